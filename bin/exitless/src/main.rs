@@ -1,0 +1,2 @@
+//! (head comment to be written)
+fn main() {}

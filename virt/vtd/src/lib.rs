@@ -1,0 +1,1 @@
+//! (head comment to be written)
