@@ -1,0 +1,58 @@
+//! The answer to every access to guest memory: `Ready`, `Pending` or `Fault`.
+//!
+//! `Ready` is [`Ok`]; the other two are [`Stop`], so that `?` carries them out of a device's code. A
+//! caller that meets `Pending` leaves its state as it was before the access, parks the queue or unit,
+//! and starts the same step again once the ticket's completion message arrives: every step that
+//! touches guest memory is written so that doing it twice is the same as doing it once.
+
+use crate::addr::{Gpa, Iova};
+
+/// What an access answers.
+pub type Access<T> = Result<T, Stop>;
+
+/// Names one awaited event: a page being brought in, a miss being answered, a mapping being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Why an access gave no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Not now: park, and begin this step again when the ticket completes.
+    Pending(Ticket),
+    /// Not at all.
+    Fault(DmaFault),
+}
+
+/// Why an access will never succeed as things stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaFault {
+    /// The IOMMU refused the access and has recorded the fault the guest will see.
+    Blocked {
+        /// First refused address.
+        iova: Iova,
+    },
+    /// The address, translated if there is an IOMMU, is not guest RAM.
+    NotRam {
+        /// First address outside RAM.
+        gpa: Gpa,
+    },
+    /// The range wraps around the address space, or is misaligned for an access that must be one load or store.
+    BadRange,
+    /// The table of leases is full: the device has more pieces in flight than its bound.
+    TooManyLeases,
+}
+
+impl From<DmaFault> for Stop {
+    fn from(fault: DmaFault) -> Self {
+        Stop::Fault(fault)
+    }
+}
+
+/// What the device does to the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Perm {
+    /// The device reads guest memory.
+    Read,
+    /// The device writes guest memory.
+    Write,
+}

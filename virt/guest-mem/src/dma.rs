@@ -1,0 +1,51 @@
+//! What a device model is given instead of memory.
+
+use crate::access::{Access, Perm};
+use crate::addr::{Hva, Iova};
+use crate::lease::LeaseId;
+use crate::window::Window;
+
+/// One device's access to guest memory: every address is an IOVA and every access is checked.
+///
+/// Copy-sized accesses ([`read`](Dma::read), [`write`](Dma::write)) finish before they return, so they
+/// need no lease: the invalidation that revokes the page is processed by the same thread, later.
+/// Whatever outlives the call (asynchronous I/O) holds a [`Lease`].
+pub trait Dma {
+    /// Copies guest memory into `buf`; a range may cross any number of mappings.
+    fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()>;
+
+    /// Copies `buf` into guest memory. On a fault or pend nothing *observable to the ring protocol* may
+    /// be assumed about which bytes were written.
+    fn write(&mut self, iova: Iova, buf: &[u8]) -> Access<()>;
+
+    /// Changes whenever a [`Window`] of this device may be stale.
+    fn generation(&self) -> u64;
+
+    /// A cached pointer to `len` bytes that lie inside one mapping (see [`Window`]).
+    /// A range crossing a mapping's end is [`DmaFault::BadRange`](crate::DmaFault::BadRange): ask page by page.
+    fn window(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Window>;
+
+    /// Brings a stale window up to date, cheaply: translates again, replaces the pointer.
+    /// After an error the window is unusable until a later refresh succeeds.
+    fn refresh(&mut self, window: &mut Window) -> Access<()>;
+
+    /// The first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)`, held until
+    /// [`release`](Dma::release). Call again from where it ends for the rest.
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease>;
+
+    /// Ends a lease: the device no longer touches those bytes.
+    fn release(&mut self, id: LeaseId);
+}
+
+/// Host memory that an asynchronous access may use until its lease is released.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a lease that is dropped without release delays the guest's unmap for ever"]
+pub struct Lease {
+    /// Hand this back to [`Dma::release`].
+    pub id: LeaseId,
+    /// First byte, in this process. Stays mapped while the device holds
+    /// [`PhysMem::keep_alive`](crate::PhysMem::keep_alive).
+    pub hva: Hva,
+    /// Length in bytes, at least 1.
+    pub len: u32,
+}

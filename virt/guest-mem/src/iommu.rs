@@ -1,0 +1,101 @@
+//! The translation seam: what a [`View`](crate::View) asks an IOMMU, and the answer of a machine without one.
+
+use crate::access::{Access, DmaFault, Perm};
+use crate::addr::{Gpa, Iova, SourceId};
+use crate::lease::{LeaseId, LeaseTable};
+use crate::phys::PhysMem;
+
+/// A translated run: `len` contiguous bytes of guest-physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where the address asked for lies.
+    pub gpa: Gpa,
+    /// Bytes from there to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), at least 1.
+    pub len: u64,
+}
+
+/// An IOMMU as its devices see it. Called on the one thread that owns both (DESIGN: one owner).
+pub trait Iommu {
+    /// Where `source`'s access to `iova` goes. Refusals are recorded by the IOMMU before it answers
+    /// [`DmaFault::Blocked`].
+    fn translate<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Access<Run>;
+
+    /// Changes whenever a translation of `source` obtained earlier may no longer hold. A pointer kept
+    /// with the value it was obtained under is usable while the value is unchanged.
+    fn generation(&self, source: SourceId) -> u64;
+
+    /// Records that an asynchronous access uses `len` bytes at `iova`, which translate to `gpa`,
+    /// until [`lease_end`](Iommu::lease_end).
+    fn lease_begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, DmaFault>;
+
+    /// Ends a lease. Ending one twice is a bug of the device model and panics.
+    fn lease_end(&mut self, id: LeaseId);
+}
+
+/// No IOMMU: an IOVA is the GPA of the same value. Leases are counted, so that a reset still drains.
+#[derive(Debug)]
+pub struct NoIommu {
+    leases: LeaseTable,
+}
+
+impl NoIommu {
+    /// A machine without an IOMMU, with room for `max_leases` asynchronous pieces in flight.
+    pub fn new(max_leases: usize) -> Self {
+        Self {
+            leases: LeaseTable::new(max_leases),
+        }
+    }
+
+    /// The leases in flight.
+    pub fn leases(&self) -> &LeaseTable {
+        &self.leases
+    }
+}
+
+impl Iommu for NoIommu {
+    fn translate<M: PhysMem>(
+        &mut self,
+        _mem: &M,
+        _source: SourceId,
+        iova: Iova,
+        _perm: Perm,
+    ) -> Access<Run> {
+        // Clipped to the 4 KiB page like a mapping: a longer run would only hide bugs that pages show.
+        Ok(Run {
+            gpa: Gpa::new(iova.raw()),
+            len: iova.left_in_page(),
+        })
+    }
+
+    fn generation(&self, _source: SourceId) -> u64 {
+        0
+    }
+
+    fn lease_begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, DmaFault> {
+        self.leases.begin(source, iova, gpa, len, perm)
+    }
+
+    fn lease_end(&mut self, id: LeaseId) {
+        self.leases.end(id);
+    }
+}

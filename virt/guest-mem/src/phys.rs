@@ -1,0 +1,41 @@
+//! Guest-physical memory, as the IOMMU and the VMM reach it. No device is given this.
+
+use crate::access::Access;
+use crate::addr::{Gpa, Hva};
+
+/// Guest-physical memory.
+///
+/// Implementations: [`GuestRam`](crate::GuestRam), and in tests a plain array and a wrapper that pends
+/// at every access. All multi-byte values are little-endian.
+///
+/// Every method answers [`DmaFault::NotRam`](crate::DmaFault::NotRam) for a range not wholly inside RAM
+/// and [`DmaFault::BadRange`](crate::DmaFault::BadRange) for a wrapping or misaligned one, with nothing written.
+pub trait PhysMem {
+    /// One aligned 8-byte load, with acquire ordering.
+    fn read_u64(&self, gpa: Gpa) -> Access<u64>;
+
+    /// A 16-byte aligned entry as two 8-byte loads, the low half first.
+    fn read_u128(&self, gpa: Gpa) -> Access<u128> {
+        let lo = self.read_u64(gpa)?;
+        let hi = self.read_u64(gpa.checked_add(8).ok_or(crate::DmaFault::BadRange)?)?;
+        Ok(u128::from(hi) << 64 | u128::from(lo))
+    }
+
+    /// One aligned 4-byte store, with release ordering: whoever sees it sees what was done before.
+    fn store_u32_release(&self, gpa: Gpa, value: u32) -> Access<()>;
+
+    /// Copies out; bytes may tear against a writing guest.
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Access<()>;
+
+    /// Copies in; bytes may tear against a reading guest.
+    fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()>;
+
+    /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM. `len` ≥ 1.
+    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva>;
+
+    /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is in use.
+    fn keep_alive(&self) -> KeepAlive;
+}
+
+/// Keeps guest memory mapped in this process while held.
+pub type KeepAlive = std::sync::Arc<dyn std::any::Any + Send + Sync>;
