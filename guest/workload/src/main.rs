@@ -1,2 +1,2 @@
-//! (head comment to be written)
+//! The program inside the test guest (subcommands follow with the library).
 fn main() {}
