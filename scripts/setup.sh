@@ -1,0 +1,51 @@
+#!/bin/sh
+# Makes a Debian 12 machine ready to build: a C linker, xz, and a Rust of at least 1.88.
+# Installs only what is missing; says what it does; asks sudo only when it must. Everything the lab
+# needs (QEMU, a guest kernel, busybox) is fetched later by `exitless lab` itself, without installing it.
+set -eu
+
+need_rust=1.88
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# True when version $1 is at least version $2.
+at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+rust_ok() {
+    have cargo && have rustc || return 1
+    at_least "$(rustc --version | awk '{ split($2, v, "-"); print v[1] }')" "$need_rust"
+}
+
+missing=
+have cc || missing="$missing gcc libc6-dev"
+have xz || missing="$missing xz-utils"
+[ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+# libc.a: the guest's test program is linked statically, so that it runs in an image with nothing else.
+[ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing="$missing libc6-dev"
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
+if ! rust_ok; then
+    missing="$missing rustc-web cargo-web rustfmt-web rust-web-clippy"
+    # The ordinary Debian packages hold the same paths and conflict with the -web ones.
+    remove=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' rustc cargo rustfmt rust-clippy \
+        2>/dev/null | awk '$1 == "ii" { printf " %s-", $2 }')
+    missing="$missing$remove"
+fi
+[ -n "$missing" ] || exit 0
+
+as_root=
+if [ "$(id -u)" != 0 ]; then
+    have sudo || {
+        echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
+        exit 1
+    }
+    as_root=sudo
+fi
+echo "setup: installing$missing"
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+# shellcheck disable=SC2086  # a list of words on purpose
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+hash -r
+rust_ok || {
+    echo "setup: still no Rust >= $need_rust on PATH; found: $(rustc --version 2>&1 || true)" >&2
+    exit 1
+}
