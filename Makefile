@@ -1,0 +1,41 @@
+# Exitless: the commands a person needs. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+EXITLESS := target/release/exitless
+REPORT := target/report
+
+.PHONY: help setup build demo test check bench-vtd soak clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:
+	@./scripts/setup.sh
+
+build: setup ## the program, in target/release
+	cargo build --release --quiet -p exitless
+
+demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
+	$(EXITLESS) demo --report $(REPORT)/demo.json
+
+test: setup ## all tests: crates natively, then whole guests in the lab
+	cargo test --release --workspace --quiet
+	$(EXITLESS) selftest
+
+check: setup ## format, lints, documentation, licences
+	cargo fmt --check
+	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
+	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
+	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
+
+bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
+	cargo bench --quiet -p vtd
+
+soak: build ## the long runs: boot matrix x20, 5-minute verified I/O, forced sleeps (resumable)
+	$(EXITLESS) selftest --soak
+
+clean: ## removes everything built or downloaded
+	rm -rf target
