@@ -1,31 +1,256 @@
-//! Leases (contract; body by the crate's author).
-use crate::access::{DmaFault, Perm};
+//! The leases of one IOMMU: which guest pages asynchronous accesses are using right now.
+//!
+//! A device begins a lease for every piece of memory that outlives the call that translated it, and
+//! ends it just before it publishes the completion. When the guest invalidates translations, the IOMMU
+//! calls [`LeaseTable::recheck`], which marks the leases whose translation changed as *stale*; the
+//! guest's wait completes when none of those is left ([`LeaseTable::stale`] is 0). Leases whose
+//! translation is unchanged delay nothing: Linux's lazy flush invalidates whole domains.
+//!
+//! Shape: a slab of slots, and a permutation of the slot numbers whose first [`len`](LeaseTable::len)
+//! entries are the live ones. Beginning takes the first free number; ending swaps the slot with the
+//! last live one. So both are O(1) without allocation, and a recheck visits live leases only. A slot
+//! number carries a 16-bit generation, so that ending a lease twice panics instead of ending another's.
+//!
+//! Thread: the VM's owner only; there is no lock and no atomic.
+
+use crate::access::{Access, DmaFault, Perm, Stop};
 use crate::addr::{Gpa, Iova, SourceId};
+
+/// Most leases a table can be made for: slot numbers have 16 bits. 65536 × 34 bytes = 2.2 MiB.
+pub const MAX_LEASES: usize = 1 << 16;
 
 /// Names one lease in flight; generation-checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub(crate) u32);
 
-/// The leases of one IOMMU unit.
+impl LeaseId {
+    #[inline]
+    fn new(slot: u16, generation: u16) -> Self {
+        Self(u32::from(generation) << 16 | u32::from(slot))
+    }
+
+    #[inline]
+    fn slot(self) -> u16 {
+        self.0 as u16
+    }
+
+    #[inline]
+    fn generation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+}
+
+/// What one lease covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseRecord {
+    /// First address, as the device named it.
+    pub iova: Iova,
+    /// Where that was translated to when the lease began.
+    pub gpa: Gpa,
+    /// Length in bytes.
+    pub len: u32,
+    /// The device.
+    pub source: SourceId,
+    /// What it does there.
+    pub perm: Perm,
+    stale: bool,
+}
+
+impl LeaseRecord {
+    /// Whether a [`recheck`](LeaseTable::recheck) found the translation changed.
+    pub fn is_stale(&self) -> bool {
+        self.stale
+    }
+}
+
 #[derive(Debug)]
-pub struct LeaseTable {}
+struct Slot {
+    /// Of the last lease that used the slot.
+    record: LeaseRecord,
+    /// Counts the leases that ended here, modulo 2^16.
+    generation: u16,
+    /// Index of this slot's number in `order`.
+    position: u16,
+}
+
+/// The leases of one IOMMU unit.
+///
+/// ```
+/// use guest_mem::{Gpa, Iova, LeaseTable, Perm, SourceId};
+/// let mut leases = LeaseTable::new(256);
+/// let disk = SourceId::new(0, 1, 0);
+/// let id = leases.begin(disk, Iova::new(0xf000), Gpa::new(0x5000), 512, Perm::Write)?;
+///
+/// // The guest unmaps the page and waits: the walk now finds nothing.
+/// leases.recheck(|lease| lease.source == disk, |_| Ok(false)).expect("no table read pends");
+/// assert_eq!(leases.stale(), 1); // the wait parks ...
+/// leases.end(id);
+/// assert_eq!(leases.stale(), 0); // ... and completes.
+/// # Ok::<(), guest_mem::DmaFault>(())
+/// ```
+#[derive(Debug)]
+pub struct LeaseTable {
+    slots: Box<[Slot]>,
+    /// A permutation of the slot numbers: `[..live]` in use, `[live..]` free.
+    order: Box<[u16]>,
+    live: usize,
+    stale: usize,
+}
 
 impl LeaseTable {
-    /// Room for `max` leases.
-    pub fn new(_max: usize) -> Self {
-        Self {}
+    /// Room for `max` leases, at most [`MAX_LEASES`] (more panics: the configuration is checked before).
+    pub fn new(max: usize) -> Self {
+        assert!(
+            max <= MAX_LEASES,
+            "a lease table holds at most {MAX_LEASES}"
+        );
+        // `max` is at most 2^16, so the last number fits 16 bits.
+        let order: Box<[u16]> = (0..max).map(|slot| slot as u16).collect();
+        let empty = LeaseRecord {
+            iova: Iova::new(0),
+            gpa: Gpa::new(0),
+            len: 0,
+            source: SourceId(0),
+            perm: Perm::Read,
+            stale: false,
+        };
+        let slots = order
+            .iter()
+            .map(|&position| Slot {
+                record: empty,
+                generation: 0,
+                position,
+            })
+            .collect();
+        Self {
+            slots,
+            order,
+            live: 0,
+            stale: 0,
+        }
     }
-    /// Begins one.
+
+    /// Begins one. [`DmaFault::TooManyLeases`] when the table is full.
+    #[inline]
     pub fn begin(
         &mut self,
-        _source: SourceId,
-        _iova: Iova,
-        _gpa: Gpa,
-        _len: u32,
-        _perm: Perm,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
     ) -> Result<LeaseId, DmaFault> {
-        Err(DmaFault::TooManyLeases)
+        let Some(&number) = self.order.get(self.live) else {
+            return Err(DmaFault::TooManyLeases);
+        };
+        let slot = &mut self.slots[usize::from(number)];
+        slot.record = LeaseRecord {
+            iova,
+            gpa,
+            len,
+            source,
+            perm,
+            stale: false,
+        };
+        self.live += 1;
+        Ok(LeaseId::new(number, slot.generation))
     }
-    /// Ends one.
-    pub fn end(&mut self, _id: LeaseId) {}
+
+    /// Ends one. Ending one twice, or one of another table, is a bug of the caller and panics.
+    #[inline]
+    pub fn end(&mut self, id: LeaseId) {
+        let number = id.slot();
+        let Some(slot) = self.slots.get_mut(usize::from(number)) else {
+            not_live(id);
+        };
+        let position = slot.position;
+        if slot.generation != id.generation() || usize::from(position) >= self.live {
+            not_live(id);
+        }
+        slot.generation = slot.generation.wrapping_add(1);
+        self.stale -= usize::from(slot.record.stale);
+        self.live -= 1;
+        // Swap with the last live number; when the two are the same slot, both lines rewrite what was there.
+        let last = self.order[self.live];
+        slot.position = self.live as u16;
+        self.slots[usize::from(last)].position = position;
+        self.order[usize::from(position)] = last;
+        self.order[self.live] = number;
+    }
+
+    /// Leases in flight.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Whether no lease is in flight.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    /// Most leases at a time.
+    pub fn max(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Leases that a recheck found changed and that have not ended.
+    #[inline]
+    pub fn stale(&self) -> usize {
+        self.stale
+    }
+
+    /// The leases in flight, in no particular order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &LeaseRecord> {
+        self.order[..self.live]
+            .iter()
+            .map(|&number| &self.slots[usize::from(number)].record)
+    }
+
+    /// The devices that hold stale leases, each once, in order of their address.
+    pub fn stale_sources(&self) -> Vec<SourceId> {
+        let stale = self.iter().filter(|record| record.stale);
+        let mut sources: Vec<SourceId> = stale.map(|record| record.source).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        sources
+    }
+
+    /// Asks `valid` of every lease in flight that `select` picks and that is not stale already, and
+    /// marks as stale those whose translation no longer holds. Once stale, always stale: a page that
+    /// was unmapped and mapped again to the same place has still been through a revocation.
+    ///
+    /// A [`Stop::Fault`] of `valid` means that the translation is gone: stale. A [`Stop::Pending`] is
+    /// handed out at once; what has been marked stays marked, and running the same recheck again when
+    /// the ticket completes gives the same result as an uninterrupted one.
+    ///
+    /// Cost: one pass over the live leases, one `valid` (a table walk) per selected one.
+    pub fn recheck(
+        &mut self,
+        select: impl Fn(&LeaseRecord) -> bool,
+        mut valid: impl FnMut(&LeaseRecord) -> Access<bool>,
+    ) -> Access<()> {
+        for &number in &self.order[..self.live] {
+            let record = &mut self.slots[usize::from(number)].record;
+            if record.stale || !select(record) {
+                continue;
+            }
+            let holds = match valid(record) {
+                Ok(holds) => holds,
+                Err(Stop::Fault(_)) => false,
+                Err(pending @ Stop::Pending(_)) => return Err(pending),
+            };
+            if !holds {
+                record.stale = true;
+                self.stale += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn not_live(id: LeaseId) -> ! {
+    panic!("{id:?} is not in flight: ended twice, or begun in another table");
 }

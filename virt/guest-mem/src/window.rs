@@ -1,15 +1,285 @@
-//! A cached pointer into guest memory (contract; body by the crate's author).
-use crate::access::Perm;
-use crate::addr::{Hva, Iova};
-use crate::phys::KeepAlive;
+//! A cached pointer into guest memory, checked by generation: how a device reads its rings.
+//!
+//! Translating an address for every look at an index would cost ten times the look itself. A device
+//! therefore keeps a [`Window`] per ring part, asks [`Window::is_current`] once per batch, and calls
+//! [`Dma::refresh`] when it is not. Between the two it accesses memory at the price of a bounds check.
+//!
+//! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale one
+//! still points to RAM of the same guest. Protection does depend on it.
+//!
+//! UNSAFETY: dereferences the cached pointer. Going through the mapping at each access would repeat a
+//! check already made and add a dependent load to every look at an index.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::access::{Access, DmaFault, Perm};
+use crate::addr::{Gpa, Hva, Iova};
+use crate::dma::Dma;
+use crate::mapping::{self, Mapping};
+use crate::phys::PhysMem;
+use crate::word::{self, Word};
 
 /// A cached translation of a few bytes inside one mapping, checked by generation.
-#[derive(Clone)]
+///
+/// Offsets are bytes from the window's start. **All accessors panic** on what only a bug of the device
+/// model can cause: an offset outside the window, a misaligned word, a store through a
+/// [`Perm::Read`] window or a load through a [`Perm::Write`] one, any access after a failed
+/// [`refresh`](Dma::refresh). A guest-chosen alignment is checked where the guest sets the address
+/// (queue enable), or by [`Window::is_aligned`].
+///
+/// Words are little-endian. Loads acquire and stores release unless the name says `relaxed`; the other
+/// side is the guest's driver, which publishes with its write barrier before an index and reads
+/// behind its read barrier after one.
+#[derive(Clone, Debug)]
 pub struct Window {
+    iova: Iova,
+    /// As asked for; the two below are it or 0, so that one comparison checks bounds, permission
+    /// and whether the last refresh succeeded.
+    len: u32,
+    readable: u32,
+    writable: u32,
+    perm: Perm,
+    /// Inside `memory`, with at least `len` bytes behind it.
+    pointer: NonNull<u8>,
+    generation: u64,
+    memory: Arc<Mapping>,
+}
+
+// SAFETY: the pointer points into memory that `memory` owns and that any thread may access
+// (`Mapping` is `Sync`); nothing else in a window is tied to a thread.
+unsafe impl Send for Window {}
+// SAFETY: shared accessors only make atomic or opaque accesses, which may run concurrently.
+unsafe impl Sync for Window {}
+
+macro_rules! word_accessors {
+    ($int:ident, $load:ident, $load_relaxed:ident, $store:ident, $store_relaxed:ident) => {
+        #[doc = concat!("One [`", stringify!($int), "`] load with acquire ordering: what the guest")]
+        /// wrote before it published this value is visible to later loads.
+        #[inline]
+        pub fn $load(&self, offset: u32) -> $int {
+            self.load(offset, Ordering::Acquire)
+        }
+
+        #[doc = concat!("One [`", stringify!($int), "`] load that orders nothing: for fields behind")]
+        /// an index already loaded with acquire.
+        #[inline]
+        pub fn $load_relaxed(&self, offset: u32) -> $int {
+            self.load(offset, Ordering::Relaxed)
+        }
+
+        #[doc = concat!("One [`", stringify!($int), "`] store with release ordering: a guest that")]
+        /// sees the value sees everything written to its memory before.
+        #[inline]
+        pub fn $store(&self, offset: u32, value: $int) {
+            self.store(offset, value, Ordering::Release)
+        }
+
+        #[doc = concat!("One [`", stringify!($int), "`] store that orders nothing: for fields that")]
+        /// an index stored later with release will publish.
+        #[inline]
+        pub fn $store_relaxed(&self, offset: u32, value: $int) {
+            self.store(offset, value, Ordering::Relaxed)
+        }
+    };
+}
+
+impl Window {
+    /// A window on `len` bytes, at least 1, at `hva`, which `gpa` translated to. `mem` must be memory
+    /// of this crate's making; of any other the answer is [`DmaFault::NotRam`].
+    pub(crate) fn new<M: PhysMem>(mem: &M, place: Place) -> Access<Self> {
+        let Place {
+            iova,
+            gpa,
+            hva,
+            len,
+            perm,
+            generation,
+        } = place;
+        let not_ram = DmaFault::NotRam { gpa };
+        let memory = mapping::mapping_of(mem.keep_alive()).ok_or(not_ram)?;
+        let pointer = memory.pointer(hva, u64::from(len)).ok_or(not_ram)?;
+        let mut window = Self {
+            iova,
+            len,
+            readable: 0,
+            writable: 0,
+            perm,
+            pointer,
+            generation,
+            memory,
+        };
+        window.open();
+        Ok(window)
+    }
+
+    /// Points the window to where its address translates now.
+    pub(crate) fn repoint<M: PhysMem>(&mut self, mem: &M, gpa: Gpa, hva: Hva) -> Access<()> {
+        let len = u64::from(self.len);
+        let pointer = match self.memory.pointer(hva, len) {
+            Some(pointer) => pointer,
+            None => {
+                let not_ram = DmaFault::NotRam { gpa };
+                let memory = mapping::mapping_of(mem.keep_alive()).ok_or(not_ram)?;
+                let pointer = memory.pointer(hva, len).ok_or(not_ram)?;
+                self.memory = memory;
+                pointer
+            }
+        };
+        self.pointer = pointer;
+        Ok(())
+    }
+
+    /// Lets accesses through, as far as the permission goes.
+    pub(crate) fn open(&mut self) {
+        self.close();
+        match self.perm {
+            Perm::Read => self.readable = self.len,
+            Perm::Write => self.writable = self.len,
+        }
+    }
+
+    /// Refuses all accesses until [`open`](Self::open).
+    pub(crate) fn close(&mut self) {
+        self.readable = 0;
+        self.writable = 0;
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.readable | self.writable != 0
+    }
+
+    pub(crate) fn set_generation(&mut self, generation: u64) {
+        self.generation = generation;
+    }
+
+    /// Where the window starts, as the device names it.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Length in bytes, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "a window is never empty")]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// What the device may do through it.
+    pub fn perm(&self) -> Perm {
+        self.perm
+    }
+
+    /// Whether offset 0 is a multiple of `align`, a power of two up to 4096.
+    pub fn is_aligned(&self, align: u64) -> bool {
+        debug_assert!(align <= crate::PAGE_SIZE);
+        self.iova.is_aligned(align)
+    }
+
+    /// Whether the pointer still holds: nothing that could have changed its translation has happened
+    /// since it was obtained. If not, [`Dma::refresh`] it before the next access.
+    #[inline]
+    pub fn is_current(&self, dma: &impl Dma) -> bool {
+        self.is_open() && self.generation == dma.generation()
+    }
+
+    word_accessors!(
+        u16,
+        load_u16,
+        load_u16_relaxed,
+        store_u16,
+        store_u16_relaxed
+    );
+    word_accessors!(
+        u32,
+        load_u32,
+        load_u32_relaxed,
+        store_u32,
+        store_u32_relaxed
+    );
+    word_accessors!(
+        u64,
+        load_u64,
+        load_u64_relaxed,
+        store_u64,
+        store_u64_relaxed
+    );
+
+    /// Copies out; bytes may tear against a writing guest, and nothing is ordered.
+    #[inline]
+    pub fn read_bytes(&self, offset: u32, buf: &mut [u8]) {
+        let pointer = self.checked(offset, buf.len(), self.readable);
+        // SAFETY: `checked` has found the range inside the window, whose memory `self` keeps mapped;
+        // nobody holds references into a `Mapping`.
+        unsafe { word::copy_out(pointer, buf) }
+    }
+
+    /// Copies in; bytes may tear against a reading guest, and nothing is ordered: publish by a store
+    /// that releases.
+    #[inline]
+    pub fn write_bytes(&self, offset: u32, buf: &[u8]) {
+        let pointer = self.checked(offset, buf.len(), self.writable);
+        // SAFETY: as in `read_bytes`; mappings are writable.
+        unsafe { word::copy_in(buf, pointer) }
+    }
+
+    #[inline]
+    fn load<T: Word>(&self, offset: u32, ordering: Ordering) -> T {
+        let pointer = self.checked_word::<T>(offset, self.readable);
+        // SAFETY: in bounds and aligned by `checked_word`, kept mapped by `self`, no references.
+        unsafe { T::load(pointer, ordering) }
+    }
+
+    #[inline]
+    fn store<T: Word>(&self, offset: u32, value: T, ordering: Ordering) {
+        let pointer = self.checked_word::<T>(offset, self.writable);
+        // SAFETY: as in `load`; mappings are writable.
+        unsafe { T::store(pointer, value, ordering) }
+    }
+
+    /// The pointer to `len` bytes at `offset`; `limit` is `self.readable` or `self.writable`.
+    #[inline]
+    fn checked(&self, offset: u32, len: usize, limit: u32) -> *mut u8 {
+        // In 64 bits the sum cannot wrap: `offset` has 32, and a slice's length 63.
+        if offset as u64 + len as u64 > u64::from(limit) {
+            self.refuse(offset, len, limit);
+        }
+        // SAFETY: `offset + len <= limit <= self.len`, and `self.len` bytes behind `pointer` lie in
+        // one allocation.
+        unsafe { self.pointer.as_ptr().add(offset as usize) }
+    }
+
+    #[inline]
+    fn checked_word<T: Word>(&self, offset: u32, limit: u32) -> *mut u8 {
+        let pointer = self.checked(offset, size_of::<T>(), limit);
+        if !pointer.addr().is_multiple_of(size_of::<T>()) {
+            self.refuse(offset, size_of::<T>(), limit);
+        }
+        pointer
+    }
+
+    #[cold]
+    fn refuse(&self, offset: u32, len: usize, limit: u32) -> ! {
+        if !self.is_open() {
+            panic!("access through a window whose last refresh failed");
+        }
+        if limit == 0 {
+            panic!("access against the permission {:?} of a window", self.perm);
+        }
+        panic!(
+            "{len} bytes at offset {offset} of a window of {} bytes at {:?}: outside or misaligned",
+            self.len, self.iova
+        );
+    }
+}
+
+/// Where and how a new [`Window`] points.
+pub(crate) struct Place {
     pub(crate) iova: Iova,
+    pub(crate) gpa: Gpa,
+    pub(crate) hva: Hva,
+    /// Bytes, at least 1.
     pub(crate) len: u32,
     pub(crate) perm: Perm,
-    pub(crate) hva: Hva,
     pub(crate) generation: u64,
-    pub(crate) keep: KeepAlive,
 }

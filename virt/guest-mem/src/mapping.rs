@@ -1,0 +1,365 @@
+//! Ownership of one run of shared memory, and bounds-checked access to it.
+//!
+//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, a register page, or, in
+//! tests, plain heap memory. It is also the only thing a [`KeepAlive`] may hold for its addresses to
+//! be dereferenced: [`Mapping::pointer`] checks a host address against the memory it owns, so the
+//! safety of [`Window`](crate::Window) rests on this module and not on the manners of whoever
+//! implements [`PhysMem`](crate::PhysMem).
+//!
+//! UNSAFETY: `mmap` and raw pointers into it. `memmap2` or `vm-memory` would bring the same obligations
+//! with references (`&[u8]`) that guest memory must not have.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::addr::{Hva, PAGE_SIZE};
+use crate::phys::KeepAlive;
+use crate::word::{self, Word};
+
+/// Mappings of at least this size start on such a boundary, so that the host can back them, and the
+/// second-level tables of the guest, with 2 MiB pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// The host refused shared memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// No memory file could be made (descriptors or kernel memory exhausted).
+    #[error("cannot create a memory file")]
+    Create(#[source] io::Error),
+    /// The memory file could not be given its size.
+    #[error("cannot size a memory file to {bytes} bytes")]
+    Resize {
+        /// Size asked for, in bytes.
+        bytes: usize,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The memory file's size could not be sealed.
+    #[error("cannot seal the size of a memory file")]
+    Seal(#[source] io::Error),
+    /// The address space or the host's commitment limit is exhausted.
+    #[error("cannot map {bytes} bytes of shared memory")]
+    Map {
+        /// Size asked for, in bytes.
+        bytes: usize,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One contiguous run of memory that others may change at any time.
+///
+/// Owner: whoever holds an `Arc`. Every access is atomic or opaque to the compiler (see `word`), so
+/// any thread may make it; which thread *should* is the device model's affair.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+#[derive(Debug)]
+enum Owner {
+    /// A memory file mapped inside a reservation of inaccessible pages, all unmapped together.
+    Memfd {
+        fd: OwnedFd,
+        reservation: NonNull<u8>,
+        reserved: usize,
+    },
+    /// Zeroed heap memory of this layout.
+    Heap(Layout),
+}
+
+// SAFETY: `base` is owned, not borrowed from a thread, and every access through a shared reference
+// is atomic or opaque to the compiler; freeing happens in `drop`, which has the only reference.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// `len` bytes, a multiple of the page size and not 0, of a new memory file, mapped shared. Its size is sealed:
+    /// no other holder of the descriptor can truncate it and turn our accesses into `SIGBUS`.
+    pub(crate) fn memfd(name: &CStr, len: usize) -> Result<Self, MapError> {
+        assert!(len != 0 && len.is_multiple_of(PAGE_SIZE as usize));
+        // SAFETY: `name` is a terminated string; the call touches nothing else of ours.
+        let fd = unsafe {
+            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        };
+        if fd < 0 {
+            return Err(MapError::Create(io::Error::last_os_error()));
+        }
+        // SAFETY: the call just made `fd`, and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let resize_error = |source| MapError::Resize { bytes: len, source };
+        let file_len = libc::off_t::try_from(len)
+            .map_err(|_| resize_error(io::Error::from_raw_os_error(libc::EFBIG)))?;
+        // SAFETY: plain system call on a descriptor we own.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), file_len) } < 0 {
+            return Err(resize_error(io::Error::last_os_error()));
+        }
+        // F_SEAL_SEAL: a later F_SEAL_WRITE by another holder would make our own remapping fail.
+        // Punching holes stays possible, which is how memory is given back to the host.
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: plain system call on a descriptor we own.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+            return Err(MapError::Seal(io::Error::last_os_error()));
+        }
+        Self::map_reserved(fd, len)
+    }
+
+    /// Maps `fd` in the middle of a reservation: at least one inaccessible page lies on either side, so
+    /// a length that a kernel interface got wrong faults instead of reaching a neighbour.
+    fn map_reserved(fd: OwnedFd, len: usize) -> Result<Self, MapError> {
+        let map_error = |source| MapError::Map { bytes: len, source };
+        let page = PAGE_SIZE as usize;
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { page };
+        let reserved = len
+            .checked_add(align + 2 * page)
+            .ok_or_else(|| map_error(io::Error::from_raw_os_error(libc::ENOMEM)))?;
+        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                reserved,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(map_error(io::Error::last_os_error()));
+        }
+        let start = start.cast::<u8>();
+        // First boundary that leaves a guard page below: at most `align + page` in, so that with
+        // `len` after it at least one page is left above.
+        let skip = page + start.wrapping_add(page).align_offset(align);
+        // SAFETY: `skip + len <= align + page + len <= reserved - page`, inside the reservation, which
+        // we own and nobody uses; replacing that part of it by the file disturbs nothing else.
+        let base = unsafe {
+            libc::mmap(
+                start.add(skip).cast(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            // SAFETY: the reservation is ours and unused.
+            unsafe { libc::munmap(start.cast(), reserved) };
+            return Err(map_error(error));
+        }
+        if align == HUGE_PAGE {
+            // Advice: a host without huge pages in shared memory refuses, and nothing is lost.
+            // SAFETY: the range is the mapping just made.
+            unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+        }
+        let nonnull = |pointer: *mut u8| NonNull::new(pointer).expect("mmap never answers page 0");
+        Ok(Self {
+            base: nonnull(base.cast()),
+            len,
+            owner: Owner::Memfd {
+                fd,
+                reservation: nonnull(start),
+                reserved,
+            },
+        })
+    }
+
+    /// `len` zeroed bytes of heap memory, at least 1, page-aligned: for tests and model checkers.
+    pub(crate) fn heap(len: usize) -> Self {
+        assert!(len != 0);
+        let layout =
+            Layout::from_size_align(len, PAGE_SIZE as usize).expect("a test's memory is small");
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else {
+            handle_alloc_error(layout)
+        };
+        // The numeric address leaves through `hva`.
+        let _ = base.as_ptr().expose_provenance();
+        Self {
+            base,
+            len,
+            owner: Owner::Heap(layout),
+        }
+    }
+
+    /// The host address of byte `offset`, at most the length.
+    #[inline]
+    pub(crate) fn hva(&self, offset: usize) -> Hva {
+        debug_assert!(offset <= self.len);
+        Hva::new((self.base.as_ptr().addr() + offset) as u64)
+    }
+
+    /// The memory file, if there is one.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        use std::os::fd::AsFd;
+        match &self.owner {
+            Owner::Memfd { fd, .. } => Some(fd.as_fd()),
+            Owner::Heap(_) => None,
+        }
+    }
+
+    /// The pointer behind a host address, if all of `[hva, hva + len)` lies in this mapping.
+    #[inline]
+    pub(crate) fn pointer(&self, hva: Hva, len: u64) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(hva.offset_from(self.hva(0))?).ok()?;
+        let len = usize::try_from(len).ok()?;
+        if offset > self.len || len > self.len - offset {
+            return None;
+        }
+        // SAFETY: `offset` is at most the length of the allocation that `base` starts.
+        Some(unsafe { self.base.add(offset) })
+    }
+
+    /// The pointer to `[offset, offset + len)`, which the caller has already found to lie inside.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "offset outside the mapping"
+        );
+        // SAFETY: checked just above to stay inside the allocation.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// [`at`](Self::at), for an access of `size` bytes that must be one instruction.
+    #[inline]
+    fn word_at(&self, offset: usize, size: usize) -> *mut u8 {
+        let pointer = self.at(offset, size);
+        assert!(pointer.addr().is_multiple_of(size), "misaligned word");
+        pointer
+    }
+
+    /// One load of a word at an aligned offset inside the mapping.
+    #[inline]
+    pub(crate) fn load<T: Word>(&self, offset: usize, ordering: Ordering) -> T {
+        let pointer = self.word_at(offset, size_of::<T>());
+        // SAFETY: `word_at` checked bounds and alignment; `self` keeps the memory mapped; nothing in
+        // the process makes references into a `Mapping`.
+        unsafe { T::load(pointer, ordering) }
+    }
+
+    /// One store of a word at an aligned offset inside the mapping.
+    #[inline]
+    pub(crate) fn store<T: Word>(&self, offset: usize, value: T, ordering: Ordering) {
+        let pointer = self.word_at(offset, size_of::<T>());
+        // SAFETY: as in `load`; mappings are writable.
+        unsafe { T::store(pointer, value, ordering) }
+    }
+
+    /// Compare-and-exchange of 4 bytes; acquire-release when it succeeds, acquire when it does not.
+    #[inline]
+    pub(crate) fn compare_exchange_u32(
+        &self,
+        offset: usize,
+        current: u32,
+        new: u32,
+    ) -> Result<u32, u32> {
+        let pointer = self.word_at(offset, 4);
+        // SAFETY: as in `load`.
+        let atomic = unsafe { AtomicU32::from_ptr(pointer.cast()) };
+        atomic
+            .compare_exchange(
+                current.to_le(),
+                new.to_le(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .map(u32::from_le)
+            .map_err(u32::from_le)
+    }
+
+    /// Compare-and-exchange of 8 bytes; acquire-release when it succeeds, acquire when it does not.
+    #[inline]
+    pub(crate) fn compare_exchange_u64(
+        &self,
+        offset: usize,
+        current: u64,
+        new: u64,
+    ) -> Result<u64, u64> {
+        let pointer = self.word_at(offset, 8);
+        // SAFETY: as in `load`.
+        let atomic = unsafe { AtomicU64::from_ptr(pointer.cast()) };
+        atomic
+            .compare_exchange(
+                current.to_le(),
+                new.to_le(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .map(u64::from_le)
+            .map_err(u64::from_le)
+    }
+
+    /// Copies bytes out; they may tear.
+    #[inline]
+    pub(crate) fn read(&self, offset: usize, buf: &mut [u8]) {
+        let pointer = self.at(offset, buf.len());
+        // SAFETY: `at` checked the bounds; `self` keeps the memory mapped; no references into it exist.
+        unsafe { word::copy_out(pointer, buf) }
+    }
+
+    /// Copies bytes in; they may tear.
+    #[inline]
+    pub(crate) fn write(&self, offset: usize, buf: &[u8]) {
+        let pointer = self.at(offset, buf.len());
+        // SAFETY: as in `read`; mappings are writable.
+        unsafe { word::copy_in(buf, pointer) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        match &self.owner {
+            Owner::Memfd {
+                reservation,
+                reserved,
+                ..
+            } => {
+                // SAFETY: the reservation holds this mapping and its guards only; `drop` has the last
+                // reference, and pointers handed out live no longer than a reference (KeepAlive).
+                unsafe { libc::munmap(reservation.as_ptr().cast(), *reserved) };
+            }
+            // SAFETY: allocated in `heap` with this layout; last reference, as above.
+            Owner::Heap(layout) => unsafe { dealloc(self.base.as_ptr(), *layout) },
+        }
+    }
+}
+
+/// The [`Mapping`] that a [`KeepAlive`] of this crate holds; `None` for somebody else's.
+pub(crate) fn mapping_of(keep: KeepAlive) -> Option<Arc<Mapping>> {
+    keep.downcast().ok()
+}
+
+/// Whether `keep` keeps all of `[hva, hva + len)` mapped: true only of memory that this crate mapped.
+///
+/// The check behind an `unsafe` use of a [`Lease`](crate::Lease) (handing its address to the kernel):
+/// [`Dma`](crate::Dma) is a safe trait, so its word alone is no safety argument; this function's is.
+///
+/// ```
+/// use guest_mem::{Gpa, GuestRam, PhysMem, keeps_mapped};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)])?;
+/// let hva = ram.host(Gpa::new(0x1000), 512).expect("inside RAM");
+/// assert!(keeps_mapped(&ram.keep_alive(), hva, 512));
+/// assert!(!keeps_mapped(&ram.keep_alive(), hva, 1 << 20));
+/// # Ok(())
+/// # }
+/// ```
+#[inline]
+pub fn keeps_mapped(keep: &KeepAlive, hva: Hva, len: u64) -> bool {
+    keep.downcast_ref::<Mapping>()
+        .is_some_and(|mapping| mapping.pointer(hva, len).is_some())
+}

@@ -1,0 +1,260 @@
+//! Guest RAM: one sealed memory file, mapped shared, behind a short list of guest-physical regions.
+//!
+//! Made by the VMM, which gives the regions' host addresses to KVM and the memory file to other
+//! processes; read by the IOMMU through [`PhysMem`]; never handed to a device. Nothing here is
+//! `unsafe`: offsets are checked against regions here and against the mapping in `mapping`.
+//!
+//! Cost of a lookup in the first region: a subtraction and two comparisons on fields of the handle
+//! itself; other regions are a linear search (machines have two or three).
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::access::{Access, DmaFault};
+use crate::addr::{Gpa, Hva, PAGE_SIZE};
+use crate::mapping::{MapError, Mapping};
+use crate::phys::{KeepAlive, PhysMem};
+
+/// Why guest RAM could not be made. The first five name a mistake in the list of regions.
+#[derive(Debug, thiserror::Error)]
+pub enum RamError {
+    /// The list of regions is empty.
+    #[error("a machine needs at least one region of RAM")]
+    NoRegions,
+    /// A region has no bytes.
+    #[error("the region at {gpa:#x} is empty")]
+    Empty {
+        /// Its start.
+        gpa: Gpa,
+    },
+    /// A region does not start and end on 4 KiB boundaries.
+    #[error("the region at {gpa:#x}, {len:#x} bytes, is not aligned to {PAGE_SIZE} bytes")]
+    Misaligned {
+        /// Its start.
+        gpa: Gpa,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// A region runs past the end of the address space, or all together past what this host can address.
+    #[error("the region at {gpa:#x}, {len:#x} bytes, does not fit the address space")]
+    TooLong {
+        /// Its start.
+        gpa: Gpa,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// A region starts below the end of the one before it: they overlap or are not sorted.
+    #[error("the region at {gpa:#x} starts below {previous_end:#x}, where the one before it ends")]
+    Overlap {
+        /// Its start.
+        gpa: Gpa,
+        /// Exclusive end of the region before.
+        previous_end: Gpa,
+    },
+    /// The host refused the memory.
+    #[error("the host has no memory for the guest")]
+    Host(#[from] MapError),
+}
+
+/// One contiguous region of guest RAM. Regions that touch in guest-physical space are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First guest-physical address.
+    pub gpa: Gpa,
+    /// Length in bytes, a multiple of 4096.
+    pub len: u64,
+    /// Where it is mapped in this process.
+    pub hva: Hva,
+    /// Where it starts in the memory file, in bytes.
+    pub fd_offset: u64,
+}
+
+impl Region {
+    /// The offset of `[gpa, gpa + len)` in the memory file, if all of it lies in this region.
+    #[inline]
+    fn offset_of(&self, gpa: Gpa, len: u64) -> Option<u64> {
+        // A `gpa` below the region wraps to an offset beyond any region's length: lengths are
+        // bounded by the host's address space.
+        let inside = gpa.raw().wrapping_sub(self.gpa.raw());
+        (inside < self.len && len <= self.len - inside).then(|| self.fd_offset + inside)
+    }
+}
+
+/// The RAM of one virtual machine. A clone is another handle to the same memory.
+///
+/// No device can be given this by mistake: device models take [`Dma`](crate::Dma), which it does not implement.
+///
+/// ```compile_fail,E0277
+/// use guest_mem::{Dma, Gpa, GuestRam};
+/// fn device(dma: &mut impl Dma) {}
+/// let mut ram = GuestRam::new(&[(Gpa::new(0), 4096)]).unwrap();
+/// device(&mut ram);
+/// ```
+///
+/// Threads: any; all accesses are atomic or tear. The IOMMU's accesses come from the VM's owner.
+#[derive(Clone, Debug)]
+pub struct GuestRam {
+    /// Copy of `regions[0]`: nearly every access falls there.
+    first: Region,
+    regions: Arc<[Region]>,
+    mapping: Arc<Mapping>,
+}
+
+impl GuestRam {
+    /// RAM at the given `(start, bytes)` regions: sorted, not overlapping, aligned to 4096. Zeroed, and
+    /// without host memory until first touched.
+    pub fn new(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
+        let (plan, bytes) = layout(regions)?;
+        let mapping = Mapping::memfd(c"guest-ram", bytes)?;
+        let regions: Arc<[Region]> = plan
+            .into_iter()
+            .map(|region| Region {
+                // Cannot wrap or overrun: offsets were summed up to `bytes`, a `usize`.
+                hva: mapping.hva(region.fd_offset as usize),
+                ..region
+            })
+            .collect();
+        Ok(Self {
+            first: regions[0],
+            regions,
+            mapping: Arc::new(mapping),
+        })
+    }
+
+    /// The regions, sorted by address: one KVM memory slot each.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The memory file behind all regions, for other processes to map. Its size is sealed.
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.mapping.fd().expect("guest RAM is a memory file")
+    }
+
+    /// Offset in the mapping of `[gpa, gpa + len)`, `len` at least 1.
+    #[inline]
+    fn offset(&self, gpa: Gpa, len: u64) -> Access<usize> {
+        match self.first.offset_of(gpa, len) {
+            Some(offset) => Ok(offset as usize),
+            None => self.offset_elsewhere(gpa, len),
+        }
+    }
+
+    #[cold]
+    fn offset_elsewhere(&self, gpa: Gpa, len: u64) -> Access<usize> {
+        if len == 0 || gpa.checked_add(len - 1).is_none() {
+            return Err(DmaFault::BadRange.into());
+        }
+        for region in self.regions.iter() {
+            if let Some(offset) = region.offset_of(gpa, len) {
+                return Ok(offset as usize);
+            }
+            if region.offset_of(gpa, 1).is_some() {
+                // Starts here and runs out: the region's end is not RAM, or it would be one region.
+                let gpa = Gpa::new(region.gpa.raw() + region.len);
+                return Err(DmaFault::NotRam { gpa }.into());
+            }
+        }
+        Err(DmaFault::NotRam { gpa }.into())
+    }
+}
+
+/// Checks the list, joins regions that touch, and assigns file offsets; answers them (host addresses
+/// still 0) and the file's size.
+fn layout(regions: &[(Gpa, u64)]) -> Result<(Vec<Region>, usize), RamError> {
+    let mut plan: Vec<Region> = Vec::new();
+    let mut previous_end = Gpa::new(0);
+    let mut bytes: u64 = 0;
+    for &(gpa, len) in regions {
+        if len == 0 {
+            return Err(RamError::Empty { gpa });
+        }
+        if !gpa.is_aligned(PAGE_SIZE) || len % PAGE_SIZE != 0 {
+            return Err(RamError::Misaligned { gpa, len });
+        }
+        if gpa < previous_end {
+            return Err(RamError::Overlap { gpa, previous_end });
+        }
+        let too_long = RamError::TooLong { gpa, len };
+        let Some(end) = gpa.checked_add(len) else {
+            return Err(too_long);
+        };
+        let total = bytes.checked_add(len);
+        // `isize::MAX` bounds every allocation in Rust and lies within `off_t`.
+        let Some(total) = total.filter(|total| isize::try_from(*total).is_ok()) else {
+            return Err(too_long);
+        };
+        match plan.last_mut() {
+            Some(last) if gpa == previous_end => last.len += len,
+            _ => plan.push(Region {
+                gpa,
+                len,
+                hva: Hva::new(0),
+                fd_offset: bytes,
+            }),
+        }
+        previous_end = end;
+        bytes = total;
+    }
+    match plan.is_empty() {
+        true => Err(RamError::NoRegions),
+        false => Ok((plan, bytes as usize)),
+    }
+}
+
+impl PhysMem for GuestRam {
+    #[inline]
+    fn read_u64(&self, gpa: Gpa) -> Access<u64> {
+        if !gpa.is_aligned(8) {
+            return Err(DmaFault::BadRange.into());
+        }
+        let offset = self.offset(gpa, 8)?;
+        // Acquire pairs with the guest's ordered store of a table entry (its write barrier before
+        // linking a table): whoever sees the link sees the entries of the table it links to.
+        Ok(self.mapping.load(offset, Ordering::Acquire))
+    }
+
+    #[inline]
+    fn store_u32_release(&self, gpa: Gpa, value: u32) -> Access<()> {
+        if !gpa.is_aligned(4) {
+            return Err(DmaFault::BadRange.into());
+        }
+        let offset = self.offset(gpa, 4)?;
+        // Release pairs with the guest's read of a status word it polls: seeing it, it sees all
+        // that was written to guest memory before.
+        self.mapping.store(offset, value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Access<()> {
+        if !buf.is_empty() {
+            let offset = self.offset(gpa, buf.len() as u64)?;
+            self.mapping.read(offset, buf);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()> {
+        if !buf.is_empty() {
+            let offset = self.offset(gpa, buf.len() as u64)?;
+            self.mapping.write(offset, buf);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+        if len == 0 {
+            return Err(DmaFault::BadRange.into());
+        }
+        let offset = self.offset(gpa, len)?;
+        Ok(self.mapping.hva(offset))
+    }
+
+    fn keep_alive(&self) -> KeepAlive {
+        self.mapping.clone()
+    }
+}

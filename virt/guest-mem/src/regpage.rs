@@ -1,0 +1,145 @@
+//! A page of device registers in memory that the guest may map, and what an engine sees of it.
+//!
+//! The engine publishes registers into a page ([`RegPage::store32`]) and, where the page is writable by
+//! the guest, picks up its stores ([`RegPage::load32`]). The other side of every ordering here is the
+//! guest's driver, running on a vCPU: its MMIO accessors order a register store after earlier stores to
+//! memory, and later loads after a register load.
+//!
+//! Offsets are register numbers, constants of a specification. One that is misaligned or outside the
+//! page is a bug of the engine and panics.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::addr::{Hva, PAGE_SIZE};
+use crate::mapping::{MapError, Mapping};
+
+/// One 4 KiB page of little-endian registers, shared with a guest.
+pub trait RegPage {
+    /// One 4-byte load with acquire ordering. Pairs with the guest's register store: what it wrote to
+    /// memory before (descriptors before a queue tail) is visible to later loads.
+    fn load32(&self, offset: u16) -> u32;
+
+    /// One 8-byte load with acquire ordering, as [`load32`](RegPage::load32).
+    fn load64(&self, offset: u16) -> u64;
+
+    /// One 4-byte store with release ordering. Pairs with the guest's register load: seeing the value,
+    /// it sees everything written to its memory before.
+    fn store32(&self, offset: u16, value: u32);
+
+    /// One 8-byte store with release ordering, as [`store32`](RegPage::store32).
+    fn store64(&self, offset: u16, value: u64);
+
+    /// Stores `new` if the register holds `current`, and answers what it held: `Ok` if it was stored.
+    /// For registers that the guest stores to as well: its store, made between our load and this, is
+    /// seen and not overwritten. Success acquires and releases; failure acquires, so that the value
+    /// found can be acted upon.
+    fn compare_exchange32(&self, offset: u16, current: u32, new: u32) -> Result<u32, u32>;
+
+    /// As [`compare_exchange32`](RegPage::compare_exchange32), for 8 bytes.
+    fn compare_exchange64(&self, offset: u16, current: u64, new: u64) -> Result<u64, u64>;
+}
+
+macro_rules! page {
+    ($name:ident) => {
+        impl RegPage for $name {
+            #[inline]
+            fn load32(&self, offset: u16) -> u32 {
+                self.page.load(usize::from(offset), Ordering::Acquire)
+            }
+
+            #[inline]
+            fn load64(&self, offset: u16) -> u64 {
+                self.page.load(usize::from(offset), Ordering::Acquire)
+            }
+
+            #[inline]
+            fn store32(&self, offset: u16, value: u32) {
+                self.page
+                    .store(usize::from(offset), value, Ordering::Release);
+            }
+
+            #[inline]
+            fn store64(&self, offset: u16, value: u64) {
+                self.page
+                    .store(usize::from(offset), value, Ordering::Release);
+            }
+
+            #[inline]
+            fn compare_exchange32(&self, offset: u16, current: u32, new: u32) -> Result<u32, u32> {
+                self.page
+                    .compare_exchange_u32(usize::from(offset), current, new)
+            }
+
+            #[inline]
+            fn compare_exchange64(&self, offset: u16, current: u64, new: u64) -> Result<u64, u64> {
+                self.page
+                    .compare_exchange_u64(usize::from(offset), current, new)
+            }
+        }
+    };
+}
+
+/// A register page in a memory file of its own, ready to become a KVM memory slot. A clone is another
+/// handle to the same page.
+///
+/// ```
+/// use guest_mem::{RegPage, RegisterPage};
+/// # fn main() -> Result<(), guest_mem::MapError> {
+/// let page = RegisterPage::new()?;
+/// page.store32(0x1c, 0x8000_0000);
+/// assert_eq!(page.compare_exchange32(0x1c, 0x8000_0000, 0), Ok(0x8000_0000));
+/// assert_eq!(page.load64(0x18), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RegisterPage {
+    page: Arc<Mapping>,
+}
+page!(RegisterPage);
+
+impl RegisterPage {
+    /// A zeroed page.
+    pub fn new() -> Result<Self, MapError> {
+        let page = Mapping::memfd(c"register-page", PAGE_SIZE as usize)?;
+        Ok(Self {
+            page: Arc::new(page),
+        })
+    }
+
+    /// Where the page is mapped in this process, for a memory slot and for arming. Stays mapped while a
+    /// handle to the page exists.
+    pub fn hva(&self) -> Hva {
+        self.page.hva(0)
+    }
+
+    /// The memory file behind the page.
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.page.fd().expect("a register page is a memory file")
+    }
+}
+
+/// A register page in plain memory, for tests and model checkers: same accesses, no system call. A
+/// clone is another handle to the same page, so that a test can play the guest.
+#[derive(Clone, Debug)]
+pub struct ArrayPage {
+    page: Arc<Mapping>,
+}
+page!(ArrayPage);
+
+impl ArrayPage {
+    /// A zeroed page.
+    pub fn new() -> Self {
+        Self {
+            page: Arc::new(Mapping::heap(PAGE_SIZE as usize)),
+        }
+    }
+}
+
+impl Default for ArrayPage {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,150 @@
+//! A device's view of guest memory: every address translated, every access permission-checked.
+//!
+//! The VM's owner makes a [`View`] for the time of one call into a device's poller, from the IOMMU and
+//! the memory that it owns, and the device's own requester id. The view keeps no state of its own.
+//!
+//! Cost: [`lease`](Dma::lease) is the path of every I/O request and is inlined as a whole into the
+//! device: the IOMMU's lookup, a region lookup and a slab insertion.
+
+use crate::access::{Access, DmaFault, Perm};
+use crate::addr::{Iova, SourceId};
+use crate::dma::{Dma, Lease};
+use crate::iommu::Iommu;
+use crate::lease::LeaseId;
+use crate::phys::PhysMem;
+use crate::window::{Place, Window};
+
+/// One device's permission-checked, IOMMU-aware door to guest memory.
+#[derive(Debug)]
+pub struct View<'a, I: Iommu, M: PhysMem> {
+    iommu: &'a mut I,
+    mem: &'a M,
+    source: SourceId,
+}
+
+impl<'a, I: Iommu, M: PhysMem> View<'a, I, M> {
+    /// The view of device `source`, through `iommu`, of `mem`.
+    #[inline]
+    pub fn new(iommu: &'a mut I, mem: &'a M, source: SourceId) -> Self {
+        Self { iommu, mem, source }
+    }
+
+    /// Splits `[iova, iova + len)` into translated pieces and gives each to `each`, with its range in
+    /// the buffer.
+    #[inline]
+    fn for_each_piece(
+        &mut self,
+        iova: Iova,
+        len: usize,
+        perm: Perm,
+        mut each: impl FnMut(&M, crate::Gpa, std::ops::Range<usize>) -> Access<()>,
+    ) -> Access<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        check_range(iova, len as u64)?;
+        let mut done = 0;
+        while done < len {
+            // Inside the range that was checked not to wrap.
+            let at = Iova::new(iova.raw() + done as u64);
+            let run = self.iommu.translate(self.mem, self.source, at, perm)?;
+            assert!(run.len != 0, "an IOMMU answered an empty run");
+            let left = (len - done) as u64;
+            let piece = run.len.min(left) as usize;
+            each(self.mem, run.gpa, done..done + piece)?;
+            done += piece;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses empty ranges and those that wrap around the end of the space.
+#[inline]
+fn check_range(iova: Iova, len: u64) -> Access<()> {
+    if len == 0 || iova.checked_add(len - 1).is_none() {
+        return Err(DmaFault::BadRange.into());
+    }
+    Ok(())
+}
+
+impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
+    #[inline]
+    fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()> {
+        self.for_each_piece(iova, buf.len(), Perm::Read, |mem, gpa, piece| {
+            mem.read(gpa, &mut buf[piece])
+        })
+    }
+
+    #[inline]
+    fn write(&mut self, iova: Iova, buf: &[u8]) -> Access<()> {
+        self.for_each_piece(iova, buf.len(), Perm::Write, |mem, gpa, piece| {
+            mem.write(gpa, &buf[piece])
+        })
+    }
+
+    #[inline]
+    fn generation(&self) -> u64 {
+        self.iommu.generation(self.source)
+    }
+
+    fn window(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Window> {
+        check_range(iova, u64::from(len))?;
+        // Taken before the walk: should anything change under it, the window is stale from birth.
+        let generation = self.generation();
+        let run = self.iommu.translate(self.mem, self.source, iova, perm)?;
+        if run.len < u64::from(len) {
+            return Err(DmaFault::BadRange.into());
+        }
+        let hva = self.mem.host(run.gpa, u64::from(len))?;
+        Window::new(
+            self.mem,
+            Place {
+                iova,
+                gpa: run.gpa,
+                hva,
+                len,
+                perm,
+                generation,
+            },
+        )
+    }
+
+    fn refresh(&mut self, window: &mut Window) -> Access<()> {
+        if window.is_current(self) {
+            return Ok(());
+        }
+        // Closed until everything below has succeeded, so that no error leaves a revoked pointer usable.
+        window.close();
+        let generation = self.generation();
+        let (iova, len) = (window.iova(), u64::from(window.len()));
+        let run = self
+            .iommu
+            .translate(self.mem, self.source, iova, window.perm())?;
+        if run.len < len {
+            return Err(DmaFault::BadRange.into());
+        }
+        let hva = self.mem.host(run.gpa, len)?;
+        window.repoint(self.mem, run.gpa, hva)?;
+        window.set_generation(generation);
+        window.open();
+        Ok(())
+    }
+
+    #[inline]
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease> {
+        check_range(iova, u64::from(len))?;
+        let run = self.iommu.translate(self.mem, self.source, iova, perm)?;
+        // At most `len`, so it fits.
+        let len = run.len.min(u64::from(len)) as u32;
+        let hva = self.mem.host(run.gpa, u64::from(len))?;
+        let id = self
+            .iommu
+            .lease_begin(self.source, iova, run.gpa, len, perm)?;
+        Ok(Lease { id, hva, len })
+    }
+
+    #[inline]
+    fn release(&mut self, id: LeaseId) {
+        self.iommu.lease_end(id);
+    }
+}
