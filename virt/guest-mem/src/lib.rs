@@ -1,7 +1,61 @@
 //! The one door to guest pages: address types, guest RAM, and the per-device, permission-checked,
 //! IOMMU-aware view through which every device model reaches memory.
 //!
-//! (Head comment: see ARCHITECTURE.md; extended by the crate's author.)
+//! **How an access flows.** A device names an [`Iova`] to its [`Dma`]. The [`View`] behind it asks the
+//! [`Iommu`] where that goes ([`Gpa`], and how far the mapping reaches), then [`PhysMem`] for the host
+//! memory there ([`Hva`]). What comes back depends on how long the access lasts:
+//!
+//! | The device wants to | asks for | and later |
+//! |---|---|---|
+//! | copy a few bytes now | [`Dma::read`], [`Dma::write`] | nothing: done when they return |
+//! | look at an index again and again | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
+//! | let the kernel do I/O there | [`Dma::lease`] | [`Dma::release`], before it publishes completion |
+//!
+//! Every access answers data, [`Stop::Pending`] or [`Stop::Fault`]. An invalidation that revokes a
+//! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation.
+//!
+//! **Who calls, on which thread.** The VM's owner, one thread, has the IOMMU, the devices and the memory,
+//! and lends a device its view for one call. So nothing here locks. Memory itself is raced by the guest at
+//! any time: words are accessed by single atomic loads and stores, bytes by copies that may tear, and
+//! no reference into guest memory ever exists (modules `word` and `mapping` argue this).
+//!
+//! **What a device cannot do:** reach RAM without translation. [`GuestRam`] does not implement [`Dma`], and
+//! device code is written against nothing else.
+//!
+//! **Cost.** Translate-and-lease is inlined into the device: beside the IOMMU's own lookup, a region
+//! compare and a slab insertion. A word through a window is a compare and a load.
+//!
+//! **Left out:** which pages are resident (a swapper's [`PhysMem`] will pend), dirty tracking, page tables
+//! (those belong to the IOMMU crates), KVM. Host and guest are little-endian here, as x86 and 64-bit Arm are.
+//!
+//! ```
+//! use guest_mem::{Dma, Gpa, GuestRam, Iova, NoIommu, Perm, PhysMem, SourceId, View};
+//!
+//! // A device: increments a byte wherever the guest asks.
+//! fn device(dma: &mut impl Dma, at: Iova) -> guest_mem::Access<()> {
+//!     let mut byte = [0];
+//!     dma.read(at, &mut byte)?;
+//!     dma.write(at, &[byte[0].wrapping_add(1)])
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The VMM: 16 MiB at 0, and no IOMMU.
+//! let ram = GuestRam::new(&[(Gpa::new(0), 16 << 20)])?;
+//! let mut iommu = NoIommu::new(64);
+//! let mut view = View::new(&mut iommu, &ram, SourceId::new(0, 1, 0));
+//! device(&mut view, Iova::new(0x1234)).expect("inside RAM");
+//! assert!(device(&mut view, Iova::new(16 << 20)).is_err());
+//!
+//! // The same byte leased, as for asynchronous I/O, and seen by the VMM's own door.
+//! let lease = view.lease(Iova::new(0x1234), 1, Perm::Read).expect("inside RAM");
+//! assert!(guest_mem::keeps_mapped(&ram.keep_alive(), lease.hva, 1));
+//! view.release(lease.id);
+//! let mut byte = [0];
+//! ram.read(Gpa::new(0x1234), &mut byte).expect("inside RAM");
+//! assert_eq!(byte, [1]);
+//! # Ok(())
+//! # }
+//! ```
 
 mod access;
 mod addr;
@@ -12,6 +66,8 @@ mod mapping;
 mod phys;
 mod ram;
 mod regpage;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod test_utils;
 mod view;
 mod window;
 mod word;

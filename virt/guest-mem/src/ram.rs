@@ -106,20 +106,30 @@ impl GuestRam {
     /// without host memory until first touched.
     pub fn new(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
-        let mapping = Mapping::memfd(c"guest-ram", bytes)?;
+        Ok(Self::over(plan, Mapping::memfd(c"guest-ram", bytes)?))
+    }
+
+    /// The same in heap memory, without a memory file.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
+        let (plan, bytes) = layout(regions)?;
+        Ok(Self::over(plan, Mapping::heap(bytes)))
+    }
+
+    fn over(plan: Vec<Region>, mapping: Mapping) -> Self {
         let regions: Arc<[Region]> = plan
             .into_iter()
             .map(|region| Region {
-                // Cannot wrap or overrun: offsets were summed up to `bytes`, a `usize`.
+                // Inside the mapping: `layout` summed the offsets up to its size, a `usize`.
                 hva: mapping.hva(region.fd_offset as usize),
                 ..region
             })
             .collect();
-        Ok(Self {
+        Self {
             first: regions[0],
             regions,
             mapping: Arc::new(mapping),
-        })
+        }
     }
 
     /// The regions, sorted by address: one KVM memory slot each.
