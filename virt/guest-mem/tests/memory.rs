@@ -1,0 +1,195 @@
+//! Guest RAM: its list of regions, its bounds, and its copies, against a flat array of bytes.
+
+use guest_mem::test_utils::ArrayMem;
+use guest_mem::{DmaFault, Gpa, GuestRam, Hva, PhysMem, RamError, Stop, keeps_mapped};
+use proptest::prelude::*;
+
+const KIB: u64 = 1 << 10;
+
+fn ram(regions: &[(u64, u64)]) -> Result<GuestRam, RamError> {
+    let regions: Vec<(Gpa, u64)> = regions.iter().map(|&(g, l)| (Gpa::new(g), l)).collect();
+    GuestRam::new(&regions)
+}
+
+#[test]
+fn wrong_region_lists_name_the_field() {
+    assert!(matches!(ram(&[]), Err(RamError::NoRegions)));
+    assert!(matches!(ram(&[(0x1000, 0)]), Err(RamError::Empty { gpa }) if gpa.raw() == 0x1000));
+    assert!(matches!(
+        ram(&[(0x10, 4096)]),
+        Err(RamError::Misaligned { .. })
+    ));
+    assert!(matches!(
+        ram(&[(0, 4097)]),
+        Err(RamError::Misaligned { len: 4097, .. })
+    ));
+    assert!(matches!(
+        ram(&[(u64::MAX - 4095, 8192)]),
+        Err(RamError::TooLong { .. })
+    ));
+    assert!(matches!(
+        ram(&[(0, 1 << 63)]),
+        Err(RamError::TooLong { .. })
+    ));
+    assert!(matches!(
+        ram(&[(0, 8192), (4096, 4096)]),
+        Err(RamError::Overlap { gpa, previous_end }) if gpa.raw() == 4096 && previous_end.raw() == 8192
+    ));
+    assert!(matches!(
+        ram(&[(8192, 4096), (0, 4096)]),
+        Err(RamError::Overlap { .. })
+    ));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no memory files there")]
+fn absurd_size_is_an_error_of_the_host() {
+    let answer = ram(&[(0, 1 << 60)]);
+    assert!(matches!(answer, Err(RamError::Host(_))), "{answer:?}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no memory files there")]
+fn touching_regions_become_one_and_holes_stay() {
+    let ram = ram(&[(0, 64 * KIB), (64 * KIB, 64 * KIB), (1 << 32, 64 * KIB)]).unwrap();
+    let [low, high] = ram.regions() else {
+        panic!("two regions expected: {:?}", ram.regions());
+    };
+    assert_eq!((low.gpa.raw(), low.len, low.fd_offset), (0, 128 * KIB, 0));
+    assert_eq!((high.gpa.raw(), high.fd_offset), (1 << 32, 128 * KIB));
+    assert_eq!(high.hva.offset_from(low.hva), Some(128 * KIB));
+    let hole = Gpa::new(128 * KIB);
+    assert_eq!(
+        ram.write(Gpa::new(128 * KIB - 4), &[1; 8]),
+        Err(DmaFault::NotRam { gpa: hole }.into())
+    );
+    assert_eq!(
+        ram.read_u64(Gpa::new(128 * KIB - 8)),
+        Ok(0),
+        "nothing written"
+    );
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no memory files there")]
+fn memory_file_holds_the_regions_and_its_size_is_sealed() {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    let ram = ram(&[(0, 64 * KIB), (1 << 32, 64 * KIB)]).unwrap();
+    ram.write(Gpa::new((1 << 32) + 5), b"guest").unwrap();
+    let file = File::from(ram.memfd().try_clone_to_owned().unwrap());
+    let mut bytes = [0; 5];
+    file.read_exact_at(&mut bytes, 64 * KIB + 5).unwrap();
+    assert_eq!(&bytes, b"guest");
+    assert!(
+        file.set_len(4096).is_err(),
+        "shrinking would make accesses SIGBUS"
+    );
+    assert!(file.set_len(1 << 20).is_err());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no memory files there")]
+fn large_ram_starts_on_a_huge_page_boundary() {
+    let ram = ram(&[(0, 8 << 20)]).unwrap();
+    assert!(ram.regions()[0].hva.is_aligned(2 << 20));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no memory files there")]
+fn clones_share_memory_and_keep_it_mapped() {
+    let first = ram(&[(0, 64 * KIB)]).unwrap();
+    let second = first.clone();
+    first.store_u32_release(Gpa::new(4), 7).unwrap();
+    let keep = first.keep_alive();
+    let hva = first.host(Gpa::new(0), 64 * KIB).unwrap();
+    drop(first);
+    assert_eq!(second.read_u64(Gpa::new(0)), Ok(7 << 32));
+    drop(second);
+    assert!(keeps_mapped(&keep, hva, 64 * KIB));
+    assert!(!keeps_mapped(&keep, hva, 64 * KIB + 1));
+    assert!(!keeps_mapped(&keep, Hva::new(hva.raw() - 1), 1));
+    assert!(!keeps_mapped(&keep, Hva::new(u64::MAX), u64::MAX));
+}
+
+#[test]
+fn foreign_keep_alive_keeps_nothing_mapped() {
+    let keep: guest_mem::KeepAlive = std::sync::Arc::new(0u64);
+    assert!(!keeps_mapped(&keep, Hva::new(4096), 1));
+}
+
+#[test]
+fn misaligned_and_wrapping_words_are_bad_ranges() {
+    let bad = Stop::Fault(DmaFault::BadRange);
+    let mem = ArrayMem::new(4096);
+    assert_eq!(mem.read_u64(Gpa::new(4)), Err(bad));
+    assert_eq!(mem.store_u32_release(Gpa::new(2), 1), Err(bad));
+    assert_eq!(mem.read(Gpa::new(u64::MAX), &mut [0; 2]), Err(bad));
+    assert_eq!(mem.host(Gpa::new(0), 0), Err(bad));
+    assert_eq!(mem.host(Gpa::new(2), u64::MAX), Err(bad));
+    assert_eq!(mem.read(Gpa::new(u64::MAX), &mut []), Ok(()));
+}
+
+#[test]
+fn u128_is_low_half_first() {
+    let mem = ArrayMem::new(4096);
+    mem.put_u64(Gpa::new(16), 1);
+    mem.put_u64(Gpa::new(24), 2);
+    assert_eq!(mem.read_u128(Gpa::new(16)), Ok(2 << 64 | 1));
+    assert!(mem.read_u128(Gpa::new(4096 - 8)).is_err());
+}
+
+/// Two regions with a hole between them; small, so that random ranges hit every boundary.
+const REGIONS: [(u64, u64); 2] = [(4096, 8192), (20480, 4096)];
+const TOP: usize = 28672;
+
+fn first_outside(start: u64, len: u64) -> Option<u64> {
+    (start..start + len).find(|byte| !REGIONS.iter().any(|r| (r.0..r.0 + r.1).contains(byte)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 3 } else { 256 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Every copy lands where it should or is refused whole, naming the first byte outside; lengths
+    /// cross the threshold of the string copy at every alignment.
+    #[test]
+    fn copies_agree_with_a_flat_array(
+        copies in prop::collection::vec((0..TOP as u64 - 600, 0..600usize, any::<u8>()), 1..20),
+    ) {
+        let mem = ArrayMem::with_regions(&REGIONS.map(|(gpa, len)| (Gpa::new(gpa), len)));
+        let mut model = vec![0u8; TOP];
+        for (start, len, seed) in copies {
+            let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
+            let want = match first_outside(start, len as u64) {
+                Some(gpa) => Err(Stop::Fault(DmaFault::NotRam { gpa: Gpa::new(gpa) })),
+                None => Ok(()),
+            };
+            prop_assert_eq!(mem.write(Gpa::new(start), &data), want);
+            prop_assert_eq!(mem.host(Gpa::new(start), len.max(1) as u64).is_ok(),
+                first_outside(start, len.max(1) as u64).is_none());
+            if want.is_ok() {
+                model[start as usize..start as usize + len].copy_from_slice(&data);
+            }
+        }
+        for (gpa, len) in REGIONS {
+            let mut got = vec![0; len as usize];
+            mem.read(Gpa::new(gpa), &mut got).unwrap();
+            prop_assert!(got == model[gpa as usize..(gpa + len) as usize]);
+        }
+    }
+
+    /// Reading at every offset and length gives the same bytes as one large read.
+    #[test]
+    fn reads_agree_at_any_alignment(start in 0..64u64, len in 0..600usize) {
+        let mem = ArrayMem::new(4096);
+        let bytes: Vec<u8> = (0..4096u32).map(|i| (i * 7 / 3) as u8).collect();
+        mem.put(Gpa::new(0), &bytes);
+        let mut got = vec![0xee; len];
+        mem.read(Gpa::new(start), &mut got).unwrap();
+        prop_assert!(got == bytes[start as usize..start as usize + len]);
+    }
+}
