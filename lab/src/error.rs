@@ -1,0 +1,73 @@
+//! What can go wrong with a lab, by who has to act.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A failure of the lab itself; a program that fails inside is an [`Output`](crate::Output) instead.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A Debian package could not be fetched or unpacked; `hint` says what to do.
+    #[error("cannot get {what} from Debian packages: {reason}; {hint}")]
+    Package {
+        /// The package or packages wanted.
+        what: String,
+        /// What failed, with the tool's own last words.
+        reason: String,
+        /// What the user can do about it.
+        hint: String,
+    },
+    /// The workspace's own guest programs could not be built.
+    #[error("cannot build {what} for the lab: {reason}")]
+    Build {
+        /// The crate.
+        what: &'static str,
+        /// The build tool's last words.
+        reason: String,
+    },
+    /// A file or process of this host failed.
+    #[error("{action} {}", path.display())]
+    Host {
+        /// What was attempted ("read", "write", "start").
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// An argument makes no sense; nothing was started.
+    #[error("{0}")]
+    Config(String),
+    /// The emulated host stopped: a panic, a kill, or QEMU refusing to start.
+    #[error("the emulated host stopped while {during}; the end of its console:\n{console}")]
+    Died {
+        /// What the caller was waiting for.
+        during: String,
+        /// The last lines of console and emulator output.
+        console: String,
+    },
+    /// The emulated host or a program in it took too long.
+    #[error("no end of {during} after {seconds} s; the end of the lab's console:\n{console}")]
+    Timeout {
+        /// What the caller was waiting for.
+        during: String,
+        /// The limit, seconds.
+        seconds: u64,
+        /// The last lines of console and emulator output.
+        console: String,
+    },
+    /// The agent inside refused a request (no such file, no such program).
+    #[error("in the lab: {0}")]
+    Inside(String),
+}
+
+impl LabError {
+    /// Makes a mapper from an I/O error: `fs::read(p).map_err(LabError::host("read", p))`.
+    pub(crate) fn host(action: &'static str, path: impl AsRef<Path>) -> impl Fn(io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::Host {
+            action,
+            path: path.clone(),
+            source,
+        }
+    }
+}

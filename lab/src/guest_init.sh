@@ -1,0 +1,32 @@
+#!/bin/busybox sh
+# PID 1 of the test guest; its options are described in guest_image.rs.
+export PATH=/bin:/sbin HOME=/root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tmpfs tmpfs /tmp
+while read -r module; do
+    insmod "/modules/$module.ko" || echo "exitless-guest: module $module failed"
+done < /modules/order
+
+option() { sed -n "s/^\(.* \)\?exitless\.$1=\([^ ]*\).*/\2/p" /proc/cmdline; }
+script=$(sed -n 's/^\(.* \)\?exitless\.run="\([^"]*\)".*/\2/p' /proc/cmdline)
+# The kernel prints `"exitless.run=…"` for an option quoted as a whole.
+[ -n "$script" ] || script=$(sed -n 's/^\(.* \)\?"exitless\.run=\([^"]*\)".*/\2/p' /proc/cmdline)
+[ -n "$script" ] || script=$(option run64 | base64 -d)
+[ -n "$script" ] || script=$(option run)
+
+cd /root
+if [ -n "$script" ]; then
+    sh -c "$script"
+    echo "exitless-guest: status=$?"
+else
+    echo "exitless-guest: $(uname -r), $(nproc) CPU; 'exit' or 'poweroff -f' ends the machine"
+    setsid cttyhack sh
+fi
+sync
+case $(option end) in
+    reboot) reboot -f ;;
+    halt) halt -f ;;
+    *) poweroff -f ;;
+esac

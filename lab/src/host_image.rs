@@ -1,0 +1,171 @@
+//! The initramfs of the emulated host (L1): what `exitless` needs to run guests on `kvm-amd`.
+//!
+//! | path inside | what |
+//! |---|---|
+//! | `/bin/exitless` | the program under test, with the libraries it links to |
+//! | `/boot/vmlinuz`, `/boot/vmlinux` | the guest's kernel, as bzImage and as ELF (PVH) |
+//! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
+//! | `/bin/workload` | the guest's program, for the other end of its conversations |
+//! | `/root` | where programs start |
+//! | `/etc/exitless-lab` | exists: this machine is the lab |
+//!
+//! `/init` loads the modules, mounts proc, sysfs, devtmpfs, devpts, tracefs and debugfs, and runs the
+//! agent. A program that ends the agent ends the machine.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cpio::Archive;
+use crate::guest_image::{add_program, base};
+use crate::packages::Packages;
+use crate::{LabConfig, LabError, build, guest_image};
+
+/// KVM, TAP, the control channel, and what assigns devices; those built in are skipped.
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_console",
+    "virtio_blk",
+    "irqbypass",
+    "kvm",
+    "kvm_amd",
+    "tun",
+    "vfio",
+    "vfio_iommu_type1",
+    "vfio_pci",
+];
+
+const INIT: &str = include_str!("host_init.sh");
+
+/// Builds the image for this configuration.
+///
+/// # Errors
+/// A program that cannot be built, a file that cannot be read, a library that is missing.
+pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
+    let mut archive = Archive::new();
+    base(&mut archive, packages, MODULES)?;
+    archive.file("init", 0o755, INIT);
+    archive.file("etc/exitless-lab", 0o644, packages.kernel_release());
+    add_program(&mut archive, "bin/lab-agent", &build::agent()?)?;
+    add_program(&mut archive, "bin/workload", &build::workload()?)?;
+    for (at, file) in [
+        ("boot/vmlinuz", packages.vmlinuz()),
+        ("boot/vmlinux", packages.vmlinux()),
+    ] {
+        let data = fs::read(&file).map_err(LabError::host("read", &file))?;
+        archive.file(at, 0o644, data);
+    }
+    archive.file(
+        "boot/guest.img",
+        0o644,
+        guest_image::build(packages)?.to_bytes(),
+    );
+    if let Some(exitless) = &config.exitless {
+        with_libraries(&mut archive, "bin/exitless", exitless)?;
+    }
+    for (host, inside) in &config.files {
+        if is_elf(host) {
+            with_libraries(&mut archive, inside, host)?;
+        } else {
+            let data = fs::read(host).map_err(LabError::host("read", host))?;
+            archive.file(inside, 0o644, data);
+        }
+    }
+    Ok(archive)
+}
+
+fn is_elf(file: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = fs::File::open(file).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
+}
+
+/// Adds a program without its debugging sections, and the libraries `ldd` names.
+fn with_libraries(archive: &mut Archive, at: &str, program: &Path) -> Result<(), LabError> {
+    archive.file(at, 0o755, stripped(program)?);
+    let out = Command::new("ldd")
+        .arg(program)
+        .output()
+        .map_err(LabError::host("run ldd on", program))?;
+    for library in parse_ldd(&String::from_utf8_lossy(&out.stdout))
+        .map_err(|missing| LabError::Config(format!("{} lacks {missing}", program.display())))?
+    {
+        let inside = library.to_string_lossy().into_owned();
+        if !archive.contains(&inside) {
+            add_program(archive, &inside, &library)?;
+        }
+    }
+    Ok(())
+}
+
+/// Debugging information is most of a Rust program's size, and every byte is copied by an emulated
+/// processor. Symbols stay, for backtraces. Without the tool the file is taken as it is.
+fn stripped(program: &Path) -> Result<Vec<u8>, LabError> {
+    let read = |file: &Path| fs::read(file).map_err(LabError::host("read", file));
+    let copy = std::env::temp_dir().join(format!("exitless-strip-{}", std::process::id()));
+    let status = Command::new("objcopy")
+        .arg("--strip-debug")
+        .arg(program)
+        .arg(&copy)
+        .status();
+    let data = match status {
+        Ok(status) if status.success() => read(&copy),
+        _ => read(program),
+    };
+    // It may not exist.
+    let _ = fs::remove_file(&copy);
+    data
+}
+
+/// The files in `ldd`'s answer; the name of a library that was not found as error.
+fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>, String> {
+    let mut files = BTreeSet::new();
+    for line in text.lines().map(str::trim) {
+        let (name, target) = line.split_once(" => ").unwrap_or((line, line));
+        if target.starts_with("not found") {
+            return Err(name.to_owned());
+        }
+        // "linux-vdso.so.1 (0x…)" has no file; "statically linked" neither.
+        if let Some(file) = target
+            .split(" (")
+            .next()
+            .filter(|file| file.starts_with('/'))
+        {
+            files.insert(PathBuf::from(file));
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ldd_output_gives_files_and_the_loader() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+                    \tlibgcc_s.so.1 => /lib/x86_64-linux-gnu/libgcc_s.so.1 (0x00007f)\n\
+                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let files = parse_ldd(text).unwrap();
+        let names: Vec<_> = files.iter().map(|f| f.to_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "/lib/x86_64-linux-gnu/libc.so.6",
+                "/lib/x86_64-linux-gnu/libgcc_s.so.1",
+                "/lib64/ld-linux-x86-64.so.2"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_static_program_has_none_and_a_missing_one_is_named() {
+        assert!(parse_ldd("\tstatically linked\n").unwrap().is_empty());
+        assert_eq!(
+            parse_ldd("\tlibx.so.1 => not found\n").unwrap_err(),
+            "libx.so.1"
+        );
+    }
+}

@@ -1,0 +1,20 @@
+#!/bin/busybox sh
+# PID 1 of the lab's emulated host; see host_image.rs.
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin HOME=/root TERM=linux
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mount -t debugfs debugfs /sys/kernel/debug
+mount -t tracefs tracefs /sys/kernel/tracing
+while read -r module; do
+    insmod "/modules/$module.ko" || echo "lab: module $module failed"
+done < /modules/order
+ip link set lo up
+hostname lab
+cd /root
+lab-agent
+poweroff -f

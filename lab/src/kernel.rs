@@ -1,0 +1,273 @@
+//! What the lab needs to know about a packaged Linux kernel: the ELF inside a bzImage, and which
+//! modules must be loaded before which.
+//!
+//! Sources: the kernel's `Documentation/arch/x86/boot.rst` (setup header: `setup_sects` at 0x1f1,
+//! `HdrS` at 0x202, `payload_offset` and `payload_length` at 0x248 and 0x24c, protocol ≥ 2.08);
+//! `.modinfo` of a module carries `depends=a,b`. Left out: `modules.dep`, which only exists after
+//! an installation.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use crate::LabError;
+
+mod lz4;
+
+/// The uncompressed kernel (ELF) inside a bzImage.
+///
+/// # Errors
+/// [`LabError::Config`] when the image is no bzImage or compressed by something unknown; the
+/// decompressor's failure otherwise.
+pub fn extract_vmlinux(image: &[u8]) -> Result<Vec<u8>, LabError> {
+    let payload = bzimage_payload(image)
+        .ok_or_else(|| LabError::Config("the kernel is no bzImage with a payload".into()))?;
+    // The kernel appends the unpacked size to the compressed data.
+    let compressed = &payload[..payload.len() - 4];
+    let data = match compressed {
+        [0x02, 0x21, 0x4c, 0x18, blocks @ ..] => lz4::unpack_legacy(blocks)
+            .ok_or_else(|| LabError::Config("the kernel's LZ4 data is damaged".into()))?,
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => {
+            filter("xz", &["-dc", "--single-stream"], compressed)?
+        }
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => filter("zstd", &["-dcq"], compressed)?,
+        [0x1f, 0x8b, ..] => filter("gzip", &["-dcq"], compressed)?,
+        _ => {
+            return Err(LabError::Config(
+                "the kernel's compression is unknown".into(),
+            ));
+        }
+    };
+    if !data.starts_with(b"\x7fELF") {
+        return Err(LabError::Config(
+            "the kernel's payload is no ELF file".into(),
+        ));
+    }
+    Ok(data)
+}
+
+fn bzimage_payload(image: &[u8]) -> Option<&[u8]> {
+    if image.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let word = |at: usize| {
+        let bytes: [u8; 4] = image.get(at..at + 4)?.try_into().ok()?;
+        usize::try_from(u32::from_le_bytes(bytes)).ok()
+    };
+    // 0 sectors means 4, for history's sake; one more is the boot sector.
+    let sectors = match *image.get(0x1f1)? {
+        0 => 4,
+        n => usize::from(n),
+    };
+    let start = (sectors + 1).checked_mul(512)?.checked_add(word(0x248)?)?;
+    let end = start.checked_add(word(0x24c)?)?;
+    image.get(start..end).filter(|payload| payload.len() > 16)
+}
+
+/// Runs `tool` over `input`.
+fn filter(tool: &'static str, args: &[&str], input: &[u8]) -> Result<Vec<u8>, LabError> {
+    let failed = LabError::host("run", tool);
+    let mut child = Command::new(tool)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(&failed)?;
+    let mut stdin = child.stdin.take().expect("stdin was piped");
+    let out = thread::scope(|scope| {
+        // The tool may stop reading early; its exit status tells.
+        scope.spawn(move || stdin.write_all(input));
+        child.wait_with_output()
+    })
+    .map_err(&failed)?;
+    if !out.status.success() {
+        return Err(LabError::Config(format!(
+            "{tool} could not unpack its input: {}",
+            out.status
+        )));
+    }
+    Ok(out.stdout)
+}
+
+/// The modules of one kernel, by name.
+#[derive(Debug)]
+pub struct Modules {
+    paths: HashMap<String, PathBuf>,
+}
+
+/// One module, ready for `insmod`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Name with underscores, as in `/proc/modules`.
+    pub name: String,
+    /// The uncompressed file.
+    pub data: Vec<u8>,
+}
+
+impl Modules {
+    /// Lists the modules below `dir` (`/lib/modules/RELEASE`).
+    ///
+    /// # Errors
+    /// A directory that cannot be read.
+    pub fn below(dir: &Path) -> Result<Self, LabError> {
+        let mut paths = HashMap::new();
+        let mut pending = vec![dir.to_path_buf()];
+        while let Some(dir) = pending.pop() {
+            for entry in fs::read_dir(&dir)
+                .map_err(LabError::host("read", &dir))?
+                .flatten()
+            {
+                let path = entry.path();
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    pending.push(path);
+                } else if let Some(name) = path.file_name().and_then(module_name) {
+                    paths.insert(name, path);
+                }
+            }
+        }
+        Ok(Self { paths })
+    }
+
+    /// `wanted` and everything they depend on, each after its dependencies. Names the kernel has
+    /// built in (no such file) are left out: [`Modules::has`] tells.
+    ///
+    /// # Errors
+    /// A module that cannot be read or unpacked.
+    pub fn in_load_order(&self, wanted: &[&str]) -> Result<Vec<Module>, LabError> {
+        let mut order = Vec::new();
+        for name in wanted {
+            self.visit(&name.replace('-', "_"), &mut Vec::new(), &mut order)?;
+        }
+        Ok(order)
+    }
+
+    /// True when the kernel has this module as a file.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.paths.contains_key(&name.replace('-', "_"))
+    }
+
+    fn visit(
+        &self,
+        name: &str,
+        above: &mut Vec<String>,
+        order: &mut Vec<Module>,
+    ) -> Result<(), LabError> {
+        let Some(path) = self.paths.get(name) else {
+            return Ok(());
+        };
+        if order.iter().any(|module| module.name == name) || above.iter().any(|n| n == name) {
+            return Ok(());
+        }
+        let raw = fs::read(path).map_err(LabError::host("read", path))?;
+        let data = match path.extension().and_then(|e| e.to_str()) {
+            Some("xz") => filter("xz", &["-dc"], &raw)?,
+            Some("zst") => filter("zstd", &["-dcq"], &raw)?,
+            Some("gz") => filter("gzip", &["-dc"], &raw)?,
+            _ => raw,
+        };
+        above.push(name.to_owned());
+        for dependency in depends(&data) {
+            self.visit(&dependency, above, order)?;
+        }
+        above.pop();
+        order.push(Module {
+            name: name.to_owned(),
+            data,
+        });
+        Ok(())
+    }
+}
+
+/// `virtio-rng.ko.xz` → `virtio_rng`.
+fn module_name(file: &std::ffi::OsStr) -> Option<String> {
+    let (stem, rest) = file.to_str()?.split_once(".ko")?;
+    matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| stem.replace('-', "_"))
+}
+
+/// The names after `depends=` in a module's `.modinfo`.
+fn depends(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {
+        return Vec::new();
+    };
+    let value = module[at + KEY.len()..]
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
+    let text = String::from_utf8_lossy(value);
+    text.split(',')
+        .filter(|n| !n.is_empty())
+        .map(|n| n.replace('-', "_"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depends_are_found_in_modinfo() {
+        assert_eq!(
+            depends(b"\x7fELF..\0depends=virtio,virtio-ring\0x"),
+            ["virtio", "virtio_ring"]
+        );
+        assert!(depends(b"..\0depends=\0name=x\0").is_empty());
+        assert!(depends(b"nothing").is_empty());
+    }
+
+    #[test]
+    fn module_names_lose_suffix_and_hyphens() {
+        let name = |file: &str| module_name(std::ffi::OsStr::new(file));
+        assert_eq!(name("kvm-amd.ko").as_deref(), Some("kvm_amd"));
+        assert_eq!(name("tun.ko.xz").as_deref(), Some("tun"));
+        assert_eq!(name("modules.builtin"), None);
+        assert_eq!(name("a.korn"), None);
+    }
+
+    #[test]
+    fn dependencies_come_first_and_once_even_in_a_cycle() {
+        let dir = std::env::temp_dir().join(format!("lab-modules-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for (name, text) in [
+            ("virtio_blk", "\0depends=virtio,virtio_ring\0"),
+            ("virtio", "\0depends=virtio_ring\0"),
+            ("virtio_ring", "\0depends=\0"),
+            ("odd-a", "\0depends=odd-b\0"),
+            ("odd-b", "\0depends=odd-a\0"),
+        ] {
+            fs::write(dir.join(format!("{name}.ko")), text).unwrap();
+        }
+        let modules = Modules::below(&dir).unwrap();
+        let order = modules
+            .in_load_order(&["virtio-blk", "virtio", "odd-a", "builtin"])
+            .unwrap();
+        let names: Vec<_> = order.iter().map(|m| m.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["virtio_ring", "virtio", "virtio_blk", "odd_b", "odd_a"]
+        );
+        assert!(modules.has("odd-a") && !modules.has("builtin"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn payload_bounds_come_from_the_header_and_are_checked() {
+        let mut image = vec![0; 0x2000];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x1f1] = 1;
+        image[0x248..0x24c].copy_from_slice(&0x10_u32.to_le_bytes());
+        image[0x24c..0x250].copy_from_slice(&0x20_u32.to_le_bytes());
+        image[1024 + 0x10] = 0xab;
+        let payload = bzimage_payload(&image).unwrap();
+        assert_eq!((payload.len(), payload[0]), (0x20, 0xab));
+        image[0x24c..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(bzimage_payload(&image), None);
+        assert_eq!(bzimage_payload(b"short"), None);
+        assert!(extract_vmlinux(&[0; 4096]).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! What a lab consists of, and the QEMU command line that follows from it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::LabError;
+use crate::agent::PORT;
+
+/// What a lab consists of.
+#[derive(Debug, Clone)]
+pub struct LabConfig {
+    /// Memory of the emulated host, MiB, 512 to 65,536.
+    pub memory_mib: u32,
+    /// Its processors, 1 to 16. With three or more the last is kept free of other work, for a
+    /// sidecore, and the last two take no timer ticks while they run a single thread.
+    pub cpus: u32,
+    /// The `exitless` program to run inside; none if only other programs are of interest.
+    pub exitless: Option<PathBuf>,
+    /// More files to include: path here, path inside. Programs bring the libraries they link to.
+    pub files: Vec<(PathBuf, String)>,
+    /// More arguments for QEMU (devices to assign, for example).
+    pub qemu_args: Vec<String>,
+    /// More options for the emulated host's kernel command line.
+    pub kernel_options: String,
+    /// How long the start may take before it is given up.
+    pub start_limit: Duration,
+    /// Show the emulated host's console on standard error.
+    pub verbose: bool,
+}
+
+impl Default for LabConfig {
+    fn default() -> Self {
+        Self {
+            memory_mib: 2048,
+            cpus: 3,
+            exitless: None,
+            files: Vec::new(),
+            qemu_args: Vec::new(),
+            kernel_options: String::new(),
+            start_limit: Duration::from_secs(90),
+            verbose: false,
+        }
+    }
+}
+
+impl LabConfig {
+    /// Sets the `exitless` program to run inside.
+    #[must_use]
+    pub fn with_exitless(mut self, program: impl Into<PathBuf>) -> Self {
+        self.exitless = Some(program.into());
+        self
+    }
+
+    /// Includes a file or program.
+    #[must_use]
+    pub fn with_file(mut self, host: impl Into<PathBuf>, inside: impl Into<String>) -> Self {
+        self.files.push((host.into(), inside.into()));
+        self
+    }
+
+    /// Checks what a user may have got wrong.
+    pub(crate) fn check(&self) -> Result<(), LabError> {
+        if !(512..=65_536).contains(&self.memory_mib) {
+            let given = self.memory_mib;
+            return Err(LabError::Config(format!(
+                "memory of {given} MiB is outside 512 to 65536"
+            )));
+        }
+        if !(1..=16).contains(&self.cpus) {
+            return Err(LabError::Config(format!(
+                "{} CPUs are outside 1 to 16",
+                self.cpus
+            )));
+        }
+        for path in self
+            .files
+            .iter()
+            .map(|(host, _)| host)
+            .chain(&self.exitless)
+        {
+            if !path.is_file() {
+                return Err(LabError::Config(format!(
+                    "no such file: {}",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel command line of the emulated host.
+    pub(crate) fn command_line(&self) -> String {
+        // quiet: the console is a serial line, and slow. tsc=reliable: all emulated processors read
+        // one clock; without it the kernel falls back to a slow one and keeps every tick.
+        // nowatchdog: an emulated processor may be off its host for seconds.
+        let mut line = String::from(
+            "console=ttyS0 quiet panic=-1 oops=panic mitigations=off tsc=reliable nowatchdog \
+             rcupdate.rcu_cpu_stall_suppress=1",
+        );
+        if self.cpus >= 3 {
+            let last = self.cpus - 1;
+            let tickless = format!("{}-{last}", last - 1);
+            line.push_str(&format!(
+                " isolcpus={last} nohz_full={tickless} rcu_nocbs={tickless}"
+            ));
+        }
+        if !self.kernel_options.is_empty() {
+            line.push(' ');
+            line.push_str(&self.kernel_options);
+        }
+        line
+    }
+
+    /// QEMU's arguments; `scratch` holds the initramfs and the two sockets.
+    pub(crate) fn qemu_args(&self, kernel: &Path, scratch: &Scratch) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        let mut add = |items: &[&str]| args.extend(items.iter().map(OsString::from));
+        // AMD's virtualization with nested paging is part of `max`; Intel's cannot be emulated.
+        add(&[
+            "-machine",
+            "q35",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max",
+        ]);
+        add(&[
+            "-smp",
+            &self.cpus.to_string(),
+            "-m",
+            &self.memory_mib.to_string(),
+        ]);
+        add(&[
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ]);
+        add(&["-serial", "stdio", "-device", "virtio-serial-pci"]);
+        add(&[
+            "-device",
+            &format!("virtserialport,chardev=control,name={PORT}"),
+        ]);
+        add(&["-device", "virtconsole,chardev=tty"]);
+        add(&["-append", &self.command_line()]);
+        for (id, path) in [("control", scratch.control()), ("tty", scratch.tty())] {
+            args.push("-chardev".into());
+            args.push(format!("socket,id={id},path={}", path.display()).into());
+        }
+        args.extend([
+            "-kernel".into(),
+            kernel.into(),
+            "-initrd".into(),
+            scratch.initrd().into(),
+        ]);
+        args.extend(self.qemu_args.iter().map(OsString::from));
+        args
+    }
+}
+
+/// The files QEMU needs while it starts.
+#[derive(Debug)]
+pub(crate) struct Scratch(pub(crate) PathBuf);
+
+impl Scratch {
+    pub(crate) fn initrd(&self) -> PathBuf {
+        self.0.join("host.img")
+    }
+    pub(crate) fn control(&self) -> PathBuf {
+        self.0.join("control")
+    }
+    pub(crate) fn tty(&self) -> PathBuf {
+        self.0.join("tty")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Only wasted space if it stays.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_processor_is_kept_free_from_three_on() {
+        let line = |cpus| {
+            LabConfig {
+                cpus,
+                ..LabConfig::default()
+            }
+            .command_line()
+        };
+        assert!(line(3).contains(" isolcpus=2 nohz_full=1-2 rcu_nocbs=1-2"));
+        assert!(line(4).contains(" isolcpus=3 nohz_full=2-3 "));
+        assert!(!line(2).contains("isolcpus"));
+    }
+
+    #[test]
+    fn absurd_sizes_and_missing_files_are_refused() {
+        let config = LabConfig::default();
+        assert!(config.check().is_ok());
+        assert!(
+            LabConfig {
+                memory_mib: 64,
+                ..config.clone()
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            LabConfig {
+                cpus: 0,
+                ..config.clone()
+            }
+            .check()
+            .is_err()
+        );
+        let error = config
+            .with_exitless("/no/such/program")
+            .check()
+            .unwrap_err();
+        assert_eq!(error.to_string(), "no such file: /no/such/program");
+    }
+}

@@ -1,0 +1,480 @@
+//! A running lab: starts QEMU, runs programs inside, moves files, notices its death.
+//!
+//! Threads: one reads frames and routes them by request number; one reads QEMU's standard output
+//! (the emulated host's console), one its standard error; both feed [`Tail`]. All of [`Lab`]'s methods
+//! take `&self`, so several threads may run programs in one lab at the same time.
+//!
+//! QEMU never outlives this process: a small shell between us holds the other end of a pipe and
+//! kills QEMU when that pipe closes, however we ended.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::packages::Packages;
+use crate::protocol::{Frame, MAX_PAYLOAD, Message};
+use crate::qemu::Scratch;
+use crate::{LabConfig, LabError, host_image};
+
+mod command;
+mod tail;
+
+pub use command::{LabCommand, Output, Running, Stream};
+use tail::Tail;
+
+/// Runs QEMU ("$@") and kills it as soon as descriptor 3, our pipe, closes.
+const KEEPER: &str = r#"exec 3<&0 </dev/null
+"$@" & qemu=$!
+( read -r _ <&3; kill -9 $qemu ) >/dev/null 2>&1 & watch=$!
+exec 3<&-
+wait $qemu; status=$?
+kill $watch 2>/dev/null
+exit $status"#;
+
+/// Programs end within this, unless [`LabCommand::timeout`] says otherwise.
+pub(crate) const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long a file may take between two frames.
+const FILE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A running emulated host.
+#[derive(Debug)]
+pub struct Lab {
+    shared: Arc<Shared>,
+    /// Stopped by closing its standard input.
+    keeper: Child,
+    tty: Option<UnixStream>,
+    start_up: Duration,
+    boot: Duration,
+}
+
+/// What the threads share. Lock order: none is held while another is taken.
+#[derive(Debug)]
+struct Shared {
+    wire: Mutex<UnixStream>,
+    /// Where answers go, by request number; `None` once the lab is dead.
+    routes: Mutex<Option<HashMap<u32, Sender<Message>>>>,
+    console: Arc<Tail>,
+    next_id: AtomicU32,
+}
+
+/// One request's answers.
+#[derive(Debug)]
+struct Route {
+    id: u32,
+    answers: Receiver<Message>,
+}
+
+impl Lab {
+    /// Starts an emulated host and waits until it takes commands. A first start fetches Debian
+    /// packages (a minute or so); lines about that go to standard error.
+    ///
+    /// # Errors
+    /// [`LabError::Config`], [`LabError::Package`] and [`LabError::Build`] before anything started;
+    /// [`LabError::Died`] or [`LabError::Timeout`] with the console's last lines afterwards.
+    pub fn start(config: &LabConfig) -> Result<Self, LabError> {
+        config.check()?;
+        let begin = Instant::now();
+        let packages = Packages::get(&|line| eprintln!("lab: {line}"))?;
+        let image = host_image::build(&packages, config)?;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let boot = Instant::now();
+            match Self::boot(config, &packages, &image) {
+                // QEMU 7.2 was once seen to make the kernel panic while it started: try again.
+                Err(LabError::Died { console, .. })
+                    if attempts == 1 && console.contains("panic") =>
+                {
+                    eprintln!("lab: the emulated host panicked at boot; starting it once more");
+                }
+                Err(error) => return Err(error),
+                Ok(mut lab) => {
+                    lab.boot = boot.elapsed();
+                    lab.start_up = begin.elapsed();
+                    return Ok(lab);
+                }
+            }
+        }
+    }
+
+    fn boot(
+        config: &LabConfig,
+        packages: &Packages,
+        image: &crate::cpio::Archive,
+    ) -> Result<Self, LabError> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Short, because a socket's path has at most 107 bytes.
+        let dir =
+            std::env::temp_dir().join(format!("exitless-lab-{}-{number}", std::process::id()));
+        fs::create_dir(&dir).map_err(LabError::host("create", &dir))?;
+        let scratch = Scratch(dir);
+        let initrd = scratch.initrd();
+        File::create(&initrd)
+            .map(io::BufWriter::new)
+            .and_then(|mut out| image.write(&mut out).and_then(|()| out.flush()))
+            .map_err(LabError::host("write", &initrd))?;
+        let listen = |path: PathBuf| {
+            UnixListener::bind(&path)
+                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+                .map_err(LabError::host("listen on", path))
+        };
+        let (control, tty) = (listen(scratch.control())?, listen(scratch.tty())?);
+
+        let (program, args, environment) = packages.qemu();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", KEEPER, "sh"]).arg(&program).args(args);
+        command
+            .args(config.qemu_args(&packages.vmlinux(), &scratch))
+            .envs(environment);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut keeper = command.spawn().map_err(LabError::host("start", &program))?;
+        let console = Arc::new(Tail::new(config.verbose));
+        console.follow(keeper.stdout.take().expect("stdout was piped"));
+        console.follow(keeper.stderr.take().expect("stderr was piped"));
+
+        let mut start = Start {
+            keeper,
+            console,
+            deadline: Instant::now() + config.start_limit,
+        };
+        let connected = start
+            .accept(&control)
+            .and_then(|c| start.accept(&tty).map(|t| (c, t)));
+        let (wire, tty) = match connected {
+            Ok(streams) => streams,
+            Err(error) => return Err(start.abandon(error)),
+        };
+        let shared = Arc::new(Shared {
+            wire: Mutex::new(wire),
+            routes: Mutex::new(Some(HashMap::new())),
+            console: start.console,
+            next_id: AtomicU32::new(1),
+        });
+        let hello = shared.route_as(0)?;
+        shared.clone().read_frames()?;
+        let (start_up, boot) = (Duration::ZERO, Duration::ZERO);
+        let lab = Self {
+            shared,
+            keeper: start.keeper,
+            tty: Some(tty),
+            start_up,
+            boot,
+        };
+        let left = start.deadline.saturating_duration_since(Instant::now());
+        lab.shared.answer(&hello, left, "it starts")?;
+        Ok(lab)
+    }
+
+    /// Time the whole start took, images included.
+    #[must_use]
+    pub fn start_up(&self) -> Duration {
+        self.start_up
+    }
+
+    /// Time from QEMU's start to the agent's greeting.
+    #[must_use]
+    pub fn boot_time(&self) -> Duration {
+        self.boot
+    }
+
+    /// Runs `exitless ARGS` inside, for at most 300 s.
+    ///
+    /// # Errors
+    /// See [`LabCommand::output`].
+    pub fn run<I, S>(&self, args: I) -> Result<Output, LabError>
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<String>,
+    {
+        self.exec("/bin/exitless", args)
+    }
+
+    /// Runs a program inside, for at most 300 s.
+    ///
+    /// # Errors
+    /// See [`LabCommand::output`].
+    pub fn exec<I, S>(&self, program: &str, args: I) -> Result<Output, LabError>
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<String>,
+    {
+        self.command(program).args(args).output()
+    }
+
+    /// Prepares a program to run inside, with environment, input, limit or live output.
+    #[must_use]
+    pub fn command<'a>(&'a self, program: &str) -> LabCommand<'a> {
+        LabCommand::new(self, program)
+    }
+
+    /// The lab's interactive terminal, for a command started with [`LabCommand::on_terminal`]; given
+    /// out once.
+    pub fn take_terminal(&mut self) -> Option<UnixStream> {
+        self.tty.take()
+    }
+
+    /// The last lines of the emulated host's console.
+    #[must_use]
+    pub fn console(&self) -> String {
+        self.shared.console.text()
+    }
+
+    /// Copies a file of this machine into the lab, with its permissions.
+    ///
+    /// # Errors
+    /// A file that cannot be read here or written there; a dead lab.
+    pub fn push(&self, host: impl AsRef<Path>, inside: &str) -> Result<(), LabError> {
+        let host = host.as_ref();
+        let mut file = File::open(host).map_err(LabError::host("open", host))?;
+        let mode = file
+            .metadata()
+            .map_err(LabError::host("read", host))?
+            .permissions()
+            .mode();
+        self.push_from(&mut file, inside, mode & 0o777)
+            .map_err(|error| match error {
+                PushError::Read(source) => LabError::Host {
+                    action: "read",
+                    path: host.to_path_buf(),
+                    source,
+                },
+                PushError::Lab(error) => error,
+            })
+    }
+
+    /// Writes these bytes to a file in the lab.
+    ///
+    /// # Errors
+    /// A path that cannot be written; a dead lab.
+    pub fn push_bytes(&self, data: &[u8], inside: &str, mode: u32) -> Result<(), LabError> {
+        self.push_from(&mut &*data, inside, mode)
+            .map_err(|error| match error {
+                PushError::Read(source) => unreachable!("reading memory failed: {source}"),
+                PushError::Lab(error) => error,
+            })
+    }
+
+    fn push_from(&self, data: &mut impl Read, inside: &str, mode: u32) -> Result<(), PushError> {
+        let route = self.shared.route()?;
+        let path = inside.to_owned();
+        self.shared.send(route.id, Message::Push { path, mode })?;
+        let mut buffer = vec![0; MAX_PAYLOAD];
+        loop {
+            let count = data.read(&mut buffer).map_err(PushError::Read)?;
+            self.shared
+                .send(route.id, Message::Data(buffer[..count].to_vec()))?;
+            if count == 0 {
+                break;
+            }
+        }
+        self.shared.answer(&route, FILE_LIMIT, "a file is copied")?;
+        Ok(())
+    }
+
+    /// Copies a file of the lab to this machine.
+    ///
+    /// # Errors
+    /// A file that does not exist there or cannot be written here; a dead lab.
+    pub fn pull(&self, inside: &str, host: impl AsRef<Path>) -> Result<(), LabError> {
+        let host = host.as_ref();
+        let data = self.pull_bytes(inside)?;
+        fs::write(host, data).map_err(LabError::host("write", host))
+    }
+
+    /// The contents of a file of the lab.
+    ///
+    /// # Errors
+    /// A file that does not exist or cannot be read; a dead lab.
+    pub fn pull_bytes(&self, inside: &str) -> Result<Vec<u8>, LabError> {
+        let route = self.shared.route()?;
+        self.shared
+            .send(route.id, Message::Pull(inside.to_owned()))?;
+        let mut contents = Vec::new();
+        loop {
+            match self.shared.answer(&route, FILE_LIMIT, "a file is copied")? {
+                Message::Data(data) if data.is_empty() => return Ok(contents),
+                Message::Data(data) => contents.extend_from_slice(&data),
+                other => return Err(LabError::Inside(format!("unexpected answer {other:?}"))),
+            }
+        }
+    }
+
+    /// Powers the emulated host off and waits for its end.
+    ///
+    /// # Errors
+    /// [`LabError::Timeout`] when it did not end within 10 s and had to be killed.
+    pub fn shutdown(mut self) -> Result<(), LabError> {
+        // A lab that died already needs no message.
+        let _ = self.shared.send(0, Message::Shutdown);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline {
+            if !matches!(self.keeper.try_wait(), Ok(None)) {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Err(self.shared.timeout("its shutdown", Duration::from_secs(10)))
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Closing the pipe kills QEMU; waiting leaves no zombie.
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+/// A QEMU that has not connected yet.
+struct Start {
+    keeper: Child,
+    console: Arc<Tail>,
+    deadline: Instant,
+}
+
+impl Start {
+    /// Waits for QEMU to connect; it may also end, or hang.
+    fn accept(&mut self, listener: &UnixListener) -> Result<UnixStream, LabError> {
+        let during = || "it starts".to_owned();
+        let here = LabError::host("accept from", "QEMU");
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false).map_err(here)?;
+                    return Ok(stream);
+                }
+                Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(here(e)),
+                Err(_) => {}
+            }
+            if !matches!(self.keeper.try_wait(), Ok(None)) {
+                self.console.wait_for_end(Duration::from_secs(1));
+                return Err(LabError::Died {
+                    during: during(),
+                    console: self.console.text(),
+                });
+            }
+            if Instant::now() > self.deadline {
+                let console = self.console.text();
+                return Err(LabError::Timeout {
+                    during: during(),
+                    seconds: 0,
+                    console,
+                });
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn abandon(mut self, error: LabError) -> LabError {
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+        error
+    }
+}
+
+enum PushError {
+    Read(io::Error),
+    Lab(LabError),
+}
+
+impl From<LabError> for PushError {
+    fn from(error: LabError) -> Self {
+        Self::Lab(error)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves its value whole, even if it panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn route(&self) -> Result<Route, LabError> {
+        self.route_as(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn route_as(&self, id: u32) -> Result<Route, LabError> {
+        let (sender, answers) = mpsc::channel();
+        match locked(&self.routes).as_mut() {
+            Some(routes) => routes.insert(id, sender),
+            None => return Err(self.died("it was idle")),
+        };
+        Ok(Route { id, answers })
+    }
+
+    fn send(&self, id: u32, message: Message) -> Result<(), LabError> {
+        let sent = Frame::new(id, message).write(&mut *locked(&self.wire));
+        sent.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => LabError::Config(format!("request too long: {error}")),
+            _ => self.died("a request was sent"),
+        })
+    }
+
+    /// The next answer of a route; a refusal is an error.
+    fn answer(&self, route: &Route, limit: Duration, during: &str) -> Result<Message, LabError> {
+        match route.answers.recv_timeout(limit) {
+            Ok(Message::Refused(reason)) => Err(LabError::Inside(reason)),
+            Ok(message) => Ok(message),
+            Err(RecvTimeoutError::Timeout) => Err(self.timeout(during, limit)),
+            Err(RecvTimeoutError::Disconnected) => Err(self.died(during)),
+        }
+    }
+
+    fn died(&self, during: &str) -> LabError {
+        // The console's last words may still be on their way.
+        self.console.wait_for_end(Duration::from_secs(2));
+        LabError::Died {
+            during: during.to_owned(),
+            console: self.console.text(),
+        }
+    }
+
+    fn timeout(&self, during: &str, limit: Duration) -> LabError {
+        let (during, console) = (during.to_owned(), self.console.text());
+        LabError::Timeout {
+            during,
+            seconds: limit.as_secs(),
+            console,
+        }
+    }
+
+    /// Starts the thread that routes answers until the lab ends.
+    fn read_frames(self: Arc<Self>) -> Result<(), LabError> {
+        let here = LabError::host("read from", "QEMU");
+        let mut wire = locked(&self.wire).try_clone().map_err(&here)?;
+        let reader = thread::Builder::new().name("lab-frames".into());
+        reader
+            .spawn(move || {
+                while let Ok(Some(Frame { id, message })) = Frame::read(&mut wire) {
+                    let mut routes = locked(&self.routes);
+                    let Some(routes) = routes.as_mut() else { break };
+                    let last = matches!(message, Message::Exit(_) | Message::Done);
+                    // A requester that gave up does not want its answers.
+                    let lost = routes
+                        .get(&id)
+                        .is_some_and(|route| route.send(message).is_err());
+                    if last || lost {
+                        routes.remove(&id);
+                    }
+                }
+                // Dropping the senders tells every waiter.
+                *locked(&self.routes) = None;
+            })
+            .map_err(here)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+//! A program inside the lab: prepared, running, ended.
+
+use std::time::{Duration, Instant};
+
+use super::{DEFAULT_LIMIT, Lab, Route};
+use crate::LabError;
+use crate::protocol::{MAX_PAYLOAD, Message, Spawn};
+
+const SIGKILL: i32 = 9;
+
+/// Bytes of a program's own output quoted in an error about it.
+const QUOTED: usize = 2000;
+
+/// Which of its two outputs a program wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// How a program inside ended, and what it wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Output {
+    /// Exit status; 128 + n when signal n ended it.
+    pub status: u8,
+    /// All of standard output.
+    pub stdout: Vec<u8>,
+    /// All of standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Output {
+    /// True for status 0.
+    #[must_use]
+    pub fn success(&self) -> bool {
+        self.status == 0
+    }
+
+    /// Standard output as text; what is not UTF-8 is replaced.
+    #[must_use]
+    pub fn stdout_text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// Standard error as text; what is not UTF-8 is replaced.
+    #[must_use]
+    pub fn stderr_text(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+
+    fn add(&mut self, stream: Stream, data: &[u8]) {
+        match stream {
+            Stream::Stdout => self.stdout.extend_from_slice(data),
+            Stream::Stderr => self.stderr.extend_from_slice(data),
+        }
+    }
+}
+
+/// A program to be run inside.
+#[derive(Debug, Clone)]
+pub struct LabCommand<'a> {
+    lab: &'a Lab,
+    spawn: Spawn,
+    stdin: Option<Vec<u8>>,
+    limit: Duration,
+}
+
+impl<'a> LabCommand<'a> {
+    pub(super) fn new(lab: &'a Lab, program: &str) -> Self {
+        let spawn = Spawn {
+            argv: vec![program.to_owned()],
+            ..Spawn::default()
+        };
+        Self {
+            lab,
+            spawn,
+            stdin: None,
+            limit: DEFAULT_LIMIT,
+        }
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<I, S>(mut self, args: I) -> Self
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<String>,
+    {
+        self.spawn.argv.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.spawn.env.push(format!("{name}={value}"));
+        self
+    }
+
+    /// Sets the working directory (default `/root`).
+    #[must_use]
+    pub fn current_dir(mut self, dir: &str) -> Self {
+        dir.clone_into(&mut self.spawn.cwd);
+        self
+    }
+
+    /// Gives the program this standard input, and then its end (default: its end at once).
+    #[must_use]
+    pub fn stdin(mut self, data: impl Into<Vec<u8>>) -> Self {
+        self.stdin = Some(data.into());
+        self
+    }
+
+    /// Limits its time (default 300 s); then it is killed.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Connects the program to the lab's terminal ([`Lab::take_terminal`]) instead of to
+    /// [`Output`].
+    #[must_use]
+    pub fn on_terminal(mut self) -> Self {
+        self.spawn.tty = true;
+        self
+    }
+
+    /// Runs the program to its end.
+    ///
+    /// # Errors
+    /// [`LabError::Inside`] if it could not be started; [`LabError::Timeout`] if it did not end in
+    /// time; [`LabError::Died`] if the emulated host stopped meanwhile. A status other than 0 is no
+    /// error.
+    pub fn output(self) -> Result<Output, LabError> {
+        self.stream(|_, _| {})
+    }
+
+    /// Runs the program to its end and hands its output over as it appears.
+    ///
+    /// # Errors
+    /// As [`LabCommand::output`].
+    pub fn stream(mut self, on_output: impl FnMut(Stream, &[u8])) -> Result<Output, LabError> {
+        let input = self.stdin.take().unwrap_or_default();
+        let limit = self.limit;
+        let running = self.spawn()?;
+        running.write_stdin(&input)?;
+        running.close_stdin()?;
+        running.wait(limit, on_output)
+    }
+
+    /// Starts the program and returns at once; its standard input stays open.
+    ///
+    /// # Errors
+    /// [`LabError::Died`]. A program that cannot be started is reported by [`Running::wait`].
+    pub fn spawn(self) -> Result<Running<'a>, LabError> {
+        let route = self.lab.shared.route()?;
+        let name = self.spawn.argv.join(" ");
+        self.lab.shared.send(route.id, Message::Spawn(self.spawn))?;
+        Ok(Running {
+            lab: self.lab,
+            route,
+            name,
+        })
+    }
+}
+
+/// A program running inside.
+#[derive(Debug)]
+pub struct Running<'a> {
+    lab: &'a Lab,
+    route: Route,
+    name: String,
+}
+
+impl Running<'_> {
+    /// Sends bytes to its standard input.
+    ///
+    /// # Errors
+    /// [`LabError::Died`].
+    pub fn write_stdin(&self, data: &[u8]) -> Result<(), LabError> {
+        self.stdin_writer()(data)
+    }
+
+    /// Ends its standard input.
+    ///
+    /// # Errors
+    /// [`LabError::Died`].
+    pub fn close_stdin(&self) -> Result<(), LabError> {
+        self.lab
+            .shared
+            .send(self.route.id, Message::Stdin(Vec::new()))
+    }
+
+    /// A function that does what [`Running::write_stdin`] does, for use by another thread.
+    pub fn stdin_writer(&self) -> impl Fn(&[u8]) -> Result<(), LabError> + Send + 'static {
+        let (shared, id) = (self.lab.shared.clone(), self.route.id);
+        move |data| {
+            data.chunks(MAX_PAYLOAD)
+                .try_for_each(|chunk| shared.send(id, Message::Stdin(chunk.to_vec())))
+        }
+    }
+
+    /// Sends a signal to the program and its children.
+    ///
+    /// # Errors
+    /// [`LabError::Died`].
+    pub fn signal(&self, signal: i32) -> Result<(), LabError> {
+        self.lab.shared.send(self.route.id, Message::Signal(signal))
+    }
+
+    /// Waits for its end, handing output over as it appears.
+    ///
+    /// # Errors
+    /// As [`LabCommand::output`]; at the limit the program is killed.
+    pub fn wait(
+        self,
+        limit: Duration,
+        mut on_output: impl FnMut(Stream, &[u8]),
+    ) -> Result<Output, LabError> {
+        let deadline = Instant::now() + limit;
+        let mut output = Output::default();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (stream, data) = match self.lab.shared.answer(&self.route, left, &self.name) {
+                Ok(Message::Stdout(data)) => (Stream::Stdout, data),
+                Ok(Message::Stderr(data)) => (Stream::Stderr, data),
+                Ok(Message::Exit(status)) => {
+                    output.status = status;
+                    return Ok(output);
+                }
+                Ok(other) => return Err(LabError::Inside(format!("unexpected answer {other:?}"))),
+                Err(error) => {
+                    if matches!(error, LabError::Timeout { .. }) {
+                        // If the lab is dead as well, the first error says enough.
+                        let _ = self.signal(SIGKILL);
+                    }
+                    return Err(with_last_words(error, limit, &output));
+                }
+            };
+            on_output(stream, &data);
+            output.add(stream, &data);
+        }
+    }
+}
+
+/// Adds the end of the program's own output to an error about its time or its lab.
+fn with_last_words(mut error: LabError, limit: Duration, output: &Output) -> LabError {
+    if let LabError::Timeout { seconds, .. } = &mut error {
+        *seconds = limit.as_secs();
+    }
+    if let LabError::Timeout { console, .. } | LabError::Died { console, .. } = &mut error {
+        for (name, bytes) in [("output", &output.stdout), ("error output", &output.stderr)] {
+            if !bytes.is_empty() {
+                let tail = &bytes[bytes.len().saturating_sub(QUOTED)..];
+                console.push_str(&format!("\nthe end of the program's {name}:\n"));
+                console.push_str(&String::from_utf8_lossy(tail));
+            }
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_quote_the_programs_last_words_and_the_whole_limit() {
+        let output = Output {
+            stdout: vec![b'x'; 5000],
+            ..Output::default()
+        };
+        let error = LabError::Timeout {
+            during: "p".into(),
+            seconds: 0,
+            console: "c".into(),
+        };
+        let text = with_last_words(error, Duration::from_secs(7), &output).to_string();
+        assert!(text.contains("after 7 s"), "{text}");
+        assert!(text.contains(&"x".repeat(QUOTED)) && !text.contains(&"x".repeat(QUOTED + 1)));
+        assert!(!text.contains("error output"));
+    }
+}

@@ -1,0 +1,94 @@
+//! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
+//! minute, so it runs when `EXITLESS_LAB=1` is set and says so otherwise.
+
+use std::time::Duration;
+
+use lab::{Lab, LabConfig, LabError, Stream};
+
+/// The lab, or `None` with a printed reason.
+fn lab() -> Option<Lab> {
+    if std::env::var_os("EXITLESS_LAB").is_none() {
+        eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
+        return None;
+    }
+    let lab = Lab::start(&LabConfig::default()).unwrap();
+    eprintln!(
+        "started in {:.1?}, of which booting {:.1?}",
+        lab.start_up(),
+        lab.boot_time()
+    );
+    Some(lab)
+}
+
+#[test]
+fn programs_files_and_failures() {
+    let Some(lab) = lab() else { return };
+
+    let out = lab
+        .exec("/bin/sh", ["-c", "cat; echo err >&2; exit 7"])
+        .unwrap();
+    assert_eq!((out.status, out.stderr_text().as_str()), (7, "err\n"));
+    let out = lab
+        .command("/bin/cat")
+        .stdin(vec![b'x'; 3 << 20])
+        .output()
+        .unwrap();
+    assert_eq!(out.stdout.len(), 3 << 20);
+
+    // A real KVM with AMD's virtualization and nested paging, and the last CPU kept free.
+    let probe = "grep -c svm /proc/cpuinfo; cat /sys/module/kvm_amd/parameters/npt; ls /dev/kvm \
+                 /dev/net/tun /dev/userfaultfd; cat /sys/devices/system/cpu/isolated";
+    let out = lab.exec("/bin/sh", ["-c", probe]).unwrap();
+    assert_eq!(
+        out.stdout_text(),
+        "3\nY\n/dev/kvm\n/dev/net/tun\n/dev/userfaultfd\n2\n"
+    );
+
+    let data: Vec<u8> = (0..1_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    lab.push_bytes(&data, "/root/deep/er/data", 0o644).unwrap();
+    assert_eq!(lab.pull_bytes("/root/deep/er/data").unwrap(), data);
+    assert!(matches!(
+        lab.pull_bytes("/no/such"),
+        Err(LabError::Inside(_))
+    ));
+    assert!(matches!(
+        lab.exec("/no/such", [""; 0]),
+        Err(LabError::Inside(_))
+    ));
+
+    let mut seen = Vec::new();
+    let late = lab
+        .command("/bin/sh")
+        .args(["-c", "echo first; sleep 1000"])
+        .timeout(Duration::from_secs(2))
+        .stream(|stream, data| seen.push((stream, data.to_vec())));
+    assert!(
+        matches!(&late, Err(LabError::Timeout { seconds: 2, .. })),
+        "{late:?}"
+    );
+    assert_eq!(seen, [(Stream::Stdout, b"first\n".to_vec())]);
+    let out = lab
+        .exec("/bin/sh", ["-c", "sleep 0.2; pgrep sleep || true"])
+        .unwrap();
+    assert_eq!(out.stdout_text(), "", "the late program was not killed");
+
+    lab.shutdown().unwrap();
+}
+
+#[test]
+fn a_panic_inside_is_reported_with_the_end_of_the_console() {
+    let Some(lab) = lab() else { return };
+    let error = lab
+        .exec("/bin/sh", ["-c", "echo c > /proc/sysrq-trigger; sleep 100"])
+        .unwrap_err();
+    let LabError::Died { during, console } = error else {
+        panic!("{error:?}")
+    };
+    assert!(during.contains("sysrq-trigger"), "{during}");
+    assert!(console.contains("sysrq triggered crash"), "{console}");
+    // And every later request says the same at once.
+    assert!(matches!(
+        lab.exec("/bin/true", [""; 0]),
+        Err(LabError::Died { .. })
+    ));
+}
