@@ -1,0 +1,155 @@
+//! The state word between a sidecore and the threads that send to it.
+//!
+//! | state | the sidecore | a sender that published a message |
+//! |---|---|---|
+//! | `AWAKE` | polls; will look at `sent` again | does nothing: no system call |
+//! | `ARMING` | is arming its pollers, will look again after its fence | makes it `AWAKE`, which calls the sleep off |
+//! | `ASLEEP` | is in, or on its way into, ppoll | makes it `AWAKE`; who succeeds rings the bell, once |
+//!
+//! No wake-up is lost, by the store-buffering argument, twice the same:
+//! - sender: `sent += 1`, **fence**, read `state`;
+//! - sidecore: `state = ARMING`, arm everything, **fence**, read `sent` (and every poller's rings).
+//!
+//! Both fences are SeqCst, so one comes first. If the sender's does, the sidecore's read sees the
+//! message. If the sidecore's does, the sender's read sees `ARMING` (or what followed it), and its
+//! swap either comes before the sidecore's `ARMING → ASLEEP`, which then fails, or after it, and
+//! finds `ASLEEP`. Without either fence both may read the old value, and the message waits until
+//! something else wakes the sidecore. `park/model.rs` checks this with loom, mutants included.
+
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, fence};
+
+const AWAKE: u32 = 0;
+const ARMING: u32 = 1;
+const ASLEEP: u32 = 2;
+
+/// Wakes a sidecore that is in, or about to enter, its wait. What rings before the wait begins must
+/// make it end at once.
+pub(crate) trait Bell {
+    fn ring(&self);
+}
+
+/// The steps of the protocol that the loom model takes away one at a time to see that it notices.
+/// The product is [`Sound`].
+pub(crate) trait Steps {
+    /// The sender's fence between publishing and reading the state.
+    const SENDER_FENCE: bool = true;
+    /// The sidecore's fence between arming and the last look.
+    const FENCE: bool = true;
+    /// The last look comes after arming, not before it.
+    const RECHECK_AFTER_ARM: bool = true;
+    /// The last look includes the mailbox.
+    const RECHECK_MAILBOX: bool = true;
+    /// The last look includes the last poller.
+    const RECHECK_LAST_POLLER: bool = true;
+}
+
+/// The protocol with every step in place.
+pub(crate) struct Sound;
+impl Steps for Sound {}
+
+/// Written by: the sidecore (`state`), senders (`state`, `sent`), the owner (`stop`). Two lines,
+/// so that a sidecore that polls `sent` does not see the traffic on `state`.
+#[derive(Debug)]
+pub(crate) struct Gate<B> {
+    state: CachePadded<AtomicU32>,
+    mail: CachePadded<Mail>,
+    bell: B,
+}
+
+#[derive(Debug)]
+struct Mail {
+    /// Messages put into the channel so far. Counted after the message is in.
+    sent: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl<B: Bell> Gate<B> {
+    pub(crate) fn new(bell: B) -> Self {
+        Gate {
+            state: CachePadded(AtomicU32::new(AWAKE)),
+            mail: CachePadded(Mail {
+                sent: AtomicU64::new(0),
+                stop: AtomicBool::new(false),
+            }),
+            bell,
+        }
+    }
+
+    // -- senders -------------------------------------------------------------------------------
+
+    /// A message is in the channel: counts it and wakes the sidecore if it sleeps.
+    pub(crate) fn published<S: Steps>(&self) {
+        // Release: pairs with the Acquire in `sent`; who sees the count finds the message.
+        self.mail.0.sent.fetch_add(1, Ordering::Release);
+        self.wake::<S>();
+    }
+
+    /// Makes the sidecore look at all its sources, whatever the caller has published to it before.
+    pub(crate) fn wake<S: Steps>(&self) {
+        if S::SENDER_FENCE {
+            // Pairs with the fence in `park`: see the head of this module.
+            fence(Ordering::SeqCst);
+        }
+        // Relaxed: the fence above orders it after what was published.
+        if self.state.0.load(Ordering::Relaxed) != AWAKE {
+            self.wake_sleeper();
+        }
+    }
+
+    #[cold]
+    fn wake_sleeper(&self) {
+        // A swap: of several senders exactly one sees ASLEEP and pays for the system call.
+        // Release: pairs with the Acquire of the sidecore's `awake` and of its failed
+        // `try_sleep`, so that the sweep that follows sees what was published.
+        if self.state.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP {
+            self.bell.ring();
+        }
+    }
+
+    /// Asks the sidecore to end, and wakes it.
+    pub(crate) fn stop(&self) {
+        self.mail.0.stop.store(true, Ordering::Release);
+        self.wake::<Sound>();
+    }
+
+    // -- the sidecore --------------------------------------------------------------------------
+
+    /// Messages sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        // Acquire: pairs with the Release in `published`.
+        self.mail.0.sent.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        // Acquire: what the owner sent before it asked to stop is visible.
+        self.mail.0.stop.load(Ordering::Acquire)
+    }
+
+    /// Before the pollers are armed; the caller's fence comes after that.
+    pub(crate) fn begin_arming(&self) {
+        // Relaxed: ordered before the last look by the fence in `park`.
+        self.state.0.store(ARMING, Ordering::Relaxed);
+    }
+
+    /// After the last look found nothing. False when a sender has called the sleep off.
+    pub(crate) fn try_sleep(&self) -> bool {
+        self.state
+            .0
+            .compare_exchange(ARMING, ASLEEP, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Back to polling, from any state. True when a sender had it woken: the bell has rung or will.
+    pub(crate) fn awake(&self) -> bool {
+        self.state.0.swap(AWAKE, Ordering::AcqRel) == AWAKE
+    }
+
+    /// A line that a sender writes: what a pausing CPU may watch.
+    pub(crate) fn watched_line(&self) -> &impl Sized {
+        &self.mail
+    }
+
+    pub(crate) fn bell(&self) -> &B {
+        &self.bell
+    }
+}

@@ -1,0 +1,290 @@
+//! A thread that notices when a sidecore no longer beats.
+//!
+//! A guest whose sidecore is stuck hangs in ways that are hard to trace (Linux panics after 10 s on
+//! a silent VT-d register and spins for ever on an invalidation wait), so the stall is reported
+//! first, with the poller it is stuck in. Every 1/8 of the limit the monitor looks at each
+//! sidecore; it is well if
+//! - it has begun a sweep since the last look, or
+//! - it is asleep, no message waits for it, and no deadline of a poller has passed;
+//!
+//! and it is reported once per stall when it was not well at 8 looks in a row. Looks are counted,
+//! and not time, so that a process that was stopped as a whole (SIGSTOP, a paused host) is not
+//! reported when it goes on.
+//!
+//! What it cannot see: a wake-up lost in a guest's queue. That sidecore sleeps, has no message, and
+//! only the guest knows that it waits; the protocol in [`park`](crate::park) exists to make it
+//! impossible.
+
+use std::{
+    fmt, io,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    clock::Nanos,
+    gate::Gate,
+    stats::{Board, Life, Stats},
+    sync::Arc,
+    sys::EventFd,
+};
+
+/// Looks in a row at which a sidecore is unwell before it is reported.
+const LOOKS: u32 = 8;
+
+/// A sidecore's heartbeat and statistics, for a [`Monitor`] and for reports; it outlives the
+/// sidecore and keeps none of its pollers alive.
+#[derive(Clone)]
+pub struct Watch {
+    board: Arc<Board>,
+    gate: Arc<Gate<EventFd>>,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("name", &self.board.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    pub(crate) fn new(board: Arc<Board>, gate: Arc<Gate<EventFd>>) -> Self {
+        Watch { board, gate }
+    }
+
+    /// What the sidecore has done so far, or until it ended.
+    pub fn stats(&self) -> Stats {
+        self.board.snapshot()
+    }
+
+    /// Whether it is in its wait right now.
+    pub fn is_asleep(&self) -> bool {
+        self.board.pulse.0.is_asleep.load(Ordering::Relaxed)
+    }
+
+    fn look(&self, now: Nanos) -> Look {
+        let pulse = &self.board.pulse.0;
+        let may_sleep = now.0 < pulse.sleeps_until.load(Ordering::Relaxed)
+            && self.gate.sent() == self.board.core.0.messages.get();
+        Look {
+            life: pulse.life(),
+            beats: pulse.beats.get(),
+            is_asleep: pulse.is_asleep.load(Ordering::Relaxed) && may_sleep,
+        }
+    }
+}
+
+/// One look at a sidecore.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    life: Life,
+    beats: u64,
+    /// Asleep, and rightly so.
+    is_asleep: bool,
+}
+
+/// Why a sidecore is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StuckCause {
+    /// No sweep has begun for the limit: a poller does not return, or the thread does not get a CPU.
+    Silent,
+    /// It sleeps although a message or a deadline should have woken it.
+    Overslept,
+    /// A poller panicked; the thread is gone.
+    Panicked,
+}
+
+/// The monitor's report on one sidecore.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Stuck {
+    /// The sidecore's name.
+    pub name: String,
+    /// What is wrong.
+    pub cause: StuckCause,
+    /// The name of the poller that was being called, if one was.
+    pub in_poller: Option<String>,
+    /// Its statistics at the time of the report.
+    pub stats: Stats,
+}
+
+/// What the monitor remembers of one sidecore. Pure, for tests without a clock.
+#[derive(Debug, Default)]
+struct History {
+    beats: u64,
+    unwell: u32,
+    is_reported: bool,
+}
+
+impl History {
+    /// Whether this look is one to report: the first at which the stall has lasted long enough.
+    fn is_news(&mut self, look: Look) -> bool {
+        if look.life != Life::Panicked && (look.beats != self.beats || look.is_asleep) {
+            *self = History {
+                beats: look.beats,
+                ..History::default()
+            };
+            return false;
+        }
+        self.unwell += 1;
+        let is_stuck = self.unwell >= LOOKS || look.life == Life::Panicked;
+        let is_news = is_stuck && !self.is_reported;
+        self.is_reported |= is_stuck;
+        is_news
+    }
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    list: Vec<(Watch, History)>,
+    is_stopping: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    watched: Mutex<Watched>,
+    stop: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Watched> {
+        // Nothing panics under the lock.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The monitor thread; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Monitor {
+    shared: Arc<Shared>,
+    /// Taken when joined.
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Monitor {
+    /// The limit to use without reason for another: 2 s.
+    pub const LIMIT: Duration = Duration::from_secs(2);
+
+    /// Starts the thread. `report` runs on it, once per stall, after between `limit` and 9/8 of it
+    /// (at once for a panic); it may take its time and may call [`watch`](Self::watch).
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn spawn(
+        limit: Duration,
+        mut report: impl FnMut(&Stuck) + Send + 'static,
+    ) -> io::Result<Monitor> {
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("monitor".to_owned())
+            .spawn(move || monitor(&of_thread, limit / LOOKS, &mut report))?;
+        Ok(Monitor {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Watches one more sidecore, until it ends.
+    pub fn watch(&self, watch: Watch) {
+        self.shared.lock().list.push((watch, History::default()));
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.shared.lock().is_stopping = true;
+        self.shared.stop.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // If `report` panicked it has been printed; a panic in a drop would abort.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&Stuck)) {
+    let mut watched = shared.lock();
+    while !watched.is_stopping {
+        let now = Nanos::now();
+        watched
+            .list
+            .retain(|(watch, _)| watch.board.pulse.0.life() != Life::Ended);
+        let stuck: Vec<Stuck> = watched
+            .list
+            .iter_mut()
+            .filter_map(|(watch, history)| {
+                let look = watch.look(now);
+                history.is_news(look).then(|| describe(watch, look))
+            })
+            .collect();
+        // Reported after unlocking: `report` may call `watch`.
+        drop(watched);
+        stuck.iter().for_each(&mut *report);
+        watched = shared.lock();
+        if !watched.is_stopping {
+            let waited = shared.stop.wait_timeout(watched, interval);
+            watched = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+fn describe(watch: &Watch, look: Look) -> Stuck {
+    let pulse = &watch.board.pulse.0;
+    let index = pulse.in_poller.load(Ordering::Relaxed);
+    Stuck {
+        name: watch.board.name.clone(),
+        cause: match look.life {
+            Life::Panicked => StuckCause::Panicked,
+            _ if pulse.is_asleep.load(Ordering::Relaxed) => StuckCause::Overslept,
+            _ => StuckCause::Silent,
+        },
+        in_poller: watch.board.pollers.get(index).map(|(name, _)| name.clone()),
+        stats: watch.board.snapshot(),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn look(beats: u64, is_asleep: bool) -> Look {
+        Look {
+            life: Life::Running,
+            beats,
+            is_asleep,
+        }
+    }
+
+    #[test]
+    fn a_silent_sidecore_is_reported_once_per_stall() {
+        let mut history = History::default();
+        assert!(!history.is_news(look(5, false)));
+        let news: Vec<bool> = (0..20).map(|_| history.is_news(look(5, false))).collect();
+        assert_eq!(news.iter().position(|&is_news| is_news), Some(7));
+        assert_eq!(news.iter().filter(|&&is_news| is_news).count(), 1);
+        assert!(!history.is_news(look(6, false)));
+        assert!((0..8).any(|_| history.is_news(look(6, false))));
+    }
+
+    #[test]
+    fn one_that_sleeps_or_beats_is_never_reported() {
+        let mut history = History::default();
+        assert!((0..100).all(|_| !history.is_news(look(0, true))));
+        assert!((0..100).all(|beat| !history.is_news(look(beat, false))));
+    }
+
+    #[test]
+    fn one_that_panicked_is_reported_at_once_and_once() {
+        let mut history = History::default();
+        let look = Look {
+            life: Life::Panicked,
+            beats: 9,
+            is_asleep: false,
+        };
+        assert!(history.is_news(look));
+        assert!(!history.is_news(look));
+    }
+}

@@ -1,0 +1,105 @@
+//! Asking a poller and waiting for its answer, as a vCPU does at a trapped register access.
+//!
+//! The asker spins for a while, since an awake sidecore answers within microseconds, then parks.
+//! Whatever happens to the question (answered, dropped by the poller, dropped with the mailbox of
+//! a sidecore that ends or panics), the asker learns of it: the [`Reply`] is a value, and its
+//! `Drop` answers "nobody will".
+
+use std::time::Duration;
+
+use crate::{
+    clock::Nanos,
+    sync::{Arc, AtomicU32, Mutex, Ordering, thread},
+};
+
+const WAITING: u32 = 0;
+const PARKED: u32 = 1;
+const DONE: u32 = 2;
+
+/// How long an asker spins before it parks: about what parking and being woken costs it.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// `state` goes `WAITING → [PARKED →] DONE`; the answer is written before `DONE`, read after it.
+#[derive(Debug)]
+struct Slot<R> {
+    state: AtomicU32,
+    answer: Mutex<Option<R>>,
+    asker: thread::Thread,
+}
+
+/// The right, and the duty, to answer one [`call`](crate::Handle::call).
+#[derive(Debug)]
+#[must_use = "dropping it fails the call"]
+pub struct Reply<R>(Arc<Slot<R>>);
+
+/// The asker's end.
+#[derive(Debug)]
+pub(crate) struct Answer<R>(Arc<Slot<R>>);
+
+/// A pair for one question of the current thread.
+pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
+    let slot = Arc::new(Slot {
+        state: AtomicU32::new(WAITING),
+        answer: Mutex::new(None),
+        asker: thread::current(),
+    });
+    (Reply(Arc::clone(&slot)), Answer(slot))
+}
+
+impl<R> Reply<R> {
+    /// Answers; a system call only if the asker has parked.
+    pub fn send(self, answer: R) {
+        // Nobody else holds the lock for longer than a move: the asker looks after `DONE` only.
+        // The slot is poisoned by nothing: no code that can panic runs under the lock.
+        if let Ok(mut slot) = self.0.answer.lock() {
+            *slot = Some(answer);
+        }
+        // And `drop` says that it is there.
+    }
+}
+
+impl<R> Drop for Reply<R> {
+    fn drop(&mut self) {
+        // Release: the answer, if any, is visible to who reads DONE. Acquire is for nothing.
+        if self.0.state.swap(DONE, Ordering::AcqRel) == PARKED {
+            self.0.asker.unpark();
+        }
+    }
+}
+
+impl<R> Answer<R> {
+    /// Waits; `None` if the question was dropped.
+    pub(crate) fn wait(self) -> Option<R> {
+        self.spin();
+        let state = &self.0.state;
+        // Acquire on both paths: pairs with the Release of `drop`.
+        if state.load(Ordering::Acquire) != DONE
+            && state
+                .compare_exchange(WAITING, PARKED, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+        {
+            // Parking may end for no reason, or by somebody else's unpark.
+            while state.load(Ordering::Acquire) != DONE {
+                thread::park();
+            }
+        }
+        self.0.answer.lock().ok()?.take()
+    }
+
+    #[cfg(not(loom))]
+    fn spin(&self) {
+        let start = Nanos::now();
+        while self.0.state.load(Ordering::Relaxed) != DONE {
+            std::hint::spin_loop();
+            if Nanos::now().since(start) >= SPIN.as_nanos() as u64 {
+                break;
+            }
+        }
+    }
+
+    /// The model takes every interleaving anyway.
+    #[cfg(loom)]
+    fn spin(&self) {
+        let _ = (SPIN, Nanos::now);
+    }
+}

@@ -1,0 +1,129 @@
+//! System calls: eventfd, ppoll, clocks, CPU affinity.
+//!
+//! UNSAFETY: these have no safe form in the standard library. Each wrapper passes only pointers
+//! that it derives from references of its own, valid for the length of the call, and turns the
+//! return value into a `Result`.
+#![expect(
+    unsafe_code,
+    reason = "system calls that std does not offer; see the head comment"
+)]
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    ptr,
+};
+
+use crate::gate::Bell;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// A non-blocking eventfd.
+#[derive(Debug)]
+pub(crate) struct EventFd(File);
+
+impl EventFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
+        // SAFETY: `fd` was returned just now as a new descriptor, which nobody else owns.
+        Ok(EventFd(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Empties the counter.
+    pub(crate) fn drain(&self) {
+        // An error is EAGAIN: already empty.
+        let _ = (&self.0).read(&mut [0; 8]);
+    }
+
+    pub(crate) fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Bell for EventFd {
+    fn ring(&self) {
+        // An error is EAGAIN, a counter at its maximum: readable already, which is all we want.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+}
+
+/// `ppoll` for readability, without touching the signal mask. The number of ready descriptors.
+pub(crate) fn ppoll(fds: &mut [libc::pollfd], timeout_ns: Option<u64>) -> io::Result<usize> {
+    let timeout = timeout_ns.map(|ns| libc::timespec {
+        tv_sec: (ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+    });
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: `fds` is a slice of exactly the length given, borrowed for writing; `timeout` is null
+    // or points into the local above; a null mask is allowed.
+    let ready = unsafe {
+        libc::ppoll(
+            fds.as_mut_ptr(),
+            fds.len() as libc::nfds_t,
+            timeout,
+            ptr::null(),
+        )
+    };
+    Ok(check(ready)? as usize)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> io::Result<u64> {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is a local, valid for writing.
+    check(unsafe { libc::clock_gettime(clock, &raw mut now) })?;
+    Ok(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub(crate) fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC).expect("every Linux kernel has CLOCK_MONOTONIC")
+}
+
+/// The clock that counts the CPU time of one thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadClock(libc::clockid_t);
+
+impl ThreadClock {
+    pub(crate) fn of_this_thread() -> io::Result<Self> {
+        let mut clock = 0;
+        // SAFETY: `pthread_self` takes nothing and names a live thread, this one; `clock` is a
+        // local, valid for writing.
+        let error = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+        if error == 0 {
+            Ok(ThreadClock(clock))
+        } else {
+            Err(io::Error::from_raw_os_error(error))
+        }
+    }
+
+    /// CPU time used so far, user and kernel, in nanoseconds; an error once the thread has ended.
+    pub(crate) fn read(self) -> io::Result<u64> {
+        clock_ns(self.0)
+    }
+}
+
+/// Lets this thread run on `cpu` only.
+pub(crate) fn pin_this_thread(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: a `cpu_set_t` is a bit array; all zeros is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: `cpu` is within the set: checked above.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: pid 0 is this thread; `set` is a local of exactly the size given.
+    check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })?;
+    Ok(())
+}
