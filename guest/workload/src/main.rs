@@ -1,2 +1,263 @@
-//! The program inside the test guest (subcommands follow with the library).
-fn main() {}
+//! The program inside the test guest. One line per result on standard output, `key=value`, so that
+//! a reader finds it among kernel messages; complaints go to standard error. Exit status: 0 when all
+//! is verified, 1 when not, 2 for a command line that makes no sense.
+
+mod options;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use options::Options;
+use workload::device::{self, Buffer};
+use workload::marker::{self, Markers};
+use workload::mixed::{self, MixedConfig};
+use workload::pattern::{self, Checksum, Random};
+use workload::{BLOCK, echo};
+
+const HELP: &str = "\
+workload: the program inside the test guest
+
+  workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers]
+      Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers.
+      Block numbers ascend, or are chosen by the seed.
+      Prints: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
+  workload mixed DEV --seconds S [--seed 1] [--depth 8]
+      Verified reads, writes and flushes by DEPTH threads; destroys the content.
+  workload write-pattern DEV --bytes N [--seed 1]
+  workload check-pattern DEV --bytes N [--seed 1]
+      The pattern the host can compute too. N is a multiple of 4096.
+  workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000]
+      Sends datagrams and checks the answers.
+  workload idle --seconds S
+      Marker, sleep, marker.
+  workload marker N
+      Writes one marker (1 begins a window, 2 ends it, 3 to 255 are free).
+
+Markers are bytes written to I/O port 0xe0; they need root.";
+
+fn main() -> ExitCode {
+    let mut options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(reason) => return refuse(&reason),
+    };
+    let command = options.command.clone();
+    let outcome = match command.as_str() {
+        "reads" => reads(&mut options),
+        "mixed" => mix(&mut options),
+        "write-pattern" => write_pattern(&mut options),
+        "check-pattern" => check_pattern(&mut options),
+        "udp-echo" => udp_echo(&mut options),
+        "idle" => idle(&mut options),
+        "marker" => mark(&mut options),
+        "help" | "--help" | "-h" => {
+            println!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        other => return refuse(&format!("no command {other:?}; `workload help` lists them")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(reason)) => refuse(&reason),
+        Err(Failure::Run(reason)) => {
+            eprintln!("workload {command}: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn refuse(reason: &str) -> ExitCode {
+    eprintln!("workload: {reason}");
+    ExitCode::from(2)
+}
+
+/// Why a command did not succeed.
+enum Failure {
+    Usage(String),
+    Run(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Run(error.to_string())
+    }
+}
+
+impl From<options::Wrong> for Failure {
+    fn from(wrong: options::Wrong) -> Self {
+        Self::Usage(wrong.0)
+    }
+}
+
+/// Reads in one window at most: 64 MiB of data kept.
+const COUNT_MAX: usize = 1 << 14;
+
+fn reads(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(400))?;
+    let kept_len = usize::try_from(count)
+        .ok()
+        .filter(|count| *count <= COUNT_MAX);
+    let kept_len = kept_len.ok_or_else(|| {
+        Failure::Usage(format!(
+            "--count {count} is above {COUNT_MAX}: take more windows"
+        ))
+    })? * BLOCK;
+    let warmup = options.number("warmup", Some(120))?;
+    let windows = options.number("windows", Some(1))?;
+    let seed = options.maybe_number("random")?;
+    let markers = if options.flag("no-markers") {
+        None
+    } else {
+        Some(Markers::open()?)
+    };
+    let device = options.subject("DEV")?;
+    let file = device::open(Path::new(&device), false)?;
+    let blocks = device::blocks(&file)?;
+    let mut random = seed.map(Random::new);
+    let mut numbers = (0..blocks).cycle();
+    let mut next = || match &mut random {
+        Some(random) => random.below(blocks),
+        None => numbers.next().expect("a cycle of at least one block"),
+    };
+    let mut buffer = Buffer::new(BLOCK);
+    // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
+    // with something other than zero, so that its memory exists before the first window.
+    let mut kept = vec![0xff; kept_len];
+    let mut sum = Checksum::default();
+    for _ in 0..windows {
+        for _ in 0..warmup {
+            device::read(&file, next(), &mut buffer)?;
+        }
+        if let Some(markers) = &markers {
+            markers.write(marker::BEGIN);
+        }
+        for copy in kept.chunks_mut(BLOCK) {
+            device::read(&file, next(), &mut buffer)?;
+            copy.copy_from_slice(buffer.bytes());
+        }
+        if let Some(markers) = &markers {
+            markers.write(marker::END);
+        }
+        sum.add(&kept);
+    }
+    let (count, bytes) = (count * windows, count * windows * BLOCK as u64);
+    println!(
+        "reads ok count={count} bytes={bytes} fnv={:016x}",
+        sum.value()
+    );
+    Ok(())
+}
+
+fn mix(options: &mut Options) -> Result<(), Failure> {
+    let config = MixedConfig {
+        duration: Duration::from_secs(options.number("seconds", None)?),
+        seed: options.number("seed", Some(1))?,
+        depth: options.number("depth", Some(8))?,
+    };
+    let device = options.subject("DEV")?;
+    let report = mixed::run(Path::new(&device), &config, &|text| {
+        eprintln!("mixed: {text}")
+    })?;
+    let verdict = if report.errors == 0 { "ok" } else { "failed" };
+    println!(
+        "mixed {verdict} reads={} writes={} flushes={} errors={}",
+        report.reads, report.writes, report.flushes, report.errors
+    );
+    if report.errors == 0 {
+        Ok(())
+    } else {
+        Err(Failure::Run("content is not as written".into()))
+    }
+}
+
+/// Blocks of the pattern transferred at a time.
+const PATTERN_RUN: u64 = 64;
+
+/// Calls `each(first block, bytes)` over `bytes` of a device.
+fn pattern_runs(
+    options: &mut Options,
+    mut each: impl FnMut(u64, usize) -> Result<(), Failure>,
+) -> Result<u64, Failure> {
+    let bytes = options.number("bytes", None)?;
+    if bytes == 0 || !bytes.is_multiple_of(BLOCK as u64) {
+        return Err(Failure::Usage(format!(
+            "--bytes {bytes} is not a multiple of {BLOCK}"
+        )));
+    }
+    let blocks = bytes / BLOCK as u64;
+    let mut at = 0;
+    while at < blocks {
+        let run = PATTERN_RUN.min(blocks - at);
+        each(
+            at,
+            usize::try_from(run).expect("at most PATTERN_RUN") * BLOCK,
+        )?;
+        at += run;
+    }
+    Ok(bytes)
+}
+
+fn write_pattern(options: &mut Options) -> Result<(), Failure> {
+    let seed = options.number("seed", Some(1))?;
+    let file = device::open(Path::new(&options.subject("DEV")?), true)?;
+    let bytes = pattern_runs(options, |at, len| {
+        let mut buffer = Buffer::new(len);
+        pattern::fill(seed, at * BLOCK as u64, buffer.bytes_mut());
+        Ok(device::write(&file, at, &buffer)?)
+    })?;
+    file.sync_all()?;
+    println!("write-pattern ok bytes={bytes} seed={seed}");
+    Ok(())
+}
+
+fn check_pattern(options: &mut Options) -> Result<(), Failure> {
+    let seed = options.number("seed", Some(1))?;
+    let file = device::open(Path::new(&options.subject("DEV")?), false)?;
+    let bytes = pattern_runs(options, |at, len| {
+        let mut buffer = Buffer::new(len);
+        device::read(&file, at, &mut buffer)?;
+        match pattern::first_difference(seed, at * BLOCK as u64, buffer.bytes()) {
+            None => Ok(()),
+            Some(byte) => Err(Failure::Run(format!(
+                "byte {byte:#x} differs from the pattern"
+            ))),
+        }
+    })?;
+    println!("check-pattern ok bytes={bytes} seed={seed}");
+    Ok(())
+}
+
+fn udp_echo(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(100))?;
+    let wait = Duration::from_millis(options.number("wait-ms", Some(2000))?.max(1));
+    let text = options.subject("ADDR:PORT")?;
+    let to: SocketAddr = text
+        .parse()
+        .map_err(|_| Failure::Usage(format!("{text:?} is no ADDR:PORT")))?;
+    let report = echo::run(to, count, wait)?;
+    println!("udp-echo ok count={} resent={}", report.ok, report.resent);
+    Ok(())
+}
+
+fn idle(options: &mut Options) -> Result<(), Failure> {
+    let seconds = options.number("seconds", None)?;
+    let markers = Markers::open()?;
+    markers.write(marker::BEGIN);
+    let begin = Instant::now();
+    thread::sleep(Duration::from_secs(seconds));
+    let slept = begin.elapsed();
+    markers.write(marker::END);
+    println!("idle ok ms={}", slept.as_millis());
+    Ok(())
+}
+
+fn mark(options: &mut Options) -> Result<(), Failure> {
+    let text = options.subject("N")?;
+    let value = text.parse::<u8>().ok().filter(|value| *value > 0);
+    let value = value.ok_or_else(|| Failure::Usage(format!("{text:?} is not 1 to 255")))?;
+    Markers::open()?.write(value);
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! Block devices (or files) without the page cache: aligned buffers and whole-block access.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::BLOCK;
+
+/// Alignment of buffers in memory, bytes: a page, so that one block is one DMA segment.
+const ALIGN: usize = 4096;
+
+/// A buffer whose content starts at a page.
+#[derive(Debug, Clone)]
+pub struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// A zeroed buffer of `len` bytes.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len + ALIGN];
+        let start = bytes.as_ptr().align_offset(ALIGN);
+        Self { bytes, start, len }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+
+    /// Its bytes, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+/// Opens for direct I/O. Where the file system has none (tmpfs), the page cache is used instead.
+///
+/// # Errors
+/// The system's own.
+pub fn open(path: &Path, writable: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(writable);
+    match options.clone().custom_flags(libc::O_DIRECT).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.open(path),
+        other => other,
+    }
+}
+
+/// Size of a block device or file in whole blocks.
+///
+/// # Errors
+/// The system's own; `InvalidInput` if there is not one whole block.
+pub fn blocks(file: &File) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    // A block device's metadata says 0; the position of its end does not lie.
+    let mut file = file;
+    let len = file.seek(SeekFrom::End(0))?;
+    match len / BLOCK as u64 {
+        0 => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("only {len} bytes"),
+        )),
+        blocks => Ok(blocks),
+    }
+}
+
+/// Reads whole blocks from block `number` on.
+///
+/// # Errors
+/// The system's own, with the block's number.
+pub fn read(file: &File, number: u64, buffer: &mut Buffer) -> io::Result<()> {
+    file.read_exact_at(buffer.bytes_mut(), number * BLOCK as u64)
+        .map_err(|e| at("read", number, &e))
+}
+
+/// Writes whole blocks from block `number` on.
+///
+/// # Errors
+/// The system's own, with the block's number.
+pub fn write(file: &File, number: u64, buffer: &Buffer) -> io::Result<()> {
+    file.write_all_at(buffer.bytes(), number * BLOCK as u64)
+        .map_err(|e| at("write", number, &e))
+}
+
+fn at(action: &str, number: u64, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{action} of block {number}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_start_at_a_page() {
+        for len in [BLOCK, 3 * BLOCK, 1] {
+            let mut buffer = Buffer::new(len);
+            assert_eq!(buffer.bytes().as_ptr().addr() % ALIGN, 0);
+            assert_eq!(buffer.bytes_mut().len(), len);
+        }
+    }
+}

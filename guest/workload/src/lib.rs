@@ -1,0 +1,18 @@
+//! What guest and host of a test agree on: test patterns, checksums, marked blocks, markers.
+//!
+//! The program `workload` (this crate's binary) runs inside guests; the host's side of a demo or test
+//! links this library, so both sides compute the same data with the same code. No dependency
+//! beyond `libc`, and the binary is linked statically, so it runs in any initramfs.
+//!
+//! Left out: anything that draws conclusions from time.
+#![deny(unsafe_code)]
+
+pub mod block;
+pub mod device;
+pub mod echo;
+pub mod marker;
+pub mod mixed;
+pub mod pattern;
+
+/// Size of a block in all block-device workloads, bytes.
+pub const BLOCK: usize = 4096;

@@ -1,0 +1,143 @@
+//! The command line: `COMMAND SUBJECT --name value --flag`, without a library.
+
+use std::collections::BTreeMap;
+
+/// Options that take no value.
+const FLAGS: &[&str] = &["no-markers"];
+
+/// Options that take a number, of any command.
+const NUMBERS: &[&str] = &[
+    "bytes", "count", "depth", "random", "seconds", "seed", "wait-ms", "warmup", "windows",
+];
+
+/// A command line that makes no sense, in words.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Wrong(pub String);
+
+/// A parsed command line.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// The first word.
+    pub command: String,
+    subject: Option<String>,
+    values: BTreeMap<String, String>,
+}
+
+impl Options {
+    /// Sorts the words. An option that no command knows, or given twice, is refused.
+    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut words = words.into_iter();
+        let command = words
+            .next()
+            .ok_or("no command; `workload help` lists them")?;
+        let mut options = Self {
+            command,
+            ..Self::default()
+        };
+        while let Some(word) = words.next() {
+            let Some(name) = word.strip_prefix("--") else {
+                if let Some(first) = options.subject.replace(word.clone()) {
+                    return Err(format!("two subjects, {first:?} and {word:?}"));
+                }
+                continue;
+            };
+            let value = if FLAGS.contains(&name) {
+                String::new()
+            } else if NUMBERS.contains(&name) {
+                words
+                    .next()
+                    .ok_or_else(|| format!("--{name} needs a value"))?
+            } else {
+                return Err(format!("no option --{name}"));
+            };
+            if options.values.insert(name.to_owned(), value).is_some() {
+                return Err(format!("--{name} twice"));
+            }
+        }
+        Ok(options)
+    }
+
+    /// The number of an option, its default, or that it is missing.
+    pub fn number(&mut self, name: &str, default: Option<u64>) -> Result<u64, Wrong> {
+        let number = self.maybe_number(name)?.or(default);
+        number.ok_or_else(|| Wrong(format!("{} needs --{name}", self.command)))
+    }
+
+    /// The number of an option, if it is given.
+    pub fn maybe_number(&mut self, name: &str) -> Result<Option<u64>, Wrong> {
+        let Some(text) = self.values.remove(name) else {
+            return Ok(None);
+        };
+        text.parse()
+            .map(Some)
+            .map_err(|_| Wrong(format!("--{name} {text:?} is no number")))
+    }
+
+    /// Whether a flag is given.
+    pub fn flag(&mut self, name: &str) -> bool {
+        self.values.remove(name).is_some()
+    }
+
+    /// What the command works on.
+    pub fn subject(&mut self, what: &str) -> Result<String, Wrong> {
+        self.subject
+            .take()
+            .ok_or_else(|| Wrong(format!("{} needs {what}", self.command)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        Options::parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn words_find_their_places() {
+        let mut options = parse("reads --count 5 /dev/vda --no-markers").unwrap();
+        assert_eq!(options.command, "reads");
+        assert_eq!(options.number("count", Some(1)), Ok(5));
+        assert_eq!(options.number("warmup", Some(120)), Ok(120));
+        assert_eq!(options.subject("DEV").unwrap(), "/dev/vda");
+        assert!(options.flag("no-markers") && !options.flag("no-markers"));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        assert!(parse("").unwrap_err().contains("no command"));
+        assert!(parse("reads a b").unwrap_err().contains("two subjects"));
+        assert!(
+            parse("reads --count")
+                .unwrap_err()
+                .contains("--count needs a value")
+        );
+        assert!(
+            parse("reads --seed 1 --seed 2")
+                .unwrap_err()
+                .contains("twice")
+        );
+        assert!(
+            parse("reads --cuont 1")
+                .unwrap_err()
+                .contains("no option --cuont")
+        );
+        let mut options = parse("mixed --seed x").unwrap();
+        assert!(
+            options
+                .number("seed", None)
+                .unwrap_err()
+                .0
+                .contains("\"x\"")
+        );
+        assert!(
+            options
+                .number("seconds", None)
+                .unwrap_err()
+                .0
+                .contains("needs --seconds")
+        );
+        assert!(options.subject("DEV").unwrap_err().0.contains("needs DEV"));
+    }
+}
