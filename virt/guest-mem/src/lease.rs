@@ -9,24 +9,28 @@
 //! Shape: a slab of slots, and a permutation of the slot numbers whose first [`len`](LeaseTable::len)
 //! entries are the live ones. Beginning takes the first free number; ending swaps the slot with the
 //! last live one. So both are O(1) without allocation, and a recheck visits live leases only. A slot
-//! number carries a 16-bit generation, so that ending a lease twice panics instead of ending another's.
+//! number carries a 15-bit generation, so that ending a lease twice panics instead of ending another's.
 //!
 //! Thread: the VM's owner only; there is no lock and no atomic.
 
 use crate::access::{Access, DmaFault, Perm, Stop};
 use crate::addr::{Gpa, Iova, SourceId};
 
-/// Most leases a table can be made for: slot numbers have 16 bits. 65536 × 34 bytes = 2.2 MiB.
+/// Most leases a table can be made for: slot numbers have 16 bits. 65536 × (32 + 2) bytes = 2.1 MiB.
 pub const MAX_LEASES: usize = 1 << 16;
 
-/// Names one lease in flight; generation-checked.
+/// Names one lease in flight: the slot's number in bits 15:0, the slot's generation in 30:16, and bit 31
+/// set. A free slot holds the name of its next lease without bit 31, so one comparison tells a live
+/// name from an ended one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub(crate) u32);
 
 impl LeaseId {
-    #[inline]
-    fn new(slot: u16, generation: u16) -> Self {
-        Self(u32::from(generation) << 16 | u32::from(slot))
+    const LIVE: u32 = 1 << 31;
+
+    /// What the never used slot `number` holds.
+    fn unused(number: u16) -> Self {
+        Self(u32::from(number))
     }
 
     #[inline]
@@ -35,8 +39,14 @@ impl LeaseId {
     }
 
     #[inline]
-    fn generation(self) -> u16 {
-        (self.0 >> 16) as u16
+    fn begun(self) -> Self {
+        Self(self.0 | Self::LIVE)
+    }
+
+    /// The next generation's name, not live. The generation wraps at 2^15.
+    #[inline]
+    fn ended(self) -> Self {
+        Self(self.0.wrapping_add(1 << 16) & !Self::LIVE)
     }
 }
 
@@ -67,8 +77,8 @@ impl LeaseRecord {
 struct Slot {
     /// Of the last lease that used the slot.
     record: LeaseRecord,
-    /// Counts the leases that ended here, modulo 2^16.
-    generation: u16,
+    /// Of the lease in flight, or not live: of the next one.
+    id: LeaseId,
     /// Index of this slot's number in `order`.
     position: u16,
 }
@@ -118,7 +128,7 @@ impl LeaseTable {
             .iter()
             .map(|&position| Slot {
                 record: empty,
-                generation: 0,
+                id: LeaseId::unused(position),
                 position,
             })
             .collect();
@@ -152,8 +162,9 @@ impl LeaseTable {
             perm,
             stale: false,
         };
+        slot.id = slot.id.begun();
         self.live += 1;
-        Ok(LeaseId::new(number, slot.generation))
+        Ok(slot.id)
     }
 
     /// Ends one. Ending one twice, or one of another table, is a bug of the caller and panics.
@@ -163,19 +174,23 @@ impl LeaseTable {
         let Some(slot) = self.slots.get_mut(usize::from(number)) else {
             not_live(id);
         };
-        let position = slot.position;
-        if slot.generation != id.generation() || usize::from(position) >= self.live {
+        if slot.id != id {
             not_live(id);
         }
-        slot.generation = slot.generation.wrapping_add(1);
-        self.stale -= usize::from(slot.record.stale);
+        slot.id = id.ended();
+        // A branch, not a subtraction: stale leases are rare, and the count is off the common path.
+        if slot.record.stale {
+            self.stale -= 1;
+        }
         self.live -= 1;
-        // Swap with the last live number; when the two are the same slot, both lines rewrite what was there.
-        let last = self.order[self.live];
-        slot.position = self.live as u16;
-        self.slots[usize::from(last)].position = position;
-        self.order[usize::from(position)] = last;
-        self.order[self.live] = number;
+        let position = slot.position;
+        // A lease that began last ends without touching the order: the common case of a shallow queue.
+        if usize::from(position) != self.live {
+            let last = std::mem::replace(&mut self.order[self.live], number);
+            self.order[usize::from(position)] = last;
+            slot.position = self.live as u16;
+            self.slots[usize::from(last)].position = position;
+        }
     }
 
     /// Leases in flight.
