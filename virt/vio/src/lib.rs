@@ -1,1 +1,28 @@
-//! (head comment to be written)
+//! Virtio devices (virtio 1.2) as pollers: rings, block and network, transport-neutral.
+//!
+//! ```text
+//! transport (virtio-pci …) ── activate, kick, quiesce, reset ──▶ VirtioDevice ── BlockIo ──▶ io_uring
+//! owner's loop ── poll, arm, has_work, ticket_done ────────────▶   │    │
+//!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
+//! ```
+//! Reading order: [`VirtioDevice`] (what a device is), [`ring`] (the split virtqueue), [`blk`].
+//!
+//! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
+//! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
+//! address in a fault of the IOMMU. Memory is reached through [`guest_mem::Dma`] only, whose `Pending`
+//! answer parks a queue.
+//!
+//! This crate knows no VMM, no PCI and no IOMMU model.
+#![deny(unsafe_code)]
+
+mod any;
+pub mod blk;
+mod device;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod fake_driver;
+pub mod ring;
+
+pub use any::AnyDevice;
+pub use device::{
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
+};

@@ -1,0 +1,144 @@
+//! One type for every device, for owners that hold several: the trait's methods are generic, so it is not
+//! usable as `dyn`.
+
+use std::os::fd::RawFd;
+
+use guest_mem::{Dma, KeepAlive, Ticket};
+
+use crate::blk::Blk;
+use crate::device::{
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
+};
+
+/// Any device of this crate.
+pub enum AnyDevice {
+    /// A block device.
+    Blk(Box<Blk>),
+}
+
+impl From<Blk> for AnyDevice {
+    fn from(blk: Blk) -> Self {
+        Self::Blk(Box::new(blk))
+    }
+}
+
+impl VirtioDevice for AnyDevice {
+    fn device_type(&self) -> u16 {
+        match self {
+            Self::Blk(blk) => blk.device_type(),
+        }
+    }
+
+    fn features(&self) -> u64 {
+        match self {
+            Self::Blk(blk) => blk.features(),
+        }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        match self {
+            Self::Blk(blk) => blk.queue_sizes(),
+        }
+    }
+
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        match self {
+            Self::Blk(blk) => blk.read_config(offset, out),
+        }
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        match self {
+            Self::Blk(blk) => blk.write_config(offset, data),
+        }
+    }
+
+    fn activate(
+        &mut self,
+        features: u64,
+        queues: &[QueueConfig],
+        keep: KeepAlive,
+    ) -> Result<(), ActivateError> {
+        match self {
+            Self::Blk(blk) => blk.activate(features, queues, keep),
+        }
+    }
+
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
+        match self {
+            Self::Blk(blk) => blk.poll(dma, irq, now_ns),
+        }
+    }
+
+    fn kick(&mut self, queue: u16) {
+        match self {
+            Self::Blk(blk) => blk.kick(queue),
+        }
+    }
+
+    fn ticket_done(&mut self, ticket: Ticket) {
+        match self {
+            Self::Blk(blk) => blk.ticket_done(ticket),
+        }
+    }
+
+    fn arm<D: Dma>(&mut self, dma: &mut D) {
+        match self {
+            Self::Blk(blk) => blk.arm(dma),
+        }
+    }
+
+    fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
+        match self {
+            Self::Blk(blk) => blk.has_work(dma),
+        }
+    }
+
+    fn disarm<D: Dma>(&mut self, dma: &mut D) {
+        match self {
+            Self::Blk(blk) => blk.disarm(dma),
+        }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        match self {
+            Self::Blk(blk) => blk.wake_fds(),
+        }
+    }
+
+    fn quiesce<D: Dma>(&mut self, dma: &mut D) -> Quiesce {
+        match self {
+            Self::Blk(blk) => blk.quiesce(dma),
+        }
+    }
+
+    fn resume(&mut self) {
+        match self {
+            Self::Blk(blk) => blk.resume(),
+        }
+    }
+
+    fn reset(&mut self) {
+        match self {
+            Self::Blk(blk) => blk.reset(),
+        }
+    }
+
+    fn cancel_overdue(&mut self) {
+        match self {
+            Self::Blk(blk) => blk.cancel_overdue(),
+        }
+    }
+
+    fn needs_reset(&self) -> bool {
+        match self {
+            Self::Blk(blk) => blk.needs_reset(),
+        }
+    }
+
+    fn stats(&self) -> DeviceStats {
+        match self {
+            Self::Blk(blk) => blk.stats(),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What a block device needs from whatever stores its blocks.
+//!
+//! The device names each request by a *slot*, below [`BlockIo::depth`], which it uses for one request at a
+//! time. A back end never blocks: [`submit`](BlockIo::submit) queues, [`flush`](BlockIo::flush) starts
+//! what is queued, [`poll`](BlockIo::poll) collects what has ended.
+//!
+//! Data move in one of two ways ([`Transfer`]): straight between the file and leased guest memory, or
+//! through a private buffer of the back end, which the device fills before `submit` or empties after the
+//! completion, by copies that need no lease.
+
+use std::os::fd::RawFd;
+
+use guest_mem::{Hva, KeepAlive};
+
+/// How data get between the back end and the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// Into and out of leased guest memory.
+    Direct,
+    /// Through private buffers: no lease outlives a call.
+    Bounce,
+}
+
+/// One contiguous piece of host memory under a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte.
+    pub hva: Hva,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// An operation; offsets and lengths in bytes, inside the device's capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// From the back end into memory.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at least 1.
+        len: u32,
+    },
+    /// From memory into the back end.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at least 1.
+        len: u32,
+        /// Complete only when the data are stable (a driver that did not accept FLUSH).
+        durable: bool,
+    },
+    /// Makes all completed writes stable.
+    Flush,
+    /// The contents are no longer needed.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at least 1.
+        len: u64,
+    },
+    /// The contents become zero.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at least 1.
+        len: u64,
+        /// Blocks may be given back.
+        unmap: bool,
+    },
+}
+
+/// What became of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it was done; the slot no longer touches memory.
+    Done,
+    /// It failed with this errno (a cancelled one with ECANCELED); the slot no longer touches memory.
+    Failed(i32),
+    /// [`BlockIo::cancel`] cannot stop it: the slot **stays in flight** and another outcome follows, perhaps never.
+    NotCancellable,
+}
+
+/// One report of [`BlockIo::poll`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Which request.
+    pub slot: u32,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// A store of blocks with asynchronous operations. All calls come from the device's thread.
+pub trait BlockIo: Send {
+    /// Size in bytes, a multiple of 512, constant.
+    fn capacity(&self) -> u64;
+
+    /// Whether writing is refused.
+    fn is_read_only(&self) -> bool;
+
+    /// Slots: how many requests may be in flight.
+    fn depth(&self) -> u32;
+
+    /// How data move.
+    fn transfer(&self) -> Transfer;
+
+    /// Guest memory that pieces will point into; hold it until [`detach`](BlockIo::detach).
+    fn attach(&mut self, keep: KeepAlive);
+
+    /// The device is reset; nothing is in flight.
+    fn detach(&mut self);
+
+    /// Reserves `len` bytes of private buffer for `slot`; false when there is no room now.
+    /// `len` is at most [`MAX_TRANSFER`](super::MAX_TRANSFER), for which an idle back end always has room.
+    fn reserve(&mut self, slot: u32, len: u32) -> bool;
+
+    /// The slot's private buffer from `offset` on: not empty, but perhaps only a part of the rest.
+    /// Panics unless the slot is reserved, not in flight, and `offset` inside.
+    fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8];
+
+    /// Gives the slot's private buffer back, if it has one.
+    fn unreserve(&mut self, slot: u32);
+
+    /// Queues an operation. `pieces` add up to a direct transfer's length, and are empty otherwise.
+    fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]);
+
+    /// Starts what is queued.
+    fn flush(&mut self);
+
+    /// Appends what has ended.
+    fn poll(&mut self, done: &mut Vec<Completion>);
+
+    /// Whether a poll would report something, or has something to start.
+    fn has_completions(&mut self) -> bool;
+
+    /// Asks to stop the operation of `slot`, which is in flight. An outcome follows.
+    fn cancel(&mut self, slot: u32);
+
+    /// Appends descriptors that are readable while there are completions.
+    fn wake_fds(&self, fds: &mut Vec<RawFd>);
+}

@@ -1,0 +1,228 @@
+//! The layout of block requests and configuration space (virtio 1.2 §5.2), and the check of a chain.
+
+use guest_mem::{Access, Dma, Iova, Stop};
+
+use super::backend::Op;
+use super::{MAX_TRANSFER, SECTOR};
+use crate::ring::Chain;
+
+/// Feature bits (§5.2.3).
+pub mod feature {
+    /// VIRTIO_BLK_F_SIZE_MAX (1): a bound on the size of a segment.
+    pub const SIZE_MAX: u64 = 1 << 1;
+    /// VIRTIO_BLK_F_SEG_MAX (2): a bound on the number of segments.
+    pub const SEG_MAX: u64 = 1 << 2;
+    /// VIRTIO_BLK_F_RO (5): read-only.
+    pub const RO: u64 = 1 << 5;
+    /// VIRTIO_BLK_F_BLK_SIZE (6): a logical block size.
+    pub const BLK_SIZE: u64 = 1 << 6;
+    /// VIRTIO_BLK_F_FLUSH (9): a write cache that can be flushed.
+    pub const FLUSH: u64 = 1 << 9;
+    /// VIRTIO_BLK_F_MQ (12): several queues.
+    pub const MQ: u64 = 1 << 12;
+    /// VIRTIO_BLK_F_DISCARD (13).
+    pub const DISCARD: u64 = 1 << 13;
+    /// VIRTIO_BLK_F_WRITE_ZEROES (14).
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+}
+
+/// Request types (§5.2.6).
+pub mod kind {
+    /// VIRTIO_BLK_T_IN: read.
+    pub const IN: u32 = 0;
+    /// VIRTIO_BLK_T_OUT: write.
+    pub const OUT: u32 = 1;
+    /// VIRTIO_BLK_T_FLUSH.
+    pub const FLUSH: u32 = 4;
+    /// VIRTIO_BLK_T_GET_ID: the serial number, 20 bytes.
+    pub const GET_ID: u32 = 8;
+    /// VIRTIO_BLK_T_DISCARD.
+    pub const DISCARD: u32 = 11;
+    /// VIRTIO_BLK_T_WRITE_ZEROES.
+    pub const WRITE_ZEROES: u32 = 13;
+}
+
+/// VIRTIO_BLK_S_OK.
+pub const STATUS_OK: u8 = 0;
+/// VIRTIO_BLK_S_IOERR.
+pub const STATUS_IOERR: u8 = 1;
+/// VIRTIO_BLK_S_UNSUPP.
+pub const STATUS_UNSUPP: u8 = 2;
+
+/// `struct virtio_blk_req` up to its data: type, reserved, sector.
+pub const HEADER_LEN: u32 = 16;
+/// Length of the GET_ID string.
+pub const ID_LEN: usize = 20;
+/// `struct virtio_blk_discard_write_zeroes`: sector, num_sectors, flags.
+const RANGE_LEN: u32 = 16;
+/// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
+const FLAG_UNMAP: u32 = 1;
+
+/// Largest segment we ask drivers to make, in bytes.
+pub const SIZE_MAX: u32 = 32 << 10;
+/// Most data segments we ask drivers to make. 126 × 32 KiB is just below [`MAX_TRANSFER`].
+pub const SEG_MAX: u32 = 126;
+/// Most sectors of one discard or write-zeroes request: 2 GiB.
+pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
+const _: () = assert!(SIZE_MAX * SEG_MAX <= MAX_TRANSFER);
+
+/// What the device has, for the checks of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// 512-byte sectors.
+    pub sectors: u64,
+    /// Whether writing is refused.
+    pub read_only: bool,
+    /// Features the driver accepted.
+    pub features: u64,
+}
+
+/// A checked request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parsed {
+    /// What to do.
+    pub action: Action,
+    /// Start sector as the driver wrote it.
+    pub sector: u64,
+    /// Address of the status byte: the last writable one.
+    pub status_at: Iova,
+}
+
+/// What a request comes down to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Give it to the back end.
+    Run(Op),
+    /// Answer the serial number, this many bytes of it.
+    GetId(u32),
+    /// Answer this status.
+    Status(u8),
+}
+
+/// Reads and checks the request in `chain`. `Ok(None)`: there is no header, or no byte for a status; it cannot be answered.
+pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Option<Parsed>> {
+    let (readable, writable) = (chain.readable(), chain.writable());
+    let Some(status_offset) = writable.len().checked_sub(1) else {
+        return Ok(None);
+    };
+    if readable.len() < HEADER_LEN {
+        return Ok(None);
+    }
+    let Some(status) = writable.slice(status_offset, 1).next() else {
+        return Ok(None);
+    };
+    let mut header = [0; HEADER_LEN as usize];
+    let answer = |action, sector| {
+        Ok(Some(Parsed {
+            action,
+            sector,
+            status_at: status.iova,
+        }))
+    };
+    match readable.read(dma, 0, &mut header) {
+        Ok(()) => {}
+        Err(pending @ Stop::Pending(_)) => return Err(pending),
+        Err(Stop::Fault(_)) => return answer(Action::Status(STATUS_IOERR), 0),
+    }
+    let kind = u32::from_le_bytes(header[..4].try_into().expect("4 of 16 bytes"));
+    let sector = u64::from_le_bytes(header[8..].try_into().expect("8 of 16 bytes"));
+    let action = match kind {
+        kind::IN => transfer(limits, sector, status_offset, false),
+        kind::OUT => transfer(limits, sector, readable.len() - HEADER_LEN, true),
+        kind::FLUSH => Action::Run(Op::Flush),
+        kind::GET_ID => Action::GetId(status_offset.min(ID_LEN as u32)),
+        kind::DISCARD if limits.features & feature::DISCARD != 0 => {
+            range(dma, chain, limits, false)?
+        }
+        kind::WRITE_ZEROES if limits.features & feature::WRITE_ZEROES != 0 => {
+            range(dma, chain, limits, true)?
+        }
+        _ => Action::Status(STATUS_UNSUPP),
+    };
+    answer(action, sector)
+}
+
+/// A read or write of `len` bytes from `sector` on.
+fn transfer(limits: &Limits, sector: u64, len: u32, write: bool) -> Action {
+    if !len.is_multiple_of(SECTOR as u32) || len > MAX_TRANSFER || (write && limits.read_only) {
+        return Action::Status(STATUS_IOERR);
+    }
+    let Some(offset) = inside(limits, sector, u64::from(len) / SECTOR) else {
+        return Action::Status(STATUS_IOERR);
+    };
+    if len == 0 {
+        return Action::Status(STATUS_OK);
+    }
+    Action::Run(if write {
+        let durable = limits.features & feature::FLUSH == 0;
+        Op::Write {
+            offset,
+            len,
+            durable,
+        }
+    } else {
+        Op::Read { offset, len }
+    })
+}
+
+/// A discard or write-zeroes request (§5.2.6.2): exactly one range, since that is what we advertise.
+fn range<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits, zeroes: bool) -> Access<Action> {
+    let readable = chain.readable();
+    if limits.read_only || readable.len() != HEADER_LEN + RANGE_LEN {
+        return Ok(Action::Status(STATUS_IOERR));
+    }
+    let mut bytes = [0; RANGE_LEN as usize];
+    match readable.read(dma, HEADER_LEN, &mut bytes) {
+        Ok(()) => {}
+        Err(pending @ Stop::Pending(_)) => return Err(pending),
+        Err(Stop::Fault(_)) => return Ok(Action::Status(STATUS_IOERR)),
+    }
+    let sector = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
+    let sectors = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
+    let flags = u32::from_le_bytes(bytes[12..].try_into().expect("4 of 16 bytes"));
+    let allowed = if zeroes { FLAG_UNMAP } else { 0 };
+    if flags & !allowed != 0 {
+        return Ok(Action::Status(STATUS_UNSUPP));
+    }
+    if sectors > MAX_RANGE_SECTORS {
+        return Ok(Action::Status(STATUS_IOERR));
+    }
+    let Some(offset) = inside(limits, sector, u64::from(sectors)) else {
+        return Ok(Action::Status(STATUS_IOERR));
+    };
+    let len = u64::from(sectors) * SECTOR;
+    Ok(match (len, zeroes) {
+        (0, _) => Action::Status(STATUS_OK),
+        (_, true) => Action::Run(Op::WriteZeroes {
+            offset,
+            len,
+            unmap: flags & FLAG_UNMAP != 0,
+        }),
+        (_, false) => Action::Run(Op::Discard { offset, len }),
+    })
+}
+
+/// The byte offset of `sector`, if it and the `count - 1` after it exist.
+fn inside(limits: &Limits, sector: u64, count: u64) -> Option<u64> {
+    let left = limits.sectors.checked_sub(sector)?;
+    // The device's size in bytes fits 64 bits, so a sector inside it does.
+    (count <= left).then(|| sector * SECTOR)
+}
+
+/// Configuration space (§5.2.4), `struct virtio_blk_config` up to `write_zeroes_may_unmap`.
+pub fn config_space(sectors: u64, block: u32, queues: u16) -> [u8; 60] {
+    let mut space = [0; 60];
+    let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &sectors.to_le_bytes());
+    put(8, &SIZE_MAX.to_le_bytes());
+    put(12, &SEG_MAX.to_le_bytes());
+    put(20, &block.to_le_bytes());
+    put(34, &queues.to_le_bytes());
+    put(36, &MAX_RANGE_SECTORS.to_le_bytes()); // max_discard_sectors
+    put(40, &1u32.to_le_bytes()); // max_discard_seg
+    put(44, &(block / SECTOR as u32).to_le_bytes()); // discard_sector_alignment
+    put(48, &MAX_RANGE_SECTORS.to_le_bytes()); // max_write_zeroes_sectors
+    put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
+    put(56, &[1]); // write_zeroes_may_unmap
+    space
+}

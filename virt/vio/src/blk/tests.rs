@@ -1,0 +1,4 @@
+//! The block device driven as a guest would, on memory and files of the test's own.
+
+mod basic;
+mod support;

@@ -1,0 +1,204 @@
+//! A guest with one block device.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+
+use guest_mem::test_utils::{ArrayMem, FlatDma};
+use guest_mem::{Dma, Gpa, PhysMem};
+
+use crate::blk::{
+    Blk, BlkConfig, MemDisk, SlowControl, SlowDisk, Transfer, UringFile, UringOptions,
+};
+use crate::fake_driver::{CountIrq, FakeDriver};
+use crate::{Activity, VirtioDevice};
+
+/// Where the rings lie.
+pub const RINGS: u64 = 0x1_0000;
+/// Request headers and status bytes: 64 bytes each.
+pub const HEADERS: u64 = 0x2_0000;
+/// Data buffers.
+pub const DATA: u64 = 0x10_0000;
+/// Guest memory in bytes.
+pub const MEMORY: u64 = 16 << 20;
+/// Disk size in sectors.
+pub const SECTORS: u64 = 8192;
+
+/// A disk image whose bytes tell their position.
+pub fn image() -> Vec<u8> {
+    (0..SECTORS * 512)
+        .map(|at| (at / 512 * 7 + at % 509) as u8)
+        .collect()
+}
+
+/// An unlinked file with these contents.
+pub fn file_with(bytes: &[u8]) -> File {
+    let path = std::env::temp_dir().join(format!(
+        "vio-test-{}-{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .expect("a temporary file");
+    std::fs::remove_file(&path).expect("it was just made");
+    file.write_all(bytes).expect("space for a temporary file");
+    file
+}
+
+/// The contents of a file.
+pub fn contents(file: &mut File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).expect("a file seeks");
+    file.read_to_end(&mut bytes).expect("a file reads");
+    bytes
+}
+
+/// A ring disk on a temporary file, and that file.
+pub fn uring(transfer: Transfer) -> (Box<UringFile>, File) {
+    let file = file_with(&image());
+    let again = file.try_clone().expect("a descriptor");
+    let options = UringOptions {
+        transfer,
+        depth: 32,
+        ..Default::default()
+    };
+    (
+        Box::new(UringFile::from_file(file, options).expect("io_uring")),
+        again,
+    )
+}
+
+/// A slow disk over a ring disk.
+#[expect(dead_code, reason = "next")]
+pub fn slow(transfer: Transfer) -> (Box<SlowDisk>, SlowControl, File) {
+    let (below, file) = uring(transfer);
+    let (disk, control) = SlowDisk::new(below).expect("a socket pair");
+    (Box::new(disk), control, file)
+}
+
+/// A RAM disk.
+pub fn mem_disk() -> Box<MemDisk> {
+    Box::new(MemDisk::new(image(), 64, false))
+}
+
+/// A guest: memory, one queue, and the device.
+pub struct Guest {
+    pub mem: ArrayMem,
+    pub driver: FakeDriver<ArrayMem>,
+    pub blk: Blk,
+    pub irq: CountIrq,
+}
+
+impl Guest {
+    /// A device over `io` with queue size 64 and all its features.
+    pub fn new(io: Box<dyn crate::blk::BlockIo>) -> Self {
+        Self::with(
+            io,
+            BlkConfig {
+                queue_size: 64,
+                ..Default::default()
+            },
+            !0,
+        )
+    }
+
+    /// With this configuration and, of the offered features, those in `mask`.
+    pub fn with(io: Box<dyn crate::blk::BlockIo>, config: BlkConfig, mask: u64) -> Self {
+        let mem = ArrayMem::new(MEMORY);
+        let driver = FakeDriver::new(mem.clone(), Gpa::new(RINGS), 0, config.queue_size);
+        let mut blk = Blk::new(config, io).expect("a valid configuration");
+        let features = blk.features() & mask;
+        blk.activate(features, &[driver.config()], mem.keep_alive())
+            .expect("a valid activation");
+        Self {
+            mem,
+            driver,
+            blk,
+            irq: CountIrq::default(),
+        }
+    }
+
+    /// A door without holes.
+    pub fn dma(&self) -> FlatDma {
+        FlatDma::new(self.mem.clone())
+    }
+
+    /// Address of header `slot`; its status byte is 48 bytes on.
+    pub fn header(&self, slot: u64, kind: u32, sector: u64) -> u64 {
+        let at = HEADERS + 64 * slot;
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&kind.to_le_bytes());
+        header[8..].copy_from_slice(&sector.to_le_bytes());
+        self.driver.put(at, &header);
+        self.driver.put(at + 48, &[0xff]);
+        at
+    }
+
+    /// Status byte of header `slot`.
+    pub fn status(&self, slot: u64) -> u8 {
+        self.mem.get::<1>(Gpa::new(HEADERS + 64 * slot + 48))[0]
+    }
+
+    /// Makes a request available: header `slot`, these data buffers.
+    pub fn request(
+        &mut self,
+        slot: u64,
+        kind: u32,
+        sector: u64,
+        readable: &[(u64, u32)],
+        writable: &[(u64, u32)],
+    ) -> u16 {
+        let header = self.header(slot, kind, sector);
+        let mut read = vec![(header, 16)];
+        read.extend(readable);
+        let mut write = writable.to_vec();
+        write.push((header + 48, 1));
+        self.driver.add(&read, &write)
+    }
+
+    /// Polls until a used element comes; panics after two seconds.
+    pub fn wait_used<D: Dma>(&mut self, dma: &mut D) -> (u16, u32) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        loop {
+            let _ = self.blk.poll(dma, &mut self.irq, 0);
+            if let Some(used) = self.driver.used() {
+                return used;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "no completion: {:?}",
+                self.blk.stats()
+            );
+        }
+    }
+
+    /// Polls until idle.
+    #[expect(dead_code, reason = "next")]
+    pub fn settle<D: Dma>(&mut self, dma: &mut D) {
+        for _ in 0..10_000 {
+            if self.blk.poll(dma, &mut self.irq, 0) == Activity::Idle {
+                return;
+            }
+        }
+        panic!("the device never becomes idle: {:?}", self.blk.stats());
+    }
+
+    /// Runs one request to its end; status and bytes written.
+    pub fn run(
+        &mut self,
+        kind: u32,
+        sector: u64,
+        readable: &[(u64, u32)],
+        writable: &[(u64, u32)],
+    ) -> (u8, u32) {
+        let mut dma = self.dma();
+        let head = self.request(0, kind, sector, readable, writable);
+        let (used, len) = self.wait_used(&mut dma);
+        assert_eq!(used, head);
+        assert_eq!(dma.iommu.leases().len(), 0, "a lease outlived its request");
+        (self.status(0), len)
+    }
+}

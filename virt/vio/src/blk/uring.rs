@@ -1,0 +1,601 @@
+//! A raw file or block device through io_uring.
+//!
+//! One ring per device, made at first use by the thread that polls it (SINGLE_ISSUER, DEFER_TASKRUN and
+//! TASKRUN_FLAG where the kernel has them): an idle poll costs two loads and no system call, and a batch
+//! of submissions one. The ring's descriptor is readable while there are completions, so the owner can
+//! sleep on it.
+//!
+//! Data go straight into leased guest memory (readv, writev), or through a private pool. Discard and
+//! write-zeroes are fallocate: punch a hole, or zero the range; a file system that cannot zero a range
+//! punches it, which reads as zeroes too. A short transfer is continued; one that makes no progress (the
+//! file was truncated under us) is EIO.
+//!
+//! Bounds: `depth` operations in flight; a pool of [`POOL_CHUNKS`] × [`CHUNK`] = 8 MiB, committed by the
+//! host as it is touched, and only with [`Transfer::Bounce`].
+//!
+//! UNSAFETY: the kernel is given addresses that it uses after the call returns. What keeps them valid is
+//! stated at [`UringFile::submit`] and `drop`. A safe wrapper would have to own the buffers, and
+//! they belong to the guest.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use guest_mem::{KeepAlive, keeps_mapped};
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
+use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
+
+/// Piece of the private pool, in bytes: what a request's buffer is made of.
+pub const CHUNK: u32 = 16 << 10;
+/// Chunks of the private pool. 8 MiB: two requests of the largest size, or 512 small ones.
+pub const POOL_CHUNKS: u32 = 512;
+const _: () = assert!(CHUNK * POOL_CHUNKS >= MAX_TRANSFER);
+const _: () = assert!((MAX_TRANSFER / CHUNK) as usize <= MAX_PIECES);
+
+/// How long `drop` waits for operations in flight before it leaks what they use.
+const DROP_LIMIT: Duration = Duration::from_secs(2);
+
+/// `user_data` of a cancellation: the slot, with this bit.
+const CANCEL: u64 = 1 << 32;
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct UringOptions {
+    /// Refuse writing.
+    pub read_only: bool,
+    /// O_DIRECT: past the page cache. Buffers and lengths that the file system finds misaligned fail.
+    pub o_direct: bool,
+    /// How data move.
+    pub transfer: Transfer,
+    /// Operations in flight, 1 to 1024.
+    pub depth: u32,
+}
+
+impl Default for UringOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            o_direct: false,
+            transfer: Transfer::Direct,
+            depth: 256,
+        }
+    }
+}
+
+/// Why a file cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum UringError {
+    /// It cannot be opened, or its size not be found.
+    #[error("cannot open the disk image")]
+    Open(#[source] io::Error),
+    /// It is neither a regular file nor a block device.
+    #[error("the disk image is neither a regular file nor a block device")]
+    Kind,
+    /// Its size is zero or no multiple of 512 bytes.
+    #[error("the disk image has {0} bytes, no positive multiple of 512")]
+    Size(u64),
+    /// A depth outside 1 to 1024.
+    #[error("a queue depth of 1 to 1024, not {0}")]
+    Depth(u32),
+    /// The kernel has no io_uring, or refuses it.
+    #[error("cannot set up io_uring")]
+    Ring(#[source] io::Error),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Prepared or being prepared; the kernel knows nothing of it.
+    Idle,
+    InFlight,
+}
+
+/// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered.
+struct Slot {
+    state: State,
+    op: Op,
+    iovecs: Vec<libc::iovec>,
+    /// First vector with bytes left to move.
+    first: usize,
+    /// Bytes moved so far.
+    moved: u32,
+    /// Chunks of the private buffer, in order.
+    chunks: Vec<u32>,
+    reserved: u32,
+    cancelled: bool,
+    /// A zero-range was refused by the file system: this is the hole punched instead.
+    punching: bool,
+}
+
+/// The private pool: page-aligned, never moved.
+struct Pool {
+    base: NonNull<u8>,
+    free: Vec<u32>,
+}
+
+impl Pool {
+    const LAYOUT: Layout = match Layout::from_size_align((CHUNK * POOL_CHUNKS) as usize, 4096) {
+        Ok(layout) => layout,
+        Err(_) => panic!("a valid layout"),
+    };
+
+    fn new() -> Self {
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { alloc_zeroed(Self::LAYOUT) };
+        let Some(base) = NonNull::new(base) else {
+            handle_alloc_error(Self::LAYOUT)
+        };
+        Self {
+            base,
+            free: (0..POOL_CHUNKS).rev().collect(),
+        }
+    }
+
+    fn chunk(&self, chunk: u32) -> *mut u8 {
+        assert!(chunk < POOL_CHUNKS);
+        // SAFETY: `chunk` is below the number of chunks in the allocation.
+        unsafe { self.base.as_ptr().add((chunk * CHUNK) as usize) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`; `UringFile::drop` forgets a pool that the kernel
+        // may still use.
+        unsafe { dealloc(self.base.as_ptr(), Self::LAYOUT) }
+    }
+}
+
+// SAFETY: `base` is owned memory, tied to no thread.
+unsafe impl Send for Pool {}
+
+/// A raw file or block device.
+pub struct UringFile {
+    ring: IoUring,
+    /// Made disabled: the first submission enables it and binds it to its thread.
+    enabled: bool,
+    file: File,
+    capacity: u64,
+    options: UringOptions,
+    slots: Vec<Slot>,
+    pool: Option<Pool>,
+    keep: Option<KeepAlive>,
+    /// Operations the kernel has or will be given.
+    in_flight: u32,
+    /// Submissions that have ended before they reached the kernel.
+    early: Vec<Completion>,
+    /// Entries written and not yet submitted.
+    queued: bool,
+}
+
+// SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into guest
+// memory that `keep` holds; neither is tied to a thread.
+unsafe impl Send for UringFile {}
+
+impl UringFile {
+    /// Opens `path`.
+    pub fn open(path: &Path, options: UringOptions) -> Result<Self, UringError> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(if options.o_direct { libc::O_DIRECT } else { 0 })
+            .open(path)
+            .map_err(UringError::Open)?;
+        Self::from_file(file, options)
+    }
+
+    /// Serves an open file, whose flags must fit the options.
+    pub fn from_file(file: File, options: UringOptions) -> Result<Self, UringError> {
+        use std::io::{Seek, SeekFrom};
+        if options.depth == 0 || options.depth > 1024 {
+            return Err(UringError::Depth(options.depth));
+        }
+        let kind = file.metadata().map_err(UringError::Open)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(UringError::Kind);
+        }
+        // Metadata of a block device say 0; its end does not.
+        let capacity = (&file).seek(SeekFrom::End(0)).map_err(UringError::Open)?;
+        if capacity == 0 || !capacity.is_multiple_of(SECTOR) {
+            return Err(UringError::Size(capacity));
+        }
+        let ring = make_ring(options.depth).map_err(UringError::Ring)?;
+        let slot = |_| Slot {
+            state: State::Free,
+            op: Op::Flush,
+            iovecs: Vec::new(),
+            first: 0,
+            moved: 0,
+            chunks: Vec::new(),
+            reserved: 0,
+            cancelled: false,
+            punching: false,
+        };
+        Ok(Self {
+            ring,
+            enabled: false,
+            file,
+            capacity,
+            options,
+            slots: (0..options.depth).map(slot).collect(),
+            pool: (options.transfer == Transfer::Bounce).then(Pool::new),
+            keep: None,
+            in_flight: 0,
+            early: Vec::new(),
+            queued: false,
+        })
+    }
+
+    /// Writes the submission entry of a slot in state `InFlight`.
+    fn push(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        let fd = types::Fd(self.file.as_raw_fd());
+        let entry = match slot.op {
+            Op::Read { offset, .. } => {
+                let vectors = &slot.iovecs[slot.first..];
+                opcode::Readv::new(fd, vectors.as_ptr(), vectors.len() as u32)
+                    .offset(offset + u64::from(slot.moved))
+                    .build()
+            }
+            Op::Write {
+                offset, durable, ..
+            } => {
+                let vectors = &slot.iovecs[slot.first..];
+                opcode::Writev::new(fd, vectors.as_ptr(), vectors.len() as u32)
+                    .offset(offset + u64::from(slot.moved))
+                    .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
+                    .build()
+            }
+            Op::Flush => opcode::Fsync::new(fd)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            Op::Discard { offset, len } => fallocate(fd, offset, len, libc::FALLOC_FL_PUNCH_HOLE),
+            Op::WriteZeroes { offset, len, unmap } => {
+                let mode = if unmap || slot.punching {
+                    libc::FALLOC_FL_PUNCH_HOLE
+                } else {
+                    libc::FALLOC_FL_ZERO_RANGE
+                };
+                fallocate(fd, offset, len, mode)
+            }
+        };
+        self.push_entry(&entry.user_data(u64::from(number)));
+    }
+
+    fn push_entry(&mut self, entry: &squeue::Entry) {
+        self.queued = true;
+        loop {
+            // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the
+            // slot is in flight and live in `self.slots`, never resized; (b) what the vectors point to:
+            // chunks of `self.pool` that belong to this slot until it is unreserved, or guest memory
+            // that `self.keep` was checked to keep mapped in `submit`. `drop` waits for the kernel, or
+            // leaks all three. The descriptor is `self.file`.
+            let pushed = unsafe { self.ring.submission().push(entry) };
+            if pushed.is_ok() {
+                return;
+            }
+            // The ring has room for every slot and a cancellation of each, so it is full only of
+            // entries that the kernel has not looked at yet.
+            self.flush();
+        }
+    }
+
+    /// What a finished entry means; `None`: the operation goes on.
+    fn ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
+        let slot = &mut self.slots[number as usize];
+        if result < 0 {
+            let errno = -result;
+            match (slot.op, errno) {
+                (_, libc::EINTR | libc::EAGAIN) if !slot.cancelled => {}
+                (Op::WriteZeroes { unmap: false, .. }, libc::EOPNOTSUPP) if !slot.punching => {
+                    slot.punching = true;
+                }
+                _ => return Some(Outcome::Failed(errno)),
+            }
+            self.push(number);
+            return None;
+        }
+        let (Op::Read { len, .. } | Op::Write { len, .. }) = slot.op else {
+            return Some(Outcome::Done);
+        };
+        // The kernel moves no more than it was asked to.
+        slot.moved += result as u32;
+        if slot.moved >= len {
+            return Some(Outcome::Done);
+        }
+        if result == 0 || slot.cancelled {
+            return Some(Outcome::Failed(libc::EIO));
+        }
+        let mut skip = result as usize;
+        while skip != 0 {
+            let vector = &mut slot.iovecs[slot.first];
+            let step = skip.min(vector.iov_len);
+            vector.iov_base = vector.iov_base.wrapping_byte_add(step);
+            vector.iov_len -= step;
+            skip -= step;
+            if vector.iov_len == 0 {
+                slot.first += 1;
+            }
+        }
+        self.push(number);
+        None
+    }
+
+    /// Enters the kernel; false for what a later try may mend.
+    fn enter(&mut self) -> bool {
+        if !self.enabled {
+            // Fails only if the ring was not made disabled (the fallback for old kernels).
+            let _ = self.ring.submitter().register_enable_rings();
+            self.enabled = true;
+        }
+        self.ring.submit().is_ok()
+    }
+}
+
+/// The best ring this kernel makes.
+fn make_ring(depth: u32) -> io::Result<IoUring> {
+    // Every slot and a cancellation of each, twice: the queue is never full of what the kernel has not seen.
+    let entries = (4 * depth).next_power_of_two();
+    let best = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_r_disabled()
+        .build(entries);
+    match best {
+        Ok(ring) => Ok(ring),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        Err(error) => Err(error),
+    }
+}
+
+fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
+    opcode::Fallocate::new(fd, len)
+        .offset(offset)
+        .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
+        .build()
+}
+
+impl BlockIo for UringFile {
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    fn depth(&self) -> u32 {
+        self.options.depth
+    }
+
+    fn transfer(&self) -> Transfer {
+        self.options.transfer
+    }
+
+    fn attach(&mut self, keep: KeepAlive) {
+        assert_eq!(
+            self.in_flight, 0,
+            "guest memory changed under operations in flight"
+        );
+        self.keep = Some(keep);
+    }
+
+    fn detach(&mut self) {
+        assert_eq!(
+            self.in_flight, 0,
+            "guest memory given up under operations in flight"
+        );
+        self.keep = None;
+    }
+
+    fn reserve(&mut self, slot: u32, len: u32) -> bool {
+        assert!(len <= MAX_TRANSFER);
+        let pool = self.pool.as_mut().expect("a bouncing back end");
+        let slot = &mut self.slots[slot as usize];
+        assert_eq!(
+            slot.state,
+            State::Free,
+            "a slot serves one request at a time"
+        );
+        let count = len.div_ceil(CHUNK) as usize;
+        let Some(left) = pool.free.len().checked_sub(count) else {
+            return false;
+        };
+        slot.chunks.extend(pool.free.drain(left..));
+        slot.reserved = len;
+        slot.state = State::Idle;
+        true
+    }
+
+    fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8] {
+        let slot = &self.slots[slot as usize];
+        assert_eq!(
+            slot.state,
+            State::Idle,
+            "the private buffer of an operation in flight"
+        );
+        assert!(offset < slot.reserved, "offset outside the private buffer");
+        let within = offset % CHUNK;
+        let len = (CHUNK - within).min(slot.reserved - offset);
+        let chunk = slot.chunks[(offset / CHUNK) as usize];
+        let pool = self.pool.as_ref().expect("a bouncing back end");
+        // SAFETY: `[within, within + len)` lies in the chunk, which belongs to this slot alone; the slot is
+        // not in flight, so the kernel does not write it; the borrow of `self` keeps others out.
+        unsafe {
+            std::slice::from_raw_parts_mut(pool.chunk(chunk).add(within as usize), len as usize)
+        }
+    }
+
+    fn unreserve(&mut self, slot: u32) {
+        let slot = &mut self.slots[slot as usize];
+        assert_ne!(
+            slot.state,
+            State::InFlight,
+            "the private buffer of an operation in flight"
+        );
+        slot.state = State::Free;
+        slot.reserved = 0;
+        match self.pool.as_mut() {
+            Some(pool) => pool.free.append(&mut slot.chunks),
+            None => debug_assert!(slot.chunks.is_empty()),
+        }
+    }
+
+    fn submit(&mut self, number: u32, op: Op, pieces: &[Piece]) {
+        let slot = &mut self.slots[number as usize];
+        assert_ne!(
+            slot.state,
+            State::InFlight,
+            "a slot serves one request at a time"
+        );
+        slot.op = op;
+        slot.first = 0;
+        slot.moved = 0;
+        slot.cancelled = false;
+        slot.punching = false;
+        slot.iovecs.clear();
+        let mut total = 0u64;
+        for piece in pieces {
+            // The check that the safety of the kernel's access rests on: these bytes stay mapped for as
+            // long as `self.keep` is held, which is until nothing is in flight.
+            let kept = self
+                .keep
+                .as_ref()
+                .is_some_and(|keep| keeps_mapped(keep, piece.hva, u64::from(piece.len)));
+            if !kept {
+                self.early.push(Completion {
+                    slot: number,
+                    outcome: Outcome::Failed(libc::EFAULT),
+                });
+                return;
+            }
+            total += u64::from(piece.len);
+            slot.iovecs.push(libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
+                iov_len: piece.len as usize,
+            });
+        }
+        let mut left = slot.reserved;
+        for &chunk in &slot.chunks {
+            let len = left.min(CHUNK);
+            left -= len;
+            total += u64::from(len);
+            let pool = self.pool.as_ref().expect("a slot with chunks has a pool");
+            let iov_base = pool.chunk(chunk).cast();
+            slot.iovecs.push(libc::iovec {
+                iov_base,
+                iov_len: len as usize,
+            });
+        }
+        if let Op::Read { len, .. } | Op::Write { len, .. } = op {
+            assert_eq!(
+                u64::from(len),
+                total,
+                "buffers do not add up to the transfer"
+            );
+            assert!(slot.iovecs.len() <= MAX_PIECES);
+        }
+        slot.state = State::InFlight;
+        self.in_flight += 1;
+        self.push(number);
+    }
+
+    fn flush(&mut self) {
+        if self.queued {
+            // EAGAIN, EBUSY and EINTR leave the entries where they are, for the next poll.
+            self.enter();
+            self.queued = !self.ring.submission().is_empty();
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.early);
+        if self.in_flight == 0 {
+            return;
+        }
+        self.flush();
+        if self.ring.submission().taskrun() || self.ring.submission().cq_overflow() {
+            // Enters with GETEVENTS, which runs what the kernel has deferred for us.
+            self.enter();
+        }
+        loop {
+            // One at a time: handling it may write a submission entry.
+            let Some(entry) = self.ring.completion().next() else {
+                break;
+            };
+            let number = entry.user_data() as u32;
+            if entry.user_data() & CANCEL != 0 {
+                // 0: stopped, its own entry says ECANCELED. ENOENT: it ended before. EALREADY: running.
+                let still = self.slots[number as usize].state == State::InFlight;
+                if entry.result() == -libc::EALREADY && still {
+                    done.push(Completion {
+                        slot: number,
+                        outcome: Outcome::NotCancellable,
+                    });
+                }
+            } else if let Some(outcome) = self.ended(number, entry.result()) {
+                self.slots[number as usize].state = State::Idle;
+                self.in_flight -= 1;
+                done.push(Completion {
+                    slot: number,
+                    outcome,
+                });
+            }
+        }
+        // Continuations of short transfers.
+        self.flush();
+    }
+
+    fn has_completions(&mut self) -> bool {
+        !self.early.is_empty()
+            || self.queued
+            || (self.in_flight != 0
+                && (self.ring.submission().taskrun() || !self.ring.completion().is_empty()))
+    }
+
+    fn cancel(&mut self, slot: u32) {
+        let own = &mut self.slots[slot as usize];
+        if own.state == State::InFlight && !own.cancelled {
+            own.cancelled = true;
+            let user_data = u64::from(slot);
+            self.push_entry(
+                &opcode::AsyncCancel::new(user_data)
+                    .build()
+                    .user_data(user_data | CANCEL),
+            );
+        }
+    }
+
+    fn wake_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.push(self.ring.as_raw_fd());
+    }
+}
+
+impl Drop for UringFile {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + DROP_LIMIT;
+        for slot in 0..self.options.depth {
+            self.cancel(slot);
+        }
+        let mut done = Vec::new();
+        while self.in_flight != 0 && Instant::now() < deadline {
+            self.poll(&mut done);
+            done.clear();
+            std::thread::yield_now();
+        }
+        if self.in_flight != 0 {
+            // The kernel may write to these at any time: keep them for ever.
+            std::mem::forget(self.keep.take());
+            std::mem::forget(self.pool.take());
+            std::mem::forget(std::mem::take(&mut self.slots));
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What every virtio device here is: configuration space, queues to poll, and a way to stop.
+//!
+//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore) calls
+//! [`VirtioDevice::poll`] with the device's view of guest memory; register writes that the transport
+//! decodes arrive as the other methods. All calls come from one thread.
+//!
+//! Life: `activate` at DRIVER_OK; `poll` again and again; to sleep, `arm`, a SeqCst fence, `has_work`,
+//! sleep on `wake_fds`, `disarm`; at Status = 0, `quiesce` until it answers [`Quiesce::Done`], then
+//! `reset`; while Bus Master is off, `quiesce`, then `resume`.
+
+use std::os::fd::RawFd;
+
+use guest_mem::{Dma, Iova, KeepAlive, Ticket};
+
+use crate::ring::SplitQueue;
+
+/// Feature bit numbers of virtio 1.2 §6 and §2.7 that every device here treats alike.
+pub mod feature {
+    /// VIRTIO_F_INDIRECT_DESC (28): a descriptor may point at a table of descriptors.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// VIRTIO_F_EVENT_IDX (29): `used_event` and `avail_event` instead of flags.
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// VIRTIO_F_VERSION_1 (32): not a legacy device.
+    pub const VERSION_1: u64 = 1 << 32;
+    /// VIRTIO_F_ACCESS_PLATFORM (33): ring and buffer addresses go through the platform's IOMMU.
+    pub const ACCESS_PLATFORM: u64 = 1 << 33;
+    /// What every device here offers.
+    pub const COMMON: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1 | ACCESS_PLATFORM;
+}
+
+/// Whether a poll found something to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Activity {
+    /// Something was done, or is left to do at once.
+    Busy,
+    /// Nothing to do until something arrives.
+    Idle,
+}
+
+/// Answer of [`VirtioDevice::quiesce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Quiesce {
+    /// Nothing is in flight and no lease is held.
+    Done,
+    /// Call again after the next poll.
+    Draining {
+        /// Requests the back end has not finished.
+        in_flight: u32,
+    },
+}
+
+/// One queue as the driver has set it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Queue number.
+    pub index: u16,
+    /// Entries: a power of two, at most the device's maximum for this queue.
+    pub size: u16,
+    /// Descriptor table, 16-byte aligned.
+    pub desc: Iova,
+    /// Available ring (driver area), 2-byte aligned.
+    pub avail: Iova,
+    /// Used ring (device area), 4-byte aligned.
+    pub used: Iova,
+}
+
+/// Why a device refuses DRIVER_OK. The transport answers with DEVICE_NEEDS_RESET.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ActivateError {
+    /// Features that were not offered, or VERSION_1 missing.
+    #[error("the driver accepted features {features:#x} where {offered:#x} are offered")]
+    Features {
+        /// Accepted by the driver.
+        features: u64,
+        /// Offered by the device.
+        offered: u64,
+    },
+    /// A size that is zero, no power of two, or above the maximum.
+    #[error("queue {index} has size {size}, the maximum is {max}")]
+    QueueSize {
+        /// Queue number.
+        index: u16,
+        /// Size written by the driver.
+        size: u16,
+        /// The device's maximum.
+        max: u16,
+    },
+    /// A ring address that is misaligned or wraps.
+    #[error("queue {index} has a misaligned or wrapping ring address")]
+    QueueAddress {
+        /// Queue number.
+        index: u16,
+    },
+    /// A queue number the device does not have, or one given twice.
+    #[error("queue {index} does not exist or is given twice")]
+    QueueIndex {
+        /// Queue number.
+        index: u16,
+    },
+    /// A queue the device cannot do without is not enabled.
+    #[error("queue {index} is needed and not enabled")]
+    QueueMissing {
+        /// Queue number.
+        index: u16,
+    },
+    /// Requests of the time before are still in flight.
+    #[error("{in_flight} requests are still in flight")]
+    NotQuiesced {
+        /// How many.
+        in_flight: u32,
+    },
+}
+
+/// Where a device's interrupts go. Called at most once per queue and poll.
+pub trait Interrupt {
+    /// Used buffers of `queue`, which the driver wants to hear of.
+    fn queue(&mut self, queue: u16);
+    /// Configuration change, which includes DEVICE_NEEDS_RESET.
+    fn config(&mut self);
+}
+
+/// Counters of one device since it was made; all counts unless a unit is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStats {
+    /// Requests (or frames, both directions) taken from the queues.
+    pub requests: u64,
+    /// Requests completed with an error status, and frames dropped.
+    pub errors: u64,
+    /// Bytes moved from the back end to the guest.
+    pub read_bytes: u64,
+    /// Bytes moved from the guest to the back end.
+    pub written_bytes: u64,
+    /// Doorbells that arrived.
+    pub kicks: u64,
+    /// Interrupts asked for.
+    pub interrupts: u64,
+    /// Used-index stores.
+    pub publishes: u64,
+    /// Faults of a ring's own addresses; each parked its queue.
+    pub ring_faults: u64,
+    /// Protocol violations of the driver.
+    pub violations: u64,
+    /// Times a queue parked on a ticket.
+    pub pends: u64,
+    /// Times a queue was left because the back end, or the table of leases, had no room.
+    pub backpressure: u64,
+    /// Requests cancelled for taking longer than the drain limit.
+    pub cancelled: u64,
+    /// Rogue accesses of the misbehaving test mode that the IOMMU refused.
+    pub rogue_blocked: u64,
+    /// Rogue accesses that went through.
+    pub rogue_allowed: u64,
+    /// Requests in flight now.
+    pub in_flight: u64,
+}
+
+/// A virtio device, owned and polled by one thread.
+pub trait VirtioDevice {
+    /// Device type number (virtio 1.2 §5): 1 network, 2 block.
+    fn device_type(&self) -> u16;
+
+    /// Offered features.
+    fn features(&self) -> u64;
+
+    /// Maximum size of each queue; as many as there are queues.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Reads device configuration space; bytes past its end are zero.
+    fn read_config(&self, offset: u64, out: &mut [u8]);
+
+    /// Writes device configuration space; writes to read-only fields are ignored.
+    fn write_config(&mut self, offset: u64, data: &[u8]);
+
+    /// DRIVER_OK. `features` are those the driver accepted; `queues` the enabled ones; `keep` keeps
+    /// guest memory mapped for as long as asynchronous I/O may use it. After an error the device stays inactive.
+    fn activate(
+        &mut self,
+        features: u64,
+        queues: &[QueueConfig],
+        keep: KeepAlive,
+    ) -> Result<(), ActivateError>;
+
+    /// A bounded batch of every queue. `now_ns` is any monotonic clock.
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity;
+
+    /// The driver rang the doorbell of `queue`; un-parks a queue whose ring faulted.
+    fn kick(&mut self, queue: u16);
+
+    /// What `ticket` stood for has happened: the queues parked on it run again.
+    fn ticket_done(&mut self, ticket: Ticket);
+
+    /// Asks the driver, for every queue, to ring the doorbell for what comes next. Follow it with a
+    /// SeqCst fence and [`has_work`](VirtioDevice::has_work): what came before is not announced.
+    fn arm<D: Dma>(&mut self, dma: &mut D);
+
+    /// Whether anything has arrived that a poll would take up: available buffers, completions, frames.
+    fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool;
+
+    /// Polling goes on: tells the driver not to ring, as far as that is free.
+    fn disarm<D: Dma>(&mut self, dma: &mut D);
+
+    /// Level-readable descriptors that become readable when there is work. Ask before every sleep:
+    /// a source that cannot be served at the moment is left out.
+    fn wake_fds(&self) -> Vec<RawFd>;
+
+    /// Stops taking buffers (no ring or buffer of the driver is touched from the first call on, save by
+    /// requests in flight), and says whether anything is still in flight.
+    fn quiesce<D: Dma>(&mut self, dma: &mut D) -> Quiesce;
+
+    /// Takes up polling after [`quiesce`](VirtioDevice::quiesce) without a reset (Bus Master back on).
+    fn resume(&mut self);
+
+    /// Back to the state before [`activate`](VirtioDevice::activate). Only after [`Quiesce::Done`];
+    /// earlier it panics, for a forgotten request would write into freed guest memory.
+    fn reset(&mut self);
+
+    /// The drain limit has passed: cancels everything in flight. What cannot be cancelled stays in
+    /// flight, with its leases, and makes [`needs_reset`](VirtioDevice::needs_reset) true.
+    fn cancel_overdue(&mut self);
+
+    /// DEVICE_NEEDS_RESET (virtio 1.2 §2.1.1): the device takes no more buffers until it is reset.
+    fn needs_reset(&self) -> bool;
+
+    /// Counters.
+    fn stats(&self) -> DeviceStats;
+}
+
+/// Reads `out.len()` bytes at `offset` of a configuration space; zero behind its end.
+pub(crate) fn read_space(space: &[u8], offset: u64, out: &mut [u8]) {
+    out.fill(0);
+    let Ok(offset) = usize::try_from(offset) else {
+        return;
+    };
+    let Some(rest) = space.get(offset..) else {
+        return;
+    };
+    let len = rest.len().min(out.len());
+    out[..len].copy_from_slice(&rest[..len]);
+}
+
+/// The rings of an activation, in the order given; the checks all devices share.
+pub(crate) fn make_queues(
+    offered: u64,
+    sizes: &[u16],
+    features: u64,
+    queues: &[QueueConfig],
+) -> Result<Vec<SplitQueue>, ActivateError> {
+    if features & !offered != 0 || features & feature::VERSION_1 == 0 {
+        return Err(ActivateError::Features { features, offered });
+    }
+    let mut rings: Vec<SplitQueue> = Vec::with_capacity(sizes.len());
+    for config in queues {
+        let index = config.index;
+        let Some(&max) = sizes.get(usize::from(index)) else {
+            return Err(ActivateError::QueueIndex { index });
+        };
+        if rings.iter().any(|ring| ring.index() == index) {
+            return Err(ActivateError::QueueIndex { index });
+        }
+        rings.push(SplitQueue::new(config, max, features)?);
+    }
+    Ok(rings)
+}

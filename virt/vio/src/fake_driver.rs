@@ -1,0 +1,294 @@
+//! A guest driver for tests: builds split rings in guest memory as Linux would, or as it never would.
+//!
+//! It plays the guest, so it reaches memory directly ([`PhysMem`]), and names buffers by the addresses the
+//! device will use. Its own structures lie where the test says; with an IOMMU in between, the test says
+//! how far the device's addresses are off ([`FakeDriver::set_iova_offset`]).
+
+use guest_mem::{Gpa, Iova, PhysMem};
+
+use crate::device::{Interrupt, QueueConfig};
+use crate::ring::chain::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, RawDescriptor};
+
+/// Counts interrupts, per queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CountIrq {
+    /// Interrupts of queue 0, 1, ….
+    pub queues: Vec<u64>,
+    /// Configuration-change interrupts.
+    pub config: u64,
+}
+
+impl Interrupt for CountIrq {
+    fn queue(&mut self, queue: u16) {
+        let queue = usize::from(queue);
+        if self.queues.len() <= queue {
+            self.queues.resize(queue + 1, 0);
+        }
+        self.queues[queue] += 1;
+    }
+
+    fn config(&mut self) {
+        self.config += 1;
+    }
+}
+
+impl CountIrq {
+    /// Interrupts of all queues.
+    pub fn total(&self) -> u64 {
+        self.queues.iter().sum()
+    }
+}
+
+/// A buffer: device address and length in bytes.
+pub type Buffer = (u64, u32);
+
+/// The driver's side of one queue.
+pub struct FakeDriver<M> {
+    mem: M,
+    index: u16,
+    size: u16,
+    base: u64,
+    iova_offset: u64,
+    free: Vec<u16>,
+    /// Descriptors of the chain that starts at each head.
+    chains: Vec<Vec<u16>>,
+    next_avail: u16,
+    last_used: u16,
+}
+
+impl<M: PhysMem> FakeDriver<M> {
+    /// A queue whose table and rings start at `base`, page-aligned, and take [`footprint`](Self::footprint)
+    /// bytes. The memory is zeroed.
+    pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
+        let driver = Self {
+            mem,
+            index,
+            size,
+            base: base.raw(),
+            iova_offset: 0,
+            free: (0..size).rev().collect(),
+            chains: vec![Vec::new(); usize::from(size)],
+            next_avail: 0,
+            last_used: 0,
+        };
+        driver.put(driver.base, &vec![0; Self::footprint(size) as usize]);
+        driver
+    }
+
+    /// Bytes that a queue of `size` entries takes.
+    pub fn footprint(size: u16) -> u64 {
+        Self::used_offset(size) + 6 + 8 * u64::from(size)
+    }
+
+    fn avail_offset(size: u16) -> u64 {
+        16 * u64::from(size)
+    }
+
+    fn used_offset(size: u16) -> u64 {
+        (Self::avail_offset(size) + 6 + 2 * u64::from(size)).next_multiple_of(4)
+    }
+
+    /// The device sees this driver's structures `offset` bytes above their guest-physical address.
+    pub fn set_iova_offset(&mut self, offset: u64) {
+        self.iova_offset = offset;
+    }
+
+    /// Both indices start here, as after 2^16 requests and some.
+    /// For a device whose queue was made to continue there.
+    pub fn config(&self) -> QueueConfig {
+        let at = |offset| Iova::new(self.base + self.iova_offset + offset);
+        QueueConfig {
+            index: self.index,
+            size: self.size,
+            desc: at(0),
+            avail: at(Self::avail_offset(self.size)),
+            used: at(Self::used_offset(self.size)),
+        }
+    }
+
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The memory.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// Writes guest memory; panics outside RAM.
+    pub fn put(&self, gpa: u64, bytes: &[u8]) {
+        self.mem
+            .write(Gpa::new(gpa), bytes)
+            .expect("the test stays in RAM");
+    }
+
+    /// Reads guest memory; panics outside RAM.
+    pub fn get(&self, gpa: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mem
+            .read(Gpa::new(gpa), &mut bytes)
+            .expect("the test stays in RAM");
+        bytes
+    }
+
+    fn get_u16(&self, gpa: u64) -> u16 {
+        u16::from_le_bytes(self.get(gpa, 2).try_into().expect("two bytes"))
+    }
+
+    /// Writes descriptor `index`, whatever it says.
+    pub fn put_descriptor(&self, index: u16, desc: RawDescriptor) {
+        self.put(self.base + 16 * u64::from(index), &desc.to_bytes());
+    }
+
+    /// Writes available entry `slot`.
+    pub fn put_avail(&self, slot: u16, head: u16) {
+        let at = self.base + Self::avail_offset(self.size) + 4 + 2 * u64::from(slot % self.size);
+        self.put(at, &head.to_le_bytes());
+    }
+
+    /// Stores the available index.
+    pub fn put_avail_idx(&self, idx: u16) {
+        self.put(
+            self.base + Self::avail_offset(self.size) + 2,
+            &idx.to_le_bytes(),
+        );
+    }
+
+    /// Stores the available flags (1: no interrupts, without EVENT_IDX).
+    pub fn put_avail_flags(&self, flags: u16) {
+        self.put(
+            self.base + Self::avail_offset(self.size),
+            &flags.to_le_bytes(),
+        );
+    }
+
+    /// Stores `used_event`: the used index after which an interrupt is wanted.
+    pub fn put_used_event(&self, event: u16) {
+        let at = self.base + Self::avail_offset(self.size) + 4 + 2 * u64::from(self.size);
+        self.put(at, &event.to_le_bytes());
+    }
+
+    /// Loads `avail_event`.
+    pub fn avail_event(&self) -> u16 {
+        self.get_u16(self.base + Self::used_offset(self.size) + 4 + 8 * u64::from(self.size))
+    }
+
+    /// Loads the used flags (1: no doorbells, without EVENT_IDX).
+    pub fn used_flags(&self) -> u16 {
+        self.get_u16(self.base + Self::used_offset(self.size))
+    }
+
+    /// Loads the used index.
+    pub fn used_idx(&self) -> u16 {
+        self.get_u16(self.base + Self::used_offset(self.size) + 2)
+    }
+
+    /// The available index as published last.
+    pub fn avail_idx(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Descriptors not in a chain.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Makes a chain of these buffers available and publishes it; answers its head. Panics when the
+    /// table is full.
+    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
+        let head = self.stage(readable, writable);
+        self.publish();
+        head
+    }
+
+    /// [`add`](Self::add) without publishing.
+    pub fn stage(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
+        let count = readable.len() + writable.len();
+        let indices: Vec<u16> = (0..count)
+            .map(|_| self.free.pop().expect("a free descriptor"))
+            .collect();
+        for (at, desc) in chain(readable, writable, |at| indices[at]).enumerate() {
+            self.put_descriptor(indices[at], desc);
+        }
+        self.link(indices)
+    }
+
+    /// Like [`stage`](Self::stage), with the descriptors in an indirect table at `table`.
+    pub fn stage_indirect(&mut self, table: Gpa, readable: &[Buffer], writable: &[Buffer]) -> u16 {
+        let mut count = 0u32;
+        for (at, desc) in chain(readable, writable, |at| at as u16).enumerate() {
+            self.put(table.raw() + 16 * at as u64, &desc.to_bytes());
+            count += 1;
+        }
+        let index = self.free.pop().expect("a free descriptor");
+        let desc = RawDescriptor {
+            addr: table.raw() + self.iova_offset,
+            len: 16 * count,
+            flags: DESC_F_INDIRECT,
+            next: 0,
+        };
+        self.put_descriptor(index, desc);
+        self.link(vec![index])
+    }
+
+    fn link(&mut self, indices: Vec<u16>) -> u16 {
+        let head = indices[0];
+        self.chains[usize::from(head)] = indices;
+        self.put_avail(self.next_avail, head);
+        self.next_avail = self.next_avail.wrapping_add(1);
+        head
+    }
+
+    /// Shows the device everything staged.
+    pub fn publish(&self) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        self.put_avail_idx(self.next_avail);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// Takes the next used element: head and bytes written.
+    pub fn used(&mut self) -> Option<(u16, u32)> {
+        if self.used_idx() == self.last_used {
+            return None;
+        }
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let slot = u64::from(self.last_used % self.size);
+        let at = self.base + Self::used_offset(self.size) + 4 + 8 * slot;
+        let element = self.get(at, 8);
+        let id = u32::from_le_bytes(element[..4].try_into().expect("four bytes"));
+        let len = u32::from_le_bytes(element[4..].try_into().expect("four bytes"));
+        self.last_used = self.last_used.wrapping_add(1);
+        let head = u16::try_from(id).expect("a used id is a head");
+        let chain = std::mem::take(&mut self.chains[usize::from(head)]);
+        assert!(
+            !chain.is_empty(),
+            "the device used chain {head}, which is not in flight"
+        );
+        self.free.extend(chain);
+        Some((head, len))
+    }
+}
+
+/// The descriptors of a chain; `index` says where each stands.
+fn chain<'a>(
+    readable: &'a [Buffer],
+    writable: &'a [Buffer],
+    index: impl Fn(usize) -> u16 + 'a,
+) -> impl Iterator<Item = RawDescriptor> + 'a {
+    let count = readable.len() + writable.len();
+    assert_ne!(count, 0, "a chain has a descriptor");
+    let read = readable.iter().map(|buffer| (buffer, 0));
+    let write = writable.iter().map(|buffer| (buffer, DESC_F_WRITE));
+    read.chain(write)
+        .enumerate()
+        .map(move |(at, (&(addr, len), flags))| {
+            let last = at + 1 == count;
+            RawDescriptor {
+                addr,
+                len,
+                flags: flags | if last { 0 } else { DESC_F_NEXT },
+                next: if last { 0 } else { index(at + 1) },
+            }
+        })
+}
