@@ -1,0 +1,204 @@
+//! The ACPI DMAR table (VT-d specification §8.1 to §8.3), which tells the guest where the unit is.
+//!
+//! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
+//! covers every function that no other unit names. `flags` is 0: interrupt remapping is not offered, so
+//! `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is ready for one.
+//!
+//! ```
+//! use vtd::dmar::{DmarConfig, build};
+//! let table = build(&DmarConfig::single_unit(46, 0xfed9_0000));
+//! assert_eq!(&table[..4], b"DMAR");
+//! assert_eq!(table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
+//! ```
+
+use guest_mem::SourceId;
+
+/// What the table says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DmarConfig {
+    /// Host address width in bits, 12 to 64: the physical addresses that tables may hold.
+    pub host_address_width: u8,
+    /// Remapping units.
+    pub units: Vec<Drhd>,
+    /// OEM ID, OEM table ID and creator ID of the header.
+    pub oem: Oem,
+}
+
+/// Identification in an ACPI header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Oem {
+    /// OEM ID.
+    pub id: [u8; 6],
+    /// OEM table ID.
+    pub table_id: [u8; 8],
+    /// Creator ID.
+    pub creator: [u8; 4],
+}
+
+impl Default for Oem {
+    fn default() -> Self {
+        Self {
+            id: *b"EXITLS",
+            table_id: *b"EXITLESS",
+            creator: *b"EXTL",
+        }
+    }
+}
+
+/// DMA Remapping Hardware Unit Definition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drhd {
+    /// `INCLUDE_PCI_ALL`: every function of the segment that no other unit names.
+    pub include_all: bool,
+    /// PCI segment.
+    pub segment: u16,
+    /// Guest-physical address of the register page, 4 KiB aligned; must not be RAM in the e820 map.
+    pub base: u64,
+    /// Devices under the unit. With `include_all` only I/O APICs and HPETs need to be named.
+    pub scopes: Vec<Scope>,
+}
+
+/// What a device scope names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ScopeType {
+    /// A PCI function.
+    Endpoint = 1,
+    /// A PCI bridge and everything below.
+    Bridge = 2,
+    /// An I/O APIC; `enumeration_id` is its MADT ID.
+    IoApic = 3,
+    /// A timer block that sends MSIs; `enumeration_id` is its HPET number.
+    Hpet = 4,
+}
+
+/// A device scope with a path of one step, which is all a machine with flat buses needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// What it names.
+    pub kind: ScopeType,
+    /// See [`ScopeType`]; 0 for PCI.
+    pub enumeration_id: u8,
+    /// Bus, device and function: of the device, or the requester ID of an I/O APIC or HPET.
+    pub device: SourceId,
+}
+
+impl DmarConfig {
+    /// One unit at `base` that covers every PCI function of segment 0.
+    pub fn single_unit(host_address_width: u8, base: u64) -> Self {
+        Self {
+            host_address_width,
+            units: vec![Drhd {
+                include_all: true,
+                segment: 0,
+                base,
+                scopes: Vec::new(),
+            }],
+            oem: Oem::default(),
+        }
+    }
+}
+
+/// Length of the header with host address width, flags and reserved bytes.
+const HEADER_LEN: usize = 48;
+const CHECKSUM: usize = 9;
+const DRHD_LEN: u16 = 16;
+const SCOPE_LEN: u8 = 8;
+
+/// The table's bytes, checksum included.
+///
+/// # Panics
+/// If a host address width is not 12 to 64, or a unit has so many scopes (8191) that its length does not fit.
+pub fn build(config: &DmarConfig) -> Vec<u8> {
+    assert!(
+        (12..=64).contains(&config.host_address_width),
+        "host address width is {} bits",
+        config.host_address_width
+    );
+    let mut table = Vec::with_capacity(HEADER_LEN + usize::from(DRHD_LEN) * config.units.len());
+    table.extend_from_slice(b"DMAR");
+    table.extend_from_slice(&[0; 4]); // length, below
+    table.push(1); // revision
+    table.push(0); // checksum, below
+    table.extend_from_slice(&config.oem.id);
+    table.extend_from_slice(&config.oem.table_id);
+    table.extend_from_slice(&1u32.to_le_bytes()); // OEM revision
+    table.extend_from_slice(&config.oem.creator);
+    table.extend_from_slice(&1u32.to_le_bytes()); // creator revision
+    table.push(config.host_address_width - 1);
+    table.push(0); // flags: no interrupt remapping, no x2APIC opt-out, no DMA-control opt-in
+    table.extend_from_slice(&[0; 10]);
+    debug_assert_eq!(table.len(), HEADER_LEN);
+    for unit in &config.units {
+        append_unit(&mut table, unit);
+    }
+    let len = u32::try_from(table.len()).expect("a table of a few units fits 4 GiB");
+    table[4..8].copy_from_slice(&len.to_le_bytes());
+    let sum = table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+    table[CHECKSUM] = sum.wrapping_neg();
+    table
+}
+
+fn append_unit(table: &mut Vec<u8>, unit: &Drhd) {
+    let len = usize::from(DRHD_LEN) + usize::from(SCOPE_LEN) * unit.scopes.len();
+    let len = u16::try_from(len).expect("a unit has fewer than 8191 scopes");
+    table.extend_from_slice(&0u16.to_le_bytes()); // type: DRHD
+    table.extend_from_slice(&len.to_le_bytes());
+    table.push(u8::from(unit.include_all));
+    table.push(0); // size: one 4 KiB page
+    table.extend_from_slice(&unit.segment.to_le_bytes());
+    table.extend_from_slice(&unit.base.to_le_bytes());
+    for scope in &unit.scopes {
+        let devfn = scope.device.devfn();
+        table.extend_from_slice(&[scope.kind as u8, SCOPE_LEN, 0, 0]);
+        table.extend_from_slice(&[scope.enumeration_id, scope.device.bus()]);
+        table.extend_from_slice(&[devfn >> 3, devfn & 7]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_unit_table_has_the_bytes_of_the_document() {
+        let table = build(&DmarConfig::single_unit(46, 0xfed9_0000));
+        #[rustfmt::skip]
+        let golden = [
+            b'D', b'M', b'A', b'R', 64, 0, 0, 0, 1, 0,
+            b'E', b'X', b'I', b'T', b'L', b'S',
+            b'E', b'X', b'I', b'T', b'L', b'E', b'S', b'S', 1, 0, 0, 0,
+            b'E', b'X', b'T', b'L', 1, 0, 0, 0,
+            45, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 16, 0, 1, 0, 0, 0, 0, 0, 0xd9, 0xfe, 0, 0, 0, 0,
+        ];
+        let mut without_sum = table.clone();
+        without_sum[CHECKSUM] = 0;
+        assert_eq!(without_sum, golden);
+        assert_eq!(
+            table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)),
+            0
+        );
+    }
+
+    #[test]
+    fn scopes_follow_their_unit() {
+        let mut config = DmarConfig::single_unit(39, 0xfed9_0000);
+        config.units[0].scopes.push(Scope {
+            kind: ScopeType::IoApic,
+            enumeration_id: 5,
+            device: SourceId::new(0xff, 0x1f, 3),
+        });
+        let table = build(&config);
+        assert_eq!(table.len(), 72);
+        assert_eq!(table[4], 72);
+        assert_eq!(table[50], 24);
+        assert_eq!(table[64..], [3, 8, 0, 0, 5, 0xff, 0x1f, 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "host address width")]
+    fn absurd_host_address_width_is_refused() {
+        build(&DmarConfig::single_unit(0, 0xfed9_0000));
+    }
+}

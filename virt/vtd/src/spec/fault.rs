@@ -1,0 +1,132 @@
+//! Fault recording registers (§11.4.14) and fault reasons of legacy mode (§7.1.3).
+
+use bitfield_struct::bitfield;
+
+/// Size of one fault recording register, in bytes.
+pub const FRCD_LEN: u16 = 16;
+
+/// Fault Recording Register (FRO·16 + 16·n, 128-bit; F is RW1C, the rest RO).
+#[bitfield(u128)]
+#[derive(PartialEq, Eq)]
+pub struct FaultRecording {
+    #[bits(12)]
+    __: u16,
+    /// FI: number of the faulting 4 KiB page (for interrupts, the index in bits 63:48 of the register).
+    #[bits(52)]
+    pub fi: u64,
+    /// SID: source of the request.
+    pub sid: u16,
+    #[bits(16)]
+    __: u16,
+    /// FR: reason.
+    #[bits(8)]
+    pub fr: FaultReason,
+    #[bits(22)]
+    __: u32,
+    /// T: 1 is a read, 0 a write.
+    pub t: bool,
+    /// F: this register holds a fault (RW1C).
+    pub f: bool,
+}
+
+/// Why a request was refused (FR). Open: the constants are those that legacy mode has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FaultReason(pub u8);
+
+impl FaultReason {
+    /// 1: the root entry is not present.
+    pub const ROOT_NOT_PRESENT: Self = Self(0x1);
+    /// 2: the context entry is not present.
+    pub const CONTEXT_NOT_PRESENT: Self = Self(0x2);
+    /// 3: the context entry is invalid: unsupported width or type.
+    pub const CONTEXT_INVALID: Self = Self(0x3);
+    /// 4: the address lies beyond the width of the context, or of the unit.
+    pub const BEYOND_WIDTH: Self = Self(0x4);
+    /// 5: a write without permission.
+    pub const WRITE: Self = Self(0x5);
+    /// 6: a read without permission.
+    pub const READ: Self = Self(0x6);
+    /// 7: a second-level entry could not be read.
+    pub const PTE_ACCESS: Self = Self(0x7);
+    /// 8: the root entry could not be read.
+    pub const ROOT_ACCESS: Self = Self(0x8);
+    /// 9: the context entry could not be read.
+    pub const CONTEXT_ACCESS: Self = Self(0x9);
+    /// A: reserved bits are set in the root entry.
+    pub const ROOT_RESERVED: Self = Self(0xa);
+    /// B: reserved bits are set in the context entry.
+    pub const CONTEXT_RESERVED: Self = Self(0xb);
+    /// C: reserved bits are set in a second-level entry.
+    pub const PTE_RESERVED: Self = Self(0xc);
+    /// D: a translation or translated request that the context's type blocks.
+    pub const TRANSLATION_TYPE: Self = Self(0xd);
+    /// E: the result lies in the interrupt range 0xfeex_xxxx.
+    pub const INTERRUPT_RANGE: Self = Self(0xe);
+
+    /// From the bits of the field.
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    /// The bits of the field.
+    pub const fn into_bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether `FPD` of the context entry silences this reason: all but those found before or while
+    /// reading the context entry.
+    pub const fn is_qualified(self) -> bool {
+        !matches!(
+            self,
+            Self::ROOT_NOT_PRESENT | Self::ROOT_ACCESS | Self::CONTEXT_ACCESS | Self::ROOT_RESERVED
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_recording_fields_lie_where_the_document_puts_them() {
+        let r = FaultRecording::from_bits;
+        assert_eq!(r(0x1234_5000).fi(), 0x12345);
+        assert_eq!(r(0x00ab << 64).sid(), 0xab);
+        // FR is bits 7:0 of the highest dword.
+        assert_eq!(r(0x5 << 96).fr(), FaultReason::WRITE);
+        assert_eq!(r(0xff << 96).fr(), FaultReason(0xff));
+        assert!(r(0x4000_0000 << 96).t() && !r(0x8000_0000 << 96).t());
+        assert!(r(0x8000_0000 << 96).f() && !r(0x4000_0000 << 96).f());
+    }
+
+    #[test]
+    fn fault_reasons_have_the_numbers_of_the_document() {
+        let reasons = [
+            (FaultReason::ROOT_NOT_PRESENT, 1),
+            (FaultReason::CONTEXT_NOT_PRESENT, 2),
+            (FaultReason::CONTEXT_INVALID, 3),
+            (FaultReason::BEYOND_WIDTH, 4),
+            (FaultReason::WRITE, 5),
+            (FaultReason::READ, 6),
+            (FaultReason::PTE_ACCESS, 7),
+            (FaultReason::ROOT_ACCESS, 8),
+            (FaultReason::CONTEXT_ACCESS, 9),
+            (FaultReason::ROOT_RESERVED, 10),
+            (FaultReason::CONTEXT_RESERVED, 11),
+            (FaultReason::PTE_RESERVED, 12),
+            (FaultReason::TRANSLATION_TYPE, 13),
+            (FaultReason::INTERRUPT_RANGE, 14),
+        ];
+        for (reason, number) in reasons {
+            assert_eq!(reason.0, number);
+        }
+    }
+
+    #[test]
+    fn fpd_silences_only_what_comes_after_the_context_entry() {
+        assert!(FaultReason::WRITE.is_qualified());
+        assert!(FaultReason::CONTEXT_NOT_PRESENT.is_qualified());
+        assert!(!FaultReason::ROOT_NOT_PRESENT.is_qualified());
+        assert!(!FaultReason::CONTEXT_ACCESS.is_qualified());
+    }
+}

@@ -1,0 +1,165 @@
+//! Root, context and second-level entries of legacy mode (§9.1, §9.3, §9.8).
+
+use bitfield_struct::bitfield;
+
+/// Size of a root or context entry, in bytes.
+pub const ENTRY_LEN: u64 = 16;
+/// Size of a second-level entry, in bytes.
+pub const PTE_LEN: u64 = 8;
+
+/// Root entry (§9.1), one per bus.
+#[bitfield(u128)]
+#[derive(PartialEq, Eq)]
+pub struct RootEntry {
+    /// P: present.
+    pub p: bool,
+    /// Reserved, must be 0.
+    #[bits(11)]
+    pub rsvd0: u16,
+    /// CTP: number of the context table's 4 KiB frame.
+    #[bits(52)]
+    pub ctp: u64,
+    /// Reserved, must be 0.
+    pub rsvd1: u64,
+}
+
+/// What a context entry does with requests (TT).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TranslationType {
+    /// 0: untranslated requests go through the second-level tables.
+    SecondLevel,
+    /// 1: as 0, and the device may ask for translations (device TLB).
+    SecondLevelWithAts,
+    /// 2: untranslated requests pass through.
+    PassThrough,
+    /// 3: reserved.
+    Reserved,
+}
+
+impl TranslationType {
+    /// From the two bits of the field.
+    pub const fn from_bits(bits: u8) -> Self {
+        match bits & 3 {
+            0 => Self::SecondLevel,
+            1 => Self::SecondLevelWithAts,
+            2 => Self::PassThrough,
+            _ => Self::Reserved,
+        }
+    }
+
+    /// The two bits of the field.
+    pub const fn into_bits(self) -> u8 {
+        self as u8
+    }
+}
+
+/// Context entry (§9.3), one per function of a bus.
+#[bitfield(u128)]
+#[derive(PartialEq, Eq)]
+pub struct ContextEntry {
+    /// P: present.
+    pub p: bool,
+    /// FPD: do not record this device's faults. Valid also in an entry that is not present.
+    pub fpd: bool,
+    /// TT: translation type.
+    #[bits(2)]
+    pub tt: TranslationType,
+    /// Reserved, must be 0.
+    #[bits(8)]
+    pub rsvd0: u8,
+    /// SLPTPTR: number of the second-level table's 4 KiB frame.
+    #[bits(52)]
+    pub slptptr: u64,
+    /// AW: address width code; 1 is 39-bit, 2 is 48-bit, 3 is 57-bit.
+    #[bits(3)]
+    pub aw: u8,
+    /// For software's use.
+    #[bits(4)]
+    pub avail: u8,
+    /// Reserved, must be 0.
+    pub rsvd1: bool,
+    /// DID: domain.
+    pub did: u16,
+    /// Reserved, must be 0.
+    #[bits(40)]
+    pub rsvd2: u64,
+}
+
+/// Second-level entry (§9.8): one layout for a leaf of any size and for a pointer to a table.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct SlPte {
+    /// R: reads allowed.
+    pub r: bool,
+    /// W: writes allowed.
+    pub w: bool,
+    /// Ignored here.
+    #[bits(5)]
+    pub ign0: u8,
+    /// PS: a leaf at level 2 (2 MiB) or 3 (1 GiB); ignored at level 1, reserved at level 4.
+    pub ps: bool,
+    /// Ignored here.
+    #[bits(3)]
+    pub ign1: u8,
+    /// SNP: snoop; legal in a leaf when `ECAP.SC` is set.
+    pub snp: bool,
+    /// ADDR: number of the 4 KiB frame of the page or the next table.
+    #[bits(40)]
+    pub addr: u64,
+    /// Ignored.
+    #[bits(10)]
+    pub ign2: u16,
+    /// TM: transient mapping; legal in a leaf when `ECAP.DT` is set.
+    pub tm: bool,
+    /// Ignored.
+    pub ign3: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_entry_fields_lie_where_the_document_puts_them() {
+        let e = RootEntry::from_bits;
+        assert!(e(0x1).p());
+        assert_eq!(e(0xffe).rsvd0(), 0x7ff);
+        assert_eq!(e(0x1234_5000).ctp(), 0x12345);
+        assert_eq!(e(0x8000_0000_0000_0000).ctp(), 0x8_0000_0000_0000);
+        assert_eq!(e(1 << 64).rsvd1(), 1);
+    }
+
+    #[test]
+    fn context_entry_fields_lie_where_the_document_puts_them() {
+        let e = ContextEntry::from_bits;
+        assert!(e(0x1).p());
+        assert!(e(0x2).fpd() && !e(0x1).fpd());
+        assert_eq!(e(0x0).tt(), TranslationType::SecondLevel);
+        assert_eq!(e(0x4).tt(), TranslationType::SecondLevelWithAts);
+        assert_eq!(e(0x8).tt(), TranslationType::PassThrough);
+        assert_eq!(e(0xc).tt(), TranslationType::Reserved);
+        assert_eq!(e(0xff0).rsvd0(), 0xff);
+        assert_eq!(e(0x1234_5000).slptptr(), 0x12345);
+        assert_eq!(e(0x2 << 64).aw(), 2);
+        assert_eq!(e(0x78 << 64).avail(), 0xf);
+        assert!(e(0x80 << 64).rsvd1());
+        assert_eq!(e(0xab_cd00 << 64).did(), 0xabcd);
+        assert_eq!(e(0x100_0000 << 64).rsvd2(), 1);
+    }
+
+    #[test]
+    fn second_level_entry_fields_lie_where_the_document_puts_them() {
+        let e = SlPte::from_bits;
+        assert!(e(0x1).r() && !e(0x2).r());
+        assert!(e(0x2).w() && !e(0x1).w());
+        assert_eq!(e(0x7c).ign0(), 0x1f);
+        assert!(e(0x80).ps());
+        assert_eq!(e(0x700).ign1(), 7);
+        assert!(e(0x800).snp());
+        assert_eq!(e(0x1234_5000).addr(), 0x12345);
+        assert_eq!(e(0xf_ffff_ffff_f000).addr(), 0xff_ffff_ffff);
+        assert_eq!(e(0x3ff0_0000_0000_0000).ign2(), 0x3ff);
+        assert!(e(0x4000_0000_0000_0000).tm());
+        assert!(e(0x8000_0000_0000_0000).ign3());
+    }
+}

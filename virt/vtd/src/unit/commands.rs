@@ -1,0 +1,182 @@
+//! Commands in registers (GCMD, CCMD, IOTLB) and the wait for stale leases that they share with the
+//! queue.
+//!
+//! SRTP and QIE act in the write itself. A switch of translation and the two register-based
+//! invalidations go through three phases: asked for; caches dropped and leases rechecked (may pend);
+//! drained, which is when the guest sees it done. New translations follow a switch of TE at once.
+
+use guest_mem::{Gpa, PhysMem, Ticket};
+
+use super::leases::Scope;
+use super::{Event, Sink, Unit};
+use crate::spec::invalidate::Granularity;
+use crate::spec::registers::InvalidateAddress;
+
+/// A command in a register: from the guest's write until its completion shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) enum Phase {
+    #[default]
+    None,
+    /// Caches and leases still to be gone through.
+    Invalidate,
+    /// Done but for stale leases.
+    Drain,
+}
+
+/// Where each command stands. CCMD and IOTLB have their request in ICC and IVT.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Commands {
+    te: Phase,
+    ccmd: Phase,
+    iotlb: Phase,
+}
+
+/// Since when something waits for leases.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DrainTimer {
+    since: Option<u64>,
+    is_reported: bool,
+}
+
+impl DrainTimer {
+    pub(super) fn deadline(&self, limit_ns: u64) -> Option<u64> {
+        let since = self.since.filter(|_| !self.is_reported)?;
+        Some(since.saturating_add(limit_ns))
+    }
+}
+
+impl Unit {
+    /// GCMD.SRTP. The caches are dropped as well, which ESRTPS=0 allows and does not promise; leases
+    /// are looked at when the guest invalidates, as it must.
+    pub(super) fn latch_root_table(&mut self) {
+        self.root = Gpa::new(self.registers.rtaddr);
+        self.registers.gsts.set_rtps(true);
+        self.drop_caches();
+    }
+
+    /// GCMD.TE changed.
+    pub(super) fn switch_translation(&mut self, on: bool) {
+        self.te = on;
+        self.commands.te = Phase::Invalidate;
+        self.drop_caches();
+    }
+
+    fn drop_caches(&mut self) {
+        self.contexts.flush_all();
+        self.iotlb.flush_all();
+        self.generation += 1;
+    }
+
+    /// Whether a command can move on.
+    pub(super) fn commands_have_work(&self) -> bool {
+        let Commands { te, ccmd, iotlb } = self.commands;
+        let asked = self.registers.ccmd.icc() && ccmd == Phase::None
+            || self.registers.iotlb.ivt() && iotlb == Phase::None;
+        let moves = |phase| match phase {
+            Phase::None => false,
+            Phase::Invalidate => true,
+            Phase::Drain => self.leases.stale() == 0,
+        };
+        asked || moves(te) || moves(ccmd) || moves(iotlb)
+    }
+
+    pub(super) fn run_commands<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+        if !self.commands_have_work() {
+            return Ok(());
+        }
+        self.run_te(mem)?;
+        self.run_ccmd(mem)?;
+        self.run_iotlb(mem)
+    }
+
+    fn run_te<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+        if self.commands.te == Phase::Invalidate {
+            self.invalidate(mem, Scope::ContextGlobal)?;
+            self.commands.te = Phase::Drain;
+        }
+        if self.commands.te == Phase::Drain && self.leases.stale() == 0 {
+            self.commands.te = Phase::None;
+            self.registers.gsts.set_tes(self.te);
+            self.end_drain();
+        }
+        Ok(())
+    }
+
+    /// A request with a reserved granularity is refused: ICC clears and CAIG says 0.
+    fn run_ccmd<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+        let ccmd = self.registers.ccmd;
+        if !ccmd.icc() {
+            return Ok(());
+        }
+        let mut performed = ccmd.cirg();
+        if self.commands.ccmd != Phase::Drain {
+            let granularity = Granularity::from_bits(ccmd.cirg());
+            match Scope::of_context(granularity, ccmd.did(), ccmd.sid(), ccmd.fm()) {
+                Some(scope) => {
+                    self.invalidate(mem, scope)?;
+                    self.stats.count(scope);
+                }
+                None => performed = Granularity::RESERVED.into_bits(),
+            }
+            self.commands.ccmd = Phase::Drain;
+        }
+        if self.leases.stale() == 0 {
+            self.commands.ccmd = Phase::None;
+            self.registers.ccmd = ccmd.with_icc(false).with_caig(performed);
+            self.end_drain();
+        }
+        Ok(())
+    }
+
+    fn run_iotlb<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+        let iotlb = self.registers.iotlb;
+        if !iotlb.ivt() {
+            return Ok(());
+        }
+        let granularity = Granularity::from_bits(iotlb.iirg());
+        let iva = InvalidateAddress::from_bits(self.registers.iva);
+        let scope = Scope::of_iotlb(granularity, iotlb.did(), iva.addr(), iva.am());
+        if self.commands.iotlb != Phase::Drain {
+            if let Some(scope) = scope {
+                self.invalidate(mem, scope)?;
+                self.stats.count(scope);
+            }
+            self.commands.iotlb = Phase::Drain;
+        }
+        if self.leases.stale() == 0 {
+            let performed = scope.map_or(Granularity::RESERVED, |_| granularity);
+            self.commands.iotlb = Phase::None;
+            self.registers.iotlb = iotlb.with_ivt(false).with_iaig(performed.into_bits());
+            self.end_drain();
+        }
+        Ok(())
+    }
+
+    /// Whether a command or a wait descriptor is held back by stale leases.
+    pub(super) fn is_draining(&self) -> bool {
+        let Commands { te, ccmd, iotlb } = self.commands;
+        let waits = [te, ccmd, iotlb].contains(&Phase::Drain) || self.parked_wait.is_some();
+        waits && self.leases.stale() > 0
+    }
+
+    /// Something that waited for leases has completed: the next wait is timed from its own start.
+    pub(super) fn end_drain(&mut self) {
+        self.drain = DrainTimer::default();
+        self.changes += 1;
+    }
+
+    pub(super) fn watch_drain(&mut self, is_draining: bool, now_ns: u64, sink: &mut impl Sink) {
+        if !is_draining {
+            self.drain = DrainTimer::default();
+            return;
+        }
+        let since = *self.drain.since.get_or_insert(now_ns);
+        let waited = now_ns.saturating_sub(since);
+        if waited >= self.config.drain_limit_ns && !self.drain.is_reported {
+            self.drain.is_reported = true;
+            self.stats.drain_limits += 1;
+            let sources = self.leases.stale_sources();
+            sink.event(Event::DrainLimit { sources });
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Primary fault recording and the two event interrupts (§7.2, §7.3).
+//!
+//! A refused request becomes one recording register, unless an equal one (same source, page, direction
+//! and reason) still waits for the guest: those collapse, so that a device in a loop floods nothing.
+//! One register always stays empty: stock Linux walks the registers from FRI until it meets a clear F,
+//! and with all set it would walk in a circle while its clears are not yet seen (`shared` pages). So
+//! the fault that would fill the last one sets PFO instead.
+//!
+//! An event sets IP; [`Event::take_message`] turns it into one message when it is not masked. `FSTS.PPF` is
+//! derived from the F bits, never stored.
+
+use guest_mem::{Iova, PAGE_SIZE, Perm, SourceId};
+
+use crate::spec::fault::{FaultReason, FaultRecording};
+use crate::spec::registers::{EventControl, FaultStatus};
+
+/// FECTL or IECTL with its message registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) im: bool,
+    pub(crate) ip: bool,
+    pub(crate) data: u32,
+    pub(crate) address: u32,
+    pub(crate) upper_address: u32,
+}
+
+impl Event {
+    /// Reset: masked (§11.4.10), or the unprogrammed message would be vector 0 to CPU 0.
+    pub(crate) const RESET: Self = Self {
+        im: true,
+        ip: false,
+        data: 0,
+        address: 0,
+        upper_address: 0,
+    };
+
+    pub(crate) fn control(&self) -> u32 {
+        EventControl::new()
+            .with_im(self.im)
+            .with_ip(self.ip)
+            .into_bits()
+    }
+
+    pub(crate) fn set_control(&mut self, value: u32) {
+        self.im = EventControl::from_bits(value).im();
+    }
+
+    /// Whether [`take_message`](Self::take_message) would give one.
+    pub(crate) fn has_message(&self) -> bool {
+        self.ip && !self.im
+    }
+
+    /// The message to send now, if any; sending it clears IP.
+    pub(crate) fn take_message(&mut self) -> Option<(u64, u32)> {
+        if !self.has_message() {
+            return None;
+        }
+        self.ip = false;
+        let address = u64::from(self.upper_address) << 32 | u64::from(self.address);
+        Some((address, self.data))
+    }
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    New,
+    Collapsed,
+    /// PFO is set: there was no room.
+    Overflow,
+}
+
+/// FSTS, FECTL and the recording registers.
+#[derive(Clone, Debug)]
+pub(crate) struct Faults {
+    pub(crate) records: Box<[FaultRecording]>,
+    /// Where the next fault goes.
+    pub(crate) next: usize,
+    /// FRI as it was latched when PPF last rose.
+    pub(crate) fri: u8,
+    pub(crate) pfo: bool,
+    pub(crate) iqe: bool,
+    pub(crate) event: Event,
+}
+
+impl Faults {
+    /// `count` recording registers, 2 to 222.
+    pub(crate) fn new(count: usize) -> Self {
+        Self {
+            records: vec![FaultRecording::new(); count].into_boxed_slice(),
+            next: 0,
+            fri: 0,
+            pfo: false,
+            iqe: false,
+            event: Event::RESET,
+        }
+    }
+
+    pub(crate) fn ppf(&self) -> bool {
+        self.records.iter().any(FaultRecording::f)
+    }
+
+    pub(crate) fn fsts(&self) -> FaultStatus {
+        let ppf = self.ppf();
+        FaultStatus::new()
+            .with_pfo(self.pfo)
+            .with_ppf(ppf)
+            .with_iqe(self.iqe)
+            .with_fri(if ppf { self.fri } else { 0 })
+    }
+
+    fn is_quiet(&self) -> bool {
+        !self.pfo && !self.iqe && !self.ppf()
+    }
+
+    /// Records a refused request.
+    pub(crate) fn record(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+        reason: FaultReason,
+    ) -> Recorded {
+        let record = FaultRecording::new()
+            .with_fi(iova.raw() / PAGE_SIZE)
+            .with_sid(source.0)
+            .with_fr(reason)
+            .with_t(perm == Perm::Read)
+            .with_f(true);
+        if self.records.contains(&record) {
+            return Recorded::Collapsed;
+        }
+        let pending = self.records.iter().filter(|record| record.f()).count();
+        if self.pfo || pending + 1 >= self.records.len() || self.records[self.next].f() {
+            // A new overflow is no interrupt condition: PPF is set, so an event was raised already.
+            self.pfo = true;
+            return Recorded::Overflow;
+        }
+        if self.is_quiet() {
+            self.event.ip = true;
+        }
+        if pending == 0 {
+            // At most 222 registers.
+            self.fri = self.next as u8;
+        }
+        self.records[self.next] = record;
+        self.next = (self.next + 1) % self.records.len();
+        Recorded::New
+    }
+
+    /// The invalidation queue stopped.
+    pub(crate) fn raise_iqe(&mut self) {
+        if self.is_quiet() {
+            self.event.ip = true;
+        }
+        self.iqe = true;
+    }
+
+    /// A write to FSTS: a 1 clears PFO, IQE (ICE, ITE and PRO are never set here).
+    pub(crate) fn write_fsts(&mut self, value: u32) {
+        let value = FaultStatus::from_bits(value);
+        self.pfo &= !value.pfo();
+        self.iqe &= !value.iqe();
+        self.settle();
+    }
+
+    /// A write to the highest dword of recording register `index`.
+    pub(crate) fn write_record(&mut self, index: usize, dword: u32) {
+        if dword & 1 << 31 != 0 {
+            self.records[index].set_f(false);
+            self.settle();
+        }
+    }
+
+    /// A condition that software has cleared in full is no longer pending.
+    fn settle(&mut self) {
+        if self.is_quiet() {
+            self.event.ip = false;
+        }
+    }
+}

@@ -1,0 +1,532 @@
+//! One remapping unit: registers, invalidation queue, table walks, caches, faults, leases.
+//!
+//! Work flows in from three sides, all on the one thread that owns the unit:
+//!
+//! * the guest's register accesses ([`Unit::read`], [`Unit::write`]), direct or through a front end of
+//!   [`front`](crate::front). They change registers and note work; they never touch memory.
+//! * [`Unit::step`], a bounded batch of that work: a switch of translation, register-based
+//!   invalidations, then the queue ([`queue`]). Whatever completes an invalidation waits for
+//!   *stale leases* ([`leases`]) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a state.
+//! * devices' translations ([`Iommu::translate`]): context cache, IOTLB, and on a miss the walk
+//!   ([`walk`]). A refusal is recorded ([`faults`]); its interrupt leaves with the next step.
+//!
+//! There is no clock, no thread and no lock: `now` comes in as an argument and interrupts go out
+//! through [`Sink`]. Guest memory may answer `Pending` anywhere; the unit then stays parked on the
+//! ticket until [`Unit::ticket_done`] and does the same thing again. A translation that pends leaves
+//! that to its device, and starts from the root entry when it is asked again, so no walk result ever
+//! outlives an invalidation that came between: nothing is inserted but what one uninterrupted walk saw.
+//!
+//! Caches may hold less than the architecture allows, never more: they are flushed also where ESRTPS=0
+//! would let old entries live on, and not-present entries are never kept (CM only changes `CAP`).
+//!
+//! Cost of a hit: three cache lines, no atomics, no allocation; `benches/translate.rs`.
+
+mod commands;
+mod context;
+pub(crate) mod faults;
+mod iotlb;
+mod leases;
+mod queue;
+pub(crate) mod registers;
+mod stats;
+pub(crate) mod walk;
+
+use guest_mem::{
+    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Perm, PhysMem, Run,
+    SourceId, Stop, Ticket,
+};
+
+use crate::spec::invalidate::WaitDescriptor;
+use commands::{Commands, DrainTimer};
+use context::ContextCache;
+use faults::{Event as EventRegisters, Faults, Recorded};
+use iotlb::Iotlb;
+use registers::{MAX_FAULT_RECORDS, Registers};
+pub use stats::Stats;
+use walk::{
+    ContextKind, Mapping, WalkFault, WalkStop, Walker, permission_bit, touches_interrupt_range,
+};
+
+/// Widest guest address that contexts may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AddressWidth {
+    /// 39 bits, three levels of tables.
+    Bits39,
+    /// 48 bits, four levels; contexts of 39 bits work as well.
+    Bits48,
+}
+
+impl AddressWidth {
+    /// Width in bits.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::Bits39 => 39,
+            Self::Bits48 => 48,
+        }
+    }
+
+    const fn levels(self) -> u32 {
+        match self {
+            Self::Bits39 => 3,
+            Self::Bits48 => 4,
+        }
+    }
+
+    /// CAP.SAGAW: all widths up to this one.
+    const fn sagaw(self) -> u8 {
+        match self {
+            Self::Bits39 => 0b0_0010,
+            Self::Bits48 => 0b0_0110,
+        }
+    }
+
+    /// From AW of a context entry.
+    const fn from_aw(aw: u8) -> Option<Self> {
+        match aw {
+            1 => Some(Self::Bits39),
+            2 => Some(Self::Bits48),
+            _ => None,
+        }
+    }
+}
+
+/// What a unit is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Widest guest address.
+    pub width: AddressWidth,
+    /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only: it
+    /// makes stock Linux strict everywhere.
+    pub caching_mode: bool,
+    /// Fault recording registers, 8 to 222. One always stays empty.
+    pub fault_records: usize,
+    /// Most asynchronous pieces in flight, 0 to [`guest_mem::MAX_LEASES`].
+    pub max_leases: usize,
+    /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`], in ns.
+    pub drain_limit_ns: u64,
+}
+
+impl Default for Config {
+    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s.
+    fn default() -> Self {
+        Self {
+            width: AddressWidth::Bits48,
+            caching_mode: false,
+            fault_records: 16,
+            max_leases: 4096,
+            drain_limit_ns: 1_000_000_000,
+        }
+    }
+}
+
+/// Length of a register access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccessLen {
+    /// 4 bytes.
+    B4,
+    /// 8 bytes.
+    B8,
+}
+
+impl AccessLen {
+    /// Length in bytes.
+    pub const fn bytes(self) -> u16 {
+        match self {
+            Self::B4 => 4,
+            Self::B8 => 8,
+        }
+    }
+
+    /// From a length in bytes; other lengths are no register access.
+    pub const fn from_bytes(bytes: usize) -> Option<Self> {
+        match bytes {
+            4 => Some(Self::B4),
+            8 => Some(Self::B8),
+            _ => None,
+        }
+    }
+}
+
+/// Where a unit's interrupts and notices go.
+pub trait Sink {
+    /// Deliver this message-signalled interrupt. It is the unit's own and is never remapped.
+    fn msi(&mut self, address: u64, data: u32);
+    /// Something the VMM should act on.
+    fn event(&mut self, event: Event);
+}
+
+/// What the VMM should act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An invalidation has waited `drain_limit_ns` for these devices to end stale leases. Said once
+    /// per wait; the wait stays parked until they have. Cancel their requests.
+    DrainLimit {
+        /// Devices that hold stale leases, each once.
+        sources: Vec<SourceId>,
+    },
+}
+
+/// What a step leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More can be done at once.
+    Busy,
+    /// Nothing to do until the guest or a device does something.
+    Idle,
+    /// Something is under way that only an event outside moves on.
+    Parked(Parked),
+}
+
+/// What a parked unit waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parked {
+    /// Stale leases to end; step again after [`Iommu::lease_end`], and at [`Unit::deadline`].
+    Drain,
+    /// [`Unit::ticket_done`] with this ticket.
+    Ticket(Ticket),
+}
+
+/// One remapping unit. See the head of the module for how work flows.
+///
+/// ```
+/// use vtd::{AccessLen, Config, Unit, spec::registers};
+/// let unit = Unit::new(Config::default());
+/// assert_eq!(unit.read(registers::VER, AccessLen::B4), 0x10);
+/// assert_eq!(unit.read(registers::FECTL, AccessLen::B4), 0x8000_0000); // masked
+/// ```
+pub struct Unit {
+    config: Config,
+    registers: Registers,
+    pub(crate) faults: Faults,
+    /// IECTL and its message.
+    pub(crate) completion: EventRegisters,
+    /// Translation, as it is in effect; GSTS.TES follows when old accesses have drained.
+    te: bool,
+    /// Root table latched by SRTP.
+    root: Gpa,
+    commands: Commands,
+    /// A wait descriptor that waits for leases, or for its status page.
+    parked_wait: Option<WaitDescriptor>,
+    awaited: Option<Ticket>,
+    drain: DrainTimer,
+    contexts: ContextCache,
+    iotlb: Iotlb,
+    leases: LeaseTable,
+    generation: u64,
+    /// Counts changes that a register page may have to show.
+    changes: u64,
+    stats: Stats,
+}
+
+impl Unit {
+    /// A unit after power-on.
+    ///
+    /// # Panics
+    /// If the configuration breaks a bound that its fields state: it comes from the VMM, not a guest.
+    pub fn new(config: Config) -> Self {
+        assert!(
+            (8..=MAX_FAULT_RECORDS).contains(&config.fault_records),
+            "{} fault recording registers",
+            config.fault_records
+        );
+        Self {
+            registers: Registers::default(),
+            faults: Faults::new(config.fault_records),
+            completion: EventRegisters::RESET,
+            te: false,
+            root: Gpa::new(0),
+            commands: Commands::default(),
+            parked_wait: None,
+            awaited: None,
+            drain: DrainTimer::default(),
+            contexts: ContextCache::new(),
+            iotlb: Iotlb::new(),
+            leases: LeaseTable::new(config.max_leases),
+            generation: 1,
+            changes: 0,
+            stats: Stats::default(),
+            config,
+        }
+    }
+
+    /// Back to power-on, caches included. Leases in flight stay and count as what they are: the VMM
+    /// resets devices first. A ticket still awaited is forgotten.
+    pub fn reset(&mut self) {
+        let Self {
+            config,
+            registers,
+            faults,
+            completion,
+            te,
+            root,
+            commands,
+            parked_wait,
+            awaited,
+            drain,
+            contexts,
+            iotlb,
+            leases: _,
+            generation,
+            changes,
+            stats: _,
+        } = self;
+        *registers = Registers::default();
+        *faults = Faults::new(config.fault_records);
+        *completion = EventRegisters::RESET;
+        *te = false;
+        *root = Gpa::new(0);
+        *commands = Commands::default();
+        *parked_wait = None;
+        *awaited = None;
+        *drain = DrainTimer::default();
+        contexts.flush_all();
+        iotlb.flush_all();
+        *generation += 1;
+        *changes += 1;
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Does a bounded batch of the work that registers and queue hold, then sends interrupts. `now_ns` is any clock that does not
+    /// go back. Deterministic: the same state, memory and `now_ns` give the same result.
+    pub fn step<M: PhysMem>(&mut self, mem: &M, now_ns: u64, sink: &mut impl Sink) -> Progress {
+        let progress = self.run(mem, now_ns, sink, &mut |_| {});
+        self.send_messages(sink);
+        progress
+    }
+
+    /// [`step`](Unit::step) without interrupts, for front ends that show registers in memory:
+    /// `publish_iqh` is called before a status word is written, and registers are shown before
+    /// [`send_messages`](Unit::send_messages).
+    pub(crate) fn run<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        now_ns: u64,
+        sink: &mut impl Sink,
+        publish_iqh: &mut impl FnMut(u64),
+    ) -> Progress {
+        if let Some(ticket) = self.awaited {
+            return Progress::Parked(Parked::Ticket(ticket));
+        }
+        let worked = self
+            .run_commands(mem)
+            .and_then(|()| self.run_queue(mem, publish_iqh));
+        let is_draining = self.is_draining();
+        self.watch_drain(is_draining, now_ns, sink);
+        match worked {
+            Err(ticket) => {
+                self.awaited = Some(ticket);
+                Progress::Parked(Parked::Ticket(ticket))
+            }
+            Ok(true) => Progress::Busy,
+            Ok(false) if is_draining => Progress::Parked(Parked::Drain),
+            Ok(false) => Progress::Idle,
+        }
+    }
+
+    /// Sends what the event registers hold and do not mask.
+    pub(crate) fn send_messages(&mut self, sink: &mut impl Sink) {
+        for event in [&mut self.faults.event, &mut self.completion] {
+            if let Some((address, data)) = event.take_message() {
+                self.stats.messages += 1;
+                self.changes += 1;
+                sink.msi(address, data);
+            }
+        }
+    }
+
+    pub(crate) fn has_messages(&self) -> bool {
+        self.faults.event.has_message() || self.completion.has_message()
+    }
+
+    /// The awaited event has happened. Other tickets are ignored: they are a device's, or from before
+    /// a reset. Call [`step`](Unit::step) next.
+    pub fn ticket_done(&mut self, ticket: Ticket) {
+        if self.awaited == Some(ticket) {
+            self.awaited = None;
+        }
+    }
+
+    /// Whether [`step`](Unit::step) would do something now: look here after a lease ended, a ticket was done, a
+    /// register was written, or a device was refused.
+    pub fn needs_step(&self) -> bool {
+        self.awaited.is_none() && (self.commands_have_work() || self.queue_has_work())
+            || self.has_messages()
+    }
+
+    /// When [`Event::DrainLimit`] is due, if something is draining: step again by then. In ns.
+    pub fn deadline(&self) -> Option<u64> {
+        self.drain.deadline(self.config.drain_limit_ns)
+    }
+
+    /// The leases in flight.
+    pub fn leases(&self) -> &LeaseTable {
+        &self.leases
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Whether the guest has turned DMA remapping on.
+    pub fn is_translating(&self) -> bool {
+        self.te
+    }
+
+    /// Counts changes that a register page may have to show.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn walker(&self) -> Walker {
+        Walker {
+            root: self.root,
+            width: self.config.width,
+        }
+    }
+
+    /// Everything but a 4 KiB IOTLB hit.
+    #[cold]
+    #[inline(never)]
+    fn translate_slow<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Access<Run> {
+        if !self.te {
+            self.stats.untranslated += 1;
+            return Ok(Run {
+                gpa: Gpa::new(iova.raw()),
+                len: iova.left_in_page(),
+            });
+        }
+        match self.resolve(mem, source, iova, perm) {
+            Ok(mapping) => {
+                let len = if is_cacheable(&mapping, iova) {
+                    mapping.left(iova)
+                } else {
+                    iova.left_in_page()
+                };
+                Ok(Run {
+                    gpa: mapping.gpa(iova),
+                    len,
+                })
+            }
+            Err(WalkStop::Pending(ticket)) => Err(Stop::Pending(ticket)),
+            Err(WalkStop::Fault(fault)) => {
+                self.record_fault(source, iova, perm, fault);
+                Err(DmaFault::Blocked { iova }.into())
+            }
+        }
+    }
+
+    fn resolve<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Result<Mapping, WalkStop> {
+        let walker = self.walker();
+        let context = match self.contexts.get(source) {
+            Some(context) => context,
+            None => {
+                self.stats.context_walks += 1;
+                let context = walker.context(mem, source)?;
+                self.contexts.insert(source, context);
+                context
+            }
+        };
+        if context.kind == ContextKind::PassThrough {
+            self.stats.untranslated += 1;
+            return walker.translate(mem, &context, iova, perm);
+        }
+        let tag = self.contexts.slot(source).tag;
+        if iova.raw() & context.beyond == 0 {
+            // A permission that the entry lacks may have been granted since: ask the tables.
+            let large = self.iotlb.lookup_large(tag, iova);
+            if let Some(mapping) = large.filter(|mapping| mapping.allows(perm)) {
+                self.stats.iotlb_hits += 1;
+                return Ok(mapping);
+            }
+        }
+        self.stats.iotlb_misses += 1;
+        let mapping = walker.translate(mem, &context, iova, perm)?;
+        if is_cacheable(&mapping, iova) {
+            self.iotlb.insert(tag, iova, &mapping);
+        }
+        Ok(mapping)
+    }
+
+    fn record_fault(&mut self, source: SourceId, iova: Iova, perm: Perm, fault: WalkFault) {
+        if fault.silent {
+            self.stats.faults_silent += 1;
+            return;
+        }
+        match self.faults.record(source, iova, perm, fault.reason) {
+            Recorded::New => self.stats.faults_recorded += 1,
+            Recorded::Collapsed => self.stats.faults_collapsed += 1,
+            Recorded::Overflow => self.stats.faults_dropped += 1,
+        }
+        self.changes += 1;
+    }
+}
+
+/// Whether all of a page may be used on the word of one address in it: not where the page, or what it
+/// maps to, touches the interrupt range.
+fn is_cacheable(mapping: &Mapping, iova: Iova) -> bool {
+    let size = mapping.size.bytes();
+    !touches_interrupt_range(iova.align_down(size).raw(), size)
+        && !touches_interrupt_range(mapping.page.raw(), size)
+}
+
+impl Iommu for Unit {
+    #[inline]
+    fn translate<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Access<Run> {
+        let slot = self.contexts.slot(source);
+        if ContextCache::is_translated(slot, source) && iova.raw() & slot.beyond == 0 {
+            let need = permission_bit(perm);
+            if let Some(gpa) = self.iotlb.lookup(slot.tag, iova, need) {
+                self.stats.iotlb_hits += 1;
+                let len = PAGE_SIZE - iova.offset_in(PAGE_SIZE);
+                return Ok(Run { gpa, len });
+            }
+        }
+        self.translate_slow(mem, source, iova, perm)
+    }
+
+    /// One counter for the unit: it moves with every invalidation, SRTP, switch of translation and reset.
+    #[inline]
+    fn generation(&self, _source: SourceId) -> u64 {
+        self.generation
+    }
+
+    #[inline]
+    fn lease_begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, DmaFault> {
+        self.leases.begin(source, iova, gpa, len, perm)
+    }
+
+    #[inline]
+    fn lease_end(&mut self, id: LeaseId) {
+        self.leases.end(id);
+    }
+}

@@ -1,0 +1,262 @@
+//! The invalidation queue (§6.5.2): descriptors between IQH and IQT, one after the other.
+//!
+//! Each descriptor is fetched as one 16-byte copy, checked in full, and performed; then IQH moves. A
+//! descriptor that is wrong in any bit, cannot be fetched, or a tail outside the queue, sets IQE and
+//! raises the fault event; IQH stays on it and nothing more is done until software clears IQE. A wait
+//! descriptor completes only when no lease is stale; until then the unit is *parked* on a copy of it.
+//! Completing moves IQH (published first, see [`Unit::run`]), writes the status word with release, and
+//! raises the completion event; with both IF and SW, in that order.
+//!
+//! Bound: [`BUDGET`] units of work per call, one per descriptor and one per lease rechecked; a queue
+//! of 2^7 pages has 32768 descriptors.
+//!
+//! Left out: device-TLB, interrupt-entry and scalable-mode descriptors: not advertised, so they are
+//! errors.
+
+use guest_mem::{Gpa, PAGE_SIZE, PhysMem, Stop, Ticket};
+
+use super::Unit;
+use super::leases::Scope;
+use crate::spec::invalidate::{
+    ContextDescriptor, DESCRIPTOR_LEN, DescriptorType, IotlbDescriptor, WaitDescriptor,
+};
+use crate::spec::registers::QueueAddress;
+
+/// Work per call: 1024 descriptors, or one that rechecks 1024 leases.
+const BUDGET: u64 = 1024;
+const STEP: u32 = DESCRIPTOR_LEN as u32;
+
+/// A descriptor without errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Checked {
+    Invalidate(Scope),
+    Wait(WaitDescriptor),
+}
+
+enum Outcome {
+    Done,
+    Parked,
+    /// Raise IQE.
+    Wrong,
+}
+
+fn check(bits: u128) -> Option<Checked> {
+    match DescriptorType::of(bits) {
+        DescriptorType::CONTEXT => {
+            let d = ContextDescriptor::from_bits(bits);
+            let clean = d.rsvd0() == 0 && d.rsvd1() == 0 && d.rsvd2() == 0;
+            let scope = Scope::of_context(d.g(), d.did(), d.sid(), d.fm())?;
+            clean.then_some(Checked::Invalidate(scope))
+        }
+        DescriptorType::IOTLB => {
+            let d = IotlbDescriptor::from_bits(bits);
+            let clean = d.rsvd0() == 0 && d.rsvd1() == 0 && d.rsvd2() == 0;
+            let scope = Scope::of_iotlb(d.g(), d.did(), d.addr(), d.am())?;
+            clean.then_some(Checked::Invalidate(scope))
+        }
+        DescriptorType::WAIT => {
+            let d = WaitDescriptor::from_bits(bits);
+            let clean = d.rsvd0() == 0 && d.rsvd1() == 0;
+            clean.then_some(Checked::Wait(d))
+        }
+        // DEVICE_TLB and INTERRUPT_ENTRY get their arms when ECAP.DT and ECAP.IR are set.
+        _ => None,
+    }
+}
+
+impl Unit {
+    /// GCMD.QIE changed.
+    pub(super) fn enable_queue(&mut self, on: bool) {
+        self.registers.gsts.set_qies(on);
+        self.registers.iqh = 0;
+        self.parked_wait = None;
+    }
+
+    /// Length of the queue in bytes: 2^QS pages, at most 512 KiB.
+    fn queue_len(&self) -> u32 {
+        (PAGE_SIZE as u32) << QueueAddress::from_bits(self.registers.iqa).qs()
+    }
+
+    pub(super) fn queue_has_work(&self) -> bool {
+        self.registers.gsts.qies()
+            && !self.faults.iqe
+            && self.registers.iqh != self.registers.iqt
+            && !(self.parked_wait.is_some() && self.leases.stale() > 0)
+    }
+
+    /// Processes descriptors; answers whether more can be done at once.
+    pub(super) fn run_queue<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        publish_iqh: &mut impl FnMut(u64),
+    ) -> Result<bool, Ticket> {
+        let mut budget = BUDGET;
+        while self.queue_has_work() {
+            let len = self.queue_len();
+            if self.registers.iqt >= len {
+                self.stop_queue();
+                return Ok(false);
+            }
+            if budget == 0 {
+                return Ok(true);
+            }
+            let rechecked = self.stats.leases_rechecked;
+            let next = (self.registers.iqh + STEP) % len;
+            match self.run_descriptor(mem, next, publish_iqh)? {
+                Outcome::Done => {
+                    self.registers.iqh = next;
+                    self.changes += 1;
+                }
+                Outcome::Parked => return Ok(false),
+                Outcome::Wrong => {
+                    self.stop_queue();
+                    return Ok(false);
+                }
+            }
+            budget = budget.saturating_sub(1 + (self.stats.leases_rechecked - rechecked));
+        }
+        Ok(false)
+    }
+
+    fn stop_queue(&mut self) {
+        self.parked_wait = None;
+        self.faults.raise_iqe();
+        self.stats.queue_errors += 1;
+        self.changes += 1;
+    }
+
+    fn run_descriptor<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        next: u32,
+        publish_iqh: &mut impl FnMut(u64),
+    ) -> Result<Outcome, Ticket> {
+        if let Some(wait) = self.parked_wait {
+            return self.run_wait(mem, wait, next, publish_iqh);
+        }
+        let base = QueueAddress::from_bits(self.registers.iqa).iqa() * PAGE_SIZE;
+        let Some(at) = Gpa::new(base).checked_add(u64::from(self.registers.iqh)) else {
+            return Ok(Outcome::Wrong);
+        };
+        let bits = match mem.read_u128(at) {
+            Ok(bits) => bits,
+            Err(Stop::Pending(ticket)) => return Err(ticket),
+            Err(Stop::Fault(_)) => return Ok(Outcome::Wrong),
+        };
+        match check(bits) {
+            None => Ok(Outcome::Wrong),
+            Some(Checked::Wait(wait)) => self.run_wait(mem, wait, next, publish_iqh),
+            Some(Checked::Invalidate(scope)) => {
+                self.invalidate(mem, scope)?;
+                self.stats.count(scope);
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    /// Every step can be done twice, so a pend anywhere begins again at the top.
+    fn run_wait<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        wait: WaitDescriptor,
+        next: u32,
+        publish_iqh: &mut impl FnMut(u64),
+    ) -> Result<Outcome, Ticket> {
+        if self.leases.stale() > 0 {
+            self.stats.waits_parked += u64::from(self.parked_wait.is_none());
+            self.parked_wait = Some(wait);
+            return Ok(Outcome::Parked);
+        }
+        if wait.sw() && !self.write_status(mem, wait, next, publish_iqh)? {
+            return Ok(Outcome::Wrong);
+        }
+        if wait.iflag() && !self.registers.iwc {
+            self.registers.iwc = true;
+            self.completion.ip = true;
+        }
+        self.parked_wait = None;
+        self.end_drain();
+        self.stats.waits += 1;
+        Ok(Outcome::Done)
+    }
+
+    /// Writes the status word; `false` if it is not in RAM. IQH is published before the word, because a
+    /// guest that saw the word may look at IQH next; it is published only when the word can be
+    /// written, because IQH must stay on a descriptor that is wrong.
+    fn write_status<M: PhysMem>(
+        &self,
+        mem: &M,
+        wait: WaitDescriptor,
+        next: u32,
+        publish_iqh: &mut impl FnMut(u64),
+    ) -> Result<bool, Ticket> {
+        let at = Gpa::new(wait.addr() << 2);
+        let done = mem
+            .read_u64(at.align_down(8))
+            .map(|_| publish_iqh(u64::from(next)))
+            .and_then(|()| mem.store_u32_release(at, wait.data()));
+        match done {
+            Ok(()) => Ok(true),
+            Err(Stop::Pending(ticket)) => Err(ticket),
+            Err(Stop::Fault(_)) => {
+                publish_iqh(u64::from(self.registers.iqh));
+                Ok(false)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest_mem::Iova;
+
+    #[test]
+    fn any_reserved_bit_makes_a_descriptor_wrong() {
+        let good: [(u128, u128); 3] = [
+            // Bits that may be set: type, G, DID, SID, FM.
+            (0x31, 0x3_ffff_ffff_003f),
+            // type, G, DW, DR, DID; AM, IH, ADDR.
+            (0x32, 0xffff_ffff_ffff_f07f << 64 | 0xffff_00ff),
+            // type, IF, SW, FN, data; address.
+            (0x25, 0xffff_ffff_ffff_fffc << 64 | 0xffff_ffff_0000_007f),
+        ];
+        for (descriptor, allowed) in good {
+            assert!(check(descriptor).is_some(), "{descriptor:#x}");
+            for bit in 0..128 {
+                if allowed & 1 << bit == 0 {
+                    assert_eq!(
+                        check(descriptor | 1 << bit),
+                        None,
+                        "{descriptor:#x} bit {bit}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn types_that_are_not_advertised_are_wrong() {
+        for kind in [0u128, 3, 4, 6, 7, 8, 9, 10, 15] {
+            assert_eq!(check(kind | 0x10), None, "type {kind}");
+        }
+    }
+
+    #[test]
+    fn reserved_granularity_and_masks_past_mamv_are_wrong() {
+        assert_eq!(check(0x01), None);
+        assert_eq!(check(0x02), None);
+        assert_eq!(check(19 << 64 | 0x32), None);
+        // The mask means nothing to a domain flush.
+        assert!(check(19 << 64 | 0x22).is_some());
+        // Address bits under the mask are ignored.
+        assert_eq!(
+            check((0x7000 | 1) << 64 | 0x5_0032),
+            Some(Checked::Invalidate(Scope::IotlbPages {
+                did: 5,
+                iova: Iova::new(0x6000),
+                pages: 2
+            }))
+        );
+    }
+}

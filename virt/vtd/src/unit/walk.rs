@@ -1,0 +1,338 @@
+//! Table walks: root entry, context entry, second-level tables (§3.4, §3.7, §9).
+//!
+//! A walk reads the tables as they are now, keeps nothing, and changes nothing; the caches are filled by
+//! its callers. Each entry is read once into a local, checked, then used. A walk that meets `Pending`
+//! is begun again from the root entry by its caller, so no part of it outlives an invalidation.
+//!
+//! Bound: one root entry, one context entry, at most four second-level entries.
+//!
+//! Leaves out: zero-length reads, which never reach an IOMMU here (`CAP.ZLR` promises that one of a
+//! write-only page does not fault); translation requests of device TLBs (`ECAP.DT` is 0).
+
+use guest_mem::{Access, Gpa, Iova, PAGE_SIZE, Perm, PhysMem, SourceId, Stop, Ticket};
+
+use super::AddressWidth;
+use crate::spec::fault::FaultReason;
+use crate::spec::tables::{ContextEntry, ENTRY_LEN, PTE_LEN, RootEntry, SlPte, TranslationType};
+
+/// Host address width: no table entry may hold an address of more bits. It is what the DMAR table says.
+pub const HOST_ADDRESS_WIDTH: u8 = 48;
+
+/// Page sizes of second-level tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageSize {
+    FourK,
+    TwoM,
+    OneG,
+}
+
+impl PageSize {
+    pub(crate) const fn shift(self) -> u32 {
+        match self {
+            Self::FourK => 12,
+            Self::TwoM => 21,
+            Self::OneG => 30,
+        }
+    }
+
+    pub(crate) const fn bytes(self) -> u64 {
+        1 << self.shift()
+    }
+}
+
+/// Why a walk gave nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WalkStop {
+    /// A table is not in memory yet.
+    Pending(Ticket),
+    /// The request is refused.
+    Fault(WalkFault),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WalkFault {
+    pub(crate) reason: FaultReason,
+    /// The context entry says FPD, and the reason is one that FPD silences.
+    pub(crate) silent: bool,
+}
+
+/// A checked context entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Context {
+    pub(crate) did: u16,
+    pub(crate) fpd: bool,
+    pub(crate) kind: ContextKind,
+    /// Address bits that no request of this context may have.
+    pub(crate) beyond: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ContextKind {
+    PassThrough,
+    Table { root: Gpa, levels: u32 },
+}
+
+impl Context {
+    pub(crate) fn fault(&self, reason: FaultReason) -> WalkStop {
+        WalkStop::Fault(WalkFault {
+            reason,
+            silent: self.fpd && reason.is_qualified(),
+        })
+    }
+}
+
+/// A checked leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// First byte of the page.
+    pub(crate) page: Gpa,
+    pub(crate) size: PageSize,
+    /// R in bit 0 and W in bit 1, ANDed over the levels.
+    pub(crate) permissions: u64,
+}
+
+impl Mapping {
+    pub(crate) fn gpa(&self, iova: Iova) -> Gpa {
+        Gpa::new(self.page.raw() | iova.offset_in(self.size.bytes()))
+    }
+
+    /// Bytes from `iova` to the end of the page.
+    pub(crate) fn left(&self, iova: Iova) -> u64 {
+        self.size.bytes() - iova.offset_in(self.size.bytes())
+    }
+
+    pub(crate) fn allows(&self, perm: Perm) -> bool {
+        self.permissions & permission_bit(perm) != 0
+    }
+}
+
+/// The bit of a table entry that allows an access.
+pub(crate) const fn permission_bit(perm: Perm) -> u64 {
+    match perm {
+        Perm::Read => 1,
+        Perm::Write => 2,
+    }
+}
+
+pub(crate) const fn permission_fault(perm: Perm) -> FaultReason {
+    match perm {
+        Perm::Read => FaultReason::READ,
+        Perm::Write => FaultReason::WRITE,
+    }
+}
+
+/// Bits above an address of `width` bits.
+const fn bits_above(width: u8) -> u64 {
+    !0 << width
+}
+
+/// Whether `[start, start + len)` touches the interrupt range 0xfee0_0000 to 0xfeef_ffff.
+/// `len` is a power of two and `start` aligned to it, so the comparison cannot wrap.
+pub(crate) const fn touches_interrupt_range(start: u64, len: u64) -> bool {
+    start <= 0xfeef_ffff && start + (len - 1) >= 0xfee0_0000
+}
+
+/// What a walk starts from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walker {
+    /// The latched root table.
+    pub(crate) root: Gpa,
+    pub(crate) width: AddressWidth,
+}
+
+impl Walker {
+    /// Reads and checks the root and context entries of `source`.
+    pub(crate) fn context<M: PhysMem>(
+        &self,
+        mem: &M,
+        source: SourceId,
+    ) -> Result<Context, WalkStop> {
+        let reserved = bits_above(HOST_ADDRESS_WIDTH);
+        let at = entry_address(self.root, source.bus(), ENTRY_LEN);
+        let root = entry(mem.read_u128(at), FaultReason::ROOT_ACCESS, false)?;
+        let root = RootEntry::from_bits(root);
+        if !root.p() {
+            return Err(fault(FaultReason::ROOT_NOT_PRESENT, false));
+        }
+        let table = root.ctp() * PAGE_SIZE;
+        if root.rsvd0() != 0 || root.rsvd1() != 0 || table & reserved != 0 {
+            return Err(fault(FaultReason::ROOT_RESERVED, false));
+        }
+
+        let at = entry_address(Gpa::new(table), source.devfn(), ENTRY_LEN);
+        let context = entry(mem.read_u128(at), FaultReason::CONTEXT_ACCESS, false)?;
+        let context = ContextEntry::from_bits(context);
+        let silent = context.fpd();
+        if !context.p() {
+            return Err(fault(FaultReason::CONTEXT_NOT_PRESENT, silent));
+        }
+        let table = context.slptptr() * PAGE_SIZE;
+        if context.rsvd0() != 0 || context.rsvd1() || context.rsvd2() != 0 || table & reserved != 0
+        {
+            return Err(fault(FaultReason::CONTEXT_RESERVED, silent));
+        }
+        let Some(width) = AddressWidth::from_aw(context.aw()).filter(|w| *w <= self.width) else {
+            return Err(fault(FaultReason::CONTEXT_INVALID, silent));
+        };
+        let (kind, bits) = match context.tt() {
+            TranslationType::SecondLevel => {
+                let kind = ContextKind::Table {
+                    root: Gpa::new(table),
+                    levels: width.levels(),
+                };
+                (kind, width.bits())
+            }
+            // AW must be the largest the unit supports.
+            TranslationType::PassThrough if width == self.width => {
+                (ContextKind::PassThrough, HOST_ADDRESS_WIDTH)
+            }
+            _ => return Err(fault(FaultReason::CONTEXT_INVALID, silent)),
+        };
+        Ok(Context {
+            did: context.did(),
+            fpd: silent,
+            kind,
+            beyond: bits_above(bits),
+        })
+    }
+
+    /// Where `perm` to `iova` goes through an already checked context. The answer's permissions may
+    /// lack `perm` only in error: a missing permission is a fault.
+    pub(crate) fn translate<M: PhysMem>(
+        &self,
+        mem: &M,
+        context: &Context,
+        iova: Iova,
+        perm: Perm,
+    ) -> Result<Mapping, WalkStop> {
+        if iova.raw() & context.beyond != 0 {
+            return Err(context.fault(FaultReason::BEYOND_WIDTH));
+        }
+        // A device's store there is an interrupt message, which does not come through here; data is refused.
+        if touches_interrupt_range(iova.align_down(PAGE_SIZE).raw(), PAGE_SIZE) {
+            return Err(context.fault(permission_fault(perm)));
+        }
+        let (root, levels) = match context.kind {
+            ContextKind::PassThrough => {
+                return Ok(Mapping {
+                    page: Gpa::new(iova.align_down(PAGE_SIZE).raw()),
+                    size: PageSize::FourK,
+                    permissions: 3,
+                });
+            }
+            ContextKind::Table { root, levels } => (root, levels),
+        };
+        let mapping = self.second_level(mem, context, root, levels, iova, perm)?;
+        if !mapping.allows(perm) {
+            return Err(context.fault(permission_fault(perm)));
+        }
+        if touches_interrupt_range(mapping.gpa(iova).align_down(PAGE_SIZE).raw(), PAGE_SIZE) {
+            return Err(context.fault(FaultReason::INTERRUPT_RANGE));
+        }
+        Ok(mapping)
+    }
+
+    fn second_level<M: PhysMem>(
+        &self,
+        mem: &M,
+        context: &Context,
+        root: Gpa,
+        levels: u32,
+        iova: Iova,
+        perm: Perm,
+    ) -> Result<Mapping, WalkStop> {
+        let mut table = root;
+        let mut permissions = 3;
+        for level in (1..=levels).rev() {
+            let shift = 12 + 9 * (level - 1);
+            let index = iova.raw() >> shift & 0x1ff;
+            // A table's address has its low 12 bits clear and at most 48 bits.
+            let at = Gpa::new(table.raw() + index * PTE_LEN);
+            let pte = entry(mem.read_u64(at), FaultReason::PTE_ACCESS, context.fpd)?;
+            permissions &= pte & 3;
+            if pte & 3 == 0 {
+                return Err(context.fault(permission_fault(perm)));
+            }
+            let pte = SlPte::from_bits(pte);
+            let size = match level {
+                1 => Some(PageSize::FourK),
+                2 if pte.ps() => Some(PageSize::TwoM),
+                3 if pte.ps() => Some(PageSize::OneG),
+                _ => None,
+            };
+            let address = pte.addr() * PAGE_SIZE;
+            if has_reserved_bits(pte, address, size, level) {
+                return Err(context.fault(FaultReason::PTE_RESERVED));
+            }
+            if let Some(size) = size {
+                return Ok(Mapping {
+                    page: Gpa::new(address),
+                    size,
+                    permissions,
+                });
+            }
+            table = Gpa::new(address);
+        }
+        unreachable!("level 1 is a leaf")
+    }
+
+    /// Whether a run of bytes still goes where it went: the question that an invalidation asks of a
+    /// lease.
+    pub(crate) fn still_holds<M: PhysMem>(
+        &self,
+        mem: &M,
+        record: &guest_mem::LeaseRecord,
+    ) -> Access<bool> {
+        let context = match self.context(mem, record.source) {
+            Ok(context) => context,
+            Err(WalkStop::Pending(ticket)) => return Err(Stop::Pending(ticket)),
+            Err(WalkStop::Fault(_)) => return Ok(false),
+        };
+        let len = u64::from(record.len);
+        let mut done = 0;
+        // Each turn covers at least the rest of one 4 KiB page: at most len / 4096 + 2 turns.
+        while done < len {
+            let (Some(iova), Some(gpa)) =
+                (record.iova.checked_add(done), record.gpa.checked_add(done))
+            else {
+                return Ok(false);
+            };
+            match self.translate(mem, &context, iova, record.perm) {
+                Ok(mapping) if mapping.gpa(iova) == gpa => done += mapping.left(iova),
+                Ok(_) | Err(WalkStop::Fault(_)) => return Ok(false),
+                Err(WalkStop::Pending(ticket)) => return Err(Stop::Pending(ticket)),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// SNP is legal in a leaf (`ECAP.SC`), TM nowhere (`ECAP.DT` is 0), PS not at level 4.
+fn has_reserved_bits(pte: SlPte, address: u64, size: Option<PageSize>, level: u32) -> bool {
+    let misaligned = size.is_some_and(|size| address & (size.bytes() - 1) != 0);
+    address & bits_above(HOST_ADDRESS_WIDTH) != 0
+        || misaligned
+        || pte.tm()
+        || (pte.snp() && size.is_none())
+        || (pte.ps() && level == 4)
+}
+
+/// `table` has its low 12 bits clear and at most 48 significant ones (it was checked, or masked when
+/// latched to 52), so the sum cannot wrap.
+fn entry_address(table: Gpa, index: u8, len: u64) -> Gpa {
+    Gpa::new(table.raw() | u64::from(index) * len)
+}
+
+fn fault(reason: FaultReason, fpd: bool) -> WalkStop {
+    WalkStop::Fault(WalkFault {
+        reason,
+        silent: fpd && reason.is_qualified(),
+    })
+}
+
+fn entry<T>(read: Access<T>, unreadable: FaultReason, fpd: bool) -> Result<T, WalkStop> {
+    read.map_err(|stop| match stop {
+        Stop::Pending(ticket) => WalkStop::Pending(ticket),
+        Stop::Fault(_) => fault(unreadable, fpd),
+    })
+}
