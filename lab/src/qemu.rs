@@ -93,10 +93,11 @@ impl LabConfig {
     pub(crate) fn command_line(&self) -> String {
         // quiet: the console is a serial line, and slow. tsc=reliable: all emulated processors read
         // one clock; without it the kernel falls back to a slow one and keeps every tick.
-        // nowatchdog: an emulated processor may be off its host for seconds.
+        // cryptomgr.notests: a second and a half of cipher tests. nowatchdog: an emulated processor
+        // may be off its host for seconds.
         let mut line = String::from(
             "console=ttyS0 quiet panic=-1 oops=panic mitigations=off tsc=reliable nowatchdog \
-             rcupdate.rcu_cpu_stall_suppress=1",
+             rcupdate.rcu_cpu_stall_suppress=1 cryptomgr.notests",
         );
         if self.cpus >= 3 {
             let last = self.cpus - 1;

@@ -36,7 +36,7 @@ const KEEPER: &str = r#"exec 3<&0 </dev/null
 "$@" & qemu=$!
 ( read -r _ <&3; kill -9 $qemu ) >/dev/null 2>&1 & watch=$!
 exec 3<&-
-wait $qemu; status=$?
+wait $qemu 2>/dev/null; status=$?
 kill $watch 2>/dev/null
 exit $status"#;
 

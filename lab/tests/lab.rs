@@ -1,6 +1,11 @@
 //! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
 //! minute, so it runs when `EXITLESS_LAB=1` is set and says so otherwise.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic is how a test fails, also in its helpers"
+)]
+
 use std::time::Duration;
 
 use lab::{Lab, LabConfig, LabError, Stream};
@@ -11,7 +16,7 @@ fn lab() -> Option<Lab> {
         eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
         return None;
     }
-    let lab = Lab::start(&LabConfig::default()).unwrap();
+    let lab = Lab::start(&LabConfig::default()).expect("the lab starts");
     eprintln!(
         "started in {:.1?}, of which booting {:.1?}",
         lab.start_up(),

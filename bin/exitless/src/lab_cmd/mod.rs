@@ -1,17 +1,283 @@
-//! `exitless lab`: runs a command inside the emulated host of the `lab` crate.
+//! `exitless lab`: runs this very program inside the emulated host of the `lab` crate.
+//!
+//! Standard input goes in, output comes out as it appears, and the exit status is that of the
+//! command inside. What the lab itself has to say goes to standard error, on lines that begin with
+//! `lab:`. Exit status of the lab's own failures: 2 when it could not start, 1 when it stopped or
+//! ran out of time.
+
+mod terminal;
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context;
+use lab::{Lab, LabConfig, LabError, Running, Stream};
+
+/// A day: an interactive session ends when its user wants.
+const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+const EXAMPLES: &str = "\
+The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges; the
+first start downloads about 60 MB of Debian packages into target/lab and installs nothing.
+Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see
+exitless.run below), and this program. Commands start in /root, where --put leaves files.
+
+Examples:
+  What does the emulated host offer?
+      exitless lab -- doctor
+  A stock guest that runs one command and powers off:
+      exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img \\
+          --cmdline 'console=ttyS0 exitless.run=\"uname -a; lspci\"'
+  With a disk, brought back afterwards:
+      exitless lab --put disk.img --get disk.img -- run … --disk disk.img
+  Talk to the guest's console, or look around in the emulated host:
+      exitless lab --tty -- run …
+      exitless lab --shell
+  Any other program, with the libraries it links to:
+      exitless lab --exec --put target/debug/deps/vio-0123 -- ./vio-0123 --test-threads 1";
 
 /// Arguments of `exitless lab`.
 #[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct LabArgs {
-    /// The exitless command line to run inside.
-    #[arg(last = true)]
+    /// Memory of the emulated host, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    memory: u32,
+    /// Processors of the emulated host; from three on the last is kept free for a sidecore
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    cpus: u32,
+    /// Seconds the command may take [default: 300; a day with --shell or --tty]
+    #[arg(long, value_name = "S")]
+    timeout: Option<u64>,
+    /// Show the emulated host's own console, and how long things took
+    #[arg(long)]
+    verbose: bool,
+    /// Copy a file into the lab before the command, to /root unless PATH says otherwise
+    #[arg(long, value_name = "FILE[:PATH]")]
+    put: Vec<String>,
+    /// Copy a file out of the lab after the command, to the current directory unless FILE says
+    /// otherwise
+    #[arg(long, value_name = "PATH[:FILE]")]
+    get: Vec<String>,
+    /// More arguments for QEMU, for example a device to assign
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    qemu: Vec<String>,
+    /// An interactive shell in the emulated host
+    #[arg(long, conflicts_with_all = ["args", "tty", "exec"])]
+    shell: bool,
+    /// Give the command a terminal instead of pipes
+    #[arg(long)]
+    tty: bool,
+    /// ARGS name a program inside rather than arguments of exitless
+    #[arg(long)]
+    exec: bool,
+    /// What to run inside
+    #[arg(last = true, required_unless_present = "shell")]
     args: Vec<String>,
 }
 
 /// Runs `exitless lab`; the status is that of the command inside.
 pub fn main(args: &LabArgs) -> anyhow::Result<u8> {
-    anyhow::bail!(
-        "the lab cannot start yet ({} arguments given)",
-        args.args.len()
-    )
+    match run(args) {
+        Ok(status) => Ok(status),
+        Err(error) => match error.downcast_ref::<LabError>() {
+            Some(LabError::Died { .. } | LabError::Timeout { .. }) => {
+                eprintln!("lab: {error:#}");
+                Ok(1)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+fn run(args: &LabArgs) -> anyhow::Result<u8> {
+    let puts = args
+        .put
+        .iter()
+        .map(|text| put_paths(text))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let gets = args
+        .get
+        .iter()
+        .map(|text| get_paths(text))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut config = LabConfig {
+        memory_mib: args.memory,
+        cpus: args.cpus,
+        qemu_args: args.qemu.clone(),
+        verbose: args.verbose,
+        exitless: Some(std::env::current_exe().context("this program's own file")?),
+        ..LabConfig::default()
+    };
+    // In the image programs bring their libraries, which a copy into a running lab would not.
+    config.files = puts;
+    let mut lab = Lab::start(&config)?;
+    if args.verbose {
+        let (all, boot) = (lab.start_up(), lab.boot_time());
+        eprintln!("lab: started in {all:.1?}, of which booting {boot:.1?}");
+    }
+    let (status, screen) = if args.shell || args.tty {
+        let (status, screen) = interact(args, &mut lab)?;
+        (status, Some(screen))
+    } else {
+        (batch(args, &lab)?, None)
+    };
+    for (inside, host) in gets {
+        lab.pull(&inside, &host)
+            .with_context(|| format!("cannot get {inside}"))?;
+    }
+    lab.shutdown()?;
+    if let Some(screen) = screen {
+        // With the lab its terminal ended, so this does too; all of it has been shown then.
+        let _ = screen.join();
+    }
+    Ok(status)
+}
+
+/// What to start inside.
+fn command<'a>(args: &LabArgs, lab: &'a Lab) -> lab::LabCommand<'a> {
+    if args.shell {
+        return lab.command("/bin/sh");
+    }
+    match args.args.split_first() {
+        Some((program, rest)) if args.exec => lab.command(program).args(rest),
+        _ => lab.command("/bin/exitless").args(&args.args),
+    }
+}
+
+fn limit(args: &LabArgs, default: Duration) -> Duration {
+    args.timeout.map_or(default, Duration::from_secs)
+}
+
+/// The command's input and outputs are ours.
+fn batch(args: &LabArgs, lab: &Lab) -> Result<u8, LabError> {
+    let running = command(args, lab).spawn()?;
+    feed(&running);
+    let output = running.wait(limit(args, Duration::from_secs(300)), |stream, data| {
+        // A reader that went away does not end the command.
+        let _ = match stream {
+            Stream::Stdout => {
+                let mut out = io::stdout().lock();
+                out.write_all(data).and_then(|()| out.flush())
+            }
+            Stream::Stderr => io::stderr().write_all(data),
+        };
+    })?;
+    Ok(output.status)
+}
+
+/// Sends our standard input to the command, from a thread that ends with this process.
+fn feed(running: &Running<'_>) {
+    let send = running.stdin_writer();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            // An empty message ends the command's input, as an empty read means the end of ours.
+            let count = io::stdin().read(&mut buffer).unwrap_or(0);
+            if send(&buffer[..count]).is_err() || count == 0 {
+                return;
+            }
+        }
+    });
+}
+
+/// The command has the lab's terminal, and that terminal is ours. The thread shows what is written
+/// there until the lab ends.
+fn interact(args: &LabArgs, lab: &mut Lab) -> anyhow::Result<(u8, JoinHandle<()>)> {
+    let terminal = lab
+        .take_terminal()
+        .context("the lab's terminal is given out once")?;
+    let raw = terminal::RawMode::enter();
+    let mut from_lab = terminal.try_clone().context("the lab's terminal")?;
+    let mut to_lab = terminal;
+    let mut keys = terminal::input().context("standard input")?;
+    thread::spawn(move || io::copy(&mut keys, &mut to_lab));
+    let screen = thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from_lab.read(&mut buffer) {
+            let mut out = io::stdout().lock();
+            if out
+                .write_all(&buffer[..count])
+                .and_then(|()| out.flush())
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+    let running = command(args, lab).on_terminal().spawn()?;
+    let output = running.wait(limit(args, SHELL_LIMIT), |_, _| {})?;
+    drop(raw);
+    Ok((output.status, screen))
+}
+
+/// `FILE[:PATH]`; PATH may be a directory (it ends with `/`) or relative to /root.
+fn put_paths(text: &str) -> anyhow::Result<(PathBuf, String)> {
+    let (host, inside) = text.split_once(':').unwrap_or((text, ""));
+    let name = file_name(host)?;
+    let path = match inside {
+        "" => name.to_owned(),
+        dir if dir.ends_with('/') => format!("{dir}{name}"),
+        path => path.to_owned(),
+    };
+    let path = if path.starts_with('/') {
+        path
+    } else {
+        format!("/root/{path}")
+    };
+    Ok((PathBuf::from(host), path))
+}
+
+/// `PATH[:FILE]`; PATH may be relative to /root, FILE a directory.
+fn get_paths(text: &str) -> anyhow::Result<(String, PathBuf)> {
+    let (inside, host) = text.split_once(':').unwrap_or((text, ""));
+    let name = file_name(inside)?;
+    let host = match host {
+        "" => PathBuf::from(name),
+        dir if Path::new(dir).is_dir() => Path::new(dir).join(name),
+        file => PathBuf::from(file),
+    };
+    let inside = if inside.starts_with('/') {
+        inside.into()
+    } else {
+        format!("/root/{inside}")
+    };
+    Ok((inside, host))
+}
+
+fn file_name(path: &str) -> anyhow::Result<&str> {
+    let name = Path::new(path).file_name().and_then(|name| name.to_str());
+    name.with_context(|| format!("{path:?} names no file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn put_defaults_to_the_working_directory_inside() {
+        let put = |text: &str| put_paths(text).unwrap().1;
+        assert_eq!(put("images/disk.img"), "/root/disk.img");
+        assert_eq!(put("disk.img:a/b"), "/root/a/b");
+        assert_eq!(put("disk.img:/mnt/x"), "/mnt/x");
+        assert_eq!(put("disk.img:/mnt/"), "/mnt/disk.img");
+        assert_eq!(
+            put_paths("images/disk.img:x").unwrap().0,
+            Path::new("images/disk.img")
+        );
+        assert!(put_paths(":x").is_err() && put_paths("..").is_err());
+    }
+
+    #[test]
+    fn get_defaults_to_the_working_directory_here() {
+        let get = |text: &str| get_paths(text).unwrap();
+        assert_eq!(
+            get("out.json"),
+            ("/root/out.json".into(), "out.json".into())
+        );
+        assert_eq!(get("/var/log/x:y"), ("/var/log/x".into(), "y".into()));
+        assert_eq!(get("/var/log/x:/tmp").1, Path::new("/tmp/x"));
+    }
 }
