@@ -66,6 +66,7 @@ impl NoIommu {
 }
 
 impl Iommu for NoIommu {
+    #[inline]
     fn translate<M: PhysMem>(
         &mut self,
         _mem: &M,
@@ -80,10 +81,12 @@ impl Iommu for NoIommu {
         })
     }
 
+    #[inline]
     fn generation(&self, _source: SourceId) -> u64 {
         0
     }
 
+    #[inline]
     fn lease_begin(
         &mut self,
         source: SourceId,
@@ -95,6 +98,7 @@ impl Iommu for NoIommu {
         self.leases.begin(source, iova, gpa, len, perm)
     }
 
+    #[inline]
     fn lease_end(&mut self, id: LeaseId) {
         self.leases.end(id);
     }

@@ -12,7 +12,11 @@
 //! function that may do the same with atomics. Both give what the trait promises: bytes may tear
 //! against a writing guest, and nothing worse. Overlapping atomics of different sizes are outside
 //! the model only when they race *within the program*; here one thread owns a VM's devices, and the
-//! racing side is the guest, which the model does not see.
+//! racing side is the guest, which the model does not see. (Miri's weak-memory emulation stops at such
+//! overlaps even without a race: run it with `-Zmiri-disable-weak-memory-emulation`.)
+//!
+//! Cost of a copy beside `memcpy` (best of 7, 2.5 GHz Xeon, virtual): 16 bytes 20 ns against 6, the
+//! translation included; 4096 bytes 71 ns against 95.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
