@@ -53,6 +53,8 @@
 #![forbid(unsafe_code)]
 
 pub mod dmar;
+pub mod front;
+pub mod saved_state;
 pub mod spec;
 pub mod unit;
 

@@ -28,6 +28,7 @@ mod iotlb;
 mod leases;
 mod queue;
 pub(crate) mod registers;
+mod snapshot;
 mod stats;
 pub(crate) mod walk;
 
@@ -355,6 +356,15 @@ impl Unit {
     pub fn needs_step(&self) -> bool {
         self.awaited.is_none() && (self.commands_have_work() || self.queue_has_work())
             || self.has_messages()
+    }
+
+    /// What a step that finds nothing to do would answer.
+    pub(crate) fn standing(&self) -> Progress {
+        match self.awaited {
+            Some(ticket) => Progress::Parked(Parked::Ticket(ticket)),
+            None if self.is_draining() => Progress::Parked(Parked::Drain),
+            None => Progress::Idle,
+        }
     }
 
     /// When [`Event::DrainLimit`] is due, if something is draining: step again by then. In ns.

@@ -292,7 +292,7 @@ impl Unit {
 }
 
 fn is_aligned(offset: u16, len: AccessLen) -> bool {
-    offset < spec::PAGE_LEN && offset % len.bytes() == 0
+    offset < spec::PAGE_LEN && offset.is_multiple_of(len.bytes())
 }
 
 /// The four registers of an event, by offset from its control register.

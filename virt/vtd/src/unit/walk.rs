@@ -320,7 +320,7 @@ fn has_reserved_bits(pte: SlPte, address: u64, size: Option<PageSize>, level: u3
 /// `table` has its low 12 bits clear and at most 48 significant ones (it was checked, or masked when
 /// latched to 52), so the sum cannot wrap.
 fn entry_address(table: Gpa, index: u8, len: u64) -> Gpa {
-    Gpa::new(table.raw() | u64::from(index) * len)
+    Gpa::new(table.raw() | (u64::from(index) * len))
 }
 
 fn fault(reason: FaultReason, fpd: bool) -> WalkStop {

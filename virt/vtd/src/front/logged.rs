@@ -1,0 +1,125 @@
+//! `logged`: the guest reads a page that it cannot write; its writes are logged in order by the
+//! hypervisor (KVM: `KVM_MEM_READONLY` slot and coalesced MMIO ring) and applied here.
+//!
+//! Called by the unit's owner: [`Logged::apply`] for each entry in order, and [`Logged::step`] after
+//! each entry that wants it, before the next one. Stepping between entries is what makes a log of
+//! many entries give the same result as as many trapped writes: a guest that does not wait for its
+//! one-shots loses none.
+//!
+//! A value just written reads back stale until the next step publishes it.
+
+use guest_mem::{PhysMem, RegPage};
+
+use super::{publish_all, publish_iqh, publish_record};
+use crate::spec::fault::FaultRecording;
+use crate::spec::registers::{CCMD, FECTL, FSTS, GSTS, ICS, IECTL, IQA, IQH, IQT, IRTA, RTADDR};
+use crate::unit::registers::IOTLB;
+use crate::unit::{AccessLen, Progress, Sink, Unit};
+
+/// One write of the guest, as the hypervisor logged it. Not trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    /// Bytes from the base of the page.
+    pub offset: u16,
+    /// Length in bytes, 4 or 8 for a register access.
+    pub len: u8,
+    /// Little-endian value in the low `len` bytes.
+    pub data: u64,
+}
+
+/// Registers that change, in the order of publication. IQH first, as where a status word is written;
+/// GSTS last, because it says that everything before it is done. IQER, CAP and the like never change.
+const CHANGING: [(u16, AccessLen); 14] = [
+    (IQH, AccessLen::B8),
+    (FSTS, AccessLen::B4),
+    (FECTL, AccessLen::B8),
+    (FECTL + 8, AccessLen::B8),
+    (ICS, AccessLen::B4),
+    (IECTL, AccessLen::B8),
+    (IECTL + 8, AccessLen::B8),
+    (RTADDR, AccessLen::B8),
+    (IQT, AccessLen::B8),
+    (IQA, AccessLen::B8),
+    (IRTA, AccessLen::B8),
+    (CCMD, AccessLen::B8),
+    (IOTLB, AccessLen::B8),
+    (GSTS, AccessLen::B4),
+];
+
+/// The register page of a unit in `logged` mode.
+#[derive(Clone, Debug, Default)]
+pub struct Logged {
+    /// What the page shows of [`CHANGING`].
+    shown: [u64; CHANGING.len()],
+    /// What it shows of the recording registers.
+    records: Vec<FaultRecording>,
+    /// `Unit::changes` when it was last brought up to date.
+    seen: u64,
+}
+
+impl Logged {
+    /// Begins this mode: shows all registers in `page`, which the guest must not see before.
+    pub fn enter(unit: &Unit, page: &impl RegPage) -> Self {
+        publish_all(unit, page);
+        Self {
+            shown: CHANGING.map(|(offset, len)| unit.read(offset, len)),
+            records: unit.faults.records.to_vec(),
+            seen: unit.changes(),
+        }
+    }
+
+    /// Applies one write of the guest. Answers whether [`step`](Logged::step) is wanted before the next entry.
+    /// Entries that are no register access (length, alignment, offset) change nothing.
+    #[must_use = "the next entry is applied after the step that this one wants"]
+    pub fn apply(&mut self, unit: &mut Unit, entry: LogEntry) -> bool {
+        let Some(len) = AccessLen::from_bytes(usize::from(entry.len)) else {
+            return false;
+        };
+        unit.write(entry.offset, len, entry.data);
+        unit.needs_step()
+    }
+
+    /// [`Unit::step`] in this mode: works, shows what changed, then sends interrupts.
+    pub fn step<M: PhysMem>(
+        &mut self,
+        unit: &mut Unit,
+        page: &impl RegPage,
+        mem: &M,
+        now_ns: u64,
+        sink: &mut impl Sink,
+    ) -> Progress {
+        let progress = unit.run(mem, now_ns, sink, &mut publish_iqh(page));
+        self.publish(unit, page);
+        unit.send_messages(sink);
+        // Sending cleared IP.
+        self.publish(unit, page);
+        progress
+    }
+
+    /// Shows what changed since the last time; one comparison when nothing did. For changes that no
+    /// step made: a device was refused, the unit was reset.
+    pub fn publish(&mut self, unit: &Unit, page: &impl RegPage) {
+        if self.seen == unit.changes() {
+            return;
+        }
+        self.seen = unit.changes();
+        for (index, shown) in self.records.iter_mut().enumerate() {
+            let record = unit.faults.records[index];
+            if *shown != record {
+                *shown = record;
+                publish_record(unit, page, index);
+            }
+        }
+        for ((offset, len), shown) in CHANGING.iter().zip(&mut self.shown) {
+            let value = unit.read(*offset, *len);
+            // IQH may have been shown early, before a status word, and taken back; so always.
+            if *shown != value || *offset == IQH {
+                *shown = value;
+                match len {
+                    AccessLen::B4 => page.store32(*offset, value as u32),
+                    AccessLen::B8 => page.store64(*offset, value),
+                }
+            }
+        }
+    }
+}

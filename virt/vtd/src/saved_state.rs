@@ -1,0 +1,142 @@
+//! What is kept of a unit while its machine is paused.
+//!
+//! [`SavedUnit`] is plain, versioned and complete: registers as the guest wrote them, what commands
+//! latched from them, and what no register shows (the pending bits and the place of the next fault).
+//!
+//! Derived, and therefore absent:
+//! * IOTLB and context cache: come back cold.
+//! * A parked wait descriptor: IQH stands on it, so it is fetched again.
+//! * Leases and awaited tickets: the machine is paused with its devices quiesced, so there are none.
+//! * Statistics and the generation: of this process; windows are made anew.
+//!
+//! [`Unit::restore`] distrusts the state: it comes from a file.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::unit::Config;
+#[cfg(doc)]
+use crate::unit::Unit;
+
+/// Version that [`Unit::save`] writes.
+pub const VERSION: u32 = 1;
+
+/// One message register set: FECTL to FEUADDR, or IECTL to IEUADDR.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedEvent {
+    /// Masked.
+    pub im: bool,
+    /// A message is pending.
+    pub ip: bool,
+    /// Message data.
+    pub data: u32,
+    /// Message address.
+    pub address: u32,
+    /// Upper message address.
+    pub upper_address: u32,
+}
+
+/// A unit at rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedUnit {
+    /// Layout of this structure: [`VERSION`].
+    pub version: u32,
+    /// Widest guest address, in bits: 39 or 48. Part of what the guest read in CAP.
+    pub width: u8,
+    /// CAP.CM.
+    pub caching_mode: bool,
+    /// Status bits of GSTS; TES as seen by the guest.
+    pub gsts: u32,
+    /// GCMD.TE as last written; differs from TES while old accesses drain.
+    pub te: bool,
+    /// RTADDR as written.
+    pub rtaddr: u64,
+    /// Root table latched by SRTP.
+    pub root: u64,
+    /// CCMD, ICC set while in progress.
+    pub ccmd: u64,
+    /// IVA as written.
+    pub iva: u64,
+    /// IOTLB, IVT set while in progress.
+    pub iotlb: u64,
+    /// IQH, in bytes.
+    pub iqh: u32,
+    /// IQT, in bytes.
+    pub iqt: u32,
+    /// IQA.
+    pub iqa: u64,
+    /// IRTA as written.
+    pub irta: u64,
+    /// ICS.IWC.
+    pub iwc: bool,
+    /// FSTS.PFO.
+    pub pfo: bool,
+    /// FSTS.IQE.
+    pub iqe: bool,
+    /// FSTS.FRI as latched when PPF rose.
+    pub fri: u8,
+    /// Recording register of the next fault.
+    pub next_record: u16,
+    /// Recording registers, low half and high half.
+    pub records: Vec<[u64; 2]>,
+    /// Fault event.
+    pub fault_event: SavedEvent,
+    /// Invalidation completion event.
+    pub completion_event: SavedEvent,
+}
+
+/// Why a saved state was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RestoreError {
+    /// Written by another version.
+    #[error("saved unit has version {version}, this program reads {VERSION}")]
+    Version {
+        /// Version found.
+        version: u32,
+    },
+    /// The guest has read other capabilities than this configuration gives.
+    #[error("saved unit has other capabilities than the configured one")]
+    Capabilities,
+    /// A value that no unit can have.
+    #[error("saved unit has an impossible {field}")]
+    Value {
+        /// Which field.
+        field: &'static str,
+    },
+}
+
+/// Refuses what `Unit` could not have saved under `config`.
+pub(crate) fn check(config: &Config, saved: &SavedUnit) -> Result<(), RestoreError> {
+    if saved.version != VERSION {
+        return Err(RestoreError::Version {
+            version: saved.version,
+        });
+    }
+    let same_width = saved.width == config.width.bits();
+    if !same_width
+        || saved.caching_mode != config.caching_mode
+        || saved.records.len() != config.fault_records
+    {
+        return Err(RestoreError::Capabilities);
+    }
+    let queue_len = 4096u32 << (saved.iqa & 7);
+    let wrong = [
+        (
+            "iqh",
+            !saved.iqh.is_multiple_of(16) || saved.iqh >= queue_len,
+        ),
+        ("iqt", saved.iqt & !0x7_fff0 != 0),
+        ("iqa", saved.iqa & 0xff8 != 0),
+        ("root", saved.root & 0xfff != 0),
+        ("rtaddr", saved.rtaddr & 0xfff != 0),
+        (
+            "next_record",
+            usize::from(saved.next_record) >= saved.records.len(),
+        ),
+        ("fri", usize::from(saved.fri) >= saved.records.len()),
+    ];
+    match wrong.iter().find(|(_, is_wrong)| *is_wrong) {
+        Some((field, _)) => Err(RestoreError::Value { field }),
+        None => Ok(()),
+    }
+}
