@@ -5,7 +5,7 @@
 //! owner's loop ── poll, arm, has_work, ticket_done ────────────▶   │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
-//! Reading order: [`VirtioDevice`] (what a device is), [`ring`] (the split virtqueue), [`blk`].
+//! Reading order: [`VirtioDevice`] (what a device is), [`ring`] (the split virtqueue), [`blk`], [`net`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -20,6 +20,7 @@ pub mod blk;
 mod device;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fake_driver;
+pub mod net;
 pub mod ring;
 
 pub use any::AnyDevice;

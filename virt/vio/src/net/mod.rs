@@ -1,0 +1,556 @@
+//! virtio-net (virtio 1.2 §5.1), as a polled device.
+//!
+//! *Advertised*: MAC, STATUS (link up), MRG_RXBUF, INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM.
+//! *Not implemented*: checksum and segmentation offloads, the control queue, more than one queue pair,
+//! an MTU other than 1500.
+//!
+//! Frames are copied inline, so nothing is ever in flight and no lease is held. One poll sends and
+//! receives a bounded batch, and publishes each ring once.
+//!
+//! Transmit: copy the frame, stage the used element, send. In this order a wait at any point repeats nothing the
+//! network has seen. Receive: take a frame, find buffers for all of it, write it, stage, publish. A frame
+//! that finds too few buffers is held (one), and those behind it stay in the back end's bounded queue; one that
+//! cannot fit at all is dropped. A buffer that faults is given back with length 0, which drivers count
+//! as a short frame.
+
+mod checksum;
+mod responder;
+#[expect(unsafe_code, reason = "system calls on the interface; see the module")]
+mod tap;
+
+use std::os::fd::RawFd;
+
+use guest_mem::{Dma, KeepAlive, Stop, Ticket};
+
+pub use checksum::Checksum;
+pub use responder::{MAX_REPLIES, Responder};
+pub use tap::{Tap, TapError};
+
+use crate::device::{
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
+};
+use crate::ring::split::RingStats;
+use crate::ring::{Chain, RingStop, Segment, SplitQueue, Violation};
+
+/// Largest frame: 14 bytes of Ethernet header, a VLAN tag, 1500 bytes.
+pub const MAX_FRAME: usize = 1518;
+/// Smallest frame worth sending: its Ethernet header.
+const MIN_FRAME: u32 = 14;
+/// `struct virtio_net_hdr` (§5.1.6), with `num_buffers`, as VERSION_1 has it always.
+pub const HEADER_LEN: usize = 12;
+/// Offset of `num_buffers` in it.
+const NUM_BUFFERS: usize = 10;
+/// Receive queue of the one pair.
+pub const RX: u16 = 0;
+/// Transmit queue of the one pair.
+pub const TX: u16 = 1;
+/// Frames in each direction per poll.
+const BATCH: u16 = 32;
+/// VIRTIO_NET_S_LINK_UP.
+const LINK_UP: u16 = 1;
+
+/// Feature bits (§5.1.3).
+pub mod net_feature {
+    /// VIRTIO_NET_F_MAC (5): the device says its address.
+    pub const MAC: u64 = 1 << 5;
+    /// VIRTIO_NET_F_MRG_RXBUF (15): a frame may take several receive buffers.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// VIRTIO_NET_F_STATUS (16): the device says whether the link is up.
+    pub const STATUS: u64 = 1 << 16;
+}
+
+/// Where frames go to and come from. Never blocks. All calls come from the device's thread.
+pub trait NetIo: Send {
+    /// The next frame for the guest; `None` if there is none now. Frames longer than `buf` are dropped.
+    fn receive(&mut self, buf: &mut [u8]) -> Option<usize>;
+
+    /// A frame of the guest, at most [`MAX_FRAME`] bytes; false if it had to be dropped.
+    fn send(&mut self, frame: &[u8]) -> bool;
+
+    /// Whether `receive` would answer a frame.
+    fn is_readable(&mut self) -> bool;
+
+    /// Appends descriptors that are readable while there are frames.
+    fn wake_fds(&self, fds: &mut Vec<RawFd>);
+
+    /// The driver is gone: frames for it are stale.
+    fn reset(&mut self);
+}
+
+/// Why there is no such network device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NetError {
+    /// A group address, or none.
+    #[error("{0:02x?} is no address of a single interface")]
+    Mac([u8; 6]),
+    /// Queue size.
+    #[error("a queue has 2 to 1024 entries, a power of two, not {0}")]
+    QueueSize(u16),
+}
+
+/// What came of one step of a direction.
+enum Step {
+    Done,
+    /// Nothing to do, or no buffers to do it with.
+    Nothing,
+}
+
+/// A virtio network device.
+pub struct Net {
+    features: u64,
+    queue_sizes: [u16; 2],
+    space: [u8; 8],
+    io: Box<dyn NetIo>,
+    accepted: u64,
+    rx: Option<SplitQueue>,
+    tx: Option<SplitQueue>,
+    chain: Chain,
+    /// A header, which stays zero but for `num_buffers`, and a frame.
+    rx_frame: Box<[u8; HEADER_LEN + MAX_FRAME]>,
+    /// Length of the frame held there, if one is.
+    held: Option<usize>,
+    /// Buffers that were too few for the held frame.
+    too_few: u16,
+    /// The driver had no receive buffer when last looked.
+    rx_empty: bool,
+    tx_frame: Box<[u8; MAX_FRAME]>,
+    /// Buffers of the frame being received, and {head, bytes} of each chain.
+    segments: Vec<Segment>,
+    heads: Vec<(u16, u32)>,
+    stopped: bool,
+    broken: bool,
+    announce: bool,
+    stats: DeviceStats,
+    rings: RingStats,
+}
+
+impl Net {
+    /// A device with this address over `io`; queues of at most `queue_size` entries.
+    pub fn new(mac: [u8; 6], queue_size: u16, io: Box<dyn NetIo>) -> Result<Self, NetError> {
+        if mac[0] & 1 != 0 || mac == [0; 6] {
+            return Err(NetError::Mac(mac));
+        }
+        if !queue_size.is_power_of_two() || !(2..=1024).contains(&queue_size) {
+            return Err(NetError::QueueSize(queue_size));
+        }
+        let mut space = [0; 8];
+        space[..6].copy_from_slice(&mac);
+        space[6..].copy_from_slice(&LINK_UP.to_le_bytes());
+        Ok(Self {
+            features: feature::COMMON
+                | net_feature::MAC
+                | net_feature::MRG_RXBUF
+                | net_feature::STATUS,
+            queue_sizes: [queue_size; 2],
+            space,
+            io,
+            accepted: 0,
+            rx: None,
+            tx: None,
+            chain: Chain::new(),
+            rx_frame: Box::new([0; HEADER_LEN + MAX_FRAME]),
+            held: None,
+            too_few: 0,
+            rx_empty: false,
+            tx_frame: Box::new([0; MAX_FRAME]),
+            segments: Vec::new(),
+            heads: Vec::new(),
+            stopped: false,
+            broken: false,
+            announce: false,
+            stats: DeviceStats::default(),
+            rings: RingStats::default(),
+        })
+    }
+
+    fn may_run(&self) -> bool {
+        !self.stopped && !self.broken
+    }
+
+    fn note(&mut self, stop: RingStop) {
+        if matches!(stop, RingStop::Violation(_)) && !self.broken {
+            self.broken = true;
+            self.announce = true;
+        }
+    }
+
+    /// One direction: publish what was left, a batch of steps, publish.
+    fn serve<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        queue: &mut SplitQueue,
+        step: impl Fn(&mut Self, &mut D, &mut SplitQueue, &mut u16) -> Result<Step, RingStop>,
+    ) -> Result<bool, RingStop> {
+        if queue.parked().is_some() {
+            return Ok(false);
+        }
+        let mut busy = self.publish(dma, irq, queue)?;
+        queue.disarm(dma)?;
+        let mut left = queue.available(dma)?;
+        let mut stopped = Ok(());
+        for _ in 0..BATCH {
+            match step(self, dma, queue, &mut left) {
+                Ok(Step::Done) => busy = true,
+                Ok(Step::Nothing) => break,
+                Err(stop) => {
+                    stopped = Err(stop);
+                    break;
+                }
+            }
+        }
+        // Not while parked by a fault of the ring itself, which would only be recorded again.
+        if !queue.is_faulted() {
+            busy |= self.publish(dma, irq, queue)?;
+        }
+        stopped.map(|()| busy)
+    }
+
+    fn publish<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        queue: &mut SplitQueue,
+    ) -> Result<bool, RingStop> {
+        let any = queue.staged() != 0;
+        if queue.publish(dma)? {
+            self.stats.interrupts += 1;
+            irq.queue(queue.index());
+        }
+        Ok(any)
+    }
+
+    /// Sends one frame.
+    fn transmit<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        queue: &mut SplitQueue,
+        left: &mut u16,
+    ) -> Result<Step, RingStop> {
+        if *left == 0 {
+            return Ok(Step::Nothing);
+        }
+        queue.peek(dma, 0, &mut self.chain)?;
+        let readable = self.chain.readable();
+        let Some(len) = readable.len().checked_sub(HEADER_LEN as u32) else {
+            return Err(queue.park(Violation::Truncated.into()));
+        };
+        // The header asks for offloads, and none is offered: whatever it says is ignored.
+        let fits = (MIN_FRAME..=MAX_FRAME as u32).contains(&len);
+        let frame = &mut self.tx_frame[..if fits { len as usize } else { 0 }];
+        let read = match readable.read(dma, HEADER_LEN as u32, frame) {
+            Ok(()) => fits,
+            Err(Stop::Fault(_)) => false,
+            Err(pending) => return Err(queue.park(pending.into())),
+        };
+        queue.stage(dma, self.chain.head(), 0)?;
+        queue.advance(1);
+        *left -= 1;
+        self.stats.requests += 1;
+        if read && self.io.send(frame) {
+            self.stats.written_bytes += u64::from(len);
+        } else {
+            self.stats.errors += 1;
+        }
+        Ok(Step::Done)
+    }
+
+    /// Receives one frame.
+    fn receive<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        queue: &mut SplitQueue,
+        left: &mut u16,
+    ) -> Result<Step, RingStop> {
+        self.rx_empty = *left == 0;
+        if self.rx_empty {
+            return Ok(Step::Nothing);
+        }
+        let len = match self.held {
+            Some(len) => len,
+            None => match self.io.receive(&mut self.rx_frame[HEADER_LEN..]) {
+                Some(len) => len,
+                None => return Ok(Step::Nothing),
+            },
+        };
+        self.held = Some(len);
+        let all = (HEADER_LEN + len) as u32;
+        if !self.gather(dma, queue, *left, all)? {
+            // More buffers may come, unless the ring is full of them, or a frame must fit into one.
+            let hopeless = !self.mergeable() || *left == queue.size();
+            if !hopeless {
+                self.too_few = *left;
+                return Ok(Step::Nothing);
+            }
+            self.held = None;
+            self.stats.errors += 1;
+            return Ok(Step::Done);
+        }
+        let count = self.heads.len() as u16;
+        let num_buffers = count.to_le_bytes();
+        self.rx_frame[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&num_buffers);
+        let written = match scatter(dma, &self.segments, &self.rx_frame[..all as usize]) {
+            Ok(()) => true,
+            Err(Stop::Fault(_)) => false,
+            Err(pending) => return Err(queue.park(pending.into())),
+        };
+        for (done, &(head, bytes)) in (0..).zip(&self.heads) {
+            let bytes = if written { bytes } else { 0 };
+            if let Err(stop) = queue.stage(dma, head, bytes) {
+                queue.unstage(done);
+                return Err(stop);
+            }
+        }
+        queue.advance(count);
+        *left -= count;
+        self.held = None;
+        self.stats.requests += 1;
+        if written {
+            self.stats.read_bytes += len as u64;
+        } else {
+            self.stats.errors += 1;
+        }
+        Ok(Step::Done)
+    }
+
+    /// Collects buffers for `all` bytes from the next chains, without consuming them; whether they suffice.
+    fn gather<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        queue: &mut SplitQueue,
+        available: u16,
+        all: u32,
+    ) -> Result<bool, RingStop> {
+        self.segments.clear();
+        self.heads.clear();
+        let mut need = all;
+        let most = if self.mergeable() { available } else { 1 };
+        for ahead in 0..most {
+            queue.peek(dma, ahead, &mut self.chain)?;
+            let writable = self.chain.writable();
+            // §5.1.6.3.1: the header fits into the first buffer, and every buffer holds something.
+            if writable.is_empty() || (ahead == 0 && writable.len() < HEADER_LEN as u32) {
+                return Err(queue.park(Violation::Truncated.into()));
+            }
+            let take = writable.len().min(need);
+            self.segments.extend(writable.slice(0, take));
+            self.heads.push((self.chain.head(), take));
+            need -= take;
+            if need == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn mergeable(&self) -> bool {
+        self.accepted & net_feature::MRG_RXBUF != 0
+    }
+
+    /// Both queues, as far as the driver has enabled them.
+    fn queues(&mut self) -> impl Iterator<Item = &mut SplitQueue> {
+        self.rx.iter_mut().chain(&mut self.tx)
+    }
+
+    /// Whether frames from the back end have nowhere to go at the moment.
+    fn is_rx_blocked(&self) -> bool {
+        !self.may_run()
+            || self.held.is_some()
+            || self.rx_empty
+            || self.rx.as_ref().is_none_or(|rx| rx.parked().is_some())
+    }
+}
+
+/// Writes `bytes` over `segments`, which hold exactly as many.
+fn scatter<D: Dma>(dma: &mut D, segments: &[Segment], bytes: &[u8]) -> Result<(), Stop> {
+    let mut at = 0;
+    for segment in segments {
+        let end = at + segment.len as usize;
+        dma.write(segment.iova, &bytes[at..end])?;
+        at = end;
+    }
+    Ok(())
+}
+
+impl VirtioDevice for Net {
+    fn device_type(&self) -> u16 {
+        1
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        crate::device::read_space(&self.space, offset, out);
+    }
+
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn activate(
+        &mut self,
+        features: u64,
+        queues: &[QueueConfig],
+        _keep: KeepAlive,
+    ) -> Result<(), ActivateError> {
+        self.reset();
+        let rings = crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
+        for ring in rings {
+            match ring.index() {
+                RX => self.rx = Some(ring),
+                _ => self.tx = Some(ring),
+            }
+        }
+        self.accepted = features;
+        Ok(())
+    }
+
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, _now_ns: u64) -> Activity {
+        let mut busy = false;
+        if self.may_run()
+            && let Some(mut tx) = self.tx.take()
+        {
+            match self.serve(dma, irq, &mut tx, Self::transmit) {
+                Ok(any) => busy |= any,
+                Err(stop) => self.note(stop),
+            }
+            self.tx = Some(tx);
+        }
+        if self.may_run()
+            && let Some(mut rx) = self.rx.take()
+        {
+            match self.serve(dma, irq, &mut rx, Self::receive) {
+                Ok(any) => busy |= any,
+                Err(stop) => self.note(stop),
+            }
+            self.rx = Some(rx);
+        }
+        if self.announce {
+            self.announce = false;
+            irq.config();
+            busy = true;
+        }
+        if busy { Activity::Busy } else { Activity::Idle }
+    }
+
+    fn kick(&mut self, queue: u16) {
+        self.stats.kicks += 1;
+        for own in self.queues().filter(|own| own.index() == queue) {
+            own.kick();
+        }
+    }
+
+    fn ticket_done(&mut self, ticket: Ticket) {
+        for queue in self.queues() {
+            queue.ticket_done(ticket);
+        }
+    }
+
+    fn arm<D: Dma>(&mut self, dma: &mut D) {
+        if self.may_run() {
+            for queue in self.queues().filter(|queue| queue.parked().is_none()) {
+                // A stop has parked the queue; what ends that wakes us.
+                let _ = queue.arm(dma);
+            }
+        }
+    }
+
+    fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
+        if self.announce {
+            return true;
+        }
+        if !self.may_run() {
+            return false;
+        }
+        let mut available = [0; 2];
+        let queues = self.rx.iter_mut().chain(&mut self.tx);
+        let mut violated = None;
+        for queue in queues.filter(|queue| queue.parked().is_none()) {
+            match queue.available(dma) {
+                Ok(_) if queue.staged() != 0 => return true,
+                Ok(count) => available[usize::from(queue.index())] = count,
+                Err(stop @ RingStop::Violation(_)) => violated = Some(stop),
+                Err(RingStop::Access(_)) => {}
+            }
+        }
+        if let Some(stop) = violated {
+            self.note(stop);
+            return true;
+        }
+        let [rx, tx] = available;
+        self.rx_empty = rx == 0;
+        tx != 0
+            || match self.held {
+                Some(_) => rx > self.too_few,
+                None => rx != 0 && self.io.is_readable(),
+            }
+    }
+
+    fn disarm<D: Dma>(&mut self, dma: &mut D) {
+        if self.may_run() {
+            for queue in self.queues().filter(|queue| queue.parked().is_none()) {
+                let _ = queue.disarm(dma);
+            }
+        }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        let mut fds = Vec::new();
+        if !self.is_rx_blocked() {
+            self.io.wake_fds(&mut fds);
+        }
+        fds
+    }
+
+    fn quiesce<D: Dma>(&mut self, _dma: &mut D) -> Quiesce {
+        self.stopped = true;
+        Quiesce::Done
+    }
+
+    fn resume(&mut self) {
+        self.stopped = false;
+    }
+
+    fn reset(&mut self) {
+        for queue in self.rx.take().into_iter().chain(self.tx.take()) {
+            self.rings.add(&queue.stats());
+        }
+        self.held = None;
+        self.too_few = 0;
+        self.rx_empty = false;
+        self.accepted = 0;
+        self.stopped = false;
+        self.broken = false;
+        self.announce = false;
+        self.io.reset();
+    }
+
+    fn cancel_overdue(&mut self) {
+        // Nothing outlives a call.
+    }
+
+    fn needs_reset(&self) -> bool {
+        self.broken
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let mut rings = self.rings;
+        for queue in self.rx.iter().chain(&self.tx) {
+            rings.add(&queue.stats());
+        }
+        DeviceStats {
+            publishes: rings.publishes,
+            ring_faults: rings.faults,
+            violations: rings.violations,
+            pends: rings.pends,
+            ..self.stats
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

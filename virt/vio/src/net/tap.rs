@@ -1,0 +1,210 @@
+//! A TAP interface of the host (Linux `Documentation/networking/tuntap.rst`).
+//!
+//! Opened without packet information and, where we open it, with a 12-byte virtio-net header in front of each
+//! frame, which stays zero: no offloads are negotiated, so the host's kernel checksums and segments itself.
+//! Reading never blocks; what the guest has no buffer for waits in the interface's own bounded queue.
+//!
+//! UNSAFETY: `ioctl`, `readv` and `writev`, which the standard library does not offer for such a descriptor.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use super::{MAX_FRAME, NetIo};
+
+/// Length of the header in front of each frame of an interface with IFF_VNET_HDR, ours and the longest we take.
+const HEADER: usize = 12;
+
+/// Why a TAP interface cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// Longer than the kernel takes, empty, or with a zero byte.
+    #[error("{0:?} is no interface name (1 to 15 bytes)")]
+    Name(String),
+    /// `/dev/net/tun` cannot be opened: no such module, or no permission.
+    #[error("cannot open /dev/net/tun")]
+    Open(#[source] io::Error),
+    /// The kernel refuses the interface: no permission (CAP_NET_ADMIN, or an interface made for this user), or busy.
+    #[error("cannot attach to interface {name:?}")]
+    Attach {
+        /// The interface.
+        name: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The descriptor is no TAP interface without packet information.
+    #[error("the descriptor is no TAP interface without packet information")]
+    Kind,
+    /// The interface cannot be set up.
+    #[error("cannot set up the TAP interface")]
+    Setup(#[source] io::Error),
+}
+
+/// A TAP interface.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    /// Bytes in front of each frame: 0, 10 or 12.
+    header: usize,
+}
+
+impl Tap {
+    /// Attaches to interface `name`, which is made if it does not exist and we may.
+    pub fn open(name: &str) -> Result<Self, TapError> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/net/tun")
+            .map_err(TapError::Open)?;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let mut request = empty_request();
+        let bytes = name.as_bytes();
+        if bytes.is_empty() || bytes.len() >= request.ifr_name.len() || bytes.contains(&0) {
+            return Err(TapError::Name(name.to_owned()));
+        }
+        for (to, &from) in request.ifr_name.iter_mut().zip(bytes) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        // SAFETY: TUNSETIFF reads and writes an `ifreq`, which `request` is; the descriptor is ours.
+        let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &mut request) };
+        if attached < 0 {
+            let source = io::Error::last_os_error();
+            return Err(TapError::Attach {
+                name: name.to_owned(),
+                source,
+            });
+        }
+        Self::set_up(file, HEADER)
+    }
+
+    /// Takes an open TAP descriptor, made by somebody with the permission.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, TapError> {
+        let file = File::from(fd);
+        let mut request = empty_request();
+        // SAFETY: TUNGETIFF writes an `ifreq`, which `request` is.
+        if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF, &mut request) } < 0 {
+            return Err(TapError::Kind);
+        }
+        // SAFETY: the kernel has filled in the flags, and any bytes are a valid integer.
+        let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+        if flags & libc::IFF_TAP == 0 || flags & libc::IFF_NO_PI == 0 {
+            return Err(TapError::Kind);
+        }
+        // SAFETY: plain system call on a descriptor we own.
+        let status = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        // SAFETY: as above.
+        let set =
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, status | libc::O_NONBLOCK) };
+        if status < 0 || set < 0 {
+            return Err(TapError::Setup(io::Error::last_os_error()));
+        }
+        let header = if flags & libc::IFF_VNET_HDR != 0 {
+            HEADER
+        } else {
+            0
+        };
+        Self::set_up(file, header)
+    }
+
+    /// Header length, and no offloads.
+    fn set_up(file: File, header: usize) -> Result<Self, TapError> {
+        if header != 0 {
+            let size = header as libc::c_int;
+            // SAFETY: TUNSETVNETHDRSZ reads an int.
+            let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &size) };
+            if done < 0 {
+                return Err(TapError::Setup(io::Error::last_os_error()));
+            }
+            let none: libc::c_ulong = 0;
+            // SAFETY: TUNSETOFFLOAD takes its argument by value.
+            let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, none) };
+            if done < 0 {
+                return Err(TapError::Setup(io::Error::last_os_error()));
+            }
+        }
+        Ok(Self { file, header })
+    }
+}
+
+fn empty_request() -> libc::ifreq {
+    // SAFETY: all zero bytes are a valid `ifreq`: an array of characters and a union of plain data.
+    unsafe { std::mem::zeroed() }
+}
+
+impl NetIo for Tap {
+    fn receive(&mut self, buf: &mut [u8]) -> Option<usize> {
+        // Each turn takes one frame out of the interface's queue; those too long are dropped.
+        for _ in 0..4 {
+            let mut header = [0u8; HEADER];
+            let mut spill = [0u8; 1];
+            let vectors = [
+                libc::iovec {
+                    iov_base: header.as_mut_ptr().cast(),
+                    iov_len: self.header,
+                },
+                libc::iovec {
+                    iov_base: buf.as_mut_ptr().cast(),
+                    iov_len: buf.len(),
+                },
+                libc::iovec {
+                    iov_base: spill.as_mut_ptr().cast(),
+                    iov_len: spill.len(),
+                },
+            ];
+            // SAFETY: three vectors of live, exclusively borrowed buffers of at least these lengths
+            // (`self.header` is 0 or `HEADER`); the kernel is done with them when the call returns.
+            let read = unsafe { libc::readv(self.file.as_raw_fd(), vectors.as_ptr(), 3) };
+            let len = usize::try_from(read).ok()?.checked_sub(self.header)?;
+            if len <= buf.len() {
+                return Some(len);
+            }
+        }
+        None
+    }
+
+    fn send(&mut self, frame: &[u8]) -> bool {
+        debug_assert!(frame.len() <= MAX_FRAME);
+        let header = [0u8; HEADER];
+        let vectors = [
+            libc::iovec {
+                iov_base: header.as_ptr().cast_mut().cast(),
+                iov_len: self.header,
+            },
+            libc::iovec {
+                iov_base: frame.as_ptr().cast_mut().cast(),
+                iov_len: frame.len(),
+            },
+        ];
+        // SAFETY: two vectors of live buffers of at least these lengths, which writev only reads.
+        let written = unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), 2) };
+        written >= 0
+    }
+
+    fn is_readable(&mut self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.file.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one `pollfd`, and no waiting.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
+    }
+
+    fn wake_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.push(self.file.as_raw_fd());
+    }
+
+    fn reset(&mut self) {
+        // What was meant for the driver before is stale for the next one; bounded by the queue's length.
+        let mut buf = [0; MAX_FRAME];
+        for _ in 0..1024 {
+            if self.receive(&mut buf).is_none() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The network device driven as a guest would, against the responder and a scripted back end.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use guest_mem::test_utils::{ArrayMem, FlatDma, PendingDma};
+use guest_mem::{Gpa, Iova, Perm, PhysMem};
+use proptest::prelude::*;
+
+use super::*;
+use crate::fake_driver::{CountIrq, FakeDriver};
+
+const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
+const PEER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
+const GUEST_IP: [u8; 4] = [10, 0, 0, 2];
+const PEER_IP: [u8; 4] = [10, 0, 0, 1];
+const BUFFERS: u64 = 0x10_0000;
+const SENT: u64 = 0x8_0000;
+
+/// A back end whose frames the test supplies and collects.
+#[derive(Clone, Default)]
+struct Wire(Arc<Mutex<Ends>>);
+
+#[derive(Default)]
+struct Ends {
+    to_guest: VecDeque<Vec<u8>>,
+    from_guest: Vec<Vec<u8>>,
+}
+
+impl Wire {
+    fn ends(&self) -> std::sync::MutexGuard<'_, Ends> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl NetIo for Wire {
+    fn receive(&mut self, buf: &mut [u8]) -> Option<usize> {
+        let frame = self.ends().to_guest.pop_front()?;
+        buf[..frame.len()].copy_from_slice(&frame);
+        Some(frame.len())
+    }
+
+    fn send(&mut self, frame: &[u8]) -> bool {
+        self.ends().from_guest.push(frame.to_vec());
+        true
+    }
+
+    fn is_readable(&mut self) -> bool {
+        !self.ends().to_guest.is_empty()
+    }
+
+    fn wake_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.push(0);
+    }
+
+    fn reset(&mut self) {
+        self.ends().to_guest.clear();
+    }
+}
+
+struct Guest {
+    mem: ArrayMem,
+    rx: FakeDriver<ArrayMem>,
+    tx: FakeDriver<ArrayMem>,
+    net: Net,
+    irq: CountIrq,
+}
+
+impl Guest {
+    fn new(io: Box<dyn NetIo>, mask: u64) -> Self {
+        let mem = ArrayMem::new(4 << 20);
+        let rx = FakeDriver::new(mem.clone(), Gpa::new(0x1_0000), RX, 16);
+        let tx = FakeDriver::new(mem.clone(), Gpa::new(0x2_0000), TX, 16);
+        let mut net = Net::new(GUEST_MAC, 256, io).unwrap();
+        let features = net.features() & mask;
+        net.activate(features, &[rx.config(), tx.config()], mem.keep_alive())
+            .unwrap();
+        Self {
+            mem,
+            rx,
+            tx,
+            net,
+            irq: CountIrq::default(),
+        }
+    }
+
+    fn dma(&self) -> FlatDma {
+        FlatDma::new(self.mem.clone())
+    }
+
+    fn send(&mut self, frame: &[u8]) {
+        self.tx.put(SENT, &[0xee; HEADER_LEN]);
+        self.tx.put(SENT + HEADER_LEN as u64, frame);
+        // Cut inside the header.
+        let len = (HEADER_LEN + frame.len()) as u32;
+        self.tx.add(&[(SENT, 5), (SENT + 5, len - 5)], &[]);
+    }
+
+    /// Gives the device `count` receive buffers of `len` bytes, 4 KiB apart.
+    fn give(&mut self, count: u64, len: u32) {
+        for at in 0..count {
+            self.rx.add(&[], &[(BUFFERS + at * 4096, len)]);
+        }
+    }
+
+    fn poll(&mut self) {
+        let mut dma = self.dma();
+        while self.net.poll(&mut dma, &mut self.irq, 0) == Activity::Busy {}
+    }
+
+    /// The frame in the next used buffer, and its header's `num_buffers`.
+    fn frame(&mut self) -> Option<(Vec<u8>, u16)> {
+        let (head, len) = self.rx.used()?;
+        let at = BUFFERS + u64::from(head) * 4096;
+        let header = self.rx.get(at, HEADER_LEN);
+        let frame = self
+            .rx
+            .get(at + HEADER_LEN as u64, len as usize - HEADER_LEN);
+        Some((frame, u16::from_le_bytes([header[10], header[11]])))
+    }
+}
+
+fn ethernet(to: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
+    [&to[..], &GUEST_MAC, &kind.to_be_bytes(), payload].concat()
+}
+
+fn arp_request() -> Vec<u8> {
+    let body = [
+        &[0u8, 1, 8, 0, 6, 4, 0, 1][..],
+        &GUEST_MAC,
+        &GUEST_IP,
+        &[0; 6],
+        &PEER_IP,
+    ];
+    ethernet([0xff; 6], 0x806, &body.concat())
+}
+
+fn ip(protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let total = (20 + payload.len()) as u16;
+    let mut packet = vec![0x45, 0, 0, 0, 0x12, 0x34, 0x40, 0, 64, protocol, 0, 0];
+    packet[2..4].copy_from_slice(&total.to_be_bytes());
+    packet.extend(GUEST_IP);
+    packet.extend(PEER_IP);
+    let sum = Checksum::new().bytes(&packet).finish();
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(payload);
+    ethernet(PEER_MAC, 0x800, &packet)
+}
+
+fn ping(data: &[u8]) -> Vec<u8> {
+    let mut message = vec![8, 0, 0, 0, 0xab, 0xcd, 0, 7];
+    message.extend(data);
+    let sum = Checksum::new().bytes(&message).finish();
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    ip(1, &message)
+}
+
+fn udp(data: &[u8], with_sum: bool) -> Vec<u8> {
+    let len = (8 + data.len()) as u16;
+    let mut datagram = [4000u16, 7, len, 0].map(u16::to_be_bytes).concat();
+    datagram.extend(data);
+    if with_sum {
+        let sum = Checksum::new()
+            .bytes(&GUEST_IP)
+            .bytes(&PEER_IP)
+            .word(17)
+            .word(len);
+        let sum = sum.bytes(&datagram).finish();
+        datagram[6..8].copy_from_slice(&sum.to_be_bytes());
+    }
+    ip(17, &datagram)
+}
+
+fn responder() -> Responder {
+    Responder::new(PEER_MAC, Ipv4Addr::from(PEER_IP))
+}
+
+fn answer(frame: &[u8]) -> Option<Vec<u8>> {
+    let mut peer = responder();
+    peer.send(frame);
+    let mut buf = [0; MAX_FRAME];
+    peer.receive(&mut buf).map(|len| buf[..len].to_vec())
+}
+
+#[test]
+fn arp_ping_and_udp_come_back_through_the_rings() {
+    let mut guest = Guest::new(Box::new(responder()), !0);
+    guest.give(8, 2048);
+    guest.send(&arp_request());
+    guest.poll();
+    let (arp, buffers) = guest.frame().expect("an answer");
+    assert_eq!(buffers, 1);
+    assert_eq!(arp[..6], GUEST_MAC);
+    assert_eq!(arp[20..22], [0, 2]);
+    assert_eq!(arp[22..28], PEER_MAC);
+    assert_eq!(arp[28..32], PEER_IP);
+    assert_eq!(arp[32..42], [&GUEST_MAC[..], &GUEST_IP].concat());
+
+    guest.send(&ping(b"exitless!"));
+    guest.poll();
+    let (pong, _) = guest.frame().expect("an answer");
+    assert_eq!(Checksum::new().bytes(&pong[14..34]).finish(), 0);
+    assert_eq!(pong[34..36], [0, 0]);
+    assert_eq!(Checksum::new().bytes(&pong[34..]).finish(), 0);
+    assert_eq!(pong[38..], [&[0xab, 0xcd, 0, 7][..], b"exitless!"].concat());
+
+    for with_sum in [true, false] {
+        guest.send(&udp(b"odd", with_sum));
+        guest.poll();
+        let (echo, _) = guest.frame().expect("an answer");
+        assert_eq!(echo[26..34], [PEER_IP, GUEST_IP].concat());
+        assert_eq!(echo[34..40], [0, 7, 0x0f, 0xa0, 0, 11]);
+        let sum = Checksum::new().bytes(&echo[26..34]).word(17).word(11);
+        assert_eq!(sum.bytes(&echo[34..]).finish(), 0);
+        assert_eq!(&echo[42..], b"odd");
+    }
+    assert_eq!(std::iter::from_fn(|| guest.tx.used()).count(), 4);
+    assert_eq!(guest.net.stats().errors, 0);
+}
+
+#[test]
+fn the_responder_drops_what_is_wrong() {
+    assert!(answer(&ping(b"x")).is_some());
+    let spoil = |at: usize| {
+        let mut frame = ping(b"x");
+        frame[at] ^= 1;
+        answer(&frame)
+    };
+    for (what, at) in [
+        ("mac", 0),
+        ("type", 12),
+        ("ip sum", 15),
+        ("icmp sum", 40),
+        ("dst", 33),
+    ] {
+        assert_eq!(spoil(at), None, "{what}");
+    }
+    let mut frame = udp(b"y", true);
+    frame[42] ^= 1;
+    assert_eq!(answer(&frame), None, "udp sum");
+}
+
+proptest! {
+    #[test]
+    fn the_responder_survives_any_frame(
+        seed in 0usize..3,
+        cut in 0usize..80,
+        changes in prop::collection::vec((0usize..80, any::<u8>()), 0..8),
+    ) {
+        let mut frame = [arp_request(), ping(b"abcdefgh"), udp(b"abcdefgh", true)][seed].clone();
+        for (at, value) in changes {
+            if let Some(byte) = frame.get_mut(at) {
+                *byte = value;
+            }
+        }
+        frame.truncate(frame.len().saturating_sub(cut));
+        if let Some(reply) = answer(&frame) {
+            prop_assert!(reply.len() <= frame.len().max(42));
+        }
+    }
+}
+
+#[test]
+fn answers_nobody_takes_stay_bounded() {
+    let mut peer = responder();
+    for _ in 0..MAX_REPLIES + 100 {
+        peer.send(&ping(b"flood"));
+    }
+    assert_eq!(peer.dropped(), 100);
+}
+
+#[test]
+fn a_long_frame_takes_several_small_buffers() {
+    let wire = Wire::default();
+    let mut guest = Guest::new(Box::new(wire.clone()), !0);
+    let frame: Vec<u8> = (0..1000u32).map(|at| at as u8).collect();
+    wire.ends().to_guest.push_back(frame.clone());
+    guest.give(4, 256);
+    guest.poll();
+    // 1012 bytes in buffers of 256: 256, 256, 256, 244.
+    let lens: Vec<u32> = std::iter::from_fn(|| guest.rx.used())
+        .map(|(_, len)| len)
+        .collect();
+    assert_eq!(lens, [256, 256, 256, 244]);
+    let mut got = Vec::new();
+    for (at, len) in (0..).zip(lens) {
+        got.extend(guest.rx.get(BUFFERS + at * 4096, len as usize));
+    }
+    assert_eq!(got[NUM_BUFFERS..HEADER_LEN], [4, 0]);
+    assert_eq!(got[HEADER_LEN..], frame);
+    assert_eq!(guest.net.stats().publishes, 1);
+}
+
+#[test]
+fn too_few_buffers_hold_the_frame_until_there_are_more() {
+    let wire = Wire::default();
+    let mut guest = Guest::new(Box::new(wire.clone()), !0);
+    wire.ends().to_guest.push_back(vec![9; 700]);
+    wire.ends().to_guest.push_back(vec![8; 100]);
+    guest.poll();
+    let mut dma = guest.dma();
+    assert!(!guest.net.has_work(&mut dma), "no buffer at all");
+    assert_eq!(
+        guest.net.wake_fds(),
+        [],
+        "nothing to wake for without a buffer"
+    );
+    guest.give(2, 256);
+    assert!(guest.net.has_work(&mut dma));
+    guest.poll();
+    assert_eq!(guest.rx.used(), None);
+    assert!(
+        !guest.net.has_work(&mut dma),
+        "two are too few, and it knows"
+    );
+    assert_eq!(guest.net.wake_fds(), []);
+    for at in 2..5 {
+        guest.rx.add(&[], &[(BUFFERS + at * 4096, 256)]);
+    }
+    assert!(guest.net.has_work(&mut dma));
+    guest.poll();
+    let lens: Vec<u32> = std::iter::from_fn(|| guest.rx.used())
+        .map(|(_, len)| len)
+        .collect();
+    assert_eq!(lens, [256, 256, 200, 112]);
+    assert_eq!(guest.net.wake_fds(), [0]);
+}
+
+#[test]
+fn without_merging_a_frame_that_does_not_fit_is_dropped_and_the_buffer_kept() {
+    let wire = Wire::default();
+    let mut guest = Guest::new(Box::new(wire.clone()), !net_feature::MRG_RXBUF);
+    wire.ends().to_guest.push_back(vec![1; 1000]);
+    wire.ends().to_guest.push_back(vec![2; 100]);
+    guest.give(2, 512);
+    guest.poll();
+    assert_eq!(guest.frame(), Some((vec![2; 100], 1)));
+    assert_eq!(guest.rx.used(), None);
+    assert_eq!(guest.net.stats().errors, 1);
+}
+
+#[test]
+fn transmit_refuses_odd_sizes_and_returns_the_buffers() {
+    let wire = Wire::default();
+    let mut guest = Guest::new(Box::new(wire.clone()), !0);
+    for len in [13, 14, MAX_FRAME, MAX_FRAME + 1, 60_000] {
+        guest.send(&vec![7; len]);
+    }
+    guest.poll();
+    let lens: Vec<usize> = wire.ends().from_guest.iter().map(Vec::len).collect();
+    assert_eq!(lens, [14, MAX_FRAME]);
+    assert_eq!(std::iter::from_fn(|| guest.tx.used()).count(), 5);
+    assert_eq!(guest.net.stats().errors, 3);
+    // A header cut short cannot come from a driver that works.
+    guest.tx.add(&[(SENT, 11)], &[]);
+    guest.poll();
+    assert!(guest.net.needs_reset());
+    assert_eq!(guest.irq.config, 1);
+}
+
+#[test]
+fn a_wait_at_any_access_changes_nothing_of_the_outcome() {
+    let run = |wait: &dyn Fn(FlatDma) -> PendingDma<FlatDma>| {
+        let wire = Wire::default();
+        let mut guest = Guest::new(Box::new(wire.clone()), !0);
+        let mut dma = wait(guest.dma());
+        wire.ends().to_guest.push_back((0..=255).collect());
+        wire.ends().to_guest.push_back(vec![3; 99]);
+        guest.give(4, 200);
+        guest.send(&[1; 64]);
+        guest.send(&[2; 64]);
+        for _ in 0..300 {
+            let _ = guest.net.poll(&mut dma, &mut guest.irq, 0);
+            for ticket in dma.take_tickets() {
+                guest.net.ticket_done(ticket);
+            }
+        }
+        let used: Vec<_> = std::iter::from_fn(|| guest.rx.used()).collect();
+        let sent = std::iter::from_fn(|| guest.tx.used()).count();
+        let frames = std::mem::take(&mut wire.ends().from_guest);
+        let first = guest.rx.get(BUFFERS, 200);
+        ((used, sent, frames, first), dma.accesses())
+    };
+    let (want, accesses) = run(&PendingDma::never);
+    assert_eq!((want.0.len(), want.1), (3, 2));
+    for k in 0..accesses {
+        assert_eq!(run(&|dma| PendingDma::kth(dma, k)).0, want, "access {k}");
+    }
+    assert_eq!(run(&PendingDma::every).0, want);
+}
+
+#[test]
+fn a_receive_buffer_that_faults_comes_back_empty() {
+    let wire = Wire::default();
+    let mut guest = Guest::new(Box::new(wire.clone()), !0);
+    let mut dma = guest.dma();
+    guest.give(2, 2048);
+    dma.iommu.deny(Iova::new(BUFFERS), 4096, Perm::Write);
+    wire.ends().to_guest.push_back(vec![1; 60]);
+    wire.ends().to_guest.push_back(vec![2; 60]);
+    while guest.net.poll(&mut dma, &mut guest.irq, 0) == Activity::Busy {}
+    assert_eq!(guest.rx.used(), Some((0, 0)));
+    assert_eq!(guest.frame(), Some((vec![2; 60], 1)));
+    assert!(!guest.net.needs_reset());
+    assert_eq!(dma.iommu.faults().len(), 1);
+}
+
+#[test]
+fn quiesce_touches_nothing_and_resume_goes_on() {
+    let wire = Wire::default();
+    let mut guest = Guest::new(Box::new(wire.clone()), !0);
+    guest.give(1, 2048);
+    let mut dma = guest.dma();
+    assert_eq!(guest.net.quiesce(&mut dma), Quiesce::Done);
+    wire.ends().to_guest.push_back(vec![1; 60]);
+    guest.send(&[1; 60]);
+    guest.poll();
+    assert_eq!((guest.rx.used(), guest.tx.used()), (None, None));
+    guest.net.resume();
+    guest.poll();
+    assert!(guest.rx.used().is_some() && guest.tx.used().is_some());
+    guest.net.reset();
+    guest.poll();
+    assert_eq!(guest.net.wake_fds(), []);
+}
+
+#[test]
+fn a_tap_interface_that_is_down_neither_blocks_nor_panics() {
+    let mut tap = match Tap::open("exl-vio%d") {
+        Ok(tap) => tap,
+        Err(error) => {
+            println!("skipped: {error}: no TAP interface to be had here");
+            return;
+        }
+    };
+    // The interface is down, so the kernel takes no frame; nothing may block or panic.
+    let mut buf = [0; MAX_FRAME];
+    assert_eq!(tap.receive(&mut buf), None);
+    assert!(!tap.is_readable());
+    let _ = tap.send(&arp_request());
+    let mut fds = Vec::new();
+    tap.wake_fds(&mut fds);
+    assert_eq!(fds.len(), 1);
+    tap.reset();
+    assert!(matches!(Tap::open(""), Err(TapError::Name(_))));
+    assert!(matches!(
+        Tap::open("sixteen-bytes-xx"),
+        Err(TapError::Name(_))
+    ));
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(matches!(Tap::from_fd(file.into()), Err(TapError::Kind)));
+}
