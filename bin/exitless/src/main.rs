@@ -4,8 +4,20 @@
 //! module of its own. Exit status: what the subcommand says, 2 for a request that could not start
 //! (one line on stderr says why), 1 for a failure under way.
 
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "parts of the machine wait for the devices that use them"
+)]
+
+mod acpi;
+mod console;
 mod doctor;
+mod irq;
 mod lab_cmd;
+mod pci;
+mod run;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -21,6 +33,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a virtual machine.
+    Run(Box<run::RunArgs>),
     /// Run an exitless command inside an emulated AMD host, where KVM is complete.
     Lab(lab_cmd::LabArgs),
     /// Say what this host offers to virtual machines, and what to do next.
@@ -29,6 +43,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Run(args) => run::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
     };

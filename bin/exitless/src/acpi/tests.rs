@@ -1,0 +1,150 @@
+//! The image parsed again, by hand, as an operating system finds its way through it.
+
+use super::*;
+
+fn word(image: &[u8], at: usize, len: usize) -> u64 {
+    image[at..at + len]
+        .iter()
+        .rev()
+        .fold(0, |value, byte| value << 8 | u64::from(*byte))
+}
+
+fn sum(table: &[u8]) -> u8 {
+    table.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
+}
+
+/// Tables the XSDT names, by signature.
+fn tables(image: &[u8]) -> Vec<(String, &[u8])> {
+    assert_eq!(&image[..8], b"RSD PTR ");
+    assert_eq!(sum(&image[..20]), 0, "RSDP, first part");
+    assert_eq!(sum(&image[..36]), 0, "RSDP, all");
+    let table = |gpa: u64| {
+        let at = (gpa - layout::ACPI_RSDP) as usize;
+        let table = &image[at..at + word(image, at + 4, 4) as usize];
+        assert_eq!(sum(table), 0, "checksum at {gpa:#x}");
+        (String::from_utf8(table[..4].to_vec()).unwrap(), table)
+    };
+    let (signature, xsdt) = table(word(image, 24, 8));
+    assert_eq!(signature, "XSDT");
+    let mut found: Vec<_> = (36..xsdt.len())
+        .step_by(8)
+        .map(|at| table(word(xsdt, at, 8)))
+        .collect();
+    let fadt = found
+        .iter()
+        .find(|(signature, _)| signature == "FACP")
+        .unwrap()
+        .1;
+    found.push(table(word(fadt, 140, 8)));
+    found
+}
+
+fn find<'a>(tables: &[(String, &'a [u8])], signature: &str) -> &'a [u8] {
+    tables.iter().find(|(name, _)| name == signature).unwrap().1
+}
+
+#[test]
+fn every_table_is_reached_from_the_rsdp_with_a_good_checksum() {
+    let image = build(&AcpiConfig {
+        cpus: 1,
+        dmar: None,
+    })
+    .unwrap();
+    let names: Vec<_> = tables(&image).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["FACP", "APIC", "MCFG", "DSDT"]);
+}
+
+#[test]
+fn the_fadt_is_hardware_reduced_with_sleep_and_reset_ports() {
+    let image = build(&AcpiConfig {
+        cpus: 1,
+        dmar: None,
+    })
+    .unwrap();
+    let tables = tables(&image);
+    let fadt = find(&tables, "FACP");
+    let flags = word(fadt, 112, 4);
+    assert!(flags & 1 << 20 != 0, "HW_REDUCED_ACPI");
+    assert!(flags & 1 << 10 != 0, "RESET_REG_SUP");
+    // Generic address structures: space 1 (I/O), 8 bits, byte access.
+    for (at, port) in [(116, 0x602), (244, 0x600), (256, 0x601)] {
+        assert_eq!(word(fadt, at, 4), 0x0100_0801);
+        assert_eq!(word(fadt, at + 4, 8), port);
+    }
+    assert_eq!(fadt[128], layout::RESET_VALUE);
+    assert_eq!(word(fadt, 109, 2), 0x24, "no VGA, no RTC");
+}
+
+#[test]
+fn the_madt_lists_every_vcpu_and_the_ioapic() {
+    let image = build(&AcpiConfig {
+        cpus: 16,
+        dmar: None,
+    })
+    .unwrap();
+    let tables = tables(&image);
+    let madt = find(&tables, "APIC");
+    assert_eq!(word(madt, 36, 4), 0xfee0_0000);
+    let mut at = 44;
+    let mut cpus = Vec::new();
+    while madt[at] == 0 {
+        assert_eq!(madt[at + 1], 8);
+        assert_eq!(word(madt, at + 4, 4), 1, "enabled");
+        cpus.push(madt[at + 3]);
+        at += 8;
+    }
+    assert_eq!(cpus, (0..16).collect::<Vec<_>>());
+    assert_eq!(
+        madt[at..at + 12],
+        [1, 12, 0, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0]
+    );
+    assert_eq!(at + 12, madt.len());
+}
+
+#[test]
+fn the_mcfg_covers_bus_0_only() {
+    let image = build(&AcpiConfig {
+        cpus: 1,
+        dmar: None,
+    })
+    .unwrap();
+    let tables = tables(&image);
+    let mcfg = find(&tables, "MCFG");
+    assert_eq!(word(mcfg, 44, 8), 0xe000_0000);
+    assert_eq!(mcfg[52..56], [0, 0, 0, 0]);
+}
+
+#[test]
+fn a_dmar_is_passed_on_as_it_is() {
+    let mut dmar = vec![0u8; 64];
+    dmar[..4].copy_from_slice(b"DMAR");
+    dmar[4] = 64;
+    dmar[9] = 0u8.wrapping_sub(sum(&dmar));
+    let image = build(&AcpiConfig {
+        cpus: 2,
+        dmar: Some(dmar.clone()),
+    })
+    .unwrap();
+    assert_eq!(find(&tables(&image), "DMAR"), dmar);
+}
+
+#[test]
+fn tables_beyond_their_area_are_refused() {
+    let dmar = Some(vec![0; 0x2_0000]);
+    assert!(build(&AcpiConfig { cpus: 1, dmar }).is_err());
+}
+
+#[test]
+fn the_dsdt_names_its_devices_and_soft_off() {
+    let aml = dsdt::aml();
+    let has = |needle: &[u8]| aml.windows(needle.len()).any(|window| window == needle);
+    for name in [&b"PCI0"[..], b"COM1", b"MBRD", b"_S5_"] {
+        assert!(has(name), "{}", String::from_utf8_lossy(name));
+    }
+    // EISA ids: PNP0A08, PNP0501, PNP0C02.
+    for id in [0x080a_d041u32, 0x0105_d041, 0x020c_d041] {
+        assert!(has(&id.to_le_bytes()), "{id:#x}");
+    }
+    // \_S5: package of four, the sleep type a byte constant.
+    assert!(has(&[b'_', b'S', b'5', b'_', 0x12, 0x07, 0x04, 0x0a, 0x05]));
+}

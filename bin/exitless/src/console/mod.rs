@@ -1,0 +1,11 @@
+//! The console: a 16550 on one side, this process's terminal (or a file, or nothing) on the other.
+//!
+//! * [`uart`]: COM1 as vCPUs see it.
+//! * [`escape`]: Ctrl-A sequences, found in what the user types.
+//! * [`terminal`]: raw mode, given back however the process ends.
+//! * [`input`]: the thread between the two.
+
+pub mod escape;
+pub mod input;
+pub mod terminal;
+pub mod uart;

@@ -1,0 +1,150 @@
+//! The command line of `exitless run`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  A kernel with an initramfs, and nothing else:
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none
+
+  A disk and a network, behind the emulated VT-d unit (the default: registers logged, one sidecore):
+    exitless run --kernel vmlinuz --initrd initrd.img --cmdline 'root=/dev/vda1 console=ttyS0' \\
+        --disk path=debian.raw --net responder
+
+  Registers in shared memory, the sidecore alone on host CPU 3, exits counted into a file:
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw,queues=2 --cpus 2 \\
+        --iommu-mode shared --idle poll --pin 3,0,1 --ledger ledger.json
+
+  On a host without vmx or svm, inside the emulated one:
+    exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
+
+Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
+Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
+reset, 4 a sidecore stopped answering, 128+n ended by signal n.";
+
+/// Arguments of `exitless run`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// Kernel: a bzImage (`vmlinuz`), or an ELF `vmlinux` with a PVH entry.
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+
+    /// Initial RAM disk.
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+
+    /// Kernel command line.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "console=ttyS0",
+        allow_hyphen_values = true
+    )]
+    pub cmdline: String,
+
+    /// Guest RAM: bytes, or with K, M or G.
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub memory: String,
+
+    /// vCPUs, 1 to 16.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: usize,
+
+    /// A virtio disk on a raw file; repeat for more.
+    ///
+    /// path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
+    /// [,misbehave=unmapped|readonly].
+    /// `readonly` offers a disk that refuses writes; `block` is the logical block size in bytes; `direct`
+    /// passes the host's page cache by; `queues` is 1 to 16; `id` is the serial number, at most 20 characters.
+    /// `misbehave` makes a rogue device for tests: DMA to an address nobody mapped, or a write into the buffer
+    /// of a write request.
+    #[arg(long, value_name = "PATH…", verbatim_doc_comment)]
+    pub disk: Vec<String>,
+
+    /// A virtio network interface; repeat for more.
+    ///
+    /// responder[,ip=A.B.C.D][,mac=…]: answers ARP, ping and UDP echo at `ip` (10.0.2.2), no privileges needed.
+    /// tap=NAME[,mac=…]: the host's TAP interface NAME.
+    #[arg(long, value_name = "BACKEND…", verbatim_doc_comment)]
+    pub net: Vec<String>,
+
+    /// The IOMMU the guest sees.
+    #[arg(long, value_enum, default_value_t = IommuArg::Vtd)]
+    pub iommu: IommuArg,
+
+    /// How the guest reaches the IOMMU's registers.
+    #[arg(long, value_enum, default_value_t = IommuMode::Logged)]
+    pub iommu_mode: IommuMode,
+
+    /// Host threads that poll the devices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub sidecores: usize,
+
+    /// Host CPUs in order: one for each sidecore, then one for each vCPU. `2,0-1` pins the sidecore to CPU 2 and
+    /// two vCPUs to 0 and 1; threads beyond the list float.
+    #[arg(long, value_name = "LIST")]
+    pub pin: Option<String>,
+
+    /// What an idle sidecore does.
+    #[arg(long, value_enum, default_value_t = IdleArg::Adaptive)]
+    pub idle: IdleArg,
+
+    /// Where device data goes: straight into guest memory, or through buffers of ours.
+    #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
+    pub dma: DmaArg,
+
+    /// Milliseconds an invalidation waits for a device before its request is cancelled.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    pub drain_limit: u64,
+
+    /// Write the exit ledger to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub ledger: Option<PathBuf>,
+
+    /// The serial console: `stdio`, `none`, or a file for its output.
+    #[arg(long, value_name = "WHERE", default_value = "stdio")]
+    pub console: String,
+}
+
+/// `--iommu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IommuArg {
+    /// Intel VT-d.
+    Vtd,
+    /// None: devices reach all of guest RAM.
+    None,
+}
+
+/// `--iommu-mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IommuMode {
+    /// Every access exits to the sidecore: the reference.
+    Trap,
+    /// Reads do not exit; writes are logged inside the kernel: safe for any guest.
+    Logged,
+    /// Plain memory: nothing exits.
+    Shared,
+}
+
+/// `--idle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IdleArg {
+    /// Keep polling.
+    Poll,
+    /// Spin, then pause, then sleep.
+    Adaptive,
+    /// Sleep at once.
+    Sleep,
+}
+
+/// `--dma`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DmaArg {
+    /// Disk I/O into guest memory, under a lease.
+    Direct,
+    /// Through a buffer of ours: no lease outlives a poll.
+    Bounce,
+}

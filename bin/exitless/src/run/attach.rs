@@ -1,0 +1,63 @@
+//! What the machine's devices and IOMMU need from the machine, and what they give back.
+//!
+//! The builder calls [`attach`] once, after KVM, RAM, interrupts and vCPU descriptors exist and before the
+//! kernel is loaded or any vCPU runs.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use guest_mem::GuestRam;
+use kvm_ioctls::VmFd;
+
+use super::config::Config;
+use crate::irq::msi::KvmMsi;
+use crate::pci::port::FunctionPort;
+use crate::vm::bus::BusDevice;
+use crate::vm::control::Control;
+use crate::vm::exits::ExitLedger;
+use crate::vm::platform::MarkerSink;
+
+/// What devices are built from.
+pub struct Parts<'a> {
+    /// The machine.
+    pub vm: &'a Arc<VmFd>,
+    /// A vCPU's descriptor per vCPU: for statistics, and for the coalesced-MMIO ring.
+    pub vcpus: &'a [BorrowedFd<'a>],
+    /// Guest RAM; clone it to keep it.
+    pub ram: &'a GuestRam,
+    /// Where interrupts go.
+    pub msi: &'a Arc<KvmMsi>,
+    /// Pause and end.
+    pub control: &'a Arc<Control>,
+    /// Exits to user space by cause.
+    pub exits: &'a ExitLedger,
+}
+
+/// What devices give the machine.
+#[derive(Default)]
+pub struct Attached {
+    /// PCI functions in slot order, from 00:01.0.
+    pub functions: Vec<Arc<dyn FunctionPort>>,
+    /// What answers exits on the VT-d register page.
+    pub iommu_page: Option<Arc<dyn BusDevice>>,
+    /// The DMAR table.
+    pub dmar: Option<Vec<u8>>,
+    /// Told of marker writes.
+    pub marker: Option<Arc<dyn MarkerSink>>,
+    /// What runs beside the vCPUs.
+    pub running: Option<Box<dyn Running>>,
+}
+
+/// Sidecores and whatever else runs beside the vCPUs.
+pub trait Running {
+    /// Stops everything, after the last vCPU thread has returned; prints or writes what is left to report.
+    fn stop(self: Box<Self>) -> anyhow::Result<()>;
+}
+
+/// Builds the devices `config` asks for. Takes files out of it.
+pub fn attach(config: &mut Config, _parts: &Parts<'_>) -> anyhow::Result<Attached> {
+    if !config.disks.is_empty() || !config.nets.is_empty() {
+        anyhow::bail!("this build has no PCI devices yet: leave --disk and --net out");
+    }
+    Ok(Attached::default())
+}

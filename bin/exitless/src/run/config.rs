@@ -1,0 +1,349 @@
+//! The request, checked: what the machine is built from.
+//!
+//! Nothing here starts anything; files are opened and kept open, so that what was checked is what is used.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
+use super::disk::DiskConfig;
+use super::net::NetConfig;
+use super::size;
+use crate::vm::boot::{self, KernelKind};
+
+pub use super::disk::Misbehave;
+pub use super::net::NetBackend;
+
+/// Most vCPUs.
+const MAX_CPUS: usize = 16;
+/// Least RAM that a stock kernel and a small initramfs start with.
+const MIN_MEMORY: u64 = 64 << 20;
+/// Guest RAM is made of whole pieces of this size, so that large pages fit.
+const MEMORY_STEP: u64 = 2 << 20;
+/// Most sidecores: one VM's devices cannot feed more.
+const MAX_SIDECORES: usize = 16;
+
+/// Where the serial console is.
+#[derive(Debug)]
+pub enum ConsoleConfig {
+    /// Standard input and output.
+    Stdio,
+    /// Nowhere.
+    None,
+    /// Its output in this file.
+    File(File),
+}
+
+/// Which host CPUs threads are pinned to.
+#[derive(Debug, Default)]
+pub struct PinPlan {
+    cpus: Vec<usize>,
+    sidecores: usize,
+}
+
+impl PinPlan {
+    /// Host CPU of a sidecore.
+    pub fn sidecore(&self, index: usize) -> Option<usize> {
+        self.cpus[..self.sidecores.min(self.cpus.len())]
+            .get(index)
+            .copied()
+    }
+
+    /// Host CPU of a vCPU.
+    pub fn vcpu(&self, index: usize) -> Option<usize> {
+        self.cpus.get(self.sidecores + index).copied()
+    }
+}
+
+/// A checked request.
+#[derive(Debug)]
+pub struct Config {
+    /// The kernel, open, and what it is.
+    pub kernel: (File, KernelKind),
+    /// The initial RAM disk, open.
+    pub initrd: Option<File>,
+    /// Kernel command line.
+    pub cmdline: String,
+    /// Bytes of RAM.
+    pub memory: u64,
+    /// vCPUs, 1 to 16.
+    pub cpus: u8,
+    /// Disks, on different files.
+    pub disks: Vec<DiskConfig>,
+    /// Network interfaces.
+    pub nets: Vec<NetConfig>,
+    /// The VT-d unit's register mode; `None` without an IOMMU.
+    pub iommu: Option<IommuMode>,
+    /// Sidecores, 1 to 16.
+    pub sidecores: usize,
+    /// Host CPUs.
+    pub pin: PinPlan,
+    /// What an idle sidecore does.
+    pub idle: IdleArg,
+    /// Where device data goes.
+    pub dma: DmaArg,
+    /// How long an invalidation waits for a device.
+    pub drain_limit: Duration,
+    /// Where the exit ledger goes.
+    pub ledger: Option<PathBuf>,
+    /// The console.
+    pub console: ConsoleConfig,
+}
+
+impl Config {
+    /// Checks everything that can be checked without starting anything.
+    pub fn check(args: &RunArgs) -> anyhow::Result<Self> {
+        let kernel = kernel(&args.kernel)?;
+        let initrd = args.initrd.as_deref().map(initrd).transpose()?;
+        let memory = memory(&args.memory)?;
+        if !(1..=MAX_CPUS).contains(&args.cpus) {
+            bail!("--cpus is 1 to {MAX_CPUS}, not {}", args.cpus);
+        }
+        if !(1..=MAX_SIDECORES).contains(&args.sidecores) {
+            bail!(
+                "--sidecores is 1 to {MAX_SIDECORES}, not {}",
+                args.sidecores
+            );
+        }
+        if !(1..=600_000).contains(&args.drain_limit) {
+            bail!("--drain-limit is 1 to 600000 ms, not {}", args.drain_limit);
+        }
+        let pin = pin(args)?;
+        let disks = disks(&args.disk)?;
+        let nets = (0..)
+            .zip(&args.net)
+            .map(|(index, text)| NetConfig::check(text, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        // The host bridge has slot 0; slot 31 stays free for the I/O APIC's source-id.
+        if disks.len() + nets.len() > 30 {
+            bail!(
+                "{} devices, but the PCI bus has 30 free slots",
+                disks.len() + nets.len()
+            );
+        }
+        if let Some(path) = &args.ledger {
+            creatable("ledger", path)?;
+        }
+        Ok(Self {
+            kernel,
+            initrd,
+            cmdline: cmdline(&args.cmdline)?,
+            memory,
+            cpus: args.cpus as u8,
+            disks,
+            nets,
+            iommu: match args.iommu {
+                IommuArg::Vtd => Some(args.iommu_mode),
+                IommuArg::None => None,
+            },
+            sidecores: args.sidecores,
+            pin,
+            idle: args.idle,
+            dma: args.dma,
+            drain_limit: Duration::from_millis(args.drain_limit),
+            ledger: args.ledger.clone(),
+            console: console(&args.console)?,
+        })
+    }
+}
+
+/// Opens a regular file for reading; directories, FIFOs and empty files are refused.
+fn open(what: &str, path: &Path) -> anyhow::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .with_context(|| format!("{what} {} cannot be opened", path.display()))?;
+    let meta = file
+        .metadata()
+        .with_context(|| format!("{what} {}", path.display()))?;
+    if !meta.is_file() {
+        bail!("{what} {} is not a file", path.display());
+    }
+    if meta.len() == 0 {
+        bail!("{what} {} is empty", path.display());
+    }
+    Ok(file)
+}
+
+fn kernel(path: &Path) -> anyhow::Result<(File, KernelKind)> {
+    let mut file = open("kernel", path)?;
+    let kind = boot::kernel_kind(&mut file)
+        .with_context(|| format!("kernel {} cannot be read", path.display()))?
+        .with_context(|| {
+            format!(
+                "kernel {} is neither a 64-bit bzImage nor a 64-bit ELF file",
+                path.display()
+            )
+        })?;
+    Ok((file, kind))
+}
+
+/// Magic numbers of what Linux takes as an initial RAM disk: cpio (two kinds) and its compressions.
+const INITRD_MAGIC: [&[u8]; 9] = [
+    b"070701",
+    b"070702",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"\xfd7zXZ",
+    b"BZh",
+    b"\x5d\x00\x00",
+    b"\x89LZO",
+    b"\x02\x21\x4c\x18",
+];
+
+fn initrd(path: &Path) -> anyhow::Result<File> {
+    use std::os::unix::fs::FileExt;
+    let file = open("initrd", path)?;
+    let mut head = [0u8; 8];
+    let len = file
+        .read_at(&mut head, 0)
+        .with_context(|| format!("initrd {} cannot be read", path.display()))?;
+    if !INITRD_MAGIC
+        .iter()
+        .any(|magic| head[..len].starts_with(magic))
+    {
+        bail!(
+            "initrd {} is neither a cpio archive nor a compressed one",
+            path.display()
+        );
+    }
+    Ok(file)
+}
+
+fn cmdline(text: &str) -> anyhow::Result<String> {
+    // Linux's COMMAND_LINE_SIZE, with the terminator.
+    if text.len() > 2047 {
+        bail!(
+            "--cmdline has {} characters, more than the 2047 Linux takes",
+            text.len()
+        );
+    }
+    if !text.bytes().all(|b| (b' '..=b'~').contains(&b)) {
+        bail!("--cmdline may hold printable ASCII only");
+    }
+    Ok(text.to_owned())
+}
+
+fn memory(text: &str) -> anyhow::Result<u64> {
+    let bytes = size::bytes(text).context("--memory")?;
+    if bytes < MIN_MEMORY {
+        bail!(
+            "--memory {text}: a guest needs {} MiB at least",
+            MIN_MEMORY >> 20
+        );
+    }
+    if bytes % MEMORY_STEP != 0 {
+        bail!(
+            "--memory {text} is not a multiple of {} MiB",
+            MEMORY_STEP >> 20
+        );
+    }
+    let host = host_memory()?;
+    if bytes > host {
+        bail!(
+            "--memory {text} is more than this host has ({} MiB)",
+            host >> 20
+        );
+    }
+    Ok(bytes)
+}
+
+/// RAM of this host in bytes.
+fn host_memory() -> anyhow::Result<u64> {
+    // SAFETY: no pointers; -1 on error.
+    let (pages, page) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    match (u64::try_from(pages), u64::try_from(page)) {
+        (Ok(pages), Ok(page)) => Ok(pages * page),
+        _ => Err(io::Error::last_os_error()).context("this host's memory cannot be told"),
+    }
+}
+
+fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
+    let Some(text) = &args.pin else {
+        return Ok(PinPlan::default());
+    };
+    let cpus = size::cpu_list(text).context("--pin")?;
+    let threads = args.sidecores + args.cpus;
+    if cpus.len() > threads {
+        bail!("--pin lists {} CPUs for {threads} threads", cpus.len());
+    }
+    let allowed = allowed_cpus()?;
+    if let Some(cpu) = cpus.iter().find(|cpu| !allowed(**cpu)) {
+        bail!("--pin: this process may not run on CPU {cpu}");
+    }
+    Ok(PinPlan {
+        cpus,
+        sidecores: args.sidecores,
+    })
+}
+
+/// Which host CPUs this process may use.
+fn allowed_cpus() -> anyhow::Result<impl Fn(usize) -> bool> {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the size is that of the set passed.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
+    if result != 0 {
+        return Err(io::Error::last_os_error()).context("the CPUs of this process cannot be told");
+    }
+    Ok(move |cpu: usize| {
+        // SAFETY: the index is inside the set.
+        cpu < libc::CPU_SETSIZE as usize && unsafe { libc::CPU_ISSET(cpu, &set) }
+    })
+}
+
+fn disks(texts: &[String]) -> anyhow::Result<Vec<DiskConfig>> {
+    let mut disks: Vec<(DiskConfig, (u64, u64))> = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        let disk = DiskConfig::check(text, index)?;
+        let identity = disk
+            .identity()
+            .with_context(|| format!("disk {}", disk.path.display()))?;
+        if let Some((other, _)) = disks.iter().find(|(_, other)| *other == identity) {
+            bail!(
+                "disks {} and {} are one file",
+                other.path.display(),
+                disk.path.display()
+            );
+        }
+        disks.push((disk, identity));
+    }
+    Ok(disks.into_iter().map(|(disk, _)| disk).collect())
+}
+
+/// Whether a file can be written there, without leaving one behind if nothing starts.
+fn creatable(what: &str, path: &Path) -> anyhow::Result<()> {
+    let existed = path.exists();
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .with_context(|| format!("{what} {} cannot be written", path.display()))?;
+    if !existed {
+        // Best effort: an empty file left behind does no harm.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn console(text: &str) -> anyhow::Result<ConsoleConfig> {
+    match text {
+        "stdio" => Ok(ConsoleConfig::Stdio),
+        "none" => Ok(ConsoleConfig::None),
+        path => File::create(path)
+            .with_context(|| format!("console {path} cannot be written"))
+            .map(ConsoleConfig::File),
+    }
+}

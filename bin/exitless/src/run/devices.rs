@@ -1,0 +1,246 @@
+//! IOMMU, disks and network cards of a machine, put under their owner and its sidecore.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use guest_mem::{Gpa, Iova, RegisterPage, SourceId};
+use kvm_bindings::KVM_MEM_READONLY;
+use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
+use vio::blk::{Blk, BlkConfig, Misbehave as Rogue, Transfer, UringFile, UringOptions};
+use vio::net::{Net, NetIo, Responder, Tap};
+use vtd::front::LogEntry;
+use vtd::{Unit, dmar};
+
+use super::args::{DmaArg, IdleArg, IommuMode};
+use super::attach::{Attached, Parts, Running};
+use super::config::{Config, Misbehave, NetBackend};
+use super::disk::DiskConfig;
+use super::ledger::{LedgerSource, MarkerLedger, Reporter};
+use super::net::NetConfig;
+use crate::irq::msi::MsiSink;
+use crate::pci::port::FunctionPort;
+use crate::pci::virtio::function::VirtioFunction;
+use crate::pci::virtio::port::OwnedFunction;
+use crate::vm::bus::BusDevice;
+use crate::vm::coalesced::{CoalescedRing, CoalescedZone};
+use crate::vm::control::{Control, End};
+use crate::vm::doorbells::Doorbells;
+use crate::vm::iommu_bus::IommuRegisters;
+use crate::vm::iommu_port::{IommuPort, WriteLog};
+use crate::vm::owner::{Owner, Request};
+use crate::vm::uffd::SlotMapping;
+use crate::vm::{kvm, layout};
+
+/// Asynchronous pieces in flight, all devices together: 16 queues of 256 requests, and room for long ones.
+const MAX_LEASES: usize = 16384;
+/// Requests in flight of one disk.
+const DISK_DEPTH: u32 = 256;
+/// Entries of a network queue.
+const NET_QUEUE: u16 = 256;
+/// Station address of the built-in responder: locally administered.
+const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
+/// Physical addresses the guest's IO page tables may hold, in bits.
+const HOST_ADDRESS_WIDTH: u8 = 48;
+/// The request that makes a misbehaving disk attack: one that starts at this sector.
+pub const ROGUE_SECTOR: u64 = 64;
+/// Where a misbehaving disk writes: far from what a guest of a few GiB maps, inside 39 bits.
+const ROGUE_IOVA: u64 = 0x10_0000_0000;
+
+/// Builds everything `config` asks for and starts the sidecore. Takes files out of the configuration.
+pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
+    let messages: Arc<dyn MsiSink> = parts.msi.clone();
+    let iommu = iommu(config, parts)?;
+    let mut owner = Owner::new("vm", parts.ram.clone(), iommu, messages);
+    for disk in std::mem::take(&mut config.disks) {
+        let path = disk.path.clone();
+        let device = block(disk, config.dma).with_context(|| format!("disk {}", path.display()))?;
+        add(&mut owner, device.into(), parts)?;
+    }
+    for net in std::mem::take(&mut config.nets) {
+        add(&mut owner, network(net)?.into(), parts)?;
+    }
+    let functions = owner.functions();
+    let core = start(config, owner)?;
+    let handle = core.handle(0);
+    let monitor = monitor(&core, parts.control)?;
+    let source = LedgerSource::new(parts, handle.clone(), core.watch())?;
+    let ledger = Arc::new(MarkerLedger::new(source));
+    let reporter = Reporter::new(ledger.clone(), config);
+    Ok(Attached {
+        functions: (0..functions)
+            .map(|at| Arc::new(OwnedFunction::new(handle.clone(), at)) as Arc<dyn FunctionPort>)
+            .collect(),
+        iommu_page: config
+            .iommu
+            .map(|_| Arc::new(IommuRegisters::new(handle.clone())) as Arc<dyn BusDevice>),
+        dmar: config.iommu.map(|_| dmar_table()),
+        marker: Some(ledger),
+        running: Some(Box::new(Devices { core, _monitor: monitor, reporter })),
+    })
+}
+
+fn dmar_table() -> Vec<u8> {
+    dmar::build(&dmar::DmarConfig::single_unit(HOST_ADDRESS_WIDTH, layout::VTD))
+}
+
+/// The n-th function's slot is n + 1: the host bridge has 0.
+fn add(owner: &mut Owner, device: vio::AnyDevice, parts: &Parts<'_>) -> Result<()> {
+    let slot = u8::try_from(owner.functions() + 1).context("too many devices")?;
+    let function = VirtioFunction::new(SourceId::new(0, slot, 0), device);
+    let doorbells = Doorbells::new(parts.vm.clone(), function.queues()).context("doorbells")?;
+    owner.add(function, Some(doorbells));
+    Ok(())
+}
+
+fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
+    let options = UringOptions {
+        read_only: disk.read_only,
+        o_direct: disk.direct,
+        transfer: match dma {
+            DmaArg::Direct => Transfer::Direct,
+            DmaArg::Bounce => Transfer::Bounce,
+        },
+        depth: DISK_DEPTH,
+    };
+    let mut serial = [0; 20];
+    serial[..disk.id.len()].copy_from_slice(disk.id.as_bytes());
+    let config = BlkConfig {
+        logical_block: disk.block,
+        queues: disk.queues,
+        serial,
+        misbehave: match disk.misbehave {
+            None => Rogue::None,
+            Some(Misbehave::Unmapped) => {
+                Rogue::DmaUnmapped { sector: ROGUE_SECTOR, iova: Iova::new(ROGUE_IOVA) }
+            }
+            Some(Misbehave::ReadOnly) => Rogue::WriteToReadOnly { sector: ROGUE_SECTOR },
+        },
+        ..BlkConfig::default()
+    };
+    Ok(Blk::new(config, Box::new(UringFile::from_file(disk.file, options)?))?)
+}
+
+fn network(net: NetConfig) -> Result<Net> {
+    let io: Box<dyn NetIo> = match net.backend {
+        NetBackend::Responder(ip) => Box::new(Responder::new(RESPONDER_MAC, ip)),
+        NetBackend::Tap { name, file } => {
+            Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP interface {name}"))?)
+        }
+    };
+    Ok(Net::new(net.mac, NET_QUEUE, io)?)
+}
+
+/// The IOMMU in the mode asked for, its page in a memory slot where the mode has one.
+fn iommu(config: &Config, parts: &Parts<'_>) -> Result<IommuPort> {
+    let Some(mode) = config.iommu else { return Ok(IommuPort::none(MAX_LEASES)) };
+    let unit = Unit::new(vtd::Config {
+        max_leases: MAX_LEASES,
+        drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
+        ..vtd::Config::default()
+    });
+    if mode == IommuMode::Trap {
+        return Ok(IommuPort::trap(unit));
+    }
+    let page = RegisterPage::new().context("the IOMMU's register page")?;
+    // The slot gets a mapping of its own: arming protects that one, and the owner never meets it.
+    let mapping = SlotMapping::new(page.memfd()).context("mapping the IOMMU's register page")?;
+    let flags = if mode == IommuMode::Logged { KVM_MEM_READONLY } else { 0 };
+    let (gpa, hva) = (Gpa::new(layout::VTD), mapping.hva());
+    // SAFETY: the mapping is one page of a memfd and goes into the port below, which the owner holds until
+    // after the last vCPU has stopped; nothing of this process keeps data there.
+    unsafe { kvm::map_slot(parts.vm, kvm::FIRST_FREE_SLOT, gpa, layout::VTD_SIZE, hva, flags) }?;
+    if mode == IommuMode::Shared {
+        return Ok(IommuPort::shared(unit, page, mapping));
+    }
+    let vcpu = parts.vcpus[0].as_fd();
+    let ring = CoalescedRing::map(vcpu).context("KVM's coalesced MMIO ring")?;
+    let zone = CoalescedZone::new(parts.vm.clone(), layout::VTD, layout::VTD_SIZE as u32);
+    let mut log = KvmLog { ring, zone, _mapping: mapping };
+    log.register().context("registering the IOMMU's page for logging")?;
+    Ok(IommuPort::logged(unit, page, Box::new(log)))
+}
+
+/// KVM's coalesced-MMIO ring as a log of register writes.
+struct KvmLog {
+    ring: CoalescedRing,
+    zone: CoalescedZone,
+    /// The read-only slot's memory.
+    _mapping: SlotMapping,
+}
+
+impl WriteLog for KvmLog {
+    fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize {
+        self.ring.drain(max, |address, bytes| {
+            // The only zone is ours, so the subtraction holds; a wrong entry would be ignored by the unit.
+            let offset = address.wrapping_sub(layout::VTD) as u16;
+            let mut data = [0; 8];
+            data[..bytes.len()].copy_from_slice(bytes);
+            take(LogEntry { offset, len: bytes.len() as u8, data: u64::from_le_bytes(data) });
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+
+    fn unregister(&mut self) -> io::Result<()> {
+        Ok(self.zone.unregister()?)
+    }
+
+    fn register(&mut self) -> io::Result<()> {
+        Ok(self.zone.register()?)
+    }
+}
+
+fn start(config: &Config, owner: Owner) -> Result<Sidecore<Owner>> {
+    let idle = match config.idle {
+        IdleArg::Poll => IdlePolicy::Poll,
+        IdleArg::Adaptive => IdlePolicy::adaptive(),
+        IdleArg::Sleep => IdlePolicy::Sleep,
+    };
+    let host_cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    SidecoreBuilder::new("sidecore0")
+        .cpu(config.pin.sidecore(0))
+        .idle(idle)
+        .shares_cpu(host_cpus <= usize::from(config.cpus))
+        .force_sleep_every(config.force_sleep)
+        .spawn(vec![owner])
+        .context("starting the sidecore")
+}
+
+/// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in Linux).
+fn monitor(core: &Sidecore<Owner>, control: &Arc<Control>) -> Result<Monitor> {
+    /// How long vCPUs may take to stop where they are.
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let control = control.clone();
+    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
+        control.pause(PATIENCE);
+        control.end(End::Watchdog(format!("{stuck:?}")));
+    })
+    .context("starting the monitor")?;
+    monitor.watch(core.watch());
+    Ok(monitor)
+}
+
+/// What runs beside the vCPUs.
+struct Devices {
+    core: Sidecore<Owner>,
+    _monitor: Monitor,
+    reporter: Reporter,
+}
+
+impl Running for Devices {
+    fn stop(self: Box<Self>) -> Result<()> {
+        // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
+        let reported = self.reporter.report();
+        drop(self.core.stop());
+        reported
+    }
+}
+
+/// What the ledger needs of the owner.
+pub type OwnerHandle = Handle<Request>;
+

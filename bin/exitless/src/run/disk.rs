@@ -1,0 +1,143 @@
+//! `--disk`, checked: the file is open and of a usable size.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use super::keys::Keys;
+
+/// A deliberate fault of a disk, for tests of the IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misbehave {
+    /// DMA to an address that is not mapped.
+    Unmapped,
+    /// A write into the buffer of a write request, which is mapped read-only.
+    ReadOnly,
+}
+
+/// One disk.
+#[derive(Debug)]
+pub struct DiskConfig {
+    /// As given.
+    pub path: PathBuf,
+    /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`.
+    pub file: File,
+    /// Bytes, a multiple of `block`, at least one block.
+    pub bytes: u64,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Logical block size: 512 or 4096 bytes.
+    pub block: u32,
+    /// The file passes the host's page cache by.
+    pub direct: bool,
+    /// Request queues, 1 to 16.
+    pub queues: u16,
+    /// Serial number, at most 20 bytes of ASCII.
+    pub id: String,
+    /// A deliberate fault.
+    pub misbehave: Option<Misbehave>,
+}
+
+impl DiskConfig {
+    /// Checks one `--disk`, the `index`-th.
+    pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
+        let mut keys = Keys::parse("--disk", text)?;
+        let path = match keys.take("path") {
+            Some(path) if !path.is_empty() => PathBuf::from(path),
+            _ => bail!("--disk {text:?} names no file: write path=FILE"),
+        };
+        let read_only = keys.take_switch("readonly", false)?;
+        let direct = keys.take_switch("direct", false)?;
+        let block = keys.take_number("block", 512, 512..=4096)? as u32;
+        if block != 512 && block != 4096 {
+            bail!("--disk: block is 512 or 4096, not {block}");
+        }
+        let queues = keys.take_number("queues", 1, 1..=16)? as u16;
+        let id = match keys.take("id") {
+            Some(id) => id.to_owned(),
+            None => format!("exitless{index}"),
+        };
+        if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
+            bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
+        }
+        let misbehave = match keys.take("misbehave") {
+            None => None,
+            Some("unmapped") => Some(Misbehave::Unmapped),
+            Some("readonly") => Some(Misbehave::ReadOnly),
+            Some(other) => bail!("--disk: misbehave is unmapped or readonly, not {other:?}"),
+        };
+        keys.finish()?;
+        let file = open(&path, read_only, direct)?;
+        let bytes = size(&file, &path, block)?;
+        Ok(Self {
+            path,
+            file,
+            bytes,
+            read_only,
+            block,
+            direct,
+            queues,
+            id,
+            misbehave,
+        })
+    }
+
+    /// Device and inode: what tells whether two disks are one file.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let meta = self.file.metadata()?;
+        if meta.file_type().is_block_device() {
+            // Two device nodes may name one disk.
+            return Ok((u64::MAX, meta.rdev()));
+        }
+        Ok((meta.dev(), meta.ino()))
+    }
+}
+
+fn open(path: &Path, read_only: bool, direct: bool) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!read_only);
+    // Non-blocking: opening a FIFO must not wait for its other end.
+    let direct_flag = if direct { libc::O_DIRECT } else { 0 };
+    options.custom_flags(direct_flag | libc::O_NONBLOCK);
+    let file = options.open(path).with_context(|| {
+        let hint = if read_only {
+            ""
+        } else {
+            " for writing (readonly=on needs less)"
+        };
+        format!("disk {} cannot be opened{hint}", path.display())
+    })?;
+    let kind = file
+        .metadata()
+        .with_context(|| format!("disk {}", path.display()))?
+        .file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!(
+            "disk {} is neither a file nor a block device",
+            path.display()
+        );
+    }
+    Ok(file)
+}
+
+fn size(file: &File, path: &Path, block: u32) -> anyhow::Result<u64> {
+    use io::{Seek, SeekFrom};
+    let mut file = file;
+    // Seeking measures block devices too.
+    let bytes = file
+        .seek(SeekFrom::End(0))
+        .with_context(|| format!("disk {} has no size", path.display()))?;
+    if bytes == 0 {
+        bail!("disk {} is empty", path.display());
+    }
+    if bytes % u64::from(block) != 0 {
+        bail!(
+            "disk {}: its size of {bytes} bytes is not a multiple of the block size {block}",
+            path.display()
+        );
+    }
+    Ok(bytes)
+}

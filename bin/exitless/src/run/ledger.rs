@@ -1,0 +1,186 @@
+//! The machine as the ledger's source, the marker port as its pen, and the report at the end.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::{Context, Result};
+use sidecore::{Nanos, Watch};
+
+use super::args::{DmaArg, IdleArg, IommuMode};
+use super::attach::Parts;
+use super::config::Config;
+use super::devices::OwnerHandle;
+use crate::ledger::account::{
+    KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits,
+};
+use crate::ledger::kvm_stats::VcpuStats;
+use crate::ledger::report::{self, Conditions};
+use crate::ledger::trace::ExitHistogram;
+use crate::ledger::{Ledger, Source, conditions};
+use crate::vm::exits::{ExitCause, ExitLedger};
+use crate::vm::owner::Request;
+use crate::vm::platform::MarkerSink;
+
+/// `KVM_GET_STATS_FD`: `_IO(0xAE, 0xce)`.
+const KVM_GET_STATS_FD: u64 = 0xaece;
+
+/// Where a snapshot's parts come from.
+pub struct LedgerSource {
+    stats: Vec<VcpuStats>,
+    exits: ExitLedger,
+    owner: OwnerHandle,
+    sidecore: Watch,
+    /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be had.
+    histogram: OnceLock<Option<ExitHistogram>>,
+}
+
+impl LedgerSource {
+    /// A source over the machine's vCPUs and the owner behind `owner`.
+    pub fn new(parts: &Parts<'_>, owner: OwnerHandle, sidecore: Watch) -> Result<Self> {
+        let stats = parts
+            .vcpus
+            .iter()
+            .map(|vcpu| {
+                // SAFETY: the request takes no argument and answers a descriptor or -1.
+                let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD as _, 0) };
+                if fd < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // SAFETY: a descriptor the kernel has just given to us alone.
+                VcpuStats::new(unsafe { File::from_raw_fd(fd) }, &KVM_COUNTERS)
+            })
+            .collect::<io::Result<_>>()
+            .context("KVM's statistics (Linux 5.14)")?;
+        Ok(Self { stats, exits: parts.exits.clone(), owner, sidecore, histogram: OnceLock::new() })
+    }
+
+    fn user_exits(&self) -> UserExits {
+        let exits = self.exits.snapshot();
+        UserExits {
+            iommu: exits.get(ExitCause::IommuRegister),
+            doorbell: exits.get(ExitCause::Doorbell),
+            pci_config_mmio: exits.get(ExitCause::PciConfig),
+            pci_config_pio: exits.get(ExitCause::PciConfigPort),
+            device_mmio: exits.get(ExitCause::OtherDevice) + exits.get(ExitCause::Unclaimed),
+            device_pio: exits.get(ExitCause::OtherPort) + exits.get(ExitCause::Marker),
+        }
+    }
+
+    fn sidecore(&self) -> SidecoreCounts {
+        let stats = self.sidecore.stats();
+        SidecoreCounts {
+            busy_ns: stats.core.busy_ns,
+            idle_ns: stats.core.idle_ns,
+            asleep_ns: stats.core.asleep_ns,
+            sleeps: stats.core.sleeps,
+            cpu_ns: u64::try_from(stats.cpu_time.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl Source for LedgerSource {
+    fn prepare(&self) {
+        self.histogram.get_or_init(|| {
+            ExitHistogram::new(&vcpu_threads())
+                .inspect_err(|error| tracing::info!(%error, "no exit histograms"))
+                .ok()
+        });
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut kvm = [0; KVM_COUNTERS.len()];
+        for stats in &self.stats {
+            if let Err(error) = stats.add_to(&mut kvm) {
+                tracing::warn!(%error, "KVM's statistics cannot be read");
+            }
+        }
+        let histogram = self.histogram.get().and_then(Option::as_ref);
+        Snapshot {
+            now_ns: Nanos::now().0,
+            kvm,
+            reasons: histogram.and_then(|histogram| histogram.read().ok()),
+            user: self.user_exits(),
+            owner: self.owner.call(Request::Counts).unwrap_or(OwnerCounts::default()),
+            sidecore: self.sidecore(),
+        }
+    }
+}
+
+/// Threads of this process that run vCPUs, by their names.
+fn vcpu_threads() -> Vec<i32> {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    tasks
+        .flatten()
+        .filter(|task| {
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("vcpu"))
+        })
+        .filter_map(|task| task.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// The marker port writes the ledger.
+pub struct MarkerLedger(Ledger);
+
+impl MarkerLedger {
+    /// Opens the account.
+    pub fn new(source: LedgerSource) -> Self {
+        Self(Ledger::new(Box::new(source)))
+    }
+}
+
+impl MarkerSink for MarkerLedger {
+    fn marker(&self, value: u8) {
+        self.0.mark(value);
+    }
+}
+
+/// Closes the account and says what is in it.
+pub struct Reporter {
+    ledger: Arc<MarkerLedger>,
+    conditions: Conditions,
+    path: Option<PathBuf>,
+}
+
+impl Reporter {
+    /// Reports under the conditions of `config`.
+    pub fn new(ledger: Arc<MarkerLedger>, config: &Config) -> Self {
+        let conditions = Conditions {
+            mode: match config.iommu {
+                None => "none",
+                Some(IommuMode::Trap) => "trap",
+                Some(IommuMode::Logged) => "logged",
+                Some(IommuMode::Shared) => "shared",
+            }
+            .into(),
+            idle: match config.idle {
+                IdleArg::Poll => "poll",
+                IdleArg::Adaptive => "adaptive",
+                IdleArg::Sleep => "sleep",
+            }
+            .into(),
+            dma: match config.dma {
+                DmaArg::Direct => "direct",
+                DmaArg::Bounce => "bounce",
+            }
+            .into(),
+            cpus: config.cpus.into(),
+            host_kernel: conditions::kernel_release(),
+            host_cpu: conditions::cpu_model(),
+        };
+        Self { ledger, conditions, path: config.ledger.clone() }
+    }
+
+    /// Prints the table and writes the file. Guest code has stopped; the sidecore has not.
+    pub fn report(&self) -> Result<()> {
+        let account = self.ledger.0.close();
+        eprint!("{}", report::table(&self.conditions, &account));
+        if let Some(path) = &self.path {
+            fs::write(path, report::json(&self.conditions, &account))
+                .with_context(|| format!("writing the ledger {}", path.display()))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+//! The machine put together, one step per subsystem, run, and wound down.
+//!
+//! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end is an
+//! [`End`], and everything that was started is joined before the process answers.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::Context;
+use guest_mem::{Gpa, GuestRam};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+use super::attach::{self, Attached, Parts};
+use super::config::{Config, ConsoleConfig};
+use crate::acpi::{self, AcpiConfig};
+use crate::console::input::{self, Keyboard, Signals};
+use crate::console::terminal::RawMode;
+use crate::console::uart::Uart;
+use crate::irq::ioapic::Ioapic;
+use crate::irq::msi::KvmMsi;
+use crate::pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow};
+use crate::pci::host_bridge::HostBridge;
+use crate::vm::boot::{self, Payload};
+use crate::vm::bus::{Bus, BusDevice};
+use crate::vm::control::{Control, End};
+use crate::vm::exits::{ExitCause, ExitLedger};
+use crate::vm::platform::{KeyboardReset, Marker, Power};
+use crate::vm::vcpu::{self, Machine};
+use crate::vm::{cpuid, kick, kvm, layout, start_state};
+
+/// Runs the machine to its end; the process's exit status.
+pub fn run(mut config: Config) -> anyhow::Result<u8> {
+    let kvm = kvm::open()?;
+    // Before any thread, so that all inherit the mask.
+    let signals = Signals::block().context("signals cannot be set up")?;
+    kick::install().context("the vCPU signal cannot be set up")?;
+    warn_about_cpus(&config);
+
+    let ram = ram(config.memory)?;
+    let vm = kvm::create(&kvm)?;
+    // SAFETY: `ram` lives until the end of this function, after every vCPU and the devices; so does its
+    // mapping, whatever clones are left. `vm` may outlive it in clones, but no vCPU runs by then.
+    unsafe { kvm::map_ram(&vm, &ram) }?;
+    let control = Arc::new(Control::new().context("an eventfd")?);
+    let exits = ExitLedger::new(usize::from(config.cpus));
+    let msi = Arc::new(KvmMsi::new(vm.clone()));
+    let routes = Arc::new(kvm::KvmRoutes::new(vm.clone()));
+    let ioapic = Arc::new(Ioapic::new(msi.clone(), routes));
+    let vcpus = create_vcpus(&kvm, &vm, config.cpus)?;
+
+    let attached = {
+        let descriptors: Vec<_> = vcpus.iter().map(borrow).collect();
+        let parts = Parts {
+            vm: &vm,
+            vcpus: &descriptors,
+            ram: &ram,
+            msi: &msi,
+            control: &control,
+            exits: &exits,
+        };
+        attach::attach(&mut config, &parts)?
+    };
+    let acpi = acpi::build(&AcpiConfig {
+        cpus: config.cpus,
+        dmar: attached.dmar.clone(),
+    })?;
+    let entry = boot::load(
+        &ram,
+        &Payload {
+            kernel: (&config.kernel.0, config.kernel.1),
+            initrd: config.initrd.as_ref(),
+            cmdline: &config.cmdline,
+            memory: config.memory,
+            acpi: &acpi,
+        },
+    )?;
+    start_state::enter(&vcpus[0], entry)?;
+
+    let (output, on_stdio) = console_output(&mut config)?;
+    let uart = Arc::new(Uart::new(ioapic.clone(), layout::COM1_PIN, output));
+    let (memory, ports) = buses(&attached, &ioapic, &uart, &control)?;
+    let machine = Machine {
+        memory: Arc::new(memory),
+        ports: Arc::new(ports),
+        ioapic,
+        exits: exits.clone(),
+        control: control.clone(),
+    };
+    let raw = match on_stdio {
+        true => RawMode::enter().context("the terminal cannot be put into raw mode")?,
+        false => None,
+    };
+    let keyboard = on_stdio.then(|| Keyboard {
+        uart,
+        escapes: raw.is_some(),
+    });
+    let console = input::spawn(signals, keyboard, control.clone()).context("the console thread")?;
+
+    let threads = start_vcpus(vcpus, &config, &machine);
+    let end = control.wait_for_end();
+    for thread in threads.into_iter().chain([console]) {
+        // A panic has been printed by its hook and, for a vCPU, is the end's reason.
+        let _ = thread.join();
+    }
+    drop(raw);
+    let stopped = match attached.running {
+        Some(running) => running.stop(),
+        None => Ok(()),
+    };
+    summary(&end, &exits, &msi);
+    stopped.context("the devices did not stop in order")?;
+    Ok(status(&end))
+}
+
+fn ram(memory: u64) -> anyhow::Result<GuestRam> {
+    let regions: Vec<_> = layout::ram_regions(memory)
+        .into_iter()
+        .map(|(start, len)| (Gpa::new(start), len))
+        .collect();
+    GuestRam::new(&regions).with_context(|| format!("{} MiB of guest RAM", memory >> 20))
+}
+
+fn create_vcpus(kvm: &Kvm, vm: &VmFd, cpus: u8) -> anyhow::Result<Vec<VcpuFd>> {
+    let supported = cpuid::supported(kvm)?;
+    let mut vcpus = Vec::new();
+    for index in 0..cpus {
+        let vcpu = vm
+            .create_vcpu(u64::from(index))
+            .map_err(kvm::refused("to create a vCPU"))?;
+        vcpu.set_cpuid2(&cpuid::for_vcpu(&supported, index, cpus))
+            .map_err(kvm::refused("the guest's CPUID"))?;
+        start_state::set_msrs(&vcpu)?;
+        vcpus.push(vcpu);
+    }
+    Ok(vcpus)
+}
+
+fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor belongs to `vcpu`, which the result borrows.
+    unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
+}
+
+type Output = Box<dyn Write + Send>;
+
+/// Where console bytes go, and whether typing comes from standard input.
+fn console_output(config: &mut Config) -> anyhow::Result<(Output, bool)> {
+    Ok(
+        match std::mem::replace(&mut config.console, ConsoleConfig::None) {
+            ConsoleConfig::Stdio => {
+                // A descriptor of its own: the standard library's would keep bytes until a line ends.
+                let fd = io::stdout()
+                    .as_fd()
+                    .try_clone_to_owned()
+                    .context("standard output")?;
+                (Box::new(File::from(fd)), true)
+            }
+            ConsoleConfig::None => (Box::new(io::sink()), false),
+            ConsoleConfig::File(file) => (Box::new(file), false),
+        },
+    )
+}
+
+/// Who answers at which guest-physical address, and at which port.
+fn buses(
+    attached: &Attached,
+    ioapic: &Arc<Ioapic>,
+    uart: &Arc<Uart>,
+    control: &Arc<Control>,
+) -> anyhow::Result<(Bus, Bus)> {
+    let mut pci = PciBus::new(Arc::new(HostBridge::new()));
+    for function in &attached.functions {
+        pci.add(function.clone())?;
+    }
+    let pci = Arc::new(pci);
+    pci.place_bars()?;
+
+    let mut memory = Bus::new();
+    let window = layout::PCI_WINDOW_END - layout::PCI_WINDOW;
+    memory.add(layout::PCI_WINDOW, window, Arc::new(PciWindow(pci.clone())))?;
+    memory.add(layout::ECAM, layout::ECAM_SIZE, Arc::new(Ecam(pci.clone())))?;
+    memory.add(layout::IOAPIC, layout::IOAPIC_SIZE, ioapic.clone())?;
+    if let Some(page) = &attached.iommu_page {
+        memory.add(layout::VTD, layout::VTD_SIZE, page.clone())?;
+    }
+
+    let mut ports = Bus::new();
+    let mut port = |first: u16, len: u16, device: Arc<dyn BusDevice>| {
+        ports.add(u64::from(first), u64::from(len), device)
+    };
+    port(layout::COM1, layout::COM1_PORTS, uart.clone())?;
+    port(
+        ConfigPorts::BASE,
+        ConfigPorts::LEN,
+        Arc::new(ConfigPorts::new(pci)),
+    )?;
+    port(
+        layout::SLEEP_CONTROL,
+        Power::PORTS,
+        Arc::new(Power(control.clone())),
+    )?;
+    port(
+        layout::I8042_COMMAND,
+        1,
+        Arc::new(KeyboardReset(control.clone())),
+    )?;
+    if let Some(sink) = &attached.marker {
+        port(layout::MARKER, 1, Arc::new(Marker(sink.clone())))?;
+    }
+    Ok((memory, ports))
+}
+
+/// Starts every vCPU thread; if one does not start, the machine ends before it has begun.
+fn start_vcpus(vcpus: Vec<VcpuFd>, config: &Config, machine: &Machine) -> Vec<JoinHandle<()>> {
+    let mut threads = Vec::new();
+    for (index, fd) in vcpus.into_iter().enumerate() {
+        match vcpu::spawn(fd, index, config.pin.vcpu(index), machine.clone()) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                let what = format!("the thread of vCPU {index} cannot be started: {error}");
+                machine.control.end(End::Host(what));
+                break;
+            }
+        }
+    }
+    threads
+}
+
+/// A sidecore and a vCPU on one host CPU work, but steal each other's time: say so.
+fn warn_about_cpus(config: &Config) {
+    let threads = config.sidecores + usize::from(config.cpus);
+    let host = std::thread::available_parallelism().map_or(1, usize::from);
+    if threads > host {
+        eprintln!(
+            "exitless: warning: {} vCPUs and {} sidecores share {host} host CPUs; exits and times will suffer",
+            config.cpus, config.sidecores
+        );
+    }
+    for sidecore in 0..config.sidecores {
+        let shared = (0..usize::from(config.cpus)).find(|vcpu| {
+            config.pin.vcpu(*vcpu).is_some()
+                && config.pin.vcpu(*vcpu) == config.pin.sidecore(sidecore)
+        });
+        if let Some(vcpu) = shared {
+            eprintln!(
+                "exitless: warning: sidecore {sidecore} and vCPU {vcpu} are pinned to one host CPU"
+            );
+        }
+    }
+}
+
+fn status(end: &End) -> u8 {
+    match end {
+        End::PowerOff | End::Quit => 0,
+        End::Crash(_) | End::Host(_) => 1,
+        End::Reset => 3,
+        End::Watchdog(_) => 4,
+        End::Signal(signal) => 128u8.wrapping_add(*signal as u8),
+    }
+}
+
+/// Why it ended, and how often vCPUs came to user space.
+fn summary(end: &End, exits: &ExitLedger, msi: &KvmMsi) {
+    let why = match end {
+        End::PowerOff => "the guest powered off".to_owned(),
+        End::Reset => "the guest asked for a reset; `run` ends here".to_owned(),
+        End::Quit => "ended by the escape key".to_owned(),
+        End::Signal(signal) => format!("ended by signal {signal}"),
+        End::Crash(what) | End::Host(what) | End::Watchdog(what) => what.clone(),
+    };
+    let snapshot = exits.snapshot();
+    let counts: Vec<_> = ExitCause::ALL
+        .into_iter()
+        .filter(|cause| snapshot.get(*cause) > 0)
+        .map(|cause| format!("{} {}", cause.name(), snapshot.get(cause)))
+        .collect();
+    eprintln!("\nexitless: {why}");
+    eprintln!(
+        "exitless: {} exits to user space ({}), {} interrupts sent",
+        snapshot.total(),
+        counts.join(", "),
+        msi.sent()
+    );
+}

@@ -1,0 +1,26 @@
+//! `exitless run`: one virtual machine on this host's KVM.
+//!
+//! 1. [`args`]: the command line as clap sees it.
+//! 2. [`config`]: checked. Every file is open and every value in range before anything starts; the
+//!    first thing wrong is one line on stderr and exit status 2.
+//! 3. [`machine`]: built step by step, run, wound down.
+//!
+//! Exit status: 0 power-off or the escape key; 1 a crash or a failure under way; 2 nothing started;
+//! 3 the guest asked for a reset; 4 a sidecore stopped answering; 128 + n ended by signal n.
+
+pub mod args;
+pub mod attach;
+pub mod config;
+mod disk;
+mod keys;
+mod machine;
+mod net;
+mod size;
+
+pub use args::RunArgs;
+
+/// Runs `exitless run`.
+pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
+    let config = config::Config::check(args)?;
+    machine::run(config)
+}

@@ -1,0 +1,173 @@
+//! `--net`, checked: a TAP interface is open.
+//!
+//! UNSAFETY: one `ioctl` (TUNSETIFF) on a descriptor held here.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use anyhow::{Context, bail};
+
+use super::keys::Keys;
+
+/// What is behind a network interface.
+#[derive(Debug)]
+pub enum NetBackend {
+    /// The built-in responder at this address.
+    Responder(Ipv4Addr),
+    /// A TAP interface of the host: its name, and its queue, open, non-blocking, with virtio-net headers.
+    Tap {
+        /// Interface name.
+        name: String,
+        /// The open queue.
+        file: File,
+    },
+}
+
+/// One network interface.
+#[derive(Debug)]
+pub struct NetConfig {
+    /// What is behind it.
+    pub backend: NetBackend,
+    /// The guest's station address: unicast.
+    pub mac: [u8; 6],
+}
+
+impl NetConfig {
+    /// Checks one `--net`, the `index`-th.
+    pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
+        let mut keys = Keys::parse("--net", text)?;
+        let mac = match keys.take("mac") {
+            Some(text) => mac(text)?,
+            // Locally administered.
+            None => [0x52, 0x54, 0, 0x65, 0x78, index as u8 + 1],
+        };
+        let responder = match keys.take("responder") {
+            Some("") => true,
+            Some(value) => bail!("--net: responder takes no value ({value:?})"),
+            None => false,
+        };
+        let backend = match (responder, keys.take("tap")) {
+            (true, None) => {
+                let text = keys.take("ip").unwrap_or("10.0.2.2");
+                let ip = text
+                    .parse()
+                    .with_context(|| format!("--net: {text:?} is no IPv4 address"))?;
+                NetBackend::Responder(ip)
+            }
+            (false, Some(name)) => {
+                let file = open_tap(name)?;
+                let name = name.to_owned();
+                NetBackend::Tap { name, file }
+            }
+            _ => bail!("--net {text:?}: say either responder or tap=NAME"),
+        };
+        keys.finish()?;
+        Ok(Self { backend, mac })
+    }
+}
+
+fn mac(text: &str) -> anyhow::Result<[u8; 6]> {
+    let parts: Vec<_> = text.split(':').collect();
+    let bytes: Vec<u8> = parts
+        .iter()
+        .filter(|part| part.len() == 2)
+        .filter_map(|part| u8::from_str_radix(part, 16).ok())
+        .collect();
+    match <[u8; 6]>::try_from(bytes) {
+        Ok(mac) if parts.len() == 6 && mac[0] & 1 == 0 && mac != [0; 6] => Ok(mac),
+        _ => bail!("--net: {text:?} is no unicast MAC address"),
+    }
+}
+
+const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+const IFF_TAP: u16 = 0x0002;
+const IFF_NO_PI: u16 = 0x1000;
+const IFF_VNET_HDR: u16 = 0x4000;
+
+/// `struct ifreq` with the flags member of its union.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; 16],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+fn open_tap(name: &str) -> anyhow::Result<File> {
+    if name.is_empty()
+        || name.len() > 15
+        || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
+    {
+        bail!("--net: {name:?} is no interface name (1 to 15 printable characters)");
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .with_context(|| format!("TAP {name}: /dev/net/tun cannot be opened"))?;
+    let mut request = InterfaceRequest {
+        name: [0; 16],
+        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
+        rest: [0; 22],
+    };
+    request.name[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq`, 40 bytes, which `request` is.
+    if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
+        let error = io::Error::last_os_error();
+        let hint = match error.raw_os_error() {
+            Some(libc::EPERM) => {
+                "no permission (create it for this user: ip tuntap add mode tap user …)"
+            }
+            Some(libc::EBUSY) => "another process has it open",
+            Some(libc::EINVAL) => "it exists and is no TAP interface",
+            _ => "the host refused",
+        };
+        return Err(anyhow::Error::new(error).context(format!("TAP {name}: {hint}")));
+    }
+    Ok(file)
+}
+
+const _: () = assert!(size_of::<InterfaceRequest>() == 40);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_responder_has_an_address_and_each_interface_a_mac_of_its_own() {
+        let one = NetConfig::check("responder", 0).unwrap();
+        let two = NetConfig::check("responder,ip=192.168.9.1,mac=02:00:00:00:00:09", 1).unwrap();
+        assert!(
+            matches!(one.backend, NetBackend::Responder(ip) if ip == Ipv4Addr::new(10, 0, 2, 2))
+        );
+        assert!(
+            matches!(two.backend, NetBackend::Responder(ip) if ip == Ipv4Addr::new(192, 168, 9, 1))
+        );
+        assert_eq!(two.mac, [2, 0, 0, 0, 0, 9]);
+        assert_ne!(one.mac, NetConfig::check("responder", 1).unwrap().mac);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in [
+            "",
+            "bridge",
+            "responder=1",
+            "responder,tap=t0",
+            "responder,ip=1.2.3",
+            "responder,mac=01:00:00:00:00:01",
+            "responder,mac=02:00:00:00:00",
+            "responder,mac=2:0:0:0:0:1",
+            "responder,colour=red",
+            "responder,ip=1.2.3.4,ip=1.2.3.4",
+            "tap=",
+            "tap=name-that-is-too-long",
+            "tap=../../x",
+        ] {
+            assert!(NetConfig::check(text, 0).is_err(), "{text}");
+        }
+    }
+}
