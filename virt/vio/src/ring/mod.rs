@@ -9,3 +9,6 @@ pub mod split;
 
 pub use chain::{Buffers, Chain, Segment, Violation};
 pub use split::{Parked, RingStop, SplitQueue};
+
+#[cfg(test)]
+mod tests;
