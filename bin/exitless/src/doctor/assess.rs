@@ -1,0 +1,589 @@
+//! From facts to findings and a verdict. Pure: no look at the machine.
+
+use super::facts::{Facts, Kvm, Release};
+
+/// Memory the lab takes, MiB: its emulated host's 2048 and QEMU itself.
+const LAB_MIB: u64 = 2600;
+
+/// How good something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Nothing to wish for.
+    Good,
+    /// Works, with a restriction.
+    Limited,
+    /// Not there.
+    Missing,
+}
+
+/// One thing looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Name in JSON; does not change.
+    pub key: &'static str,
+    /// Name for people.
+    pub name: &'static str,
+    /// How good it is.
+    pub state: State,
+    /// What was found.
+    pub value: String,
+    /// What it is good for.
+    pub why: &'static str,
+    /// What to do about it; may be empty.
+    pub next: &'static str,
+}
+
+/// Where `exitless run` works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Here.
+    Native,
+    /// In the lab, on this machine.
+    Lab,
+    /// Neither.
+    Neither,
+}
+
+/// The findings and what follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// In order of importance.
+    pub findings: Vec<Finding>,
+    /// Where `exitless run` works.
+    pub verdict: Verdict,
+    /// The verdict and the next step, in words.
+    pub summary: String,
+}
+
+/// Judges the facts.
+pub fn assess(facts: &Facts) -> Report {
+    let findings = vec![
+        virtualization(facts),
+        kvm(facts),
+        nested_paging(facts),
+        posted_interrupts(facts),
+        processors(facts),
+        idle_instructions(facts),
+        userfaultfd(facts),
+        io_uring(facts),
+        tun(facts),
+        huge_pages(facts),
+        iommu(facts),
+        lab(facts),
+    ];
+    let (verdict, summary) = verdict(facts, &findings);
+    Report {
+        findings,
+        verdict,
+        summary,
+    }
+}
+
+fn has_vmx_or_svm(facts: &Facts) -> bool {
+    ["vmx", "svm"]
+        .iter()
+        .any(|flag| facts.cpu_flags.contains(*flag))
+}
+
+/// A /dev/kvm that is not the processor's own virtualization.
+fn is_software_kvm(facts: &Facts) -> bool {
+    matches!(facts.kvm, Kvm::Usable { .. }) && !has_vmx_or_svm(facts)
+}
+
+fn verdict(facts: &Facts, findings: &[Finding]) -> (Verdict, String) {
+    let lab_works = findings
+        .iter()
+        .any(|f| f.key == "lab" && f.state == State::Good);
+    let instead = if lab_works {
+        "Use the lab, an emulated host: `exitless lab -- run …` (`exitless lab --help`)."
+    } else {
+        "The lab cannot run here either; see above what it lacks."
+    };
+    let verdict = if lab_works {
+        Verdict::Lab
+    } else {
+        Verdict::Neither
+    };
+    match &facts.kvm {
+        Kvm::Usable { .. } if is_software_kvm(facts) => (
+            verdict,
+            format!(
+                "This /dev/kvm is a software KVM: it runs ring-3 payloads at full speed, but cannot \
+                 boot a stock kernel. {instead}"
+            ),
+        ),
+        Kvm::Usable { lacks } if lacks.is_empty() => {
+            let place = if facts.inside_lab {
+                "This is the lab"
+            } else {
+                "This host is complete"
+            };
+            (
+                Verdict::Native,
+                format!("{place}: `exitless run` works here."),
+            )
+        }
+        Kvm::Usable { lacks } => (
+            verdict,
+            format!("This host's KVM lacks {}. {instead}", lacks.join(", ")),
+        ),
+        Kvm::Refused(reason) => (
+            verdict,
+            format!("/dev/kvm is there but cannot be opened ({reason}). {instead}"),
+        ),
+        Kvm::Absent => (verdict, format!("This host has no KVM. {instead}")),
+    }
+}
+
+fn virtualization(facts: &Facts) -> Finding {
+    let found = ["vmx", "svm"]
+        .into_iter()
+        .find(|flag| facts.cpu_flags.contains(*flag));
+    let (state, value) = match found {
+        Some("vmx") => (State::Good, "vmx (Intel VT-x)".into()),
+        Some(_) => (State::Good, "svm (AMD-V)".into()),
+        None if facts.cpu_flags.contains("hypervisor") => (
+            State::Missing,
+            "neither vmx nor svm; this is a virtual machine itself".into(),
+        ),
+        None => (State::Missing, "neither vmx nor svm".into()),
+    };
+    Finding {
+        key: "virtualization",
+        name: "CPU virtualization",
+        state,
+        value,
+        why: "a stock kernel boots only on virtualization by the processor",
+        next: "switch it on in the firmware, or nested virtualization in the outer hypervisor; or \
+               use the lab",
+    }
+}
+
+fn kvm(facts: &Facts) -> Finding {
+    let (state, value, next) = match &facts.kvm {
+        Kvm::Absent => (
+            State::Missing,
+            "no /dev/kvm".into(),
+            "modprobe kvm_intel or kvm_amd",
+        ),
+        Kvm::Refused(reason) => (
+            State::Missing,
+            format!("/dev/kvm cannot be opened: {reason}"),
+            "join its group (usually: usermod -aG kvm $USER, then log in again)",
+        ),
+        Kvm::Usable { .. } if is_software_kvm(facts) => (
+            State::Limited,
+            "software KVM: /dev/kvm without vmx or svm".into(),
+            "ring-3 payloads and library benchmarks run here; guests with a kernel need the lab",
+        ),
+        Kvm::Usable { lacks } if lacks.is_empty() => (
+            State::Good,
+            "usable, with every capability that `run` uses".into(),
+            "",
+        ),
+        Kvm::Usable { lacks } => (
+            State::Limited,
+            format!("usable, without {}", lacks.join(", ")),
+            "a newer kernel (6.1 has them all), or the lab",
+        ),
+    };
+    Finding {
+        key: "kvm",
+        name: "KVM",
+        state,
+        value,
+        why: "it runs the guest; SPLIT_IRQCHIP and X2APIC_API keep interrupt controllers in this \
+              program, READONLY_MEM and COALESCED_MMIO make the `logged` register page, \
+              BINARY_STATS_FD counts exits",
+        next,
+    }
+}
+
+fn nested_paging(facts: &Facts) -> Finding {
+    let (state, value) = match facts.nested_paging {
+        Some(true) => (State::Good, "on"),
+        Some(false) => (State::Limited, "off in the KVM module"),
+        None => (State::Missing, "no kvm_intel or kvm_amd module"),
+    };
+    Finding {
+        key: "nested_paging",
+        name: "nested paging",
+        state,
+        value: value.into(),
+        why: "without EPT or NPT every page-table change of the guest exits, and drowns what is \
+              measured",
+        next: "load the module with ept=1 or npt=1",
+    }
+}
+
+fn posted_interrupts(facts: &Facts) -> Finding {
+    let (state, value) = match facts.posted_interrupts {
+        Some(true) => (State::Good, "on"),
+        Some(false) => (State::Limited, "off, or not in this processor"),
+        None => (State::Missing, "no kvm_intel or kvm_amd module"),
+    };
+    Finding {
+        key: "posted_interrupts",
+        name: "AVIC / APICv",
+        state,
+        value: value.into(),
+        why: "completion interrupts reach a running guest without an exit; requests need none \
+              either way, and reports keep the two apart",
+        next: "load the module with avic=1 or enable_apicv=1, where the processor has it",
+    }
+}
+
+fn processors(facts: &Facts) -> Finding {
+    let state = match facts.cpus {
+        0..2 => State::Missing,
+        2 => State::Limited,
+        _ => State::Good,
+    };
+    Finding {
+        key: "cpus",
+        name: "processors",
+        state,
+        value: facts.cpus.to_string(),
+        why: "a polling sidecore wants a core of its own beside the guest's",
+        next: "use --idle adaptive; on one processor sidecore and guest take turns",
+    }
+}
+
+fn idle_instructions(facts: &Facts) -> Finding {
+    let found: Vec<_> = [("waitpkg", "umwait/tpause"), ("mwaitx", "mwaitx")]
+        .into_iter()
+        .filter(|(flag, _)| facts.cpu_flags.contains(*flag))
+        .map(|(_, name)| name)
+        .collect();
+    let good = !found.is_empty();
+    Finding {
+        key: "idle_instructions",
+        name: "waiting in ring 3",
+        state: if good { State::Good } else { State::Limited },
+        value: if good {
+            found.join(", ")
+        } else {
+            "pause only".into()
+        },
+        why: "an idle sidecore waits for a store with less power and less harm to its sibling",
+        next: "",
+    }
+}
+
+fn userfaultfd(facts: &Facts) -> Finding {
+    let uffd = &facts.userfaultfd;
+    let write_protect = facts.kernel >= Release(5, 19);
+    let (state, value) = if !uffd.present {
+        (State::Missing, "not in this kernel".to_owned())
+    } else if !write_protect {
+        (
+            State::Limited,
+            "no write protection of shared memory (kernel below 5.19)".into(),
+        )
+    } else if uffd.device {
+        (
+            State::Good,
+            "/dev/userfaultfd, write protection of shared memory".into(),
+        )
+    } else if uffd.privileged {
+        (
+            State::Good,
+            "by system call with privilege, write protection of shared memory".into(),
+        )
+    } else {
+        (
+            State::Limited,
+            "faults of the kernel are not delivered to this user".into(),
+        )
+    };
+    Finding {
+        key: "userfaultfd",
+        name: "userfaultfd",
+        state,
+        value,
+        why: "a sleeping sidecore is woken by a store to its shared register page; the swapper \
+              serves absent pages; KVM's own accesses fault in kernel mode",
+        next: "give access to /dev/userfaultfd (kernel 6.1 and later), or CAP_SYS_PTRACE, or \
+               sysctl vm.unprivileged_userfaultfd=1; without it the idle policy `sleep` needs \
+               --iommu-mode logged",
+    }
+}
+
+fn io_uring(facts: &Facts) -> Finding {
+    let (state, value) = match &facts.io_uring {
+        Some(Ok(())) => (State::Good, "usable".to_owned()),
+        Some(Err(reason)) => (State::Missing, reason.clone()),
+        None => (State::Missing, "not looked at".into()),
+    };
+    Finding {
+        key: "io_uring",
+        name: "io_uring",
+        state,
+        value,
+        why: "disk requests are submitted without blocking the sidecore",
+        next: "sysctl kernel.io_uring_disabled=0; containers often forbid it by seccomp",
+    }
+}
+
+fn tun(facts: &Facts) -> Finding {
+    let (state, value) = match &facts.tun {
+        Some(Ok(())) if facts.net_admin => (State::Good, "usable".to_owned()),
+        Some(Ok(())) => (
+            State::Limited,
+            "can be opened; only devices made for this user".into(),
+        ),
+        Some(Err(reason)) => (State::Missing, reason.clone()),
+        None => (State::Missing, "not looked at".into()),
+    };
+    Finding {
+        key: "tun",
+        name: "TAP networking",
+        state,
+        value,
+        why: "guests reach a real network",
+        next: "ip tuntap add mode tap user $USER (as root), or --net with the built-in responder, \
+               which needs nothing",
+    }
+}
+
+fn huge_pages(facts: &Facts) -> Finding {
+    let memory = &facts.memory;
+    let transparent = matches!(
+        memory.shmem_thp.as_str(),
+        "always" | "within_size" | "advise" | "force"
+    );
+    let (state, value) = match (memory.huge_pages, transparent) {
+        (0, false) => (
+            State::Limited,
+            "none reserved, none for shared memory".to_owned(),
+        ),
+        (0, true) => (
+            State::Good,
+            format!("transparent for shared memory: {}", memory.shmem_thp),
+        ),
+        (count, _) => (State::Good, format!("{count} reserved")),
+    };
+    Finding {
+        key: "huge_pages",
+        name: "huge pages",
+        state,
+        value,
+        why: "guest memory takes fewer TLB entries",
+        next: "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    }
+}
+
+fn iommu(facts: &Facts) -> Finding {
+    let (state, value) = match (facts.iommu_groups, facts.vfio) {
+        (0, _) => (State::Missing, "no IOMMU groups".to_owned()),
+        (count, false) => (
+            State::Limited,
+            format!("{count} groups, but no /dev/vfio/vfio"),
+        ),
+        (count, true) => (State::Good, format!("{count} groups, VFIO loaded")),
+    };
+    Finding {
+        key: "iommu",
+        name: "device assignment",
+        state,
+        value,
+        why: "a physical device can be given to a guest; emulated devices need none of it",
+        next: "intel_iommu=on or the firmware's IOMMU switch; modprobe vfio-pci",
+    }
+}
+
+fn lab(facts: &Facts) -> Finding {
+    let available = facts.memory.available_mib;
+    let (state, value) = if facts.inside_lab {
+        (State::Limited, "this is the lab already".to_owned())
+    } else if !facts.lab_lacks.is_empty() {
+        (
+            State::Missing,
+            format!("this machine has no {}", facts.lab_lacks.join(", ")),
+        )
+    } else if available < LAB_MIB {
+        (
+            State::Missing,
+            format!("{available} MiB of memory available, {LAB_MIB} wanted"),
+        )
+    } else {
+        (State::Good, "can be started (exitless lab)".into())
+    };
+    Finding {
+        key: "lab",
+        name: "the lab",
+        state,
+        value,
+        why: "an emulated host with complete KVM, for counting rather than timing",
+        next: "it takes Debian 12 or a derivative, x86-64, and network on the first start",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::{Memory, Userfaultfd};
+    use super::*;
+
+    fn flags(names: &[&str]) -> std::collections::BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// A Debian 12 machine with everything.
+    fn complete() -> Facts {
+        Facts {
+            cpu_flags: flags(&["svm", "mwaitx"]),
+            cpus: 8,
+            kernel: Release(6, 1),
+            kvm: Kvm::Usable { lacks: vec![] },
+            nested_paging: Some(true),
+            posted_interrupts: Some(true),
+            iommu_groups: 12,
+            vfio: true,
+            userfaultfd: Userfaultfd {
+                present: true,
+                device: true,
+                privileged: true,
+            },
+            memory: Memory {
+                available_mib: 8000,
+                huge_pages: 8,
+                shmem_thp: "never".into(),
+            },
+            io_uring: Some(Ok(())),
+            tun: Some(Ok(())),
+            net_admin: true,
+            lab_lacks: vec![],
+            inside_lab: false,
+        }
+    }
+
+    fn state(report: &Report, key: &str) -> State {
+        report
+            .findings
+            .iter()
+            .find(|finding| finding.key == key)
+            .unwrap()
+            .state
+    }
+
+    #[test]
+    fn a_complete_host_runs_natively_with_nothing_to_wish_for() {
+        let report = assess(&complete());
+        assert_eq!(report.verdict, Verdict::Native);
+        assert!(
+            report.findings.iter().all(|f| f.state == State::Good),
+            "{report:#?}"
+        );
+    }
+
+    #[test]
+    fn software_kvm_is_told_from_the_real_one() {
+        let facts = Facts {
+            cpu_flags: flags(&["hypervisor"]),
+            ..complete()
+        };
+        let report = assess(&facts);
+        assert_eq!(report.verdict, Verdict::Lab);
+        assert_eq!(state(&report, "kvm"), State::Limited);
+        assert!(
+            report.summary.contains("software KVM"),
+            "{}",
+            report.summary
+        );
+        assert!(
+            report.summary.contains("exitless lab -- run"),
+            "{}",
+            report.summary
+        );
+    }
+
+    #[test]
+    fn no_permission_or_no_device_leads_to_the_lab() {
+        let refused = Facts {
+            kvm: Kvm::Refused("Permission denied".into()),
+            ..complete()
+        };
+        let report = assess(&refused);
+        assert_eq!(report.verdict, Verdict::Lab);
+        assert!(report.summary.contains("Permission denied"));
+        let kvm = report.findings.iter().find(|f| f.key == "kvm").unwrap();
+        assert!(kvm.next.contains("group"));
+        assert_eq!(
+            assess(&Facts {
+                kvm: Kvm::Absent,
+                ..complete()
+            })
+            .verdict,
+            Verdict::Lab
+        );
+    }
+
+    #[test]
+    fn a_missing_capability_is_named() {
+        let facts = Facts {
+            kvm: Kvm::Usable {
+                lacks: vec!["X2APIC_API"],
+            },
+            ..complete()
+        };
+        let report = assess(&facts);
+        assert_eq!(report.verdict, Verdict::Lab);
+        assert!(report.summary.contains("X2APIC_API"));
+    }
+
+    #[test]
+    fn neither_when_the_lab_lacks_tools_or_memory() {
+        let no_kvm = Facts {
+            kvm: Kvm::Absent,
+            ..complete()
+        };
+        let tools = Facts {
+            lab_lacks: vec!["apt-get"],
+            ..no_kvm.clone()
+        };
+        assert_eq!(assess(&tools).verdict, Verdict::Neither);
+        let memory = Memory {
+            available_mib: 1000,
+            ..no_kvm.memory.clone()
+        };
+        assert_eq!(
+            assess(&Facts { memory, ..no_kvm }).verdict,
+            Verdict::Neither
+        );
+        assert_eq!(assess(&Facts::default()).verdict, Verdict::Neither);
+    }
+
+    #[test]
+    fn inside_the_lab_run_is_native_and_the_lab_is_not_offered() {
+        let report = assess(&Facts {
+            inside_lab: true,
+            ..complete()
+        });
+        assert_eq!(report.verdict, Verdict::Native);
+        assert!(report.summary.starts_with("This is the lab"));
+        assert_eq!(state(&report, "lab"), State::Limited);
+    }
+
+    #[test]
+    fn userfaultfd_needs_a_kernel_and_a_way_in() {
+        let with = |kernel, device, privileged| {
+            let userfaultfd = Userfaultfd {
+                present: true,
+                device,
+                privileged,
+            };
+            state(
+                &assess(&Facts {
+                    kernel,
+                    userfaultfd,
+                    ..complete()
+                }),
+                "userfaultfd",
+            )
+        };
+        assert_eq!(with(Release(6, 1), true, false), State::Good);
+        assert_eq!(with(Release(6, 1), false, true), State::Good);
+        assert_eq!(with(Release(6, 1), false, false), State::Limited);
+        assert_eq!(with(Release(5, 10), true, true), State::Limited);
+    }
+}
