@@ -1,5 +1,39 @@
-//! A sidecore: one thread that owns emulated devices and polls them, so that their guests need no
-//! exit to reach them, and that sleeps when there is nothing to do without losing a wake-up.
+//! A sidecore: one thread on one host core that **owns** emulated devices and polls them, so that
+//! guests reach them without an exit; and that sleeps when there is nothing to do, without losing a
+//! wake-up.
+//!
+//! The idea is that of sidecore emulation (Amit et al., vIOMMU, USENIX ATC 2011) and of ELVIS
+//! (Har'El et al., SYSTOR 2012 and USENIX ATC 2013). What is polled is not known here: see
+//! `ARCHITECTURE.md` for what this crate must not know.
+//!
+//! ```text
+//!  vCPU thread ── Handle::send / call ──▶ mailbox ─┐            ┌─ busy: at once
+//!                                                  ▼            │
+//!  guest: rings, register pages ─────────▶ sweep: mail, then poll() of each Poller ─┐
+//!  io_uring, tap, timers ────────────────▶    ▲                                     │ idle
+//!                                             └─ spin │ pause ◀── idle policy ◀─────┘
+//!                                             └─ arm, fence, look again, sleep ◀┘
+//! ```
+//! - [`Poller`]: what the owner of a VM's devices implements. A bounded batch per `poll`.
+//! - [`SidecoreBuilder`], [`Sidecore`]: start with pollers, stop and get them back.
+//! - [`Handle`]: any thread's door to one poller. A message to a sidecore that polls costs no
+//!   system call; to one that sleeps, one eventfd write by the first sender. [`Handle::call`] waits
+//!   for an answer through a [`Reply`] and learns if none will come.
+//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine.
+//! - [`Monitor`]: reports a sidecore that no longer beats. [`Helpers`]: threads for slow work.
+//! - [`Stats`]: counted by the owner, read by anybody.
+//!
+//! Threads: pollers and their state are touched by the sidecore's thread only, so that they need
+//! neither locks nor atomics. Shared are the mailbox with its state word (`gate.rs`, which has the
+//! argument for its orderings), the reply slots, and the statistics.
+//!
+//! Checked by a loom model of the sleeping protocol with mutants (`src/park/model.rs`, run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model`) and by forced sleeps
+//! with real descriptors (`tests/forced_sleep.rs`).
+//!
+//! Left out: weights between pollers (each bounds its own batch), adding pollers to a running
+//! sidecore, and moving one to another.
+
 mod clock;
 mod gate;
 mod handle;

@@ -5,7 +5,7 @@
 //! from the [`gate`](crate::gate) beside it.
 
 use crate::{
-    gate::{Bell, Gate, Sound},
+    gate::{Bell, Gate, Sound, Steps},
     sync::{Arc, mpsc},
 };
 
@@ -64,10 +64,15 @@ pub(crate) fn mailbox<M, B: Bell>(bell: B) -> (Outbox<M, B>, Inbox<M, B>) {
 impl<M, B: Bell> Outbox<M, B> {
     /// Gives the message back when the sidecore has ended.
     pub(crate) fn send(&self, poller: usize, message: M) -> Result<(), M> {
+        self.send_by::<Sound>(poller, message)
+    }
+
+    /// `send` in the steps that the model asks for.
+    pub(crate) fn send_by<S: Steps>(&self, poller: usize, message: M) -> Result<(), M> {
         self.channel
             .send(Envelope { poller, message })
             .map_err(|refused| refused.0.message)?;
-        self.gate.published::<Sound>();
+        self.gate.published::<S>();
         Ok(())
     }
 

@@ -105,3 +105,6 @@ fn has_work<S: Steps, P: Poller, B: Bell>(pollers: &mut [P], gate: &Gate<B>, see
     (S::RECHECK_MAILBOX && (gate.sent() != seen || gate.is_stopping()))
         || pollers[..checked].iter_mut().any(P::has_work)
 }
+
+#[cfg(all(test, loom))]
+mod model;

@@ -103,3 +103,6 @@ impl<R> Answer<R> {
         let _ = (SPIN, Nanos::now);
     }
 }
+
+#[cfg(all(test, loom))]
+mod model;

@@ -1,0 +1,429 @@
+//! Loom's model of going to sleep: the real [`park`], gate and mailbox, against drivers
+//! of both notification styles and senders, in every interleaving with a bounded number of
+//! preemptions and with every value that the C11 memory model lets a load return.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model
+//! ```
+//! The world is small: each driver publishes one or two items. The sidecore sweeps, and parks
+//! whenever a sweep found nothing; it ends when it has seen everything. If it sleeps when all
+//! drivers and senders are done and nothing has rung, a wake-up was lost. A model that cannot fail
+//! proves nothing: the second half takes single steps away and expects the loss.
+
+#![expect(clippy::unwrap_used, reason = "a poisoned lock fails the test")]
+
+use loom::{
+    model::Builder,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU32, Ordering, fence},
+    },
+    thread,
+};
+
+use super::*;
+use crate::{
+    clock::Nanos,
+    gate::Sound,
+    mailbox::{Inbox, mailbox},
+    poller::Activity,
+};
+
+/// All eventfds of the model, in one: what `ppoll` sleeps on.
+#[derive(Debug)]
+struct Bells {
+    state: Mutex<Rung>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Rung {
+    /// One counter per eventfd; slot 0 is the mailbox's.
+    slots: [u32; 3],
+    /// Drivers and senders not done yet. Not part of the protocol: it tells a lost wake-up from
+    /// one still to come.
+    at_work: usize,
+}
+
+impl Bells {
+    fn new(at_work: usize) -> Self {
+        Bells {
+            state: Mutex::new(Rung {
+                slots: [0; 3],
+                at_work,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn one_is_done(&self) {
+        self.state.lock().unwrap().at_work -= 1;
+        self.changed.notify_one();
+    }
+}
+
+#[derive(Debug, Clone)]
+struct SlotBell {
+    bells: Arc<Bells>,
+    slot: usize,
+}
+
+impl SlotBell {
+    fn drain(&self) {
+        self.bells.state.lock().unwrap().slots[self.slot] = 0;
+    }
+}
+
+impl Bell for SlotBell {
+    fn ring(&self) {
+        self.bells.state.lock().unwrap().slots[self.slot] += 1;
+        self.bells.changed.notify_one();
+    }
+}
+
+/// `ppoll` with no timeout.
+struct BellWaiter(Arc<Bells>);
+
+impl Waiter for BellWaiter {
+    fn wait<P: Poller>(&mut self, _pollers: &[P]) -> io::Result<Wake> {
+        let mut state = self.0.state.lock().unwrap();
+        while state.slots == [0; 3] {
+            let is_lost = state.at_work == 0;
+            assert!(
+                !is_lost,
+                "lost wake-up: asleep with work to do and nobody to ring"
+            );
+            state = self.0.changed.wait(state).unwrap();
+        }
+        state.slots[0] = 0;
+        Ok(Wake::Fd)
+    }
+}
+
+/// How a queue says that it wants to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    /// avail_event: tell me when the index passes this one. Left behind while polling.
+    EventIdx,
+    /// NO_NOTIFY in the used ring's flags: set while polling.
+    Flag,
+}
+
+/// The two words that driver and device share.
+#[derive(Debug)]
+struct Words {
+    avail: AtomicU32,
+    wish: AtomicU32,
+}
+
+/// avail_event after many entries have gone by: no index of the model.
+const BEHIND: u32 = 1000;
+
+/// The driver: publishes items `0..count`.
+fn drive(style: Style, words: &Words, bell: &SlotBell, count: u32, has_barrier: bool) {
+    for index in 0..count {
+        words.avail.store(index + 1, Ordering::Release);
+        if has_barrier {
+            // The driver's mb(); pairs with the fence in `park`.
+            fence(Ordering::SeqCst);
+        }
+        let wish = words.wish.load(Ordering::Relaxed);
+        let wants = match style {
+            Style::EventIdx => wish == index,
+            Style::Flag => wish == 0,
+        };
+        if wants {
+            bell.ring();
+        }
+    }
+}
+
+struct Queue {
+    style: Style,
+    words: Arc<Words>,
+    bell: SlotBell,
+    last_avail: u32,
+}
+
+impl Poller for Queue {
+    type Message = ();
+
+    fn poll(&mut self, _now: Nanos) -> Activity {
+        let avail = self.words.avail.load(Ordering::Acquire);
+        let has_new = avail != self.last_avail;
+        self.last_avail = avail;
+        if has_new {
+            Activity::Busy
+        } else {
+            Activity::Idle
+        }
+    }
+
+    fn message(&mut self, (): ()) {}
+
+    fn arm(&mut self) -> Result<(), ArmError> {
+        let wish = match self.style {
+            Style::EventIdx => self.last_avail,
+            Style::Flag => 0,
+        };
+        self.words.wish.store(wish, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.words.avail.load(Ordering::Relaxed) != self.last_avail
+    }
+
+    fn disarm(&mut self) {
+        if self.style == Style::Flag {
+            self.words.wish.store(1, Ordering::Relaxed);
+        }
+        self.bell.drain();
+    }
+
+    fn wake_fds(&self) -> &[std::os::fd::RawFd] {
+        &[]
+    }
+}
+
+/// What happens in one world.
+#[derive(Clone, Copy, Debug)]
+struct World {
+    /// The queues and how many items their drivers publish.
+    queues: &'static [(Style, u32)],
+    /// How many senders send one message each.
+    senders: u32,
+    /// The drivers execute their barrier.
+    has_barrier: bool,
+    /// Loom's bound on preemptions (threads that block give way without limit).
+    preemptions: usize,
+}
+
+const WORLD: World = World {
+    queues: &[],
+    senders: 0,
+    has_barrier: true,
+    preemptions: 2,
+};
+
+impl World {
+    /// Explores it with the sidecore's and the senders' steps as `S` says.
+    fn explore<S: Steps>(self) {
+        let mut builder = Builder::new();
+        // `SIDECORE_PREEMPTIONS` for longer searches.
+        let asked = std::env::var("SIDECORE_PREEMPTIONS").ok();
+        let preemptions = asked.map_or(self.preemptions, |n| n.parse().expect("a number"));
+        builder.preemption_bound = Some(preemptions);
+        let executions = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counter = std::sync::Arc::clone(&executions);
+        builder.check(move || {
+            counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.once::<S>();
+        });
+        println!("{self:?}: {executions:?} executions");
+    }
+
+    fn once<S: Steps>(self) {
+        let bells = Arc::new(Bells::new(self.queues.len() + self.senders as usize));
+        let bell = |slot| SlotBell {
+            bells: Arc::clone(&bells),
+            slot,
+        };
+        let (outbox, mut inbox) = mailbox::<(), _>(bell(0));
+        let mut queues = Vec::new();
+        let mut threads = Vec::new();
+        for (index, &(style, count)) in self.queues.iter().enumerate() {
+            let wish = if style == Style::Flag { 1 } else { BEHIND };
+            let words = Arc::new(Words {
+                avail: AtomicU32::new(0),
+                wish: AtomicU32::new(wish),
+            });
+            let (bell, of_driver) = (bell(index + 1), (Arc::clone(&words), bell(index + 1)));
+            queues.push(Queue {
+                style,
+                words,
+                bell,
+                last_avail: 0,
+            });
+            threads.push(thread::spawn(move || {
+                let (words, bell) = of_driver;
+                drive(style, &words, &bell, count, self.has_barrier);
+                bell.bells.one_is_done();
+            }));
+        }
+        for _ in 0..self.senders {
+            let outbox = outbox.clone();
+            threads.push(thread::spawn(move || {
+                outbox.send_by::<S>(0, ()).unwrap();
+                outbox.gate().bell().bells.one_is_done();
+            }));
+        }
+        self.serve::<S>(&mut queues, &mut inbox, &bells);
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+    }
+
+    /// The sidecore: sweeps and parks until it has seen everything.
+    fn serve<S: Steps>(
+        self,
+        queues: &mut [Queue],
+        inbox: &mut Inbox<(), SlotBell>,
+        bells: &Arc<Bells>,
+    ) {
+        let mut waiter = BellWaiter(Arc::clone(bells));
+        let mut messages = 0;
+        loop {
+            let mut activity = Activity::Idle;
+            while inbox.take().is_some() {
+                messages += 1;
+                activity = Activity::Busy;
+            }
+            for queue in &mut *queues {
+                if queue.poll(Nanos(0)) == Activity::Busy {
+                    activity = Activity::Busy;
+                }
+            }
+            let has_all = queues
+                .iter()
+                .zip(self.queues)
+                .all(|(q, &(_, n))| q.last_avail == n);
+            if has_all && messages == self.senders {
+                return;
+            }
+            if activity == Activity::Idle {
+                let gate = Arc::clone(inbox.gate());
+                park::<S, Queue, SlotBell>(queues, &gate, inbox.seen(), &mut waiter);
+            }
+        }
+    }
+}
+
+const EVENT_IDX: World = World {
+    queues: &[(Style::EventIdx, 2)],
+    ..WORLD
+};
+const FLAG: World = World {
+    queues: &[(Style::Flag, 2)],
+    ..WORLD
+};
+const MAIL: World = World {
+    senders: 2,
+    ..WORLD
+};
+const BOTH_QUEUES: World = World {
+    queues: &[(Style::EventIdx, 1), (Style::Flag, 1)],
+    ..WORLD
+};
+const EVERYTHING: World = World {
+    senders: 1,
+    preemptions: 1,
+    ..BOTH_QUEUES
+};
+
+#[test]
+fn model_event_idx_loses_no_wake_up() {
+    EVENT_IDX.explore::<Sound>();
+}
+
+#[test]
+fn model_flag_loses_no_wake_up() {
+    FLAG.explore::<Sound>();
+}
+
+#[test]
+fn model_two_senders_lose_no_wake_up() {
+    MAIL.explore::<Sound>();
+}
+
+#[test]
+fn model_two_queues_lose_no_wake_up() {
+    BOTH_QUEUES.explore::<Sound>();
+}
+
+#[test]
+fn model_two_queues_and_a_sender_lose_no_wake_up() {
+    EVERYTHING.explore::<Sound>();
+}
+
+/// One mutant: the protocol without one step.
+macro_rules! mutant {
+    ($name:ident { $($step:ident),* }) => {
+        struct $name;
+        impl Steps for $name {
+            $(const $step: bool = false;)*
+        }
+    };
+}
+
+mutant!(NoFence { FENCE });
+mutant!(NoSenderFence { SENDER_FENCE });
+mutant!(RecheckBeforeArm { RECHECK_AFTER_ARM });
+mutant!(SkipMailbox { RECHECK_MAILBOX });
+mutant!(SkipLastPoller {
+    RECHECK_LAST_POLLER
+});
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_missing_fence_with_event_idx() {
+    EVENT_IDX.explore::<NoFence>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_missing_fence_with_the_flag() {
+    FLAG.explore::<NoFence>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_missing_fence_with_the_mailbox() {
+    MAIL.explore::<NoFence>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_sender_without_fence() {
+    MAIL.explore::<NoSenderFence>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_driver_without_barrier() {
+    World {
+        has_barrier: false,
+        ..EVENT_IDX
+    }
+    .explore::<Sound>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_recheck_before_arming_event_idx() {
+    EVENT_IDX.explore::<RecheckBeforeArm>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_recheck_before_arming_the_flag() {
+    FLAG.explore::<RecheckBeforeArm>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_recheck_before_arming_the_mailbox() {
+    MAIL.explore::<RecheckBeforeArm>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_skipped_mailbox() {
+    MAIL.explore::<SkipMailbox>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_skipped_queue() {
+    BOTH_QUEUES.explore::<SkipLastPoller>();
+}
