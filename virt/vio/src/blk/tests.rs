@@ -1,4 +1,7 @@
 //! The block device driven as a guest would, on memory and files of the test's own.
 
 mod basic;
+mod faults;
+mod flight;
 mod support;
+mod waits;

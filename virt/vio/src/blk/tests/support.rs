@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::sync::OnceLock;
 
 use guest_mem::test_utils::{ArrayMem, FlatDma};
 use guest_mem::{Dma, Gpa, PhysMem};
@@ -25,9 +26,12 @@ pub const SECTORS: u64 = 8192;
 
 /// A disk image whose bytes tell their position.
 pub fn image() -> Vec<u8> {
-    (0..SECTORS * 512)
-        .map(|at| (at / 512 * 7 + at % 509) as u8)
-        .collect()
+    // Made once: in a debug build it takes a tenth of a second.
+    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
+    let byte = |at| (at / 512 * 7 + at % 509) as u8;
+    IMAGE
+        .get_or_init(|| (0..SECTORS * 512).map(byte).collect())
+        .clone()
 }
 
 /// An unlinked file with these contents.
@@ -72,7 +76,6 @@ pub fn uring(transfer: Transfer) -> (Box<UringFile>, File) {
 }
 
 /// A slow disk over a ring disk.
-#[expect(dead_code, reason = "next")]
 pub fn slow(transfer: Transfer) -> (Box<SlowDisk>, SlowControl, File) {
     let (below, file) = uring(transfer);
     let (disk, control) = SlowDisk::new(below).expect("a socket pair");
@@ -176,7 +179,6 @@ impl Guest {
     }
 
     /// Polls until idle.
-    #[expect(dead_code, reason = "next")]
     pub fn settle<D: Dma>(&mut self, dma: &mut D) {
         for _ in 0..10_000 {
             if self.blk.poll(dma, &mut self.irq, 0) == Activity::Idle {
@@ -201,4 +203,38 @@ impl Guest {
         assert_eq!(dma.iommu.leases().len(), 0, "a lease outlived its request");
         (self.status(0), len)
     }
+}
+
+impl Guest {
+    /// Resets the device and sets up a fresh driver, as a guest's driver does on reload.
+    pub fn reactivate(&mut self) {
+        let mut dma = self.dma();
+        assert_eq!(self.blk.quiesce(&mut dma), crate::Quiesce::Done);
+        self.blk.reset();
+        let size = self.driver.size();
+        self.driver = FakeDriver::new(self.mem.clone(), Gpa::new(RINGS), 0, size);
+        let features = self.blk.features();
+        let config = [self.driver.config()];
+        self.blk
+            .activate(features, &config, self.mem.keep_alive())
+            .expect("a valid activation");
+    }
+}
+
+/// Whether one of the descriptors becomes readable in time.
+#[expect(
+    unsafe_code,
+    reason = "poll(2), which the standard library does not offer"
+)]
+pub fn readable_within(fds: &[std::os::fd::RawFd], timeout_ms: i32) -> bool {
+    let mut polls: Vec<libc::pollfd> = fds
+        .iter()
+        .map(|&fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    // SAFETY: as many `pollfd` as the vector has.
+    unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout_ms) > 0 }
 }

@@ -1,0 +1,267 @@
+//! Faults, hostile requests and the misbehaving mode.
+
+use guest_mem::test_utils::FlatDma;
+use guest_mem::{Iova, Perm};
+use proptest::prelude::*;
+
+use super::support::*;
+use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
+use crate::blk::{BlkConfig, Misbehave, ROGUE_BYTES, Transfer};
+use crate::{Activity, VirtioDevice};
+
+#[test]
+fn data_that_fault_fail_the_request_and_no_other() {
+    for transfer in [Transfer::Direct, Transfer::Bounce] {
+        let mut guest = Guest::new(uring(transfer).0);
+        let mut dma = guest.dma();
+        dma.iommu
+            .deny(Iova::new(DATA + 0x1000), 0x1000, Perm::Write);
+        dma.iommu.deny(Iova::new(DATA + 0x1000), 0x1000, Perm::Read);
+        guest.request(0, kind::IN, 0, &[], &[(DATA, 0x2000)]);
+        guest.request(1, kind::OUT, 0, &[(DATA, 0x2000)], &[]);
+        guest.request(2, kind::IN, 0, &[], &[(DATA, 0x1000)]);
+        for _ in 0..3 {
+            guest.wait_used(&mut dma);
+        }
+        let statuses = [guest.status(0), guest.status(1), guest.status(2)];
+        assert_eq!(
+            statuses,
+            [STATUS_IOERR, STATUS_IOERR, STATUS_OK],
+            "{transfer:?}"
+        );
+        assert_eq!(
+            dma.iommu.faults().len(),
+            2,
+            "one record for each refused access"
+        );
+        assert_eq!(dma.iommu.leases().len(), 0);
+        assert!(!guest.blk.needs_reset());
+    }
+}
+
+#[test]
+fn a_header_that_faults_fails_the_request() {
+    let mut guest = Guest::new(mem_disk());
+    let mut dma = guest.dma();
+    guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
+    dma.iommu.deny(Iova::new(HEADERS), 4096, Perm::Read);
+    guest.wait_used(&mut dma);
+    assert_eq!(guest.status(0), STATUS_IOERR);
+}
+
+#[test]
+fn a_status_byte_that_faults_is_never_a_completion() {
+    let mut guest = Guest::new(mem_disk());
+    let mut dma = guest.dma();
+    guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
+    dma.iommu.deny(Iova::new(HEADERS), 4096, Perm::Write);
+    guest.settle(&mut dma);
+    assert_eq!(guest.driver.used(), None);
+    assert!(guest.blk.needs_reset());
+    assert_eq!(guest.irq.config, 1, "announced once");
+    guest.settle(&mut dma);
+    assert_eq!((guest.irq.config, dma.iommu.faults().len()), (1, 1));
+}
+
+#[test]
+fn chains_without_header_or_status_need_a_reset() {
+    for (readable, writable) in [
+        (vec![(HEADERS, 16)], vec![]),
+        (vec![(HEADERS, 15)], vec![(DATA, 513)]),
+        (vec![], vec![(DATA, 600)]),
+    ] {
+        let mut guest = Guest::new(mem_disk());
+        let mut dma = guest.dma();
+        guest.driver.add(&readable, &writable);
+        guest.settle(&mut dma);
+        assert!(guest.blk.needs_reset());
+        assert_eq!((guest.irq.config, guest.blk.stats().violations), (1, 1));
+        // After a reset it works again.
+        guest.reactivate();
+        assert_eq!(guest.run(kind::IN, 0, &[], &[(DATA, 512)]).0, STATUS_OK);
+    }
+}
+
+#[test]
+fn header_and_status_may_be_cut_anywhere() {
+    let mut guest = Guest::new(mem_disk());
+    let mut dma = guest.dma();
+    let header = guest.header(0, kind::OUT, 9);
+    let bytes: Vec<u8> = (0..1024u32).map(|at| (at * 3) as u8).collect();
+    // The header's last byte shares a buffer with the data; its first ones come one by one.
+    guest.driver.put(DATA, &guest.driver.get(header + 15, 1));
+    guest.driver.put(DATA + 1, &bytes);
+    guest.driver.add(
+        &[
+            (header, 1),
+            (header + 1, 2),
+            (header + 3, 12),
+            (DATA, 1000),
+            (DATA + 1000, 25),
+        ],
+        // All writable bytes but the last are nobody's.
+        &[(DATA + 0x4000, 30), (header + 40, 9)],
+    );
+    assert_eq!(guest.wait_used(&mut dma).1, 1);
+    assert_eq!(guest.status(0), STATUS_OK);
+    // Data and status in one buffer.
+    let header = guest.header(1, kind::IN, 9);
+    guest.driver.add(&[(header, 16)], &[(DATA + 0x8000, 1025)]);
+    assert_eq!(guest.wait_used(&mut dma).1, 1025);
+    assert_eq!(guest.driver.get(DATA + 0x8000, 1024), bytes);
+    assert_eq!(guest.driver.get(DATA + 0x8400, 1), [STATUS_OK]);
+}
+
+fn misbehaving(misbehave: Misbehave) -> Guest {
+    let config = BlkConfig {
+        misbehave,
+        ..Default::default()
+    };
+    Guest::with(uring(Transfer::Direct).0, config, !0)
+}
+
+#[test]
+fn rogue_dma_to_an_unmapped_address_is_blocked_and_the_request_completes() {
+    let iova = Iova::new(0xdead_0000);
+    let mut guest = misbehaving(Misbehave::DmaUnmapped { sector: 77, iova });
+    let mut dma = guest.dma();
+    dma.iommu.unmap(iova, 4096);
+    for sector in [76, 77] {
+        guest.request(0, kind::IN, sector, &[], &[(DATA, 512)]);
+        guest.wait_used(&mut dma);
+        assert_eq!(guest.status(0), STATUS_OK);
+        assert_eq!(
+            guest.driver.get(DATA, 512),
+            image()[sector as usize * 512..][..512]
+        );
+    }
+    assert_eq!(dma.iommu.faults(), [(iova, Perm::Write)]);
+    let stats = guest.blk.stats();
+    assert_eq!((stats.rogue_blocked, stats.rogue_allowed), (1, 0));
+}
+
+#[test]
+fn rogue_writes_into_a_write_buffer_are_blocked_or_counted() {
+    let mut guest = misbehaving(Misbehave::WriteToReadOnly { sector: 5 });
+    let mut dma = guest.dma();
+    guest.driver.put(DATA, &[0x11; 512]);
+    dma.iommu.deny(Iova::new(DATA), 4096, Perm::Write);
+    guest.request(0, kind::OUT, 5, &[(DATA, 512)], &[]);
+    guest.wait_used(&mut dma);
+    assert_eq!(guest.status(0), STATUS_OK);
+    assert_eq!(dma.iommu.faults(), [(Iova::new(DATA), Perm::Write)]);
+    assert_eq!(guest.driver.get(DATA, 8), [0x11; 8]);
+    // Without protection the same device corrupts the guest: the attack is real.
+    dma.iommu.allow_all();
+    guest.request(0, kind::OUT, 5, &[(DATA, 512)], &[]);
+    guest.wait_used(&mut dma);
+    assert_eq!(guest.driver.get(DATA, 8), ROGUE_BYTES);
+    let stats = guest.blk.stats();
+    assert_eq!((stats.rogue_blocked, stats.rogue_allowed), (1, 1));
+}
+
+#[test]
+fn a_full_table_of_leases_delays_requests_and_fails_only_those_that_never_fit() {
+    let mut guest = Guest::new(uring(Transfer::Direct).0);
+    // Four pages in flight at most.
+    let mut dma = FlatDma::with_max_leases(guest.mem.clone(), 4);
+    for slot in 0..6 {
+        guest.request(
+            slot,
+            kind::IN,
+            8 * slot,
+            &[],
+            &[(DATA + 0x1_0000 * slot, 0x3000)],
+        );
+    }
+    guest.request(6, kind::IN, 0, &[], &[(DATA, 0x5000)]);
+    for _ in 0..7 {
+        guest.wait_used(&mut dma);
+    }
+    assert!((0..6).all(|slot| guest.status(slot) == STATUS_OK));
+    assert_eq!(guest.status(6), STATUS_IOERR);
+    assert!(guest.blk.stats().backpressure > 0);
+}
+
+#[test]
+fn more_requests_than_slots_all_complete() {
+    let mut guest = Guest::with(
+        uring(Transfer::Bounce).0,
+        BlkConfig {
+            queue_size: 256,
+            ..Default::default()
+        },
+        !0,
+    );
+    let mut dma = guest.dma();
+    // 80 requests of three descriptors on 32 slots.
+    for slot in 0..80 {
+        guest.request(slot, kind::IN, slot, &[], &[(DATA + 512 * slot, 512)]);
+    }
+    for _ in 0..80 {
+        guest.wait_used(&mut dma);
+    }
+    assert!((0..80).all(|slot| guest.status(slot) == STATUS_OK));
+    assert_eq!(guest.driver.get(DATA, 80 * 512), image()[..80 * 512]);
+}
+
+fn header_bytes() -> impl Strategy<Value = (u32, u64)> {
+    let kind = prop_oneof![4 => 0u32..16, 1 => any::<u32>()];
+    let sector = prop_oneof![
+        4 => 0..SECTORS + 8,
+        1 => any::<u64>(),
+        1 => (0u64..16).prop_map(|below| u64::MAX - below),
+    ];
+    (kind, sector)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn hostile_requests_get_an_answer_or_a_reset(
+        requests in prop::collection::vec(
+            (header_bytes(),
+             prop::collection::vec(1u32..3000, 0..4),
+             prop::collection::vec(1u32..3000, 0..4)),
+            1..8),
+    ) {
+        let mut guest = Guest::new(mem_disk());
+        let mut dma = guest.dma();
+        let mut added = 0;
+        for (slot, ((kind, sector), read, write)) in (0..).zip(&requests) {
+            let header = guest.header(slot, *kind, *sector);
+            let mut readable = vec![(header, 16)];
+            readable.extend((0..).zip(read).map(|(at, &len)| (DATA + 0x1000 * at, len)));
+            let mut writable: Vec<_> =
+                (0..).zip(write).map(|(at, &len)| (DATA + 0x10_0000 + 0x1000 * at, len)).collect();
+            writable.push((header + 48, 1));
+            guest.driver.add(&readable, &writable);
+            added += 1;
+        }
+        guest.settle(&mut dma);
+        let answered = std::iter::from_fn(|| guest.driver.used()).count();
+        prop_assert_eq!(answered, added);
+        prop_assert!((0..added as u64).all(|slot| guest.status(slot) <= 2));
+        prop_assert!(!guest.blk.needs_reset());
+    }
+
+    #[test]
+    fn a_ring_of_noise_ends_quietly(
+        noise in prop::collection::vec(any::<u8>(), 64 * 16),
+        rings in prop::collection::vec(any::<u8>(), 6 + 2 * 64),
+        idx in 0u16..65,
+    ) {
+        let mut guest = Guest::new(mem_disk());
+        let mut dma = guest.dma();
+        guest.driver.put(RINGS, &noise);
+        guest.driver.put(RINGS + 64 * 16, &rings);
+        guest.driver.put_avail_idx(idx);
+        for _ in 0..50 {
+            let _ = guest.blk.poll(&mut dma, &mut guest.irq, 0);
+        }
+        prop_assert_eq!(guest.blk.poll(&mut dma, &mut guest.irq, 0), Activity::Idle);
+        prop_assert!(idx == 0 || guest.blk.needs_reset());
+        prop_assert_eq!(dma.iommu.leases().len(), 0);
+    }
+}

@@ -1,0 +1,124 @@
+//! `Pending` injected at every access: the outcome is that of a run without.
+
+use guest_mem::test_utils::{FlatDma, PendingDma};
+
+use super::support::*;
+use crate::VirtioDevice;
+use crate::blk::request::{STATUS_OK, kind};
+use crate::blk::{BlkConfig, BlockIo, Misbehave, Transfer};
+
+/// Everything a guest can see of three requests, and what the disk holds after them.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    used: Vec<(u16, u32)>,
+    statuses: Vec<u8>,
+    data: Vec<u8>,
+    disk: Vec<u8>,
+    requests: u64,
+    rogue: u64,
+}
+
+fn run(
+    disk: &dyn Fn() -> (Box<dyn BlockIo>, Option<std::fs::File>),
+    wait: &dyn Fn(FlatDma) -> PendingDma<FlatDma>,
+) -> (Seen, u64) {
+    let (io, file) = disk();
+    let config = BlkConfig {
+        queue_size: 64,
+        misbehave: Misbehave::WriteToReadOnly { sector: 40 },
+        ..Default::default()
+    };
+    let mut guest = Guest::with(io, config, !0);
+    let mut dma = wait(guest.dma());
+    dma.inner_mut()
+        .iommu
+        .deny(guest_mem::Iova::new(DATA), 0x2000, guest_mem::Perm::Write);
+    guest.driver.put(DATA, &[0x77; 0x2000]);
+    let mut zeroes = [0; 16];
+    zeroes[0] = 100;
+    zeroes[8] = 2;
+    guest.driver.put(DATA + 0x2_0000, &zeroes);
+    guest.request(
+        0,
+        kind::OUT,
+        40,
+        &[(DATA + 0xf00, 0x200), (DATA + 0x1100, 0x200)],
+        &[],
+    );
+    let parts = [(DATA + 0x1_0f00, 0x300), (DATA + 0x1_3000, 0x500)];
+    guest.request(1, kind::IN, 2, &[], &parts);
+    guest.request(2, kind::GET_ID, 0, &[], &[(DATA + 0x1_8000, 20)]);
+    guest.request(3, kind::WRITE_ZEROES, 0, &[(DATA + 0x2_0000, 16)], &[]);
+    let mut used = Vec::new();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while used.len() < 4 {
+        let _ = guest.blk.poll(&mut dma, &mut guest.irq, 0);
+        for ticket in dma.take_tickets() {
+            // Parked: nothing is touched until the ticket completes.
+            let before = dma.accesses();
+            let _ = guest.blk.poll(&mut dma, &mut guest.irq, 0);
+            assert_eq!(dma.accesses(), before, "a parked queue touched memory");
+            guest.blk.ticket_done(ticket);
+        }
+        used.extend(std::iter::from_fn(|| guest.driver.used()));
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{used:?} {:?}",
+            guest.blk.stats()
+        );
+    }
+    // Completions may come in any order.
+    used.sort_unstable();
+    assert_eq!(dma.inner().iommu.leases().len(), 0);
+    let mut data = guest.driver.get(DATA + 0x1_0f00, 0x300);
+    data.extend(guest.driver.get(DATA + 0x1_3000, 0x500));
+    data.extend(guest.driver.get(DATA + 0x1_8000, 20));
+    let stats = guest.blk.stats();
+    let seen = Seen {
+        used,
+        statuses: (0..4).map(|slot| guest.status(slot)).collect(),
+        data,
+        disk: file.map_or_else(Vec::new, |mut file| contents(&mut file)),
+        requests: stats.requests,
+        rogue: stats.rogue_blocked,
+    };
+    (seen, dma.accesses())
+}
+
+fn survives(disk: &dyn Fn() -> (Box<dyn BlockIo>, Option<std::fs::File>)) {
+    let (want, accesses) = run(disk, &PendingDma::never);
+    assert_eq!(want.statuses, [STATUS_OK; 4]);
+    assert_eq!((want.requests, want.rogue), (4, 1));
+    assert_eq!(want.data[..0x300], image()[1024..][..0x300]);
+    // Three ring pages' worth of windows, four headers, a range, data, status bytes.
+    assert!(accesses >= 14, "{accesses}");
+    for k in 0..accesses {
+        assert_eq!(
+            run(disk, &|dma| PendingDma::kth(dma, k)).0,
+            want,
+            "access {k}"
+        );
+    }
+    assert_eq!(run(disk, &PendingDma::every).0, want);
+}
+
+#[test]
+fn a_wait_at_any_access_changes_nothing_with_a_ram_disk() {
+    survives(&|| (mem_disk(), None));
+}
+
+#[test]
+fn a_wait_at_any_access_changes_nothing_with_direct_transfers() {
+    survives(&|| {
+        let (disk, file) = uring(Transfer::Direct);
+        (disk, Some(file))
+    });
+}
+
+#[test]
+fn a_wait_at_any_access_changes_nothing_with_bounced_transfers() {
+    survives(&|| {
+        let (disk, file) = uring(Transfer::Bounce);
+        (disk, Some(file))
+    });
+}
