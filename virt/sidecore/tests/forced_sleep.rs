@@ -167,11 +167,15 @@ fn exchange(styles: &[Style], has_mail: bool) {
     let handles: Vec<Handle<()>> = (0..rings.len()).map(|index| core.handle(index)).collect();
     let (mut round, mut kicks, mut sent) = (0u64, 0u64, 0u64);
     let start = Instant::now();
-    while round % 256 != 0 || core.stats().core.sleeps < target() {
+    while !round.is_multiple_of(256) || core.stats().core.sleeps < target() {
         let which = (round % rings.len() as u64) as usize;
         let ring = &rings[which];
-        if has_mail && round % 3 == 0 {
-            let before = ring.messages.load(Ordering::Relaxed);
+        let before = ring.messages.load(Ordering::Relaxed);
+        kicks += u64::from(ring.publish());
+        // A kick returns when the sidecore has been through its whole turn; a second item or a
+        // message, 0 to some 30 µs later, meets it anywhere on its way: sweeping, arming, asleep.
+        (0..round * 37 % 2048).for_each(|_| std::hint::spin_loop());
+        if has_mail && round.is_multiple_of(3) {
             handles[which].send(()).expect("it runs");
             sent += 1;
             wait_for("message", || {
@@ -179,13 +183,9 @@ fn exchange(styles: &[Style], has_mail: bool) {
             });
         } else {
             kicks += u64::from(ring.publish());
-            // A kick returns when the sidecore has been through its whole turn; a second item,
-            // 0 to some 30 µs later, meets it anywhere on its way: sweeping, arming, asleep.
-            (0..round * 37 % 2048).for_each(|_| std::hint::spin_loop());
-            kicks += u64::from(ring.publish());
-            let avail = ring.avail.load(Ordering::Relaxed);
-            wait_for("kick", || ring.used.load(Ordering::Acquire) == avail);
         }
+        let avail = ring.avail.load(Ordering::Relaxed);
+        wait_for("kick", || ring.used.load(Ordering::Acquire) == avail);
         round += 1;
     }
     let elapsed = start.elapsed();
