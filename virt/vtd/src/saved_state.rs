@@ -73,8 +73,6 @@ pub struct SavedUnit {
     pub pfo: bool,
     /// FSTS.IQE.
     pub iqe: bool,
-    /// FSTS.FRI as latched when PPF rose.
-    pub fri: u8,
     /// Recording register of the next fault.
     pub next_record: u16,
     /// Recording registers, low half and high half.
@@ -133,7 +131,6 @@ pub(crate) fn check(config: &Config, saved: &SavedUnit) -> Result<(), RestoreErr
             "next_record",
             usize::from(saved.next_record) >= saved.records.len(),
         ),
-        ("fri", usize::from(saved.fri) >= saved.records.len()),
     ];
     match wrong.iter().find(|(_, is_wrong)| *is_wrong) {
         Some((field, _)) => Err(RestoreError::Value { field }),

@@ -13,7 +13,7 @@ use guest_mem::{PhysMem, RegPage};
 use super::{publish_all, publish_iqh, publish_record};
 use crate::spec::fault::FaultRecording;
 use crate::spec::registers::{CCMD, FECTL, FSTS, GSTS, ICS, IECTL, IQA, IQH, IQT, IRTA, RTADDR};
-use crate::unit::registers::IOTLB;
+use crate::unit::registers::{FRCD, IOTLB};
 use crate::unit::{AccessLen, Progress, Sink, Unit};
 
 /// One write of the guest, as the hypervisor logged it. Not trusted.
@@ -76,6 +76,9 @@ impl Logged {
             return false;
         };
         unit.write(entry.offset, len, entry.data);
+        if entry.offset >= FRCD {
+            unit.faults.raise_unseen(&self.records);
+        }
         unit.needs_step()
     }
 

@@ -327,6 +327,9 @@ impl Shared {
             return;
         }
         let stores: Vec<(usize, u32)> = self.record_stores(unit, page).collect();
+        if stores.is_empty() {
+            return;
+        }
         for (index, found) in stores {
             let offset = record_offset(index);
             unit.write(offset, AccessLen::B4, u64::from(found));
@@ -335,6 +338,7 @@ impl Shared {
             // Failure: stored to again, which the next sweep sees.
             let _ = page.compare_exchange32(offset, found, highest_dword(record));
         }
+        unit.faults.raise_unseen(&self.records);
     }
 
     fn take_event_control(&mut self, unit: &mut Unit, fectl: u32, iectl: u32) {

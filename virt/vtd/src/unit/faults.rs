@@ -76,8 +76,6 @@ pub(crate) struct Faults {
     pub(crate) records: Box<[FaultRecording]>,
     /// Where the next fault goes.
     pub(crate) next: usize,
-    /// FRI as it was latched when PPF last rose.
-    pub(crate) fri: u8,
     pub(crate) pfo: bool,
     pub(crate) iqe: bool,
     pub(crate) event: Event,
@@ -89,24 +87,41 @@ impl Faults {
         Self {
             records: vec![FaultRecording::new(); count].into_boxed_slice(),
             next: 0,
-            fri: 0,
             pfo: false,
             iqe: false,
             event: Event::RESET,
         }
     }
 
-    pub(crate) fn ppf(&self) -> bool {
+    fn ppf(&self) -> bool {
         self.records.iter().any(FaultRecording::f)
     }
 
+    /// The oldest record that waits: where a driver starts to read. The document latches FRI when PPF
+    /// rises; this is that value until the driver clears that record, and then not a cleared one.
+    fn fri(&self) -> Option<usize> {
+        let count = self.records.len();
+        let mut from_oldest = (0..count).map(|step| (self.next + step) % count);
+        from_oldest.find(|index| self.records[*index].f())
+    }
+
     pub(crate) fn fsts(&self) -> FaultStatus {
-        let ppf = self.ppf();
+        let fri = self.fri();
         FaultStatus::new()
             .with_pfo(self.pfo)
-            .with_ppf(ppf)
+            .with_ppf(fri.is_some())
             .with_iqe(self.iqe)
-            .with_fri(if ppf { self.fri } else { 0 })
+            // At most 222 registers.
+            .with_fri(fri.unwrap_or(0) as u8)
+    }
+
+    /// The guest has cleared records while it was shown `shown`. If one waits that it could not see, it has
+    /// left its loop, and PPF, still set, would keep the next fault from raising an event: raise one.
+    pub(crate) fn raise_unseen(&mut self, shown: &[FaultRecording]) {
+        let mut pairs = self.records.iter().zip(shown);
+        if pairs.any(|(record, shown)| record.f() && record != shown) {
+            self.event.ip = true;
+        }
     }
 
     fn is_quiet(&self) -> bool {
@@ -138,10 +153,6 @@ impl Faults {
         }
         if self.is_quiet() {
             self.event.ip = true;
-        }
-        if pending == 0 {
-            // At most 222 registers.
-            self.fri = self.next as u8;
         }
         self.records[self.next] = record;
         self.next = (self.next + 1) % self.records.len();

@@ -46,7 +46,6 @@ impl Unit {
         let Faults {
             records,
             next,
-            fri,
             pfo,
             iqe,
             event,
@@ -73,7 +72,6 @@ impl Unit {
             iwc: *iwc,
             pfo: *pfo,
             iqe: *iqe,
-            fri: *fri,
             // At most 222.
             next_record: *next as u16,
             records: records.iter().map(halves).collect(),
@@ -116,7 +114,6 @@ impl Unit {
         unit.faults = Faults {
             records: saved.records.iter().map(record).collect(),
             next: usize::from(saved.next_record),
-            fri: saved.fri,
             pfo: saved.pfo,
             iqe: saved.iqe,
             event: restore_event(&saved.fault_event),
