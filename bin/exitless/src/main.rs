@@ -12,11 +12,14 @@
 
 mod acpi;
 mod console;
+mod demo;
 mod doctor;
 mod irq;
 mod lab_cmd;
+mod ledger;
 mod pci;
 mod run;
+mod system;
 mod vm;
 
 use std::process::ExitCode;
@@ -35,6 +38,8 @@ struct Cli {
 enum Command {
     /// Run a virtual machine.
     Run(Box<run::RunArgs>),
+    /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
+    Demo(demo::DemoArgs),
     /// Run an exitless command inside an emulated AMD host, where KVM is complete.
     Lab(lab_cmd::LabArgs),
     /// Say what this host offers to virtual machines, and what to do next.
@@ -44,6 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
+        Command::Demo(args) => demo::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
     };

@@ -12,3 +12,4 @@ pub mod bus;
 pub mod config;
 pub mod host_bridge;
 pub mod port;
+pub mod virtio;

@@ -1,5 +1,6 @@
 //! The command line of `exitless run`.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -91,6 +92,10 @@ pub struct RunArgs {
     /// What an idle sidecore does.
     #[arg(long, value_enum, default_value_t = IdleArg::Adaptive)]
     pub idle: IdleArg,
+
+    /// Sleep after every N idle sweeps, whatever the policy says: for tests of sleeping and waking.
+    #[arg(long, value_name = "N", hide = true)]
+    pub force_sleep: Option<NonZeroU32>,
 
     /// Where device data goes: straight into guest memory, or through buffers of ours.
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]

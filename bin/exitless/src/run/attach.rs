@@ -9,7 +9,6 @@ use std::sync::Arc;
 use guest_mem::GuestRam;
 use kvm_ioctls::VmFd;
 
-use super::config::Config;
 use crate::irq::msi::KvmMsi;
 use crate::pci::port::FunctionPort;
 use crate::vm::bus::BusDevice;
@@ -52,12 +51,4 @@ pub struct Attached {
 pub trait Running {
     /// Stops everything, after the last vCPU thread has returned; prints or writes what is left to report.
     fn stop(self: Box<Self>) -> anyhow::Result<()>;
-}
-
-/// Builds the devices `config` asks for. Takes files out of it.
-pub fn attach(config: &mut Config, _parts: &Parts<'_>) -> anyhow::Result<Attached> {
-    if !config.disks.is_empty() || !config.nets.is_empty() {
-        anyhow::bail!("this build has no PCI devices yet: leave --disk and --net out");
-    }
-    Ok(Attached::default())
 }

@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::disk::DiskConfig;
 use super::net::NetConfig;
 use super::size;
 use crate::vm::boot::{self, KernelKind};
+use crate::vm::vcpu;
 
 pub use super::disk::Misbehave;
 pub use super::net::NetBackend;
@@ -84,6 +86,8 @@ pub struct Config {
     pub pin: PinPlan,
     /// What an idle sidecore does.
     pub idle: IdleArg,
+    /// Sleep after this many idle sweeps, whatever the policy says: for tests.
+    pub force_sleep: Option<NonZeroU32>,
     /// Where device data goes.
     pub dma: DmaArg,
     /// How long an invalidation waits for a device.
@@ -143,6 +147,7 @@ impl Config {
             sidecores: args.sidecores,
             pin,
             idle: args.idle,
+            force_sleep: args.force_sleep,
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
             ledger: args.ledger.clone(),
@@ -278,9 +283,8 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
     if cpus.len() > threads {
         bail!("--pin lists {} CPUs for {threads} threads", cpus.len());
     }
-    let allowed = allowed_cpus()?;
-    if let Some(cpu) = cpus.iter().find(|cpu| !allowed(**cpu)) {
-        bail!("--pin: this process may not run on CPU {cpu}");
+    for cpu in &cpus {
+        try_cpu(*cpu).with_context(|| format!("--pin: no thread can run on CPU {cpu}"))?;
     }
     Ok(PinPlan {
         cpus,
@@ -288,19 +292,13 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
     })
 }
 
-/// Which host CPUs this process may use.
-fn allowed_cpus() -> anyhow::Result<impl Fn(usize) -> bool> {
-    // SAFETY: an all-zero cpu_set_t is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the size is that of the set passed.
-    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    if result != 0 {
-        return Err(io::Error::last_os_error()).context("the CPUs of this process cannot be told");
-    }
-    Ok(move |cpu: usize| {
-        // SAFETY: the index is inside the set.
-        cpu < libc::CPU_SETSIZE as usize && unsafe { libc::CPU_ISSET(cpu, &set) }
-    })
+/// Pins a short-lived thread to this CPU, which is the only sure test: isolated CPUs are in nobody's mask, and
+/// yet a thread may move there.
+fn try_cpu(cpu: usize) -> io::Result<()> {
+    let trial = std::thread::Builder::new().spawn(move || vcpu::pin(cpu))?;
+    trial
+        .join()
+        .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
 fn disks(texts: &[String]) -> anyhow::Result<Vec<DiskConfig>> {

@@ -78,12 +78,19 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
             .map(|_| Arc::new(IommuRegisters::new(handle.clone())) as Arc<dyn BusDevice>),
         dmar: config.iommu.map(|_| dmar_table()),
         marker: Some(ledger),
-        running: Some(Box::new(Devices { core, _monitor: monitor, reporter })),
+        running: Some(Box::new(Devices {
+            core,
+            _monitor: monitor,
+            reporter,
+        })),
     })
 }
 
 fn dmar_table() -> Vec<u8> {
-    dmar::build(&dmar::DmarConfig::single_unit(HOST_ADDRESS_WIDTH, layout::VTD))
+    dmar::build(&dmar::DmarConfig::single_unit(
+        HOST_ADDRESS_WIDTH,
+        layout::VTD,
+    ))
 }
 
 /// The n-th function's slot is n + 1: the host bridge has 0.
@@ -113,14 +120,20 @@ fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
         serial,
         misbehave: match disk.misbehave {
             None => Rogue::None,
-            Some(Misbehave::Unmapped) => {
-                Rogue::DmaUnmapped { sector: ROGUE_SECTOR, iova: Iova::new(ROGUE_IOVA) }
-            }
-            Some(Misbehave::ReadOnly) => Rogue::WriteToReadOnly { sector: ROGUE_SECTOR },
+            Some(Misbehave::Unmapped) => Rogue::DmaUnmapped {
+                sector: ROGUE_SECTOR,
+                iova: Iova::new(ROGUE_IOVA),
+            },
+            Some(Misbehave::ReadOnly) => Rogue::WriteToReadOnly {
+                sector: ROGUE_SECTOR,
+            },
         },
         ..BlkConfig::default()
     };
-    Ok(Blk::new(config, Box::new(UringFile::from_file(disk.file, options)?))?)
+    Ok(Blk::new(
+        config,
+        Box::new(UringFile::from_file(disk.file, options)?),
+    )?)
 }
 
 fn network(net: NetConfig) -> Result<Net> {
@@ -135,7 +148,9 @@ fn network(net: NetConfig) -> Result<Net> {
 
 /// The IOMMU in the mode asked for, its page in a memory slot where the mode has one.
 fn iommu(config: &Config, parts: &Parts<'_>) -> Result<IommuPort> {
-    let Some(mode) = config.iommu else { return Ok(IommuPort::none(MAX_LEASES)) };
+    let Some(mode) = config.iommu else {
+        return Ok(IommuPort::none(MAX_LEASES));
+    };
     let unit = Unit::new(vtd::Config {
         max_leases: MAX_LEASES,
         drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
@@ -147,19 +162,37 @@ fn iommu(config: &Config, parts: &Parts<'_>) -> Result<IommuPort> {
     let page = RegisterPage::new().context("the IOMMU's register page")?;
     // The slot gets a mapping of its own: arming protects that one, and the owner never meets it.
     let mapping = SlotMapping::new(page.memfd()).context("mapping the IOMMU's register page")?;
-    let flags = if mode == IommuMode::Logged { KVM_MEM_READONLY } else { 0 };
+    let flags = if mode == IommuMode::Logged {
+        KVM_MEM_READONLY
+    } else {
+        0
+    };
     let (gpa, hva) = (Gpa::new(layout::VTD), mapping.hva());
     // SAFETY: the mapping is one page of a memfd and goes into the port below, which the owner holds until
     // after the last vCPU has stopped; nothing of this process keeps data there.
-    unsafe { kvm::map_slot(parts.vm, kvm::FIRST_FREE_SLOT, gpa, layout::VTD_SIZE, hva, flags) }?;
+    unsafe {
+        kvm::map_slot(
+            parts.vm,
+            kvm::FIRST_FREE_SLOT,
+            gpa,
+            layout::VTD_SIZE,
+            hva,
+            flags,
+        )
+    }?;
     if mode == IommuMode::Shared {
         return Ok(IommuPort::shared(unit, page, mapping));
     }
     let vcpu = parts.vcpus[0].as_fd();
     let ring = CoalescedRing::map(vcpu).context("KVM's coalesced MMIO ring")?;
     let zone = CoalescedZone::new(parts.vm.clone(), layout::VTD, layout::VTD_SIZE as u32);
-    let mut log = KvmLog { ring, zone, _mapping: mapping };
-    log.register().context("registering the IOMMU's page for logging")?;
+    let mut log = KvmLog {
+        ring,
+        zone,
+        _mapping: mapping,
+    };
+    log.register()
+        .context("registering the IOMMU's page for logging")?;
     Ok(IommuPort::logged(unit, page, Box::new(log)))
 }
 
@@ -178,7 +211,11 @@ impl WriteLog for KvmLog {
             let offset = address.wrapping_sub(layout::VTD) as u16;
             let mut data = [0; 8];
             data[..bytes.len()].copy_from_slice(bytes);
-            take(LogEntry { offset, len: bytes.len() as u8, data: u64::from_le_bytes(data) });
+            take(LogEntry {
+                offset,
+                len: bytes.len() as u8,
+                data: u64::from_le_bytes(data),
+            });
         })
     }
 
@@ -243,4 +280,3 @@ impl Running for Devices {
 
 /// What the ledger needs of the owner.
 pub type OwnerHandle = Handle<Request>;
-

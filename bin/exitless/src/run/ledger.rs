@@ -13,9 +13,7 @@ use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::config::Config;
 use super::devices::OwnerHandle;
-use crate::ledger::account::{
-    KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits,
-};
+use crate::ledger::account::{KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits};
 use crate::ledger::kvm_stats::VcpuStats;
 use crate::ledger::report::{self, Conditions};
 use crate::ledger::trace::ExitHistogram;
@@ -54,7 +52,13 @@ impl LedgerSource {
             })
             .collect::<io::Result<_>>()
             .context("KVM's statistics (Linux 5.14)")?;
-        Ok(Self { stats, exits: parts.exits.clone(), owner, sidecore, histogram: OnceLock::new() })
+        Ok(Self {
+            stats,
+            exits: parts.exits.clone(),
+            owner,
+            sidecore,
+            histogram: OnceLock::new(),
+        })
     }
 
     fn user_exits(&self) -> UserExits {
@@ -103,7 +107,10 @@ impl Source for LedgerSource {
             kvm,
             reasons: histogram.and_then(|histogram| histogram.read().ok()),
             user: self.user_exits(),
-            owner: self.owner.call(Request::Counts).unwrap_or(OwnerCounts::default()),
+            owner: self
+                .owner
+                .call(Request::Counts)
+                .unwrap_or(OwnerCounts::default()),
             sidecore: self.sidecore(),
         }
     }
@@ -111,7 +118,9 @@ impl Source for LedgerSource {
 
 /// Threads of this process that run vCPUs, by their names.
 fn vcpu_threads() -> Vec<i32> {
-    let Ok(tasks) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return Vec::new();
+    };
     tasks
         .flatten()
         .filter(|task| {
@@ -170,7 +179,11 @@ impl Reporter {
             host_kernel: conditions::kernel_release(),
             host_cpu: conditions::cpu_model(),
         };
-        Self { ledger, conditions, path: config.ledger.clone() }
+        Self {
+            ledger,
+            conditions,
+            path: config.ledger.clone(),
+        }
     }
 
     /// Prints the table and writes the file. Guest code has stopped; the sidecore has not.

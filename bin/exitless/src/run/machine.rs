@@ -13,8 +13,9 @@ use anyhow::Context;
 use guest_mem::{Gpa, GuestRam};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-use super::attach::{self, Attached, Parts};
+use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
+use super::devices;
 use crate::acpi::{self, AcpiConfig};
 use crate::console::input::{self, Keyboard, Signals};
 use crate::console::terminal::RawMode;
@@ -61,7 +62,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
             control: &control,
             exits: &exits,
         };
-        attach::attach(&mut config, &parts)?
+        devices::attach(&mut config, &parts)?
     };
     let acpi = acpi::build(&AcpiConfig {
         cpus: config.cpus,
@@ -231,7 +232,9 @@ fn start_vcpus(vcpus: Vec<VcpuFd>, config: &Config, machine: &Machine) -> Vec<Jo
 /// A sidecore and a vCPU on one host CPU work, but steal each other's time: say so.
 fn warn_about_cpus(config: &Config) {
     let threads = config.sidecores + usize::from(config.cpus);
-    let host = std::thread::available_parallelism().map_or(1, usize::from);
+    // Not `available_parallelism`: CPUs kept free for a sidecore are outside our mask.
+    // SAFETY: no pointers; -1 on error.
+    let host = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     if threads > host {
         eprintln!(
             "exitless: warning: {} vCPUs and {} sidecores share {host} host CPUs; exits and times will suffer",

@@ -11,13 +11,16 @@
 pub mod args;
 pub mod attach;
 pub mod config;
+mod devices;
 mod disk;
 mod keys;
+mod ledger;
 mod machine;
 mod net;
 mod size;
 
 pub use args::RunArgs;
+pub use devices::ROGUE_SECTOR;
 
 /// Runs `exitless run`.
 pub fn main(args: &RunArgs) -> anyhow::Result<u8> {

@@ -95,16 +95,16 @@ impl Bus {
     pub fn read_port(&self, port: u16, data: &mut [u8]) -> ExitCause {
         data.fill(0xff);
         match self.find(u64::from(port), 1) {
-            Some((entry, offset)) => entry.device.read(offset, data),
-            None => ExitCause::Unclaimed,
+            Some((entry, offset)) => entry.device.read(offset, data).by_port(),
+            None => ExitCause::OtherPort,
         }
     }
 
     /// A port write; see [`read_port`](Self::read_port).
     pub fn write_port(&self, port: u16, data: &[u8]) -> ExitCause {
         match self.find(u64::from(port), 1) {
-            Some((entry, offset)) => entry.device.write(offset, data),
-            None => ExitCause::Unclaimed,
+            Some((entry, offset)) => entry.device.write(offset, data).by_port(),
+            None => ExitCause::OtherPort,
         }
     }
 }

@@ -101,6 +101,14 @@ impl Control {
         self.over.load(Ordering::SeqCst)
     }
 
+    /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore is silent.
+    pub(super) fn wants_registers(&self) -> bool {
+        matches!(
+            self.state().end,
+            Some(End::Signal(libc::SIGQUIT) | End::Watchdog(_))
+        )
+    }
+
     /// Becomes readable, for good, when the machine ends.
     pub fn end_fd(&self) -> RawFd {
         self.end_event.as_raw_fd()

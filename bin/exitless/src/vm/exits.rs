@@ -15,10 +15,14 @@ pub enum ExitCause {
     IommuRegister,
     /// A virtio doorbell that no ioeventfd took.
     Doorbell,
-    /// PCI configuration space: ECAM or ports CF8/CFC.
+    /// PCI configuration space by memory (ECAM).
     PciConfig,
+    /// PCI configuration space by ports CF8/CFC.
+    PciConfigPort,
     /// A device register other than those: BARs, UART, I/O APIC, ACPI.
     OtherDevice,
+    /// The same by port.
+    OtherPort,
     /// End of interrupt for a level-triggered I/O APIC pin.
     IoapicEoi,
     /// A marker port write.
@@ -32,7 +36,7 @@ pub enum ExitCause {
 }
 
 /// Number of causes.
-pub const CAUSES: usize = 9;
+pub const CAUSES: usize = 11;
 
 impl ExitCause {
     /// All causes, in counting order.
@@ -40,7 +44,9 @@ impl ExitCause {
         ExitCause::IommuRegister,
         ExitCause::Doorbell,
         ExitCause::PciConfig,
+        ExitCause::PciConfigPort,
         ExitCause::OtherDevice,
+        ExitCause::OtherPort,
         ExitCause::IoapicEoi,
         ExitCause::Marker,
         ExitCause::Unclaimed,
@@ -48,13 +54,25 @@ impl ExitCause {
         ExitCause::Other,
     ];
 
+    /// The same cause of an access by port: memory accesses show up in KVM as page faults, ports do not, so
+    /// the ledger keeps them apart.
+    pub fn by_port(self) -> Self {
+        match self {
+            ExitCause::PciConfig => ExitCause::PciConfigPort,
+            ExitCause::OtherDevice | ExitCause::Unclaimed => ExitCause::OtherPort,
+            other => other,
+        }
+    }
+
     /// Name in tables and reports.
     pub fn name(self) -> &'static str {
         match self {
             ExitCause::IommuRegister => "iommu",
             ExitCause::Doorbell => "doorbell",
             ExitCause::PciConfig => "pci_config",
+            ExitCause::PciConfigPort => "pci_config_port",
             ExitCause::OtherDevice => "other_device",
+            ExitCause::OtherPort => "other_port",
             ExitCause::IoapicEoi => "ioapic_eoi",
             ExitCause::Marker => "marker",
             ExitCause::Unclaimed => "unclaimed",

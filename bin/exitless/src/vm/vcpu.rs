@@ -61,6 +61,9 @@ pub fn spawn(
             machine.control.join(thread);
             run(&mut vcpu, index, &machine);
             machine.control.leave(thread);
+            if machine.control.wants_registers() {
+                eprintln!("{}", describe(&mut vcpu, index, "stopped at"));
+            }
         })
 }
 
@@ -80,7 +83,8 @@ impl Drop for EndOnPanic {
     }
 }
 
-fn pin(cpu: usize) -> io::Result<()> {
+/// Pins the calling thread to one host CPU.
+pub fn pin(cpu: usize) -> io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     if cpu >= libc::CPU_SETSIZE as usize {

@@ -1,0 +1,153 @@
+//! `make bench-vtd`: what the IOMMU core costs on this machine, without any virtual machine.
+//!
+//! | key | what is timed |
+//! |---|---|
+//! | `translate_hit_ns` | 4 KiB: IOTLB hit, permission check, host address, lease begun and ended |
+//! | `translate_hit_64k_ns` | the same for 64 KiB: sixteen pages, sixteen leases |
+//! | `translate_miss_ns` | one page: a four-level walk, then as above |
+//! | `drain_N_ns` | N page-selective invalidations and the wait behind them, one step |
+//! | `reaction_ns` | a store to IQT in a shared register page until the wait's status word is seen |
+//! | `pingpong_ns` | two cores, one cache line, there and back: what `reaction_ns` cannot beat |
+//!
+//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.
+#![forbid(unsafe_code)]
+
+mod guest;
+mod measure;
+mod threads;
+
+use std::path::PathBuf;
+use std::{fs, hint};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use guest_mem::{Dma, Iova, PAGE_SIZE, Perm, View};
+use serde_json::{Map, Value};
+use vtd::AccessLen;
+use vtd::spec::registers;
+
+use guest::{DISK, Guest, IOVA, PAGES, Quiet};
+use measure::{Measured, measure};
+
+/// Measures the emulated VT-d unit on this machine.
+#[derive(Parser)]
+struct Args {
+    /// Where the figures go, as one JSON object.
+    #[arg(long, value_name = "FILE", default_value = "target/report/vtd.json")]
+    report: PathBuf,
+}
+
+fn translate_hit(pages: u64) -> Result<Measured> {
+    let guest = Guest::new()?;
+    let mut unit = guest.unit();
+    let mut dma = View::new(&mut unit, &guest.ram, DISK);
+    Ok(measure(200_000 / pages as u32, |i| {
+        // 64 different starts, so that the branch predictor learns no one address.
+        let start = IOVA + u64::from(i % 64) * pages * PAGE_SIZE;
+        for page in 0..pages {
+            let iova = Iova::new(hint::black_box(start + page * PAGE_SIZE));
+            let lease = dma
+                .lease(iova, PAGE_SIZE as u32, Perm::Write)
+                .expect("mapped");
+            hint::black_box(lease.hva);
+            dma.release(lease.id);
+        }
+    }))
+}
+
+fn translate_miss() -> Result<Measured> {
+    let guest = Guest::new()?;
+    let mut unit = guest.unit();
+    let mut dma = View::new(&mut unit, &guest.ram, DISK);
+    // More pages than the IOTLB has entries (4096), in order: every look-up finds another's entry.
+    Ok(measure(PAGES as u32, |i| {
+        let iova = Iova::new(hint::black_box(IOVA + u64::from(i) * PAGE_SIZE));
+        let lease = dma
+            .lease(iova, PAGE_SIZE as u32, Perm::Write)
+            .expect("mapped");
+        hint::black_box(lease.hva);
+        dma.release(lease.id);
+    }))
+}
+
+fn drain(descriptors: u64) -> Result<Measured> {
+    let mut guest = Guest::new()?;
+    let mut unit = guest.unit();
+    // Filling the queue is the guest's work and is not timed; one step is too short to time alone.
+    let runs = (0..301_u32)
+        .map(|i| {
+            guest.invalidate_pages(descriptors - 1);
+            let tail = guest.wait(i);
+            unit.write(registers::IQT, AccessLen::B4, tail);
+            let start = std::time::Instant::now();
+            unit.step(&guest.ram, 0, &mut Quiet);
+            let time = start.elapsed().as_nanos() as f64;
+            assert_eq!(
+                unit.read(registers::IQH, AccessLen::B8),
+                tail,
+                "the queue is empty"
+            );
+            time
+        })
+        .collect();
+    Ok(measure::of(runs))
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let rows: Vec<(&str, Measured)> = vec![
+        ("translate_hit_ns", translate_hit(1)?),
+        ("translate_hit_64k_ns", translate_hit(16)?),
+        ("translate_miss_ns", translate_miss()?),
+        // A queue of 256 holds 255 descriptors at a time.
+        ("drain_1_ns", drain(1)?),
+        ("drain_16_ns", drain(16)?),
+        ("drain_256_ns", drain(255)?),
+        ("reaction_ns", threads::reaction()?),
+        ("pingpong_ns", threads::pingpong()?),
+    ];
+    let mut report = Map::new();
+    let machine = lines_value("/proc/cpuinfo", "model name");
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    report.insert("machine".into(), machine.clone().into());
+    report.insert("kernel".into(), kernel.trim().into());
+    report.insert("mode".into(), "native, release, no virtual machine".into());
+    report.insert(
+        "commit".into(),
+        option_env!("EXITLESS_COMMIT").unwrap_or("unknown").into(),
+    );
+    println!(
+        "the emulated VT-d unit on {machine}, Linux {}",
+        kernel.trim()
+    );
+    println!("{:<24}{:>12}{:>12}{:>12}", "ns", "median", "min", "max");
+    for (key, measured) in &rows {
+        let Measured { median, min, max } = measured;
+        println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
+        report.insert((*key).into(), round(*median));
+        report.insert(format!("{key}_spread").into(), round(max - min));
+    }
+    if let Some(dir) = args.report.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    fs::write(
+        &args.report,
+        serde_json::to_string_pretty(&Value::Object(report))? + "\n",
+    )
+    .with_context(|| format!("writing {}", args.report.display()))?;
+    println!("figures: {}", args.report.display());
+    Ok(())
+}
+
+fn round(ns: f64) -> Value {
+    ((ns * 10.0).round() / 10.0).into()
+}
+
+fn lines_value(path: &str, key: &str) -> String {
+    fs::read_to_string(path)
+        .unwrap_or_default()
+        .lines()
+        .find(|line| line.starts_with(key))
+        .and_then(|line| line.split_once(':'))
+        .map_or_else(|| "unknown".into(), |(_, value)| value.trim().to_owned())
+}

@@ -1,0 +1,311 @@
+//! The account of exits: who is charged for each, and what is left over.
+//!
+//! KVM counts exits but does not say whose they were: an in-kernel doorbell or a logged register write shows
+//! up in the total and nowhere else. So each cause is counted where it is consumed: doorbells as the sum of
+//! the values read from the eventfds, logged writes as entries drained from the coalesced ring, traps in our
+//! own vCPU loop, processor causes by the kernel's histograms ([`super::trace`]) or statistics. What no one
+//! claims is *unattributed* and printed.
+
+use serde::Serialize;
+
+use super::trace::{Reason, Reasons};
+
+/// KVM counters a snapshot takes, in this order.
+pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_window_exits"];
+
+/// Exits that reached our vCPU loops, by what the guest had touched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UserExits {
+    /// Accesses to the IOMMU's register page (trap mode, or a logged page that is armed or whose ring is full).
+    pub iommu: u64,
+    /// Doorbell writes no eventfd caught.
+    pub doorbell: u64,
+    /// Configuration space: ECAM by memory, CF8/CFC by port.
+    pub pci_config_mmio: u64,
+    /// Configuration space by port.
+    pub pci_config_pio: u64,
+    /// Other devices by memory: BARs other than doorbells, IOAPIC.
+    pub device_mmio: u64,
+    /// Other devices by port: console, marker, power.
+    pub device_pio: u64,
+}
+
+/// What the owner of IOMMU and devices has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OwnerCounts {
+    /// Register writes taken from the coalesced ring: an exit into the kernel each.
+    pub logged_writes: u64,
+    /// Stores that met an armed (write-protected) register page: an exit each.
+    pub gate_faults: u64,
+    /// Sum of the values read from the doorbell eventfds.
+    pub doorbells: u64,
+    /// Requests and frames served.
+    pub requests: u64,
+    /// Messages delivered to the local APICs.
+    pub interrupts: u64,
+    /// IOTLB look-ups that hit.
+    pub iotlb_hits: u64,
+    /// IOTLB look-ups that missed.
+    pub iotlb_misses: u64,
+    /// Page walks.
+    pub walks: u64,
+    /// Invalidation descriptors and register-based invalidations carried out.
+    pub invalidations: u64,
+    /// WAIT descriptors completed.
+    pub waits: u64,
+    /// Leases that delayed a WAIT until they ended.
+    pub leases_drained: u64,
+    /// Fault records written, and requests refused without one (collapsed, overflow).
+    pub faults: u64,
+}
+
+/// What the sidecore has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SidecoreCounts {
+    /// Nanoseconds in sweeps that found work.
+    pub busy_ns: u64,
+    /// Nanoseconds in sweeps and waits that found none.
+    pub idle_ns: u64,
+    /// Nanoseconds asleep in the kernel.
+    pub asleep_ns: u64,
+    /// Sleeps.
+    pub sleeps: u64,
+    /// CPU time of the thread, as the kernel accounts it.
+    pub cpu_ns: u64,
+}
+
+/// Everything at one moment; two of them make a window.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Monotonic time, for idle shares only.
+    pub now_ns: u64,
+    /// [`KVM_COUNTERS`], summed over the vCPUs.
+    pub kvm: [u64; KVM_COUNTERS.len()],
+    /// Histograms, where the host gives them.
+    pub reasons: Option<Reasons>,
+    /// Our vCPU loops.
+    pub user: UserExits,
+    /// The owner.
+    pub owner: OwnerCounts,
+    /// The sidecore.
+    pub sidecore: SidecoreCounts,
+}
+
+/// Exits by cause. All are counts; `unattributed` is negative where the sources overlap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Exits {
+    /// All exits, as KVM counts them.
+    pub total: u64,
+    /// IOMMU registers: trapped, logged, or stored to an armed page.
+    pub iommu: u64,
+    /// Doorbells.
+    pub doorbell: u64,
+    /// PCI configuration.
+    pub pci_config: u64,
+    /// Other devices: console, power, marker, BAR registers, IOAPIC.
+    pub other_device: u64,
+    /// Host interrupts and interrupt windows: delivery of the guest's interrupts.
+    pub interrupt: u64,
+    /// Local APIC registers: end of interrupt, inter-processor interrupts.
+    pub apic: u64,
+    /// `hlt`.
+    pub hlt: u64,
+    /// The guest's timer being programmed, host timers firing while it ran.
+    pub timer: u64,
+    /// `pause` loops.
+    pub pause: u64,
+    /// First touches of memory.
+    pub memory: u64,
+    /// CPUID, other MSRs, control registers, hypercalls.
+    pub processor: u64,
+    /// What nobody claims.
+    pub unattributed: i64,
+}
+
+impl Exits {
+    /// Timer and halt: what depends on time rather than on I/O, reported apart.
+    pub fn timer_hlt(&self) -> u64 {
+        self.timer + self.hlt
+    }
+}
+
+/// The difference of two snapshots.
+#[derive(Clone, Debug, Serialize)]
+pub struct Window {
+    /// How long it was, in nanoseconds. Meaningless in the lab but for idle shares.
+    pub duration_ns: u64,
+    /// Exits by cause.
+    pub exits: Exits,
+    /// The owner's work.
+    pub owner: OwnerCounts,
+    /// The sidecore's time.
+    pub sidecore: SidecoreCounts,
+    /// Whether the kernel's histograms told processor causes apart.
+    pub histograms: bool,
+}
+
+macro_rules! difference {
+    ($type:ident { $($field:ident),+ $(,)? }) => {
+        impl $type {
+            /// What was added since `earlier`.
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
+            }
+        }
+    };
+}
+
+difference!(UserExits {
+    iommu,
+    doorbell,
+    pci_config_mmio,
+    pci_config_pio,
+    device_mmio,
+    device_pio
+});
+difference!(OwnerCounts {
+    logged_writes,
+    gate_faults,
+    doorbells,
+    requests,
+    interrupts,
+    iotlb_hits,
+    iotlb_misses,
+    walks,
+    invalidations,
+    waits,
+    leases_drained,
+    faults,
+});
+difference!(SidecoreCounts {
+    busy_ns,
+    idle_ns,
+    asleep_ns,
+    sleeps,
+    cpu_ns
+});
+
+impl Window {
+    /// What happened from `begin` to `end`.
+    pub fn between(begin: &Snapshot, end: &Snapshot) -> Self {
+        let user = end.user.since(&begin.user);
+        let owner = end.owner.since(&begin.owner);
+        let kvm: Vec<u64> = end
+            .kvm
+            .iter()
+            .zip(&begin.kvm)
+            .map(|(e, b)| e.saturating_sub(*b))
+            .collect();
+        let reasons = end
+            .reasons
+            .as_ref()
+            .zip(begin.reasons.as_ref())
+            .map(|(e, b)| {
+                e.iter()
+                    .map(|(reason, n)| (*reason, n - b.get(reason).copied().unwrap_or(0).min(*n)))
+                    .collect::<Reasons>()
+            });
+        Self {
+            duration_ns: end.now_ns.saturating_sub(begin.now_ns),
+            exits: charge(&kvm, reasons.as_ref(), &user, &owner),
+            owner,
+            sidecore: end.sidecore.since(&begin.sidecore),
+            histograms: reasons.is_some(),
+        }
+    }
+}
+
+fn charge(kvm: &[u64], reasons: Option<&Reasons>, user: &UserExits, owner: &OwnerCounts) -> Exits {
+    let mut exits = Exits {
+        total: kvm[0],
+        iommu: user.iommu + owner.logged_writes + owner.gate_faults,
+        doorbell: user.doorbell + owner.doorbells,
+        pci_config: user.pci_config_mmio + user.pci_config_pio,
+        other_device: user.device_mmio + user.device_pio,
+        ..Exits::default()
+    };
+    match reasons {
+        Some(reasons) => {
+            let of = |reason| reasons.get(&reason).copied().unwrap_or(0);
+            exits.interrupt = of(Reason::Interrupt);
+            exits.apic = of(Reason::Apic);
+            exits.hlt = of(Reason::Hlt);
+            exits.timer = of(Reason::Timer);
+            exits.pause = of(Reason::Pause);
+            exits.processor = of(Reason::Other);
+            // Page faults include every access to a device by memory, charged above already.
+            let mmio = exits.iommu + exits.doorbell + user.pci_config_mmio + user.device_mmio;
+            exits.memory = of(Reason::PageFault).saturating_sub(mmio);
+        }
+        None => {
+            exits.hlt = kvm[1];
+            exits.interrupt = kvm[2] + kvm[3];
+        }
+    }
+    let claimed = exits.iommu
+        + exits.doorbell
+        + exits.pci_config
+        + exits.other_device
+        + exits.interrupt
+        + exits.apic
+        + exits.hlt
+        + exits.timer
+        + exits.pause
+        + exits.memory
+        + exits.processor;
+    exits.unattributed = exits.total as i64 - claimed as i64;
+    exits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exit_is_charged_once() {
+        let begin = Snapshot {
+            reasons: Some(Reasons::new()),
+            ..Snapshot::default()
+        };
+        let end = Snapshot {
+            kvm: [100, 0, 0, 0],
+            reasons: Some(Reasons::from([
+                (Reason::Hlt, 10),
+                (Reason::Timer, 20),
+                (Reason::PageFault, 45),
+                (Reason::Io, 5),
+                (Reason::Interrupt, 12),
+                (Reason::Apic, 6),
+            ])),
+            user: UserExits {
+                iommu: 30,
+                device_pio: 5,
+                device_mmio: 3,
+                ..UserExits::default()
+            },
+            owner: OwnerCounts {
+                doorbells: 7,
+                ..OwnerCounts::default()
+            },
+            ..Snapshot::default()
+        };
+        let exits = Window::between(&begin, &end).exits;
+        assert_eq!(exits.memory, 45 - 30 - 7 - 3);
+        assert_eq!(exits.other_device, 8);
+        assert_eq!(exits.timer_hlt(), 30);
+        // 100 = 30 iommu + 7 doorbell + 8 device + 12 + 6 + 10 + 20 + 5 memory + 2 nobody claims.
+        assert_eq!(exits.unattributed, 2);
+    }
+
+    #[test]
+    fn without_histograms_the_rest_is_unattributed() {
+        let end = Snapshot {
+            kvm: [50, 10, 5, 5],
+            ..Snapshot::default()
+        };
+        let window = Window::between(&Snapshot::default(), &end);
+        assert!(!window.histograms);
+        assert_eq!((window.exits.hlt, window.exits.interrupt), (10, 10));
+        assert_eq!(window.exits.unattributed, 30);
+    }
+}

@@ -1,0 +1,137 @@
+//! The ledger as a person reads it, and as a program does.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::Account;
+use super::account::Window;
+
+/// What the figures were measured under.
+#[derive(Clone, Debug, Serialize)]
+pub struct Conditions {
+    /// `none`, `trap`, `logged` or `shared`.
+    pub mode: String,
+    /// Idle policy of the sidecore.
+    pub idle: String,
+    /// `direct` or `bounce`.
+    pub dma: String,
+    /// vCPUs.
+    pub cpus: u32,
+    /// Host kernel release.
+    pub host_kernel: String,
+    /// Host processor model.
+    pub host_cpu: String,
+}
+
+#[derive(Serialize)]
+struct TaggedWindow<'a> {
+    tag: u8,
+    #[serde(flatten)]
+    window: &'a Window,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    conditions: &'a Conditions,
+    whole: &'a Window,
+    windows: Vec<TaggedWindow<'a>>,
+    windows_dropped: u64,
+}
+
+/// The account as one JSON object.
+pub fn json(conditions: &Conditions, account: &Account) -> String {
+    let document = Document {
+        conditions,
+        whole: &account.whole,
+        windows: account
+            .windows
+            .iter()
+            .map(|(tag, window)| TaggedWindow { tag: *tag, window })
+            .collect(),
+        windows_dropped: account.dropped,
+    };
+    serde_json::to_string_pretty(&document).expect("plain numbers and strings")
+}
+
+/// The account as a table: one column for the whole run and one for each of the last few windows.
+pub fn table(conditions: &Conditions, account: &Account) -> String {
+    /// Windows shown beside the whole run; all of them are in the JSON.
+    const SHOWN: usize = 5;
+    let first = account.windows.len().saturating_sub(SHOWN);
+    let columns: Vec<(String, &Window)> = std::iter::once(("whole run".into(), &account.whole))
+        .chain(
+            account
+                .windows
+                .iter()
+                .enumerate()
+                .skip(first)
+                .map(|(i, (_, window))| (format!("window {}", i + 1), window)),
+        )
+        .collect();
+    let mut text = format!(
+        "exit ledger: iommu mode {}, idle {}, dma {}, {} vCPU, host {} ({})\n",
+        conditions.mode,
+        conditions.idle,
+        conditions.dma,
+        conditions.cpus,
+        conditions.host_kernel,
+        conditions.host_cpu,
+    );
+    let mut row = |name: &str, cells: Vec<String>| {
+        let _ = write!(text, "  {name:<22}");
+        for cell in cells {
+            let _ = write!(text, " {cell:>12}");
+        }
+        text.push('\n');
+    };
+    row("", columns.iter().map(|(name, _)| name.clone()).collect());
+    type Value = fn(&Window) -> i64;
+    let rows: [(&str, Value); 25] = [
+        ("exits, total", |w| w.exits.total as i64),
+        ("  iommu registers", |w| w.exits.iommu as i64),
+        ("  doorbells", |w| w.exits.doorbell as i64),
+        ("  pci configuration", |w| w.exits.pci_config as i64),
+        ("  other devices", |w| w.exits.other_device as i64),
+        ("  interrupt delivery", |w| w.exits.interrupt as i64),
+        ("  local apic", |w| w.exits.apic as i64),
+        ("  hlt", |w| w.exits.hlt as i64),
+        ("  timer", |w| w.exits.timer as i64),
+        ("  pause", |w| w.exits.pause as i64),
+        ("  memory, first touch", |w| w.exits.memory as i64),
+        ("  processor", |w| w.exits.processor as i64),
+        ("  unattributed", |w| w.exits.unattributed),
+        ("requests served", |w| w.owner.requests as i64),
+        ("interrupts sent", |w| w.owner.interrupts as i64),
+        ("iotlb hits", |w| w.owner.iotlb_hits as i64),
+        ("iotlb misses", |w| w.owner.iotlb_misses as i64),
+        ("page walks", |w| w.owner.walks as i64),
+        ("invalidations", |w| w.owner.invalidations as i64),
+        ("waits completed", |w| w.owner.waits as i64),
+        ("leases drained", |w| w.owner.leases_drained as i64),
+        ("faults", |w| w.owner.faults as i64),
+        ("sidecore sleeps", |w| w.sidecore.sleeps as i64),
+        ("sidecore busy, ms", |w| {
+            (w.sidecore.busy_ns / 1_000_000) as i64
+        }),
+        ("sidecore cpu, ms", |w| {
+            (w.sidecore.cpu_ns / 1_000_000) as i64
+        }),
+    ];
+    for (name, value) in rows {
+        row(
+            name,
+            columns
+                .iter()
+                .map(|(_, window)| value(window).to_string())
+                .collect(),
+        );
+    }
+    if !account.whole.histograms {
+        text.push_str(
+            "  (no tracefs: timer, apic, memory and processor exits are in `unattributed`)\n",
+        );
+    }
+    text
+}

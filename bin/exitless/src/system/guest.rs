@@ -1,0 +1,194 @@
+//! One run of a stock guest: what it is given, and what it leaves behind.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::host::Host;
+
+/// How the guest reaches the IOMMU's registers, or that it has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// No IOMMU.
+    None,
+    /// Registers exit to the VMM.
+    Trap,
+    /// Reads are free, writes are logged by the kernel.
+    Logged,
+    /// Plain memory.
+    Shared,
+}
+
+impl Mode {
+    /// All four, in the order of a table.
+    pub const ALL: [Mode; 4] = [Mode::None, Mode::Trap, Mode::Logged, Mode::Shared];
+    /// The three with an IOMMU.
+    pub const VTD: [Mode; 3] = [Mode::Trap, Mode::Logged, Mode::Shared];
+
+    /// Name in tables, keys and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::None => "none",
+            Mode::Trap => "trap",
+            Mode::Logged => "logged",
+            Mode::Shared => "shared",
+        }
+    }
+}
+
+/// A guest to be run: its machine, and the shell script it runs before it powers off.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// IOMMU and register mode.
+    pub mode: Mode,
+    /// `iommu.strict=1`, or Linux's default of lazy invalidation.
+    pub is_strict: bool,
+    /// vCPUs.
+    pub cpus: u32,
+    /// `--idle`.
+    pub idle: &'static str,
+    /// Values of `--disk`.
+    pub disks: Vec<String>,
+    /// Value of `--net`.
+    pub net: Option<String>,
+    /// Further flags of `exitless run`.
+    pub flags: Vec<String>,
+    /// Further words on the kernel's command line.
+    pub kernel_options: String,
+    /// What the guest does.
+    pub script: String,
+    /// It has to end within this.
+    pub limit: Duration,
+}
+
+impl Guest {
+    /// One vCPU, strict, polling, no devices.
+    pub fn new(mode: Mode, script: impl Into<String>) -> Self {
+        Self {
+            mode,
+            is_strict: true,
+            cpus: 1,
+            idle: "poll",
+            disks: Vec::new(),
+            net: None,
+            flags: Vec::new(),
+            kernel_options: String::new(),
+            script: script.into(),
+            limit: Duration::from_secs(120),
+        }
+    }
+
+    /// The arguments of `exitless`.
+    fn args(&self, host: &Host) -> Result<Vec<String>> {
+        let mut args: Vec<String> = vec!["run".into()];
+        let mut flag = |name: &str, value: String| args.extend([name.to_owned(), value]);
+        flag("--kernel", host.kernel());
+        flag("--initrd", host.initrd());
+        flag("--memory", "256M".into());
+        flag("--cpus", self.cpus.to_string());
+        flag("--idle", self.idle.into());
+        match self.mode {
+            Mode::None => flag("--iommu", "none".into()),
+            mode => flag("--iommu-mode", mode.name().into()),
+        }
+        if let Some(pin) = host.pin() {
+            // The sidecore's CPU, and as many as there are vCPUs.
+            let list: Vec<&str> = pin.split(',').take(1 + self.cpus as usize).collect();
+            flag("--pin", list.join(","));
+        }
+        for disk in &self.disks {
+            flag("--disk", disk.clone());
+        }
+        if let Some(net) = &self.net {
+            flag("--net", net.clone());
+        }
+        flag("--ledger", host.path("ledger.json"));
+        let strict = u8::from(self.is_strict);
+        let run = lab::guest_image::run_option(&self.script)?;
+        flag(
+            "--cmdline",
+            format!(
+                "console=ttyS0 quiet panic=-1 iommu.strict={strict} {} {run}",
+                self.kernel_options
+            ),
+        );
+        args.extend(self.flags.iter().cloned());
+        Ok(args)
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// `exitless run` failed, or the guest's script did; with the end of the console.
+    pub fn run(&self, host: &Host) -> Result<Outcome> {
+        let outcome = self.try_run(host)?;
+        ensure!(
+            outcome.exit == 0 && outcome.script == Some(0),
+            "guest in mode {} with {} vCPU: exitless ended with {}, the guest's script with {:?}\n{}",
+            self.mode.name(),
+            self.cpus,
+            outcome.exit,
+            outcome.script,
+            outcome.tail(),
+        );
+        Ok(outcome)
+    }
+
+    /// Runs it to its end, whatever that is.
+    pub fn try_run(&self, host: &Host) -> Result<Outcome> {
+        let output = host.run(&self.args(host)?, self.limit)?;
+        let console = output.stdout_text();
+        let ledger = match host.get("ledger.json") {
+            Ok(bytes) => serde_json::from_slice(&bytes).context("reading the ledger")?,
+            Err(_) => Value::Null,
+        };
+        Ok(Outcome {
+            exit: output.status,
+            script: lab::guest_image::run_status(&console),
+            console,
+            log: output.stderr_text(),
+            ledger,
+        })
+    }
+}
+
+/// What a run left behind.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit status of `exitless run`.
+    pub exit: u8,
+    /// Exit status of the guest's script, if it came so far.
+    pub script: Option<u8>,
+    /// The guest's console.
+    pub console: String,
+    /// What `exitless run` said.
+    pub log: String,
+    /// The ledger.
+    pub ledger: Value,
+}
+
+impl Outcome {
+    /// The end of console and log, for an error.
+    pub fn tail(&self) -> String {
+        let last = |text: &str, lines: usize| {
+            let all: Vec<&str> = text.lines().collect();
+            all[all.len().saturating_sub(lines)..].join("\n")
+        };
+        format!(
+            "--- console\n{}\n--- log\n{}",
+            last(&self.console, 25),
+            last(&self.log, 15)
+        )
+    }
+
+    /// The first console line that contains `text`.
+    pub fn line(&self, text: &str) -> Option<&str> {
+        self.console.lines().find(|line| line.contains(text))
+    }
+
+    /// Windows the guest has marked.
+    pub fn windows(&self) -> &[Value] {
+        self.ledger["windows"].as_array().map_or(&[], Vec::as_slice)
+    }
+}

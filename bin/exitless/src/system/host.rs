@@ -1,0 +1,175 @@
+//! Where a guest runs: this machine's KVM if it is complete, else the lab.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use lab::{Lab, LabConfig, Output};
+
+/// A machine that can run `exitless run`.
+pub enum Host {
+    /// The emulated host.
+    Lab(Box<Lab>),
+    /// This machine; files live in a directory of their own.
+    Native(NativeHost),
+}
+
+/// This machine, with the images a guest needs.
+pub struct NativeHost {
+    exitless: PathBuf,
+    dir: PathBuf,
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+/// Which CPUs a run gets, as the `--pin` list: the sidecore's first, then one for each vCPU.
+const LAB_PIN: &str = "2,1,0,1,0";
+
+impl Host {
+    /// The best there is: this machine where KVM can boot a kernel, the lab elsewhere.
+    pub fn start() -> Result<Self> {
+        if crate::vm::kvm::open().is_ok() {
+            Self::native()
+        } else {
+            Self::lab()
+        }
+    }
+
+    /// The lab, whatever this machine offers.
+    pub fn lab() -> Result<Self> {
+        let exitless = std::env::current_exe().context("finding this program")?;
+        let lab = Lab::start(&LabConfig::default().with_exitless(exitless))?;
+        Ok(Self::Lab(Box::new(lab)))
+    }
+
+    fn native() -> Result<Self> {
+        let packages = lab::packages::Packages::get(&|line| eprintln!("{line}"))?;
+        let dir = lab::packages::cache_dir().join(format!("native-{}", std::process::id()));
+        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        let initrd = dir.join("guest.img");
+        fs::write(&initrd, lab::guest_image::build(&packages)?.to_bytes())
+            .with_context(|| format!("writing {}", initrd.display()))?;
+        Ok(Self::Native(NativeHost {
+            exitless: std::env::current_exe().context("finding this program")?,
+            kernel: packages.vmlinuz(),
+            initrd,
+            dir,
+        }))
+    }
+
+    /// What figures measured here are labelled with.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Lab(_) => "lab: emulated AMD host (QEMU TCG, kvm-amd); counts only, no times",
+            Self::Native(_) => "this machine's KVM",
+        }
+    }
+
+    /// Path of the stock kernel, where `run` sees it.
+    pub fn kernel(&self) -> String {
+        match self {
+            Self::Lab(_) => "/boot/vmlinuz".into(),
+            Self::Native(host) => host.kernel.display().to_string(),
+        }
+    }
+
+    /// Path of the guest's initramfs.
+    pub fn initrd(&self) -> String {
+        match self {
+            Self::Lab(_) => "/boot/guest.img".into(),
+            Self::Native(host) => host.initrd.display().to_string(),
+        }
+    }
+
+    /// CPUs for sidecore and vCPUs, where they are known to be free.
+    pub fn pin(&self) -> Option<&'static str> {
+        match self {
+            Self::Lab(_) => Some(LAB_PIN),
+            Self::Native(_) => None,
+        }
+    }
+
+    /// Path of a file of this name.
+    pub fn path(&self, name: &str) -> String {
+        match self {
+            Self::Lab(_) => format!("/root/{name}"),
+            Self::Native(host) => host.dir.join(name).display().to_string(),
+        }
+    }
+
+    /// Writes a file.
+    pub fn put(&self, name: &str, data: &[u8]) -> Result<()> {
+        match self {
+            Self::Lab(lab) => Ok(lab.push_bytes(data, &self.path(name), 0o644)?),
+            Self::Native(_) => fs::write(self.path(name), data)
+                .with_context(|| format!("writing {}", self.path(name))),
+        }
+    }
+
+    /// Reads a file.
+    pub fn get(&self, name: &str) -> Result<Vec<u8>> {
+        match self {
+            Self::Lab(lab) => Ok(lab.pull_bytes(&self.path(name))?),
+            Self::Native(_) => {
+                fs::read(self.path(name)).with_context(|| format!("reading {}", self.path(name)))
+            }
+        }
+    }
+
+    /// Runs `exitless ARGS` to its end, for at most `limit`.
+    pub fn run(&self, args: &[String], limit: Duration) -> Result<Output> {
+        match self {
+            Self::Lab(lab) => Ok(lab
+                .command("exitless")
+                .args(args.iter().cloned())
+                .timeout(limit)
+                .output()?),
+            Self::Native(host) => host.run(args, limit),
+        }
+    }
+
+    /// Powers the lab off, or removes the files.
+    pub fn shutdown(self) -> Result<()> {
+        match self {
+            Self::Lab(lab) => Ok(lab.shutdown()?),
+            Self::Native(host) => fs::remove_dir_all(&host.dir)
+                .with_context(|| format!("removing {}", host.dir.display())),
+        }
+    }
+}
+
+impl NativeHost {
+    fn run(&self, args: &[String], limit: Duration) -> Result<Output> {
+        // Output goes to files: a guest that writes much must not wait for us to read.
+        let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
+        let mut child = Command::new(&self.exitless)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&out)?)
+            .stderr(fs::File::create(&err)?)
+            .spawn()
+            .context("starting exitless")?;
+        let end = Instant::now() + limit;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > end {
+                child.kill()?;
+                child.wait()?;
+                bail!("a guest did not end within {} s", limit.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        Ok(Output {
+            status: status
+                .code()
+                .and_then(|code| u8::try_from(code).ok())
+                .unwrap_or(u8::MAX),
+            stdout: fs::read(&out)?,
+            stderr: fs::read(&err)?,
+        })
+    }
+}

@@ -1,0 +1,6 @@
+//! Whole-system runs: a stock guest started by `exitless run`, here or in the lab, and what came of it.
+//!
+//! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`]) and *how* ([`guest`]).
+
+pub mod guest;
+pub mod host;

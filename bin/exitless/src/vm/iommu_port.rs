@@ -1,0 +1,370 @@
+//! The VM's IOMMU as its owner holds it: none, or a VT-d unit behind one of three register front ends, with
+//! what that front end needs to be woken by.
+//!
+//! | mode | memory slot | how a write arrives | how a sleeping owner is woken |
+//! |---|---|---|---|
+//! | trap | none | a message from the vCPU that exited | by the message |
+//! | logged | read-only | an entry in KVM's coalesced ring | the zone is unregistered: writes exit and become messages |
+//! | shared | writable | it is in the page | the page is write-protected by userfaultfd |
+//!
+//! Called on the owner's thread only.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use guest_mem::{
+    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, LeaseTable, NoIommu, Perm, PhysMem, RegisterPage,
+    Run, SourceId,
+};
+use vtd::front::{LogEntry, Logged, Shared};
+use vtd::{AccessLen, Progress, Sink, Unit};
+
+use super::uffd::{SlotMapping, WriteGate};
+use crate::ledger::account::OwnerCounts;
+
+/// Entries taken from the log in one poll: KVM's ring holds 169, so one poll empties it.
+const LOG_BATCH: usize = 256;
+
+/// KVM's log of writes to a read-only slot, as the owner uses it. The machine implements it over the
+/// coalesced-MMIO ring; tests over a list.
+pub trait WriteLog: Send {
+    /// Hands the waiting entries, at most `max`, to `take`, in order; answers how many.
+    fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize;
+    /// Whether entries wait.
+    fn is_empty(&self) -> bool;
+    /// From its return on, writes exit to user space instead of being logged. Entries from before stay.
+    fn unregister(&mut self) -> io::Result<()>;
+    /// Writes are logged again.
+    fn register(&mut self) -> io::Result<()>;
+}
+
+/// How the guest reaches the registers.
+enum Front {
+    Trap,
+    Logged {
+        page: RegisterPage,
+        front: Logged,
+        log: Box<dyn WriteLog>,
+        logged: u64,
+        is_armed: bool,
+    },
+    Shared {
+        page: RegisterPage,
+        front: Shared,
+        gate: Gate,
+        faults: u64,
+    },
+}
+
+/// What wakes a sleeping owner of a shared page.
+enum Gate {
+    Watched(WriteGate),
+    /// No userfaultfd on this host: the owner never sleeps. Holds the slot's mapping.
+    Absent(SlotMapping, String),
+}
+
+/// A VT-d unit and its front end.
+pub struct Vtd {
+    unit: Unit,
+    front: Front,
+}
+
+/// The IOMMU of a VM.
+pub enum IommuPort {
+    /// None: IOVA = GPA.
+    None(NoIommu),
+    /// An emulated VT-d unit.
+    Vtd(Box<Vtd>),
+}
+
+impl IommuPort {
+    /// No IOMMU; `max_leases` asynchronous pieces in flight.
+    pub fn none(max_leases: usize) -> Self {
+        Self::None(NoIommu::new(max_leases))
+    }
+
+    /// A unit whose registers trap.
+    pub fn trap(unit: Unit) -> Self {
+        Self::Vtd(Box::new(Vtd {
+            unit,
+            front: Front::Trap,
+        }))
+    }
+
+    /// A unit behind a page the guest reads, and a log of its writes. `page` becomes a read-only slot.
+    pub fn logged(unit: Unit, page: RegisterPage, log: Box<dyn WriteLog>) -> Self {
+        let front = Logged::enter(&unit, &page);
+        let front = Front::Logged {
+            page,
+            front,
+            log,
+            logged: 0,
+            is_armed: false,
+        };
+        Self::Vtd(Box::new(Vtd { unit, front }))
+    }
+
+    /// A unit whose page is the guest's memory. `mapping` is what the slot uses.
+    pub fn shared(mut unit: Unit, page: RegisterPage, mapping: SlotMapping) -> Self {
+        let front = Shared::enter(&mut unit, &page);
+        let gate = match WriteGate::new(mapping) {
+            Ok(gate) => Gate::Watched(gate),
+            Err((mapping, error)) => Gate::Absent(mapping, error.to_string()),
+        };
+        let front = Front::Shared {
+            page,
+            front,
+            gate,
+            faults: 0,
+        };
+        Self::Vtd(Box::new(Vtd { unit, front }))
+    }
+
+    /// Takes register writes and does a bounded batch of what they ask for; true when there is more.
+    pub fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl Sink) -> bool {
+        match self {
+            Self::None(_) => false,
+            Self::Vtd(vtd) => vtd.poll(mem, now, sink),
+        }
+    }
+
+    /// A register read that exited.
+    pub fn read(&self, offset: u16, len: AccessLen) -> u64 {
+        match self {
+            Self::None(_) => u64::MAX,
+            Self::Vtd(vtd) => vtd.unit.read(offset, len),
+        }
+    }
+
+    /// A register write that exited. What was logged before it comes first.
+    pub fn write<M: PhysMem>(
+        &mut self,
+        (offset, len, value): (u16, AccessLen, u64),
+        mem: &M,
+        now: u64,
+        sink: &mut impl Sink,
+    ) {
+        if let Self::Vtd(vtd) = self {
+            vtd.take_log(mem, now, sink);
+            vtd.unit.write(offset, len, value);
+        }
+    }
+
+    /// Makes the next register write wake the owner.
+    pub fn arm(&mut self) -> io::Result<()> {
+        match self {
+            Self::None(_) => Ok(()),
+            Self::Vtd(vtd) => vtd.arm(),
+        }
+    }
+
+    /// After arming: has anything arrived?
+    pub fn has_work(&mut self) -> bool {
+        match self {
+            Self::None(_) => false,
+            Self::Vtd(vtd) => vtd.has_work(),
+        }
+    }
+
+    /// Takes [`arm`](Self::arm) back.
+    pub fn disarm(&mut self) -> io::Result<()> {
+        match self {
+            Self::None(_) => Ok(()),
+            Self::Vtd(vtd) => vtd.disarm(),
+        }
+    }
+
+    /// Readable when an armed page was written.
+    pub fn wake_fd(&self) -> Option<RawFd> {
+        match self {
+            Self::Vtd(vtd) => match &vtd.front {
+                Front::Shared {
+                    gate: Gate::Watched(gate),
+                    ..
+                } => Some(gate.fd()),
+                _ => None,
+            },
+            Self::None(_) => None,
+        }
+    }
+
+    /// When the unit must be stepped again: a wait that nears its drain limit.
+    pub fn deadline(&self) -> Option<u64> {
+        match self {
+            Self::None(_) => None,
+            Self::Vtd(vtd) => vtd.unit.deadline(),
+        }
+    }
+
+    /// What arming and disarming costs, in ns.
+    pub fn arm_cost(&self) -> u64 {
+        match self {
+            // 0.2 ms measured natively for protecting and unprotecting the page.
+            Self::Vtd(vtd) if matches!(vtd.front, Front::Shared { .. }) => 200_000,
+            // Two system calls that wait for an SRCU grace period.
+            Self::Vtd(vtd) if matches!(vtd.front, Front::Logged { .. }) => 50_000,
+            _ => 0,
+        }
+    }
+
+    /// Leases in flight.
+    pub fn leases(&self) -> &LeaseTable {
+        match self {
+            Self::None(none) => none.leases(),
+            Self::Vtd(vtd) => vtd.unit.leases(),
+        }
+    }
+
+    /// Counters for the ledger; what is not the IOMMU's is zero.
+    pub fn counts(&self) -> OwnerCounts {
+        let Self::Vtd(vtd) = self else {
+            return OwnerCounts::default();
+        };
+        let stats = vtd.unit.stats();
+        let (logged_writes, gate_faults) = match vtd.front {
+            Front::Trap => (0, 0),
+            Front::Logged { logged, .. } => (logged, 0),
+            Front::Shared { faults, .. } => (0, faults),
+        };
+        OwnerCounts {
+            logged_writes,
+            gate_faults,
+            iotlb_hits: stats.iotlb_hits,
+            iotlb_misses: stats.iotlb_misses,
+            walks: stats.iotlb_misses + stats.context_walks + stats.leases_rechecked,
+            invalidations: stats.context_invalidations
+                + stats.global_invalidations
+                + stats.domain_invalidations
+                + stats.page_invalidations,
+            waits: stats.waits,
+            leases_drained: stats.waits_parked,
+            faults: stats.faults_recorded + stats.faults_collapsed + stats.faults_dropped,
+            ..OwnerCounts::default()
+        }
+    }
+}
+
+impl Vtd {
+    fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl Sink) -> bool {
+        let taken = self.take_log(mem, now, sink);
+        let Self { unit, front } = self;
+        let progress = match front {
+            Front::Trap => unit.step(mem, now, sink),
+            Front::Logged { page, front, .. } => front.step(unit, page, mem, now, sink),
+            Front::Shared { page, front, .. } => front.sweep(unit, page, mem, now, sink),
+        };
+        taken > 0 || progress == Progress::Busy
+    }
+
+    /// Applies what KVM has logged, in order, as if each write had trapped.
+    fn take_log<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl Sink) -> usize {
+        let Self { unit, front } = self;
+        let Front::Logged {
+            page,
+            front,
+            log,
+            logged,
+            ..
+        } = front
+        else {
+            return 0;
+        };
+        let taken = log.drain(LOG_BATCH, &mut |entry| {
+            if front.apply(unit, entry) {
+                front.step(unit, page, mem, now, sink);
+            }
+        });
+        *logged += taken as u64;
+        taken
+    }
+
+    fn arm(&mut self) -> io::Result<()> {
+        match &mut self.front {
+            Front::Trap => Ok(()),
+            Front::Logged { log, is_armed, .. } => {
+                log.unregister()?;
+                *is_armed = true;
+                Ok(())
+            }
+            Front::Shared {
+                gate: Gate::Watched(gate),
+                ..
+            } => gate.protect(),
+            Front::Shared {
+                gate: Gate::Absent(_, why),
+                ..
+            } => Err(io::Error::other(why.clone())),
+        }
+    }
+
+    fn has_work(&mut self) -> bool {
+        match &mut self.front {
+            Front::Trap => false,
+            Front::Logged { log, .. } => !log.is_empty(),
+            Front::Shared { page, front, .. } => front.has_stores(&self.unit, page),
+        }
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        match &mut self.front {
+            Front::Logged { log, is_armed, .. } if *is_armed => {
+                log.register()?;
+                *is_armed = false;
+            }
+            Front::Shared {
+                gate: Gate::Watched(gate),
+                faults,
+                ..
+            } => *faults += gate.unprotect()?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Iommu for IommuPort {
+    #[inline]
+    fn translate<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Access<Run> {
+        match self {
+            Self::None(none) => none.translate(mem, source, iova, perm),
+            Self::Vtd(vtd) => vtd.unit.translate(mem, source, iova, perm),
+        }
+    }
+
+    #[inline]
+    fn generation(&self, source: SourceId) -> u64 {
+        match self {
+            Self::None(none) => none.generation(source),
+            Self::Vtd(vtd) => vtd.unit.generation(source),
+        }
+    }
+
+    #[inline]
+    fn lease_begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, DmaFault> {
+        match self {
+            Self::None(none) => none.lease_begin(source, iova, gpa, len, perm),
+            Self::Vtd(vtd) => vtd.unit.lease_begin(source, iova, gpa, len, perm),
+        }
+    }
+
+    #[inline]
+    fn lease_end(&mut self, id: LeaseId) {
+        match self {
+            Self::None(none) => none.lease_end(id),
+            Self::Vtd(vtd) => vtd.unit.lease_end(id),
+        }
+    }
+}
