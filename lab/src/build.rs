@@ -5,7 +5,8 @@
 //! the lock that `cargo test` holds. Without `cargo`, programs built earlier are used.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::LabError;
@@ -18,7 +19,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn workload() -> Result<PathBuf, LabError> {
-    static_program("workload", "workload")
+    static_program("workload", "workload", "guest/workload")
 }
 
 /// The lab's agent, built if its sources changed.
@@ -26,16 +27,43 @@ pub fn workload() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn agent() -> Result<PathBuf, LabError> {
-    static_program("lab", "lab-agent")
+    static_program("lab", "lab-agent", "lab")
 }
 
-fn static_program(package: &'static str, program: &'static str) -> Result<PathBuf, LabError> {
+/// True when `binary` is younger than every file below `sources`, the crate it is made of: the
+/// compiler need not be asked, which takes longer than the rest of an image.
+fn is_current(binary: &Path, sources: &Path) -> bool {
+    let modified = |path: &Path| path.metadata().and_then(|m| m.modified());
+    let Ok(built) = modified(binary) else {
+        return false;
+    };
+    let mut pending = vec![sources.to_path_buf()];
+    while let Some(path) = pending.pop() {
+        // The directory's own time tells of files that were removed.
+        if !modified(&path).is_ok_and(|changed| changed < built) {
+            return false;
+        }
+        if let Ok(entries) = fs::read_dir(&path) {
+            pending.extend(entries.flatten().map(|entry| entry.path()));
+        }
+    }
+    true
+}
+
+fn static_program(
+    package: &'static str,
+    program: &'static str,
+    dir: &str,
+) -> Result<PathBuf, LabError> {
     let failed = |reason: String| LabError::Build {
         what: package,
         reason,
     };
     let target_dir = cache_dir().join("cargo");
     let binary = target_dir.join(TARGET).join("release").join(program);
+    if is_current(&binary, &workspace_dir().join(dir)) {
+        return Ok(binary);
+    }
     let cargo = env::var_os("CARGO")
         .map(PathBuf::from)
         .or_else(|| find_program("cargo"));

@@ -1,11 +1,6 @@
 //! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
 //! minute, so it runs when `EXITLESS_LAB=1` is set and says so otherwise.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic is how a test fails, also in its helpers"
-)]
-
 use std::time::Duration;
 
 use lab::{Lab, LabConfig, LabError, Stream};
@@ -96,4 +91,27 @@ fn a_panic_inside_is_reported_with_the_end_of_the_console() {
         lab.exec("/bin/true", [""; 0]),
         Err(LabError::Died { .. })
     ));
+}
+
+/// Needs the program too: `EXITLESS_PROGRAM`, else what `make build` leaves in target/release.
+#[test]
+fn the_doctor_inside_finds_a_complete_host() {
+    if std::env::var_os("EXITLESS_LAB").is_none() {
+        eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
+        return;
+    }
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/exitless");
+    let program = std::env::var("EXITLESS_PROGRAM").unwrap_or_else(|_| default.to_owned());
+    let lab = Lab::start(&LabConfig::default().with_exitless(program)).unwrap();
+    let out = lab.run(["doctor", "--json"]).unwrap();
+    let json = out.stdout_text();
+    assert!(out.success(), "{json}{}", out.stderr_text());
+    assert!(json.contains("\"verdict\": \"native\""), "{json}");
+    for good in [
+        "svm (AMD-V)",
+        "usable, with every capability that `run` uses",
+    ] {
+        assert!(json.contains(good), "{json}");
+    }
+    lab.shutdown().unwrap();
 }

@@ -3,6 +3,11 @@
 //! UNSAFETY: stock cloud kernels have no `/dev/port`, and a port can otherwise only be reached by
 //! `ioperm(2)` and the `out` instruction. Both are confined to this module.
 //!
+//! A trap of emulated hosts: QEMU 7.2 (TCG) takes a task register of type 9 only (as LTR leaves it
+//! there), where hardware has 11 (busy), and refuses every port in ring 3 otherwise. A VMM that
+//! writes the segment registers back (`KVM_SET_SREGS`) once the guest runs therefore makes `out` a
+//! general-protection fault in the lab. Measured: QEMU with vAPIC does, without it does not.
+//!
 //! One marker is exactly one exit, of a kind (port I/O) that none of the measured requests makes.
 
 use std::io;
