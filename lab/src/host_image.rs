@@ -19,7 +19,7 @@ use std::process::Command;
 
 use crate::cpio::Archive;
 use crate::guest_image::{add_program, base};
-use crate::packages::Packages;
+use crate::packages::{Packages, unique};
 use crate::{LabConfig, LabError, build, guest_image};
 
 /// KVM, TAP, the control channel, and what assigns devices; those built in are skipped.
@@ -103,7 +103,7 @@ fn with_libraries(archive: &mut Archive, at: &str, program: &Path) -> Result<(),
 /// processor. Symbols stay, for backtraces. Without the tool the file is taken as it is.
 fn stripped(program: &Path) -> Result<Vec<u8>, LabError> {
     let read = |file: &Path| fs::read(file).map_err(LabError::host("read", file));
-    let copy = std::env::temp_dir().join(format!("exitless-strip-{}", std::process::id()));
+    let copy = std::env::temp_dir().join(format!("exitless-strip-{}", unique()));
     let status = Command::new("objcopy")
         .arg("--strip-debug")
         .arg(program)

@@ -15,6 +15,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{LabError, kernel};
 
@@ -145,6 +146,13 @@ pub fn cache_dir() -> PathBuf {
         .map_or_else(|| workspace_dir().join("target/lab"), PathBuf::from)
 }
 
+/// A name that no other scratch file of this machine has: process and count.
+pub(crate) fn unique() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{number}", std::process::id())
+}
+
 /// The source tree this was built from.
 pub(crate) fn workspace_dir() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -206,7 +214,7 @@ fn fetch(cache: &Path, root: &Path, with_qemu: bool) -> Result<(), LabError> {
             });
         }
     }
-    let scratch = cache.join(format!("fetch-{}", std::process::id()));
+    let scratch = cache.join(format!("fetch-{}", unique()));
     let outcome = fetch_into(&scratch, with_qemu).and_then(|unpacked| {
         match fs::rename(&unpacked, root) {
             // Another start finished first: its tree serves.

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::packages::Packages;
+use crate::packages::{Packages, unique};
 use crate::protocol::{Frame, MAX_PAYLOAD, Message};
 use crate::qemu::Scratch;
 use crate::{LabConfig, LabError, host_image};
@@ -112,11 +112,8 @@ impl Lab {
         packages: &Packages,
         image: &crate::cpio::Archive,
     ) -> Result<Self, LabError> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
         // Short, because a socket's path has at most 107 bytes.
-        let dir =
-            std::env::temp_dir().join(format!("exitless-lab-{}-{number}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("exitless-lab-{}", unique()));
         fs::create_dir(&dir).map_err(LabError::host("create", &dir))?;
         let scratch = Scratch(dir);
         let initrd = scratch.initrd();
