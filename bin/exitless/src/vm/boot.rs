@@ -21,6 +21,20 @@ use super::layout;
 use super::pvh;
 use super::start_state::Entry;
 
+/// All the firmware there is, at [`layout::RESET_VECTOR`]. Linux on a hardware-reduced platform without EFI does not
+/// try ACPI's reset register: it goes to real mode and jumps here, which then asks for the reset.
+const FIRMWARE: [u8; 9] = [
+    0xba,
+    layout::RESET as u8,
+    (layout::RESET >> 8) as u8, // mov dx, RESET
+    0xb0,
+    layout::RESET_VALUE, // mov al, RESET_VALUE
+    0xee,                // out dx, al
+    0xf4,                // hlt
+    0xeb,
+    0xfd, // jmp to the hlt
+];
+
 /// What a kernel file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelKind {
@@ -126,6 +140,7 @@ pub fn load(ram: &GuestRam, payload: &Payload<'_>) -> Result<Entry, BootError> {
     let cmdline = load_command_line(&ram, payload.cmdline)?;
     let initrd = load_initrd(&ram, payload, &loaded)?;
     ram.write_slice(payload.acpi, GuestAddress(layout::ACPI_RSDP))?;
+    ram.write_slice(&FIRMWARE, GuestAddress(layout::RESET_VECTOR))?;
     match (entry, loaded.setup_header) {
         (Entry::Linux64(_), Some(header)) => {
             write_boot_params(&ram, header, payload.memory, cmdline, initrd)?;

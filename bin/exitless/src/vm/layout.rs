@@ -55,7 +55,11 @@ pub const CONVENTIONAL_END: u64 = 0x9_fc00;
 /// The root of the ACPI tables, in the area where an operating system looks for it.
 pub const ACPI_RSDP: u64 = 0xe_0000;
 /// End of the area for ACPI tables.
-pub const ACPI_END: u64 = 0x10_0000;
+pub const ACPI_END: u64 = 0xf_0000;
+/// Where a processor goes after a reset in real mode, F000:FFF0.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
+/// End of what the guest must not use below 1 MiB.
+pub const FIRMWARE_END: u64 = 0x10_0000;
 /// Kernels are loaded from here.
 pub const KERNEL: u64 = 0x10_0000;
 
@@ -110,7 +114,7 @@ pub enum E820Kind {
 pub fn e820(memory: u64) -> Vec<(u64, u64, E820Kind)> {
     let mut map = vec![
         (0, CONVENTIONAL_END, E820Kind::Ram),
-        (ACPI_RSDP, ACPI_END - ACPI_RSDP, E820Kind::Reserved),
+        (ACPI_RSDP, FIRMWARE_END - ACPI_RSDP, E820Kind::Reserved),
     ];
     for (start, len) in ram_regions(memory) {
         let from = start.max(KERNEL);

@@ -58,6 +58,10 @@ fn a_bzimage_lands_at_one_mib_with_params_command_line_and_initrd() {
     assert_eq!(read(&ram, 0x10_0000, 6), b"KERNEL");
     assert_eq!(read(&ram, layout::BOOT_CMDLINE, 14), b"console=ttyS0\0");
     assert_eq!(read(&ram, layout::ACPI_RSDP, 8), b"RSD PTR ");
+    assert_eq!(
+        read(&ram, 0xf_fff0, 6),
+        [0xba, 0x02, 0x06, 0xb0, 0x0f, 0xee]
+    );
     let params = read(&ram, layout::BOOT_PARAMS, 4096);
     let word = |at: usize| u32::from_le_bytes(params[at..at + 4].try_into().unwrap());
     let at = (MEMORY - 5000) as u32 & !0xfff;

@@ -1,0 +1,212 @@
+//! `exitless run` with a request that cannot start: one line on standard error that names the culprit, exit
+//! status 2, nothing started and nothing left behind.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A directory with a kernel that passes the first checks, an initrd that does, and disks.
+struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        let files = Self {
+            dir: TempDir::new().unwrap(),
+        };
+        let mut kernel = vec![0u8; 4096];
+        kernel[0x1f1] = 1;
+        kernel[0x202..0x206].copy_from_slice(b"HdrS");
+        kernel[0x206..0x208].copy_from_slice(&0x20fu16.to_le_bytes());
+        kernel[0x211] = 1;
+        kernel[0x236] = 1;
+        files.write("kernel", &kernel);
+        files.write("initrd", b"070701 and so on");
+        files.write("disk", &[0; 8192]);
+        files.write("odd", &[0; 1000]);
+        files.write("sectors", &[0; 4096 + 512]);
+        files.write("empty", b"");
+        files.write(
+            "text",
+            b"not a kernel, nor an initrd, but long enough to be read as one",
+        );
+        files
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: &[u8]) {
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    /// `exitless run` in the directory, with a good kernel unless `args` name one.
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_exitless"));
+        command.arg("run").current_dir(self.dir.path());
+        if !args.contains(&"--kernel") {
+            command.args(["--kernel", "kernel"]);
+        }
+        command.args(args).output().unwrap()
+    }
+
+    /// Runs, and demands one line that contains every one of `words`.
+    fn refuses(&self, args: &[&str], words: &[&str]) {
+        let output = self.run(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert_eq!(text.trim_end().lines().count(), 1, "{args:?}: {text}");
+        assert!(output.stdout.is_empty(), "{args:?} wrote to stdout");
+        for word in words {
+            assert!(text.contains(word), "{args:?}: no {word:?} in: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_or_corrupt_kernel() {
+    let files = Files::new();
+    files.refuses(&["--kernel", "absent"], &["kernel absent", "No such file"]);
+    files.refuses(&["--kernel", "empty"], &["kernel empty", "is empty"]);
+    files.refuses(&["--kernel", "text"], &["neither a 64-bit bzImage nor"]);
+    files.refuses(&["--kernel", "."], &["kernel .", "not a file"]);
+}
+
+#[test]
+fn a_missing_or_corrupt_initrd() {
+    let files = Files::new();
+    files.refuses(&["--initrd", "absent"], &["initrd absent", "No such file"]);
+    files.refuses(
+        &["--initrd", "text"],
+        &["initrd text", "neither a cpio archive"],
+    );
+    files.refuses(&["--initrd", "empty"], &["initrd empty"]);
+}
+
+#[test]
+fn absurd_memory_sizes() {
+    let files = Files::new();
+    files.refuses(&["--memory", "1M"], &["--memory 1M", "64 MiB"]);
+    files.refuses(&["--memory", "16384T"], &["more than this host has"]);
+    files.refuses(&["--memory", "99999999999T"], &["64 bits"]);
+    files.refuses(&["--memory", "lots"], &["--memory", "lots"]);
+    files.refuses(&["--memory", "100000001"], &["multiple of 2 MiB"]);
+}
+
+#[test]
+fn numbers_out_of_range() {
+    let files = Files::new();
+    files.refuses(&["--cpus", "0"], &["--cpus is 1 to 16"]);
+    files.refuses(&["--cpus", "17"], &["--cpus is 1 to 16"]);
+    files.refuses(&["--sidecores", "0"], &["--sidecores"]);
+    files.refuses(&["--drain-limit", "0"], &["--drain-limit"]);
+    files.refuses(&["--pin", "0-"], &["--pin"]);
+    files.refuses(&["--pin", "0,0,0"], &["3 CPUs for 2 threads"]);
+    files.refuses(&["--pin", "1023"], &["no thread can run on CPU 1023"]);
+    let long = "x".repeat(2048);
+    files.refuses(&["--cmdline", &long], &["2047"]);
+    files.refuses(&["--cmdline", "a\nb"], &["printable"]);
+}
+
+#[test]
+fn disks_of_the_wrong_kind_or_size() {
+    let files = Files::new();
+    files.refuses(&["--disk", "path=absent"], &["disk absent", "No such file"]);
+    files.refuses(&["--disk", "path=odd"], &["1000 bytes", "block size 512"]);
+    files.refuses(
+        &["--disk", "path=sectors,block=4096"],
+        &["4608 bytes", "4096"],
+    );
+    files.refuses(&["--disk", "path=empty"], &["empty"]);
+    files.refuses(&["--disk", "path=."], &["disk ."]);
+    files.refuses(
+        &["--disk", "path=/dev/null"],
+        &["neither a file nor a block device"],
+    );
+    files.refuses(&["--disk", "disk"], &["path=FILE"]);
+    files.refuses(&["--disk", "path=disk,block=1024"], &["512 or 4096"]);
+    files.refuses(&["--disk", "path=disk,queues=0"], &["queues is 1 to 16"]);
+    files.refuses(
+        &["--disk", "path=disk,colour=red"],
+        &["unknown key \"colour\""],
+    );
+    files.refuses(&["--disk", "path=disk,readonly=maybe"], &["on or off"]);
+    files.refuses(
+        &["--disk", "path=disk,misbehave=often"],
+        &["unmapped or readonly"],
+    );
+    files.refuses(
+        &["--disk", "path=disk,id=longer-than-twenty-characters"],
+        &["20"],
+    );
+}
+
+#[test]
+fn two_disks_on_one_file_by_any_name() {
+    let files = Files::new();
+    fs::hard_link(files.path("disk"), files.path("hard")).unwrap();
+    std::os::unix::fs::symlink("disk", files.path("soft")).unwrap();
+    for other in ["disk", "./disk", "hard", "soft"] {
+        let second = format!("path={other}");
+        files.refuses(
+            &["--disk", "path=disk", "--disk", &second],
+            &["are one file"],
+        );
+    }
+}
+
+#[test]
+fn a_tap_that_cannot_be_had() {
+    let files = Files::new();
+    files.refuses(
+        &["--net", "tap=a-name-too-long-for-linux"],
+        &["interface name"],
+    );
+    files.refuses(&["--net", "bridge=br0"], &["responder or tap=NAME"]);
+    if !has_capability_net_admin() || !Path::new("/dev/net/tun").exists() {
+        files.refuses(&["--net", "tap=exitless-none"], &["TAP exitless-none"]);
+    } else {
+        println!("skipped: this process may create TAP interfaces");
+    }
+}
+
+fn has_capability_net_admin() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.is_some_and(|hex| u64::from_str_radix(hex.trim(), 16).unwrap() & 1 << 12 != 0)
+}
+
+#[test]
+fn files_that_cannot_be_written() {
+    let files = Files::new();
+    files.refuses(
+        &["--ledger", "absent/ledger.json"],
+        &["ledger absent/ledger.json"],
+    );
+    files.refuses(
+        &["--console", "absent/console"],
+        &["console absent/console"],
+    );
+    files.refuses(&["--ledger", "ledger.json", "--cpus", "0"], &["--cpus"]);
+    assert!(!files.path("ledger.json").exists(), "left behind");
+}
+
+#[test]
+fn software_kvm_points_to_the_lab() {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap();
+    let flags = info.lines().filter(|line| line.starts_with("flags"));
+    if flags
+        .flat_map(str::split_whitespace)
+        .any(|flag| flag == "vmx" || flag == "svm")
+    {
+        println!("skipped: this host has hardware virtualization");
+        return;
+    }
+    Files::new().refuses(&["--iommu", "none"], &["exitless lab -- run"]);
+}
