@@ -7,12 +7,12 @@
 //! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts, queued
 //! and register-based invalidation by page, domain and globally, draining of reads and writes, snoop
 //! control, fault recording. Not implemented and not advertised: interrupt remapping (its place is a
-//! module `remap` beside [`unit`]), scalable mode, device TLBs, posted interrupts, advanced fault logging,
+//! module `remap` beside [`mod@unit`]), scalable mode, device TLBs, posted interrupts, advanced fault logging,
 //! protected memory regions.
 //!
 //! Modules in reading order:
 //! * [`spec`]: layouts only.
-//! * [`unit`]: the engine. [`Unit::read`], [`Unit::write`] and [`Unit::step`] are the `trap` front end.
+//! * [`mod@unit`]: the engine. [`Unit::read`], [`Unit::write`] and [`Unit::step`] are the `trap` front end.
 //! * [`front`]: the same engine behind a register page that the guest reads (`logged`) or owns (`shared`).
 //! * [`dmar`]: the ACPI table that announces a unit.
 //! * [`saved_state`]: what is kept when a machine is paused.
@@ -58,4 +58,6 @@ pub mod saved_state;
 pub mod spec;
 pub mod unit;
 
-pub use unit::{AccessLen, AddressWidth, Config, Event, Parked, Progress, Sink, Stats, Unit};
+pub use unit::{
+    AccessLen, AddressWidth, Config, Event, HOST_ADDRESS_WIDTH, Parked, Progress, Sink, Stats, Unit,
+};

@@ -19,7 +19,7 @@ mod logged;
 mod shared;
 
 pub use logged::{LogEntry, Logged};
-pub use shared::Shared;
+pub use shared::{COMMAND_TAG, STATUS_TAG, Shared};
 
 use guest_mem::RegPage;
 

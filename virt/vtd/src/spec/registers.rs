@@ -390,3 +390,6 @@ pub struct IotlbInvalidate {
     /// IVT: invalidate; clears when done.
     pub ivt: bool,
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,7 +84,7 @@ impl Iotlb {
         }
     }
 
-    /// A 4 KiB translation that has all permissions in `need`: the GPA, if there is one.
+    /// A 4 KiB translation that has a permission of `need`: the GPA, if there is one.
     #[inline]
     pub(super) fn lookup(&self, tag: DomainTag, iova: Iova, need: u64) -> Option<Gpa> {
         let pfn = iova.raw() / PAGE_SIZE;
@@ -93,6 +93,19 @@ impl Iotlb {
             && entry.stamp == self.stamps[tag.stamp_index()]
             && entry.page & need != 0;
         hit.then(|| Gpa::new(entry.page & !(PAGE_SIZE - 1) | iova.offset_in(PAGE_SIZE)))
+    }
+
+    /// A 4 KiB translation of `iova`, whatever its permissions.
+    pub(super) fn lookup_small(&self, tag: DomainTag, iova: Iova) -> Option<Mapping> {
+        let gpa = self.lookup(tag, iova, 3)?;
+        let allowed = [1, 2].into_iter();
+        let permissions = allowed.filter(|need| self.lookup(tag, iova, *need).is_some());
+        let permissions = permissions.sum();
+        Some(Mapping {
+            page: gpa.align_down(PAGE_SIZE),
+            size: PageSize::FourK,
+            permissions,
+        })
     }
 
     /// A 2 MiB or 1 GiB translation that covers `iova`, whatever its permissions.

@@ -5,10 +5,10 @@
 //! * the guest's register accesses ([`Unit::read`], [`Unit::write`]), direct or through a front end of
 //!   [`front`](crate::front). They change registers and note work; they never touch memory.
 //! * [`Unit::step`], a bounded batch of that work: a switch of translation, register-based
-//!   invalidations, then the queue ([`queue`]). Whatever completes an invalidation waits for
-//!   *stale leases* ([`leases`]) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a state.
+//!   invalidations, then the queue (module `queue`). Whatever completes an invalidation waits for
+//!   *stale leases* (module `leases`) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a state.
 //! * devices' translations ([`Iommu::translate`]): context cache, IOTLB, and on a miss the walk
-//!   ([`walk`]). A refusal is recorded ([`faults`]); its interrupt leaves with the next step.
+//!   (module `walk`). A refusal is recorded (module `faults`); its interrupt leaves with the next step.
 //!
 //! There is no clock, no thread and no lock: `now` comes in as an argument and interrupts go out
 //! through [`Sink`]. Guest memory may answer `Pending` anywhere; the unit then stays parked on the
@@ -42,8 +42,10 @@ use commands::{Commands, DrainTimer};
 use context::ContextCache;
 use faults::{Event as EventRegisters, Faults, Recorded};
 use iotlb::Iotlb;
-use registers::{MAX_FAULT_RECORDS, Registers};
+use registers::Registers;
+pub use registers::{FRCD, IOTLB, IVA, MAX_ADDRESS_MASK, MAX_FAULT_RECORDS};
 pub use stats::Stats;
+pub use walk::HOST_ADDRESS_WIDTH;
 use walk::{
     ContextKind, Mapping, WalkFault, WalkStop, Walker, permission_bit, touches_interrupt_range,
 };
@@ -459,9 +461,11 @@ impl Unit {
         }
         let tag = self.contexts.slot(source).tag;
         if iova.raw() & context.beyond == 0 {
-            // A permission that the entry lacks may have been granted since: ask the tables.
-            let large = self.iotlb.lookup_large(tag, iova);
-            if let Some(mapping) = large.filter(|mapping| mapping.allows(perm)) {
+            // The small table again, in case only the context was not cached. A permission that an
+            // entry lacks may have been granted since: ask the tables.
+            let small = self.iotlb.lookup_small(tag, iova);
+            let found = small.or_else(|| self.iotlb.lookup_large(tag, iova));
+            if let Some(mapping) = found.filter(|mapping| mapping.allows(perm)) {
                 self.stats.iotlb_hits += 1;
                 return Ok(mapping);
             }
