@@ -10,6 +10,7 @@ use crate::device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
 };
 use crate::net::Net;
+use crate::saved::SavedDevice;
 
 /// Any device of this crate.
 pub enum AnyDevice {
@@ -160,6 +161,13 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.needs_reset(),
             Self::Net(net) => net.needs_reset(),
+        }
+    }
+
+    fn save(&self) -> Option<SavedDevice> {
+        match self {
+            Self::Blk(blk) => blk.save(),
+            Self::Net(net) => net.save(),
         }
     }
 

@@ -13,6 +13,7 @@ use std::os::fd::RawFd;
 use guest_mem::{Dma, Iova, KeepAlive, Ticket};
 
 use crate::ring::SplitQueue;
+use crate::saved::SavedDevice;
 
 /// Feature bit numbers of virtio 1.2 §6 and §2.7 that every device here treats alike.
 pub mod feature {
@@ -113,7 +114,8 @@ pub enum ActivateError {
     },
 }
 
-/// Where a device's interrupts go. Called at most once per queue and poll.
+/// Where a device's interrupts go. Called at most twice per queue and poll: once for what an earlier poll
+/// could not publish, once for its own.
 pub trait Interrupt {
     /// Used buffers of `queue`, which the driver wants to hear of.
     fn queue(&mut self, queue: u16);
@@ -222,6 +224,10 @@ pub trait VirtioDevice {
 
     /// DEVICE_NEEDS_RESET (virtio 1.2 §2.1.1): the device takes no more buffers until it is reset.
     fn needs_reset(&self) -> bool;
+
+    /// What another instance needs to go on from here; `None` unless the device is quiesced and every
+    /// ended request has been published ([`resume`](VirtioDevice::resume) and poll, then try again).
+    fn save(&self) -> Option<SavedDevice>;
 
     /// Counters.
     fn stats(&self) -> DeviceStats;

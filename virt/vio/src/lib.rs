@@ -22,8 +22,10 @@ mod device;
 pub mod fake_driver;
 pub mod net;
 pub mod ring;
+mod saved;
 
 pub use any::AnyDevice;
 pub use device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
 };
+pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};

@@ -135,6 +135,13 @@ pub trait BlockIo: Send {
     /// Asks to stop the operation of `slot`, which is in flight. An outcome follows.
     fn cancel(&mut self, slot: u32);
 
-    /// Appends descriptors that are readable while there are completions.
+    /// The owner is about to sleep: from now on the descriptors become readable. What came before is
+    /// told by [`has_completions`](BlockIo::has_completions) only.
+    fn arm(&mut self);
+
+    /// The owner polls again: nobody needs the descriptors.
+    fn disarm(&mut self);
+
+    /// Appends descriptors that become readable, once armed, when something has ended.
     fn wake_fds(&self, fds: &mut Vec<RawFd>);
 }

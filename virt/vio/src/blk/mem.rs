@@ -106,6 +106,10 @@ impl BlockIo for MemDisk {
 
     fn cancel(&mut self, _slot: u32) {}
 
+    fn arm(&mut self) {}
+
+    fn disarm(&mut self) {}
+
     fn wake_fds(&self, _fds: &mut Vec<RawFd>) {}
 }
 
@@ -305,6 +309,14 @@ mod slow {
             };
             self.control.gate().held = self.held.len();
             self.done.push(Completion { slot, outcome });
+        }
+
+        fn arm(&mut self) {
+            self.below.arm();
+        }
+
+        fn disarm(&mut self) {
+            self.below.disarm();
         }
 
         fn wake_fds(&self, fds: &mut Vec<RawFd>) {

@@ -46,6 +46,7 @@ use crate::device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
 };
 use crate::ring::{Chain, Segment, SplitQueue};
+use crate::saved::{SAVED_VERSION, SavedDevice};
 use request::ID_LEN;
 
 /// Unit of the protocol's sector numbers, in bytes, whatever the block size.
@@ -341,6 +342,8 @@ impl VirtioDevice for Blk {
     }
 
     fn arm<D: Dma>(&mut self, dma: &mut D) {
+        // Also when no chain is taken: what is in flight must be harvested.
+        self.io.arm();
         if self.may_run() {
             for queue in self
                 .queues
@@ -390,6 +393,7 @@ impl VirtioDevice for Blk {
     }
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {
+        self.io.disarm();
         if self.may_run() {
             for queue in self
                 .queues
@@ -456,6 +460,44 @@ impl VirtioDevice for Blk {
 
     fn needs_reset(&self) -> bool {
         self.broken
+    }
+
+    fn save(&self) -> Option<SavedDevice> {
+        let Self {
+            config: _,
+            features: _,
+            queue_sizes: _,
+            space: _,
+            limits,
+            io: _,
+            queues,
+            first: _,
+            slab: _,
+            free: _,
+            chain: _,
+            completions: _,
+            in_flight,
+            stopped,
+            broken,
+            announce: _,
+            stats: _,
+            rings: _,
+        } = self;
+        let ended = queues.iter().any(|queue| !queue.ended.is_empty());
+        if *in_flight != 0 || ended || !(*stopped || queues.is_empty()) {
+            return None;
+        }
+        Some(SavedDevice {
+            version: SAVED_VERSION,
+            device_type: self.device_type(),
+            features: limits.features,
+            needs_reset: *broken,
+            queues: queues
+                .iter()
+                .map(|queue| queue.ring.save())
+                .collect::<Option<_>>()?,
+            held_frame: Vec::new(),
+        })
     }
 
     fn stats(&self) -> DeviceStats {

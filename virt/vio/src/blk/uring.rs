@@ -2,28 +2,29 @@
 //!
 //! One ring per device, made at first use by the thread that polls it (SINGLE_ISSUER, DEFER_TASKRUN and
 //! TASKRUN_FLAG where the kernel has them): an idle poll costs two loads and no system call, and a batch
-//! of submissions one. The ring's descriptor is readable while there are completions, so the owner can
-//! sleep on it.
+//! of submissions one. An owner that sleeps does so on an eventfd, which is silent while it polls. (The
+//! ring's own descriptor would not do: with DEFER_TASKRUN, Linux 6.18 reports it readable when asked but
+//! wakes nobody who is already waiting for it.)
 //!
 //! Data go straight into leased guest memory (readv, writev), or through a private pool. Discard and
 //! write-zeroes are fallocate: punch a hole, or zero the range; a file system that cannot zero a range
 //! punches it, which reads as zeroes too. A short transfer is continued; one that makes no progress (the
 //! file was truncated under us) is EIO.
 //!
-//! Bounds: `depth` operations in flight; a pool of [`POOL_CHUNKS`] × [`CHUNK`] = 8 MiB, committed by the
+//! Bounds: `depth` operations in flight; a pool of 512 × 16 KiB = 8 MiB, committed by the
 //! host as it is touched, and only with [`Transfer::Bounce`].
 //!
 //! UNSAFETY: the kernel is given addresses that it uses after the call returns. What keeps them valid is
 //! stated at [`UringFile::submit`] and `drop`. A safe wrapper would have to own the buffers, and
 //! they belong to the guest.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+mod pool;
+
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
@@ -31,13 +32,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
-
-/// Piece of the private pool, in bytes: what a request's buffer is made of.
-pub const CHUNK: u32 = 16 << 10;
-/// Chunks of the private pool. 8 MiB: two requests of the largest size, or 512 small ones.
-pub const POOL_CHUNKS: u32 = 512;
-const _: () = assert!(CHUNK * POOL_CHUNKS >= MAX_TRANSFER);
-const _: () = assert!((MAX_TRANSFER / CHUNK) as usize <= MAX_PIECES);
+use pool::{CHUNK, Pool};
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
@@ -114,49 +109,11 @@ struct Slot {
     punching: bool,
 }
 
-/// The private pool: page-aligned, never moved.
-struct Pool {
-    base: NonNull<u8>,
-    free: Vec<u32>,
-}
-
-impl Pool {
-    const LAYOUT: Layout = match Layout::from_size_align((CHUNK * POOL_CHUNKS) as usize, 4096) {
-        Ok(layout) => layout,
-        Err(_) => panic!("a valid layout"),
-    };
-
-    fn new() -> Self {
-        // SAFETY: the layout's size is not zero.
-        let base = unsafe { alloc_zeroed(Self::LAYOUT) };
-        let Some(base) = NonNull::new(base) else {
-            handle_alloc_error(Self::LAYOUT)
-        };
-        Self {
-            base,
-            free: (0..POOL_CHUNKS).rev().collect(),
-        }
-    }
-
-    fn chunk(&self, chunk: u32) -> *mut u8 {
-        assert!(chunk < POOL_CHUNKS);
-        // SAFETY: `chunk` is below the number of chunks in the allocation.
-        unsafe { self.base.as_ptr().add((chunk * CHUNK) as usize) }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`; `UringFile::drop` forgets a pool that the kernel
-        // may still use.
-        unsafe { dealloc(self.base.as_ptr(), Self::LAYOUT) }
-    }
-}
-
-// SAFETY: `base` is owned memory, tied to no thread.
-unsafe impl Send for Pool {}
-
 /// A raw file or block device.
+///
+/// Thread: made and attached anywhere, submitted to and polled from one thread only, the first that does:
+/// the kernel refuses others, and their operations stay queued. To be dropped on that thread if
+/// anything is in flight; elsewhere what is in flight is leaked after two seconds.
 pub struct UringFile {
     ring: IoUring,
     /// Made disabled: the first submission enables it and binds it to its thread.
@@ -173,6 +130,8 @@ pub struct UringFile {
     early: Vec<Completion>,
     /// Entries written and not yet submitted.
     queued: bool,
+    /// Counts completions while armed.
+    wake: File,
 }
 
 // SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into guest
@@ -207,6 +166,10 @@ impl UringFile {
             return Err(UringError::Size(capacity));
         }
         let ring = make_ring(options.depth).map_err(UringError::Ring)?;
+        let wake = make_eventfd().map_err(UringError::Ring)?;
+        ring.submitter()
+            .register_eventfd(wake.as_raw_fd())
+            .map_err(UringError::Ring)?;
         let slot = |_| Slot {
             state: State::Free,
             op: Op::Flush,
@@ -218,7 +181,7 @@ impl UringFile {
             cancelled: false,
             punching: false,
         };
-        Ok(Self {
+        let mut disk = Self {
             ring,
             enabled: false,
             file,
@@ -230,7 +193,10 @@ impl UringFile {
             in_flight: 0,
             early: Vec::new(),
             queued: false,
-        })
+            wake,
+        };
+        disk.disarm();
+        Ok(disk)
     }
 
     /// Writes the submission entry of a slot in state `InFlight`.
@@ -354,6 +320,16 @@ fn make_ring(depth: u32) -> io::Result<IoUring> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         Err(error) => Err(error),
     }
+}
+
+fn make_eventfd() -> io::Result<File> {
+    // SAFETY: plain system call; a new descriptor, or an error.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call just made it, and nobody else has it.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
@@ -574,8 +550,19 @@ impl BlockIo for UringFile {
         }
     }
 
+    fn arm(&mut self) {
+        // What is counted in it is over: `has_completions` follows. Would-block means nothing is.
+        let mut count = [0; 8];
+        let _ = self.wake.read(&mut count);
+        self.ring.completion().enable_eventfd();
+    }
+
+    fn disarm(&mut self) {
+        self.ring.completion().disable_eventfd();
+    }
+
     fn wake_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.push(self.ring.as_raw_fd());
+        fds.push(self.wake.as_raw_fd());
     }
 }
 
@@ -599,3 +586,6 @@ impl Drop for UringFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,6 +31,7 @@ use crate::device::{
 };
 use crate::ring::split::RingStats;
 use crate::ring::{Chain, RingStop, Segment, SplitQueue, Violation};
+use crate::saved::{SAVED_VERSION, SavedDevice};
 
 /// Largest frame: 14 bytes of Ethernet header, a VLAN tag, 1500 bytes.
 pub const MAX_FRAME: usize = 1518;
@@ -535,6 +536,49 @@ impl VirtioDevice for Net {
 
     fn needs_reset(&self) -> bool {
         self.broken
+    }
+
+    fn save(&self) -> Option<SavedDevice> {
+        let Self {
+            features: _,
+            queue_sizes: _,
+            space: _,
+            io: _,
+            accepted,
+            rx,
+            tx,
+            chain: _,
+            rx_frame,
+            held,
+            too_few: _,
+            rx_empty: _,
+            tx_frame: _,
+            segments: _,
+            heads: _,
+            stopped,
+            broken,
+            announce: _,
+            stats: _,
+            rings: _,
+        } = self;
+        let mut queues = rx.iter().chain(tx);
+        if !*stopped && queues.clone().next().is_some() {
+            return None;
+        }
+        Some(SavedDevice {
+            version: SAVED_VERSION,
+            device_type: self.device_type(),
+            features: *accepted,
+            needs_reset: *broken,
+            queues: queues.try_fold(Vec::new(), |mut all, queue| {
+                all.push(queue.save()?);
+                Some(all)
+            })?,
+            held_frame: match held {
+                Some(len) => rx_frame[HEADER_LEN..][..*len].to_vec(),
+                None => Vec::new(),
+            },
+        })
     }
 
     fn stats(&self) -> DeviceStats {

@@ -40,6 +40,11 @@ impl Area {
         })
     }
 
+    /// First byte.
+    pub(super) fn base(&self) -> Iova {
+        self.base
+    }
+
     /// The window that holds byte `offset`, and where in it. `offset` is below the length given to `new`.
     #[inline]
     pub(super) fn at<D: Dma>(&mut self, dma: &mut D, offset: u32) -> Access<(&Window, u32)> {

@@ -29,6 +29,7 @@ use super::chain::{
     Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Violation,
 };
 use crate::device::{ActivateError, QueueConfig, feature};
+use crate::saved::SavedQueue;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT (§2.7.6), in `avail.flags`.
 pub const AVAIL_F_NO_INTERRUPT: u16 = 1;
@@ -184,6 +185,35 @@ impl SplitQueue {
     /// Why the queue rests, if it does.
     pub fn parked(&self) -> Option<Parked> {
         self.parked
+    }
+
+    /// The queue's state; `None` while used elements are staged.
+    pub fn save(&self) -> Option<SavedQueue> {
+        let Self {
+            index,
+            size,
+            event_idx: _,
+            indirect: _,
+            desc,
+            avail,
+            used,
+            next_avail,
+            next_used,
+            staged,
+            no_notify: _,
+            parked: _,
+            table: _,
+            stats: _,
+        } = self;
+        (*staged == 0).then(|| SavedQueue {
+            index: *index,
+            size: *size,
+            desc: desc.base().raw(),
+            avail: avail.base().raw(),
+            used: used.base().raw(),
+            next_avail: *next_avail,
+            next_used: *next_used,
+        })
     }
 
     /// Whether the queue rests because a ring address faulted or the protocol was broken.

@@ -307,3 +307,76 @@ fn a_driver_that_suppresses_interrupts_gets_none_and_one_when_it_asks() {
     let stats = guest.blk.stats();
     assert_eq!((stats.publishes, stats.interrupts), (20, 1));
 }
+
+#[test]
+fn the_ring_itself_wakes_a_sleeper() {
+    let mut guest = Guest::new(uring(Transfer::Direct).0);
+    let mut dma = guest.dma();
+    let mut sleeps = 0;
+    for _ in 0..200 {
+        // The kernel never does this one inline.
+        guest.request(0, kind::FLUSH, 0, &[], &[]);
+        let _ = guest.blk.poll(&mut dma, &mut guest.irq, 0);
+        while guest.driver.used().is_none() {
+            guest.blk.arm(&mut dma);
+            if !guest.blk.has_work(&mut dma) {
+                sleeps += 1;
+                // The time is looked at too: at its end poll(2) asks the descriptors once more, and
+                // would find the completion that woke nobody.
+                let start = std::time::Instant::now();
+                let woken = readable_within(&guest.blk.wake_fds(), 10_000);
+                assert!(
+                    woken && start.elapsed() < Duration::from_secs(9),
+                    "a wake-up was lost"
+                );
+            }
+            guest.blk.disarm(&mut dma);
+            let _ = guest.blk.poll(&mut dma, &mut guest.irq, 0);
+        }
+        assert_eq!(guest.status(0), STATUS_OK);
+    }
+    assert!(sleeps > 0, "every flush was faster than one look");
+    // Nothing left: the descriptors are quiet once armed, and stay so while polling.
+    guest.blk.arm(&mut dma);
+    assert!(!guest.blk.has_work(&mut dma) && !readable_within(&guest.blk.wake_fds(), 0));
+    guest.blk.disarm(&mut dma);
+    guest.request(0, kind::FLUSH, 0, &[], &[]);
+    guest.wait_used(&mut dma);
+    assert!(!readable_within(&guest.blk.wake_fds(), 0));
+}
+
+#[test]
+fn a_device_is_saved_between_requests_only() {
+    let (disk, control, _file) = slow(Transfer::Direct);
+    let mut guest = Guest::new(disk);
+    let mut dma = guest.dma();
+    assert_eq!(guest.blk.save(), None, "it runs");
+    guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
+    guest.settle(&mut dma);
+    assert_eq!(guest.blk.quiesce(&mut dma), in_flight(1));
+    assert_eq!(guest.blk.save(), None, "a request is in flight");
+    control.set_open(true);
+    drain(&mut guest, &mut dma, Quiesce::Done);
+    assert_eq!(guest.blk.save(), None, "the guest has not been told of it");
+    guest.blk.resume();
+    guest.wait_used(&mut dma);
+    assert_eq!(guest.blk.quiesce(&mut dma), Quiesce::Done);
+    let saved = guest.blk.save().expect("quiesced and published");
+    let config = guest.driver.config();
+    assert_eq!(
+        (saved.device_type, saved.features),
+        (2, guest.blk.features())
+    );
+    assert_eq!(saved.queues.len(), 1);
+    let queue = &saved.queues[0];
+    assert_eq!((queue.next_avail, queue.next_used, queue.size), (1, 1, 64));
+    assert_eq!(
+        [queue.desc, queue.avail, queue.used],
+        [config.desc, config.avail, config.used].map(Iova::raw)
+    );
+    let text = serde_json::to_string(&saved).unwrap();
+    assert_eq!(
+        serde_json::from_str::<crate::SavedDevice>(&text).unwrap(),
+        saved
+    );
+}

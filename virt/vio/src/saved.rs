@@ -1,0 +1,49 @@
+//! What a device's state comes down to, for snapshots: plain, versioned, without live handles.
+//!
+//! *Derived, therefore absent*: cached windows (made anew on first use), whether a queue is parked (its
+//! next access finds out), counters. *Absent by precondition*: requests in flight, and ended ones
+//! not yet in the used ring; a device is saved quiesced. *The owner's business*: the back end and its
+//! configuration, feature bits and registers that only the transport holds.
+//!
+//! Left out: making a device from it, which comes with restoring machines.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the types below; a change of meaning increments it.
+pub const SAVED_VERSION: u32 = 1;
+
+/// A quiesced device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedDevice {
+    /// [`SAVED_VERSION`] when it was saved.
+    pub version: u32,
+    /// Device type number (virtio 1.2 §5).
+    pub device_type: u16,
+    /// Features the driver accepted; 0 before activation.
+    pub features: u64,
+    /// DEVICE_NEEDS_RESET.
+    pub needs_reset: bool,
+    /// The enabled queues; none before activation.
+    pub queues: Vec<SavedQueue>,
+    /// A frame received and not yet delivered (network devices).
+    pub held_frame: Vec<u8>,
+}
+
+/// One split queue between two polls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedQueue {
+    /// Queue number.
+    pub index: u16,
+    /// Entries.
+    pub size: u16,
+    /// IOVA of the descriptor table.
+    pub desc: u64,
+    /// IOVA of the available ring.
+    pub avail: u64,
+    /// IOVA of the used ring.
+    pub used: u64,
+    /// The available entry to take next, modulo 2^16.
+    pub next_avail: u16,
+    /// The used entry to write next, modulo 2^16.
+    pub next_used: u16,
+}
