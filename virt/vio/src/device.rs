@@ -100,12 +100,6 @@ pub enum ActivateError {
         /// Queue number.
         index: u16,
     },
-    /// A queue the device cannot do without is not enabled.
-    #[error("queue {index} is needed and not enabled")]
-    QueueMissing {
-        /// Queue number.
-        index: u16,
-    },
     /// Requests of the time before are still in flight.
     #[error("{in_flight} requests are still in flight")]
     NotQuiesced {
@@ -203,8 +197,8 @@ pub trait VirtioDevice {
     /// Polling goes on: tells the driver not to ring, as far as that is free.
     fn disarm<D: Dma>(&mut self, dma: &mut D);
 
-    /// Level-readable descriptors that become readable when there is work. Ask before every sleep:
-    /// a source that cannot be served at the moment is left out.
+    /// Level-readable descriptors that become readable, once armed, when there is work. Ask after every
+    /// [`arm`](VirtioDevice::arm): a source that cannot be served at the moment is left out.
     fn wake_fds(&self) -> Vec<RawFd>;
 
     /// Stops taking buffers (no ring or buffer of the driver is touched from the first call on, save by

@@ -93,8 +93,7 @@ impl<M: PhysMem> FakeDriver<M> {
         self.iova_offset = offset;
     }
 
-    /// Both indices start here, as after 2^16 requests and some.
-    /// For a device whose queue was made to continue there.
+    /// The queue as the transport would hand it to the device.
     pub fn config(&self) -> QueueConfig {
         let at = |offset| Iova::new(self.base + self.iova_offset + offset);
         QueueConfig {

@@ -483,7 +483,11 @@ impl VirtioDevice for Net {
             return true;
         }
         let [rx, tx] = available;
-        self.rx_empty = rx == 0;
+        if self.rx_empty && rx != 0 {
+            // The owner may have asked for our descriptors already, when they were left out: the poll
+            // that follows puts them back.
+            return true;
+        }
         tx != 0
             || match self.held {
                 Some(_) => rx > self.too_few,

@@ -328,6 +328,26 @@ fn too_few_buffers_hold_the_frame_until_there_are_more() {
 }
 
 #[test]
+fn buffers_given_while_the_owner_falls_asleep_put_the_descriptors_back() {
+    let mut guest = Guest::new(Box::new(Wire::default()), !0);
+    let mut dma = guest.dma();
+    guest.poll();
+    guest.net.arm(&mut dma);
+    let asked = guest.net.wake_fds();
+    assert!(asked.is_empty());
+    // The driver looks at avail_event before the device has armed: it rings no doorbell.
+    guest.give(4, 2048);
+    assert!(
+        guest.net.has_work(&mut dma),
+        "sleeping on `asked` would miss every frame"
+    );
+    guest.poll();
+    guest.net.arm(&mut dma);
+    assert!(!guest.net.has_work(&mut dma));
+    assert_eq!(guest.net.wake_fds(), [0]);
+}
+
+#[test]
 fn without_merging_a_frame_that_does_not_fit_is_dropped_and_the_buffer_kept() {
     let wire = Wire::default();
     let mut guest = Guest::new(Box::new(wire.clone()), !net_feature::MRG_RXBUF);
