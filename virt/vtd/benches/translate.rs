@@ -1,6 +1,7 @@
 //! The unit's two hot paths, without a virtual machine.
 //!
 //! * `translate/hit/4k`: one IOTLB hit with permission check, and lease begin and end.
+//! * `translate/hit_only/4k`, `translate/lease_only`: its two halves.
 //! * `translate/hit/64k`: sixteen of them, the pieces of one 64 KiB request.
 //! * `translate/miss/4k`: four levels walked (context cached), lease begin and end.
 //! * `drain/psi/N`: a queue of N descriptors, the last of them a wait with status; 0 leases in flight.
@@ -15,7 +16,7 @@ use std::hint::black_box;
 use common::{DISK, Guest, Machine, Mode, RW, STATUS, iotlb_domain, iotlb_pages, wait_status};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use guest_mem::test_utils::ArrayMem;
-use guest_mem::{Iommu, Iova, Perm};
+use guest_mem::{Gpa, Iommu, Iova, Perm};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config};
@@ -59,6 +60,24 @@ fn translate(c: &mut Criterion) {
     let mut group = c.benchmark_group("translate");
     let mut machine = machine();
     group.bench_function("hit/4k", |b| b.iter(|| access(&mut machine, BASE)));
+    group.bench_function("hit_only/4k", |b| {
+        b.iter(|| {
+            let iova = black_box(Iova::new(BASE));
+            let unit = &mut machine.unit;
+            unit.translate(&machine.mem, black_box(DISK), iova, Perm::Write)
+                .expect("mapped")
+        });
+    });
+    group.bench_function("lease_only", |b| {
+        b.iter(|| {
+            let iova = black_box(Iova::new(BASE));
+            let unit = &mut machine.unit;
+            let lease = unit
+                .lease_begin(DISK, iova, Gpa::new(0x80_0000), 4096, Perm::Write)
+                .expect("room");
+            unit.lease_end(black_box(lease));
+        });
+    });
     group.throughput(Throughput::Elements(PAGES));
     group.bench_function("hit/64k", |b| {
         b.iter(|| (0..PAGES).for_each(|page| access(&mut machine, BASE + page * 0x1000)));

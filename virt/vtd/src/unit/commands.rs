@@ -63,7 +63,6 @@ impl Unit {
 
     fn drop_caches(&mut self) {
         self.contexts.flush_all();
-        self.iotlb.flush_all();
         self.generation += 1;
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Indexed by the low byte of the source id; two buses in use with the same device and function evict
 //! each other. A slot is also the handle that a translation starts from: it holds what the IOTLB lookup
-//! needs, so that a hit hashes nothing.
+//! needs, so that a hit hashes nothing. All contexts of one domain hold the same tag.
+//!
+//! Flushes visit the slots in use, few in any real machine and at most 256.
 
 use guest_mem::SourceId;
 
@@ -11,19 +13,22 @@ use super::walk::{Context, ContextKind};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cached {
-    /// Source id + 1 if the context goes through tables, else 0: what the hit path compares.
-    pub(super) translated: u32,
-    /// Source id + 1 of the slot's owner; 0 when empty.
+    /// Source id if the context goes through tables, else [`NOBODY`]: what the hit path compares.
+    translated: u32,
+    /// Source id of the slot's owner; [`NOBODY`] when empty.
     owner: u32,
     pub(super) tag: DomainTag,
     pub(super) beyond: u64,
     context: Context,
 }
 
+/// No source id, which has 16 bits.
+const NOBODY: u32 = !0;
+
 const EMPTY: Cached = Cached {
-    translated: 0,
-    owner: 0,
-    tag: DomainTag::ZERO,
+    translated: NOBODY,
+    owner: NOBODY,
+    tag: DomainTag::NONE,
     beyond: !0,
     context: Context {
         did: 0,
@@ -35,16 +40,19 @@ const EMPTY: Cached = Cached {
 
 pub(super) struct ContextCache {
     slots: Box<[Cached; 256]>,
+    /// Slots with an owner, in no order.
+    used: Vec<u8>,
 }
 
 const fn name(source: SourceId) -> u32 {
-    source.0 as u32 + 1
+    source.0 as u32
 }
 
 impl ContextCache {
     pub(super) fn new() -> Self {
         Self {
             slots: Box::new([EMPTY; 256]),
+            used: Vec::with_capacity(256),
         }
     }
 
@@ -64,38 +72,57 @@ impl ContextCache {
         (slot.owner == name(source)).then_some(slot.context)
     }
 
-    pub(super) fn insert(&mut self, source: SourceId, context: Context) {
+    /// The tag that the contexts of a domain hold, if there is one.
+    pub(super) fn tag_of(&self, did: u16) -> Option<DomainTag> {
+        let used = self
+            .used
+            .iter()
+            .map(|index| &self.slots[usize::from(*index)]);
+        let mut same = used.filter(|slot| slot.context.did == did);
+        same.next().map(|slot| slot.tag)
+    }
+
+    /// `tag` is [`tag_of`](Self::tag_of) the domain, or a new one.
+    pub(super) fn insert(&mut self, source: SourceId, context: Context, tag: DomainTag) {
         let translated = match context.kind {
-            ContextKind::PassThrough => 0,
+            ContextKind::PassThrough => NOBODY,
             ContextKind::Table { .. } => name(source),
         };
-        self.slots[usize::from(source.devfn())] = Cached {
+        let slot = &mut self.slots[usize::from(source.devfn())];
+        if slot.owner == NOBODY {
+            self.used.push(source.devfn());
+        }
+        *slot = Cached {
             translated,
             owner: name(source),
-            tag: DomainTag::new(context.did),
+            tag,
             beyond: context.beyond,
             context,
         };
     }
 
     pub(super) fn flush_all(&mut self) {
-        self.slots.fill(EMPTY);
+        self.flush(|_, _| true);
     }
 
     pub(super) fn flush_domain(&mut self, did: u16) {
-        for slot in self.slots.iter_mut() {
-            if slot.owner != 0 && slot.context.did == did {
-                *slot = EMPTY;
-            }
-        }
+        self.flush(|_, context| context.did == did);
     }
 
     pub(super) fn flush_sources(&mut self, matches: impl Fn(SourceId) -> bool) {
-        for slot in self.slots.iter_mut() {
-            // `owner` is a 16-bit id + 1.
-            if slot.owner != 0 && matches(SourceId((slot.owner - 1) as u16)) {
+        self.flush(|source, _| matches(source));
+    }
+
+    fn flush(&mut self, matches: impl Fn(SourceId, &Context) -> bool) {
+        let slots = &mut self.slots;
+        self.used.retain(|index| {
+            let slot = &mut slots[usize::from(*index)];
+            // The owner of a slot in use is a 16-bit id.
+            let goes = matches(SourceId(slot.owner as u16), &slot.context);
+            if goes {
                 *slot = EMPTY;
             }
-        }
+            !goes
+        });
     }
 }

@@ -2,15 +2,18 @@
 //!
 //! Three direct-mapped tables, one per page size, because a page-selective invalidation must find every
 //! entry that overlaps its range: with one entry per mapping, an aligned range of 2^AM pages touches at
-//! most one large entry per 2 MiB or 1 GiB. An entry is valid while its *stamp* equals its domain's.
-//! Domains share 256 stamps (by the low byte of DID; the tag holds the whole DID, so a collision costs
-//! refills, never a wrong answer). So a domain flush is one store and a global flush 256; nothing is
-//! scanned. Stamps come from one 64-bit counter that never returns a value twice.
+//! most one large entry per 2 MiB or 1 GiB.
+//!
+//! Entries are not tagged by DID but by an *epoch*, which stands for one domain between two flushes: the
+//! context cache holds the epoch of each domain in use, and a flush of a domain drops its contexts, so
+//! that the next walk begins a new epoch. No entry of an old epoch can match again: epochs are never
+//! used twice (28 bits; before they run out everything is cleared). So a flush of a domain or of all
+//! costs a pass over the contexts in use and never one over the tables, and a hit compares one word.
 //!
 //! Only present translations are kept, whatever `CAP.CM` says, and no entry covers the interrupt range.
 //!
-//! Cost of a hit: one load from the caller's context, one of the stamp, one line of the table.
-//! Size: 4096 × 24 B + 2 × 256 × 24 B = 108 KiB per unit.
+//! Cost of a hit: the line of the context, and the line of the entry.
+//! Size: 4096 × 16 B + 2 × 256 × 16 B = 72 KiB per unit.
 
 use guest_mem::{Gpa, Iova, PAGE_SIZE};
 
@@ -20,41 +23,34 @@ use super::walk::{Mapping, PageSize};
 const SMALL: usize = 4096;
 /// Entries for each of the large sizes.
 const LARGE: usize = 256;
-/// Above this many pages a page-selective flush invalidates the whole domain instead of probing:
-/// 256 probes take as long as a few refills.
-const MAX_PROBES: u64 = 256;
+/// Most pages of a page-selective flush; more are flushed as a whole domain, because 256 probes take
+/// as long as a few refills.
+pub(super) const MAX_PROBES: u64 = 256;
+/// Bits of an epoch in a key; a 48-bit address has a page number of 36 bits.
+const EPOCH_BITS: u32 = 28;
 
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    /// Page number in the table's size << 16 | DID.
+    /// Page number in the table's size << 28 | epoch; epoch 0 is never given.
     key: u64,
-    /// Valid while equal to the domain's stamp; 0 is never valid.
-    stamp: u64,
     /// GPA of the page | permissions in bits 1:0, as in a table entry.
     page: u64,
 }
 
-/// What the lookup needs to know of a domain; kept in the context cache.
-#[derive(Clone, Copy, Debug)]
+/// A domain's epoch, and where its entries go; kept in the context cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DomainTag {
-    did: u64,
+    epoch: u64,
     /// Spreads domains over the table: different domains use the same few IOVA pages.
     salt: u64,
 }
 
 impl DomainTag {
-    /// Of no domain in particular.
-    pub(super) const ZERO: Self = Self { did: 0, salt: 0 };
+    /// Of no domain.
+    pub(super) const NONE: Self = Self { epoch: 0, salt: 0 };
 
-    pub(super) fn new(did: u16) -> Self {
-        Self {
-            did: u64::from(did),
-            salt: u64::from(did).wrapping_mul(0x9e5) & (SMALL as u64 - 1),
-        }
-    }
-
-    fn stamp_index(self) -> usize {
-        usize::from(self.did as u8)
+    fn key(self, number: u64) -> u64 {
+        number << EPOCH_BITS | self.epoch
     }
 }
 
@@ -62,8 +58,7 @@ pub(super) struct Iotlb {
     small: Box<[Entry; SMALL]>,
     two_m: Box<[Entry; LARGE]>,
     one_g: Box<[Entry; LARGE]>,
-    stamps: Box<[u64; 256]>,
-    last_stamp: u64,
+    last_epoch: u64,
 }
 
 fn empty<const N: usize>() -> Box<[Entry; N]> {
@@ -79,8 +74,33 @@ impl Iotlb {
             small: empty(),
             two_m: empty(),
             one_g: empty(),
-            stamps: Box::new([1; 256]),
-            last_stamp: 1,
+            last_epoch: 0,
+        }
+    }
+
+    /// Whether no epoch is left: drop all contexts, then [`clear`](Self::clear).
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.last_epoch == (1 << EPOCH_BITS) - 1
+    }
+
+    /// Empties the tables and begins the epochs anew. No tag given before may be used again.
+    pub(super) fn clear(&mut self) {
+        self.small.fill(Entry::default());
+        self.two_m.fill(Entry::default());
+        self.one_g.fill(Entry::default());
+        self.last_epoch = 0;
+    }
+
+    /// A tag that no entry has.
+    pub(super) fn begin_epoch(&mut self) -> DomainTag {
+        assert!(
+            !self.is_exhausted(),
+            "the caller clears before epochs run out"
+        );
+        self.last_epoch += 1;
+        DomainTag {
+            epoch: self.last_epoch,
+            salt: self.last_epoch.wrapping_mul(0x9e5) % SMALL as u64,
         }
     }
 
@@ -89,9 +109,7 @@ impl Iotlb {
     pub(super) fn lookup(&self, tag: DomainTag, iova: Iova, need: u64) -> Option<Gpa> {
         let pfn = iova.raw() / PAGE_SIZE;
         let entry = &self.small[(pfn ^ tag.salt) as usize % SMALL];
-        let hit = entry.key == (pfn << 16 | tag.did)
-            && entry.stamp == self.stamps[tag.stamp_index()]
-            && entry.page & need != 0;
+        let hit = entry.key == tag.key(pfn) && entry.page & need != 0;
         hit.then(|| Gpa::new(entry.page & !(PAGE_SIZE - 1) | iova.offset_in(PAGE_SIZE)))
     }
 
@@ -113,9 +131,7 @@ impl Iotlb {
         for (size, table) in [(PageSize::TwoM, &self.two_m), (PageSize::OneG, &self.one_g)] {
             let number = iova.raw() >> size.shift();
             let entry = &table[(number ^ tag.salt) as usize % LARGE];
-            if entry.key == (number << 16 | tag.did)
-                && entry.stamp == self.stamps[tag.stamp_index()]
-            {
+            if entry.key == tag.key(number) {
                 return Some(Mapping {
                     page: Gpa::new(entry.page & !(size.bytes() - 1)),
                     size,
@@ -129,8 +145,7 @@ impl Iotlb {
     pub(super) fn insert(&mut self, tag: DomainTag, iova: Iova, mapping: &Mapping) {
         let number = iova.raw() >> mapping.size.shift();
         let entry = Entry {
-            key: number << 16 | tag.did,
-            stamp: self.stamps[tag.stamp_index()],
+            key: tag.key(number),
             page: mapping.page.raw() | mapping.permissions,
         };
         let index = (number ^ tag.salt) as usize;
@@ -141,22 +156,10 @@ impl Iotlb {
         }
     }
 
-    pub(super) fn flush_all(&mut self) {
-        self.last_stamp += 1;
-        self.stamps.fill(self.last_stamp);
-    }
-
-    pub(super) fn flush_domain(&mut self, did: u16) {
-        self.last_stamp += 1;
-        self.stamps[DomainTag::new(did).stamp_index()] = self.last_stamp;
-    }
-
-    /// `pages` (a power of two) 4 KiB pages of a domain from `iova`, which is aligned to them.
-    pub(super) fn flush_pages(&mut self, did: u16, iova: Iova, pages: u64) {
-        if pages > MAX_PROBES {
-            return self.flush_domain(did);
-        }
-        let tag = DomainTag::new(did);
+    /// Drops what overlaps `pages` 4 KiB pages from `iova`: a power of two, at most [`MAX_PROBES`], and
+    /// aligned to it.
+    pub(super) fn flush_pages(&mut self, tag: DomainTag, iova: Iova, pages: u64) {
+        debug_assert!(pages <= MAX_PROBES);
         let first = iova.raw() / PAGE_SIZE;
         for pfn in first..first + pages {
             drop_entry(&mut self.small[(pfn ^ tag.salt) as usize % SMALL], pfn, tag);
@@ -172,8 +175,8 @@ impl Iotlb {
 }
 
 fn drop_entry(entry: &mut Entry, number: u64, tag: DomainTag) {
-    if entry.key == (number << 16 | tag.did) {
-        entry.stamp = 0;
+    if entry.key == tag.key(number) {
+        *entry = Entry::default();
     }
 }
 
@@ -188,38 +191,38 @@ mod tests {
     };
 
     #[test]
-    fn entries_are_tagged_by_domain() {
+    fn entries_are_tagged_by_epoch() {
         let mut tlb = Iotlb::new();
-        let (one, two) = (DomainTag::new(1), DomainTag::new(2));
+        let (one, two) = (tlb.begin_epoch(), tlb.begin_epoch());
         tlb.insert(one, Iova::new(0x1000), &PAGE);
-        assert_eq!(
-            tlb.lookup(one, Iova::new(0x1234), 1),
-            Some(Gpa::new(0x5234))
-        );
+        let gpa = Some(Gpa::new(0x5234));
+        assert_eq!(tlb.lookup(one, Iova::new(0x1234), 1), gpa);
         assert_eq!(tlb.lookup(two, Iova::new(0x1234), 1), None);
         assert_eq!(tlb.lookup(one, Iova::new(0x1234), 2), None);
+        tlb.flush_pages(two, Iova::new(0x1000), 1);
+        assert_eq!(tlb.lookup(one, Iova::new(0x1234), 1), gpa);
+        tlb.flush_pages(one, Iova::new(0), 2);
+        assert_eq!(tlb.lookup(one, Iova::new(0x1234), 1), None);
     }
 
     #[test]
-    fn a_domain_flush_leaves_other_domains() {
+    fn epochs_run_out_before_one_is_used_twice() {
         let mut tlb = Iotlb::new();
-        // 3 and 4 have stamps of their own; 3 and 0x103 share one.
-        for did in [3, 4, 0x103] {
-            tlb.insert(DomainTag::new(did), Iova::new(0x1000), &PAGE);
-        }
-        tlb.flush_domain(3);
-        let hit = |tlb: &Iotlb, did| tlb.lookup(DomainTag::new(did), Iova::new(0x1000), 1);
-        assert_eq!(hit(&tlb, 3), None);
-        assert_eq!(hit(&tlb, 0x103), None);
-        assert!(hit(&tlb, 4).is_some());
-        tlb.flush_all();
-        assert_eq!(hit(&tlb, 4), None);
+        tlb.last_epoch = (1 << EPOCH_BITS) - 2;
+        let last = tlb.begin_epoch();
+        tlb.insert(last, Iova::new(0xffff_ffff_f000), &PAGE);
+        // The highest page number and the highest epoch fill the key without touching each other.
+        assert!(tlb.lookup(last, Iova::new(0xffff_ffff_f000), 1).is_some());
+        assert!(tlb.is_exhausted());
+        tlb.clear();
+        assert_eq!(tlb.lookup(last, Iova::new(0xffff_ffff_f000), 1), None);
+        assert!(!tlb.is_exhausted());
     }
 
     #[test]
     fn a_page_flush_drops_the_large_entry_around_it() {
         let mut tlb = Iotlb::new();
-        let tag = DomainTag::new(7);
+        let tag = tlb.begin_epoch();
         for size in [PageSize::TwoM, PageSize::OneG] {
             let mapping = Mapping {
                 page: Gpa::new(0x4000_0000),
@@ -229,7 +232,7 @@ mod tests {
             tlb.insert(tag, Iova::new(0x8000_0000), &mapping);
             let inside = Iova::new(0x8000_0000 + size.bytes() - 1);
             assert_eq!(tlb.lookup_large(tag, inside), Some(mapping));
-            tlb.flush_pages(7, Iova::new(0x8001_0000), 16);
+            tlb.flush_pages(tag, Iova::new(0x8001_0000), 16);
             assert_eq!(tlb.lookup_large(tag, Iova::new(0x8000_0000)), None);
         }
     }

@@ -14,6 +14,7 @@ use guest_mem::{Access, Iova, LeaseRecord, PAGE_SIZE, PhysMem, SourceId, Stop, T
 
 use super::Unit;
 use super::context::ContextCache;
+use super::iotlb::MAX_PROBES;
 use super::registers::MAX_ADDRESS_MASK;
 use crate::spec::invalidate::Granularity;
 
@@ -101,14 +102,20 @@ impl Unit {
     pub(super) fn invalidate<M: PhysMem>(&mut self, mem: &M, scope: Scope) -> Result<(), Ticket> {
         self.generation += 1;
         match scope {
-            Scope::IotlbGlobal => self.iotlb.flush_all(),
-            Scope::IotlbDomain(did) => self.iotlb.flush_domain(did),
-            Scope::IotlbPages { did, iova, pages } => self.iotlb.flush_pages(did, iova, pages),
-            Scope::ContextGlobal => self.contexts.flush_all(),
-            Scope::ContextDomain(did) => self.contexts.flush_domain(did),
+            // Without its context a domain has no epoch, and its entries match nothing any more.
+            Scope::ContextGlobal | Scope::IotlbGlobal => self.contexts.flush_all(),
+            Scope::ContextDomain(did) | Scope::IotlbDomain(did) => self.contexts.flush_domain(did),
             Scope::ContextDevice(sid, ignored) => self
                 .contexts
                 .flush_sources(|source| Scope::has_source(ignored, sid, source)),
+            Scope::IotlbPages { did, pages, .. } if pages > MAX_PROBES => {
+                self.contexts.flush_domain(did);
+            }
+            Scope::IotlbPages { did, iova, pages } => {
+                if let Some(tag) = self.contexts.tag_of(did) {
+                    self.iotlb.flush_pages(tag, iova, pages);
+                }
+            }
         }
         self.recheck(mem, scope)
     }
