@@ -2,12 +2,12 @@
 //!
 //! | table | content |
 //! |---|---|
-//! | RSDP, XSDT | the root, at [`layout::ACPI_RSDP`](crate::vm::layout::ACPI_RSDP) |
+//! | RSDP, XSDT | the root, at [`layout::ACPI_RSDP`] |
 //! | FADT | hardware-reduced: sleep control and status, reset register; no PIT, 8259, RTC, keyboard |
 //! | MADT | a local APIC per vCPU, the I/O APIC (id 0, pins 0 to 23) |
 //! | MCFG | ECAM of segment 0, bus 0 |
 //! | DMAR | given by whoever owns the IOMMU, as bytes |
-//! | DSDT | PCI host bridge, COM1, `_S5`: see [`dsdt`] |
+//! | DSDT | PCI host bridge, COM1, `_S5`: see the module `dsdt` |
 //!
 //! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
 //! Left out: FACS, GPEs, power buttons, processors as namespace devices, `_PRT` (every function uses MSI-X).

@@ -25,6 +25,22 @@ Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h hel
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
 reset, 4 a sidecore stopped answering, 128+n ended by signal n.";
 
+const DISK_HELP: &str = "\
+A virtio disk on a raw file; repeat for more.
+
+path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
+         [,misbehave=unmapped|readonly]
+
+readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
+page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. misbehave makes a rogue device \
+for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.";
+
+const NET_HELP: &str = "\
+A virtio network interface; repeat for more.
+
+responder[,ip=A.B.C.D][,mac=…]  answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
+tap=NAME[,mac=…]                the host's TAP interface NAME";
+
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -54,22 +70,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: usize,
 
-    /// A virtio disk on a raw file; repeat for more.
-    ///
-    /// path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
-    /// [,misbehave=unmapped|readonly].
-    /// `readonly` offers a disk that refuses writes; `block` is the logical block size in bytes; `direct`
-    /// passes the host's page cache by; `queues` is 1 to 16; `id` is the serial number, at most 20 characters.
-    /// `misbehave` makes a rogue device for tests: DMA to an address nobody mapped, or a write into the buffer
-    /// of a write request.
-    #[arg(long, value_name = "PATH…", verbatim_doc_comment)]
+    /// A virtio disk on a raw file: path=FILE and options; repeat for more (see --help).
+    #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
     pub disk: Vec<String>,
 
-    /// A virtio network interface; repeat for more.
-    ///
-    /// responder[,ip=A.B.C.D][,mac=…]: answers ARP, ping and UDP echo at `ip` (10.0.2.2), no privileges needed.
-    /// tap=NAME[,mac=…]: the host's TAP interface NAME.
-    #[arg(long, value_name = "BACKEND…", verbatim_doc_comment)]
+    /// A virtio network interface: responder or tap=NAME; repeat for more (see --help).
+    #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
 
     /// The IOMMU the guest sees.

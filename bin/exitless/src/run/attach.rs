@@ -1,6 +1,6 @@
 //! What the machine's devices and IOMMU need from the machine, and what they give back.
 //!
-//! The builder calls [`attach`] once, after KVM, RAM, interrupts and vCPU descriptors exist and before the
+//! The builder calls `devices::attach` once, after KVM, RAM, interrupts and vCPU descriptors exist and before the
 //! kernel is loaded or any vCPU runs.
 
 use std::os::fd::BorrowedFd;

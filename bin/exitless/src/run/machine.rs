@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::Context;
 use guest_mem::{Gpa, GuestRam};
@@ -102,6 +103,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
 
     let threads = start_vcpus(vcpus, &config, &machine);
     let end = control.wait_for_end();
+    if let End::Watchdog(_) = end {
+        abandon(&end, &control, raw, &exits, &msi);
+    }
     for thread in threads.into_iter().chain([console]) {
         // A panic has been printed by its hook and, for a vCPU, is the end's reason.
         let _ = thread.join();
@@ -114,6 +118,25 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     summary(&end, &exits, &msi);
     stopped.context("the devices did not stop in order")?;
     Ok(status(&end))
+}
+
+/// Ends the process without joining anything: a sidecore that does not answer may hold vCPU threads for ever.
+/// Those that are free show their registers first.
+fn abandon(
+    end: &End,
+    control: &Control,
+    raw: Option<RawMode>,
+    exits: &ExitLedger,
+    msi: &KvmMsi,
+) -> ! {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let all_left = control.wait_for_vcpus(PATIENCE);
+    drop(raw);
+    summary(end, exits, msi);
+    if !all_left {
+        eprintln!("exitless: a vCPU still waits for the sidecore");
+    }
+    std::process::exit(i32::from(status(end)))
 }
 
 fn ram(memory: u64) -> anyhow::Result<GuestRam> {

@@ -148,6 +148,18 @@ impl Control {
         true
     }
 
+    /// Waits until every vCPU thread has left, at most for `patience`; whether they have.
+    pub fn wait_for_vcpus(&self, patience: Duration) -> bool {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), patience, |state| !state.threads.is_empty());
+        waited
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .threads
+            .is_empty()
+    }
+
     /// Takes back one [`pause`](Self::pause); the vCPUs run again after the last.
     pub fn resume(&self) {
         let mut state = self.state();
@@ -207,5 +219,66 @@ impl Control {
                 .unwrap_or_else(PoisonError::into_inner);
             state.parked -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A thread that behaves like a vCPU's, with a short sleep for the guest.
+    fn fake_vcpu(control: &Arc<Control>) -> std::thread::JoinHandle<()> {
+        let control = control.clone();
+        crate::vm::kick::install().unwrap();
+        std::thread::spawn(move || {
+            let thread = Thread::current();
+            control.join(thread);
+            while control.next() == Next::Run {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            control.leave(thread);
+        })
+    }
+
+    #[test]
+    fn the_first_reason_to_end_counts_and_all_threads_leave() {
+        let control = Arc::new(Control::new().unwrap());
+        let threads: Vec<_> = (0..3).map(|_| fake_vcpu(&control)).collect();
+        control.end(End::PowerOff);
+        control.end(End::Reset);
+        assert_eq!(control.wait_for_end(), End::PowerOff);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(control.wait_for_vcpus(Duration::ZERO));
+    }
+
+    #[test]
+    fn pauses_nest_and_an_end_comes_through_them() {
+        let control = Arc::new(Control::new().unwrap());
+        let thread = fake_vcpu(&control);
+        while control.wait_for_vcpus(Duration::ZERO) {
+            std::thread::yield_now();
+        }
+        assert!(control.pause(Duration::from_secs(10)));
+        assert!(control.pause(Duration::from_secs(10)));
+        control.resume();
+        assert_eq!(control.state().pauses, 1);
+        assert!(!control.wait_for_vcpus(Duration::from_millis(5)));
+        control.end(End::Quit);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_does_not_park_is_told_but_the_pause_holds() {
+        let control = Arc::new(Control::new().unwrap());
+        crate::vm::kick::install().unwrap();
+        // This thread has joined and is busy here: kicked, it does not look.
+        control.join(Thread::current());
+        assert!(!control.pause(Duration::from_millis(5)));
+        assert_eq!(control.state().pauses, 1);
+        control.leave(Thread::current());
     }
 }

@@ -60,10 +60,10 @@ pub fn spawn(
             let thread = Thread::current();
             machine.control.join(thread);
             run(&mut vcpu, index, &machine);
-            machine.control.leave(thread);
             if machine.control.wants_registers() {
                 eprintln!("{}", describe(&mut vcpu, index, "stopped at"));
             }
+            machine.control.leave(thread);
         })
 }
 
