@@ -13,12 +13,14 @@ use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{Config, Parked, Progress, Unit};
 
+type Stores = Box<dyn FnMut(&ArrayPage)>;
+
 /// Makes the guest's stores just before our load number `at`.
 struct Racing {
     page: ArrayPage,
     loads: Cell<usize>,
     at: Cell<Option<usize>>,
-    stores: RefCell<Box<dyn FnMut(&ArrayPage)>>,
+    stores: RefCell<Stores>,
 }
 
 impl Racing {

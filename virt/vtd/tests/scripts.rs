@@ -405,9 +405,11 @@ impl Script for RegisterInvalidation {
             s.m.write8(IOTLB, 1 << 63 | 3 << 60 | 1 << 32);
             s.poll(IOTLB + 4, 0x8000_0000, 0);
             s.translate(0x4000, Perm::Read);
-            s.m.write8(reg::CCMD, 1 << 63 | 3 << 61 | u64::from(DISK.0) << 16 | 1);
-            s.poll(reg::CCMD + 4, 0x8000_0000, 0);
         }
+        // After the pages, because a context flush may drop them as well.
+        s.m.write8(reg::CCMD, 1 << 63 | 3 << 61 | u64::from(DISK.0) << 16 | 1);
+        s.poll(reg::CCMD + 4, 0x8000_0000, 0);
+        s.translate(0x4000, Perm::Read);
         // Refused.
         s.m.write8(IOTLB, 1 << 63);
         s.poll(IOTLB + 4, 0x8000_0000, 0);
