@@ -57,6 +57,6 @@ pub use helpers::{Helpers, JobPanicked, SubmitError};
 pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};
 pub use poller::{Activity, ArmError, Poller};
-pub use reply::Reply;
+pub use reply::{Answer, Reply};
 pub use sidecore::{Sidecore, SidecoreBuilder, SpawnError};
 pub use stats::{CoreStats, PollerActivity, PollerStats, Stats};

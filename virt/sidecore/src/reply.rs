@@ -34,7 +34,7 @@ pub struct Reply<R>(Arc<Slot<R>>);
 
 /// The asker's end.
 #[derive(Debug)]
-pub(crate) struct Answer<R>(Arc<Slot<R>>);
+pub struct Answer<R>(Arc<Slot<R>>);
 
 /// A pair for one question of the current thread.
 pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
@@ -47,6 +47,19 @@ pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
 }
 
 impl<R> Reply<R> {
+    /// A question of the current thread without a sidecore in between: to give a poller a message by hand, as
+    /// its tests do. An asker waits on the thread that made the pair.
+    ///
+    /// ```
+    /// let (reply, answer) = sidecore::Reply::pair();
+    /// assert_eq!(answer.try_take(), None);
+    /// reply.send(7);
+    /// assert_eq!(answer.try_take(), Some(7));
+    /// ```
+    pub fn pair() -> (Reply<R>, Answer<R>) {
+        reply()
+    }
+
     /// Answers; a system call only if the asker has parked.
     pub fn send(self, answer: R) {
         // Nobody else holds the lock for longer than a move: the asker looks after `DONE` only.
@@ -68,8 +81,17 @@ impl<R> Drop for Reply<R> {
 }
 
 impl<R> Answer<R> {
+    /// The answer, if it is there and has not been taken.
+    pub fn try_take(&self) -> Option<R> {
+        // Acquire: as in `wait`.
+        match self.0.state.load(Ordering::Acquire) {
+            DONE => self.0.answer.lock().ok()?.take(),
+            _ => None,
+        }
+    }
+
     /// Waits; `None` if the question was dropped.
-    pub(crate) fn wait(self) -> Option<R> {
+    pub fn wait(self) -> Option<R> {
         self.spin();
         let state = &self.0.state;
         // Acquire on both paths: pairs with the Release of `drop`.
