@@ -136,7 +136,7 @@ impl IommuPort {
         }
     }
 
-    /// A register write that exited. What was logged before it comes first.
+    /// A register write that exited. What was logged before it comes first. Call [`poll`](Self::poll) next.
     pub fn write<M: PhysMem>(
         &mut self,
         (offset, len, value): (u16, AccessLen, u64),
@@ -146,7 +146,19 @@ impl IommuPort {
     ) {
         if let Self::Vtd(vtd) = self {
             vtd.take_log(mem, now, sink);
-            vtd.unit.write(offset, len, value);
+            let Vtd { unit, front } = &mut **vtd;
+            match front {
+                Front::Logged { front, .. } => {
+                    let entry = LogEntry {
+                        offset,
+                        len: len.bytes() as u8,
+                        data: value,
+                    };
+                    // The caller steps after every write.
+                    let _ = front.apply(unit, entry);
+                }
+                Front::Trap | Front::Shared { .. } => unit.write(offset, len, value),
+            }
         }
     }
 
@@ -298,11 +310,13 @@ impl Vtd {
     }
 
     fn has_work(&mut self) -> bool {
-        match &mut self.front {
-            Front::Trap => false,
-            Front::Logged { log, .. } => !log.is_empty(),
-            Front::Shared { page, front, .. } => front.has_stores(&self.unit, page),
-        }
+        // Besides what the guest wrote: a fault to tell it of, or a wait whose last lease has ended.
+        self.unit.needs_step()
+            || match &self.front {
+                Front::Trap => false,
+                Front::Logged { log, .. } => !log.is_empty(),
+                Front::Shared { page, front, .. } => front.has_stores(&self.unit, page),
+            }
     }
 
     fn disarm(&mut self) -> io::Result<()> {

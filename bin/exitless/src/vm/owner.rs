@@ -103,11 +103,11 @@ pub enum Request {
     Counts(Reply<OwnerCounts>),
 }
 
-/// A function, its doorbells, and a stop that somebody waits for.
+/// A function, its doorbells, and those who wait for it to stop: at most one question of each vCPU.
 struct Slot {
     function: VirtioFunction,
     doorbells: Option<Doorbells>,
-    stopping: Option<Reply<()>>,
+    stopping: Vec<Reply<()>>,
 }
 
 /// The owner. See the module's head.
@@ -179,7 +179,7 @@ impl Owner {
         self.slots.push(Slot {
             function,
             doorbells,
-            stopping: None,
+            stopping: Vec::new(),
         });
         self.slots.len() - 1
     }
@@ -225,8 +225,8 @@ impl Owner {
             if slot.function.poll(&mut dma, &*self.messages, now.0) == vio::Activity::Busy {
                 activity = Activity::Busy;
             }
-            if slot.stopping.is_some() && slot.function.is_drained() {
-                slot.stopping.take().expect("just seen").send(());
+            if !slot.stopping.is_empty() && slot.function.is_drained() {
+                slot.stopping.drain(..).for_each(|reply| reply.send(()));
             }
         }
         activity
@@ -282,10 +282,7 @@ impl Owner {
         if slot.function.is_drained() {
             reply.send(());
         } else {
-            // Two vCPUs stopping one function: the first is answered now, the last when it is quiet.
-            if let Some(earlier) = slot.stopping.replace(reply) {
-                earlier.send(());
-            }
+            slot.stopping.push(reply);
         }
     }
 }
@@ -300,7 +297,7 @@ impl Poller for Owner {
             self.idle_sweeps = 0;
             return Activity::Busy;
         }
-        self.idle_sweeps += 1;
+        self.idle_sweeps = self.idle_sweeps.wrapping_add(1);
         if self.idle_sweeps.is_multiple_of(DOORBELL_PERIOD) {
             self.drain_doorbells();
         }
@@ -383,13 +380,12 @@ impl Poller for Owner {
     }
 
     fn has_work(&mut self) -> bool {
-        if self.iommu.has_work() {
-            return true;
-        }
-        self.slots.iter_mut().any(|slot| {
+        let functions = self.slots.iter_mut().any(|slot| {
             let mut dma = View::new(&mut self.iommu, &self.ram, slot.function.source());
-            slot.stopping.is_some() || slot.function.has_work(&mut dma)
-        })
+            !slot.stopping.is_empty() || slot.function.has_work(&mut dma)
+        });
+        // The IOMMU last: a look at a ring may have been refused and recorded, and the guest is to be told.
+        functions || self.iommu.has_work()
     }
 
     fn disarm(&mut self) {
@@ -419,3 +415,6 @@ impl Poller for Owner {
         &self.name
     }
 }
+
+#[cfg(test)]
+mod tests;

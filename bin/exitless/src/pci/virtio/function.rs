@@ -216,8 +216,11 @@ impl VirtioFunction {
 
     /// Whether a stop asked for (reset, Bus Master off) is over; true when none was asked for.
     pub fn is_drained(&self) -> bool {
-        let stopping = self.common.is_resetting() || !self.bus_master;
-        !stopping || !self.active || self.quiet
+        !self.is_stopping() || !self.active || self.quiet
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.common.is_resetting() || !self.bus_master
     }
 
     /// A doorbell rang, or one may have been missed (after a start).
@@ -243,6 +246,13 @@ impl VirtioFunction {
             self.finish_reset();
             return Activity::Idle;
         }
+        let mut activity = Activity::Idle;
+        if self.is_stopping() && !self.quiet {
+            // Before the device is polled: a function that may not do DMA takes nothing from its rings. Leases may
+            // end here, which the IOMMU wants to see, so this is activity.
+            activity = Activity::Busy;
+            self.quiet = self.device.quiesce(dma) == Quiesce::Done;
+        }
         let Self {
             common,
             msix,
@@ -256,24 +266,12 @@ impl VirtioFunction {
             isr,
             sink,
         };
-        let mut activity = device.poll(dma, &mut lines, now_ns);
-        if self.device.needs_reset() && self.common.set_needs_reset() {
-            let Self {
-                common, msix, isr, ..
-            } = self;
-            Lines {
-                common,
-                msix,
-                isr,
-                sink,
-            }
-            .config();
+        if device.poll(dma, &mut lines, now_ns) == Activity::Busy {
+            activity = Activity::Busy;
         }
-        if (self.common.is_resetting() || !self.bus_master) && !self.quiet {
-            match self.device.quiesce(dma) {
-                Quiesce::Done => self.quiet = true,
-                Quiesce::Draining { .. } => activity = Activity::Busy,
-            }
+        if self.device.needs_reset() {
+            // The device has sent the configuration interrupt; who looks because of it is answered after this poll.
+            self.common.set_needs_reset();
         }
         self.finish_reset();
         activity
@@ -298,9 +296,9 @@ impl VirtioFunction {
         }
     }
 
-    /// What the device's back end wakes by.
+    /// What the device's back end wakes by. None while it may not run: nobody would read what has arrived.
     pub fn wake_fds(&self) -> Vec<std::os::fd::RawFd> {
-        if self.active {
+        if self.is_live() {
             self.device.wake_fds()
         } else {
             Vec::new()

@@ -1,0 +1,9 @@
+//! The owner against a guest that the tests play: its unit behind each front end, a virtio disk, and real tables.
+
+mod arming;
+mod drain;
+mod hostile;
+mod interrupts;
+mod sleep;
+mod stop;
+mod support;
