@@ -13,6 +13,9 @@ mount -t tracefs tracefs /sys/kernel/tracing
 while read -r module; do
     insmod "/modules/$module.ko" || echo "lab: module $module failed"
 done < /modules/order
+# Guest RAM is a memory file that asks for huge pages: a guest then takes one exit for its first touch of
+# 2 MiB instead of one for each page, and boots in half the time.
+echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
 ip link set lo up
 hostname lab
 cd /root

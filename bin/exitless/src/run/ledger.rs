@@ -107,10 +107,7 @@ impl Source for LedgerSource {
             kvm,
             reasons: histogram.and_then(|histogram| histogram.read().ok()),
             user: self.user_exits(),
-            owner: self
-                .owner
-                .call(Request::Counts)
-                .unwrap_or(OwnerCounts::default()),
+            owner: self.owner.call(Request::Counts).unwrap_or_default(),
             sidecore: self.sidecore(),
         }
     }

@@ -109,7 +109,7 @@ impl Guest {
         flag(
             "--cmdline",
             format!(
-                "console=ttyS0 quiet panic=-1 iommu.strict={strict} {} {run}",
+                "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off iommu.strict={strict} {} {run}",
                 self.kernel_options
             ),
         );

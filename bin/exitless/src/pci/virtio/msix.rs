@@ -85,7 +85,7 @@ impl MsixTable {
             return;
         }
         for (i, chunk) in data.chunks_exact_mut(4).enumerate() {
-            let word = self.word(offset + 4 * i as u64).unwrap_or(0);
+            let word = self.word(offset.saturating_add(4 * i as u64)).unwrap_or(0);
             chunk.copy_from_slice(&word.to_le_bytes());
         }
     }
@@ -97,7 +97,7 @@ impl MsixTable {
         }
         for (i, chunk) in data.chunks_exact(4).enumerate() {
             let value = u32::from_le_bytes(chunk.try_into().expect("chunks of four"));
-            self.set_word(offset + 4 * i as u64, value, sink);
+            self.set_word(offset.saturating_add(4 * i as u64), value, sink);
         }
     }
 
