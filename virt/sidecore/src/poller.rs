@@ -114,7 +114,8 @@ pub trait Poller: Send {
     /// hung up or in error keeps the sidecore from sleeping; take it out of the list.
     fn wake_fds(&self) -> &[RawFd];
 
-    /// The latest moment at which `poll` must run again, if the sidecore sleeps.
+    /// The latest moment at which `poll` must run again, if the sidecore sleeps. While that moment has passed it
+    /// does not sleep, whatever the policy: for a poller that knows that work is about to come.
     fn deadline(&self) -> Option<Nanos> {
         None
     }

@@ -142,7 +142,8 @@ impl<P: Poller> Core<P> {
         let is_forced = wait != Wait::Sleep
             && self
                 .force_sleep_every
-                .is_some_and(|n| turn.idle_sweeps.is_multiple_of(n.get()));
+                .is_some_and(|n| turn.idle_sweeps.is_multiple_of(n.get()))
+            && earliest(pollers).is_none_or(|at| at > turn.now);
         let core = &self.board.core.0;
         match wait {
             _ if is_forced => self.sleep(turn, waiter, true),

@@ -82,7 +82,8 @@ impl SidecoreBuilder {
     }
 
     /// For tests of the notification paths: sleep at every `n`-th idle sweep, whatever the policy
-    /// says. Counted in [`CoreStats::sleeps_forced`](crate::CoreStats::sleeps_forced).
+    /// says, but not while a [`deadline`](Poller::deadline) has passed. Counted in
+    /// [`CoreStats::sleeps_forced`](crate::CoreStats::sleeps_forced).
     pub fn force_sleep_every(mut self, n: Option<NonZeroU32>) -> Self {
         self.force_sleep_every = n;
         self
