@@ -1,17 +1,14 @@
 //! IOMMU, disks and network cards of a machine, put under their owner and its sidecore.
 
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use guest_mem::{Gpa, Iova, RegisterPage, SourceId};
-use kvm_bindings::KVM_MEM_READONLY;
+use guest_mem::{Iova, SourceId};
 use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, Misbehave as Rogue, Transfer, UringFile, UringOptions};
 use vio::net::{Net, NetIo, Responder, Tap};
-use vtd::front::LogEntry;
 use vtd::{Unit, dmar};
 
 use super::args::{DmaArg, IdleArg, IommuMode};
@@ -25,14 +22,12 @@ use crate::pci::port::FunctionPort;
 use crate::pci::virtio::function::VirtioFunction;
 use crate::pci::virtio::port::OwnedFunction;
 use crate::vm::bus::BusDevice;
-use crate::vm::coalesced::{CoalescedRing, CoalescedZone};
 use crate::vm::control::{Control, End};
 use crate::vm::doorbells::Doorbells;
 use crate::vm::iommu_bus::IommuRegisters;
-use crate::vm::iommu_port::{IommuPort, WriteLog};
+use crate::vm::iommu_port::IommuPort;
 use crate::vm::owner::{Owner, Request};
-use crate::vm::uffd::SlotMapping;
-use crate::vm::{kvm, layout};
+use crate::vm::{iommu_slot, layout};
 
 /// Asynchronous pieces in flight, all devices together: 16 queues of 256 requests, and room for long ones.
 const MAX_LEASES: usize = 16384;
@@ -156,79 +151,12 @@ fn iommu(config: &Config, parts: &Parts<'_>) -> Result<IommuPort> {
         drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
         ..vtd::Config::default()
     });
-    if mode == IommuMode::Trap {
-        return Ok(IommuPort::trap(unit));
-    }
-    let page = RegisterPage::new().context("the IOMMU's register page")?;
-    // The slot gets a mapping of its own: arming protects that one, and the owner never meets it.
-    let mapping = SlotMapping::new(page.memfd()).context("mapping the IOMMU's register page")?;
-    let flags = if mode == IommuMode::Logged {
-        KVM_MEM_READONLY
-    } else {
-        0
-    };
-    let (gpa, hva) = (Gpa::new(layout::VTD), mapping.hva());
-    // SAFETY: the mapping is one page of a memfd and goes into the port below, which the owner holds until
-    // after the last vCPU has stopped; nothing of this process keeps data there.
-    unsafe {
-        kvm::map_slot(
-            parts.vm,
-            kvm::FIRST_FREE_SLOT,
-            gpa,
-            layout::VTD_SIZE,
-            hva,
-            flags,
-        )
-    }?;
-    if mode == IommuMode::Shared {
-        return Ok(IommuPort::shared(unit, page, mapping));
-    }
-    let vcpu = parts.vcpus[0].as_fd();
-    let ring = CoalescedRing::map(vcpu).context("KVM's coalesced MMIO ring")?;
-    let zone = CoalescedZone::new(parts.vm.clone(), layout::VTD, layout::VTD_SIZE as u32);
-    let mut log = KvmLog {
-        ring,
-        zone,
-        _mapping: mapping,
-    };
-    log.register()
-        .context("registering the IOMMU's page for logging")?;
-    Ok(IommuPort::logged(unit, page, Box::new(log)))
-}
-
-/// KVM's coalesced-MMIO ring as a log of register writes.
-struct KvmLog {
-    ring: CoalescedRing,
-    zone: CoalescedZone,
-    /// The read-only slot's memory.
-    _mapping: SlotMapping,
-}
-
-impl WriteLog for KvmLog {
-    fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize {
-        self.ring.drain(max, |address, bytes| {
-            // The only zone is ours, so the subtraction holds; a wrong entry would be ignored by the unit.
-            let offset = address.wrapping_sub(layout::VTD) as u16;
-            let mut data = [0; 8];
-            data[..bytes.len()].copy_from_slice(bytes);
-            take(LogEntry {
-                offset,
-                len: bytes.len() as u8,
-                data: u64::from_le_bytes(data),
-            });
-        })
-    }
-
-    fn is_empty(&self) -> bool {
-        self.ring.is_empty()
-    }
-
-    fn unregister(&mut self) -> io::Result<()> {
-        Ok(self.zone.unregister()?)
-    }
-
-    fn register(&mut self) -> io::Result<()> {
-        Ok(self.zone.register()?)
+    match mode {
+        IommuMode::Trap => Ok(IommuPort::trap(unit)),
+        // SAFETY: the port goes to the owner, which is stopped after the last vCPU thread has returned.
+        IommuMode::Logged => unsafe { iommu_slot::logged(unit, parts.vm, parts.vcpus[0].as_fd()) },
+        // SAFETY: as above.
+        IommuMode::Shared => unsafe { iommu_slot::shared(unit, parts.vm) },
     }
 }
 

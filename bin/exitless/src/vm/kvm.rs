@@ -50,7 +50,8 @@ pub fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
     move |source| KvmError::Refused { what, source }
 }
 
-fn is_software_kvm() -> bool {
+/// Whether this host's processor cannot virtualize: `/dev/kvm`, if any, is KVM in software.
+pub fn is_software_kvm() -> bool {
     // Unreadable: let KVM speak for itself.
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| !has_virtualization(&info))
 }
@@ -65,16 +66,20 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         })
 }
 
+/// Opens `/dev/kvm`, whatever it can do: software KVM runs user-mode code well.
+pub fn open_any() -> Result<Kvm, KvmError> {
+    Kvm::new().map_err(
+        |error| match io::Error::from_raw_os_error(error.errno()).kind() {
+            io::ErrorKind::NotFound => KvmError::Missing,
+            io::ErrorKind::PermissionDenied => KvmError::Permission,
+            _ => refused("to open /dev/kvm")(error),
+        },
+    )
+}
+
 /// Opens `/dev/kvm` and checks that it can run a stock kernel.
 pub fn open() -> Result<Kvm, KvmError> {
-    let kvm =
-        Kvm::new().map_err(
-            |error| match io::Error::from_raw_os_error(error.errno()).kind() {
-                io::ErrorKind::NotFound => KvmError::Missing,
-                io::ErrorKind::PermissionDenied => KvmError::Permission,
-                _ => refused("to open /dev/kvm")(error),
-            },
-        )?;
+    let kvm = open_any()?;
     if is_software_kvm() {
         return Err(KvmError::Software);
     }

@@ -6,7 +6,7 @@
 //! * [`boot`], [`pvh`]: the kernel into RAM.
 //! * [`bus`]: who answers an access; [`platform`]: power, reset, marker.
 //! * [`vcpu`]: the loop around `KVM_RUN`; [`exits`]: its counters; [`control`], [`kick`]: pause and end.
-//! * [`coalesced`]: KVM's log of register writes.
+//! * [`coalesced`]: KVM's log of register writes; [`iommu_slot`]: the register page as a memory slot.
 
 pub mod boot;
 pub mod bus;
@@ -17,6 +17,7 @@ pub mod doorbells;
 pub mod exits;
 pub mod iommu_bus;
 pub mod iommu_port;
+pub mod iommu_slot;
 pub mod kick;
 pub mod kvm;
 pub mod layout;

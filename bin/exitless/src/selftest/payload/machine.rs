@@ -1,0 +1,288 @@
+//! The virtual machine of the soak: built, run under [`Watchdog`](super::watch), wound down.
+//!
+//! 2 MiB of RAM, one vCPU without a local APIC, the VT-d unit with its queue on, and its owner under a sidecore that
+//! goes to sleep at every idle sweep.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use guest_mem::{Gpa, GuestRam, RegisterPage};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use sidecore::{IdlePolicy, Poller, Sidecore, SidecoreBuilder, Stats};
+use vtd::spec::registers::{GCMD, GSTS, GlobalCommand, GlobalStatus, IQA};
+use vtd::{AccessLen, Event, Sink, Unit};
+
+use super::watch::{Outcome, watch};
+use super::{PayloadReport, Unsupported, program};
+use crate::irq::ioapic::Ioapic;
+use crate::irq::msi::KvmMsi;
+use crate::ledger::account::OwnerCounts;
+use crate::run::args::IommuMode;
+use crate::vm::bus::{Bus, BusDevice};
+use crate::vm::control::{Control, End};
+use crate::vm::exits::{ExitCause, ExitLedger};
+use crate::vm::iommu_bus::IommuRegisters;
+use crate::vm::iommu_port::IommuPort;
+use crate::vm::kvm::{self, KvmError, refused};
+use crate::vm::owner::{Owner, Request};
+use crate::vm::uffd::{SlotMapping, WriteGate};
+use crate::vm::vcpu::{self, Machine};
+use crate::vm::{cpuid, iommu_slot, kick, layout};
+
+/// See [`super::supported`].
+pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
+    open(mode)?;
+    if mode == IommuMode::Shared {
+        let gate = RegisterPage::new()
+            .map_err(std::io::Error::other)
+            .and_then(|page| SlotMapping::new(page.memfd()))
+            .and_then(|mapping| WriteGate::new(mapping).map_err(|(_, error)| error));
+        gate.map_err(Unsupported::Userfaultfd)?;
+    }
+    Ok(())
+}
+
+fn open(mode: IommuMode) -> Result<Kvm, KvmError> {
+    let kvm = kvm::open_any()?;
+    let mut needed = vec![(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT")];
+    if mode == IommuMode::Logged {
+        needed.push((Cap::ReadonlyMem, "KVM_CAP_READONLY_MEM"));
+        needed.push((Cap::CoalescedMmio, "KVM_CAP_COALESCED_MMIO"));
+    }
+    for (cap, name) in needed {
+        if !kvm.check_extension(cap) {
+            return Err(KvmError::Capability(name));
+        }
+    }
+    Ok(kvm)
+}
+
+/// The machine, before its vCPU runs.
+struct Built<P: Poller<Message = Request>> {
+    ram: GuestRam,
+    vcpu: VcpuFd,
+    machine: Machine,
+    core: Sidecore<P>,
+}
+
+/// Runs the soak. `wrap` makes the sidecore's poller out of the owner: tests put a defect there.
+pub fn soak<P>(
+    mode: IommuMode,
+    sleeps: u64,
+    patience: Duration,
+    wrap: impl FnOnce(Owner) -> P,
+) -> Result<PayloadReport>
+where
+    P: Poller<Message = Request> + 'static,
+{
+    supported(mode)?;
+    kick::install().context("the vCPU signal cannot be set up")?;
+    let Built {
+        ram,
+        vcpu,
+        machine,
+        core,
+    } = build(mode, wrap)?;
+    let started = Instant::now();
+    let control = machine.control.clone();
+    let exits = machine.exits.clone();
+    let thread = vcpu::spawn(vcpu, 0, None, machine).context("the vCPU's thread")?;
+    let outcome = watch(&core, &ram, &control, sleeps, patience);
+    let seconds = started.elapsed().as_secs_f64();
+    let end = wind_down(core, &control, thread, outcome)?;
+    let iterations = u64::from(program::counter(&ram)?);
+    let lost = u64::from(end.dump.is_some());
+    if lost == 0 {
+        ensure!(
+            end.counts.waits == iterations && end.counts.faults == 0,
+            "{iterations} submissions, but the unit carried out {} with {} faults",
+            end.counts.waits,
+            end.counts.faults,
+        );
+    }
+    let core = &end.stats.core;
+    Ok(PayloadReport {
+        mode: name(mode),
+        iterations,
+        sleeps: core.sleeps,
+        sleeps_refused: core.sleeps_refused,
+        arming_us: core.arming_ns as f64 / 1e3 / (core.sleeps + core.sleeps_refused).max(1) as f64,
+        wakes_fd: core.wakes_fd,
+        wakes_mailbox: core.wakes_mailbox,
+        gate_faults: end.counts.gate_faults,
+        logged: end.counts.logged_writes,
+        traps: exits.snapshot().get(ExitCause::IommuRegister),
+        lost,
+        seconds,
+        iterations_per_s: iterations as f64 / seconds,
+        is_software_kvm: kvm::is_software_kvm(),
+        dump: end.dump,
+    })
+}
+
+fn name(mode: IommuMode) -> String {
+    mode.to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn build<P>(mode: IommuMode, wrap: impl FnOnce(Owner) -> P) -> Result<Built<P>>
+where
+    P: Poller<Message = Request> + 'static,
+{
+    let kvm = open(mode)?;
+    let ram = GuestRam::new(&[(Gpa::new(0), program::RAM_SIZE)]).context("guest RAM")?;
+    program::load(&ram)?;
+    let vm = create(&kvm)?;
+    // SAFETY: the owner, the watchdog and our caller hold `ram` until the vCPU's thread has been joined.
+    unsafe { kvm::map_ram(&vm, &ram) }?;
+    let vcpu = create_vcpu(&kvm, &vm)?;
+    let unit = unit(&ram)?;
+    let port = match mode {
+        IommuMode::Trap => IommuPort::trap(unit),
+        IommuMode::Logged => {
+            // SAFETY: the descriptor is `vcpu`'s, which lives longer than the borrow.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
+            // SAFETY: the port goes to the owner, which is dropped after the vCPU's thread has been joined.
+            unsafe { iommu_slot::logged(unit, &vm, descriptor) }?
+        }
+        // SAFETY: as above.
+        IommuMode::Shared => unsafe { iommu_slot::shared(unit, &vm) }?,
+    };
+    // The unit's interrupts are masked and stay so; the I/O APIC has no pin.
+    let messages = Arc::new(KvmMsi::new(vm.clone()));
+    let owner = Owner::new("soak", ram.clone(), port, messages.clone());
+    let core = SidecoreBuilder::new("soak")
+        .idle(IdlePolicy::Poll)
+        .force_sleep_every(Some(std::num::NonZeroU32::MIN))
+        .spawn(vec![wrap(owner)])
+        .context("starting the sidecore")?;
+    let control = Arc::new(Control::new().context("an eventfd")?);
+    let mut memory = Bus::new();
+    let registers = Arc::new(IommuRegisters::new(core.handle(0)));
+    memory.add(layout::VTD, layout::VTD_SIZE, registers)?;
+    memory.add(program::DONE, 0x1000, Arc::new(Done(control.clone())))?;
+    let routes = Arc::new(kvm::KvmRoutes::new(vm));
+    let machine = Machine {
+        memory: Arc::new(memory),
+        ports: Arc::new(Bus::new()),
+        ioapic: Arc::new(Ioapic::new(messages, routes)),
+        exits: ExitLedger::new(1),
+        control,
+    };
+    Ok(Built {
+        ram,
+        vcpu,
+        machine,
+        core,
+    })
+}
+
+/// Without an interrupt controller: the program takes no interrupt.
+fn create(kvm: &Kvm) -> Result<Arc<VmFd>, KvmError> {
+    let vm = kvm
+        .create_vm()
+        .map_err(refused("to create a virtual machine"))?;
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(refused("the identity map address"))?;
+    vm.set_tss_address(layout::KVM_TSS as usize)
+        .map_err(refused("the TSS address"))?;
+    Ok(Arc::new(vm))
+}
+
+fn create_vcpu(kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, KvmError> {
+    let vcpu = vm.create_vcpu(0).map_err(refused("to create a vCPU"))?;
+    vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, 1))
+        .map_err(refused("the guest's CPUID"))?;
+    let mut sregs = vcpu
+        .get_sregs()
+        .map_err(refused("to tell special registers"))?;
+    program::special(&mut sregs);
+    vcpu.set_sregs(&sregs)
+        .map_err(refused("special registers of user mode"))?;
+    vcpu.set_regs(&program::registers())
+        .map_err(refused("general registers"))?;
+    Ok(vcpu)
+}
+
+/// A unit whose queue is on, as Linux leaves it; translation stays off.
+fn unit(ram: &GuestRam) -> Result<Unit> {
+    struct Nowhere;
+    impl Sink for Nowhere {
+        fn msi(&mut self, _: u64, _: u32) {}
+        fn event(&mut self, _: Event) {}
+    }
+    let mut unit = Unit::new(vtd::Config::default());
+    // QS 0: one page of 256 descriptors.
+    unit.write(IQA, AccessLen::B8, program::QUEUE);
+    let enable = GlobalCommand::new().with_qie(true).into_bits();
+    unit.write(GCMD, AccessLen::B4, u64::from(enable));
+    unit.step(ram, 0, &mut Nowhere);
+    let gsts = GlobalStatus::from_bits(unit.read(GSTS, AccessLen::B4) as u32);
+    ensure!(gsts.qies(), "the unit did not turn its queue on");
+    Ok(unit)
+}
+
+/// Where the program stores when it is done.
+struct Done(Arc<Control>);
+
+impl BusDevice for Done {
+    fn read(&self, _: u64, _: &mut [u8]) -> ExitCause {
+        ExitCause::OtherDevice
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> ExitCause {
+        self.0.end(End::PowerOff);
+        ExitCause::OtherDevice
+    }
+}
+
+/// What is left when everything has stopped.
+struct Ended {
+    counts: OwnerCounts,
+    stats: Stats,
+    dump: Option<String>,
+}
+
+fn wind_down<P: Poller<Message = Request>>(
+    core: Sidecore<P>,
+    control: &Control,
+    thread: JoinHandle<()>,
+    outcome: Result<Outcome>,
+) -> Result<Ended> {
+    if let Ok(Outcome::Hung(dump)) = outcome {
+        // Its sidecore does not answer, so it cannot be joined, and its owner's mappings must stay for the vCPU.
+        control.end(End::Host(dump.clone()));
+        let stats = core.stats();
+        std::mem::forget(core);
+        return Ok(Ended {
+            counts: OwnerCounts::default(),
+            stats,
+            dump: Some(dump),
+        });
+    }
+    let stats = core.stats();
+    let counts = core.handle(0).call(Request::Counts);
+    // Nothing happens if it has ended; an unfinished guest is brought out of its loop.
+    control.end(End::Quit);
+    // First the sidecore, for a vCPU may wait for its answer; its owner is kept until the vCPU has stopped.
+    let owners = core.stop();
+    let joined = thread.join();
+    drop(owners);
+    ensure!(joined.is_ok(), "the vCPU's thread panicked");
+    let dump = match outcome? {
+        Outcome::Lost(dump) => Some(dump),
+        _ => match control.wait_for_end() {
+            End::PowerOff => None,
+            other => bail!("the guest ended early: {other:?}"),
+        },
+    };
+    Ok(Ended {
+        counts: counts.context("the sidecore ended early")?,
+        stats,
+        dump,
+    })
+}

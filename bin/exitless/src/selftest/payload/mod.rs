@@ -1,0 +1,161 @@
+//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that nobody but its own store to
+//! a register can help.
+//!
+//! Register pages have no eventfd, so a sleeping owner is woken by *arming* them, in `shared` by write protection
+//! and in `logged` by taking the log away. A wake-up lost there hangs Linux for ever: it spins on the status word
+//! with interrupts off. This soak plays that driver in 64-bit user mode, which every `/dev/kvm` runs, software KVM
+//! too, at full speed.
+//!
+//! * [`program`]: the guest, about thirty instructions.
+//! * [`machine`]: the virtual machine around it, out of the parts that `exitless run` is made of: the unit behind its
+//!   front end, the owner, a sidecore with `force_sleep_every(1)`, the vCPU loop.
+//! * [`watch`]: waits for enough sleeps, and tells a lost wake-up from a slow host.
+//!
+//! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the program waits a
+//! random time between submissions. What is counted: each in its column of [`PayloadReport`].
+//!
+//! Called by `exitless selftest --payload` and by this module's tests. Left out: more than one vCPU, functions with
+//! rings (their doorbells have descriptors), other registers than IQT.
+
+mod machine;
+mod program;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::run::args::IommuMode;
+use crate::vm::kvm::KvmError;
+
+/// Without progress for this long, a wake-up counts as lost.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a soak found.
+#[derive(Clone, Debug, Serialize)]
+pub struct PayloadReport {
+    /// `trap`, `logged` or `shared`.
+    pub mode: String,
+    /// Queue submissions completed: an IOTLB flush and a WAIT each.
+    pub iterations: u64,
+    /// Times the sidecore was asleep.
+    pub sleeps: u64,
+    /// Times it was about to sleep and the last look, after arming, found a store.
+    pub sleeps_refused: u64,
+    /// What falling asleep and waking up took on average, without the sleep, in microseconds.
+    pub arming_us: f64,
+    /// Wakes by the register page's descriptor.
+    pub wakes_fd: u64,
+    /// Wakes by a message: a write that exited.
+    pub wakes_mailbox: u64,
+    /// Stores that waited at the write-protected page.
+    pub gate_faults: u64,
+    /// Stores taken from KVM's log.
+    pub logged: u64,
+    /// Stores that exited to user space.
+    pub traps: u64,
+    /// Wake-ups lost: 0, or 1 and the soak ended there.
+    pub lost: u64,
+    /// Wall-clock time, in seconds.
+    pub seconds: f64,
+    /// For information: submissions per second, waits between them included.
+    pub iterations_per_s: f64,
+    /// The host has neither vmx nor svm: KVM in software.
+    pub is_software_kvm: bool,
+    /// The state in which a wake-up was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dump: Option<String>,
+}
+
+impl fmt::Display for PayloadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:<6} {} sleeps, {} lost: {} submissions in {:.1} s ({:.0}/s, arming {:.0} us); wakes: {} by the page, {} by a message, \
+             {} sleeps called off by the last look; stores: {} gate faults, {} logged, {} exits",
+            self.mode,
+            self.sleeps,
+            self.lost,
+            self.iterations,
+            self.seconds,
+            self.iterations_per_s,
+            self.arming_us,
+            self.wakes_fd,
+            self.wakes_mailbox,
+            self.sleeps_refused,
+            self.gate_faults,
+            self.logged,
+            self.traps,
+        )?;
+        match &self.dump {
+            Some(dump) => write!(f, "\n{dump}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a mode cannot be soaked on this host.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsupported {
+    /// No KVM, no permission, or a capability is absent.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The register page cannot be write-protected.
+    #[error("a register page in shared memory cannot wake a sleeper here")]
+    Userfaultfd(#[source] std::io::Error),
+}
+
+/// Whether this host can soak `mode`.
+pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
+    machine::supported(mode)
+}
+
+/// Submits until the sidecore has slept `sleeps` times, or a wake-up is lost.
+///
+/// # Errors
+/// [`Unsupported`], a host that refuses something, a guest that crashes, or a unit that has not done exactly
+/// what was submitted. A lost wake-up is no error: it is in the report.
+pub fn run(mode: IommuMode, sleeps: u64) -> Result<PayloadReport> {
+    machine::soak(mode, sleeps, PATIENCE, |owner| owner)
+}
+
+/// Arguments of the hidden `exitless payload`.
+#[derive(Args, Debug)]
+pub struct PayloadArgs {
+    /// How the guest reaches the IOMMU's registers; all three if absent.
+    #[arg(long, value_enum)]
+    mode: Option<IommuMode>,
+
+    /// Sleeps to force.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    sleeps: u64,
+
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `exitless payload`: 0 when no wake-up was lost, 1 otherwise.
+pub fn main(args: &PayloadArgs) -> Result<u8> {
+    let modes = match &args.mode {
+        Some(mode) => std::slice::from_ref(mode),
+        None => IommuMode::value_variants(),
+    };
+    let mut lost = 0;
+    for mode in modes {
+        let report = run(*mode, args.sleeps)?;
+        lost += report.lost;
+        if args.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            println!("{report}");
+        }
+    }
+    Ok(u8::from(lost > 0))
+}

@@ -1,0 +1,115 @@
+//! Short soaks, and soaks with a defect that must be noticed. They skip with a reason where KVM is missing.
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use sidecore::{Activity, ArmError, Nanos, Poller};
+
+use super::machine::soak;
+use super::{PayloadReport, run, supported};
+use crate::run::args::IommuMode;
+use crate::vm::owner::{Owner, Request};
+
+const SLEEPS: u64 = 2000;
+/// Taking the log away waits for a grace period of the host's kernel: 7 to 12 ms each, measured on software KVM.
+const LOGGED_SLEEPS: u64 = 300;
+
+fn can(mode: IommuMode) -> bool {
+    match supported(mode) {
+        Ok(()) => true,
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            false
+        }
+    }
+}
+
+fn short_soak(mode: IommuMode, sleeps: u64) -> Option<PayloadReport> {
+    if !can(mode) {
+        return None;
+    }
+    let report = run(mode, sleeps).unwrap();
+    assert_eq!(report.lost, 0, "{report}");
+    assert!(report.sleeps >= sleeps, "{report}");
+    Some(report)
+}
+
+#[test]
+fn no_wake_up_is_lost_in_trap_mode() {
+    if let Some(report) = short_soak(IommuMode::Trap, SLEEPS) {
+        assert_eq!(report.traps, report.iterations, "{report}");
+        assert_eq!((report.gate_faults, report.logged), (0, 0), "{report}");
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_in_logged_mode() {
+    if let Some(report) = short_soak(IommuMode::Logged, LOGGED_SLEEPS) {
+        let stores = report.traps + report.logged;
+        assert_eq!(stores, report.iterations, "{report}");
+        assert!(report.wakes_mailbox > 0, "{report}");
+        assert_eq!(report.gate_faults, 0, "{report}");
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_in_shared_mode() {
+    if let Some(report) = short_soak(IommuMode::Shared, SLEEPS) {
+        assert_eq!((report.traps, report.logged), (0, 0), "{report}");
+        assert!(report.wakes_fd > 0, "{report}");
+        assert!(report.gate_faults >= report.wakes_fd, "{report}");
+        // A store that had to wait gets through: it is not stopped again by the next sleep, and the next.
+        assert!(report.gate_faults < 4 * report.iterations, "{report}");
+    }
+}
+
+/// An owner that goes to sleep without arming the register page.
+struct Unarmed(Owner);
+
+impl Poller for Unarmed {
+    type Message = Request;
+
+    fn poll(&mut self, now: Nanos) -> Activity {
+        self.0.poll(now)
+    }
+
+    fn message(&mut self, request: Request) {
+        self.0.message(request);
+    }
+
+    fn arm(&mut self) -> Result<(), ArmError> {
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.0.has_work()
+    }
+
+    fn disarm(&mut self) {
+        self.0.disarm();
+    }
+
+    fn wake_fds(&self) -> &[RawFd] {
+        self.0.wake_fds()
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.0.deadline()
+    }
+
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+}
+
+#[test]
+fn an_owner_that_does_not_arm_the_page_is_found_out() {
+    for mode in [IommuMode::Logged, IommuMode::Shared] {
+        if can(mode) {
+            let report = soak(mode, SLEEPS, Duration::from_millis(500), Unarmed).unwrap();
+            assert_eq!(report.lost, 1, "{report}");
+            let dump = report.dump.unwrap();
+            assert!(dump.contains("a wake-up was lost"), "{dump}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Waits until the sidecore has slept often enough, and notices when nothing goes on.
+//!
+//! Runs on the caller's thread and looks at what other threads write anyway: the program's status word and the
+//! sidecore's statistics. Looking disturbs nobody, and wakes nobody, until something is wrong. Then the sidecore
+//! is given a message, which wakes it whatever it missed: if the program goes on, a wake-up had been lost; if it does
+//! not, the work itself was.
+//!
+//! Meanwhile it keeps the program's waits about as long as falling asleep takes here (microseconds, or 10 ms where
+//! KVM waits for a grace period), so that most stores come just before or after the sidecore is asleep.
+
+use std::fmt::Write as _;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use guest_mem::GuestRam;
+use sidecore::{CoreStats, Poller, Sidecore};
+use vtd::AccessLen;
+use vtd::spec::registers::{FSTS, GSTS, IQH, IQT};
+
+use super::program;
+use crate::vm::control::Control;
+use crate::vm::owner::Request;
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(5);
+/// How long a sidecore may take to answer a message, and the program to go on after it.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// How a soak ended.
+pub enum Outcome {
+    /// As many sleeps as asked for; the program has ended, or crashed (`Control` knows).
+    Done,
+    /// A wake-up was lost; the state then.
+    Lost(String),
+    /// The sidecore does not answer; the state then.
+    Hung(String),
+}
+
+/// Watches until the machine ends, asking it to after `sleeps` sleeps.
+///
+/// # Errors
+/// The sidecore cannot sleep, or does not.
+pub fn watch<P: Poller<Message = Request>>(
+    core: &Sidecore<P>,
+    ram: &GuestRam,
+    control: &Control,
+    sleeps: u64,
+    patience: Duration,
+) -> Result<Outcome> {
+    let pace = Pace::new();
+    let (mut counter, mut seen_sleeps) = (0, 0);
+    let (mut moved, mut slept) = (Instant::now(), Instant::now());
+    while !control.is_over() {
+        std::thread::sleep(PERIOD);
+        let stats = core.stats();
+        if stats.core.arm_failures > 0 {
+            bail!(
+                "the sidecore cannot sleep in this mode: {}",
+                stats.last_arm_error.unwrap_or_default()
+            );
+        }
+        let now = Instant::now();
+        let present = program::counter(ram)?;
+        if present != counter {
+            (counter, moved) = (present, now);
+        }
+        if stats.core.sleeps != seen_sleeps {
+            (seen_sleeps, slept) = (stats.core.sleeps, now);
+        }
+        pace.set(ram, &stats.core)?;
+        if seen_sleeps >= sleeps {
+            program::stop(ram)?;
+        }
+        if now.duration_since(moved) >= patience {
+            return diagnose(core, ram, counter, patience);
+        }
+        if now.duration_since(slept) >= patience {
+            bail!("the program goes on at {counter}, but its sidecore no longer sleeps: {stats:?}");
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Sets the program's waits.
+struct Pace {
+    /// How long [`SAMPLE`](Self::SAMPLE) PAUSEs take, in ns; the guest runs them at the host's speed.
+    sample_ns: u64,
+}
+
+impl Pace {
+    const SAMPLE: u32 = 20_000;
+    /// In ns: what going to sleep takes where nothing is armed, and a bound for what is measured.
+    const FALLING_ASLEEP: std::ops::RangeInclusive<u64> = 10_000..=100_000_000;
+
+    fn new() -> Self {
+        let start = Instant::now();
+        program::pause(Self::SAMPLE);
+        let sample = start.elapsed().as_nanos();
+        Self {
+            sample_ns: u64::try_from(sample).unwrap_or(u64::MAX).max(1),
+        }
+    }
+
+    /// From 0.8 to 1.4 times what falling asleep has taken so far, on average.
+    fn set(&self, ram: &GuestRam, core: &CoreStats) -> Result<()> {
+        let mean = core.arming_ns / (core.sleeps + core.sleeps_refused).max(1);
+        let range = Self::FALLING_ASLEEP;
+        let falling_asleep = mean.clamp(*range.start(), *range.end());
+        // At most 10^8 ns times 20,000: no overflow.
+        let pauses = falling_asleep * u64::from(Self::SAMPLE) / self.sample_ns;
+        let pauses = u32::try_from(pauses / 10).unwrap_or(u32::MAX / 8);
+        program::set_delay(ram, pauses * 8, pauses * 6)
+    }
+}
+
+/// What stands still, and whether a message helps.
+fn diagnose<P: Poller<Message = Request>>(
+    core: &Sidecore<P>,
+    ram: &GuestRam,
+    counter: u32,
+    patience: Duration,
+) -> Result<Outcome> {
+    let was_asleep = core.watch().is_asleep();
+    let mut dump = format!(
+        "submission {} of the program has not completed for {patience:?}\n  \
+         sidecore {}: {:?}\n",
+        u64::from(counter) + 1,
+        if was_asleep { "asleep" } else { "awake" },
+        core.stats().core
+    );
+    // Read before its next sweep: what the unit knew when it went to sleep.
+    for (name, offset) in [("GSTS", GSTS), ("IQH", IQH), ("IQT", IQT), ("FSTS", FSTS)] {
+        let Some(value) = ask(core, offset) else {
+            dump += "  the sidecore does not answer a message either";
+            return Ok(Outcome::Hung(dump));
+        };
+        // Writing to a String cannot fail.
+        let _ = write!(dump, "  {name} {value:#x}");
+    }
+    let since = Instant::now();
+    while program::counter(ram)? == counter && since.elapsed() < ANSWER {
+        std::thread::sleep(PERIOD);
+    }
+    dump += if program::counter(ram)? == counter {
+        "\n  a message did not help: the store itself was lost, or the vCPU does not run"
+    } else {
+        "\n  a message made it go on: a wake-up was lost"
+    };
+    Ok(Outcome::Lost(dump))
+}
+
+/// The value of a register, from a thread that may be left behind if no answer comes.
+fn ask<P: Poller<Message = Request>>(core: &Sidecore<P>, offset: u16) -> Option<u64> {
+    let handle = core.handle(0);
+    let (sender, answer) = mpsc::channel();
+    let len = AccessLen::B4;
+    std::thread::spawn(move || {
+        if let Ok(value) = handle.call(|reply| Request::IommuRead { offset, len, reply }) {
+            // Nobody listens any more if it came too late.
+            let _ = sender.send(value);
+        }
+    });
+    answer.recv_timeout(ANSWER).ok()
+}
