@@ -131,8 +131,13 @@ impl<M: PhysMem> FakeDriver<M> {
         bytes
     }
 
+    /// One load of an aligned u16 that the device may be storing: a copy of two bytes could tear.
     fn get_u16(&self, gpa: u64) -> u16 {
-        u16::from_le_bytes(self.get(gpa, 2).try_into().expect("two bytes"))
+        let word = self
+            .mem
+            .read_u64(Gpa::new(gpa & !7))
+            .expect("the test stays in RAM");
+        (word >> (8 * (gpa & 7))) as u16
     }
 
     /// Writes descriptor `index`, whatever it says.
@@ -146,12 +151,14 @@ impl<M: PhysMem> FakeDriver<M> {
         self.put(at, &head.to_le_bytes());
     }
 
-    /// Stores the available index.
+    /// Stores the available index, in one store with the flags before it: a device that runs on another thread must
+    /// not see half of it.
     pub fn put_avail_idx(&self, idx: u16) {
-        self.put(
-            self.base + Self::avail_offset(self.size) + 2,
-            &idx.to_le_bytes(),
-        );
+        let at = self.base + Self::avail_offset(self.size);
+        let flags = self.get_u16(at);
+        self.mem
+            .store_u32_release(Gpa::new(at), u32::from(idx) << 16 | u32::from(flags))
+            .expect("the test stays in RAM");
     }
 
     /// Stores the available flags (1: no interrupts, without EVENT_IDX).
