@@ -4,12 +4,6 @@
 //! module of its own. Exit status: what the subcommand says, 2 for a request that could not start
 //! (one line on stderr says why), 1 for a failure under way.
 
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "parts of the machine wait for the devices that use them"
-)]
-
 mod acpi;
 mod console;
 mod demo;
@@ -19,12 +13,14 @@ mod lab_cmd;
 mod ledger;
 mod pci;
 mod run;
+mod selftest;
 mod system;
 mod vm;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Virtual machines whose I/O does not exit.
 #[derive(Parser)]
@@ -40,18 +36,69 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
     Demo(demo::DemoArgs),
+    /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
+    Selftest(selftest::SelftestArgs),
     /// Run an exitless command inside an emulated AMD host, where KVM is complete.
     Lab(lab_cmd::LabArgs),
     /// Say what this host offers to virtual machines, and what to do next.
     Doctor(doctor::DoctorArgs),
+    /// Print a completion script for a shell: bash, elvish, fish, powershell or zsh.
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff); `exitless man run` prints that of a subcommand.
+    Man {
+        /// A subcommand.
+        subcommand: Option<String>,
+    },
+    /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
+    #[command(hide = true)]
+    Payload(selftest::payload::PayloadArgs),
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<u8> {
+    clap_complete::generate(
+        shell,
+        &mut Cli::command(),
+        "exitless",
+        &mut std::io::stdout(),
+    );
+    Ok(0)
+}
+
+fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
+    let mut command = Cli::command();
+    if let Some(name) = subcommand {
+        command = command
+            .find_subcommand(name)
+            .with_context(|| format!("there is no subcommand {name:?}; see `exitless help`"))?
+            .clone();
+    }
+    clap_mangen::Man::new(command)
+        .render(&mut std::io::stdout())
+        .context("writing the page")?;
+    Ok(0)
 }
 
 fn main() -> ExitCode {
+    // Events of guests and devices go to standard error; RUST_LOG chooses which.
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .with_writer(std::io::stderr)
+        .init();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Demo(args) => demo::main(&args),
+        Command::Selftest(args) => selftest::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Completions { shell } => completions(shell),
+        Command::Man { subcommand } => man(subcommand.as_deref()),
+        Command::Payload(args) => selftest::payload::main(&args),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),

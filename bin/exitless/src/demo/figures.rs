@@ -95,7 +95,7 @@ impl Figures {
             windows: Default::default(),
             failed: Vec::new(),
         };
-        this.set("mode", "strict, depth 1, 4 KiB direct reads, --idle poll");
+        this.set("mode", "strict, depth 1, 4 KiB direct reads, --idle poll, disk latency 3 ms");
         this.set("host", host.label());
         this.set("machine", crate::ledger::conditions::cpu_model());
         this.set("kernel", crate::ledger::conditions::kernel_release());

@@ -29,10 +29,10 @@ const DISK_HELP: &str = "\
 A virtio disk on a raw file; repeat for more.
 
 path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
-         [,misbehave=unmapped|readonly]
+         [,latency=MICROSECONDS][,misbehave=unmapped|readonly]
 
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
-page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. misbehave makes a rogue device \
+page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. latency makes the disk answer no sooner, for measurements. misbehave makes a rogue device \
 for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.";
 
 const NET_HELP: &str = "\

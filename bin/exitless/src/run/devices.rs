@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use guest_mem::{Iova, SourceId};
 use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
-use vio::blk::{Blk, BlkConfig, Misbehave as Rogue, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlockIo, LatencyDisk, BlkConfig, Misbehave as Rogue, Transfer, UringFile, UringOptions};
 use vio::net::{Net, NetIo, Responder, Tap};
 use vtd::{Unit, dmar};
 
@@ -125,10 +125,11 @@ fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
         },
         ..BlkConfig::default()
     };
-    Ok(Blk::new(
-        config,
-        Box::new(UringFile::from_file(disk.file, options)?),
-    )?)
+    let mut io: Box<dyn BlockIo> = Box::new(UringFile::from_file(disk.file, options)?);
+    if !disk.latency.is_zero() {
+        io = Box::new(LatencyDisk::new(io, disk.latency).context("a timer")?);
+    }
+    Ok(Blk::new(config, io)?)
 }
 
 fn network(net: NetConfig) -> Result<Net> {

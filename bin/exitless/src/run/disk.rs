@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
@@ -37,6 +38,8 @@ pub struct DiskConfig {
     pub queues: u16,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
+    /// The disk answers no sooner than this.
+    pub latency: Duration,
     /// A deliberate fault.
     pub misbehave: Option<Misbehave>,
 }
@@ -63,6 +66,7 @@ impl DiskConfig {
         if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
             bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
         }
+        let latency = keys.take_number("latency", 0, 0..=10_000_000)?;
         let misbehave = match keys.take("misbehave") {
             None => None,
             Some("unmapped") => Some(Misbehave::Unmapped),
@@ -81,6 +85,7 @@ impl DiskConfig {
             direct,
             queues,
             id,
+            latency: Duration::from_micros(latency),
             misbehave,
         })
     }

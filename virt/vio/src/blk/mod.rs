@@ -25,6 +25,7 @@
 //! driver makes a device hold 13 MiB, and an ordinary one well below 1 MiB.
 
 mod backend;
+mod latency;
 mod mem;
 mod misbehave;
 mod poll;
@@ -38,6 +39,7 @@ use std::os::fd::RawFd;
 use guest_mem::{Dma, Iova, KeepAlive, LeaseId, Ticket};
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
+pub use latency::LatencyDisk;
 pub use mem::MemDisk;
 #[cfg(any(test, feature = "test-utils"))]
 pub use mem::{SlowControl, SlowDisk};

@@ -1,0 +1,294 @@
+//! The cases: each boots a stock guest and says what must come of it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::run::ROGUE_SECTOR;
+use crate::system::guest::{Guest, Mode};
+use crate::system::host::Host;
+
+const MIB: usize = 1 << 20;
+/// Size of the disk a case gets.
+const DISK: usize = 8 * MIB;
+const SEED: u64 = 21;
+const GUEST_IP: &str = "192.168.7.2";
+const RESPONDER_IP: &str = "192.168.7.1";
+
+/// One case: its name says what it shows.
+pub struct Case {
+    /// Unique; what a soak remembers it by.
+    pub name: String,
+    run: Box<dyn Fn(&Host) -> Result<String>>,
+}
+
+impl Case {
+    fn new(name: impl Into<String>, run: impl Fn(&Host) -> Result<String> + 'static) -> Self {
+        Self {
+            name: name.into(),
+            run: Box::new(run),
+        }
+    }
+
+    /// Runs it; answers a few words on what was seen.
+    pub fn run(&self, host: &Host) -> Result<String> {
+        (self.run)(host)
+    }
+}
+
+/// What `make test` runs: everything once.
+pub fn quick() -> Vec<Case> {
+    let mut cases = boots("");
+    cases.extend([
+        no_iommu(),
+        mixed(Mode::Shared, 8),
+        bounce(),
+        network_trap(),
+        reset(),
+    ]);
+    cases.extend(["unmapped", "readonly"].map(rogue));
+    cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 200)));
+    cases.push(idle());
+    cases
+}
+
+/// What `make soak` runs: the boot matrix twenty times, and long I/O.
+pub fn soak() -> Vec<Case> {
+    let mut cases: Vec<Case> = (1..=20)
+        .flat_map(|round| boots(&format!(", round {round} of 20")))
+        .collect();
+    cases.push(mixed(Mode::Shared, 300));
+    cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
+    cases
+}
+
+fn pattern(seed: u64) -> Vec<u8> {
+    let mut data = vec![0; DISK];
+    workload::pattern::fill(seed, 0, &mut data);
+    data
+}
+
+fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
+    host.put("disk.img", &pattern(SEED))?;
+    guest
+        .disks
+        .push(format!("path={}{options}", host.path("disk.img")));
+    Ok(guest)
+}
+
+/// 1 and 4 vCPUs, strict and lazy, each register mode.
+fn boots(suffix: &str) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for mode in Mode::VTD {
+        for cpus in [1, 4] {
+            for is_strict in [true, false] {
+                let policy = if is_strict { "strict" } else { "lazy" };
+                let name = format!("boot: {}, {cpus} vCPU, {policy}{suffix}", mode.name());
+                cases.push(Case::new(name, move |host| {
+                    boot(host, mode, cpus, is_strict)
+                }));
+            }
+        }
+    }
+    cases
+}
+
+fn boot(host: &Host, mode: Mode, cpus: u32, is_strict: bool) -> Result<String> {
+    let script = format!(
+        "nproc && dmesg | grep -E 'DMAR:|iommu:' && \
+         workload check-pattern /dev/vda --bytes {MIB} --seed {SEED}"
+    );
+    let mut guest = with_disk(Guest::new(mode, script), host, ",queues=2")?;
+    guest.cpus = cpus;
+    guest.is_strict = is_strict;
+    guest.idle = "adaptive";
+    let outcome = guest.run(host)?;
+    ensure!(
+        outcome
+            .console
+            .lines()
+            .any(|line| line.trim() == cpus.to_string()),
+        "the guest does not see {cpus} CPUs\n{}",
+        outcome.tail()
+    );
+    outcome
+        .line("DMAR: Intel(R) Virtualization Technology for Directed I/O")
+        .with_context(|| format!("Linux did not turn the IOMMU on\n{}", outcome.tail()))?;
+    let policy = if is_strict {
+        "strict mode"
+    } else {
+        "lazy mode"
+    };
+    outcome
+        .line(&format!("DMA domain TLB invalidation policy: {policy}"))
+        .with_context(|| format!("Linux is not in {policy}\n{}", outcome.tail()))?;
+    ensure!(
+        outcome.line("DMAR: [DMA").is_none() && outcome.line("malfunction").is_none(),
+        "Linux complains of DMA faults\n{}",
+        outcome.tail()
+    );
+    let waits = &outcome.ledger["whole"]["owner"]["waits"];
+    Ok(format!("{waits} invalidation waits"))
+}
+
+fn no_iommu() -> Case {
+    Case::new(
+        "boot: no IOMMU, 2 vCPU, 4 KiB blocks, read-only disk",
+        |host| {
+            let script = format!(
+                "test $(cat /sys/block/vda/queue/logical_block_size) = 4096 && \
+             test $(cat /sys/block/vda/ro) = 1 && \
+             workload check-pattern /dev/vda --bytes {MIB} --seed {SEED}"
+            );
+            let mut guest = with_disk(
+                Guest::new(Mode::None, script),
+                host,
+                ",block=4096,readonly=on",
+            )?;
+            guest.cpus = 2;
+            guest.run(host)?;
+            Ok(String::new())
+        },
+    )
+}
+
+fn mixed(mode: Mode, seconds: u32) -> Case {
+    let name = format!(
+        "mixed, verified I/O for {seconds} s: {}, 4 vCPU, strict",
+        mode.name()
+    );
+    Case::new(name, move |host| {
+        let script = format!("workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8");
+        let mut guest = with_disk(Guest::new(mode, script), host, ",queues=4")?;
+        guest.cpus = 4;
+        guest.limit = Duration::from_secs(u64::from(seconds) * 2 + 180);
+        let outcome = guest.run(host)?;
+        let line = outcome
+            .line("mixed ok")
+            .context("no summary of the mixed I/O")?;
+        ensure!(line.contains("errors=0"), "{line}");
+        Ok(line.trim().to_owned())
+    })
+}
+
+fn bounce() -> Case {
+    Case::new(
+        "mixed, verified I/O for 4 s: shared, bounce buffers",
+        |host| {
+            let script = "workload mixed /dev/vda --seconds 4 --seed 6 --depth 4";
+            let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
+            guest.flags.extend(["--dma".into(), "bounce".into()]);
+            let outcome = guest.run(host)?;
+            let line = outcome
+                .line("mixed ok")
+                .context("no summary of the mixed I/O")?;
+            Ok(line.trim().to_owned())
+        },
+    )
+}
+
+fn network_trap() -> Case {
+    Case::new("ping and UDP echo: trap, 2 vCPU", |host| {
+        let script = format!(
+            "ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0 && \
+             ping -c 3 -W 5 {RESPONDER_IP} && workload udp-echo {RESPONDER_IP}:7 --count 50"
+        );
+        let mut guest = Guest::new(Mode::Trap, script);
+        guest.cpus = 2;
+        guest.idle = "adaptive";
+        guest.net = Some(format!("responder,ip={RESPONDER_IP}"));
+        let outcome = guest.run(host)?;
+        outcome
+            .line(" 0% packet loss")
+            .with_context(|| format!("packets were lost\n{}", outcome.tail()))?;
+        Ok(String::new())
+    })
+}
+
+fn reset() -> Case {
+    Case::new(
+        "a guest that asks for a reset ends the run with status 3",
+        |host| {
+            let guest = Guest::new(Mode::Shared, "reboot -f");
+            let outcome = guest.try_run(host)?;
+            ensure!(
+                outcome.exit == 3,
+                "status {}\n{}",
+                outcome.exit,
+                outcome.tail()
+            );
+            Ok(String::new())
+        },
+    )
+}
+
+fn rogue(what: &'static str) -> Case {
+    Case::new(
+        format!("rogue DMA is blocked and Linux sees the fault: {what}, logged"),
+        move |host| {
+            let command = match what {
+                "unmapped" => "dd if=/dev/vda of=/dev/null bs=512 count=1 iflag=direct skip",
+                _ => "dd if=/dev/zero of=/dev/vda bs=512 count=1 oflag=direct seek",
+            };
+            let script = format!("{command}={ROGUE_SECTOR} && dmesg | grep DMAR | tail -5");
+            let guest = with_disk(
+                Guest::new(Mode::Logged, script),
+                host,
+                &format!(",misbehave={what}"),
+            )?;
+            let outcome = guest.run(host)?;
+            outcome
+                .line("DMA Write")
+                .with_context(|| format!("no fault in the guest's log\n{}", outcome.tail()))?;
+            outcome
+                .line("PTE Write access is not set")
+                .with_context(|| {
+                    format!("another reason in the guest's log\n{}", outcome.tail())
+                })?;
+            Ok(String::new())
+        },
+    )
+}
+
+fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
+    Case::new(
+        format!("{sleeps} forced sleeps lose no wake-up: {}", mode.name()),
+        move |host| {
+            // A read takes a few submissions and a doorbell: with a sleep at every idle sweep, this many
+            // reads cannot be done in fewer sleeps than there are reads.
+            let script = format!("workload reads /dev/vda --count {sleeps} --no-markers");
+            let mut guest = with_disk(Guest::new(mode, script), host, "")?;
+            guest.flags.extend(["--force-sleep".into(), "1".into()]);
+            guest.limit = Duration::from_secs(120 + sleeps);
+            let outcome = guest.run(host)?;
+            let slept = outcome.ledger["whole"]["sidecore"]["sleeps"]
+                .as_u64()
+                .unwrap_or(0);
+            ensure!(slept >= sleeps, "only {slept} sleeps");
+            Ok(format!("{slept} sleeps"))
+        },
+    )
+}
+
+fn idle() -> Case {
+    Case::new(
+        "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
+        |host| {
+            const SECONDS: u32 = 10;
+            let script = format!(
+                "workload reads /dev/vda --no-markers && sleep 2 && workload idle --seconds {SECONDS}"
+            );
+            let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
+            guest.idle = "adaptive";
+            let outcome = guest.run(host)?;
+            let window = outcome
+                .windows()
+                .last()
+                .context("the guest marked no window")?;
+            let share = window["sidecore"]["cpu_ns"].as_f64().unwrap_or(f64::NAN)
+                / window["duration_ns"].as_f64().unwrap_or(f64::NAN);
+            ensure!(share < 0.01, "{:.2} % of a CPU", share * 100.0);
+            Ok(format!("{:.2} %", share * 100.0))
+        },
+    )
+}

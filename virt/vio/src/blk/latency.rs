@@ -1,0 +1,254 @@
+//! A disk that answers no sooner than a given time after it was asked, whatever is below it.
+//!
+//! For measurements: a file in memory answers before the guest that asked has gone idle, which no disk
+//! does, and then it depends on a race whether an interrupt finds the guest running or halted. With the
+//! latency of a disk it always finds it halted.
+//!
+//! An operation reaches the disk below at once; its completion is held back. Until it is reported the slot is in
+//! flight: its leases are held, and it can be cancelled only as far as the disk below can.
+//!
+//! UNSAFETY: three system calls on a timer descriptor that this module owns. The standard library has no
+//! timer that a sleeping owner could wait for beside its other descriptors.
+#![allow(unsafe_code, reason = "timerfd; see the head of the module")]
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use guest_mem::KeepAlive;
+
+use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
+
+/// See the head of the module.
+pub struct LatencyDisk {
+    below: Box<dyn BlockIo>,
+    latency: Duration,
+    /// When each slot in flight may be reported, at the earliest.
+    due: HashMap<u32, Instant>,
+    /// Completions held back, in the order the disk below reported them.
+    held: VecDeque<(Instant, Completion)>,
+    scratch: Vec<Completion>,
+    timer: OwnedFd,
+}
+
+impl LatencyDisk {
+    /// `below`, no faster than `latency`.
+    ///
+    /// # Errors
+    /// The system has no timer descriptor left.
+    pub fn new(below: Box<dyn BlockIo>, latency: Duration) -> io::Result<Self> {
+        // SAFETY: takes two integers and answers a descriptor or -1.
+        let fd = unsafe {
+            libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just given it to us alone.
+        let timer = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self {
+            below,
+            latency,
+            due: HashMap::new(),
+            held: VecDeque::new(),
+            scratch: Vec::new(),
+            timer,
+        })
+    }
+
+    /// Takes what the disk below has finished.
+    fn collect(&mut self) {
+        self.below.poll(&mut self.scratch);
+        let now = Instant::now();
+        for completion in self.scratch.drain(..) {
+            let due = match completion.outcome {
+                // The slot stays in flight: this is no answer of the disk.
+                Outcome::NotCancellable => now,
+                Outcome::Done | Outcome::Failed(_) => self.due.remove(&completion.slot).unwrap_or(now),
+            };
+            self.held.push_back((due, completion));
+        }
+    }
+
+    /// Sets the timer `after` from now; zero switches it off.
+    fn set_timer(&self, after: Duration) {
+        let value = libc::timespec {
+            // A latency is far below 2^63 seconds.
+            tv_sec: after.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(after.subsec_nanos() as i32),
+        };
+        let interval = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = libc::itimerspec { it_interval: interval, it_value: value };
+        // SAFETY: our own timer; the structure outlives the call and the old value is not asked for. With a
+        // valid structure and descriptor the call cannot fail.
+        unsafe {
+            libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut());
+        }
+    }
+}
+
+impl BlockIo for LatencyDisk {
+    fn capacity(&self) -> u64 {
+        self.below.capacity()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.below.is_read_only()
+    }
+
+    fn depth(&self) -> u32 {
+        self.below.depth()
+    }
+
+    fn transfer(&self) -> Transfer {
+        self.below.transfer()
+    }
+
+    fn attach(&mut self, keep: KeepAlive) {
+        self.below.attach(keep);
+    }
+
+    fn detach(&mut self) {
+        self.below.detach();
+    }
+
+    fn reserve(&mut self, slot: u32, len: u32) -> bool {
+        self.below.reserve(slot, len)
+    }
+
+    fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8] {
+        self.below.buffer(slot, offset)
+    }
+
+    fn unreserve(&mut self, slot: u32) {
+        self.below.unreserve(slot);
+    }
+
+    fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]) {
+        self.due.insert(slot, Instant::now() + self.latency);
+        self.below.submit(slot, op, pieces);
+    }
+
+    fn flush(&mut self) {
+        self.below.flush();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        if self.due.is_empty() && self.held.is_empty() {
+            return self.below.poll(done);
+        }
+        self.collect();
+        let now = Instant::now();
+        self.held.retain(|(due, completion)| {
+            let is_due = *due <= now;
+            if is_due {
+                done.push(*completion);
+            }
+            !is_due
+        });
+    }
+
+    fn has_completions(&mut self) -> bool {
+        self.collect();
+        let now = Instant::now();
+        self.held.iter().any(|(due, _)| *due <= now)
+    }
+
+    fn cancel(&mut self, slot: u32) {
+        if self.held.iter().any(|(_, held)| held.slot == slot) {
+            // Done below, and only waiting to be said: say it now.
+            for (due, _) in self.held.iter_mut().filter(|(_, held)| held.slot == slot) {
+                *due = Instant::now();
+            }
+            return;
+        }
+        self.due.remove(&slot);
+        self.below.cancel(slot);
+    }
+
+    fn arm(&mut self) {
+        self.below.arm();
+        if let Some(first) = self.held.iter().map(|(due, _)| *due).min() {
+            // At least 1 ns: zero would switch the timer off.
+            let after = first.saturating_duration_since(Instant::now());
+            self.set_timer(after.max(Duration::from_nanos(1)));
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.set_timer(Duration::ZERO);
+        self.below.disarm();
+    }
+
+    fn wake_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.push(self.timer.as_raw_fd());
+        self.below.wake_fds(fds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mem::MemDisk;
+    use super::*;
+
+    fn disk(latency: Duration) -> LatencyDisk {
+        let below = Box::new(MemDisk::new(vec![0; 4096], 4, false));
+        LatencyDisk::new(below, latency).unwrap()
+    }
+
+    fn poll(disk: &mut LatencyDisk) -> Vec<Completion> {
+        let mut done = Vec::new();
+        disk.poll(&mut done);
+        done
+    }
+
+    #[test]
+    fn an_operation_ends_after_its_latency_and_not_before() {
+        let latency = Duration::from_millis(20);
+        let mut disk = disk(latency);
+        let start = Instant::now();
+        disk.submit(1, Op::Flush, &[]);
+        disk.flush();
+        assert!(poll(&mut disk).is_empty());
+        let done = loop {
+            let done = poll(&mut disk);
+            if !done.is_empty() {
+                break done;
+            }
+        };
+        assert!(start.elapsed() >= latency);
+        assert_eq!(done, [Completion { slot: 1, outcome: Outcome::Done }]);
+        assert!(poll(&mut disk).is_empty());
+    }
+
+    #[test]
+    fn a_sleeping_owner_is_woken_when_it_is_due() {
+        let mut disk = disk(Duration::from_millis(10));
+        disk.submit(0, Op::Flush, &[]);
+        disk.flush();
+        // As an owner does: arm, look again, sleep on the descriptors.
+        assert!(!disk.has_completions());
+        disk.arm();
+        let mut fds = Vec::new();
+        disk.wake_fds(&mut fds);
+        let mut wait: Vec<libc::pollfd> =
+            fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
+        // SAFETY: the array and its length; the call writes `revents` only.
+        let ready = unsafe { libc::poll(wait.as_mut_ptr(), wait.len() as libc::nfds_t, 5000) };
+        assert_eq!(ready, 1);
+        disk.disarm();
+        assert!(disk.has_completions());
+        assert_eq!(poll(&mut disk).len(), 1);
+    }
+
+    #[test]
+    fn cancelling_what_is_done_below_reports_it_at_once() {
+        let mut disk = disk(Duration::from_secs(3600));
+        disk.submit(2, Op::Flush, &[]);
+        disk.flush();
+        assert!(poll(&mut disk).is_empty());
+        disk.cancel(2);
+        assert_eq!(poll(&mut disk), [Completion { slot: 2, outcome: Outcome::Done }]);
+    }
+}
