@@ -123,7 +123,8 @@ pub struct Exits {
 }
 
 impl Exits {
-    /// Timer and halt: what depends on time rather than on I/O, reported apart.
+    /// Timer and halt: what depends on time rather than on I/O.
+    #[cfg(test)]
     pub fn timer_hlt(&self) -> u64 {
         self.timer + self.hlt
     }

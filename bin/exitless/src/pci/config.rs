@@ -171,11 +171,6 @@ impl ConfigSpace {
         &self.bytes[usize::from(offset)..usize::from(offset + len)]
     }
 
-    /// Sets raw bytes at `offset`, whatever a guest may change (BARs and command excluded).
-    pub fn set_bytes(&mut self, offset: u16, data: &[u8]) {
-        let at = usize::from(offset);
-        self.bytes[at..at + data.len()].copy_from_slice(data);
-    }
 
     fn byte(&self, at: u16) -> u8 {
         let bar_end = FIRST_BAR + 4 * BARS as u16;

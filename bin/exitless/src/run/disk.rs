@@ -26,8 +26,6 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`.
     pub file: File,
-    /// Bytes, a multiple of `block`, at least one block.
-    pub bytes: u64,
     /// The guest may not write.
     pub read_only: bool,
     /// Logical block size: 512 or 4096 bytes.
@@ -75,11 +73,10 @@ impl DiskConfig {
         };
         keys.finish()?;
         let file = open(&path, read_only, direct)?;
-        let bytes = size(&file, &path, block)?;
+        check_size(&file, &path, block)?;
         Ok(Self {
             path,
             file,
-            bytes,
             read_only,
             block,
             direct,
@@ -128,7 +125,7 @@ fn open(path: &Path, read_only: bool, direct: bool) -> anyhow::Result<File> {
     Ok(file)
 }
 
-fn size(file: &File, path: &Path, block: u32) -> anyhow::Result<u64> {
+fn check_size(file: &File, path: &Path, block: u32) -> anyhow::Result<()> {
     use io::{Seek, SeekFrom};
     let mut file = file;
     // Seeking measures block devices too.
@@ -144,5 +141,5 @@ fn size(file: &File, path: &Path, block: u32) -> anyhow::Result<u64> {
             path.display()
         );
     }
-    Ok(bytes)
+    Ok(())
 }

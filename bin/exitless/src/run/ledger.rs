@@ -13,7 +13,7 @@ use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::config::Config;
 use super::devices::OwnerHandle;
-use crate::ledger::account::{KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits};
+use crate::ledger::account::{KVM_COUNTERS, SidecoreCounts, Snapshot, UserExits};
 use crate::ledger::kvm_stats::VcpuStats;
 use crate::ledger::report::{self, Conditions};
 use crate::ledger::trace::ExitHistogram;

@@ -304,9 +304,10 @@ fn summary(end: &End, exits: &ExitLedger, msi: &KvmMsi) {
         .collect();
     eprintln!("\nexitless: {why}");
     eprintln!(
-        "exitless: {} exits to user space ({}), {} interrupts sent",
+        "exitless: {} exits to user space ({}), {} interrupts sent, {} refused",
         snapshot.total(),
         counts.join(", "),
-        msi.sent()
+        msi.sent(),
+        msi.refused()
     );
 }

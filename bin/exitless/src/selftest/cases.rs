@@ -15,11 +15,13 @@ const SEED: u64 = 21;
 const GUEST_IP: &str = "192.168.7.2";
 const RESPONDER_IP: &str = "192.168.7.1";
 
+type Run = Box<dyn Fn(&Host) -> Result<String>>;
+
 /// One case: its name says what it shows.
 pub struct Case {
     /// Unique; what a soak remembers it by.
     pub name: String,
-    run: Box<dyn Fn(&Host) -> Result<String>>,
+    run: Run,
 }
 
 impl Case {

@@ -145,10 +145,6 @@ impl CoalescedZone {
         Ok(())
     }
 
-    /// Whether writes are logged now.
-    pub fn is_registered(&self) -> bool {
-        self.registered
-    }
 }
 
 #[cfg(test)]

@@ -118,6 +118,7 @@ impl ExitSnapshot {
     }
 
     /// What was counted since `earlier`.
+    #[cfg(test)]
     pub fn since(&self, earlier: &ExitSnapshot) -> ExitSnapshot {
         ExitSnapshot(std::array::from_fn(|i| {
             self.0[i].saturating_sub(earlier.0[i])

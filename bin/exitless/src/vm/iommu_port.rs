@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 use guest_mem::{
-    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, LeaseTable, NoIommu, Perm, PhysMem, RegisterPage,
+    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, RegisterPage,
     Run, SourceId,
 };
 use vtd::front::{LogEntry, Logged, Shared};
@@ -76,7 +76,7 @@ const DUE_LIMIT: u64 = 100_000_000;
 enum Gate {
     Watched(WriteGate),
     /// No userfaultfd on this host: the owner never sleeps. Holds the slot's mapping.
-    Absent(SlotMapping, String),
+    Absent(#[expect(dead_code, reason = "held for the slot")] SlotMapping, String),
 }
 
 /// A VT-d unit and its front end.
@@ -238,13 +238,6 @@ impl IommuPort {
         }
     }
 
-    /// Leases in flight.
-    pub fn leases(&self) -> &LeaseTable {
-        match self {
-            Self::None(none) => none.leases(),
-            Self::Vtd(vtd) => vtd.unit.leases(),
-        }
-    }
 
     /// Counters for the ledger; what is not the IOMMU's is zero.
     pub fn counts(&self) -> OwnerCounts {

@@ -120,20 +120,12 @@ impl WriteGate {
         }
     }
 
-    /// The protected mapping.
-    pub fn mapping(&self) -> &SlotMapping {
-        &self.mapping
-    }
 
     /// Readable while a store waits at the protected page.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// Whether a store would wait.
-    pub fn is_protected(&self) -> bool {
-        self.protected
-    }
 
     /// From its return on, a store to the page waits and makes the descriptor readable. A store that came
     /// before is in memory: read every register again before sleeping.

@@ -98,6 +98,7 @@ impl CommonConfig {
     }
 
     /// Device status as written by the driver, with the bits the device sets.
+    #[cfg(test)]
     pub fn status(&self) -> u8 {
         self.status
     }

@@ -56,19 +56,6 @@ impl MsixTable {
         self.sent
     }
 
-    /// Back to the reset state; the count of delivered messages stays.
-    pub fn reset(&mut self) {
-        let Self {
-            entries,
-            enabled,
-            masked,
-            sent,
-        } = self;
-        let sent = *sent;
-        let fresh = Self::new(u16::try_from(entries.len()).expect("built from a u16"));
-        (*entries, *enabled, *masked) = (fresh.entries, fresh.enabled, fresh.masked);
-        self.sent = sent;
-    }
 
     /// Message control of the capability was written: MSI-X enable and function mask.
     pub fn set_control(&mut self, enabled: bool, masked: bool, sink: &dyn MsiSink) {
