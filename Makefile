@@ -1,4 +1,5 @@
 # Exitless: the commands a person needs. `make help` lists them.
+export EXITLESS_COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -20,7 +21,7 @@ build: setup ## the program, in target/release
 demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
 	$(EXITLESS) demo --report $(REPORT)/demo.json
 
-test: setup ## all tests: crates natively, then whole guests in the lab
+test: build ## all tests: crates natively, then whole guests in the lab
 	cargo test --release --workspace --quiet
 	$(EXITLESS) selftest
 
@@ -28,11 +29,12 @@ check: setup ## format, lints, documentation, licences
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
 
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
-	cargo bench --quiet -p vtd
+	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
 
 soak: build ## the long runs: boot matrix x20, 5-minute verified I/O, forced sleeps (resumable)
 	$(EXITLESS) selftest --soak

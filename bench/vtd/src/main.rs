@@ -125,7 +125,7 @@ fn main() -> Result<()> {
         let Measured { median, min, max } = measured;
         println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
         report.insert((*key).into(), round(*median));
-        report.insert(format!("{key}_spread").into(), round(max - min));
+        report.insert(format!("{key}_spread"), round(max - min));
     }
     if let Some(dir) = args.report.parent() {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;

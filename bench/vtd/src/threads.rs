@@ -29,8 +29,7 @@ pub fn reaction() -> Result<Measured> {
     let mut runs = Vec::new();
     thread::scope(|scope| {
         let stop = &stop;
-        let mut shared = Shared::new();
-        shared.enter(&unit, &page);
+        let mut shared = Shared::enter(&mut unit, &page);
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 shared.sweep(&mut unit, &sweeping, &ram, 0, &mut Quiet);

@@ -89,13 +89,16 @@ pub struct Figures {
 
 impl Figures {
     /// Nothing but the conditions.
-    pub fn new(host: &Host, rounds: u32, reads: u32) -> Self {
+    pub fn new(host: &Host, windows: u32, reads: u32) -> Self {
         let mut this = Self {
             values: BTreeMap::new(),
             windows: Default::default(),
             failed: Vec::new(),
         };
-        this.set("mode", "strict, depth 1, 4 KiB direct reads, --idle poll, disk latency 3 ms");
+        this.set(
+            "mode",
+            "strict, depth 1, 4 KiB direct reads, --idle poll, disk latency 4 ms",
+        );
         this.set("host", host.label());
         this.set("machine", crate::ledger::conditions::cpu_model());
         this.set("kernel", crate::ledger::conditions::kernel_release());
@@ -103,7 +106,7 @@ impl Figures {
             "commit",
             option_env!("EXITLESS_COMMIT").unwrap_or("unknown"),
         );
-        this.set("rounds", rounds);
+        this.set("windows", windows);
         this.set("reads_per_window", reads);
         this
     }

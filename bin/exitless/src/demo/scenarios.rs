@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::figures::{Figures, PerRead, round};
-use super::say;
+use super::{DemoArgs, say};
 use crate::run::ROGUE_SECTOR;
 use crate::system::guest::{Guest, Mode};
 use crate::system::host::Host;
@@ -13,7 +13,7 @@ const MIB: usize = 1 << 20;
 const DISK: usize = 8 * MIB;
 /// The measured disk answers no sooner than a disk: so each answer finds the guest halted, in every mode. A file
 /// in memory answers while the guest is on its way there, and then a race decides what an interrupt costs.
-const LATENCY_US: u32 = 3000;
+const LATENCY_US: u32 = 4000;
 const SEED_HOST: u64 = 11;
 const SEED_GUEST: u64 = 12;
 const GUEST_IP: &str = "192.168.7.2";
@@ -30,27 +30,40 @@ fn disk(host: &Host, options: &str) -> String {
 }
 
 /// The measured reads: in every round the four modes take turns.
-pub fn windows(host: &Host, rounds: u32, reads: u32, figures: &mut Figures) -> Result<()> {
+pub fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<()> {
+    let DemoArgs {
+        rounds,
+        windows,
+        reads,
+        ..
+    } = *args;
     host.put("disk.img", &pattern(SEED_HOST))?;
     for round in 1..=rounds {
         for mode in Mode::ALL {
+            let name = mode.name();
             say(&format!(
-                "round {round} of {rounds}: {reads} direct reads, {}",
-                mode.name()
+                "round {round} of {rounds}: {windows} x {reads} direct reads, {name}"
             ));
-            let script = format!("workload reads /dev/vda --count {reads} --warmup 120");
-            let mut guest = Guest::new(mode, script);
-            guest.disks.push(disk(host, &format!(",latency={LATENCY_US}")));
-            let outcome = guest.run(host)?;
-            let window = outcome
-                .windows()
-                .first()
-                .context("the guest marked no window")?;
-            ensure!(
-                window["histograms"].as_bool() == Some(true),
-                "no exit histograms: tracefs is not available to `exitless run` on this host"
+            let mut guest = Guest::new(
+                mode,
+                format!("workload reads /dev/vda --count {reads} --warmup 120 --windows {windows}"),
             );
-            figures.add_window(mode, PerRead::of(window, reads));
+            guest
+                .disks
+                .push(disk(host, &format!(",latency={LATENCY_US}")));
+            let outcome = guest.run(host)?;
+            ensure!(
+                outcome.windows().len() == windows as usize,
+                "the guest marked {} windows, not {windows}",
+                outcome.windows().len()
+            );
+            for window in outcome.windows() {
+                ensure!(
+                    window["histograms"].as_bool() == Some(true),
+                    "no exit histograms: tracefs is not available to `exitless run` on this host"
+                );
+                figures.add_window(mode, PerRead::of(window, reads));
+            }
         }
     }
     figures.summarize();

@@ -1,9 +1,15 @@
 //! Exit reasons as the kernel's tracepoints count them, where tracefs lets us: histogram triggers in a trace
 //! instance of our own (the kernel's `trace/histogram.rst`), on the threads that run vCPUs.
 //!
-//! KVM's statistics do not say why most exits happened. Three histograms do:
-//! `kvm:kvm_exit` by reason, `kvm:kvm_msr` by register (a write to the TSC deadline or the initial count is
-//! the guest's timer), and `irq_vectors:local_timer_entry` (a host timer that interrupted a running vCPU).
+//! KVM's statistics do not say why most exits happened. Four histograms do:
+//! * `kvm:kvm_exit` by reason;
+//! * `kvm:kvm_eoi` and `kvm:kvm_pv_eoi` by vector: an end of interrupt that was not paravirtual is an exit, and
+//!   one of the guest's timer vector is the timer's;
+//! * `kvm:kvm_msr` by register: a write to the TSC deadline or the initial count is the guest's timer;
+//! * which vector was injected after which exit, joined by the kernel from `kvm_exit` and `kvm_inj_virq` into a
+//!   synthetic event: an interrupt window that ended in the timer's injection is the timer's;
+//! * `irq_vectors:local_timer_entry`: a host timer that interrupted a running vCPU.
+//!
 //! The kernel counts; nothing is recorded event by event. Without tracefs the ledger has the coarser
 //! statistics and a larger *unattributed* column.
 
@@ -14,11 +20,18 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = "/sys/kernel/tracing";
 
-const EVENTS: [(&str, &str); 3] = [
-    ("events/kvm/kvm_exit", "isa,exit_reason"),
-    ("events/kvm/kvm_msr", "ecx,write"),
-    ("events/irq_vectors/local_timer_entry", "vector"),
-];
+/// Vector of the local APIC timer in Linux guests (`LOCAL_TIMER_VECTOR`). Another guest's timer interrupts are
+/// counted as interrupt delivery.
+const TIMER_VECTOR: u64 = 0xec;
+
+/// One histogram: event directory, keys.
+type Histogram = (&'static str, &'static str);
+
+const EXITS: Histogram = ("events/kvm/kvm_exit", "isa,exit_reason");
+const EOI: Histogram = ("events/kvm/kvm_eoi", "vector");
+const PV_EOI: Histogram = ("events/kvm/kvm_pv_eoi", "vector");
+const MSRS: Histogram = ("events/kvm/kvm_msr", "ecx,write");
+const TIMERS: Histogram = ("events/irq_vectors/local_timer_entry", "vector");
 
 /// Why a vCPU left the guest, as far as the hardware's code says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +61,10 @@ pub type Reasons = BTreeMap<Reason, u64>;
 #[derive(Debug)]
 pub struct ExitHistogram {
     instance: PathBuf,
+    /// Name of the synthetic event.
+    injected: String,
+    /// Triggers that were set, to be unset: event directory and text.
+    triggers: Vec<(String, String)>,
 }
 
 impl ExitHistogram {
@@ -56,49 +73,123 @@ impl ExitHistogram {
     /// # Errors
     /// No tracefs, no permission, or a kernel without these events.
     pub fn new(tids: &[i32]) -> io::Result<Self> {
-        let instance = Path::new(ROOT).join(format!("instances/exitless-{}", std::process::id()));
+        let pid = std::process::id();
+        let instance = Path::new(ROOT).join(format!("instances/exitless-{pid}"));
+        let injected = format!("exitless_{pid}");
         fs::create_dir(&instance)?;
-        let this = Self { instance };
+        let mut this = Self {
+            instance,
+            injected,
+            triggers: Vec::new(),
+        };
         let filter = tids
             .iter()
             .map(|tid| format!("common_pid=={tid}"))
             .collect::<Vec<_>>()
             .join("||");
-        for (event, keys) in EVENTS {
-            fs::write(
-                this.instance.join(event).join("trigger"),
-                format!("hist:keys={keys}:size=2048 if {filter}"),
-            )?;
+        for (event, keys) in [EXITS, EOI, PV_EOI, MSRS, TIMERS] {
+            this.trigger(event, &format!("hist:keys={keys}:size=2048"), &filter)?;
         }
+        this.join_injections(&filter)?;
         Ok(this)
+    }
+
+    /// Injections by vector and the exit before them.
+    fn join_injections(&mut self, filter: &str) -> io::Result<()> {
+        let name = self.injected.clone();
+        let define = format!("{name} unsigned int reason; unsigned int vector");
+        append(&Path::new(ROOT).join("synthetic_events"), &define)?;
+        self.trigger(EXITS.0, "hist:keys=common_pid:er=exit_reason", filter)?;
+        let join = format!(
+            "hist:keys=common_pid:r=$er,v=vector:onmatch(kvm.kvm_exit).trace({name},$r,$v)"
+        );
+        self.trigger("events/kvm/kvm_inj_virq", &join, filter)?;
+        self.trigger(
+            &format!("events/synthetic/{name}"),
+            "hist:keys=reason,vector:size=2048",
+            "",
+        )
+    }
+
+    fn trigger(&mut self, event: &str, text: &str, filter: &str) -> io::Result<()> {
+        let condition = if filter.is_empty() {
+            String::new()
+        } else {
+            format!(" if {filter}")
+        };
+        append(
+            &self.instance.join(event).join("trigger"),
+            &format!("{text}{condition}"),
+        )?;
+        self.triggers.push((event.to_owned(), text.to_owned()));
+        Ok(())
     }
 
     /// The counts so far.
     pub fn read(&self) -> io::Result<Reasons> {
-        let text = |i: usize| fs::read_to_string(self.instance.join(EVENTS[i].0).join("hist"));
-        Ok(combine(
-            &parse(&text(0)?),
-            &parse(&text(1)?),
-            &parse(&text(2)?),
-        ))
+        let rows = |event: &str| {
+            let path = self.instance.join(event).join("hist");
+            fs::read_to_string(path).map(|text| parse(&text))
+        };
+        Ok(combine(&Counts {
+            exits: rows(EXITS.0)?,
+            eoi: rows(EOI.0)?,
+            pv_eoi: rows(PV_EOI.0)?,
+            msrs: rows(MSRS.0)?,
+            timers: rows(TIMERS.0)?,
+            injected: rows(&format!("events/synthetic/{}", self.injected))?,
+        }))
     }
 }
 
 impl Drop for ExitHistogram {
     fn drop(&mut self) {
-        for (event, keys) in EVENTS {
-            // A trigger that was never set, or a kernel that has dropped it: nothing left to undo.
-            let _ = fs::write(
-                self.instance.join(event).join("trigger"),
-                format!("!hist:keys={keys}:size=2048"),
+        // In reverse: the join uses the variable of the trigger before it. What the kernel has already
+        // dropped leaves nothing to undo.
+        for (event, text) in self.triggers.iter().rev() {
+            let _ = append(
+                &self.instance.join(event).join("trigger"),
+                &format!("!{text}"),
             );
         }
         let _ = fs::remove_dir(&self.instance);
+        let _ = append(
+            &Path::new(ROOT).join("synthetic_events"),
+            &format!("!{}", self.injected),
+        );
     }
 }
 
+/// Adds a line to a control file; truncating one would remove what others have set.
+fn append(path: &Path, line: &str) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = fs::File::options().append(true).open(path)?;
+    file.write_all(line.as_bytes())
+}
+
+/// Rows of all histograms.
+#[derive(Default)]
+struct Counts {
+    exits: Rows,
+    eoi: Rows,
+    pv_eoi: Rows,
+    msrs: Rows,
+    timers: Rows,
+    injected: Rows,
+}
+
+/// Keys and hit count.
+type Rows = Vec<(Vec<u64>, u64)>;
+
+fn count_of(rows: &Rows, key: u64) -> u64 {
+    rows.iter()
+        .filter(|(keys, _)| keys[0] == key)
+        .map(|(_, count)| count)
+        .sum()
+}
+
 /// Rows of a histogram: the key fields' values, in order, and the hit count.
-fn parse(text: &str) -> Vec<(Vec<u64>, u64)> {
+fn parse(text: &str) -> Rows {
     text.lines()
         .filter_map(|line| {
             let (keys, rest) = line.strip_prefix('{')?.split_once('}')?;
@@ -122,16 +213,14 @@ const ISA_VMX: u64 = 1;
 const MSR_TSC_DEADLINE: u64 = 0x6e0;
 const MSR_X2APIC: std::ops::RangeInclusive<u64> = 0x800..=0x8ff;
 const MSR_X2APIC_INITIAL_COUNT: u64 = 0x838;
+/// Exit reasons of an interrupt window: SVM's virtual interrupt, VMX's window.
+const WINDOWS: [u64; 2] = [0x64, 7];
 
-fn combine(
-    exits: &[(Vec<u64>, u64)],
-    msrs: &[(Vec<u64>, u64)],
-    timers: &[(Vec<u64>, u64)],
-) -> Reasons {
+fn combine(counts: &Counts) -> Reasons {
     let mut reasons = Reasons::new();
     let mut add = |reason, count| *reasons.entry(reason).or_insert(0) += count;
     let mut msr_exits = 0;
-    for (keys, count) in exits {
+    for (keys, count) in &counts.exits {
         let [isa, code] = keys[..] else { continue };
         match if isa == ISA_VMX {
             vmx_reason(code)
@@ -142,26 +231,41 @@ fn combine(
             None => msr_exits += count,
         }
     }
-    // Which register: of the exits for MSRs, those the other histogram can name.
+    // Which register: of the exits for MSRs, those the other histograms can name.
     let (mut timer, mut apic) = (0, 0);
-    for (keys, count) in msrs {
+    for (keys, count) in &counts.msrs {
         match keys[0] {
             MSR_TSC_DEADLINE | MSR_X2APIC_INITIAL_COUNT => timer += count,
             ecx if MSR_X2APIC.contains(&ecx) => apic += count,
             _ => {}
         }
     }
+    // Of the ends of interrupt that were written to the APIC, those of the timer's vector.
+    let eoi = count_of(&counts.eoi, TIMER_VECTOR)
+        .saturating_sub(count_of(&counts.pv_eoi, TIMER_VECTOR))
+        .min(apic);
+    let (timer, apic) = (timer + eoi, apic - eoi);
     let timer = timer.min(msr_exits);
     let apic = apic.min(msr_exits - timer);
     add(Reason::Timer, timer);
     add(Reason::Apic, apic);
     add(Reason::Other, msr_exits - timer - apic);
-    // A host timer that fired on a vCPU thread interrupted the guest (or, rarely, its exit path).
-    let fired: u64 = timers.iter().map(|(_, count)| count).sum();
+    // A host timer that fired on a vCPU thread interrupted the guest (or, rarely, its exit path); a window
+    // that ended in the timer's injection was opened for it.
+    let fired: u64 = counts.timers.iter().map(|(_, count)| count).sum();
+    let windows: u64 = counts
+        .injected
+        .iter()
+        .filter(|(keys, _)| {
+            matches!(keys[..], [reason, vector]
+                if WINDOWS.contains(&reason) && vector == TIMER_VECTOR)
+        })
+        .map(|(_, count)| count)
+        .sum();
     let interrupts = reasons.entry(Reason::Interrupt).or_insert(0);
-    let fired = fired.min(*interrupts);
-    *interrupts -= fired;
-    *reasons.entry(Reason::Timer).or_insert(0) += fired;
+    let timers = (fired + windows).min(*interrupts);
+    *interrupts -= timers;
+    *reasons.entry(Reason::Timer).or_insert(0) += timers;
     reasons
 }
 
@@ -210,12 +314,24 @@ mod tests {
 
     #[test]
     fn reasons_add_up_to_the_exits() {
-        let reasons = combine(&parse(EXITS), &parse(MSRS), &parse(TIMERS));
+        let reasons = combine(&Counts {
+            exits: parse(EXITS),
+            msrs: parse(MSRS),
+            timers: parse(TIMERS),
+            eoi: vec![(vec![236], 20), (vec![35], 30)],
+            pv_eoi: vec![(vec![236], 15), (vec![35], 30)],
+            injected: vec![
+                (vec![0x64, 236], 4),
+                (vec![0x64, 35], 9),
+                (vec![0x60, 236], 7),
+            ],
+        });
         assert_eq!(reasons[&Reason::Hlt], 40);
-        assert_eq!(reasons[&Reason::Timer], 60 + 12);
-        assert_eq!(reasons[&Reason::Apic], 30);
+        // Deadline writes, five ends of interrupt, twelve host timers, four windows.
+        assert_eq!(reasons[&Reason::Timer], 60 + 5 + 12 + 4);
+        assert_eq!(reasons[&Reason::Apic], 30 - 5);
         assert_eq!(reasons[&Reason::Other], 10);
-        assert_eq!(reasons[&Reason::Interrupt], 30 - 12);
+        assert_eq!(reasons[&Reason::Interrupt], 30 - 12 - 4);
         assert_eq!(reasons[&Reason::PageFault], 5);
         assert_eq!(reasons.values().sum::<u64>(), 175);
     }
@@ -223,5 +339,6 @@ mod tests {
     #[test]
     fn what_is_no_row_is_no_count() {
         assert!(parse("{ broken\n{ a: x } hitcount: 3\nTotals:\n").is_empty());
+        assert_eq!(combine(&Counts::default()).values().sum::<u64>(), 0);
     }
 }

@@ -28,7 +28,10 @@ pub enum BarKind {
     /// 32-bit memory of this many bytes, a power of two from 16 to 2^31.
     Memory32(u32),
     /// 64-bit memory of this many bytes, a power of two from 16; takes the next register too.
-    #[cfg_attr(not(test), expect(dead_code, reason = "assigned devices bring 64-bit BARs"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "assigned devices bring 64-bit BARs")
+    )]
     Memory64(u64),
     /// The upper half of the 64-bit BAR before it.
     Upper,
@@ -76,7 +79,6 @@ impl Bars {
             ..Self::default()
         }
     }
-
 
     /// The command register.
     pub fn command(&self) -> u16 {

@@ -171,7 +171,6 @@ impl ConfigSpace {
         &self.bytes[usize::from(offset)..usize::from(offset + len)]
     }
 
-
     fn byte(&self, at: u16) -> u8 {
         let bar_end = FIRST_BAR + 4 * BARS as u16;
         if at == COMMAND || at == COMMAND + 1 {

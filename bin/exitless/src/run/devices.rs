@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use guest_mem::{Iova, SourceId};
 use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
-use vio::blk::{Blk, BlockIo, LatencyDisk, BlkConfig, Misbehave as Rogue, Transfer, UringFile, UringOptions};
+use vio::blk::{
+    Blk, BlkConfig, BlockIo, LatencyDisk, Misbehave as Rogue, Transfer, UringFile, UringOptions,
+};
 use vio::net::{Net, NetIo, Responder, Tap};
 use vtd::{Unit, dmar};
 

@@ -178,7 +178,7 @@ impl Outcome {
         format!(
             "--- console\n{}\n--- log\n{}",
             last(&self.console, 25),
-            last(&self.log, 15)
+            last(&self.log, if self.exit == 131 { 60 } else { 15 })
         )
     }
 

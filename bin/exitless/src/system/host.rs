@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use lab::{Lab, LabConfig, Output};
 
 /// A machine that can run `exitless run`.
@@ -23,6 +23,9 @@ pub struct NativeHost {
     kernel: PathBuf,
     initrd: PathBuf,
 }
+
+/// A program that outlives its limit is killed by then.
+const KILLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Which CPUs a run gets, as the `--pin` list: the sidecore's first, then one for each vCPU.
 const LAB_PIN: &str = "2,1,0,1,0";
@@ -118,15 +121,20 @@ impl Host {
         }
     }
 
-    /// Runs `exitless ARGS` to its end, for at most `limit`.
+    /// Runs `exitless ARGS` to its end. After `limit` it is asked to say where its vCPUs are and to end
+    /// (SIGQUIT: status 131), and killed 15 s later.
     pub fn run(&self, args: &[String], limit: Duration) -> Result<Output> {
+        let seconds = limit.as_secs().to_string();
+        let guard = ["-s", "QUIT", "-k", "15", &seconds].map(str::to_owned);
         match self {
             Self::Lab(lab) => Ok(lab
-                .command("exitless")
+                .command("timeout")
+                .args(guard)
+                .args(["exitless".to_owned()])
                 .args(args.iter().cloned())
-                .timeout(limit)
+                .timeout(limit + KILLED_AFTER)
                 .output()?),
-            Self::Native(host) => host.run(args, limit),
+            Self::Native(host) => host.run(&guard, args),
         }
     }
 
@@ -141,35 +149,22 @@ impl Host {
 }
 
 impl NativeHost {
-    fn run(&self, args: &[String], limit: Duration) -> Result<Output> {
-        // Output goes to files: a guest that writes much must not wait for us to read.
-        let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
-        let mut child = Command::new(&self.exitless)
+    fn run(&self, guard: &[String], args: &[String]) -> Result<Output> {
+        let output = Command::new("timeout")
+            .args(guard)
+            .arg(&self.exitless)
             .args(args)
             .stdin(Stdio::null())
-            .stdout(fs::File::create(&out)?)
-            .stderr(fs::File::create(&err)?)
-            .spawn()
-            .context("starting exitless")?;
-        let end = Instant::now() + limit;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > end {
-                child.kill()?;
-                child.wait()?;
-                bail!("a guest did not end within {} s", limit.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
+            .output()
+            .context("starting exitless under timeout(1)")?;
         Ok(Output {
-            status: status
+            status: output
+                .status
                 .code()
                 .and_then(|code| u8::try_from(code).ok())
                 .unwrap_or(u8::MAX),
-            stdout: fs::read(&out)?,
-            stderr: fs::read(&err)?,
+            stdout: output.stdout,
+            stderr: output.stderr,
         })
     }
 }

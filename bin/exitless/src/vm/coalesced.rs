@@ -144,7 +144,6 @@ impl CoalescedZone {
         }
         Ok(())
     }
-
 }
 
 #[cfg(test)]

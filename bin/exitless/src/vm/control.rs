@@ -161,7 +161,13 @@ impl Control {
     }
 
     /// Takes back one [`pause`](Self::pause); the vCPUs run again after the last.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a pause ends with the machine until snapshots come"))]
+    #[cfg_attr(
+        not(test),
+        expect(
+            dead_code,
+            reason = "a pause ends with the machine until snapshots come"
+        )
+    )]
     pub fn resume(&self) {
         let mut state = self.state();
         state.pauses = state.pauses.saturating_sub(1);

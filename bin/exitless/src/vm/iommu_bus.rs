@@ -2,6 +2,9 @@
 //!
 //! In `trap` mode all accesses come here. In `logged` mode only writes that found the log full or armed, and
 //! in `shared` mode none.
+//!
+//! `RUST_LOG=exitless::vm::iommu_bus=trace` with `--iommu-mode trap` records a driver's script, one access a line:
+//! `R` or `W` with its width in bytes, offset and value in hexadecimal. `virt/vtd/tests/data` holds one.
 
 use sidecore::Handle;
 use vtd::AccessLen;
@@ -31,6 +34,7 @@ impl BusDevice for IommuRegisters {
                 .call(|reply| Request::IommuRead { offset, len, reply })
         {
             data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
+            tracing::trace!("R{} {offset:03x} {value:x}", len.bytes());
         }
         ExitCause::IommuRegister
     }
@@ -44,6 +48,7 @@ impl BusDevice for IommuRegisters {
         };
         if let (Some(len), Ok(offset)) = (AccessLen::from_bytes(data.len()), u16::try_from(offset))
         {
+            tracing::trace!("W{} {offset:03x} {value:x}", len.bytes());
             let _ = self.owner.call(|reply| Request::IommuWrite {
                 offset,
                 len,

@@ -13,8 +13,8 @@ use std::io;
 use std::os::fd::RawFd;
 
 use guest_mem::{
-    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, RegisterPage,
-    Run, SourceId,
+    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, RegisterPage, Run,
+    SourceId,
 };
 use vtd::front::{LogEntry, Logged, Shared};
 use vtd::{AccessLen, Progress, Sink, Unit};
@@ -76,7 +76,10 @@ const DUE_LIMIT: u64 = 100_000_000;
 enum Gate {
     Watched(WriteGate),
     /// No userfaultfd on this host: the owner never sleeps. Holds the slot's mapping.
-    Absent(#[expect(dead_code, reason = "held for the slot")] SlotMapping, String),
+    Absent(
+        #[expect(dead_code, reason = "held for the slot")] SlotMapping,
+        String,
+    ),
 }
 
 /// A VT-d unit and its front end.
@@ -237,7 +240,6 @@ impl IommuPort {
             _ => 0,
         }
     }
-
 
     /// Counters for the ledger; what is not the IOMMU's is zero.
     pub fn counts(&self) -> OwnerCounts {

@@ -120,12 +120,10 @@ impl WriteGate {
         }
     }
 
-
     /// Readable while a store waits at the protected page.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
-
 
     /// From its return on, a store to the page waits and makes the descriptor readable. A store that came
     /// before is in memory: read every register again before sleeping.

@@ -231,7 +231,10 @@ impl VirtioFunction {
     }
 
     /// Passes a completed ticket on.
-    #[expect(dead_code, reason = "guest RAM in memory never pends; a swapper's tickets arrive here")]
+    #[expect(
+        dead_code,
+        reason = "guest RAM in memory never pends; a swapper's tickets arrive here"
+    )]
     pub fn ticket_done(&mut self, ticket: Ticket) {
         self.device.ticket_done(ticket);
     }

@@ -56,7 +56,6 @@ impl MsixTable {
         self.sent
     }
 
-
     /// Message control of the capability was written: MSI-X enable and function mask.
     pub fn set_control(&mut self, enabled: bool, masked: bool, sink: &dyn MsiSink) {
         (self.enabled, self.masked) = (enabled, masked);
