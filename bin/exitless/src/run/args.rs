@@ -111,6 +111,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub drain_limit: u64,
 
+    /// Seconds without a sign of life from a sidecore after which the machine is ended (status 4).
+    #[arg(long, value_name = "S", default_value_t = 2)]
+    pub watchdog: u64,
+
     /// Write the exit ledger to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,

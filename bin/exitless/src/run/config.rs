@@ -92,6 +92,8 @@ pub struct Config {
     pub dma: DmaArg,
     /// How long an invalidation waits for a device.
     pub drain_limit: Duration,
+    /// How long a sidecore may be silent.
+    pub watchdog: Duration,
     /// Where the exit ledger goes.
     pub ledger: Option<PathBuf>,
     /// The console.
@@ -115,6 +117,9 @@ impl Config {
         }
         if !(1..=600_000).contains(&args.drain_limit) {
             bail!("--drain-limit is 1 to 600000 ms, not {}", args.drain_limit);
+        }
+        if !(1..=3600).contains(&args.watchdog) {
+            bail!("--watchdog is 1 to 3600 s, not {}", args.watchdog);
         }
         let pin = pin(args)?;
         let disks = disks(&args.disk)?;
@@ -150,6 +155,7 @@ impl Config {
             force_sleep: args.force_sleep,
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
+            watchdog: Duration::from_secs(args.watchdog),
             ledger: args.ledger.clone(),
             console: console(&args.console)?,
         })

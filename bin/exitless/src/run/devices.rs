@@ -62,7 +62,7 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
     let functions = owner.functions();
     let core = start(config, owner)?;
     let handle = core.handle(0);
-    let monitor = monitor(&core, parts.control)?;
+    let monitor = monitor(&core, parts.control, config.watchdog)?;
     let source = LedgerSource::new(parts, handle.clone(), core.watch())?;
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = Reporter::new(ledger.clone(), config);
@@ -180,11 +180,11 @@ fn start(config: &Config, owner: Owner) -> Result<Sidecore<Owner>> {
 }
 
 /// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in Linux).
-fn monitor(core: &Sidecore<Owner>, control: &Arc<Control>) -> Result<Monitor> {
+fn monitor(core: &Sidecore<Owner>, control: &Arc<Control>, limit: Duration) -> Result<Monitor> {
     /// How long vCPUs may take to stop where they are.
     const PATIENCE: Duration = Duration::from_millis(500);
     let control = control.clone();
-    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
+    let monitor = Monitor::spawn(limit, move |stuck: &Stuck| {
         control.pause(PATIENCE);
         control.end(End::Watchdog(format!("{stuck:?}")));
     })

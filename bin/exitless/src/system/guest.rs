@@ -92,6 +92,10 @@ impl Guest {
             Mode::None => flag("--iommu", "none".into()),
             mode => flag("--iommu-mode", mode.name().into()),
         }
+        if matches!(host, Host::Lab(_)) {
+            // Seconds mean nothing there: an emulated CPU may itself be off its host's for some of them.
+            flag("--watchdog", "60".into());
+        }
         if let Some(pin) = host.pin() {
             // The sidecore's CPU, and as many as there are vCPUs.
             let list: Vec<&str> = pin.split(',').take(1 + self.cpus as usize).collect();
