@@ -97,7 +97,7 @@ impl Figures {
         };
         this.set(
             "mode",
-            "strict, depth 1, 4 KiB direct reads, --idle poll, disk latency 4 ms",
+            "strict, depth 1, 4 KiB direct reads, --idle poll, disk latency 2 ms",
         );
         this.set("host", host.label());
         this.set("machine", crate::ledger::conditions::cpu_model());

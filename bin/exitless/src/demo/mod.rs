@@ -29,10 +29,10 @@ pub struct DemoArgs {
     #[arg(long, value_name = "FILE", default_value = "target/report/demo.json")]
     report: PathBuf,
     /// Rounds in which all four modes take turns; the table shows medians.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Windows in each round and mode.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     windows: u32,
     /// Measured reads in each window; 120 come before the first to warm up.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=100_000))]

@@ -41,7 +41,7 @@ pub fn table(figures: &Figures) -> String {
     let number = |key: &str| figures.get(key).as_f64().unwrap_or(f64::NAN);
     let mut text = format!(
         "\nExits per 4 KiB read: {} reads a window, medians of {} interleaved windows\n\
-         {}; host kernel {}; strict unmapping, --idle poll, disk latency 4 ms\n\n  {:<28}",
+         {}; host kernel {}; strict unmapping, --idle poll, disk latency 2 ms\n\n  {:<28}",
         number("reads_per_window"),
         number("windows"),
         text_of("host"),

@@ -13,7 +13,7 @@ const MIB: usize = 1 << 20;
 const DISK: usize = 8 * MIB;
 /// The measured disk answers no sooner than a disk: so each answer finds the guest halted, in every mode. A file
 /// in memory answers while the guest is on its way there, and then a race decides what an interrupt costs.
-const LATENCY_US: u32 = 4000;
+const LATENCY_US: u32 = 2000;
 const SEED_HOST: u64 = 11;
 const SEED_GUEST: u64 = 12;
 const GUEST_IP: &str = "192.168.7.2";
@@ -153,7 +153,9 @@ pub fn idle(host: &Host, figures: &mut Figures) -> Result<()> {
     ));
     let mut guest = Guest::new(
         Mode::Shared,
-        format!("workload reads /dev/vda --no-markers && workload idle --seconds {SECONDS}"),
+        format!(
+            "workload reads /dev/vda --count 50 --warmup 10 --no-markers && workload idle --seconds {SECONDS}"
+        ),
     );
     guest.idle = "adaptive";
     guest.disks.push(disk(host, ""));

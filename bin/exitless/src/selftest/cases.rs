@@ -278,7 +278,7 @@ fn idle() -> Case {
         |host| {
             const SECONDS: u32 = 10;
             let script = format!(
-                "workload reads /dev/vda --no-markers && sleep 2 && workload idle --seconds {SECONDS}"
+                "workload reads /dev/vda --count 50 --no-markers && sleep 2 && workload idle --seconds {SECONDS}"
             );
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.idle = "adaptive";
