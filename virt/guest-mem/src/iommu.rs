@@ -14,7 +14,7 @@ pub struct Run {
     pub len: u64,
 }
 
-/// An IOMMU as its devices see it. Called on the one thread that owns both (DESIGN: one owner).
+/// An IOMMU as its devices see it. Called on the one thread that owns both (ARCHITECTURE.md: one owner).
 pub trait Iommu {
     /// Where `source`'s access to `iova` goes. Refusals are recorded by the IOMMU before it answers
     /// [`DmaFault::Blocked`].

@@ -40,7 +40,10 @@ impl LatencyDisk {
     pub fn new(below: Box<dyn BlockIo>, latency: Duration) -> io::Result<Self> {
         // SAFETY: takes two integers and answers a descriptor or -1.
         let fd = unsafe {
-            libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)
+            libc::timerfd_create(
+                libc::CLOCK_MONOTONIC,
+                libc::TFD_NONBLOCK | libc::TFD_CLOEXEC,
+            )
         };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -65,7 +68,9 @@ impl LatencyDisk {
             let due = match completion.outcome {
                 // The slot stays in flight: this is no answer of the disk.
                 Outcome::NotCancellable => now,
-                Outcome::Done | Outcome::Failed(_) => self.due.remove(&completion.slot).unwrap_or(now),
+                Outcome::Done | Outcome::Failed(_) => {
+                    self.due.remove(&completion.slot).unwrap_or(now)
+                }
             };
             self.held.push_back((due, completion));
         }
@@ -78,12 +83,23 @@ impl LatencyDisk {
             tv_sec: after.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(after.subsec_nanos() as i32),
         };
-        let interval = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let spec = libc::itimerspec { it_interval: interval, it_value: value };
+        let interval = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let spec = libc::itimerspec {
+            it_interval: interval,
+            it_value: value,
+        };
         // SAFETY: our own timer; the structure outlives the call and the old value is not asked for. With a
         // valid structure and descriptor the call cannot fail.
         unsafe {
-            libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut());
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                0,
+                &raw const spec,
+                std::ptr::null_mut(),
+            );
         }
     }
 }
@@ -218,7 +234,13 @@ mod tests {
             }
         };
         assert!(start.elapsed() >= latency);
-        assert_eq!(done, [Completion { slot: 1, outcome: Outcome::Done }]);
+        assert_eq!(
+            done,
+            [Completion {
+                slot: 1,
+                outcome: Outcome::Done
+            }]
+        );
         assert!(poll(&mut disk).is_empty());
     }
 
@@ -232,8 +254,14 @@ mod tests {
         disk.arm();
         let mut fds = Vec::new();
         disk.wake_fds(&mut fds);
-        let mut wait: Vec<libc::pollfd> =
-            fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
+        let mut wait: Vec<libc::pollfd> = fds
+            .iter()
+            .map(|fd| libc::pollfd {
+                fd: *fd,
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
         // SAFETY: the array and its length; the call writes `revents` only.
         let ready = unsafe { libc::poll(wait.as_mut_ptr(), wait.len() as libc::nfds_t, 5000) };
         assert_eq!(ready, 1);
@@ -249,6 +277,12 @@ mod tests {
         disk.flush();
         assert!(poll(&mut disk).is_empty());
         disk.cancel(2);
-        assert_eq!(poll(&mut disk), [Completion { slot: 2, outcome: Outcome::Done }]);
+        assert_eq!(
+            poll(&mut disk),
+            [Completion {
+                slot: 2,
+                outcome: Outcome::Done
+            }]
+        );
     }
 }
