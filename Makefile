@@ -21,7 +21,7 @@ build: setup ## the program, in target/release
 demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
 	$(EXITLESS) demo --report $(REPORT)/demo.json
 
-test: build ## all tests: crates natively, then whole guests in the lab
+test: setup ## all tests: crates natively, then whole guests in the lab (with the program this has built)
 	cargo test --release --workspace --quiet
 	$(EXITLESS) selftest
 

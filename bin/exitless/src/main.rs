@@ -81,15 +81,29 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn main() -> ExitCode {
-    // Events of guests and devices go to standard error; RUST_LOG chooses which.
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
-        )
-        .with_writer(std::io::stderr)
+/// Events of guests and devices go to standard error. `RUST_LOG` chooses which: a level, or a list such as
+/// `warn,exitless::vm=debug`.
+fn start_log() {
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
+
+    let quiet = Targets::new().with_default(LevelFilter::WARN);
+    let chosen = match std::env::var("RUST_LOG") {
+        Ok(text) => text.parse().unwrap_or_else(|error| {
+            eprintln!("exitless: RUST_LOG={text:?} is not understood ({error}); taking `warn`");
+            quiet
+        }),
+        Err(_) => quiet,
+    };
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr))
+        .with(chosen)
         .init();
+}
+
+fn main() -> ExitCode {
+    start_log();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Demo(args) => demo::main(&args),

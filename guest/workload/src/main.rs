@@ -24,7 +24,8 @@ workload: the program inside the test guest
   workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers]
       Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers.
       Block numbers ascend, or are chosen by the seed.
-      Prints: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
+      Prints after each window: reads window=I of=WINDOWS
+      Prints at the end: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
   workload mixed DEV --seconds S [--seed 1] [--depth 8]
       Verified reads, writes and flushes by DEPTH threads; destroys the content.
   workload write-pattern DEV --bytes N [--seed 1]
@@ -127,7 +128,7 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
     // with something other than zero, so that its memory exists before the first window.
     let mut kept = vec![0xff; kept_len];
     let mut sum = Checksum::default();
-    for _ in 0..windows {
+    for window in 1..=windows {
         for _ in 0..warmup {
             device::read(&file, next(), &mut buffer)?;
         }
@@ -142,6 +143,7 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
             markers.write(marker::END);
         }
         sum.add(&kept);
+        println!("reads window={window} of={windows}");
     }
     let (count, bytes) = (count * windows, count * windows * BLOCK as u64);
     println!(

@@ -163,6 +163,8 @@ impl<'a> LabCommand<'a> {
             lab: self.lab,
             route,
             name,
+            output: Output::default(),
+            has_ended: false,
         })
     }
 }
@@ -173,6 +175,9 @@ pub struct Running<'a> {
     lab: &'a Lab,
     route: Route,
     name: String,
+    /// What it has written so far, and its status once it has ended.
+    output: Output,
+    has_ended: bool,
 }
 
 impl Running<'_> {
@@ -211,38 +216,72 @@ impl Running<'_> {
         self.lab.shared.send(self.route.id, Message::Signal(signal))
     }
 
+    /// Waits until `is_there` is true of what the program has written so far.
+    ///
+    /// # Errors
+    /// [`LabError::Inside`] if it ended before that; else as [`LabCommand::output`]. The program goes on
+    /// after a [`LabError::Timeout`].
+    pub fn wait_until(
+        &mut self,
+        limit: Duration,
+        is_there: impl Fn(&Output) -> bool,
+    ) -> Result<(), LabError> {
+        let deadline = Instant::now() + limit;
+        while !is_there(&self.output) {
+            if self.has_ended {
+                let status = self.output.status;
+                return Err(LabError::Inside(format!(
+                    "{} ended with status {status} before it wrote what was waited for",
+                    self.name
+                )));
+            }
+            let next = self.next(deadline);
+            next.map_err(|error| with_last_words(error, limit, &self.output))?;
+        }
+        Ok(())
+    }
+
     /// Waits for its end, handing output over as it appears.
     ///
     /// # Errors
     /// As [`LabCommand::output`]; at the limit the program is killed.
     pub fn wait(
-        self,
+        mut self,
         limit: Duration,
         mut on_output: impl FnMut(Stream, &[u8]),
     ) -> Result<Output, LabError> {
         let deadline = Instant::now() + limit;
-        let mut output = Output::default();
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (stream, data) = match self.lab.shared.answer(&self.route, left, &self.name) {
-                Ok(Message::Stdout(data)) => (Stream::Stdout, data),
-                Ok(Message::Stderr(data)) => (Stream::Stderr, data),
-                Ok(Message::Exit(status)) => {
-                    output.status = status;
-                    return Ok(output);
-                }
-                Ok(other) => return Err(LabError::Inside(format!("unexpected answer {other:?}"))),
+        while !self.has_ended {
+            match self.next(deadline) {
+                Ok(Some((stream, data))) => on_output(stream, &data),
+                Ok(None) => {}
                 Err(error) => {
                     if matches!(error, LabError::Timeout { .. }) {
                         // If the lab is dead as well, the first error says enough.
                         let _ = self.signal(SIGKILL);
                     }
-                    return Err(with_last_words(error, limit, &output));
+                    return Err(with_last_words(error, limit, &self.output));
                 }
-            };
-            on_output(stream, &data);
-            output.add(stream, &data);
+            }
         }
+        Ok(self.output)
+    }
+
+    /// Takes the next answer into account: output, which is handed back, or the end.
+    fn next(&mut self, deadline: Instant) -> Result<Option<(Stream, Vec<u8>)>, LabError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (stream, data) = match self.lab.shared.answer(&self.route, left, &self.name)? {
+            Message::Stdout(data) => (Stream::Stdout, data),
+            Message::Stderr(data) => (Stream::Stderr, data),
+            Message::Exit(status) => {
+                self.output.status = status;
+                self.has_ended = true;
+                return Ok(None);
+            }
+            other => return Err(LabError::Inside(format!("unexpected answer {other:?}"))),
+        };
+        self.output.add(stream, &data);
+        Ok(Some((stream, data)))
     }
 }
 

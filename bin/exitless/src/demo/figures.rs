@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::scenarios::LATENCY_MS;
 use crate::system::guest::Mode;
 use crate::system::host::Host;
 
@@ -84,31 +86,35 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 pub struct Figures {
     values: BTreeMap<String, Value>,
     windows: [Vec<PerRead>; Mode::ALL.len()],
+    adaptive: [PerRead; Mode::ALL.len()],
     failed: Vec<String>,
 }
 
 impl Figures {
     /// Nothing but the conditions.
-    pub fn new(host: &Host, windows: u32, reads: u32) -> Self {
+    pub fn new(host: &Host, windows: u32, reads: u32) -> Result<Self> {
         let mut this = Self {
             values: BTreeMap::new(),
             windows: Default::default(),
+            adaptive: Default::default(),
             failed: Vec::new(),
         };
         this.set(
             "mode",
-            "strict, depth 1, 4 KiB direct reads, --idle poll, disk latency 2 ms",
+            format!(
+                "strict unmapping, one 4 KiB direct read at a time, disk latency {LATENCY_MS} ms"
+            ),
         );
         this.set("host", host.label());
         this.set("machine", crate::ledger::conditions::cpu_model());
-        this.set("kernel", crate::ledger::conditions::kernel_release());
+        this.set("kernel", host.kernel_release()?);
         this.set(
             "commit",
             option_env!("EXITLESS_COMMIT").unwrap_or("unknown"),
         );
         this.set("windows", windows);
         this.set("reads_per_window", reads);
-        this
+        Ok(this)
     }
 
     /// Sets one figure.
@@ -129,6 +135,13 @@ impl Figures {
         }
     }
 
+    /// Sets a claim that holds if its check succeeded.
+    pub fn claim_ok(&mut self, key: &str, check: Result<()>) {
+        self.claim(key, check.is_ok(), || {
+            check.err().map_or_else(String::new, |e| format!("{e:#}"))
+        });
+    }
+
     /// Whether all claims held.
     pub fn holds(&self) -> bool {
         self.failed.is_empty()
@@ -142,6 +155,27 @@ impl Figures {
     /// Adds a window of `mode`.
     pub fn add_window(&mut self, mode: Mode, window: PerRead) {
         self.windows[mode as usize].push(window);
+    }
+
+    /// Sets the window of `mode` with a sidecore that may sleep.
+    pub fn set_adaptive(&mut self, mode: Mode, window: PerRead) {
+        let name = mode.name();
+        for (key, value) in [
+            ("total", window.total),
+            ("compared", window.compared()),
+            ("timer_hlt", window.timer_hlt()),
+            ("iommu", window.cause("iommu")),
+            ("doorbell", window.cause("doorbell")),
+            ("memory", window.cause("memory")),
+        ] {
+            self.set(format!("{name}_adaptive_{key}_exits_per_io"), round(value));
+        }
+        self.adaptive[mode as usize] = window;
+    }
+
+    /// The window of `mode` with a sidecore that may sleep.
+    pub fn adaptive(&self, mode: Mode) -> &PerRead {
+        &self.adaptive[mode as usize]
     }
 
     /// Median over the rounds of one figure of `mode`'s windows.

@@ -28,13 +28,10 @@ pub struct DemoArgs {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/demo.json")]
     report: PathBuf,
-    /// Rounds in which all four modes take turns; the table shows medians.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Rounds in which all four modes take turns, a window each; the table shows medians.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Windows in each round and mode.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    windows: u32,
-    /// Measured reads in each window; 120 come before the first to warm up.
+    /// Measured reads in each window; 100 more come before them to warm up.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     reads: u32,
     /// Use the lab even where this machine's KVM would do.
@@ -52,12 +49,10 @@ pub fn main(args: &DemoArgs) -> Result<u8> {
         Host::start()?
     };
     say(&format!("host: {}", host.label()));
-    let mut figures = figures::Figures::new(&host, args.rounds * args.windows, args.reads);
+    let mut figures = figures::Figures::new(&host, args.rounds, args.reads)?;
     scenarios::windows(&host, args, &mut figures)?;
-    scenarios::data(&host, &mut figures)?;
-    scenarios::network(&host, &mut figures)?;
-    scenarios::rogue(&host, &mut figures)?;
-    scenarios::idle(&host, &mut figures)?;
+    scenarios::adaptive(&host, args, &mut figures)?;
+    scenarios::function(&host, &mut figures)?;
     host.shutdown()?;
     figures.set("wall_s", start.elapsed().as_secs_f64().round());
     report::write(&args.report, &figures)?;

@@ -29,25 +29,15 @@ fn heading(cause: &str) -> &str {
         "hlt" => "hlt *",
         "timer" => "timer *",
         "pause" => "pause",
-        "memory" => "memory, first touch",
+        "memory" => "memory: new, or page armed",
         "processor" => "processor",
         other => other,
     }
 }
 
-/// The table a person reads.
-pub fn table(figures: &Figures) -> String {
-    let text_of = |key: &str| figures.get(key).as_str().unwrap_or("?").to_owned();
-    let number = |key: &str| figures.get(key).as_f64().unwrap_or(f64::NAN);
-    let mut text = format!(
-        "\nExits per 4 KiB read: {} reads a window, medians of {} interleaved windows\n\
-         {}; host kernel {}; strict unmapping, --idle poll, disk latency 2 ms\n\n  {:<28}",
-        number("reads_per_window"),
-        number("windows"),
-        text_of("host"),
-        text_of("kernel"),
-        ""
-    );
+/// The modes as heads of columns.
+fn heads(text: &mut String, title: &str) {
+    let _ = write!(text, "\n  {title:<28}");
     for mode in Mode::ALL {
         let name = if mode == Mode::None {
             "no IOMMU"
@@ -57,19 +47,55 @@ pub fn table(figures: &Figures) -> String {
         let _ = write!(text, "{name:>10}");
     }
     text.push('\n');
-    let mut row = |name: &str, of: &dyn Fn(&PerRead) -> f64| {
-        let _ = write!(text, "  {name:<28}");
-        for mode in Mode::ALL {
-            let _ = write!(text, "{:>10.3}", figures.median(mode, of) + 0.0);
-        }
-        text.push('\n');
-    };
-    for (i, cause) in CAUSES.iter().enumerate() {
-        row(heading(cause), &|w: &PerRead| w.causes[i]);
+}
+
+fn row(text: &mut String, name: &str, of: impl Fn(Mode) -> f64) {
+    let _ = write!(text, "  {name:<28}");
+    for mode in Mode::ALL {
+        // Adding zero turns a negative one into a plain one.
+        let _ = write!(text, "{:>10.3}", of(mode) + 0.0);
     }
-    row("total", &|w: &PerRead| w.total);
-    row("total without *", &PerRead::compared);
-    row("unmaps waited for", &|w: &PerRead| w.waits);
+    text.push('\n');
+}
+
+/// The table a person reads.
+pub fn table(figures: &Figures) -> String {
+    let text_of = |key: &str| figures.get(key).as_str().unwrap_or("?").to_owned();
+    let number = |key: &str| figures.get(key).as_f64().unwrap_or(f64::NAN);
+    let mut text = format!(
+        "\nExits per 4 KiB read: {} reads a window, medians of {} interleaved windows, --idle poll\n\
+         {}; host kernel {}\n{}\n",
+        number("reads_per_window"),
+        number("windows"),
+        text_of("host"),
+        text_of("kernel"),
+        text_of("mode"),
+    );
+    heads(&mut text, "");
+    for (i, cause) in CAUSES.iter().enumerate() {
+        let of = |mode| figures.median(mode, |w: &PerRead| w.causes[i]);
+        row(&mut text, heading(cause), of);
+    }
+    row(&mut text, "total", |mode| figures.median(mode, |w| w.total));
+    row(&mut text, "total without *", |mode| {
+        figures.median(mode, PerRead::compared)
+    });
+    row(&mut text, "unmaps waited for", |mode| {
+        figures.median(mode, |w| w.waits)
+    });
+    let _ = writeln!(
+        text,
+        "\n  shared takes {:+.3} exits per read more than no IOMMU (* excluded)",
+        number("shared_above_none_exits_per_io"),
+    );
+    heads(&mut text, "one window, --idle adaptive");
+    for cause in ["iommu", "doorbell", "memory"] {
+        let of = |mode| figures.adaptive(mode).cause(cause);
+        row(&mut text, heading(cause), of);
+    }
+    row(&mut text, "total without *", |mode| {
+        figures.adaptive(mode).compared()
+    });
     let yes = |key: &str| {
         if figures.get(key).as_bool() == Some(true) {
             "yes"
@@ -79,11 +105,9 @@ pub fn table(figures: &Figures) -> String {
     };
     let _ = write!(
         text,
-        "\n  shared takes {:+.3} exits per read more than no IOMMU (* excluded)\n\
-         \n  data verified in both directions   {}\n  ping through virtio-net            {}\n  \
+        "\n  data verified in both directions   {}\n  ping through virtio-net            {}\n  \
          rogue DMA blocked, seen by Linux   {}\n  idle guest, shared, adaptive       \
          {:.1} exits/s, sidecore {:.2} % of a CPU\n  wall clock                         {} s\n",
-        number("shared_above_none_exits_per_io"),
         yes("data_verified"),
         yes("ping_ok"),
         yes("rogue_dma_blocked"),

@@ -1,173 +1,173 @@
 //! What the demo runs, one function for each thing it shows.
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::figures::{Figures, PerRead, round};
 use super::{DemoArgs, say};
-use crate::run::ROGUE_SECTOR;
-use crate::system::guest::{Guest, Mode};
+use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
 use crate::system::host::Host;
+use crate::system::workloads::{self, DISK_BYTES, Rogue};
 
-const MIB: usize = 1 << 20;
-/// Size of the demo's disk.
-const DISK: usize = 8 * MIB;
-/// The measured disk answers no sooner than a disk: so each answer finds the guest halted, in every mode. A file
-/// in memory answers while the guest is on its way there, and then a race decides what an interrupt costs.
-const LATENCY_US: u32 = 2000;
+/// The measured disk answers no sooner than a disk, and later than a timer tick of the guest: so each answer finds
+/// it halted, in every mode. A file in memory answers while the guest is on its way there, or both its tick and
+/// the answer wake it, and then a race decides what an interrupt costs.
+pub const LATENCY_MS: u32 = 8;
+/// Reads before each window.
+const WARMUP: u32 = 100;
 const SEED_HOST: u64 = 11;
 const SEED_GUEST: u64 = 12;
-const GUEST_IP: &str = "192.168.7.2";
-const RESPONDER_IP: &str = "192.168.7.1";
+/// Length of the window in which a guest does nothing.
+const IDLE_SECONDS: u32 = 6;
 
-fn pattern(seed: u64) -> Vec<u8> {
-    let mut data = vec![0; DISK];
-    workload::pattern::fill(seed, 0, &mut data);
-    data
+/// The disk that is read; all guests may use it at once.
+const READS: &str = "reads.img";
+
+/// A guest that reads `windows` times, between markers.
+fn reader(host: &Host, mode: Mode, args: &DemoArgs, windows: u32) -> Guest {
+    let reads = args.reads;
+    let script =
+        format!("workload reads /dev/vda --count {reads} --warmup {WARMUP} --windows {windows}");
+    let mut guest = Guest::new(mode, script);
+    let (path, latency) = (host.path(READS), LATENCY_MS * 1000);
+    guest
+        .disks
+        .push(format!("path={path},latency={latency},readonly=on"));
+    guest
 }
 
-fn disk(host: &Host, options: &str) -> String {
-    format!("path={}{options}", host.path("disk.img"))
+/// The first `count` windows of a reader.
+fn windows_of(outcome: &Outcome, count: u32, reads: u32) -> Result<Vec<PerRead>> {
+    let windows = outcome.windows();
+    ensure!(
+        windows.len() >= count as usize,
+        "the guest marked {} windows, not {count}",
+        windows.len()
+    );
+    let of_window = |window: &Value| {
+        ensure!(
+            window["histograms"].as_bool() == Some(true),
+            "no exit histograms: tracefs is not available to `exitless run` on this host"
+        );
+        Ok(PerRead::of(window, reads))
+    };
+    windows[..count as usize].iter().map(of_window).collect()
 }
 
-/// The measured reads: in every round the four modes take turns.
+/// The measured reads. Four guests, one for each mode, take turns: while one reads its window the others are
+/// stopped. So whatever drifts on the host meets all modes alike.
 pub fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<()> {
-    let DemoArgs {
-        rounds,
-        windows,
-        reads,
-        ..
-    } = *args;
-    host.put("disk.img", &pattern(SEED_HOST))?;
+    let rounds = args.rounds;
+    host.put(READS, &workloads::pattern(SEED_HOST))?;
+    let mut guests: Vec<(Mode, RunningGuest<'_>)> = Vec::new();
     for round in 1..=rounds {
-        for mode in Mode::ALL {
-            let name = mode.name();
+        for (turn, mode) in Mode::ALL.into_iter().enumerate() {
             say(&format!(
-                "round {round} of {rounds}: {windows} x {reads} direct reads, {name}"
+                "round {round} of {rounds}: {} direct reads, {}",
+                args.reads,
+                mode.name()
             ));
-            let mut guest = Guest::new(
-                mode,
-                format!("workload reads /dev/vda --count {reads} --warmup 120 --windows {windows}"),
-            );
-            guest
-                .disks
-                .push(disk(host, &format!(",latency={LATENCY_US}")));
-            let outcome = guest.run(host)?;
-            ensure!(
-                outcome.windows().len() == windows as usize,
-                "the guest marked {} windows, not {windows}",
-                outcome.windows().len()
-            );
-            for window in outcome.windows() {
-                ensure!(
-                    window["histograms"].as_bool() == Some(true),
-                    "no exit histograms: tracefs is not available to `exitless run` on this host"
-                );
-                figures.add_window(mode, PerRead::of(window, reads));
+            if round == 1 {
+                let mut guest = reader(host, mode, args, rounds);
+                guest.limit *= 1 + rounds;
+                guests.push((mode, guest.spawn(host)?));
+            } else {
+                guests[turn].1.resume()?;
             }
+            let guest = &mut guests[turn].1;
+            // The reads that begin before it stops are part of the next window's warm-up.
+            guest.wait_for(&format!("reads window={round} of={rounds}"))?;
+            guest.pause()?;
+        }
+    }
+    for (mode, guest) in guests {
+        guest.resume()?;
+        let outcome = guest.wait()?;
+        outcome.check()?;
+        for window in windows_of(&outcome, rounds, args.reads)? {
+            figures.add_window(mode, window);
         }
     }
     figures.summarize();
     Ok(())
 }
 
-/// What the host wrote the guest reads, and what the guest writes the host finds.
-pub fn data(host: &Host, figures: &mut Figures) -> Result<()> {
-    say("data: host to guest and back, shared, 4 vCPU");
-    host.put("disk.img", &pattern(SEED_HOST))?;
-    let script = format!(
-        "workload check-pattern /dev/vda --bytes {DISK} --seed {SEED_HOST} && \
-         workload write-pattern /dev/vda --bytes {DISK} --seed {SEED_GUEST}"
-    );
-    let mut guest = Guest::new(Mode::Shared, script);
-    guest.cpus = 4;
-    guest.disks.push(disk(host, ""));
-    let outcome = guest.try_run(host)?;
-    let read_ok = outcome.script == Some(0);
-    let found = workload::pattern::first_difference(SEED_GUEST, 0, &host.get("disk.img")?);
-    figures.claim("data_verified", read_ok && found.is_none(), || {
-        format!(
-            "guest's script {:?}, first wrong byte on the host {found:?}\n{}",
-            outcome.script,
-            outcome.tail()
-        )
-    });
-    Ok(())
-}
-
-/// A ping and UDP echoes through virtio-net, answered by the built-in responder.
-pub fn network(host: &Host, figures: &mut Figures) -> Result<()> {
-    say("network: ping and UDP echo through virtio-net, shared");
-    let script = format!(
-        "ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0 && \
-         ping -c 5 -W 5 {RESPONDER_IP} && workload udp-echo {RESPONDER_IP}:7 --count 50"
-    );
-    let mut guest = Guest::new(Mode::Shared, script);
-    guest.net = Some(format!("responder,ip={RESPONDER_IP}"));
-    let outcome = guest.try_run(host)?;
-    let ok = outcome.script == Some(0)
-        && outcome.line(" 0% packet loss").is_some()
-        && outcome.line("udp-echo ok").is_some();
-    figures.claim("ping_ok", ok, || outcome.tail());
-    Ok(())
-}
-
-/// A disk that attacks: DMA to an address nobody gave it, and a write into memory it may only read.
-pub fn rogue(host: &Host, figures: &mut Figures) -> Result<()> {
-    let mut blocked = true;
-    for (what, command) in [
-        (
-            "unmapped",
-            "dd if=/dev/vda of=/dev/null bs=512 count=1 iflag=direct skip",
-        ),
-        (
-            "readonly",
-            "dd if=/dev/zero of=/dev/vda bs=512 count=1 oflag=direct seek",
-        ),
-    ] {
-        say(&format!("rogue DMA: {what}, shared"));
-        host.put("disk.img", &pattern(SEED_HOST))?;
-        // The fault interrupt comes while dd runs; the kernel's log is read afterwards.
-        let script = format!("{command}={ROGUE_SECTOR} && dmesg | grep DMAR | tail -5");
-        let mut guest = Guest::new(Mode::Shared, script);
-        guest.disks.push(disk(host, &format!(",misbehave={what}")));
-        let outcome = guest.try_run(host)?;
-        let seen = outcome.script == Some(0)
-            && outcome.line("DMA Write").is_some()
-            && outcome.line("PTE Write access is not set").is_some();
-        if !seen {
-            blocked = false;
-            figures.set("rogue_dma_seen", outcome.tail());
+/// The same reads with a sidecore that sleeps, one window for each mode; and what a guest costs that does nothing.
+pub fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<()> {
+    host.put(READS, &workloads::pattern(SEED_HOST))?;
+    for mode in Mode::ALL {
+        let mut guest = reader(host, mode, args, 1);
+        guest.idle = "adaptive";
+        if mode == Mode::Shared {
+            say(&format!(
+                "--idle adaptive: {} direct reads, then {IDLE_SECONDS} s of nothing, shared",
+                args.reads
+            ));
+            guest
+                .script
+                .push_str(&format!(" && workload idle --seconds {IDLE_SECONDS}"));
+        } else {
+            say(&format!(
+                "--idle adaptive: {} direct reads, {}",
+                args.reads,
+                mode.name()
+            ));
+        }
+        let outcome = guest.run(host)?;
+        for window in windows_of(&outcome, 1, args.reads)? {
+            figures.set_adaptive(mode, window);
+        }
+        if mode == Mode::Shared {
+            idle(&outcome, figures)?;
         }
     }
-    figures.claim("rogue_dma_blocked", blocked, || {
-        "no DMAR fault in the guest's log".into()
-    });
     Ok(())
 }
 
-/// A guest that does nothing: what it costs.
-pub fn idle(host: &Host, figures: &mut Figures) -> Result<()> {
-    const SECONDS: u32 = 10;
-    say(&format!(
-        "idle: {SECONDS} s of nothing, shared, --idle adaptive"
-    ));
-    let mut guest = Guest::new(
-        Mode::Shared,
-        format!(
-            "workload reads /dev/vda --count 50 --warmup 10 --no-markers && workload idle --seconds {SECONDS}"
-        ),
-    );
-    guest.idle = "adaptive";
-    guest.disks.push(disk(host, ""));
-    let outcome = guest.run(host)?;
+fn idle(outcome: &Outcome, figures: &mut Figures) -> Result<()> {
     let window = outcome
         .windows()
-        .last()
-        .context("the guest marked no window")?;
+        .get(1)
+        .context("the guest marked no idle window")?;
     let seconds = window["duration_ns"].as_f64().unwrap_or(f64::NAN) / 1e9;
     let exits = window["exits"]["total"].as_f64().unwrap_or(f64::NAN);
     let cpu = window["sidecore"]["cpu_ns"].as_f64().unwrap_or(f64::NAN) / 1e9;
     figures.set("idle_exits_per_s", round(exits / seconds));
     figures.set("idle_sidecore_cpu_percent", round(100.0 * cpu / seconds));
+    Ok(())
+}
+
+/// What the host wrote the guest reads, and what the guest writes the host finds; a ping through virtio-net; and
+/// two disks that attack.
+pub fn function(host: &Host, figures: &mut Figures) -> Result<()> {
+    say("data both ways, ping, two disks that attack: shared, 4 vCPU");
+    let network = workloads::network_script(5, 50);
+    let mut guest = Guest::new(
+        Mode::Shared,
+        format!(
+            "workload check-pattern /dev/vda --bytes {DISK_BYTES} --seed {SEED_HOST} && \
+             workload write-pattern /dev/vda --bytes {DISK_BYTES} --seed {SEED_GUEST} && \
+             echo data ok; {network}"
+        ),
+    );
+    guest.cpus = 4;
+    workloads::add_network(&mut guest);
+    workloads::add_disk(&mut guest, host, SEED_HOST, "")?;
+    for rogue in Rogue::ALL {
+        rogue.add(&mut guest, host)?;
+    }
+    let outcome = guest.try_run(host)?;
+    let content = workloads::disk_content(host, 0)?;
+    let wrong = workload::pattern::first_difference(SEED_GUEST, 0, &content);
+    let data_ok = outcome.line("data ok").is_some() && wrong.is_none();
+    figures.claim("data_verified", data_ok, || {
+        let tail = outcome.tail();
+        format!("first wrong byte on the host: {wrong:?}\n{tail}")
+    });
+    figures.claim_ok("ping_ok", workloads::check_network(&outcome));
+    let blocked = [1, 2]
+        .into_iter()
+        .try_for_each(|disk| workloads::check_blocked(&outcome, disk));
+    figures.claim_ok("rogue_dma_blocked", blocked);
     Ok(())
 }

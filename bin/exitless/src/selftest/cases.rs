@@ -4,16 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::run::ROGUE_SECTOR;
-use crate::system::guest::{Guest, Mode};
+use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
+use crate::system::workloads::{self, Rogue};
 
 const MIB: usize = 1 << 20;
-/// Size of the disk a case gets.
-const DISK: usize = 8 * MIB;
 const SEED: u64 = 21;
-const GUEST_IP: &str = "192.168.7.2";
-const RESPONDER_IP: &str = "192.168.7.1";
 
 type Run = Box<dyn Fn(&Host) -> Result<String>>;
 
@@ -45,10 +41,10 @@ pub fn quick() -> Vec<Case> {
         no_iommu(),
         mixed(Mode::Shared, 8),
         bounce(),
-        network_trap(),
+        network(),
         reset(),
+        rogue(),
     ]);
-    cases.extend(["unmapped", "readonly"].map(rogue));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 200)));
     cases.push(idle());
     cases
@@ -64,18 +60,18 @@ pub fn soak() -> Vec<Case> {
     cases
 }
 
-fn pattern(seed: u64) -> Vec<u8> {
-    let mut data = vec![0; DISK];
-    workload::pattern::fill(seed, 0, &mut data);
-    data
+fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
+    workloads::add_disk(&mut guest, host, SEED, options)?;
+    Ok(guest)
 }
 
-fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
-    host.put("disk.img", &pattern(SEED))?;
-    guest
-        .disks
-        .push(format!("path={}{options}", host.path("disk.img")));
-    Ok(guest)
+/// The summary of the guest's mixed I/O, which must be free of errors.
+fn mixed_summary(outcome: &Outcome) -> Result<String> {
+    let line = outcome
+        .line("mixed ok")
+        .with_context(|| format!("no summary of the mixed I/O\n{}", outcome.tail()))?;
+    ensure!(line.contains("errors=0"), "{line}");
+    Ok(line.trim().to_owned())
 }
 
 /// 1 and 4 vCPUs, strict and lazy, each register mode.
@@ -164,12 +160,7 @@ fn mixed(mode: Mode, seconds: u32) -> Case {
         let mut guest = with_disk(Guest::new(mode, script), host, ",queues=4")?;
         guest.cpus = 4;
         guest.limit = Duration::from_secs(u64::from(seconds) * 2 + 180);
-        let outcome = guest.run(host)?;
-        let line = outcome
-            .line("mixed ok")
-            .context("no summary of the mixed I/O")?;
-        ensure!(line.contains("errors=0"), "{line}");
-        Ok(line.trim().to_owned())
+        mixed_summary(&guest.run(host)?)
     })
 }
 
@@ -180,29 +171,18 @@ fn bounce() -> Case {
             let script = "workload mixed /dev/vda --seconds 4 --seed 6 --depth 4";
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.flags.extend(["--dma".into(), "bounce".into()]);
-            let outcome = guest.run(host)?;
-            let line = outcome
-                .line("mixed ok")
-                .context("no summary of the mixed I/O")?;
-            Ok(line.trim().to_owned())
+            mixed_summary(&guest.run(host)?)
         },
     )
 }
 
-fn network_trap() -> Case {
+fn network() -> Case {
     Case::new("ping and UDP echo: trap, 2 vCPU", |host| {
-        let script = format!(
-            "ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0 && \
-             ping -c 3 -W 5 {RESPONDER_IP} && workload udp-echo {RESPONDER_IP}:7 --count 50"
-        );
-        let mut guest = Guest::new(Mode::Trap, script);
+        let mut guest = Guest::new(Mode::Trap, workloads::network_script(3, 50));
         guest.cpus = 2;
         guest.idle = "adaptive";
-        guest.net = Some(format!("responder,ip={RESPONDER_IP}"));
-        let outcome = guest.run(host)?;
-        outcome
-            .line(" 0% packet loss")
-            .with_context(|| format!("packets were lost\n{}", outcome.tail()))?;
+        workloads::add_network(&mut guest);
+        workloads::check_network(&guest.run(host)?)?;
         Ok(String::new())
     })
 }
@@ -224,29 +204,18 @@ fn reset() -> Case {
     )
 }
 
-fn rogue(what: &'static str) -> Case {
+fn rogue() -> Case {
     Case::new(
-        format!("rogue DMA is blocked and Linux sees the fault: {what}, logged"),
-        move |host| {
-            let command = match what {
-                "unmapped" => "dd if=/dev/vda of=/dev/null bs=512 count=1 iflag=direct skip",
-                _ => "dd if=/dev/zero of=/dev/vda bs=512 count=1 oflag=direct seek",
-            };
-            let script = format!("{command}={ROGUE_SECTOR} && dmesg | grep DMAR | tail -5");
-            let guest = with_disk(
-                Guest::new(Mode::Logged, script),
-                host,
-                &format!(",misbehave={what}"),
-            )?;
+        "rogue DMA, unmapped and read-only, is blocked and Linux sees the faults: logged",
+        |host| {
+            let mut guest = Guest::new(Mode::Logged, "true");
+            for rogue in Rogue::ALL {
+                rogue.add(&mut guest, host)?;
+            }
             let outcome = guest.run(host)?;
-            outcome
-                .line("DMA Write")
-                .with_context(|| format!("no fault in the guest's log\n{}", outcome.tail()))?;
-            outcome
-                .line("PTE Write access is not set")
-                .with_context(|| {
-                    format!("another reason in the guest's log\n{}", outcome.tail())
-                })?;
+            for disk in 0..Rogue::ALL.len() {
+                workloads::check_blocked(&outcome, disk)?;
+            }
             Ok(String::new())
         },
     )
@@ -276,9 +245,9 @@ fn idle() -> Case {
     Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
-            const SECONDS: u32 = 10;
+            const SECONDS: u32 = 5;
             let script = format!(
-                "workload reads /dev/vda --count 50 --no-markers && sleep 2 && workload idle --seconds {SECONDS}"
+                "workload reads /dev/vda --count 50 --no-markers && sleep 1 && workload idle --seconds {SECONDS}"
             );
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.idle = "adaptive";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::host::Host;
+use super::host::{Host, Program};
 
 /// How the guest reaches the IOMMU's registers, or that it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Guest {
         if let Some(net) = &self.net {
             flag("--net", net.clone());
         }
-        flag("--ledger", host.path("ledger.json"));
+        flag("--ledger", host.path(&self.ledger()));
         let strict = u8::from(self.is_strict);
         let run = lab::guest_image::run_option(&self.script)?;
         flag(
@@ -127,23 +127,60 @@ impl Guest {
     /// `exitless run` failed, or the guest's script did; with the end of the console.
     pub fn run(&self, host: &Host) -> Result<Outcome> {
         let outcome = self.try_run(host)?;
-        ensure!(
-            outcome.exit == 0 && outcome.script == Some(0),
-            "guest in mode {} with {} vCPU: exitless ended with {}, the guest's script with {:?}\n{}",
-            self.mode.name(),
-            self.cpus,
-            outcome.exit,
-            outcome.script,
-            outcome.tail(),
-        );
+        outcome.check().with_context(|| {
+            format!("guest in mode {} with {} vCPU", self.mode.name(), self.cpus)
+        })?;
         Ok(outcome)
     }
 
     /// Runs it to its end, whatever that is.
     pub fn try_run(&self, host: &Host) -> Result<Outcome> {
-        let output = host.run(&self.args(host)?, self.limit)?;
+        self.spawn(host)?.wait()
+    }
+
+    /// Starts it. Guests that run side by side differ in mode or idle policy, or share a ledger.
+    pub fn spawn<'a>(&self, host: &'a Host) -> Result<RunningGuest<'a>> {
+        Ok(RunningGuest {
+            program: host.spawn(&self.args(host)?, self.limit)?,
+            host,
+            ledger: self.ledger(),
+        })
+    }
+
+    /// Name of the ledger's file.
+    fn ledger(&self) -> String {
+        format!("ledger-{}-{}.json", self.mode.name(), self.idle)
+    }
+}
+
+/// A guest that has been started.
+pub struct RunningGuest<'a> {
+    program: Program<'a>,
+    host: &'a Host,
+    ledger: String,
+}
+
+impl RunningGuest<'_> {
+    /// Waits until its console shows `text`.
+    pub fn wait_for(&mut self, text: &str) -> Result<()> {
+        self.program.wait_for(text)
+    }
+
+    /// Stops it as a whole.
+    pub fn pause(&self) -> Result<()> {
+        self.program.pause()
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> Result<()> {
+        self.program.resume()
+    }
+
+    /// Waits for its end, whatever that is.
+    pub fn wait(self) -> Result<Outcome> {
+        let output = self.program.wait()?;
         let console = output.stdout_text();
-        let ledger = match host.get("ledger.json") {
+        let ledger = match self.host.get(&self.ledger) {
             Ok(bytes) => serde_json::from_slice(&bytes).context("reading the ledger")?,
             Err(_) => Value::Null,
         };
@@ -173,6 +210,21 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Both `exitless run` and the guest's script ended well.
+    ///
+    /// # Errors
+    /// With the end of console and log.
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            self.exit == 0 && self.script == Some(0),
+            "exitless ended with {}, the guest's script with {:?}\n{}",
+            self.exit,
+            self.script,
+            self.tail(),
+        );
+        Ok(())
+    }
+
     /// The end of console and log, for an error.
     pub fn tail(&self) -> String {
         let last = |text: &str, lines: usize| {

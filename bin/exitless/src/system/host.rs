@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lab::{Lab, LabConfig, Output};
+
+use super::native::NativeProgram;
 
 /// A machine that can run `exitless run`.
 pub enum Host {
@@ -124,21 +125,38 @@ impl Host {
         }
     }
 
-    /// Runs `exitless ARGS` to its end. After `limit` it is asked to say where its vCPUs are and to end
-    /// (SIGQUIT: status 131), and killed 15 s later.
-    pub fn run(&self, args: &[String], limit: Duration) -> Result<Output> {
+    /// Release of the kernel whose KVM runs the guests.
+    pub fn kernel_release(&self) -> Result<String> {
+        match self {
+            Self::Lab(lab) => {
+                let bytes = lab.pull_bytes("/proc/sys/kernel/osrelease")?;
+                Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+            }
+            Self::Native(_) => Ok(crate::ledger::conditions::kernel_release()),
+        }
+    }
+
+    /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
+    /// status 131), and killed 15 s later.
+    pub fn spawn(&self, args: &[String], limit: Duration) -> Result<Program<'_>> {
         let seconds = limit.as_secs().to_string();
         let guard = ["-s", "QUIT", "-k", "15", &seconds].map(str::to_owned);
-        match self {
-            Self::Lab(lab) => Ok(lab
-                .command("timeout")
-                .args(guard)
-                .args(["exitless".to_owned()])
-                .args(args.iter().cloned())
-                .timeout(limit + KILLED_AFTER)
-                .output()?),
-            Self::Native(host) => host.run(&guard, args),
-        }
+        let running = match self {
+            Self::Lab(lab) => Running::Lab(
+                lab.command("timeout")
+                    .args(guard)
+                    .args(["exitless".to_owned()])
+                    .args(args.iter().cloned())
+                    .spawn()?,
+            ),
+            Self::Native(host) => {
+                Running::Native(NativeProgram::start(&guard, &host.exitless, args)?)
+            }
+        };
+        Ok(Program {
+            running,
+            limit: limit + KILLED_AFTER,
+        })
     }
 
     /// Powers the lab off, or removes the files.
@@ -151,23 +169,56 @@ impl Host {
     }
 }
 
-impl NativeHost {
-    fn run(&self, guard: &[String], args: &[String]) -> Result<Output> {
-        let output = Command::new("timeout")
-            .args(guard)
-            .arg(&self.exitless)
-            .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .context("starting exitless under timeout(1)")?;
-        Ok(Output {
-            status: output
-                .status
-                .code()
-                .and_then(|code| u8::try_from(code).ok())
-                .unwrap_or(u8::MAX),
-            stdout: output.stdout,
-            stderr: output.stderr,
-        })
+/// A program running on a [`Host`].
+pub struct Program<'a> {
+    running: Running<'a>,
+    limit: Duration,
+}
+
+enum Running<'a> {
+    Lab(lab::Running<'a>),
+    Native(NativeProgram),
+}
+
+impl Program<'_> {
+    /// Waits until its standard output contains `text`.
+    ///
+    /// # Errors
+    /// It ended before that, or ran out of time; with its last words.
+    pub fn wait_for(&mut self, text: &str) -> Result<()> {
+        match &mut self.running {
+            Running::Lab(program) => {
+                Ok(program.wait_until(self.limit, |so_far| so_far.stdout_text().contains(text))?)
+            }
+            Running::Native(program) => program.wait_for(text, self.limit),
+        }
+    }
+
+    /// Stops it (SIGSTOP): its vCPUs and its sidecore take no more CPU time.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(libc::SIGSTOP)
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(libc::SIGCONT)
+    }
+
+    fn signal(&self, signal: i32) -> Result<()> {
+        match &self.running {
+            Running::Lab(program) => Ok(program.signal(signal)?),
+            Running::Native(program) => program.signal(signal),
+        }
+    }
+
+    /// Waits for its end.
+    pub fn wait(self) -> Result<Output> {
+        match self.running {
+            Running::Lab(program) => {
+                program.close_stdin()?;
+                Ok(program.wait(self.limit, |_, _| {})?)
+            }
+            Running::Native(program) => program.wait(),
+        }
     }
 }

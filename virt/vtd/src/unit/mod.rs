@@ -19,7 +19,7 @@
 //! Caches may hold less than the architecture allows, never more: they are flushed also where ESRTPS=0
 //! would let old entries live on, and not-present entries are never kept (CM only changes `CAP`).
 //!
-//! Cost of a hit: two cache lines, no atomics, no allocation; `benches/translate.rs`.
+//! Cost of a hit: two cache lines, no atomics, no allocation; `make bench-vtd`.
 
 mod commands;
 mod context;

@@ -1,0 +1,152 @@
+//! `exitless` as a child of this process, under `timeout`: what the lab's agent does there, done here.
+
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::Output;
+
+/// A child whose outputs are being read.
+pub struct NativeProgram {
+    child: Child,
+    stdout: Vec<u8>,
+    chunks: Receiver<Vec<u8>>,
+    stderr: JoinHandle<io::Result<Vec<u8>>>,
+}
+
+impl NativeProgram {
+    /// Starts `timeout GUARD PROGRAM ARGS`; timeout(1) makes a process group of its own.
+    pub fn start(guard: &[String], program: &Path, args: &[String]) -> Result<Self> {
+        let mut child = Command::new("timeout")
+            .args(guard)
+            .arg(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("starting exitless under timeout(1)")?;
+        let mut stdout = child.stdout.take().context("no pipe for its output")?;
+        let mut stderr = child.stderr.take().context("no pipe for its errors")?;
+        let (send, chunks) = channel();
+        // Both threads end with the child, which closes the pipes.
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = stdout.read(&mut buffer) {
+                if send.send(buffer[..count].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        let stderr = thread::spawn(move || {
+            let mut text = Vec::new();
+            stderr.read_to_end(&mut text).map(|_| text)
+        });
+        Ok(Self {
+            child,
+            stdout: Vec::new(),
+            chunks,
+            stderr,
+        })
+    }
+
+    /// Waits until its standard output contains `text`.
+    pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while !String::from_utf8_lossy(&self.stdout).contains(text) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.chunks.recv_timeout(left) {
+                Ok(chunk) => self.stdout.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => bail!("it ended before it wrote {text:?}"),
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("it did not write {text:?} within {} s", limit.as_secs())
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Signals the whole group.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        // std has no kill(2); the shell every Debian has does.
+        let group = self.child.id();
+        let status = Command::new("sh")
+            .args(["-c", &format!("kill -{signal} -{group}")])
+            .status()
+            .context("starting sh")?;
+        ensure!(status.success(), "kill -{signal} -{group}: {status}");
+        Ok(())
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Result<Output> {
+        while let Ok(chunk) = self.chunks.recv() {
+            self.stdout.extend(chunk);
+        }
+        let status = self.child.wait().context("waiting for exitless")?;
+        let stderr = self.stderr.join();
+        Ok(Output {
+            status: status
+                .code()
+                .and_then(|code| u8::try_from(code).ok())
+                .unwrap_or(u8::MAX),
+            stdout: self.stdout,
+            stderr: stderr
+                .expect("the thread that reads a pipe does not panic")
+                .context("reading the errors of exitless")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> NativeProgram {
+        let guard = ["-k", "1", "20"].map(str::to_owned);
+        let args = ["-c".to_owned(), script.to_owned()];
+        NativeProgram::start(&guard, Path::new("/bin/sh"), &args).expect("sh starts")
+    }
+
+    #[test]
+    fn output_is_waited_for_and_kept() {
+        let mut program = sh("echo one; echo two; echo bad >&2; exit 3");
+        program
+            .wait_for("one", Duration::from_secs(10))
+            .expect("it is written");
+        let output = program.wait().expect("it ends");
+        assert_eq!(
+            (output.status, output.stdout_text(), output.stderr_text()),
+            (3, "one\ntwo\n".into(), "bad\n".into())
+        );
+    }
+
+    #[test]
+    fn a_paused_program_writes_nothing_until_it_is_resumed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let gate = dir.path().join("gate");
+        let script = format!(
+            "echo ready; until [ -e {} ]; do :; done; echo done",
+            gate.display()
+        );
+        let mut program = sh(&script);
+        let limit = Duration::from_secs(10);
+        program.wait_for("ready", limit).expect("it is written");
+        program.signal(libc::SIGSTOP).expect("it is there");
+        std::fs::write(&gate, "").expect("a file");
+        let stopped = program.wait_for("done", Duration::from_millis(300));
+        assert!(stopped.is_err_and(|e| e.to_string().contains("did not write")));
+        program.signal(libc::SIGCONT).expect("it is there");
+        program.wait_for("done", limit).expect("it goes on");
+    }
+
+    #[test]
+    fn a_program_that_ends_early_is_an_error() {
+        let error = sh("exit 0").wait_for("never", Duration::from_secs(10));
+        assert!(error.is_err_and(|e| e.to_string().contains("ended before")));
+    }
+}

@@ -1,0 +1,115 @@
+//! What demo and self-test have guests do alike, and what proves that it was done: a disk with known content,
+//! traffic with the built-in responder, a disk that attacks.
+
+use anyhow::{Context, Result};
+
+use super::guest::{Guest, Outcome};
+use super::host::Host;
+use crate::run::ROGUE_SECTOR;
+
+/// Size of a disk, in bytes.
+pub const DISK_BYTES: usize = 8 << 20;
+
+const GUEST_IP: &str = "192.168.7.2";
+const RESPONDER_IP: &str = "192.168.7.1";
+
+/// The content of a disk.
+pub fn pattern(seed: u64) -> Vec<u8> {
+    let mut data = vec![0; DISK_BYTES];
+    workload::pattern::fill(seed, 0, &mut data);
+    data
+}
+
+/// Adds a disk with the content of `seed` to `guest`; `options` begin with a comma.
+pub fn add_disk(guest: &mut Guest, host: &Host, seed: u64, options: &str) -> Result<()> {
+    let file = format!("disk{}.img", guest.disks.len());
+    host.put(&file, &pattern(seed))?;
+    guest
+        .disks
+        .push(format!("path={}{options}", host.path(&file)));
+    Ok(())
+}
+
+/// What is on the host's side of disk number `index` (from 0) that a guest was given.
+pub fn disk_content(host: &Host, index: usize) -> Result<Vec<u8>> {
+    host.get(&format!("disk{index}.img"))
+}
+
+/// Gives `guest` a network card, behind which the built-in responder answers.
+pub fn add_network(guest: &mut Guest) {
+    guest.net = Some(format!("responder,ip={RESPONDER_IP}"));
+}
+
+/// Script: ping and UDP echoes.
+pub fn network_script(pings: u32, echoes: u32) -> String {
+    format!(
+        "ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0 && \
+         ping -c {pings} -W 5 {RESPONDER_IP} && workload udp-echo {RESPONDER_IP}:7 --count {echoes}"
+    )
+}
+
+/// What [`network_script`] has to leave on the console.
+pub fn check_network(outcome: &Outcome) -> Result<()> {
+    for text in [" 0% packet loss", "udp-echo ok"] {
+        outcome
+            .line(text)
+            .with_context(|| format!("no {text:?} on the console\n{}", outcome.tail()))?;
+    }
+    Ok(())
+}
+
+/// How a disk attacks.
+#[derive(Clone, Copy, Debug)]
+pub enum Rogue {
+    /// It writes to an address nobody has mapped.
+    Unmapped,
+    /// It writes into the buffer of a write request, which it may only read.
+    ReadOnly,
+}
+
+impl Rogue {
+    /// Both.
+    pub const ALL: [Rogue; 2] = [Rogue::Unmapped, Rogue::ReadOnly];
+
+    /// Adds such a disk to `guest` and appends the command that provokes it to the guest's script.
+    pub fn add(self, guest: &mut Guest, host: &Host) -> Result<()> {
+        let device = format!("/dev/vd{}", char::from(b'a' + guest.disks.len() as u8));
+        let (option, dd) = match self {
+            Rogue::Unmapped => (
+                ",misbehave=unmapped",
+                format!("if={device} of=/dev/null iflag=direct skip={ROGUE_SECTOR}"),
+            ),
+            Rogue::ReadOnly => (
+                ",misbehave=readonly",
+                format!("if=/dev/zero of={device} oflag=direct seek={ROGUE_SECTOR}"),
+            ),
+        };
+        add_disk(guest, host, 0, option)?;
+        // The fault interrupt comes while dd runs; the kernel's log is read afterwards.
+        guest.script.push_str(&format!(
+            "; dd bs=512 count=1 {dd} && dmesg | grep DMAR | tail -2"
+        ));
+        Ok(())
+    }
+}
+
+/// Linux logged a blocked write of disk number `index` (from 0).
+pub fn check_blocked(outcome: &Outcome, index: usize) -> Result<()> {
+    // Disks take the first slots behind the host bridge.
+    let source = format!("Request device [00:{:02x}.0]", index + 1);
+    outcome
+        .console
+        .lines()
+        .find(|line| {
+            ["DMAR: [DMA Write", &source, "PTE Write access is not set"]
+                .iter()
+                .all(|part| line.contains(part))
+        })
+        .map(drop)
+        .with_context(|| {
+            format!(
+                "no blocked write of {source} in the guest's log\n{}",
+                outcome.tail()
+            )
+        })
+}
