@@ -103,9 +103,9 @@ pub fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<(
                 "--idle adaptive: {} direct reads, then {IDLE_SECONDS} s of nothing, shared",
                 args.reads
             ));
-            guest
-                .script
-                .push_str(&format!(" && workload idle --seconds {IDLE_SECONDS}"));
+            guest.script.push_str(&format!(
+                " && sleep 1 && workload idle --seconds {IDLE_SECONDS}"
+            ));
         } else {
             say(&format!(
                 "--idle adaptive: {} direct reads, {}",

@@ -86,7 +86,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = IommuMode::Logged)]
     pub iommu_mode: IommuMode,
 
-    /// Host threads that poll the devices.
+    /// Host threads that poll the devices. All devices of one VM belong to one of them, so more than one
+    /// brings nothing yet.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub sidecores: usize,
 

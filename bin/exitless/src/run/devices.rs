@@ -50,7 +50,8 @@ const ROGUE_IOVA: u64 = 0x10_0000_0000;
 pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
     let messages: Arc<dyn MsiSink> = parts.msi.clone();
     let iommu = iommu(config, parts)?;
-    let mut owner = Owner::new("vm", parts.ram.clone(), iommu, messages);
+    let mut owner =
+        Owner::new("vm", parts.ram.clone(), iommu, messages).with_drain_limit(config.drain_limit);
     for disk in std::mem::take(&mut config.disks) {
         let path = disk.path.clone();
         let device = block(disk, config.dma).with_context(|| format!("disk {}", path.display()))?;

@@ -252,8 +252,15 @@ fn start_vcpus(vcpus: Vec<VcpuFd>, config: &Config, machine: &Machine) -> Vec<Jo
     threads
 }
 
-/// A sidecore and a vCPU on one host CPU work, but steal each other's time: say so.
+/// A sidecore and a vCPU on one host CPU work, but steal each other's time; a second sidecore has nothing to do: say
+/// so.
 fn warn_about_cpus(config: &Config) {
+    if config.sidecores > 1 {
+        eprintln!(
+            "exitless: warning: one VM's devices have one owner: of {} sidecores only the first is started",
+            config.sidecores
+        );
+    }
     let threads = config.sidecores + usize::from(config.cpus);
     // Not `available_parallelism`: CPUs kept free for a sidecore are outside our mask.
     // SAFETY: no pointers; -1 on error.

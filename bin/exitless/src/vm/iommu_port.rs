@@ -9,6 +9,8 @@
 //!
 //! Called on the owner's thread only.
 
+mod arm_cost;
+
 use std::io;
 use std::os::fd::RawFd;
 
@@ -21,6 +23,7 @@ use vtd::{AccessLen, Progress, Sink, Unit};
 
 use super::uffd::{SlotMapping, WriteGate};
 use crate::ledger::account::OwnerCounts;
+use arm_cost::ArmCost;
 
 /// Entries taken from the log in one poll: KVM's ring holds 169, so one poll empties it.
 const LOG_BATCH: usize = 256;
@@ -86,6 +89,7 @@ enum Gate {
 pub struct Vtd {
     unit: Unit,
     front: Front,
+    arm_cost: ArmCost,
 }
 
 /// The IOMMU of a VM.
@@ -104,10 +108,7 @@ impl IommuPort {
 
     /// A unit whose registers trap.
     pub fn trap(unit: Unit) -> Self {
-        Self::Vtd(Box::new(Vtd {
-            unit,
-            front: Front::Trap,
-        }))
+        Self::with_front(unit, Front::Trap, 0)
     }
 
     /// A unit behind a page the guest reads, and a log of its writes. `page` becomes a read-only slot.
@@ -120,7 +121,8 @@ impl IommuPort {
             logged: 0,
             is_armed: false,
         };
-        Self::Vtd(Box::new(Vtd { unit, front }))
+        // Two system calls that wait for an SRCU grace period.
+        Self::with_front(unit, front, 50_000)
     }
 
     /// A unit whose page is the guest's memory. `mapping` is what the slot uses.
@@ -137,7 +139,16 @@ impl IommuPort {
             faults: 0,
             due: None,
         };
-        Self::Vtd(Box::new(Vtd { unit, front }))
+        // Protecting and unprotecting the page.
+        Self::with_front(unit, front, 200_000)
+    }
+
+    fn with_front(unit: Unit, front: Front, arm_cost_ns: u64) -> Self {
+        Self::Vtd(Box::new(Vtd {
+            unit,
+            front,
+            arm_cost: ArmCost::new(arm_cost_ns),
+        }))
     }
 
     /// Takes register writes and does a bounded batch of what they ask for; true when there is more.
@@ -166,7 +177,7 @@ impl IommuPort {
     ) {
         if let Self::Vtd(vtd) = self {
             vtd.take_log(mem, now, sink);
-            let Vtd { unit, front } = &mut **vtd;
+            let Vtd { unit, front, .. } = &mut **vtd;
             match front {
                 Front::Logged { front, .. } => {
                     let entry = LogEntry {
@@ -186,7 +197,12 @@ impl IommuPort {
     pub fn arm(&mut self) -> io::Result<()> {
         match self {
             Self::None(_) => Ok(()),
-            Self::Vtd(vtd) => vtd.arm(),
+            Self::Vtd(vtd) => {
+                let timer = ArmCost::start();
+                vtd.arm()?;
+                vtd.arm_cost.armed(timer);
+                Ok(())
+            }
         }
     }
 
@@ -202,7 +218,12 @@ impl IommuPort {
     pub fn disarm(&mut self) -> io::Result<()> {
         match self {
             Self::None(_) => Ok(()),
-            Self::Vtd(vtd) => vtd.disarm(),
+            Self::Vtd(vtd) => {
+                let timer = ArmCost::start();
+                vtd.disarm()?;
+                vtd.arm_cost.disarmed(timer);
+                Ok(())
+            }
         }
     }
 
@@ -230,14 +251,11 @@ impl IommuPort {
         }
     }
 
-    /// What arming and disarming costs, in ns.
+    /// What arming and disarming costs, in ns, as measured so far.
     pub fn arm_cost(&self) -> u64 {
         match self {
-            // 0.2 ms measured natively for protecting and unprotecting the page.
-            Self::Vtd(vtd) if matches!(vtd.front, Front::Shared { .. }) => 200_000,
-            // Two system calls that wait for an SRCU grace period.
-            Self::Vtd(vtd) if matches!(vtd.front, Front::Logged { .. }) => 50_000,
-            _ => 0,
+            Self::None(_) => 0,
+            Self::Vtd(vtd) => vtd.arm_cost.ns(),
         }
     }
 
@@ -273,7 +291,7 @@ impl IommuPort {
 impl Vtd {
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl Sink) -> bool {
         let taken = self.take_log(mem, now, sink);
-        let Self { unit, front } = self;
+        let Self { unit, front, .. } = self;
         let progress = match front {
             Front::Trap => unit.step(mem, now, sink),
             Front::Logged { page, front, .. } => front.step(unit, page, mem, now, sink),
@@ -292,7 +310,7 @@ impl Vtd {
 
     /// Applies what KVM has logged, in order, as if each write had trapped.
     fn take_log<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl Sink) -> usize {
-        let Self { unit, front } = self;
+        let Self { unit, front, .. } = self;
         let Front::Logged {
             page,
             front,

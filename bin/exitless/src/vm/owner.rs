@@ -13,6 +13,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use guest_mem::{GuestRam, KeepAlive, PhysMem, View};
 use sidecore::{Activity, ArmError, Nanos, Poller, Reply};
@@ -27,6 +28,9 @@ use crate::pci::virtio::function::VirtioFunction;
 /// Doorbell eventfds are looked at once in this many idle sweeps: a driver that rings although nobody asked
 /// (to un-park a queue whose ring faulted) is heard, and an idle sweep stays free of system calls.
 const DOORBELL_PERIOD: u32 = 1024;
+
+/// How long requests may hold up an unmap or a stop, unless the user says otherwise.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// What other threads ask of the owner. `function` counts virtio functions from 0.
 pub enum Request {
@@ -108,6 +112,32 @@ struct Slot {
     function: VirtioFunction,
     doorbells: Option<Doorbells>,
     stopping: Vec<Reply<()>>,
+    /// When the stop under way will have taken too long; `u64::MAX` once that has been dealt with.
+    stop_limit: Option<Nanos>,
+}
+
+impl Slot {
+    /// A stop waits for the requests in flight. Those that outlive the limit are cancelled, as if they had held up
+    /// an unmap; one that cannot be cancelled keeps the stop waiting, because its memory may still be written.
+    fn watch_stop(&mut self, now: Nanos, limit: Duration, vm: &str) {
+        if self.function.is_drained() {
+            self.stop_limit = None;
+            return;
+        }
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let due = *self
+            .stop_limit
+            .get_or_insert(Nanos(now.0.saturating_add(limit)));
+        if now >= due {
+            self.stop_limit = Some(Nanos(u64::MAX));
+            tracing::warn!(
+                vm,
+                device = %self.function.source(),
+                "a stop waits for a request that does not end; cancelling it"
+            );
+            self.function.cancel_overdue();
+        }
+    }
 }
 
 /// The owner. See the module's head.
@@ -120,6 +150,7 @@ pub struct Owner {
     messages: Arc<dyn MsiSink>,
     wake_fds: Vec<RawFd>,
     idle_sweeps: u32,
+    drain_limit: Duration,
     drain_limits: u64,
     iommu_messages: u64,
 }
@@ -169,9 +200,18 @@ impl Owner {
             messages,
             wake_fds: Vec::new(),
             idle_sweeps: 0,
+            drain_limit: DRAIN_LIMIT,
             drain_limits: 0,
             iommu_messages: 0,
         }
+    }
+
+    /// Sets how long a device may take to stop before its requests are cancelled; the IOMMU has its own copy of the
+    /// limit, for unmaps.
+    #[must_use]
+    pub fn with_drain_limit(mut self, limit: Duration) -> Self {
+        self.drain_limit = limit;
+        self
     }
 
     /// Adds a function; answers its number in [`Request`]s.
@@ -180,6 +220,7 @@ impl Owner {
             function,
             doorbells,
             stopping: Vec::new(),
+            stop_limit: None,
         });
         self.slots.len() - 1
     }
@@ -225,6 +266,7 @@ impl Owner {
             if slot.function.poll(&mut dma, &*self.messages, now.0) == vio::Activity::Busy {
                 activity = Activity::Busy;
             }
+            slot.watch_stop(now, self.drain_limit, &self.name);
             if !slot.stopping.is_empty() && slot.function.is_drained() {
                 slot.stopping.drain(..).for_each(|reply| reply.send(()));
             }

@@ -1,5 +1,7 @@
 //! Status = 0 and clearing Bus Master answer when the function is quiet, and not before.
 
+use std::time::Duration;
+
 use vio::blk::Transfer;
 use vio::blk::request::{STATUS_OK, kind};
 
@@ -9,8 +11,12 @@ use crate::vm::owner::Request;
 const MODE: Mode = Mode::Logged;
 
 fn two_in_flight() -> (Guest<ByHand>, vio::blk::SlowControl) {
+    two_in_flight_within(NO_LIMIT)
+}
+
+fn two_in_flight_within(limit: Duration) -> (Guest<ByHand>, vio::blk::SlowControl) {
     let (device, control) = slow(Transfer::Direct);
-    let mut guest = Guest::by_hand(MODE, NO_LIMIT, device);
+    let mut guest = Guest::by_hand(MODE, limit, device);
     guest.request(0, kind::IN, 3, DATA, 512);
     guest.request(1, kind::IN, 4, DATA + 0x1000, 512);
     guest.until("both are held", |_| control.held() == 2);
@@ -84,6 +90,52 @@ fn clearing_bus_master_is_answered_when_every_request_has_ended_to_every_vcpu() 
     }
     assert!((0..3).all(|slot| guest.request_status(slot) == STATUS_OK));
     assert_eq!(guest.get(DATA, 512), image()[3 * 512..4 * 512]);
+}
+
+#[test]
+fn a_stop_behind_requests_that_never_end_cancels_them_at_the_drain_limit() {
+    let limit = Duration::from_millis(50);
+    // A reset.
+    let (mut guest, control) = two_in_flight_within(limit);
+    guest.set_status(0);
+    guest.settle();
+    assert_ne!(guest.status(), 0, "before the limit");
+    guest.bus.skew += 2 * limit.as_nanos() as u64;
+    guest.until("reset", |guest| guest.status() == 0);
+    assert_eq!(control.held(), 0);
+    guest.restart_driver();
+    control.set_open(true);
+    guest.verified_io(0);
+
+    // Bus Master; and the next stop has its own time.
+    let (mut guest, control) = two_in_flight_within(limit);
+    let answer = guest.bus.ask_later(set_command(2));
+    guest.settle();
+    assert_eq!(answer.try_take(), None, "before the limit");
+    guest.bus.skew += 2 * limit.as_nanos() as u64;
+    guest.until("the answer", |_| answer.try_take().is_some());
+    guest.bus.ask(set_command(6));
+    guest.request(2, kind::IN, 5, DATA + 0x2000, 512);
+    guest.until("held", |_| control.held() == 1);
+    let answer = guest.bus.ask_later(set_command(2));
+    guest.settle();
+    assert_eq!(answer.try_take(), None, "before the limit of the second");
+    control.set_open(true);
+    guest.until("the answer", |_| answer.try_take().is_some());
+}
+
+#[test]
+fn a_stop_behind_a_request_that_cannot_be_cancelled_is_never_answered_falsely() {
+    let limit = Duration::from_millis(50);
+    let (mut guest, control) = two_in_flight_within(limit);
+    control.set_uncancellable(true);
+    guest.set_status(0);
+    guest.settle();
+    guest.bus.skew += 20 * limit.as_nanos() as u64;
+    guest.settle();
+    assert_ne!(guest.status(), 0, "the disk may still write to the buffers");
+    control.set_open(true);
+    guest.until("reset", |guest| guest.status() == 0);
 }
 
 #[test]

@@ -211,7 +211,8 @@ pub fn machine(mode: Mode, drain_limit: Duration, device: AnyDevice) -> (Owner, 
         }
     };
     let sink: Arc<dyn MsiSink> = Arc::new(messages.clone());
-    let mut owner = Owner::new(format!("{mode:?}"), ram.clone(), port, sink);
+    let mut owner =
+        Owner::new(format!("{mode:?}"), ram.clone(), port, sink).with_drain_limit(drain_limit);
     owner.add(VirtioFunction::new(DISK, device), None);
     (
         owner,
