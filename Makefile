@@ -22,7 +22,7 @@ demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits
 	$(EXITLESS) demo --report $(REPORT)/demo.json
 
 test: setup ## all tests: crates natively, then whole guests in the lab (with the program this has built)
-	cargo test --release --workspace --quiet
+	EXITLESS_LAB=1 cargo test --release --workspace --quiet
 	$(EXITLESS) selftest
 
 check: setup ## format, lints, documentation, licences

@@ -248,7 +248,8 @@ fn start(spawn: &Spawn) -> io::Result<Child> {
         .filter(|(program, _)| !program.is_empty())
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program named"))?;
     let mut command = if spawn.tty {
-        // A new session whose controlling terminal is the console, so that ^C and job control work.
+        // A new session whose controlling terminal is the console, so that ^C and job control work. The session is a
+        // group of its own too; a child that already led a group would have to fork, and would seem to end at once.
         let mut command = Command::new("/bin/busybox");
         let tty = OpenOptions::new().read(true).write(true).open(TTY)?;
         command.args(["setsid", "-c", program]);
@@ -262,10 +263,11 @@ fn start(spawn: &Spawn) -> io::Result<Child> {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .stderr(Stdio::piped())
+            .process_group(0);
         command
     };
-    command.args(args).process_group(0);
+    command.args(args);
     command.current_dir(if spawn.cwd.is_empty() {
         HOME
     } else {

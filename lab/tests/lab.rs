@@ -1,6 +1,7 @@
 //! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
 //! minute, so it runs when `EXITLESS_LAB=1` is set and says so otherwise.
 
+use std::io::Read;
 use std::time::Duration;
 
 use lab::{Lab, LabConfig, LabError, Stream};
@@ -73,6 +74,25 @@ fn programs_files_and_failures() {
     assert_eq!(out.stdout_text(), "", "the late program was not killed");
 
     lab.shutdown().unwrap();
+}
+
+/// A program on the terminal was once started so that it seemed to end at once, with status 0 and its output lost.
+#[test]
+fn a_program_on_the_terminal_is_waited_for() {
+    let Some(mut lab) = lab() else { return };
+    let mut terminal = lab.take_terminal().expect("given out once");
+    let out = lab
+        .command("/bin/sh")
+        .args(["-c", "tty; sleep 1; echo last; exit 7"])
+        .on_terminal()
+        .output()
+        .unwrap();
+    assert_eq!(out.status, 7);
+    // The terminal ends with the lab.
+    lab.shutdown().unwrap();
+    let mut seen = String::new();
+    terminal.read_to_string(&mut seen).unwrap();
+    assert_eq!(seen.replace('\r', ""), "/dev/hvc0\nlast\n");
 }
 
 #[test]

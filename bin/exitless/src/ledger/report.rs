@@ -130,7 +130,8 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
     }
     if !account.whole.histograms {
         text.push_str(
-            "  (no tracefs: timer, apic, memory and processor exits are in `unattributed`)\n",
+            "  (the whole run's timer, apic, memory and processor exits are in `unattributed`: the kernel's\n  \
+             histograms of exits need tracefs, and begin with the first marker the guest writes)\n",
         );
     }
     text
