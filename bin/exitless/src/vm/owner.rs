@@ -230,13 +230,25 @@ impl Owner {
         self.slots.len()
     }
 
-    fn step_iommu(&mut self, now: Nanos) -> Activity {
+    /// Lets the IOMMU act, and takes what it sends.
+    fn with_iommu<R>(
+        &mut self,
+        act: impl FnOnce(&mut IommuPort, &GuestRam, &mut IommuSink<'_>) -> R,
+    ) -> R {
         let mut sink = IommuSink::new(&*self.messages);
-        let busy = self.iommu.poll(&self.ram, now.0, &mut sink);
+        let result = act(&mut self.iommu, &self.ram, &mut sink);
         let IommuSink { sent, events, .. } = sink;
         self.iommu_messages += sent;
         self.take_events(events);
-        if busy { Activity::Busy } else { Activity::Idle }
+        result
+    }
+
+    fn step_iommu(&mut self, now: Nanos) -> Activity {
+        if self.with_iommu(|iommu, ram, sink| iommu.poll(ram, now.0, sink)) {
+            Activity::Busy
+        } else {
+            Activity::Idle
+        }
     }
 
     fn take_events(&mut self, events: Vec<Event>) {
@@ -299,12 +311,7 @@ impl Owner {
     /// waits for leases, so that a trapped write costs one exit however much it asks for.
     fn iommu_write(&mut self, offset: u16, len: AccessLen, value: u64) {
         let now = Nanos::now();
-        let mut sink = IommuSink::new(&*self.messages);
-        self.iommu
-            .write((offset, len, value), &self.ram, now.0, &mut sink);
-        let IommuSink { sent, events, .. } = sink;
-        self.iommu_messages += sent;
-        self.take_events(events);
+        self.with_iommu(|iommu, ram, sink| iommu.write((offset, len, value), ram, now.0, sink));
         // Each step does a bounded batch and says whether more can be done at once; a queue has at most
         // 32768 descriptors, so 64 batches of 1024 are enough, and a guest cannot make more of them.
         for _ in 0..64 {

@@ -164,7 +164,7 @@ impl VirtioFunction {
             let (enabled, masked) = self.config.msix_control();
             self.msix.set_control(enabled, masked, sink);
         }
-        self.set_bus_master(self.config.bars().command() & COMMAND_BUS_MASTER != 0);
+        self.set_bus_master(self.config.bars().command() & COMMAND_BUS_MASTER != 0, sink);
     }
 
     /// A vCPU reads the BAR.
@@ -203,11 +203,12 @@ impl VirtioFunction {
         }
     }
 
-    fn set_bus_master(&mut self, on: bool) {
+    fn set_bus_master(&mut self, on: bool, sink: &dyn MsiSink) {
         if on == self.bus_master {
             return;
         }
         self.bus_master = on;
+        self.msix.set_bus_master(on, sink);
         self.quiet = !self.active;
         if on && self.active && !self.common.is_resetting() {
             self.device.resume();

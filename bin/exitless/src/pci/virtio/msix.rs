@@ -25,6 +25,8 @@ pub struct MsixTable {
     entries: Vec<Entry>,
     enabled: bool,
     masked: bool,
+    /// The function may write to memory, and a message is a write (PCI Local Bus 3.0, §6.8.3.5).
+    is_master: bool,
     sent: u64,
 }
 
@@ -42,6 +44,7 @@ impl MsixTable {
             entries: vec![entry; usize::from(vectors)],
             enabled: false,
             masked: false,
+            is_master: false,
             sent: 0,
         }
     }
@@ -59,6 +62,16 @@ impl MsixTable {
     /// Message control of the capability was written: MSI-X enable and function mask.
     pub fn set_control(&mut self, enabled: bool, masked: bool, sink: &dyn MsiSink) {
         (self.enabled, self.masked) = (enabled, masked);
+        self.deliver_all(sink);
+    }
+
+    /// Bus Master was turned on or off. What is raised while it is off stays pending.
+    pub fn set_bus_master(&mut self, on: bool, sink: &dyn MsiSink) {
+        self.is_master = on;
+        self.deliver_all(sink);
+    }
+
+    fn deliver_all(&mut self, sink: &dyn MsiSink) {
         for vector in 0..self.vectors() {
             self.deliver_pending(vector, sink);
         }
@@ -113,7 +126,7 @@ impl MsixTable {
     }
 
     fn deliver_pending(&mut self, vector: u16, sink: &dyn MsiSink) {
-        if !self.enabled || self.masked {
+        if !self.enabled || self.masked || !self.is_master {
             return;
         }
         let entry = &mut self.entries[usize::from(vector)];
@@ -179,6 +192,7 @@ mod tests {
 
     fn table_with_vector_1(sink: &Sink) -> MsixTable {
         let mut table = MsixTable::new(2);
+        table.set_bus_master(true, sink);
         table.write(16, &0xfee0_1000_u64.to_le_bytes(), sink);
         table.write(24, &0x41_u32.to_le_bytes(), sink);
         table
@@ -211,6 +225,19 @@ mod tests {
         assert!(sink.sent().is_empty());
         table.set_control(true, false, &sink);
         assert_eq!(sink.sent().len(), 1);
+    }
+
+    #[test]
+    fn without_bus_master_a_message_waits() {
+        let sink = Sink::default();
+        let mut table = table_with_vector_1(&sink);
+        table.write(28, &0_u32.to_le_bytes(), &sink);
+        table.set_control(true, false, &sink);
+        table.set_bus_master(false, &sink);
+        table.raise(1, &sink);
+        assert!(sink.sent().is_empty());
+        table.set_bus_master(true, &sink);
+        assert_eq!(sink.sent(), [(0xfee0_1000, 0x41)]);
     }
 
     #[test]
