@@ -1,7 +1,7 @@
 //! `exitless selftest`: whole guests, one case after the other, in one lab.
 //!
 //! A soak can be interrupted: what has passed is written to a journal beside the report, by name, and is not
-//! run again by the same program until `--restart`.
+//! run again until `--restart`, not even by a newer program: restart after a change that matters.
 
 use std::collections::HashSet;
 use std::fs;

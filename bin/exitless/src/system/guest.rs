@@ -50,8 +50,8 @@ pub struct Guest {
     pub idle: &'static str,
     /// Values of `--disk`.
     pub disks: Vec<String>,
-    /// Value of `--net`.
-    pub net: Option<String>,
+    /// Values of `--net`.
+    pub nets: Vec<String>,
     /// Further flags of `exitless run`.
     pub flags: Vec<String>,
     /// Further words on the kernel's command line.
@@ -71,7 +71,7 @@ impl Guest {
             cpus: 1,
             idle: "poll",
             disks: Vec::new(),
-            net: None,
+            nets: Vec::new(),
             flags: Vec::new(),
             kernel_options: String::new(),
             script: script.into(),
@@ -104,7 +104,7 @@ impl Guest {
         for disk in &self.disks {
             flag("--disk", disk.clone());
         }
-        if let Some(net) = &self.net {
+        for net in &self.nets {
             flag("--net", net.clone());
         }
         flag("--ledger", host.path(&self.ledger()));

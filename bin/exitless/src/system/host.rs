@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lab::{Lab, LabConfig, Output};
 
 use super::native::NativeProgram;
@@ -134,6 +134,22 @@ impl Host {
             }
             Self::Native(_) => Ok(crate::ledger::conditions::kernel_release()),
         }
+    }
+
+    /// A TAP interface whose host side has the address `ip`, in the lab; none natively, where it is the user's to
+    /// make.
+    pub fn tap(&self, ip: &str) -> Result<Option<&'static str>> {
+        const TAP: &str = "tap0";
+        let Self::Lab(lab) = self else {
+            return Ok(None);
+        };
+        let script = format!(
+            "[ -e /sys/class/net/{TAP} ] || tunctl -t {TAP} && ip link set {TAP} up && \
+             ip addr replace {ip}/24 dev {TAP}"
+        );
+        let made = lab.exec("/bin/sh", ["-c", &script])?;
+        ensure!(made.success(), "making {TAP}: {}", made.stderr_text());
+        Ok(Some(TAP))
     }
 
     /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:

@@ -37,7 +37,7 @@ pub fn disk_content(host: &Host, index: usize) -> Result<Vec<u8>> {
 
 /// Gives `guest` a network card, behind which the built-in responder answers.
 pub fn add_network(guest: &mut Guest) {
-    guest.net = Some(format!("responder,ip={RESPONDER_IP}"));
+    guest.nets.push(format!("responder,ip={RESPONDER_IP}"));
 }
 
 /// Script: ping and UDP echoes.
@@ -46,6 +46,21 @@ pub fn network_script(pings: u32, echoes: u32) -> String {
         "ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0 && \
          ping -c {pings} -W 5 {RESPONDER_IP} && workload udp-echo {RESPONDER_IP}:7 --count {echoes}"
     )
+}
+
+/// Gives `guest` a second network card on a TAP interface, behind which the host's own kernel answers, and appends a
+/// ping to the guest's script. False where the host gives none: a TAP interface takes privileges.
+pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
+    const HOST_IP: &str = "192.168.9.1";
+    let Some(tap) = host.tap(HOST_IP)? else {
+        return Ok(false);
+    };
+    guest.nets.push(format!("tap={tap}"));
+    guest.script.push_str(&format!(
+        " && ip link set eth1 up && ip addr add 192.168.9.2/24 dev eth1 && \
+         ping -c 3 -s 1400 -W 5 {HOST_IP} && echo tap ok"
+    ));
+    Ok(true)
 }
 
 /// What [`network_script`] has to leave on the console.
