@@ -145,3 +145,46 @@ pub trait BlockIo: Send {
     /// Appends descriptors that become readable, once armed, when something has ended.
     fn wake_fds(&self, fds: &mut Vec<RawFd>);
 }
+
+/// The methods of a [`BlockIo`] that only changes *when* operations happen: all but `submit`, `flush`, `poll`, `cancel`
+/// and what wakes it go to the disk in the field `below`.
+macro_rules! pass_down {
+    () => {
+        fn capacity(&self) -> u64 {
+            self.below.capacity()
+        }
+
+        fn is_read_only(&self) -> bool {
+            self.below.is_read_only()
+        }
+
+        fn depth(&self) -> u32 {
+            self.below.depth()
+        }
+
+        fn transfer(&self) -> $crate::blk::Transfer {
+            self.below.transfer()
+        }
+
+        fn attach(&mut self, keep: guest_mem::KeepAlive) {
+            self.below.attach(keep);
+        }
+
+        fn detach(&mut self) {
+            self.below.detach();
+        }
+
+        fn reserve(&mut self, slot: u32, len: u32) -> bool {
+            self.below.reserve(slot, len)
+        }
+
+        fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8] {
+            self.below.buffer(slot, offset)
+        }
+
+        fn unreserve(&mut self, slot: u32) {
+            self.below.unreserve(slot);
+        }
+    };
+}
+pub(crate) use pass_down;

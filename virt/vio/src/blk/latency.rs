@@ -16,9 +16,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use guest_mem::KeepAlive;
-
-use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
+use super::backend::{BlockIo, Completion, Op, Outcome, Piece, pass_down};
 
 /// See the head of the module.
 pub struct LatencyDisk {
@@ -105,41 +103,7 @@ impl LatencyDisk {
 }
 
 impl BlockIo for LatencyDisk {
-    fn capacity(&self) -> u64 {
-        self.below.capacity()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.below.is_read_only()
-    }
-
-    fn depth(&self) -> u32 {
-        self.below.depth()
-    }
-
-    fn transfer(&self) -> Transfer {
-        self.below.transfer()
-    }
-
-    fn attach(&mut self, keep: KeepAlive) {
-        self.below.attach(keep);
-    }
-
-    fn detach(&mut self) {
-        self.below.detach();
-    }
-
-    fn reserve(&mut self, slot: u32, len: u32) -> bool {
-        self.below.reserve(slot, len)
-    }
-
-    fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8] {
-        self.below.buffer(slot, offset)
-    }
-
-    fn unreserve(&mut self, slot: u32) {
-        self.below.unreserve(slot);
-    }
+    pass_down!();
 
     fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]) {
         self.due.insert(slot, Instant::now() + self.latency);

@@ -121,9 +121,7 @@ mod slow {
     use std::os::unix::net::UnixStream;
     use std::sync::{Arc, Mutex, MutexGuard};
 
-    use guest_mem::KeepAlive;
-
-    use crate::blk::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
+    use crate::blk::backend::{BlockIo, Completion, Op, Outcome, Piece, pass_down};
 
     /// What the test decides.
     #[derive(Debug, Default)]
@@ -235,41 +233,7 @@ mod slow {
     }
 
     impl BlockIo for SlowDisk {
-        fn capacity(&self) -> u64 {
-            self.below.capacity()
-        }
-
-        fn is_read_only(&self) -> bool {
-            self.below.is_read_only()
-        }
-
-        fn depth(&self) -> u32 {
-            self.below.depth()
-        }
-
-        fn transfer(&self) -> Transfer {
-            self.below.transfer()
-        }
-
-        fn attach(&mut self, keep: KeepAlive) {
-            self.below.attach(keep);
-        }
-
-        fn detach(&mut self) {
-            self.below.detach();
-        }
-
-        fn reserve(&mut self, slot: u32, len: u32) -> bool {
-            self.below.reserve(slot, len)
-        }
-
-        fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8] {
-            self.below.buffer(slot, offset)
-        }
-
-        fn unreserve(&mut self, slot: u32) {
-            self.below.unreserve(slot);
-        }
+        pass_down!();
 
         fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]) {
             self.held.push_back((slot, op, pieces.to_vec()));
