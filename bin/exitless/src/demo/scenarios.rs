@@ -140,7 +140,7 @@ fn idle(outcome: &Outcome, figures: &mut Figures) -> Result<()> {
 /// What the host wrote the guest reads, and what the guest writes the host finds; a ping through virtio-net; and
 /// two disks that attack.
 pub fn function(host: &Host, figures: &mut Figures) -> Result<()> {
-    say("data both ways, ping, two disks that attack: shared, 4 vCPU");
+    say("data both ways, ping, two disks that attack: shared");
     let network = workloads::network_script(5, 50);
     let mut guest = Guest::new(
         Mode::Shared,
@@ -150,7 +150,6 @@ pub fn function(host: &Host, figures: &mut Figures) -> Result<()> {
              echo data ok; {network}"
         ),
     );
-    guest.cpus = 4;
     workloads::add_network(&mut guest);
     workloads::add_disk(&mut guest, host, SEED_HOST, "")?;
     for rogue in Rogue::ALL {
