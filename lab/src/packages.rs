@@ -261,21 +261,19 @@ fn fetch_into(scratch: &Path, with_qemu: bool) -> Result<PathBuf, LabError> {
             hint: HINT.into(),
         })
     })?;
-    for package in [image.as_str(), "busybox-static"] {
-        apt.run_in(&debs, "apt-get", &["download", package], package)
-            .map_err(explain)?;
-    }
+    let download = ["download", image.as_str(), "busybox-static"];
+    apt.run_in(&debs, "apt-get", &download, "the kernel and busybox")
+        .map_err(explain)?;
     if with_qemu {
         let install = [
             "install",
             "--download-only",
             "--no-install-recommends",
             "-y",
+            "qemu-system-x86",
+            "seabios",
         ];
-        for package in ["qemu-system-x86", "seabios"] {
-            apt.run("apt-get", &[&install[..], &[package]].concat(), package)
-                .map_err(explain)?;
-        }
+        apt.run("apt-get", &install, "QEMU").map_err(explain)?;
     }
     let unpacked = scratch.join("root");
     let entries = fs::read_dir(&debs).map_err(LabError::host("read", &debs))?;

@@ -52,7 +52,6 @@ pub fn main(args: &DemoArgs) -> Result<u8> {
     let mut figures = figures::Figures::new(&host, args.rounds, args.reads)?;
     scenarios::windows(&host, args, &mut figures)?;
     scenarios::adaptive(&host, args, &mut figures)?;
-    scenarios::function(&host, &mut figures)?;
     host.shutdown()?;
     figures.set("wall_s", start.elapsed().as_secs_f64().round());
     report::write(&args.report, &figures)?;
