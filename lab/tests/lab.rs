@@ -1,5 +1,5 @@
 //! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
-//! minute, so it runs when `EXITLESS_LAB=1` is set and says so otherwise.
+//! minute, so it runs when `EXITLESS_LAB=1` is set, as `make test` does, and says so otherwise.
 
 use std::io::Read;
 use std::time::Duration;
