@@ -21,6 +21,7 @@ mod config;
 mod error;
 mod event;
 mod memory;
+mod reply;
 mod ring;
 mod ring_requests;
 mod session;

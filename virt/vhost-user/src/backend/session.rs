@@ -1,14 +1,13 @@
 //! The session: dispatch, replies, and what is not about rings.
 
-use zerocopy::IntoBytes;
-
 use super::config::Config;
 use super::memory;
+use super::reply::{base_reply, config_reply, inflight_reply, refusal};
 use super::ring::Ring;
 use super::{Answer, ConfigError, Event, Fatal, Refusal, Region, RequestError, RingBase, Step};
 use crate::wire::{
-    ConfigAccess, ConfigHead, ConfigKind, DecodeError, Head, Inflight, IotlbMessage, Message,
-    ProtocolFeatures, Request, RequestId, VringStateRaw, feature,
+    ConfigAccess, DecodeError, Head, Inflight, IotlbMessage, Message, ProtocolFeatures, Request,
+    RequestId, feature,
 };
 
 /// DEVICE_NEEDS_RESET (virtio 1.2 §2.1).
@@ -487,68 +486,6 @@ fn check_file_range(request: RequestId, size: u64, offset: u64) -> Result<(), Re
         _ if size == 0 => value("size", size),
         Some(end) if i64::try_from(end).is_ok() => Ok(()),
         _ => value("offset", offset),
-    }
-}
-
-pub(super) fn base_reply(index: u32, num: u32) -> Message {
-    let payload = VringStateRaw { index, num }.as_bytes().to_vec();
-    Message::new(Head::reply(RequestId::GET_VRING_BASE), payload)
-}
-
-fn config_reply(access: ConfigAccess, contents: &[u8]) -> Message {
-    let ConfigAccess { offset, size, kind } = access;
-    let flags = match kind {
-        ConfigKind::Writable => 0,
-        ConfigKind::Migration => 1,
-    };
-    let mut payload = ConfigHead {
-        offset,
-        size,
-        flags,
-    }
-    .as_bytes()
-    .to_vec();
-    payload.extend_from_slice(contents);
-    Message::new(Head::reply(RequestId::GET_CONFIG), payload)
-}
-
-fn inflight_reply(inflight: Inflight) -> Message {
-    Message::new(
-        Head::reply(RequestId::GET_INFLIGHT_FD),
-        inflight.raw().as_bytes().to_vec(),
-    )
-}
-
-/// How "no" is said in reply to this request, where it can be said.
-fn refusal(request: RequestId, wants_ack: bool, respond: Option<Respond>) -> Option<Message> {
-    match request {
-        // A payload of no bytes is the error, says the specification.
-        RequestId::GET_CONFIG => Some(Message::new(Head::reply(request), Vec::new())),
-        // An empty region, without a descriptor.
-        RequestId::GET_INFLIGHT_FD => {
-            let (queues, queue_size) = match respond {
-                Some(Respond::Inflight(wanted)) => (wanted.queues, wanted.queue_size),
-                _ => (0, 0),
-            };
-            let empty = Inflight {
-                mmap_size: 0,
-                mmap_offset: 0,
-                queues,
-                queue_size,
-            };
-            Some(inflight_reply(empty))
-        }
-        RequestId::IOTLB_MSG => Some(Message::reply_u64(request, 1)),
-        // Any number would be taken for the value asked for. (QEMU does not look into
-        // SET_LOG_BASE's reply, and would migrate without the log.)
-        RequestId::GET_FEATURES
-        | RequestId::GET_PROTOCOL_FEATURES
-        | RequestId::GET_QUEUE_NUM
-        | RequestId::GET_VRING_BASE
-        | RequestId::GET_MAX_MEM_SLOTS
-        | RequestId::GET_STATUS
-        | RequestId::SET_LOG_BASE => None,
-        _ => wants_ack.then(|| Message::reply_u64(request, 1)),
     }
 }
 

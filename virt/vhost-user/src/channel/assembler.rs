@@ -100,14 +100,20 @@ impl Assembler {
         }
         let result = self.advance(len, fds);
         if result.is_err() {
-            self.is_failed = true;
-            self.fds.clear();
-            self.payload = Vec::new();
-            self.head = None;
-            // Keeps `space` non-empty.
-            self.header_len = 0;
+            self.fail();
         }
         result
+    }
+
+    /// Ends the stream for a reason outside it; what was there is dropped, descriptors closed.
+    pub fn fail(&mut self) {
+        self.is_failed = true;
+        self.fds.clear();
+        self.payload = Vec::new();
+        self.payload_len = 0;
+        self.head = None;
+        // Keeps `space` non-empty.
+        self.header_len = 0;
     }
 
     fn advance(

@@ -64,6 +64,7 @@ impl Receiver {
                 Err(errno) => return Err(ReceiveError::Socket(errno.into())),
             };
             if is_truncated {
+                self.assembler.fail();
                 return Err(ReceiveError::AncillaryTruncated);
             }
             if len == 0 {

@@ -86,7 +86,10 @@ fn more_than_eight_descriptors_end_the_stream_and_are_closed() {
         }
         send_raw(&far, &message(1, 0, 0).to_bytes(), &fds);
         drop(fds);
-        let error = Receiver::default().receive(&near).unwrap_err();
+        let mut receiver = Receiver::default();
+        let error = receiver.receive(&near).unwrap_err();
+        send_raw(&far, &message(1, 0, 0).to_bytes(), &[pipe_end()]);
+        assert!(receiver.receive(&near).is_err(), "the stream stays ended");
         let is_refused = matches!(
             error,
             ReceiveError::AncillaryTruncated | ReceiveError::Frame(FrameError::TooManyFds)
