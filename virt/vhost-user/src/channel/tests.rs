@@ -260,3 +260,21 @@ fn the_assembler_keeps_failing_and_holds_nothing() {
     assert!(!assembler.is_mid_message());
     assert_eq!(assembler.filled(0, []).unwrap_err(), FrameError::Failed);
 }
+
+/// Larger than any socket buffer, so that the first write takes only part of it.
+#[test]
+fn a_message_sent_in_parts_brings_its_descriptors_once() {
+    const LEN: usize = 4 << 20;
+    let (near, far) = UnixStream::pair().unwrap();
+    let (mut receiver, mut sender) = (Receiver::new(LEN), Sender::new(LEN + 100));
+    sender.push(message(1, LEN, MAX_FDS)).unwrap();
+    assert_eq!(sender.flush(&far).unwrap(), Flushed::Partly);
+    assert!((1..LEN).contains(&sender.backlog()), "part of it went");
+    let got = loop {
+        match receiver.receive(&near).unwrap() {
+            Some(got) => break got,
+            None => sender.flush(&far).map(|_| ()).unwrap(),
+        }
+    };
+    assert_eq!((got.payload.len(), got.fds.len()), (LEN, MAX_FDS));
+}
