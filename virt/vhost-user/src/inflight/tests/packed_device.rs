@@ -53,6 +53,7 @@ struct PackedMachine {
     memory: Rc<RefCell<MemRegion>>,
     sizes: PackedSizes,
     order: Order,
+    start: PackedPosition,
     account: Account,
     ring: Ring,
     // The driver: requests and chain lengths by buffer id.
@@ -78,9 +79,21 @@ const fn flags(position: PackedPosition, is_used: bool) -> u16 {
 }
 
 impl PackedMachine {
-    fn new(ring_size: u16, desc_num: u16, order: Order) -> Self {
+    fn new(ring_size: u16, desc_num: u16, start: PackedPosition, order: Order) -> Self {
         let len = queue_region_len(RingLayout::Packed, desc_num);
         let life = Rc::<Life>::default();
+        // Each descriptor as the lap before its first one here left it: used.
+        let descs = (0..ring_size).map(|idx| Desc {
+            flags: flags(
+                PackedPosition {
+                    idx,
+                    wrap: start.wrap == (idx < start.idx),
+                },
+                true,
+            ),
+            ..Desc::default()
+        });
+        let descs = descs.collect();
         Self {
             memory: Rc::new(RefCell::new(MemRegion::new(len))),
             sizes: PackedSizes {
@@ -91,16 +104,17 @@ impl PackedMachine {
             account: Account::default(),
             ring: Ring {
                 life: Rc::clone(&life),
-                descs: vec![Desc::default(); usize::from(ring_size)],
+                descs,
                 withdraws: order != Order::NoWithdraw,
             },
             life,
             offered: vec![None; usize::from(ring_size)],
             free: ring_size,
-            avail: START,
-            used: START,
+            start,
+            avail: start,
+            used: start,
             tracker: None,
-            next_avail: START,
+            next_avail: start,
             pending: Vec::new(),
         }
     }
@@ -194,7 +208,7 @@ impl Machine for PackedMachine {
             life: Rc::clone(&self.life),
             memory: Rc::clone(&self.memory),
         };
-        let outcome = Packed::recover(region, self.sizes, START, &mut self.ring);
+        let outcome = Packed::recover(region, self.sizes, self.start, &mut self.ring);
         if self.life.is_over() {
             return Ok(());
         }
@@ -293,7 +307,11 @@ fn no_request_is_lost_or_returned_twice_wherever_a_packed_device_is_killed() {
     let mut stores = 0;
     for (ring_size, desc_num) in [(1, 1), (2, 4), (3, 3), (5, 8), (8, 8)] {
         for seed in 0..8 {
-            let machine = || PackedMachine::new(ring_size, desc_num, Order::Right);
+            let start = PackedPosition {
+                idx: seed as u16 % ring_size,
+                wrap: seed / 2 % 2 == 0,
+            };
+            let machine = || PackedMachine::new(ring_size, desc_num, start, Order::Right);
             stores += kill_at_each_store(machine, seed).unwrap();
         }
     }
@@ -308,7 +326,7 @@ fn packed_devices_that_store_in_a_wrong_order_are_caught() {
         Order::CommitFirst,
         Order::NoWithdraw,
     ] {
-        assert_caught(|| PackedMachine::new(5, 5, order));
+        assert_caught(|| PackedMachine::new(5, 5, START, order));
     }
 }
 
@@ -319,8 +337,11 @@ proptest! {
         deaths in deaths(),
         ring_size in 1..10_u16,
         more in 0..3_u16,
+        idx: u16,
+        wrap: bool,
     ) {
-        let mut machine = PackedMachine::new(ring_size, ring_size + more, Order::Right);
+        let start = PackedPosition { idx: idx % ring_size, wrap };
+        let mut machine = PackedMachine::new(ring_size, ring_size + more, start, Order::Right);
         let outcome = run(&mut machine, &mut Choices::new(&bytes), &deaths);
         prop_assert!(outcome.is_ok(), "{:?}", outcome);
     }
