@@ -1,0 +1,115 @@
+//! What the session asks of the daemon, and what it answers.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{Region, RequestError, RingBase, RingConfig};
+use crate::backend::Kick;
+use crate::wire::{
+    ConfigAccess, Inflight, IotlbAccess, IotlbRange, LogArea, Message, ProtocolFeatures,
+};
+
+/// A descriptor that the session and the daemon both hold; closed with the last of them.
+pub type SharedFd = Arc<OwnedFd>;
+
+/// What came of a message.
+#[derive(Debug)]
+pub enum Step {
+    /// Done; the reply, where there is one, is to be sent.
+    Done(Option<Message>),
+    /// The daemon is to act, then to call [`Session::finish`](super::Session::finish).
+    Event(Event),
+    /// Refused, and told so by this reply; the session goes on.
+    Refused(RequestError, Message),
+}
+
+/// Something for the daemon to do. Each is answered by [`Answer::Done`] unless it says otherwise.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// SET_OWNER: a session starts.
+    Owner,
+    /// RESET_OWNER, read as the specification recommends: all rings are disabled (where bit 30 was
+    /// acknowledged; otherwise nothing changes and there is no event).
+    RingsDisabled,
+    /// SET_FEATURES: the front end acknowledged these (bit 30 among them or not). Clients send it twice.
+    Features(u64),
+    /// SET_PROTOCOL_FEATURES.
+    ProtocolFeatures(ProtocolFeatures),
+    /// The guest's memory is now this: sorted by guest address, free of overlaps, perhaps empty. A region
+    /// that stays has the descriptor (the same `Arc`) it had. Rings may be running.
+    Memory(Arc<[Region]>),
+    /// Log writes there from now on.
+    LogBase(LogArea, SharedFd),
+    /// Signal it when the log changed.
+    LogFd(SharedFd),
+    /// A ring starts. Look at it as if it had been kicked.
+    RingStarted(RingConfig),
+    /// A ring stops: drain it, then answer [`Answer::RingStopped`] with where it stands.
+    RingStopped(u8),
+    /// SET_VRING_ENABLE on a running ring. Enabled, look at it as if it had been kicked.
+    RingEnabled(u8, bool),
+    /// The kick of a running ring is replaced. Look at it as if it had been kicked.
+    KickReplaced(u8, Kick),
+    /// The call descriptor of a running ring is replaced; `None` means that the guest polls.
+    CallReplaced(u8, Option<SharedFd>),
+    /// The error descriptor of a running ring is replaced.
+    ErrReplaced(u8, Option<SharedFd>),
+    /// Where the used ring of a running ring is logged has changed; `None`: it is not.
+    RingLogReplaced(u8, Option<u64>),
+    /// A socket for requests of ours ([`BackendRequest`](crate::wire::BackendRequest)).
+    BackendChannel(SharedFd),
+    /// A new IOTLB entry; its user addresses are inside memory regions.
+    IotlbUpdate {
+        /// IOVAs.
+        range: IotlbRange,
+        /// User address of the first.
+        user_addr: u64,
+        /// What is allowed.
+        access: IotlbAccess,
+    },
+    /// IOTLB entries are gone: finish when nobody uses them any more.
+    IotlbInvalidate(IotlbRange),
+    /// Configuration space is read: answer [`Answer::Config`] with exactly that many bytes.
+    ConfigRead(ConfigAccess),
+    /// Configuration space is written. Only migration may write read-only fields.
+    ConfigWrite(ConfigAccess, Vec<u8>),
+    /// An inflight region is asked for: answer [`Answer::Inflight`].
+    InflightWanted(Inflight),
+    /// An inflight region comes back from before a crash (or from an earlier [`Event::InflightWanted`]).
+    InflightGiven(Inflight, SharedFd),
+    /// RESET_DEVICE: all rings are stopped, disabled and without description; the device forgets its state.
+    /// Memory, protocol features, call and err descriptors stay.
+    Reset,
+    /// SET_STATUS: the driver wrote this. 0 asks for a reset of the device; rings are stopped by
+    /// requests of their own.
+    Status(u8),
+    /// SEND_RARP: announce this MAC address.
+    Rarp([u8; 6]),
+    /// NET_SET_MTU.
+    Mtu(u16),
+}
+
+/// How an event ended well.
+#[derive(Debug)]
+pub enum Answer {
+    /// Done as asked.
+    Done,
+    /// To [`Event::RingStopped`]: where the ring goes on if it is started again.
+    RingStopped(RingBase),
+    /// To [`Event::ConfigRead`].
+    Config(Vec<u8>),
+    /// To [`Event::InflightWanted`].
+    Inflight {
+        /// The region's file.
+        fd: OwnedFd,
+        /// Bytes of the region.
+        mmap_size: u64,
+        /// Where it starts in the file.
+        mmap_offset: u64,
+    },
+}
+
+/// How an event did not end well: a line for the log (the protocol has only a number for it).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);

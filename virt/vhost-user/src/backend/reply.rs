@@ -1,0 +1,74 @@
+//! Replies that are more than a number, and how "no" is said.
+
+use zerocopy::IntoBytes;
+
+use super::session::Respond;
+use crate::wire::{
+    ConfigAccess, ConfigHead, ConfigKind, Head, Inflight, Message, RequestId, VringStateRaw,
+};
+
+pub(super) fn base_reply(index: u32, num: u32) -> Message {
+    let payload = VringStateRaw { index, num }.as_bytes().to_vec();
+    Message::new(Head::reply(RequestId::GET_VRING_BASE), payload)
+}
+
+pub(super) fn config_reply(access: ConfigAccess, contents: &[u8]) -> Message {
+    let ConfigAccess { offset, size, kind } = access;
+    let flags = match kind {
+        ConfigKind::Writable => 0,
+        ConfigKind::Migration => 1,
+    };
+    let mut payload = ConfigHead {
+        offset,
+        size,
+        flags,
+    }
+    .as_bytes()
+    .to_vec();
+    payload.extend_from_slice(contents);
+    Message::new(Head::reply(RequestId::GET_CONFIG), payload)
+}
+
+pub(super) fn inflight_reply(inflight: Inflight) -> Message {
+    Message::new(
+        Head::reply(RequestId::GET_INFLIGHT_FD),
+        inflight.raw().as_bytes().to_vec(),
+    )
+}
+
+/// How "no" is said in reply to this request, where it can be said.
+pub(super) fn refusal(
+    request: RequestId,
+    wants_ack: bool,
+    respond: Option<Respond>,
+) -> Option<Message> {
+    match request {
+        // A payload of no bytes is the error, says the specification.
+        RequestId::GET_CONFIG => Some(Message::new(Head::reply(request), Vec::new())),
+        // An empty region, without a descriptor.
+        RequestId::GET_INFLIGHT_FD => {
+            let (queues, queue_size) = match respond {
+                Some(Respond::Inflight(wanted)) => (wanted.queues, wanted.queue_size),
+                _ => (0, 0),
+            };
+            let empty = Inflight {
+                mmap_size: 0,
+                mmap_offset: 0,
+                queues,
+                queue_size,
+            };
+            Some(inflight_reply(empty))
+        }
+        RequestId::IOTLB_MSG => Some(Message::reply_u64(request, 1)),
+        // Any number would be taken for the value asked for. (QEMU does not look into
+        // SET_LOG_BASE's reply, and would migrate without the log.)
+        RequestId::GET_FEATURES
+        | RequestId::GET_PROTOCOL_FEATURES
+        | RequestId::GET_QUEUE_NUM
+        | RequestId::GET_VRING_BASE
+        | RequestId::GET_MAX_MEM_SLOTS
+        | RequestId::GET_STATUS
+        | RequestId::SET_LOG_BASE => None,
+        _ => wants_ack.then(|| Message::reply_u64(request, 1)),
+    }
+}

@@ -1,0 +1,184 @@
+//! The session's requests about one ring.
+
+use super::reply::base_reply;
+use super::ring::{self, Ring, check_addr, check_base, check_size};
+use super::session::{Act, Change, Respond, Session, event};
+use super::{Event, Kick, RequestError};
+use crate::wire::{RequestId, VringAddr, VringFd, VringState};
+
+impl Session {
+    /// The ring a request names.
+    fn ring(&self, request: RequestId, index: u32) -> Result<(u8, &Ring), RequestError> {
+        let queues = self.config.queues;
+        let error = RequestError::RingIndex {
+            request,
+            index,
+            queues,
+        };
+        match (u8::try_from(index), self.rings.get(index as usize)) {
+            (Ok(index), Some(ring)) => Ok((index, ring)),
+            _ => Err(error),
+        }
+    }
+
+    /// The ring a request names, which may not run.
+    fn stopped_ring(&self, request: RequestId, index: u32) -> Result<(u8, &Ring), RequestError> {
+        match self.ring(request, index)? {
+            (index, ring) if ring.is_running => Err(RequestError::Running { request, index }),
+            stopped => Ok(stopped),
+        }
+    }
+
+    pub(super) fn check_none_runs(&self, request: RequestId) -> Result<(), RequestError> {
+        let running = (0..=u8::MAX)
+            .zip(&self.rings)
+            .find(|(_, ring)| ring.is_running);
+        match running {
+            Some((index, _)) => Err(RequestError::Running { request, index }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn set_vring_num(&self, state: VringState) -> Result<Act, RequestError> {
+        let request = RequestId::SET_VRING_NUM;
+        let (index, ring) = self.stopped_ring(request, state.index)?;
+        let layout = ring::layout(self.features);
+        let size = check_size(request, index, state.num, layout, self.config.max_ring_size)?;
+        Ok(Act::Change(Change::Ring(
+            index,
+            Ring {
+                size,
+                ..ring.clone()
+            },
+        )))
+    }
+
+    pub(super) fn set_vring_addr(&self, addr: VringAddr) -> Result<Act, RequestError> {
+        let request = RequestId::SET_VRING_ADDR;
+        let (index, ring) = self.ring(request, addr.index)?;
+        check_addr(
+            request,
+            index,
+            &addr,
+            ring::layout(self.features),
+            ring.size,
+        )?;
+        let log = addr.log;
+        let changed = Change::Ring(
+            index,
+            Ring {
+                addr: Some(addr),
+                ..ring.clone()
+            },
+        );
+        // Under a running ring only the logging may change: migration starts and ends that way.
+        match &ring.addr {
+            Some(old) if ring.is_running => match (VringAddr { log, ..*old }) {
+                same if same != addr => Err(RequestError::Running { request, index }),
+                _ if old.log == log => Ok(Act::Change(Change::None)),
+                _ => Ok(event(Event::RingLogReplaced(index, log), changed)),
+            },
+            _ => Ok(Act::Change(changed)),
+        }
+    }
+
+    pub(super) fn set_vring_base(&self, state: VringState) -> Result<Act, RequestError> {
+        let request = RequestId::SET_VRING_BASE;
+        let (index, ring) = self.stopped_ring(request, state.index)?;
+        let ring = Ring {
+            base: state.num,
+            ..ring.clone()
+        };
+        check_base(request, index, &ring, ring::layout(self.features))?;
+        Ok(Act::Change(Change::Ring(index, ring)))
+    }
+
+    pub(super) fn get_vring_base(&self, index: u32) -> Result<Act, RequestError> {
+        let (index, ring) = self.ring(RequestId::GET_VRING_BASE, index)?;
+        match ring.is_running {
+            true => {
+                let respond = Respond::RingBase(index);
+                Ok(Act::Event(Event::RingStopped(index), Change::None, respond))
+            }
+            // QEMU stops rings that never ran.
+            false => Ok(Act::Reply(base_reply(index.into(), ring.base))),
+        }
+    }
+
+    pub(super) fn set_vring_kick(&self, vring: VringFd) -> Result<Act, RequestError> {
+        let request = RequestId::SET_VRING_KICK;
+        let (index, ring) = self.ring(request, vring.index.into())?;
+        let kick = vring.fd.map_or(Kick::Poll, |fd| Kick::Fd(fd.into()));
+        if ring.is_running {
+            return Ok(event(Event::KickReplaced(index, kick), Change::None));
+        }
+        if self.regions.is_empty() {
+            return Err(RequestError::RingIncomplete {
+                request,
+                index,
+                missing: "memory",
+            });
+        }
+        let max = self.config.max_ring_size;
+        let started = ring.start(request, index, kick, self.features, max)?;
+        let running = Ring {
+            is_running: true,
+            ..ring.clone()
+        };
+        Ok(event(
+            Event::RingStarted(started),
+            Change::Ring(index, running),
+        ))
+    }
+
+    pub(super) fn set_vring_call(&self, vring: VringFd) -> Result<Act, RequestError> {
+        let (index, ring) = self.ring(RequestId::SET_VRING_CALL, vring.index.into())?;
+        let call = vring.fd.map(Into::into);
+        let changed = Change::Ring(
+            index,
+            Ring {
+                call: call.clone(),
+                ..ring.clone()
+            },
+        );
+        match ring.is_running {
+            true => Ok(event(Event::CallReplaced(index, call), changed)),
+            false => Ok(Act::Change(changed)),
+        }
+    }
+
+    pub(super) fn set_vring_err(&self, vring: VringFd) -> Result<Act, RequestError> {
+        let (index, ring) = self.ring(RequestId::SET_VRING_ERR, vring.index.into())?;
+        let err = vring.fd.map(Into::into);
+        let changed = Change::Ring(
+            index,
+            Ring {
+                err: err.clone(),
+                ..ring.clone()
+            },
+        );
+        match ring.is_running {
+            true => Ok(event(Event::ErrReplaced(index, err), changed)),
+            false => Ok(Act::Change(changed)),
+        }
+    }
+
+    /// Sent without bit 30 it has no effect until that bit is acknowledged: such rings are enabled
+    /// anyway, and clients that send it all the same are not turned away.
+    pub(super) fn set_vring_enable(&self, index: u32, enable: bool) -> Result<Act, RequestError> {
+        let (index, ring) = self.ring(RequestId::SET_VRING_ENABLE, index)?;
+        let changed = Change::Ring(
+            index,
+            Ring {
+                is_enabled: enable,
+                ..ring.clone()
+            },
+        );
+        let was = ring::is_enabled(ring.is_enabled, self.features);
+        let is = ring::is_enabled(enable, self.features);
+        match ring.is_running && was != is {
+            true => Ok(event(Event::RingEnabled(index, is), changed)),
+            false => Ok(Act::Change(changed)),
+        }
+    }
+}

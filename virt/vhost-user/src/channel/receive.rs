@@ -1,0 +1,98 @@
+//! Receiving.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+
+use super::{Assembler, DEFAULT_MAX_PAYLOAD, FrameError};
+use crate::wire::{MAX_FDS, Message};
+
+/// Why no message can come any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The peer closed its end.
+    #[error("the peer closed the socket{}", if *is_mid_message { " within a message" } else { "" })]
+    Closed {
+        /// Whether part of a message had come.
+        is_mid_message: bool,
+    },
+    /// The kernel could not hand over all ancillary data (too many descriptors); the rest is closed.
+    #[error("ancillary data was truncated")]
+    AncillaryTruncated,
+    /// The bytes are no message.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The system call failed.
+    #[error("recvmsg failed")]
+    Socket(#[source] std::io::Error),
+}
+
+/// Receives one message at a time, keeping a part of one between calls.
+#[derive(Debug)]
+pub struct Receiver {
+    assembler: Assembler,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Self::new(DEFAULT_MAX_PAYLOAD)
+    }
+}
+
+impl Receiver {
+    /// A receiver for payloads of at most `max_payload` bytes.
+    pub const fn new(max_payload: usize) -> Self {
+        Self {
+            assembler: Assembler::new(max_payload),
+        }
+    }
+
+    /// The next message, or `None` where the socket has no more for now. Never blocks, whatever the
+    /// socket's own mode.
+    ///
+    /// # Errors
+    /// See [`ReceiveError`]: none is worth another try.
+    pub fn receive(&mut self, socket: impl AsFd) -> Result<Option<Message>, ReceiveError> {
+        loop {
+            let (len, is_truncated, fds) = match read(&socket, self.assembler.space()) {
+                Ok(read) => read,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(ReceiveError::Socket(errno.into())),
+            };
+            if is_truncated {
+                self.assembler.fail();
+                return Err(ReceiveError::AncillaryTruncated);
+            }
+            if len == 0 {
+                let is_mid_message = self.assembler.is_mid_message();
+                return Err(ReceiveError::Closed { is_mid_message });
+            }
+            if let Some(message) = self.assembler.filled(len, fds)? {
+                return Ok(Some(message));
+            }
+        }
+    }
+}
+
+/// One `recvmsg`: bytes, whether descriptors were lost, and those that were not.
+fn read(socket: impl AsFd, space: &mut [u8]) -> Result<(usize, bool, Vec<OwnedFd>), Errno> {
+    let mut control = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut control);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
+    let mut fds = Vec::new();
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
+            fds.extend(rights);
+        }
+    }
+    Ok((
+        message.bytes,
+        message.flags.contains(ReturnFlags::CTRUNC),
+        fds,
+    ))
+}

@@ -1,0 +1,28 @@
+//! What the bytes mean: identifiers, layouts, and the two families of requests as typed values.
+//!
+//! A [`Message`] is bytes with descriptors, as the channel carries them; [`Request`] is one from the front
+//! end with its payload decoded, [`BackendRequest`] one from the back end. Decoding takes the message, so
+//! that descriptors are either in the request or closed. It checks what the message alone can tell (sizes,
+//! number of descriptors, reserved bits); what depends on the session is `backend`'s.
+
+mod backend_request;
+mod decode;
+mod error;
+mod id;
+mod iotlb;
+mod layout;
+mod message;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use backend_request::BackendRequest;
+pub use error::DecodeError;
+pub use id::{BackendRequestId, ProtocolFeatures, RequestId, feature};
+pub use iotlb::{IotlbAccess, IotlbMessage, IotlbRange};
+pub(crate) use layout::{ConfigHead, VringStateRaw};
+pub use message::{HEADER_LEN, Head, MAX_FDS, Message, VERSION};
+pub use request::{
+    ConfigAccess, ConfigKind, Inflight, LogArea, MAX_CONFIG, MemRegion, Request, VringAddr,
+    VringFd, VringState,
+};

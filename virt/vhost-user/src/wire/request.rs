@@ -1,0 +1,424 @@
+//! Requests of the front end, and their encoding (`decode` is the way back).
+
+use std::os::fd::OwnedFd;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::decode::Parts;
+use super::layout::{
+    ConfigHead, InflightRaw, LogRaw, MemTableHead, RegionRaw, SingleRegionRaw, VringAddrRaw,
+    VringStateRaw,
+};
+use super::{DecodeError, Head, IotlbMessage, Message, ProtocolFeatures, RequestId};
+
+/// Bytes of configuration space that GET_CONFIG and SET_CONFIG reach (VHOST_USER_MAX_CONFIG_SIZE).
+pub const MAX_CONFIG: u32 = 256;
+
+/// Bit 8 of the kick, call and err payloads: there is no descriptor.
+pub(super) const NOFD: u64 = 1 << 8;
+
+/// `VHOST_VRING_F_LOG`, bit 0 of the flags of SET_VRING_ADDR.
+pub(super) const VRING_F_LOG: u32 = 1;
+
+/// Bytes of an inflight description without the padding of the C structure.
+const INFLIGHT_UNPADDED: usize = 20;
+
+/// A ring's index with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VringState {
+    /// Ring.
+    pub index: u32,
+    /// What the request is about: entries, base, or 0 and 1.
+    pub num: u32,
+}
+
+/// Where a ring lies: user addresses, or IOVAs once ACCESS_PLATFORM is negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VringAddr {
+    /// Ring.
+    pub index: u32,
+    /// Descriptor table (split) or descriptor ring (packed).
+    pub desc: u64,
+    /// Available ring (split) or driver event suppression (packed).
+    pub avail: u64,
+    /// Used ring (split) or device event suppression (packed).
+    pub used: u64,
+    /// Guest address under which writes to the used ring are logged; `None` where they are not.
+    pub log: Option<u64>,
+}
+
+/// A ring's eventfd, or its absence.
+#[derive(Debug)]
+pub struct VringFd {
+    /// Ring.
+    pub index: u8,
+    /// `None` with the invalid-FD flag: poll instead of waiting (kick), or do not signal (call, err).
+    pub fd: Option<OwnedFd>,
+}
+
+/// A region of guest memory as described on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemRegion {
+    /// First guest-physical address.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The same place in the front end's address space; ring addresses are given in it.
+    pub user_addr: u64,
+    /// Where it starts in the descriptor's file.
+    pub mmap_offset: u64,
+}
+
+/// The dirty log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogArea {
+    /// Bytes.
+    pub size: u64,
+    /// Where it starts in the descriptor's file.
+    pub offset: u64,
+}
+
+/// Who changes the configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigKind {
+    /// The guest, flags 0: only writable fields.
+    Writable,
+    /// Live migration, flags 1: any field.
+    Migration,
+}
+
+/// A piece of configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfigAccess {
+    /// First byte.
+    pub offset: u32,
+    /// Bytes; `offset + size` is at most [`MAX_CONFIG`].
+    pub size: u32,
+    /// On whose behalf.
+    pub kind: ConfigKind,
+}
+
+/// The inflight region, or what one is to be made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inflight {
+    /// Bytes; 0 in a request for one.
+    pub mmap_size: u64,
+    /// Where it starts in the descriptor's file.
+    pub mmap_offset: u64,
+    /// Rings it tracks.
+    pub queues: u16,
+    /// Entries of each.
+    pub queue_size: u16,
+}
+
+/// A request of the front end. Descriptors are owned: what refuses a request closes them.
+#[derive(Debug)]
+#[expect(
+    missing_docs,
+    reason = "the specification's names, in its order; payloads are documented"
+)]
+pub enum Request {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    SetMemTable(Vec<(MemRegion, OwnedFd)>),
+    SetLogBase(LogArea, OwnedFd),
+    SetLogFd(OwnedFd),
+    SetVringNum(VringState),
+    SetVringAddr(VringAddr),
+    SetVringBase(VringState),
+    GetVringBase { index: u32 },
+    SetVringKick(VringFd),
+    SetVringCall(VringFd),
+    SetVringErr(VringFd),
+    GetProtocolFeatures,
+    SetProtocolFeatures(ProtocolFeatures),
+    GetQueueNum,
+    SetVringEnable { index: u32, enable: bool },
+    SendRarp { mac: [u8; 6] },
+    NetSetMtu(u16),
+    SetBackendReqFd(OwnedFd),
+    Iotlb(IotlbMessage),
+    GetConfig(ConfigAccess),
+    SetConfig(ConfigAccess, Vec<u8>),
+    GetInflightFd(Inflight),
+    SetInflightFd(Inflight, OwnedFd),
+    ResetDevice,
+    GetMaxMemSlots,
+    AddMemReg(MemRegion, OwnedFd),
+    RemMemReg(MemRegion),
+    SetStatus(u8),
+    GetStatus,
+}
+
+impl Request {
+    /// Reads a message from a front end.
+    ///
+    /// SET_LOG_BASE is read in the form that LOG_SHMFD gives it: an area and a descriptor.
+    ///
+    /// # Errors
+    /// Anything the message alone can get wrong; its descriptors are closed then.
+    pub fn decode(message: Message) -> Result<Self, DecodeError> {
+        let Message { head, payload, fds } = message;
+        if head.is_reply() {
+            return Err(DecodeError::Direction {
+                request: head.request,
+                is_reply: true,
+            });
+        }
+        let mut parts = Parts {
+            request: head.request,
+            payload,
+            fds,
+        };
+        let request = parts.decode()?;
+        match parts.fds.len() {
+            0 => Ok(request),
+            fds => Err(DecodeError::Fds {
+                request: parts.request,
+                fds,
+                expected: 0,
+            }),
+        }
+    }
+
+    /// The request's number.
+    pub const fn id(&self) -> RequestId {
+        match self {
+            Self::GetFeatures => RequestId::GET_FEATURES,
+            Self::SetFeatures(_) => RequestId::SET_FEATURES,
+            Self::SetOwner => RequestId::SET_OWNER,
+            Self::ResetOwner => RequestId::RESET_OWNER,
+            Self::SetMemTable(_) => RequestId::SET_MEM_TABLE,
+            Self::SetLogBase(..) => RequestId::SET_LOG_BASE,
+            Self::SetLogFd(_) => RequestId::SET_LOG_FD,
+            Self::SetVringNum(_) => RequestId::SET_VRING_NUM,
+            Self::SetVringAddr(_) => RequestId::SET_VRING_ADDR,
+            Self::SetVringBase(_) => RequestId::SET_VRING_BASE,
+            Self::GetVringBase { .. } => RequestId::GET_VRING_BASE,
+            Self::SetVringKick(_) => RequestId::SET_VRING_KICK,
+            Self::SetVringCall(_) => RequestId::SET_VRING_CALL,
+            Self::SetVringErr(_) => RequestId::SET_VRING_ERR,
+            Self::GetProtocolFeatures => RequestId::GET_PROTOCOL_FEATURES,
+            Self::SetProtocolFeatures(_) => RequestId::SET_PROTOCOL_FEATURES,
+            Self::GetQueueNum => RequestId::GET_QUEUE_NUM,
+            Self::SetVringEnable { .. } => RequestId::SET_VRING_ENABLE,
+            Self::SendRarp { .. } => RequestId::SEND_RARP,
+            Self::NetSetMtu(_) => RequestId::NET_SET_MTU,
+            Self::SetBackendReqFd(_) => RequestId::SET_BACKEND_REQ_FD,
+            Self::Iotlb(_) => RequestId::IOTLB_MSG,
+            Self::GetConfig(_) => RequestId::GET_CONFIG,
+            Self::SetConfig(..) => RequestId::SET_CONFIG,
+            Self::GetInflightFd(_) => RequestId::GET_INFLIGHT_FD,
+            Self::SetInflightFd(..) => RequestId::SET_INFLIGHT_FD,
+            Self::ResetDevice => RequestId::RESET_DEVICE,
+            Self::GetMaxMemSlots => RequestId::GET_MAX_MEM_SLOTS,
+            Self::AddMemReg(..) => RequestId::ADD_MEM_REG,
+            Self::RemMemReg(_) => RequestId::REM_MEM_REG,
+            Self::SetStatus(_) => RequestId::SET_STATUS,
+            Self::GetStatus => RequestId::GET_STATUS,
+        }
+    }
+
+    /// The message to send. `need_reply` asks for an acknowledgement (REPLY_ACK must be negotiated).
+    pub fn encode(self, need_reply: bool) -> Message {
+        let head = Head::request(self.id(), need_reply);
+        let (payload, fds) = self.into_parts();
+        Message { head, payload, fds }
+    }
+
+    fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
+        match self {
+            Self::GetFeatures
+            | Self::SetOwner
+            | Self::ResetOwner
+            | Self::GetProtocolFeatures
+            | Self::GetQueueNum
+            | Self::ResetDevice
+            | Self::GetMaxMemSlots
+            | Self::GetStatus => (Vec::new(), Vec::new()),
+            Self::SetLogFd(fd) | Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
+            Self::SetFeatures(value) | Self::SetProtocolFeatures(ProtocolFeatures(value)) => {
+                (bytes(&value), Vec::new())
+            }
+            Self::NetSetMtu(mtu) => (bytes(&u64::from(mtu)), Vec::new()),
+            Self::SetStatus(status) => (bytes(&u64::from(status)), Vec::new()),
+            Self::SendRarp { mac } => {
+                let mut payload = mac.to_vec();
+                payload.resize(size_of::<u64>(), 0);
+                (payload, Vec::new())
+            }
+            Self::SetMemTable(regions) => encode_mem_table(regions),
+            Self::SetLogBase(LogArea { size, offset }, fd) => {
+                (bytes(&LogRaw { size, offset }), vec![fd])
+            }
+            Self::SetVringNum(state) | Self::SetVringBase(state) => {
+                (vring_state(state.index, state.num), Vec::new())
+            }
+            Self::GetVringBase { index } => (vring_state(index, 0), Vec::new()),
+            Self::SetVringEnable { index, enable } => {
+                (vring_state(index, enable.into()), Vec::new())
+            }
+            Self::SetVringAddr(VringAddr {
+                index,
+                desc,
+                avail,
+                used,
+                log,
+            }) => {
+                let flags = if log.is_some() { VRING_F_LOG } else { 0 };
+                let log = log.unwrap_or(0);
+                (
+                    bytes(&VringAddrRaw {
+                        index,
+                        flags,
+                        desc,
+                        used,
+                        avail,
+                        log,
+                    }),
+                    Vec::new(),
+                )
+            }
+            Self::SetVringKick(vring) | Self::SetVringCall(vring) | Self::SetVringErr(vring) => {
+                let flag = if vring.fd.is_none() { NOFD } else { 0 };
+                (
+                    bytes(&(u64::from(vring.index) | flag)),
+                    vring.fd.into_iter().collect(),
+                )
+            }
+            Self::Iotlb(iotlb) => (iotlb.encode(), Vec::new()),
+            // The contents travel in both directions; QEMU sends zeroes in the request.
+            Self::GetConfig(access) => (config(access, &[]), Vec::new()),
+            Self::SetConfig(access, contents) => (config(access, &contents), Vec::new()),
+            Self::GetInflightFd(inflight) => (bytes(&inflight.raw()), Vec::new()),
+            Self::SetInflightFd(inflight, fd) => (bytes(&inflight.raw()), vec![fd]),
+            Self::AddMemReg(region, fd) => (single_region(region), vec![fd]),
+            Self::RemMemReg(region) => (single_region(region), Vec::new()),
+        }
+    }
+}
+
+impl Inflight {
+    pub(crate) const fn raw(self) -> InflightRaw {
+        let Self {
+            mmap_size,
+            mmap_offset,
+            queues,
+            queue_size,
+        } = self;
+        InflightRaw {
+            mmap_size,
+            mmap_offset,
+            queues,
+            queue_size,
+            padding: 0,
+        }
+    }
+
+    /// Reads a description, with the C structure's padding or without.
+    pub(crate) fn decode(request: RequestId, payload: &[u8]) -> Result<Self, DecodeError> {
+        let expected = size_of::<InflightRaw>();
+        if payload.len() != expected && payload.len() != INFLIGHT_UNPADDED {
+            return Err(DecodeError::Size {
+                request,
+                size: payload.len(),
+                expected,
+            });
+        }
+        let mut padded = [0; size_of::<InflightRaw>()];
+        padded[..payload.len()].copy_from_slice(payload);
+        let raw = InflightRaw::read_from_bytes(&padded).expect("the array has the right size");
+        let InflightRaw {
+            mmap_size,
+            mmap_offset,
+            queues,
+            queue_size,
+            padding: _,
+        } = raw;
+        Ok(Self {
+            mmap_size,
+            mmap_offset,
+            queues,
+            queue_size,
+        })
+    }
+}
+
+impl MemRegion {
+    const fn raw(self) -> RegionRaw {
+        let Self {
+            guest_addr,
+            size,
+            user_addr,
+            mmap_offset,
+        } = self;
+        RegionRaw {
+            guest_addr,
+            size,
+            user_addr,
+            mmap_offset,
+        }
+    }
+
+    pub(super) const fn from_raw(raw: RegionRaw) -> Self {
+        let RegionRaw {
+            guest_addr,
+            size,
+            user_addr,
+            mmap_offset,
+        } = raw;
+        Self {
+            guest_addr,
+            size,
+            user_addr,
+            mmap_offset,
+        }
+    }
+}
+
+fn bytes<T: IntoBytes + Immutable>(value: &T) -> Vec<u8> {
+    value.as_bytes().to_vec()
+}
+
+fn vring_state(index: u32, num: u32) -> Vec<u8> {
+    bytes(&VringStateRaw { index, num })
+}
+
+fn single_region(region: MemRegion) -> Vec<u8> {
+    bytes(&SingleRegionRaw {
+        padding: 0,
+        region: region.raw(),
+    })
+}
+
+/// Head and contents, filled up with zeroes to the size the head names.
+fn config(access: ConfigAccess, contents: &[u8]) -> Vec<u8> {
+    let flags = match access.kind {
+        ConfigKind::Writable => 0,
+        ConfigKind::Migration => 1,
+    };
+    let mut payload = bytes(&ConfigHead {
+        offset: access.offset,
+        size: access.size,
+        flags,
+    });
+    payload.extend_from_slice(contents);
+    payload.resize(size_of::<ConfigHead>() + access.size as usize, 0);
+    payload
+}
+
+fn encode_mem_table(table: Vec<(MemRegion, OwnedFd)>) -> (Vec<u8>, Vec<OwnedFd>) {
+    let regions = u32::try_from(table.len()).expect("a table has a few regions");
+    let mut payload = bytes(&MemTableHead {
+        regions,
+        padding: 0,
+    });
+    let mut fds = Vec::with_capacity(table.len());
+    for (region, fd) in table {
+        payload.extend_from_slice(region.raw().as_bytes());
+        fds.push(fd);
+    }
+    (payload, fds)
+}
