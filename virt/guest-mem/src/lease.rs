@@ -28,6 +28,9 @@ pub struct LeaseId(pub(crate) u32);
 impl LeaseId {
     const LIVE: u32 = 1 << 31;
 
+    /// Of every lease that is only counted ([`DirectMap`](crate::DirectMap)).
+    pub(crate) const COUNTED: Self = Self(Self::LIVE);
+
     /// What the never used slot `number` holds.
     fn unused(number: u16) -> Self {
         Self(u32::from(number))

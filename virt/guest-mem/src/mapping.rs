@@ -1,24 +1,26 @@
 //! Ownership of one run of shared memory, and bounds-checked access to it.
 //!
-//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, a register page, or, in
-//! tests, plain heap memory. It is also the only thing a [`KeepAlive`] may hold for its addresses to
-//! be dereferenced: [`Mapping::pointer`] checks a host address against the memory it owns, so the
-//! safety of [`Window`](crate::Window) rests on this module and not on the manners of whoever
+//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, ours or another process's, a
+//! register page, or, in tests, plain heap memory. A set of them is also the only thing a
+//! [`KeepAlive`](crate::KeepAlive) may hold for its addresses to be dereferenced (module `keep`):
+//! [`Mapping::pointer`] checks a host address against the memory it owns, so the
+//! safety of [`Window`](crate::Window) rests on these modules and not on the manners of whoever
 //! implements [`PhysMem`](crate::PhysMem).
 //!
-//! UNSAFETY: `mmap` and raw pointers into it. `memmap2` or `vm-memory` would bring the same obligations
+//! UNSAFETY: raw pointers into mapped memory. `memmap2` or `vm-memory` would bring the same obligations
 //! with references (`&[u8]`) that guest memory must not have.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::addr::{Hva, PAGE_SIZE};
-use crate::phys::KeepAlive;
+use crate::file::{self, Facts, FileError};
+use crate::reserve::Reservation;
+use crate::sigbus::{RegisterError, Registration};
 use crate::word::{self, Word};
 
 /// Mappings of at least this size start on such a boundary, so that the host can back them, and the
@@ -67,11 +69,16 @@ pub(crate) struct Mapping {
 
 #[derive(Debug)]
 enum Owner {
-    /// A memory file mapped inside a reservation of inaccessible pages, all unmapped together.
+    /// A memory file of ours.
     Memfd {
         fd: OwnedFd,
-        reservation: NonNull<u8>,
-        reserved: usize,
+        _reservation: Reservation,
+    },
+    /// A file of another process. Fields are dropped in this order: first nobody looks for faults there
+    /// any more, then the memory goes.
+    Foreign {
+        registration: Registration,
+        _reservation: Reservation,
     },
     /// Zeroed heap memory of this layout.
     Heap(Layout),
@@ -114,66 +121,86 @@ impl Mapping {
         Self::map_reserved(fd, len)
     }
 
-    /// Maps `fd` in the middle of a reservation: at least one inaccessible page lies on either side, so
-    /// a length that a kernel interface got wrong faults instead of reaching a neighbour.
     fn map_reserved(fd: OwnedFd, len: usize) -> Result<Self, MapError> {
-        let map_error = |source| MapError::Map { bytes: len, source };
-        let page = PAGE_SIZE as usize;
-        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { page };
-        let reserved = len
-            .checked_add(align + 2 * page)
-            .ok_or_else(|| map_error(io::Error::from_raw_os_error(libc::ENOMEM)))?;
-        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                reserved,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
+        let align = if len >= HUGE_PAGE {
+            HUGE_PAGE
+        } else {
+            PAGE_SIZE as usize
         };
-        if start == libc::MAP_FAILED {
-            return Err(map_error(io::Error::last_os_error()));
-        }
-        let start = start.cast::<u8>();
-        // First boundary that leaves a guard page below: at most `align + page` in, so that with
-        // `len` after it at least one page is left above.
-        let skip = page + start.wrapping_add(page).align_offset(align);
-        // SAFETY: `skip + len <= align + page + len <= reserved - page`, inside the reservation, which
-        // we own and nobody uses; replacing that part of it by the file disturbs nothing else.
-        let base = unsafe {
-            libc::mmap(
-                start.add(skip).cast(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
-            // SAFETY: the reservation is ours and unused.
-            unsafe { libc::munmap(start.cast(), reserved) };
-            return Err(map_error(error));
-        }
+        let (reservation, base) = Reservation::map(fd.as_fd(), 0, len, align)
+            .map_err(|source| MapError::Map { bytes: len, source })?;
         if align == HUGE_PAGE {
             // Advice: a host without huge pages in shared memory refuses, and nothing is lost.
             // SAFETY: the range is the mapping just made.
-            unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
-        let nonnull = |pointer: *mut u8| NonNull::new(pointer).expect("mmap never answers page 0");
         Ok(Self {
-            base: nonnull(base.cast()),
+            base,
             len,
             owner: Owner::Memfd {
                 fd,
-                reservation: nonnull(start),
-                reserved,
+                _reservation: reservation,
             },
         })
+    }
+
+    /// Bytes `[offset, offset + len)` of `file`, which another process may truncate at any time: see
+    /// [`is_lost`](Self::is_lost). `facts` are of this file.
+    pub(crate) fn foreign(
+        file: BorrowedFd<'_>,
+        facts: &Facts,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self, FileError> {
+        file::check_piece(offset, len, facts.size)?;
+        let map_error = |source| FileError::Map {
+            offset,
+            len,
+            source,
+        };
+        let too_long = || map_error(io::Error::from_raw_os_error(libc::ENOMEM));
+        // Whole pages of the file around the piece. The sums cannot wrap: the end is inside the file,
+        // whose size has 63 bits, and so has that rounded up to a page.
+        let head = offset % facts.block;
+        let whole = (head + len).next_multiple_of(facts.block);
+        let whole = usize::try_from(whole).map_err(|_| too_long())?;
+        let block = usize::try_from(facts.block).map_err(|_| too_long())?;
+        let align = match whole >= HUGE_PAGE {
+            true => block.max(HUGE_PAGE),
+            false => block,
+        };
+        let (reservation, start) =
+            Reservation::map(file, offset - head, whole, align).map_err(map_error)?;
+        // Another guest's memory has no place in our core dumps. Advice, as above.
+        // SAFETY: the range is the mapping just made.
+        unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_DONTDUMP) };
+        // SAFETY: `whole` bytes, whole pages, were just mapped at `start`, inside `reservation`, which
+        // `Owner::Foreign` drops after the registration. A `Mapping` is reached by atomic or opaque
+        // accesses only.
+        let registration = unsafe { Registration::new(start.as_ptr(), whole, block) };
+        let registration = registration.map_err(|error| match error {
+            RegisterError::Full => FileError::TooManyMappings,
+            RegisterError::Handler(source) => FileError::Handler(source),
+        })?;
+        Ok(Self {
+            // SAFETY: `head < whole`, inside the mapping.
+            base: unsafe { start.add(head as usize) },
+            // At most `whole`, a `usize`.
+            len: len as usize,
+            owner: Owner::Foreign {
+                registration,
+                _reservation: reservation,
+            },
+        })
+    }
+
+    /// Whether an access found that the file's owner had taken the memory away. It reads as zeroes, and
+    /// whatever has been written since, from then on.
+    pub(crate) fn is_lost(&self) -> bool {
+        match &self.owner {
+            Owner::Foreign { registration, .. } => registration.is_lost(),
+            Owner::Memfd { .. } | Owner::Heap(_) => false,
+        }
     }
 
     /// `len` zeroed bytes of heap memory, at least 1, page-aligned: for tests and model checkers.
@@ -202,12 +229,16 @@ impl Mapping {
         Hva::new((self.base.as_ptr().addr() + offset) as u64)
     }
 
-    /// The memory file, if there is one.
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The memory file, if there is one of ours.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        use std::os::fd::AsFd;
         match &self.owner {
             Owner::Memfd { fd, .. } => Some(fd.as_fd()),
-            Owner::Heap(_) => None,
+            Owner::Foreign { .. } | Owner::Heap(_) => None,
         }
     }
 
@@ -322,44 +353,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        match &self.owner {
-            Owner::Memfd {
-                reservation,
-                reserved,
-                ..
-            } => {
-                // SAFETY: the reservation holds this mapping and its guards only; `drop` has the last
-                // reference, and pointers handed out live no longer than a reference (KeepAlive).
-                unsafe { libc::munmap(reservation.as_ptr().cast(), *reserved) };
-            }
+        // Memory files are unmapped by what `owner` holds. `drop` has the last reference, and pointers
+        // handed out live no longer than a reference (KeepAlive).
+        if let Owner::Heap(layout) = &self.owner {
             // SAFETY: allocated in `heap` with this layout; last reference, as above.
-            Owner::Heap(layout) => unsafe { dealloc(self.base.as_ptr(), *layout) },
+            unsafe { dealloc(self.base.as_ptr(), *layout) }
         }
     }
-}
-
-/// The [`Mapping`] that a [`KeepAlive`] of this crate holds; `None` for somebody else's.
-pub(crate) fn mapping_of(keep: KeepAlive) -> Option<Arc<Mapping>> {
-    keep.downcast().ok()
-}
-
-/// Whether `keep` keeps all of `[hva, hva + len)` mapped: true only of memory that this crate mapped.
-///
-/// The check behind an `unsafe` use of a [`Lease`](crate::Lease) (handing its address to the kernel):
-/// [`Dma`](crate::Dma) is a safe trait, so its word alone is no safety argument; this function's is.
-///
-/// ```
-/// use guest_mem::{Gpa, GuestRam, PhysMem, keeps_mapped};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)])?;
-/// let hva = ram.host(Gpa::new(0x1000), 512).expect("inside RAM");
-/// assert!(keeps_mapped(&ram.keep_alive(), hva, 512));
-/// assert!(!keeps_mapped(&ram.keep_alive(), hva, 1 << 20));
-/// # Ok(())
-/// # }
-/// ```
-#[inline]
-pub fn keeps_mapped(keep: &KeepAlive, hva: Hva, len: u64) -> bool {
-    keep.downcast_ref::<Mapping>()
-        .is_some_and(|mapping| mapping.pointer(hva, len).is_some())
 }

@@ -1,11 +1,11 @@
 //! Guest-physical memory, as the IOMMU and the VMM reach it. No device is given this.
 
-use crate::access::Access;
+use crate::access::{Access, Stop};
 use crate::addr::{Gpa, Hva};
 
 /// Guest-physical memory.
 ///
-/// Implementations: [`GuestRam`](crate::GuestRam), and in tests a plain array and a wrapper that pends
+/// Implementations: [`GuestRam`](crate::GuestRam), [`ForeignRam`](crate::ForeignRam), and in tests a plain array and a wrapper that pends
 /// at every access. All multi-byte values are little-endian.
 ///
 /// Every method answers [`DmaFault::NotRam`](crate::DmaFault::NotRam) for a range not wholly inside RAM
@@ -32,6 +32,18 @@ pub trait PhysMem {
 
     /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM. `len` ≥ 1.
     fn host(&self, gpa: Gpa, len: u64) -> Access<Hva>;
+
+    /// Bytes, at least 1, that are contiguous in host memory from `gpa` on. Memory that does not know
+    /// better answers up to the end of the page.
+    fn run(&self, gpa: Gpa) -> Access<u64> {
+        let len = gpa.left_in_page();
+        match self.host(gpa, len) {
+            Ok(_) => Ok(len),
+            Err(stop @ Stop::Pending(_)) => Err(stop),
+            // RAM may end inside the page.
+            Err(Stop::Fault(_)) => self.host(gpa, 1).map(|_| 1),
+        }
+    }
 
     /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is in use.
     fn keep_alive(&self) -> KeepAlive;

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use crate::access::{Access, DmaFault};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
+use crate::keep::MappingSet;
 use crate::mapping::{MapError, Mapping};
 use crate::phys::{KeepAlive, PhysMem};
 
@@ -99,6 +100,8 @@ pub struct GuestRam {
     first: Region,
     regions: Arc<[Region]>,
     mapping: Arc<Mapping>,
+    /// Of `mapping` alone.
+    keep: Arc<MappingSet>,
 }
 
 impl GuestRam {
@@ -125,10 +128,12 @@ impl GuestRam {
                 ..region
             })
             .collect();
+        let mapping = Arc::new(mapping);
         Self {
             first: regions[0],
             regions,
-            mapping: Arc::new(mapping),
+            keep: Arc::new(MappingSet::new([mapping.clone()])),
+            mapping,
         }
     }
 
@@ -264,7 +269,20 @@ impl PhysMem for GuestRam {
         Ok(self.mapping.hva(offset))
     }
 
+    #[inline]
+    fn run(&self, gpa: Gpa) -> Access<u64> {
+        let region = match self.first.offset_of(gpa, 1) {
+            Some(_) => &self.first,
+            None => {
+                let mut regions = self.regions.iter();
+                let region = regions.find(|region| region.offset_of(gpa, 1).is_some());
+                region.ok_or(DmaFault::NotRam { gpa })?
+            }
+        };
+        Ok(region.len - (gpa.raw() - region.gpa.raw()))
+    }
+
     fn keep_alive(&self) -> KeepAlive {
-        self.mapping.clone()
+        self.keep.clone()
     }
 }

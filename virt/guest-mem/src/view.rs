@@ -6,8 +6,8 @@
 //! Cost: [`lease`](Dma::lease) is the path of every I/O request and is inlined as a whole into the
 //! device: the IOMMU's lookup, a region lookup and a slab insertion.
 
-use crate::access::{Access, DmaFault, Perm};
-use crate::addr::{Iova, SourceId};
+use crate::access::{Access, DmaFault, Perm, Stop};
+use crate::addr::{Gpa, Hva, Iova, SourceId};
 use crate::dma::{Dma, Lease};
 use crate::iommu::Iommu;
 use crate::lease::LeaseId;
@@ -37,7 +37,7 @@ impl<'a, I: Iommu, M: PhysMem> View<'a, I, M> {
         iova: Iova,
         len: usize,
         perm: Perm,
-        mut each: impl FnMut(&M, crate::Gpa, std::ops::Range<usize>) -> Access<()>,
+        mut each: impl FnMut(&M, Gpa, std::ops::Range<usize>) -> Access<()>,
     ) -> Access<()> {
         if len == 0 {
             return Ok(());
@@ -65,6 +65,18 @@ fn check_range(iova: Iova, len: u64) -> Access<()> {
         return Err(DmaFault::BadRange.into());
     }
     Ok(())
+}
+
+/// The first contiguous piece of `len` bytes for which [`PhysMem::host`] has answered `stop`: bytes that
+/// are RAM all of them may yet lie in several places of the host.
+#[cold]
+fn first_piece<M: PhysMem>(mem: &M, gpa: Gpa, len: u32, stop: Stop) -> Access<(Hva, u32)> {
+    if stop != Stop::Fault(DmaFault::BadRange) {
+        return Err(stop);
+    }
+    // At most `len`, so it fits.
+    let len = mem.run(gpa)?.min(u64::from(len)) as u32;
+    Ok((mem.host(gpa, u64::from(len))?, len))
 }
 
 impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
@@ -135,8 +147,15 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         check_range(iova, u64::from(len))?;
         let run = self.iommu.translate(self.mem, self.source, iova, perm)?;
         // At most `len`, so it fits.
-        let len = run.len.min(u64::from(len)) as u32;
-        let hva = self.mem.host(run.gpa, u64::from(len))?;
+        let mut len = run.len.min(u64::from(len)) as u32;
+        let hva = match self.mem.host(run.gpa, u64::from(len)) {
+            Ok(hva) => hva,
+            Err(stop) => {
+                let first;
+                (first, len) = first_piece(self.mem, run.gpa, len, stop)?;
+                first
+            }
+        };
         let id = self
             .iommu
             .lease_begin(self.source, iova, run.gpa, len, perm)?;

@@ -17,8 +17,10 @@ use std::sync::atomic::Ordering;
 use crate::access::{Access, DmaFault, Perm};
 use crate::addr::{Gpa, Hva, Iova};
 use crate::dma::Dma;
-use crate::mapping::{self, Mapping};
+use crate::keep;
+use crate::mapping::Mapping;
 use crate::phys::PhysMem;
+use crate::watch::WatchWord;
 use crate::word::{self, Word};
 
 /// A cached translation of a few bytes inside one mapping, checked by generation.
@@ -98,8 +100,8 @@ impl Window {
             generation,
         } = place;
         let not_ram = DmaFault::NotRam { gpa };
-        let memory = mapping::mapping_of(mem.keep_alive()).ok_or(not_ram)?;
-        let pointer = memory.pointer(hva, u64::from(len)).ok_or(not_ram)?;
+        let found = keep::mapping_of(&mem.keep_alive(), hva, u64::from(len));
+        let (memory, pointer) = found.ok_or(not_ram)?;
         let mut window = Self {
             iova,
             len,
@@ -121,8 +123,8 @@ impl Window {
             Some(pointer) => pointer,
             None => {
                 let not_ram = DmaFault::NotRam { gpa };
-                let memory = mapping::mapping_of(mem.keep_alive()).ok_or(not_ram)?;
-                let pointer = memory.pointer(hva, len).ok_or(not_ram)?;
+                let found = keep::mapping_of(&mem.keep_alive(), hva, len);
+                let (memory, pointer) = found.ok_or(not_ram)?;
                 self.memory = memory;
                 pointer
             }
@@ -221,6 +223,72 @@ impl Window {
         let pointer = self.checked(offset, buf.len(), self.writable);
         // SAFETY: as in `read_bytes`; mappings are writable.
         unsafe { word::copy_in(buf, pointer) }
+    }
+
+    /// Two [`u64`] loads, of the 16 bytes at `offset`, a multiple of 8, that order nothing: an entry of a ring behind
+    /// an index already loaded with acquire. One check for both.
+    #[inline(always)]
+    pub fn load_pair_relaxed(&self, offset: u32) -> (u64, u64) {
+        let pointer = self.checked(offset, 16, self.readable);
+        if !pointer.addr().is_multiple_of(8) {
+            self.refuse(offset, 16, self.readable);
+        }
+        // SAFETY: 16 bytes in bounds by `checked`, aligned by the line above, kept mapped by `self`, no references.
+        unsafe {
+            (
+                Word::load(pointer, Ordering::Relaxed),
+                Word::load(pointer.add(8), Ordering::Relaxed),
+            )
+        }
+    }
+
+    /// Two [`u32`] stores, of the 8 bytes at `offset`, a multiple of 4, that order nothing: an entry of a ring that
+    /// an index stored later with release will publish. One check for both.
+    #[inline(always)]
+    pub fn store_u32_pair_relaxed(&self, offset: u32, low: u32, high: u32) {
+        let pointer = self.checked(offset, 8, self.writable);
+        if !pointer.addr().is_multiple_of(4) {
+            self.refuse(offset, 8, self.writable);
+        }
+        // SAFETY: as in `load_pair_relaxed`; mappings are writable.
+        unsafe {
+            Word::store(pointer, low, Ordering::Relaxed);
+            Word::store(pointer.add(4), high, Ordering::Relaxed);
+        }
+    }
+
+    /// Hints that the bytes at `offset` will be read soon; outside the window it does nothing.
+    #[inline(always)]
+    pub fn prefetch(&self, offset: u32) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if offset < self.len {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: needs SSE, which every x86-64 has; a prefetch accesses no memory that the program can
+            // observe, and the address lies inside the window besides.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(self.pointer.as_ptr().add(offset as usize).cast())
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = offset;
+    }
+
+    /// A look at the 16-bit word at `offset` that needs neither this window nor its device. The word
+    /// must be readable and aligned, as for [`load_u16`](Self::load_u16).
+    pub fn watch_u16(&self, offset: u32) -> WatchWord {
+        let pointer = self.checked_word::<u16>(offset, self.readable);
+        let pointer = NonNull::new(pointer).expect("inside memory");
+        WatchWord::new(pointer, self.memory.clone())
+    }
+
+    /// Where the 16-bit word at `offset` is; `None` where it may not be loaded.
+    #[inline]
+    pub(crate) fn place_u16(&self, offset: u32) -> Option<NonNull<u8>> {
+        if u64::from(offset) + 2 > u64::from(self.readable) {
+            return None;
+        }
+        // SAFETY: inside the `len` bytes behind `pointer`, `readable` being at most `len`.
+        Some(unsafe { self.pointer.add(offset as usize) })
     }
 
     #[inline]

@@ -1,5 +1,5 @@
 //! Access to memory that a guest, or the kernel on its behalf, changes while we look: single loads
-//! and stores of 2, 4 and 8 bytes, and copies.
+//! and stores of 1, 2, 4 and 8 bytes, and copies.
 //!
 //! UNSAFETY: dereferences raw pointers into shared memory; the callers ([`Mapping`](crate::mapping::Mapping)
 //! and [`Window`](crate::Window)) own the bounds. Safe references cannot be used: a `&[u8]` promises
@@ -7,25 +7,25 @@
 //!
 //! Why the copies are not `ptr::copy_nonoverlapping`: that is a plain access, and a plain access to
 //! memory that another agent writes at the same time is a data race, undefined in Rust's model, even
-//! where every machine would only tear. So small copies are relaxed atomic loads or stores, and large
-//! ones, on x86-64, one `rep movsq` inside `asm!`, which the compiler must treat like a foreign
-//! function that may do the same with atomics. Both give what the trait promises: bytes may tear
+//! where every machine would only tear. So they are, on x86-64, instructions inside `asm!`, which the
+//! compiler must treat like a foreign function that may do the same with atomics; elsewhere relaxed
+//! atomic loads or stores. Both give what the trait promises: bytes may tear
 //! against a writing guest, and nothing worse. Overlapping atomics of different sizes are outside
 //! the model only when they race *within the program*; here one thread owns a VM's devices, and the
 //! racing side is the guest, which the model does not see. (Miri's weak-memory emulation stops at such
 //! overlaps even without a race: run it with `-Zmiri-disable-weak-memory-emulation`.)
 //!
-//! Cost of a copy beside `memcpy` (best of 7, 2.5 GHz Xeon, virtual): 16 bytes 20 ns against 6, the
-//! translation included; 4096 bytes 71 ns against 95.
+//! On x86-64 a copy is made of the fewest accesses of up to 16 bytes, the last of which overlaps the one before (a byte
+//! of the source may be read twice; the later value stays). From [`STRING_COPY_MIN`] bytes on it is one `rep
+//! movsq`: its start-up, 20 ns, then costs less than what the wider accesses of `memcpy` would gain.
+//!
+//! Cost of a copy beside `memcpy`, translation included (`examples/foreign_cost.rs`; best of 9, 2.5 GHz
+//! Xeon, virtual): 16 bytes 6 ns against 4, 256 bytes 13 against 6, 1024 bytes 27 against 17, 4096
+//! bytes 59 against 54, and out of cache, 16 KiB, 650 against 700.
 
-use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// Copies of at least this many bytes use the string instruction: its start-up costs about as much
-/// as sixteen word accesses.
-const STRING_COPY_MIN: usize = 128;
-
-/// A 2-, 4- or 8-byte little-endian word of shared memory.
+/// A 1-, 2-, 4- or 8-byte little-endian word of shared memory.
 pub(crate) trait Word: Copy {
     /// One load.
     ///
@@ -62,6 +62,7 @@ macro_rules! word {
         }
     };
 }
+word!(u8, AtomicU8);
 word!(u16, AtomicU16);
 word!(u32, AtomicU32);
 word!(u64, AtomicU64);
@@ -74,31 +75,9 @@ word!(u64, AtomicU64);
 /// process through references.
 #[inline]
 pub(crate) unsafe fn copy_out(src: *mut u8, dst: &mut [u8]) {
-    let len = dst.len();
-    let out = dst.as_mut_ptr();
-    let head = src.align_offset(8).min(len);
-    let words = (len - head) / 8;
-    let tail = head + words * 8;
-    // SAFETY: the three pieces `[0, head)`, `[head, tail)`, `[tail, len)` partition the range that the
-    // caller vouches for and the buffer that `dst` owns; words start at an 8-byte boundary of `src`,
-    // because `head` is the distance to it (or the whole length, and then there are none). `dst`
-    // cannot overlap `src`: nobody holds references into shared memory.
-    unsafe {
-        for at in 0..head {
-            *out.add(at) = AtomicU8::from_ptr(src.add(at)).load(Ordering::Relaxed);
-        }
-        if len >= STRING_COPY_MIN && HAS_STRING_COPY {
-            string_copy(src.add(head), out.add(head), words);
-        } else {
-            for at in (head..tail).step_by(8) {
-                let word = AtomicU64::from_ptr(src.add(at).cast()).load(Ordering::Relaxed);
-                ptr::write_unaligned(out.add(at).cast::<u64>(), word);
-            }
-        }
-        for at in tail..len {
-            *out.add(at) = AtomicU8::from_ptr(src.add(at)).load(Ordering::Relaxed);
-        }
-    }
+    // SAFETY: the caller vouches for `src`, and `dst` owns its bytes, which cannot overlap: nobody holds
+    // references into shared memory.
+    unsafe { copy::out_of_shared(src, dst.as_mut_ptr(), dst.len()) }
 }
 
 /// Copies `src` into shared memory. Orders nothing: whoever publishes the bytes does so by a release
@@ -109,54 +88,297 @@ pub(crate) unsafe fn copy_out(src: *mut u8, dst: &mut [u8]) {
 /// this process through references.
 #[inline]
 pub(crate) unsafe fn copy_in(src: &[u8], dst: *mut u8) {
-    let len = src.len();
-    let from = src.as_ptr();
-    let head = dst.align_offset(8).min(len);
-    let words = (len - head) / 8;
-    let tail = head + words * 8;
     // SAFETY: as in `copy_out`, with the roles of the two sides exchanged.
-    unsafe {
-        for at in 0..head {
-            AtomicU8::from_ptr(dst.add(at)).store(*from.add(at), Ordering::Relaxed);
-        }
-        if len >= STRING_COPY_MIN && HAS_STRING_COPY {
-            string_copy(from.add(head), dst.add(head), words);
-        } else {
-            for at in (head..tail).step_by(8) {
-                let word = ptr::read_unaligned(from.add(at).cast::<u64>());
-                AtomicU64::from_ptr(dst.add(at).cast()).store(word, Ordering::Relaxed);
+    unsafe { copy::into_shared(src.as_ptr(), dst, src.len()) }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use instructions as copy;
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+use portable as copy;
+
+/// Outside the compiler's sight, the two directions are one. In all functions: both ranges are mapped, the
+/// second writable, and they do not overlap.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod instructions {
+    use std::arch::asm;
+
+    /// Copies of at least this many bytes use the string instruction.
+    const STRING_COPY_MIN: usize = 1536;
+
+    pub(super) use copy as out_of_shared;
+    pub(super) use copy as into_shared;
+
+    /// # Safety
+    /// As the module says, for `len` bytes.
+    #[inline]
+    pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: each callee is given a length inside its bounds.
+        unsafe {
+            match len {
+                16..=32 => ends_16(src, dst, len),
+                8..16 => ends_8(src, dst, len),
+                0..8 => short(src, dst, len),
+                _ => long(src, dst, len),
             }
         }
-        for at in tail..len {
-            AtomicU8::from_ptr(dst.add(at)).store(*from.add(at), Ordering::Relaxed);
+    }
+
+    /// # Safety
+    /// As the module says, for `len` bytes, 0 to 7.
+    #[inline]
+    unsafe fn short(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: the first and the last 4 bytes of at least 4; or byte after byte.
+        unsafe {
+            if len >= 4 {
+                asm!(
+                    "mov {a:e}, dword ptr [{src}]",
+                    "mov {b:e}, dword ptr [{src} + {len} - 4]",
+                    "mov dword ptr [{dst}], {a:e}",
+                    "mov dword ptr [{dst} + {len} - 4], {b:e}",
+                    src = in(reg) src,
+                    dst = in(reg) dst,
+                    len = in(reg) len,
+                    a = out(reg) _,
+                    b = out(reg) _,
+                    options(nostack, preserves_flags)
+                );
+                return;
+            }
+            for at in 0..len {
+                asm!(
+                    "mov {a}, byte ptr [{src} + {at}]",
+                    "mov byte ptr [{dst} + {at}], {a}",
+                    src = in(reg) src,
+                    dst = in(reg) dst,
+                    at = in(reg) at,
+                    a = out(reg_byte) _,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+    }
+
+    /// # Safety
+    /// As the module says, for `len` bytes, 8 to 16.
+    #[inline]
+    unsafe fn ends_8(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: the first and the last 8 of at least 8 bytes.
+        unsafe {
+            asm!(
+                "mov {a}, qword ptr [{src}]",
+                "mov {b}, qword ptr [{src} + {len} - 8]",
+                "mov qword ptr [{dst}], {a}",
+                "mov qword ptr [{dst} + {len} - 8], {b}",
+                src = in(reg) src,
+                dst = in(reg) dst,
+                len = in(reg) len,
+                a = out(reg) _,
+                b = out(reg) _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    /// # Safety
+    /// As the module says, for `len` bytes, 16 to 32.
+    #[inline]
+    unsafe fn ends_16(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: the first and the last 16 of at least 16 bytes.
+        unsafe {
+            asm!(
+                "movdqu {a}, xmmword ptr [{src}]",
+                "movdqu {b}, xmmword ptr [{src} + {len} - 16]",
+                "movdqu xmmword ptr [{dst}], {a}",
+                "movdqu xmmword ptr [{dst} + {len} - 16], {b}",
+                src = in(reg) src,
+                dst = in(reg) dst,
+                len = in(reg) len,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    /// # Safety
+    /// As the module says, for `len` bytes, at least 32.
+    unsafe fn long(mut src: *const u8, mut dst: *mut u8, mut len: usize) {
+        // SAFETY: blocks advance while more than one is left, so that they stay inside the range; what
+        // is left then, at most 64 bytes and, unless it was that short from the start, preceded by 64
+        // that have been copied, is covered by its last 32 or 64 bytes, which start inside.
+        unsafe {
+            if len >= STRING_COPY_MIN {
+                // Whole words to an aligned place; the words reach to within 7 bytes of the end, and
+                // the last 64 bytes are copied below.
+                block(src, dst);
+                let head = 64 - (dst.addr() & 63);
+                string(src.add(head), dst.add(head), (len - head) / 8);
+                block(src.add(len - 64), dst.add(len - 64));
+                return;
+            }
+            if len <= 64 {
+                ends_16(src, dst, 32);
+                ends_16(src.add(len - 32), dst.add(len - 32), 32);
+                return;
+            }
+            while len > 64 {
+                block(src, dst);
+                src = src.add(64);
+                dst = dst.add(64);
+                len -= 64;
+            }
+            block(src.sub(64 - len), dst.sub(64 - len));
+        }
+    }
+
+    /// # Safety
+    /// As the module says, for 64 bytes.
+    #[inline(always)]
+    unsafe fn block(src: *const u8, dst: *mut u8) {
+        // SAFETY: touches exactly the two ranges of the caller's promise.
+        unsafe {
+            asm!(
+                "movdqu {a}, xmmword ptr [{src}]",
+                "movdqu {b}, xmmword ptr [{src} + 16]",
+                "movdqu {c}, xmmword ptr [{src} + 32]",
+                "movdqu {d}, xmmword ptr [{src} + 48]",
+                "movdqu xmmword ptr [{dst}], {a}",
+                "movdqu xmmword ptr [{dst} + 16], {b}",
+                "movdqu xmmword ptr [{dst} + 32], {c}",
+                "movdqu xmmword ptr [{dst} + 48], {d}",
+                src = in(reg) src,
+                dst = in(reg) dst,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    /// # Safety
+    /// As the module says, for `8 * words` bytes.
+    #[inline(always)]
+    unsafe fn string(src: *const u8, dst: *mut u8, words: usize) {
+        // SAFETY: touches exactly the two ranges of the caller's promise, no stack and no flags; the
+        // direction flag is clear on entry to every `asm!` block.
+        unsafe {
+            asm!(
+                "rep movsq",
+                inout("rcx") words => _,
+                inout("rsi") src => _,
+                inout("rdi") dst => _,
+                options(nostack, preserves_flags)
+            );
         }
     }
 }
 
-/// Whether [`string_copy`] exists here. Miri has no inline assembly and takes the word loop.
-const HAS_STRING_COPY: bool = cfg!(all(target_arch = "x86_64", not(miri)));
+/// Atomic words where the shared side is aligned to them, atomic bytes before and after.
+#[cfg(any(test, not(all(target_arch = "x86_64", not(miri)))))]
+mod portable {
+    use std::ptr;
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-/// Copies `words` 8-byte words, outside the compiler's sight.
-///
-/// # Safety
-/// Both ranges of `8 * words` bytes are mapped, `dst` writable; they do not overlap.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(always)]
-unsafe fn string_copy(src: *const u8, dst: *mut u8, words: usize) {
-    // SAFETY: touches exactly the two ranges of the caller's promise, no stack and no flags; the
-    // direction flag is clear on entry to every `asm!` block.
-    unsafe {
-        std::arch::asm!(
-            "rep movsq",
-            inout("rcx") words => _,
-            inout("rsi") src => _,
-            inout("rdi") dst => _,
-            options(nostack, preserves_flags)
-        );
+    /// `[0, head)`, `[head, tail)`, `[tail, len)`: the middle is whole words that start at an 8-byte
+    /// boundary of `shared`, because `head` is the distance to it (or the whole length, and then there
+    /// are none).
+    fn parts(shared: *mut u8, len: usize) -> (usize, usize) {
+        let head = shared.align_offset(8).min(len);
+        (head, head + (len - head) / 8 * 8)
+    }
+
+    /// # Safety
+    /// `len` bytes at `src` are shared memory, as for `Word::load`, and at `dst` the caller's own.
+    pub(super) unsafe fn out_of_shared(src: *mut u8, dst: *mut u8, len: usize) {
+        let (head, tail) = parts(src, len);
+        // SAFETY: the three parts partition the ranges that the caller vouches for.
+        unsafe {
+            for at in (0..head).chain(tail..len) {
+                *dst.add(at) = AtomicU8::from_ptr(src.add(at)).load(Relaxed);
+            }
+            for at in (head..tail).step_by(8) {
+                let word = AtomicU64::from_ptr(src.add(at).cast()).load(Relaxed);
+                ptr::write_unaligned(dst.add(at).cast::<u64>(), word);
+            }
+        }
+    }
+
+    /// # Safety
+    /// `len` bytes at `src` are the caller's own, and at `dst` shared memory, as for `Word::store`.
+    pub(super) unsafe fn into_shared(src: *const u8, dst: *mut u8, len: usize) {
+        let (head, tail) = parts(dst, len);
+        // SAFETY: as above.
+        unsafe {
+            for at in (0..head).chain(tail..len) {
+                AtomicU8::from_ptr(dst.add(at)).store(*src.add(at), Relaxed);
+            }
+            for at in (head..tail).step_by(8) {
+                let word = ptr::read_unaligned(src.add(at).cast::<u64>());
+                AtomicU64::from_ptr(dst.add(at).cast()).store(word, Relaxed);
+            }
+        }
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn string_copy(_src: *const u8, _dst: *mut u8, _words: usize) {
-    unreachable!("HAS_STRING_COPY is false here");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Copy = unsafe fn(*mut u8, *mut u8, usize);
+
+    /// Every length around the thresholds at every alignment: the bytes arrive, and no other changes.
+    fn check(copy: Copy) {
+        let lens = match cfg!(miri) {
+            true => vec![0, 1, 7, 8, 9, 31],
+            false => (0..200).chain(1500..1560).chain([4096, 5000]).collect(),
+        };
+        let step = if cfg!(miri) { 3 } else { 1 };
+        let mut src: Vec<u8> = (0..lens[lens.len() - 1] + 17)
+            .map(|at| (at * 31 / 7) as u8 | 1)
+            .collect();
+        for &len in &lens {
+            for from in (0..17).step_by(step) {
+                // 64: the place to which the string copy aligns.
+                for to in [0, 1, 3, 7, 8, 15, 16, 17, 40, 63, 64, 65] {
+                    let mut dst = vec![0u8; len + 160];
+                    // SAFETY: `from` is at most 16 and `len` the last one or less; `to` is at most 65; the
+                    // buffers are two.
+                    unsafe { copy(src.as_mut_ptr().add(from), dst.as_mut_ptr().add(to), len) };
+                    assert!(
+                        dst[to..to + len] == src[from..from + len],
+                        "{len} {from} {to}"
+                    );
+                    let beside = dst[..to].iter().chain(&dst[to + len..]);
+                    assert!(beside.copied().all(|byte| byte == 0), "{len} {from} {to}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copies_move_their_bytes_and_no_others() {
+        check(|src, dst, len| {
+            // SAFETY: `check` gives two separate ranges of `len` bytes.
+            unsafe { copy::out_of_shared(src, dst, len) }
+        });
+        check(|src, dst, len| {
+            // SAFETY: as above.
+            unsafe { copy::into_shared(src, dst, len) }
+        });
+    }
+
+    #[test]
+    fn portable_copies_do_too() {
+        check(|src, dst, len| {
+            // SAFETY: as above.
+            unsafe { portable::out_of_shared(src, dst, len) }
+        });
+        check(|src, dst, len| {
+            // SAFETY: as above.
+            unsafe { portable::into_shared(src, dst, len) }
+        });
+    }
 }

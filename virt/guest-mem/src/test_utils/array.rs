@@ -99,6 +99,10 @@ impl PhysMem for ArrayMem {
         self.ram.host(gpa, len)
     }
 
+    fn run(&self, gpa: Gpa) -> Access<u64> {
+        self.ram.run(gpa)
+    }
+
     fn keep_alive(&self) -> KeepAlive {
         self.ram.keep_alive()
     }

@@ -27,6 +27,7 @@ enum Kind {
     Read,
     Write,
     Host,
+    Run,
     Window,
     Refresh,
     Lease,
@@ -166,6 +167,11 @@ impl<M: PhysMem> PhysMem for PendingMem<M> {
     fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
         self.injector.pass(Kind::Host, gpa.raw())?;
         self.inner.host(gpa, len)
+    }
+
+    fn run(&self, gpa: Gpa) -> Access<u64> {
+        self.injector.pass(Kind::Run, gpa.raw())?;
+        self.inner.run(gpa)
     }
 
     fn keep_alive(&self) -> KeepAlive {

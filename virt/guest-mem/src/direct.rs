@@ -1,0 +1,84 @@
+//! No translation, for memory of another process: what a vhost-user back end without a device IOTLB has.
+
+use crate::access::{Access, DmaFault, Perm};
+use crate::addr::{Gpa, Iova, SourceId};
+use crate::iommu::{Iommu, Run};
+use crate::lease::LeaseId;
+use crate::phys::PhysMem;
+
+/// An IOVA is the GPA of the same value, and a run reaches as far as host memory is contiguous.
+///
+/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this one is for
+/// the path of every request: one piece per buffer, and leases are only counted, so that a change of
+/// the memory table can wait until there are none. Permissions are all granted: there is nobody who
+/// could have denied them.
+#[derive(Debug, Default)]
+pub struct DirectMap {
+    in_flight: usize,
+    generation: u64,
+}
+
+impl DirectMap {
+    /// Nothing in flight.
+    pub const fn new() -> Self {
+        Self {
+            in_flight: 0,
+            generation: 0,
+        }
+    }
+
+    /// Leases begun and not ended.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// The memory given to views from now on is another: makes every [`Window`](crate::Window) stale.
+    pub fn memory_changed(&mut self) {
+        self.generation += 1;
+    }
+}
+
+impl Iommu for DirectMap {
+    #[inline]
+    fn translate<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        _source: SourceId,
+        iova: Iova,
+        _perm: Perm,
+    ) -> Access<Run> {
+        let gpa = Gpa::new(iova.raw());
+        let len = mem.run(gpa)?;
+        Ok(Run { gpa, len })
+    }
+
+    #[inline]
+    fn generation(&self, _source: SourceId) -> u64 {
+        self.generation
+    }
+
+    #[inline]
+    fn lease_begin(
+        &mut self,
+        _source: SourceId,
+        _iova: Iova,
+        _gpa: Gpa,
+        _len: u32,
+        _perm: Perm,
+    ) -> Result<LeaseId, DmaFault> {
+        self.in_flight += 1;
+        Ok(LeaseId::COUNTED)
+    }
+
+    /// Ends a lease. All have the same name, so ending one twice is noticed only when none is left:
+    /// that panics.
+    #[inline]
+    fn lease_end(&mut self, id: LeaseId) {
+        assert!(
+            id == LeaseId::COUNTED && self.in_flight != 0,
+            "ended a lease that is not in flight"
+        );
+        self.in_flight -= 1;
+    }
+}

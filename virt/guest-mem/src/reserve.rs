@@ -1,0 +1,96 @@
+//! A run of address space with a file mapped in its middle and inaccessible pages on either side.
+//!
+//! A length that a kernel interface got wrong faults on those instead of reaching a neighbour, and a
+//! mapping can start at the boundary that huge pages need.
+//!
+//! UNSAFETY: `mmap` and `munmap`. Nothing here is dereferenced.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+
+use crate::addr::PAGE_SIZE;
+
+/// Address space of our own, unmapped as a whole when dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: address space belongs to the process, not to a thread, and nothing is reached through this.
+unsafe impl Send for Reservation {}
+// SAFETY: as for `Send`; there are no shared accessors.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Maps `len` bytes of `file` from `offset` on, shared and writable, and answers where they start.
+    /// The address and `offset` leave the same rest by `align`, a power of two of at least a page: so
+    /// an aligned huge page of the file is one in memory. `len` and `offset` are multiples of 4096 (of the huge page for
+    /// a file of huge pages), `len` is not 0; what else is wrong with the file the host will say.
+    pub(crate) fn map(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        align: usize,
+    ) -> io::Result<(Self, NonNull<u8>)> {
+        let page = PAGE_SIZE as usize;
+        debug_assert!(align.is_power_of_two() && align >= page);
+        let file_offset = libc::off_t::try_from(offset)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
+        let reserved = align
+            .checked_add(2 * page)
+            .and_then(|around| around.checked_add(len))
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                reserved,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let nonnull = |pointer: *mut u8| NonNull::new(pointer).expect("mmap never answers page 0");
+        // From here on an error unmaps it.
+        let reservation = Self {
+            start: nonnull(start.cast()),
+            len: reserved,
+        };
+        let start = start.cast::<u8>();
+        // The first address of the right rest that leaves a guard page below: less than `align + page`
+        // in, so that with `len` after it at least one page is left above.
+        let rest = (offset % align as u64) as usize;
+        let skip = page + (rest.wrapping_sub(start.addr() + page) & (align - 1));
+        // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation, which we
+        // own and nobody uses; replacing that part of it by the file disturbs nothing else.
+        // NORESERVE: pages of a huge-page file are its owner's to reserve, and other files need none.
+        let base = unsafe {
+            libc::mmap(
+                start.add(skip).cast(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                file_offset,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((reservation, nonnull(base.cast())))
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the reservation holds one mapping and its guards only, and is dropped by the last
+        // owner of the pointers into it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,143 @@
+//! A piece of a memory file that two processes use word by word: what one leaves there outlives it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use crate::addr::PAGE_SIZE;
+use crate::file::{self, FileError};
+use crate::mapping::Mapping;
+use crate::word::Word;
+
+/// A mapped piece of a memory file, of our making or received.
+///
+/// Words are little-endian. Loads acquire and stores release; the other side is whoever maps the file,
+/// now or after this process. Offsets are in bytes from the start of the piece; one that is outside it or
+/// not a multiple of the word's size is a bug of the caller and panics. A received file may be
+/// truncated under us: see [`is_lost`](SharedFile::is_lost).
+///
+/// ```
+/// use guest_mem::SharedFile;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let ours = SharedFile::create(100)?;
+/// ours.store_u16(98, 7);
+/// // The other process, having received the descriptor:
+/// let theirs = SharedFile::open(ours.file().try_clone_to_owned()?, 0, 100)?;
+/// assert_eq!(theirs.load_u16(98), 7);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SharedFile {
+    mapping: Mapping,
+    /// `None`: the mapping has it.
+    received: Option<OwnedFd>,
+    offset: u64,
+    len: usize,
+}
+
+macro_rules! words {
+    ($($int:ident $load:ident $store:ident)*) => {$(
+        #[doc = concat!("One [`", stringify!($int), "`] load with acquire ordering.")]
+        #[inline]
+        pub fn $load(&self, at: usize) -> $int {
+            self.load(at)
+        }
+
+        #[doc = concat!("One [`", stringify!($int), "`] store with release ordering.")]
+        #[inline]
+        pub fn $store(&self, at: usize, value: $int) {
+            self.store(at, value)
+        }
+    )*};
+}
+
+impl SharedFile {
+    /// `len` zeroed bytes, at least 1, in a new memory file of whole pages whose size is sealed.
+    pub fn create(len: u64) -> Result<Self, FileError> {
+        if len == 0 {
+            return Err(FileError::Empty);
+        }
+        let past_end = FileError::PastEnd {
+            offset: 0,
+            len,
+            size: isize::MAX as u64,
+        };
+        let bytes = len.checked_next_multiple_of(PAGE_SIZE);
+        let Some(bytes) = bytes.and_then(|bytes| isize::try_from(bytes).ok()) else {
+            return Err(past_end);
+        };
+        Ok(Self {
+            mapping: Mapping::memfd(c"shared-file", bytes as usize)?,
+            received: None,
+            offset: 0,
+            // Less than `bytes`.
+            len: len as usize,
+        })
+    }
+
+    /// `len` bytes, at least 1, at `offset`, a multiple of 4096, of a file that another process sent.
+    pub fn open(file: OwnedFd, offset: u64, len: u64) -> Result<Self, FileError> {
+        let facts = file::inspect(file.as_fd())?;
+        Ok(Self {
+            mapping: Mapping::foreign(file.as_fd(), &facts, offset, len)?,
+            received: Some(file),
+            offset,
+            // It has been mapped.
+            len: len as usize,
+        })
+    }
+
+    /// The file, for sending it on.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        match &self.received {
+            Some(file) => file.as_fd(),
+            None => self.mapping.fd().expect("made as a memory file"),
+        }
+    }
+
+    /// Where the piece starts in the file, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Length of the piece in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a piece is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether an access has found the file truncated: it reads as zeroes, and what has been written
+    /// since, which nobody else sees.
+    pub fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
+
+    words!(
+        u8 load_u8 store_u8
+        u16 load_u16 store_u16
+        u32 load_u32 store_u32
+        u64 load_u64 store_u64
+    );
+
+    #[inline]
+    fn load<T: Word>(&self, at: usize) -> T {
+        self.check(at, size_of::<T>());
+        self.mapping.load(at, Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store<T: Word>(&self, at: usize, value: T) {
+        self.check(at, size_of::<T>());
+        self.mapping.store(at, value, Ordering::Release);
+    }
+
+    /// The mapping checks too, but may be longer by the rest of a page.
+    #[inline]
+    fn check(&self, at: usize, size: usize) {
+        assert!(
+            at <= self.len && size <= self.len - at,
+            "{size} bytes at {at} of {} shared bytes",
+            self.len
+        );
+    }
+}
