@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 
 use guest_mem::{Dma, Iova, KeepAlive, Ticket};
 
-use crate::ring::SplitQueue;
+use crate::ring::{Ring, SplitQueue};
 use crate::saved::SavedDevice;
 
 /// Feature bit numbers of virtio 1.2 §6 and §2.7 that every device here treats alike.
@@ -25,6 +25,10 @@ pub mod feature {
     pub const VERSION_1: u64 = 1 << 32;
     /// VIRTIO_F_ACCESS_PLATFORM (33): ring and buffer addresses go through the platform's IOMMU.
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
+    /// VIRTIO_F_RING_PACKED (34): the packed layout instead of the split one.
+    pub const RING_PACKED: u64 = 1 << 34;
+    /// VIRTIO_F_IN_ORDER (35): buffers come back in the order in which they were made available.
+    pub const IN_ORDER: u64 = 1 << 35;
     /// What every device here offers.
     pub const COMMON: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1 | ACCESS_PLATFORM;
 }
@@ -52,18 +56,19 @@ pub enum Quiesce {
     },
 }
 
-/// One queue as the driver has set it up.
+/// One queue as the driver has set it up; in packed rings `avail` is the driver's event suppression structure
+/// and `used` the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Queue number.
     pub index: u16,
-    /// Entries: a power of two, at most the device's maximum for this queue.
+    /// Entries: a power of two (packed: any number from 1 to 32768), at most the device's maximum for this queue.
     pub size: u16,
-    /// Descriptor table, 16-byte aligned.
+    /// Descriptor table (or ring), 16-byte aligned.
     pub desc: Iova,
-    /// Available ring (driver area), 2-byte aligned.
+    /// Driver area: available ring, 2-byte aligned; packed: 4-byte aligned.
     pub avail: Iova,
-    /// Used ring (device area), 4-byte aligned.
+    /// Device area: used ring, 4-byte aligned, as in packed rings.
     pub used: Iova,
 }
 
@@ -78,7 +83,7 @@ pub enum ActivateError {
         /// Offered by the device.
         offered: u64,
     },
-    /// A size that is zero, no power of two, or above the maximum.
+    /// A size that is zero, no power of two (packed: above 32768), or above the maximum.
     #[error("queue {index} has size {size}, the maximum is {max}")]
     QueueSize {
         /// Queue number.
@@ -142,6 +147,8 @@ pub struct DeviceStats {
     pub pends: u64,
     /// Times a queue was left because the back end, or the table of leases, had no room.
     pub backpressure: u64,
+    /// Times a queue was left because of the rate limit.
+    pub throttled: u64,
     /// Requests cancelled for taking longer than the drain limit.
     pub cancelled: u64,
     /// Rogue accesses of the misbehaving test mode that the IOMMU refused.
@@ -240,26 +247,54 @@ pub(crate) fn read_space(space: &[u8], offset: u64, out: &mut [u8]) {
     out[..len].copy_from_slice(&rest[..len]);
 }
 
+/// Rings that a device can use.
+pub(crate) trait MakeQueue: Sized {
+    /// As [`Ring::new`].
+    fn make(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError>;
+    /// Queue number.
+    fn number(&self) -> u16;
+}
+
+impl MakeQueue for SplitQueue {
+    fn make(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
+        Self::new(config, max, features)
+    }
+
+    fn number(&self) -> u16 {
+        self.index()
+    }
+}
+
+impl MakeQueue for Ring {
+    fn make(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
+        Self::new(config, max, features)
+    }
+
+    fn number(&self) -> u16 {
+        self.index()
+    }
+}
+
 /// The rings of an activation, in the order given; the checks all devices share.
-pub(crate) fn make_queues(
+pub(crate) fn make_queues<Q: MakeQueue>(
     offered: u64,
     sizes: &[u16],
     features: u64,
     queues: &[QueueConfig],
-) -> Result<Vec<SplitQueue>, ActivateError> {
+) -> Result<Vec<Q>, ActivateError> {
     if features & !offered != 0 || features & feature::VERSION_1 == 0 {
         return Err(ActivateError::Features { features, offered });
     }
-    let mut rings: Vec<SplitQueue> = Vec::with_capacity(sizes.len());
+    let mut rings: Vec<Q> = Vec::with_capacity(sizes.len());
     for config in queues {
         let index = config.index;
         let Some(&max) = sizes.get(usize::from(index)) else {
             return Err(ActivateError::QueueIndex { index });
         };
-        if rings.iter().any(|ring| ring.index() == index) {
+        if rings.iter().any(|ring| ring.number() == index) {
             return Err(ActivateError::QueueIndex { index });
         }
-        rings.push(SplitQueue::new(config, max, features)?);
+        rings.push(Q::make(config, max, features)?);
     }
     Ok(rings)
 }

@@ -1,10 +1,19 @@
-//! A guest driver for tests: builds split rings in guest memory as Linux would, or as it never would.
+//! A guest driver for tests: builds split rings in guest memory as Linux would, or as it never would; packed ones
+//! ([`FakePacked`]); either ([`AnyDriver`]).
 //!
 //! It plays the guest, so it reaches memory directly ([`PhysMem`]), and names buffers by the addresses the
 //! device will use. Its own structures lie where the test says; with an IOMMU in between, the test says
 //! how far the device's addresses are off ([`FakeDriver::set_iova_offset`]).
 
-use guest_mem::{Gpa, Iova, PhysMem};
+mod any;
+mod packed;
+
+use std::collections::VecDeque;
+
+use guest_mem::{Access, Gpa, Iova, PhysMem};
+
+pub use any::AnyDriver;
+pub use packed::FakePacked;
 
 use crate::device::{Interrupt, QueueConfig};
 use crate::ring::chain::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, RawDescriptor};
@@ -42,6 +51,12 @@ impl CountIrq {
 /// A buffer: device address and length in bytes.
 pub type Buffer = (u64, u32);
 
+/// The answer of memory that a test keeps inside RAM.
+#[track_caller]
+fn ready<T>(access: Access<T>) -> T {
+    access.expect("the test stays in RAM")
+}
+
 /// The driver's side of one queue.
 pub struct FakeDriver<M> {
     mem: M,
@@ -53,7 +68,13 @@ pub struct FakeDriver<M> {
     /// Descriptors of the chain that starts at each head.
     chains: Vec<Vec<u16>>,
     next_avail: u16,
+    published: u16,
     last_used: u16,
+    event_idx: bool,
+    /// With IN_ORDER: heads as made available, with their writable bytes.
+    queue: Option<VecDeque<(u16, u32)>>,
+    /// Told by a batch's used element and not taken yet.
+    batch: VecDeque<(u16, u32)>,
 }
 
 impl<M: PhysMem> FakeDriver<M> {
@@ -69,7 +90,11 @@ impl<M: PhysMem> FakeDriver<M> {
             free: (0..size).rev().collect(),
             chains: vec![Vec::new(); usize::from(size)],
             next_avail: 0,
+            published: 0,
             last_used: 0,
+            event_idx: true,
+            queue: None,
+            batch: VecDeque::new(),
         };
         driver.put(driver.base, &vec![0; Self::footprint(size) as usize]);
         driver
@@ -91,6 +116,27 @@ impl<M: PhysMem> FakeDriver<M> {
     /// The device sees this driver's structures `offset` bytes above their guest-physical address.
     pub fn set_iova_offset(&mut self, offset: u64) {
         self.iova_offset = offset;
+    }
+
+    /// IN_ORDER was negotiated: a used element may stand for several chains.
+    pub fn set_in_order(&mut self) {
+        self.queue = Some(VecDeque::new());
+    }
+
+    /// As if both indices had come to `idx`, everything used. Before the first chain.
+    pub fn start_at(&mut self, idx: u16) {
+        self.next_avail = idx;
+        self.published = idx;
+        self.last_used = idx;
+        self.put_avail_idx(idx);
+        let at = self.base + Self::used_offset(self.size) + 2;
+        self.put(at, &idx.to_le_bytes());
+        self.put_used_event(idx.wrapping_sub(1));
+    }
+
+    /// EVENT_IDX was not negotiated.
+    pub fn set_flags_only(&mut self) {
+        self.event_idx = false;
     }
 
     /// The queue as the transport would hand it to the device.
@@ -217,7 +263,7 @@ impl<M: PhysMem> FakeDriver<M> {
         for (at, desc) in chain(readable, writable, |at| indices[at]).enumerate() {
             self.put_descriptor(indices[at], desc);
         }
-        self.link(indices)
+        self.link(indices, writable)
     }
 
     /// Like [`stage`](Self::stage), with the descriptors in an indirect table at `table`.
@@ -235,11 +281,14 @@ impl<M: PhysMem> FakeDriver<M> {
             next: 0,
         };
         self.put_descriptor(index, desc);
-        self.link(vec![index])
+        self.link(vec![index], writable)
     }
 
-    fn link(&mut self, indices: Vec<u16>) -> u16 {
+    fn link(&mut self, indices: Vec<u16>, writable: &[Buffer]) -> u16 {
         let head = indices[0];
+        if let Some(queue) = &mut self.queue {
+            queue.push_back((head, writable.iter().map(|(_, len)| len).sum()));
+        }
         self.chains[usize::from(head)] = indices;
         self.put_avail(self.next_avail, head);
         self.next_avail = self.next_avail.wrapping_add(1);
@@ -253,8 +302,22 @@ impl<M: PhysMem> FakeDriver<M> {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
+    /// [`publish`](Self::publish); whether the device wants a doorbell for what is new (§2.7.10).
+    pub fn publish_and_ask(&mut self) -> bool {
+        let old = std::mem::replace(&mut self.published, self.next_avail);
+        self.publish();
+        if !self.event_idx {
+            return self.used_flags() == 0;
+        }
+        let past = self.next_avail.wrapping_sub(self.avail_event());
+        past.wrapping_sub(1) < self.next_avail.wrapping_sub(old)
+    }
+
     /// Takes the next used element: head and bytes written.
     pub fn used(&mut self) -> Option<(u16, u32)> {
+        if let Some(told) = self.batch.pop_front() {
+            return Some(told);
+        }
         if self.used_idx() == self.last_used {
             return None;
         }
@@ -264,15 +327,34 @@ impl<M: PhysMem> FakeDriver<M> {
         let element = self.get(at, 8);
         let id = u32::from_le_bytes(element[..4].try_into().expect("four bytes"));
         let len = u32::from_le_bytes(element[4..].try_into().expect("four bytes"));
-        self.last_used = self.last_used.wrapping_add(1);
         let head = u16::try_from(id).expect("a used id is a head");
+        if let Some(mut queue) = self.queue.take() {
+            loop {
+                let (next, writable) = queue.pop_front().expect("a used head is in flight");
+                self.give_back(next);
+                let is_last = next == head;
+                self.batch
+                    .push_back((next, if is_last { len } else { writable }));
+                if is_last {
+                    break;
+                }
+            }
+            self.queue = Some(queue);
+            return self.batch.pop_front();
+        }
+        self.give_back(head);
+        Some((head, len))
+    }
+
+    /// Frees a chain and steps over its element.
+    fn give_back(&mut self, head: u16) {
+        self.last_used = self.last_used.wrapping_add(1);
         let chain = std::mem::take(&mut self.chains[usize::from(head)]);
         assert!(
             !chain.is_empty(),
             "the device used chain {head}, which is not in flight"
         );
         self.free.extend(chain);
-        Some((head, len))
     }
 }
 

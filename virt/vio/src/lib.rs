@@ -5,7 +5,7 @@
 //! owner's loop ── poll, arm, has_work, ticket_done ────────────▶   │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
-//! Reading order: [`VirtioDevice`] (what a device is), [`ring`] (the split virtqueue), [`blk`], [`net`].
+//! Reading order: [`VirtioDevice`] (what a device is), [`ring`] (virtqueues, split and packed), [`blk`], [`net`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -23,9 +23,13 @@ pub mod fake_driver;
 pub mod net;
 pub mod ring;
 mod saved;
+pub mod throttle;
+pub mod visit;
 
 pub use any::AnyDevice;
 pub use device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
 };
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};
+pub use throttle::{Rate, RateLimits, Throttle};
+pub use visit::Visit;

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of the types below; a change of meaning increments it.
-pub const SAVED_VERSION: u32 = 1;
+pub const SAVED_VERSION: u32 = 2;
 
 /// A quiesced device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,21 +29,23 @@ pub struct SavedDevice {
     pub held_frame: Vec<u8>,
 }
 
-/// One split queue between two polls.
+/// One queue between two polls, with nothing in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedQueue {
     /// Queue number.
     pub index: u16,
     /// Entries.
     pub size: u16,
-    /// IOVA of the descriptor table.
+    /// Layout: packed (§2.8), otherwise split (§2.7).
+    pub is_packed: bool,
+    /// IOVA of the descriptor table or ring.
     pub desc: u64,
-    /// IOVA of the available ring.
+    /// IOVA of the available ring or the driver's event suppression structure.
     pub avail: u64,
-    /// IOVA of the used ring.
+    /// IOVA of the used ring or the device's event suppression structure.
     pub used: u64,
-    /// The available entry to take next, modulo 2^16.
+    /// Split: the available entry to take next, modulo 2^16. Packed: the descriptor, with the wrap counter in bit 15.
     pub next_avail: u16,
-    /// The used entry to write next, modulo 2^16.
+    /// Split: the used entry to write next, modulo 2^16. Packed: the descriptor, with the wrap counter in bit 15.
     pub next_used: u16,
 }

@@ -57,6 +57,18 @@ pub struct PackedDesc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub(super) u16);
 
+impl Slot {
+    /// From what [`index`](Self::index) answered. A number that names no request is refused where it is used.
+    pub const fn new(index: u16) -> Self {
+        Self(index)
+    }
+
+    /// Number of the entry, for callers that keep slots as numbers.
+    pub const fn index(self) -> u16 {
+        self.0
+    }
+}
+
 /// A chain of entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {

@@ -318,8 +318,13 @@ fn size_fields_that_lie_are_refused() {
         DecodeError::Size { expected: 72, .. }
     ));
     assert!(matches!(
-        refused(id, &head("00000000"), 0),
-        DecodeError::Size { expected: 8, .. }
+        refused(id, &format!("{} 00", head("01000000")), 1),
+        DecodeError::Size { expected: 40, .. }
+    ));
+    let nine = REGION_HEX.repeat(9);
+    assert!(matches!(
+        refused(id, &format!("01000000 00000000 {nine}"), 1),
+        DecodeError::Size { expected: 40, .. }
     ));
     assert!(matches!(
         refused(id, &head("ffffffff"), 1),
@@ -355,6 +360,23 @@ fn size_fields_that_lie_are_refused() {
         refused(RequestId::SET_FEATURES, "00", 0),
         DecodeError::Size { .. }
     ));
+}
+
+#[test]
+fn room_behind_the_counted_regions_is_passed_over_as_user_mode_linux_sends_it() {
+    let message = Message {
+        head: Head::request(RequestId::SET_MEM_TABLE, true),
+        payload: hex(&format!(
+            "01000000 00000000 {REGION_HEX} {}",
+            "00".repeat(32)
+        )),
+        fds: vec![fd()],
+    };
+    let Ok(Request::SetMemTable(regions)) = Request::decode(message) else {
+        panic!("refused");
+    };
+    assert_eq!(regions.len(), 1);
+    assert_eq!(regions[0].0, REGION);
 }
 
 #[test]

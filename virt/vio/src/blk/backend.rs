@@ -4,9 +4,13 @@
 //! time. A back end never blocks: [`submit`](BlockIo::submit) queues, [`flush`](BlockIo::flush) starts
 //! what is queued, [`poll`](BlockIo::poll) collects what has ended.
 //!
-//! Data move in one of two ways ([`Transfer`]): straight between the file and leased guest memory, or
+//! Data move in one of four ways ([`Transfer`]): straight between the file and leased guest memory;
 //! through a private buffer of the back end, which the device fills before `submit` or empties after the
-//! completion, by copies that need no lease.
+//! completion, by copies that need no lease; by one copy between the guest and contents that lie in this process's
+//! memory; or not at all.
+//!
+//! What need not wait is not submitted: the device first offers an operation to [`run_now`](BlockIo::run_now), and
+//! only what that declines takes a slot.
 
 use std::os::fd::RawFd;
 
@@ -19,6 +23,22 @@ pub enum Transfer {
     Direct,
     /// Through private buffers: no lease outlives a call.
     Bounce,
+    /// One copy between the guest and [`BlockIo::contents`], before the call returns. Such a back end can
+    /// also do with private buffers, for what stands between it and the device ([`Transfer::queued`]).
+    Memory,
+    /// No data move: reads leave the guest's buffers as they are, writes are forgotten.
+    Nothing,
+}
+
+impl Transfer {
+    /// How data move if operations are to be queued, not done at once.
+    #[must_use]
+    pub fn queued(self) -> Self {
+        match self {
+            Self::Direct | Self::Nothing => self,
+            Self::Bounce | Self::Memory => Self::Bounce,
+        }
+    }
 }
 
 /// One contiguous piece of host memory under a lease.
@@ -100,8 +120,27 @@ pub trait BlockIo: Send {
     /// Slots: how many requests may be in flight.
     fn depth(&self) -> u32;
 
-    /// How data move.
+    /// How data move; constant.
     fn transfer(&self) -> Transfer;
+
+    /// Whether operations end in the order in which they were submitted, and none later than one that
+    /// [`run_now`](BlockIo::run_now) does. The device then offers VIRTIO_F_IN_ORDER.
+    fn completes_in_order(&self) -> bool {
+        false
+    }
+
+    /// Does the operation, if that takes no longer than copying its data would; `None` has done nothing (or nothing
+    /// that doing it again would not repeat), and the device submits it. `pieces` as for
+    /// [`submit`](BlockIo::submit). Reads and writes under [`Transfer::Memory`] are the device's to do.
+    fn run_now(&mut self, op: Op, pieces: &[Piece]) -> Option<Outcome> {
+        let _ = (op, pieces);
+        None
+    }
+
+    /// All contents, with [`Transfer::Memory`]; otherwise not asked for.
+    fn contents(&mut self) -> &mut [u8] {
+        &mut []
+    }
 
     /// Guest memory that pieces will point into; hold it until [`detach`](BlockIo::detach).
     fn attach(&mut self, keep: KeepAlive);
@@ -135,6 +174,9 @@ pub trait BlockIo: Send {
     /// Asks to stop the operation of `slot`, which is in flight. An outcome follows.
     fn cancel(&mut self, slot: u32);
 
+    /// Another thread will poll from now on; nothing is in flight.
+    fn rebind(&mut self) {}
+
     /// The owner is about to sleep: from now on the descriptors become readable. What came before is
     /// told by [`has_completions`](BlockIo::has_completions) only.
     fn arm(&mut self);
@@ -163,7 +205,7 @@ macro_rules! pass_down {
         }
 
         fn transfer(&self) -> $crate::blk::Transfer {
-            self.below.transfer()
+            self.below.transfer().queued()
         }
 
         fn attach(&mut self, keep: guest_mem::KeepAlive) {
@@ -184,6 +226,10 @@ macro_rules! pass_down {
 
         fn unreserve(&mut self, slot: u32) {
             self.below.unreserve(slot);
+        }
+
+        fn rebind(&mut self) {
+            self.below.rebind();
         }
     };
 }

@@ -75,6 +75,8 @@ pub struct Limits {
     pub read_only: bool,
     /// Features the driver accepted.
     pub features: u64,
+    /// Most sectors of one discard or write-zeroes request.
+    pub max_range: u32,
 }
 
 /// A checked request.
@@ -184,7 +186,7 @@ fn range<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits, zeroes: bool) -> A
     if flags & !allowed != 0 {
         return Ok(Action::Status(STATUS_UNSUPP));
     }
-    if sectors > MAX_RANGE_SECTORS {
+    if sectors > limits.max_range {
         return Ok(Action::Status(STATUS_IOERR));
     }
     let Some(offset) = inside(limits, sector, u64::from(sectors)) else {
@@ -210,7 +212,7 @@ fn inside(limits: &Limits, sector: u64, count: u64) -> Option<u64> {
 }
 
 /// Configuration space (§5.2.4), `struct virtio_blk_config` up to `write_zeroes_may_unmap`.
-pub fn config_space(sectors: u64, block: u32, queues: u16) -> [u8; 60] {
+pub fn config_space(sectors: u64, block: u32, queues: u16, max_range: u32) -> [u8; 60] {
     let mut space = [0; 60];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &sectors.to_le_bytes());
@@ -218,10 +220,10 @@ pub fn config_space(sectors: u64, block: u32, queues: u16) -> [u8; 60] {
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &block.to_le_bytes());
     put(34, &queues.to_le_bytes());
-    put(36, &MAX_RANGE_SECTORS.to_le_bytes()); // max_discard_sectors
+    put(36, &max_range.to_le_bytes()); // max_discard_sectors
     put(40, &1u32.to_le_bytes()); // max_discard_seg
     put(44, &(block / SECTOR as u32).to_le_bytes()); // discard_sector_alignment
-    put(48, &MAX_RANGE_SECTORS.to_le_bytes()); // max_write_zeroes_sectors
+    put(48, &max_range.to_le_bytes()); // max_write_zeroes_sectors
     put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
     put(56, &[1]); // write_zeroes_may_unmap
     space

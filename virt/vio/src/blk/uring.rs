@@ -1,8 +1,10 @@
 //! A raw file or block device through io_uring.
 //!
-//! One ring per device, made at first use by the thread that polls it (SINGLE_ISSUER, DEFER_TASKRUN and
+//! What need not wait is done at once, by one system call and without the ring ([`now`]). For the rest there is one
+//! ring per device, made at first use by the thread that polls it (SINGLE_ISSUER, DEFER_TASKRUN and
 //! TASKRUN_FLAG where the kernel has them): an idle poll costs two loads and no system call, and a batch
-//! of submissions one. An owner that sleeps does so on an eventfd, which is silent while it polls. (The
+//! of submissions one. The file is registered with it; guest memory is not, for that would pin all of it, and
+//! a request has many pieces where a registered buffer is one. A disk that nobody reads has no ring, and one that moves to another thread makes a new one. An owner that sleeps does so on an eventfd, which is silent while it polls. (The
 //! ring's own descriptor would not do: with DEFER_TASKRUN, Linux 6.18 reports it readable when asked but
 //! wakes nobody who is already waiting for it.)
 //!
@@ -18,21 +20,25 @@
 //! stated at [`UringFile::submit`] and `drop`. A safe wrapper would have to own the buffers, and
 //! they belong to the guest.
 
+mod now;
 mod pool;
+mod ring;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{opcode, squeue, types};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
+use now::Now;
 use pool::{CHUNK, Pool};
+use ring::{Ring, make_eventfd};
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
@@ -92,7 +98,8 @@ enum State {
     InFlight,
 }
 
-/// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered.
+/// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered; they are on the
+/// heap, so a slot may move.
 struct Slot {
     state: State,
     op: Op,
@@ -109,18 +116,35 @@ struct Slot {
     punching: bool,
 }
 
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            state: State::Free,
+            op: Op::Flush,
+            iovecs: Vec::new(),
+            first: 0,
+            moved: 0,
+            chunks: Vec::new(),
+            reserved: 0,
+            cancelled: false,
+            punching: false,
+        }
+    }
+}
+
 /// A raw file or block device.
 ///
 /// Thread: made and attached anywhere, submitted to and polled from one thread only, the first that does:
 /// the kernel refuses others, and their operations stay queued. To be dropped on that thread if
 /// anything is in flight; elsewhere what is in flight is leaked after two seconds.
 pub struct UringFile {
-    ring: IoUring,
-    /// Made disabled: the first submission enables it and binds it to its thread.
-    enabled: bool,
+    /// Made by the first submission, on the thread that makes it.
+    ring: Option<Ring>,
     file: File,
     capacity: u64,
     options: UringOptions,
+    now: Now,
+    /// As many as have been used at the same time: at most `options.depth`.
     slots: Vec<Slot>,
     pool: Option<Pool>,
     keep: Option<KeepAlive>,
@@ -132,6 +156,9 @@ pub struct UringFile {
     queued: bool,
     /// Counts completions while armed.
     wake: File,
+    is_armed: bool,
+    /// The vectors of an operation done at once.
+    scratch: Vec<libc::iovec>,
 }
 
 // SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into guest
@@ -165,44 +192,58 @@ impl UringFile {
         if capacity == 0 || !capacity.is_multiple_of(SECTOR) {
             return Err(UringError::Size(capacity));
         }
-        let ring = make_ring(options.depth).map_err(UringError::Ring)?;
+        Ring::probe().map_err(UringError::Ring)?;
         let wake = make_eventfd().map_err(UringError::Ring)?;
-        ring.submitter()
-            .register_eventfd(wake.as_raw_fd())
-            .map_err(UringError::Ring)?;
-        let slot = |_| Slot {
-            state: State::Free,
-            op: Op::Flush,
-            iovecs: Vec::new(),
-            first: 0,
-            moved: 0,
-            chunks: Vec::new(),
-            reserved: 0,
-            cancelled: false,
-            punching: false,
-        };
-        let mut disk = Self {
-            ring,
-            enabled: false,
+        Ok(Self {
+            ring: None,
+            now: Now::new(&file, kind.is_file() && !options.o_direct),
             file,
             capacity,
             options,
-            slots: (0..options.depth).map(slot).collect(),
+            slots: Vec::new(),
             pool: (options.transfer == Transfer::Bounce).then(Pool::new),
             keep: None,
             in_flight: 0,
             early: Vec::new(),
             queued: false,
             wake,
-        };
-        disk.disarm();
-        Ok(disk)
+            is_armed: false,
+            scratch: Vec::new(),
+        })
+    }
+
+    /// The slot, made if it never was.
+    fn slot(&mut self, number: u32) -> &mut Slot {
+        assert!(number < self.options.depth, "a slot beyond the depth");
+        let number = number as usize;
+        if number >= self.slots.len() {
+            self.slots.resize_with(number + 1, Slot::default);
+        }
+        &mut self.slots[number]
+    }
+
+    /// Whether the kernel may be given these pieces: they stay mapped for as long as `self.keep` is held.
+    fn keeps(&self, pieces: &[Piece]) -> bool {
+        self.keep.as_ref().is_some_and(|keep| {
+            pieces
+                .iter()
+                .all(|piece| keeps_mapped(keep, piece.hva, u64::from(piece.len)))
+        })
+    }
+
+    /// Reports a submission that does not reach the kernel.
+    fn end_early(&mut self, slot: u32, errno: i32) {
+        self.early.push(Completion {
+            slot,
+            outcome: Outcome::Failed(errno),
+        });
     }
 
     /// Writes the submission entry of a slot in state `InFlight`.
     fn push(&mut self, number: u32) {
-        let slot = &mut self.slots[number as usize];
-        let fd = types::Fd(self.file.as_raw_fd());
+        let ring = self.ring.as_ref().expect("made before anything is pushed");
+        let slot = &self.slots[number as usize];
+        let fd = ring.fd();
         let entry = match slot.op {
             Op::Read { offset, .. } => {
                 let vectors = &slot.iovecs[slot.first..];
@@ -232,18 +273,20 @@ impl UringFile {
                 fallocate(fd, offset, len, mode)
             }
         };
-        self.push_entry(&entry.user_data(u64::from(number)));
+        let entry = ring.on_file(entry.user_data(u64::from(number)));
+        self.push_entry(&entry);
     }
 
     fn push_entry(&mut self, entry: &squeue::Entry) {
         self.queued = true;
         loop {
+            let ring = self.ring.as_mut().expect("made before anything is pushed");
             // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the
-            // slot is in flight and live in `self.slots`, never resized; (b) what the vectors point to:
+            // slot is in flight and lie on the heap; (b) what the vectors point to:
             // chunks of `self.pool` that belong to this slot until it is unreserved, or guest memory
             // that `self.keep` was checked to keep mapped in `submit`. `drop` waits for the kernel, or
             // leaks all three. The descriptor is `self.file`.
-            let pushed = unsafe { self.ring.submission().push(entry) };
+            let pushed = unsafe { ring.io.submission().push(entry) };
             if pushed.is_ok() {
                 return;
             }
@@ -293,43 +336,13 @@ impl UringFile {
         self.push(number);
         None
     }
-
-    /// Enters the kernel; false for what a later try may mend.
-    fn enter(&mut self) -> bool {
-        if !self.enabled {
-            // Fails only if the ring was not made disabled (the fallback for old kernels).
-            let _ = self.ring.submitter().register_enable_rings();
-            self.enabled = true;
-        }
-        self.ring.submit().is_ok()
-    }
 }
 
-/// The best ring this kernel makes.
-fn make_ring(depth: u32) -> io::Result<IoUring> {
-    // Every slot and a cancellation of each, twice: the queue is never full of what the kernel has not seen.
-    let entries = (4 * depth).next_power_of_two();
-    let best = IoUring::builder()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .setup_r_disabled()
-        .build(entries);
-    match best {
-        Ok(ring) => Ok(ring),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
-        Err(error) => Err(error),
+fn iovec(piece: &Piece) -> libc::iovec {
+    libc::iovec {
+        iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
+        iov_len: piece.len as usize,
     }
-}
-
-fn make_eventfd() -> io::Result<File> {
-    // SAFETY: plain system call; a new descriptor, or an error.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call just made it, and nobody else has it.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
@@ -374,6 +387,7 @@ impl BlockIo for UringFile {
 
     fn reserve(&mut self, slot: u32, len: u32) -> bool {
         assert!(len <= MAX_TRANSFER);
+        self.slot(slot);
         let pool = self.pool.as_mut().expect("a bouncing back end");
         let slot = &mut self.slots[slot as usize];
         assert_eq!(
@@ -411,7 +425,9 @@ impl BlockIo for UringFile {
     }
 
     fn unreserve(&mut self, slot: u32) {
-        let slot = &mut self.slots[slot as usize];
+        let Some(slot) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
         assert_ne!(
             slot.state,
             State::InFlight,
@@ -425,8 +441,49 @@ impl BlockIo for UringFile {
         }
     }
 
+    fn run_now(&mut self, op: Op, pieces: &[Piece]) -> Option<Outcome> {
+        if self.options.transfer != Transfer::Direct {
+            return None;
+        }
+        let (offset, len) = match op {
+            Op::Read { offset, len } => (offset, len),
+            Op::Write {
+                offset,
+                len,
+                durable: _,
+            } => (offset, len),
+            Op::Flush => return self.now.flush_is_free().then_some(Outcome::Done),
+            Op::Discard { .. } | Op::WriteZeroes { .. } => return None,
+        };
+        if !self.keeps(pieces) {
+            return None;
+        }
+        self.scratch.clear();
+        self.scratch.extend(pieces.iter().map(iovec));
+        let done = match op {
+            Op::Write { .. } => self.now.write(&self.file, &self.scratch, offset, len),
+            _ => self.now.read(&self.file, &self.scratch, offset, len),
+        };
+        done.map(|()| Outcome::Done)
+    }
+
     fn submit(&mut self, number: u32, op: Op, pieces: &[Piece]) {
-        let slot = &mut self.slots[number as usize];
+        if self.ring.is_none() {
+            match Ring::new(self.options.depth, &self.file, &self.wake) {
+                Ok(ring) => self.ring = Some(ring),
+                // Out of descriptors or locked memory: this request fails, the next tries again.
+                Err(error) => {
+                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                    return self.end_early(number, errno);
+                }
+            }
+        }
+        // The check that the safety of the kernel's access rests on: these bytes stay mapped for as
+        // long as `self.keep` is held, which is until nothing is in flight.
+        if !pieces.is_empty() && !self.keeps(pieces) {
+            return self.end_early(number, libc::EFAULT);
+        }
+        let slot = self.slot(number);
         assert_ne!(
             slot.state,
             State::InFlight,
@@ -438,27 +495,9 @@ impl BlockIo for UringFile {
         slot.cancelled = false;
         slot.punching = false;
         slot.iovecs.clear();
-        let mut total = 0u64;
-        for piece in pieces {
-            // The check that the safety of the kernel's access rests on: these bytes stay mapped for as
-            // long as `self.keep` is held, which is until nothing is in flight.
-            let kept = self
-                .keep
-                .as_ref()
-                .is_some_and(|keep| keeps_mapped(keep, piece.hva, u64::from(piece.len)));
-            if !kept {
-                self.early.push(Completion {
-                    slot: number,
-                    outcome: Outcome::Failed(libc::EFAULT),
-                });
-                return;
-            }
-            total += u64::from(piece.len);
-            slot.iovecs.push(libc::iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
-                iov_len: piece.len as usize,
-            });
-        }
+        slot.iovecs.extend(pieces.iter().map(iovec));
+        let mut total: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
+        let slot = &mut self.slots[number as usize];
         let mut left = slot.reserved;
         for &chunk in &slot.chunks {
             let len = left.min(CHUNK);
@@ -487,8 +526,10 @@ impl BlockIo for UringFile {
     fn flush(&mut self) {
         if self.queued {
             // EAGAIN, EBUSY and EINTR leave the entries where they are, for the next poll.
-            self.enter();
-            self.queued = !self.ring.submission().is_empty();
+            if let Some(ring) = &mut self.ring {
+                ring.enter();
+                self.queued = !ring.io.submission().is_empty();
+            }
         }
     }
 
@@ -498,15 +539,15 @@ impl BlockIo for UringFile {
             return;
         }
         self.flush();
-        if self.ring.submission().taskrun() || self.ring.submission().cq_overflow() {
+        let Some(ring) = &mut self.ring else {
+            return;
+        };
+        if ring.io.submission().taskrun() || ring.io.submission().cq_overflow() {
             // Enters with GETEVENTS, which runs what the kernel has deferred for us.
-            self.enter();
+            ring.enter();
         }
-        loop {
-            // One at a time: handling it may write a submission entry.
-            let Some(entry) = self.ring.completion().next() else {
-                break;
-            };
+        // One at a time: handling it may write a submission entry.
+        while let Some(entry) = self.ring.as_mut().and_then(Ring::next) {
             let number = entry.user_data() as u32;
             if entry.user_data() & CANCEL != 0 {
                 // 0: stopped, its own entry says ECANCELED. ENOENT: it ended before. EALREADY: running.
@@ -533,8 +574,7 @@ impl BlockIo for UringFile {
     fn has_completions(&mut self) -> bool {
         !self.early.is_empty()
             || self.queued
-            || (self.in_flight != 0
-                && (self.ring.submission().taskrun() || !self.ring.completion().is_empty()))
+            || (self.in_flight != 0 && self.ring.as_mut().is_some_and(Ring::has_news))
     }
 
     fn cancel(&mut self, slot: u32) {
@@ -550,15 +590,34 @@ impl BlockIo for UringFile {
         }
     }
 
+    fn rebind(&mut self) {
+        assert_eq!(
+            self.in_flight, 0,
+            "a ring given up under operations in flight"
+        );
+        self.ring = None;
+    }
+
     fn arm(&mut self) {
-        // What is counted in it is over: `has_completions` follows. Would-block means nothing is.
-        let mut count = [0; 8];
-        let _ = self.wake.read(&mut count);
-        self.ring.completion().enable_eventfd();
+        self.is_armed = self.in_flight != 0;
+        // With nothing in flight there is nothing to tell.
+        if self.is_armed
+            && let Some(ring) = &mut self.ring
+        {
+            ring.set_notify(true);
+        }
     }
 
     fn disarm(&mut self) {
-        self.ring.completion().disable_eventfd();
+        if !std::mem::take(&mut self.is_armed) {
+            return;
+        }
+        if let Some(ring) = &mut self.ring {
+            ring.set_notify(false);
+        }
+        // What was counted is over: a poll follows. Would-block means nothing was.
+        let mut count = [0; 8];
+        let _ = self.wake.read(&mut count);
     }
 
     fn wake_fds(&self, fds: &mut Vec<RawFd>) {
@@ -569,7 +628,7 @@ impl BlockIo for UringFile {
 impl Drop for UringFile {
     fn drop(&mut self) {
         let deadline = Instant::now() + DROP_LIMIT;
-        for slot in 0..self.options.depth {
+        for slot in 0..self.slots.len() as u32 {
             self.cancel(slot);
         }
         let mut done = Vec::new();

@@ -399,7 +399,8 @@ impl VirtioDevice for Net {
         _keep: KeepAlive,
     ) -> Result<(), ActivateError> {
         self.reset();
-        let rings = crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
+        let rings: Vec<SplitQueue> =
+            crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
         for ring in rings {
             match ring.index() {
                 RX => self.rx = Some(ring),

@@ -1,5 +1,8 @@
-//! One of a ring's three areas, as cached pointers: one [`Window`] per 4 KiB page, made on first use and
-//! translated again when the view's generation has moved.
+//! One of a ring's areas, as cached pointers that are translated again when the view's generation has moved.
+//!
+//! Where the whole area lies in one piece (memory without an IOMMU, large pages), it is one [`Window`]; otherwise
+//! one per 4 KiB page, made on first use. The whole is tried only behind a translation of its first byte that has succeeded, so
+//! that the attempt records no fault that the access itself would not.
 //!
 //! Common path: one comparison of generations, no translation, no lookup.
 
@@ -20,6 +23,7 @@ pub(super) struct Area {
     /// Offset of `base` in its page.
     skew: u32,
     perm: Perm,
+    whole: Option<Page>,
     /// Bound: 65,536 B table → 17 pages; 32768-entry used ring → 65.
     pages: Vec<Option<Page>>,
 }
@@ -36,6 +40,7 @@ impl Area {
             len,
             skew,
             perm,
+            whole: None,
             pages,
         })
     }
@@ -46,24 +51,72 @@ impl Area {
     }
 
     /// The window that holds byte `offset`, and where in it. `offset` is below the length given to `new`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn at<D: Dma>(&mut self, dma: &mut D, offset: u32) -> Access<(&Window, u32)> {
         debug_assert!(offset < self.len);
-        let at = self.skew + offset;
-        let index = (at / PAGE) as usize;
-        let within = if index == 0 { offset } else { at % PAGE };
         let generation = dma.generation();
-        let current = matches!(&self.pages[index], Some(page) if page.generation == generation);
-        if !current {
-            self.renew(dma, index, generation)?;
+        if self.whole(generation).is_none() {
+            return self.at_page(dma, offset, generation);
         }
-        match &self.pages[index] {
-            Some(page) => Ok((&page.window, within)),
+        match &self.whole {
+            Some(whole) => Ok((&whole.window, offset)),
             None => Err(DmaFault::BadRange.into()),
         }
     }
 
-    /// Makes or refreshes the window of page `index`. On error the page has none.
+    /// The whole area, if that is one window and current under `generation`: then an offset in the area is one in the window.
+    #[inline(always)]
+    pub(super) fn whole(&self, generation: u64) -> Option<&Window> {
+        match &self.whole {
+            Some(whole) if whole.generation == generation => Some(&whole.window),
+            _ => None,
+        }
+    }
+
+    /// The window that holds byte `offset`, if there is one that is current.
+    pub(super) fn current(&self, offset: u32, generation: u64) -> Option<(&Window, u32)> {
+        if let Some(whole) = self.whole(generation) {
+            return Some((whole, offset));
+        }
+        let at = self.skew + offset;
+        let index = (at / PAGE) as usize;
+        match &self.pages[index] {
+            Some(page) if page.generation == generation => {
+                Some((&page.window, if index == 0 { offset } else { at % PAGE }))
+            }
+            _ => None,
+        }
+    }
+
+    /// The window that [`at`](Self::at) made current under this generation, without asking again.
+    #[inline]
+    pub(super) fn held(&self, offset: u32, generation: u64) -> (&Window, u32) {
+        self.current(offset, generation)
+            .expect("made current by the caller")
+    }
+
+    #[cold]
+    fn at_page<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        offset: u32,
+        generation: u64,
+    ) -> Access<(&Window, u32)> {
+        let at = self.skew + offset;
+        let index = (at / PAGE) as usize;
+        let current = matches!(&self.pages[index], Some(page) if page.generation == generation);
+        if !current {
+            self.renew(dma, index, generation)?;
+        }
+        let within = if index == 0 { offset } else { at % PAGE };
+        match (&self.whole, &self.pages[index]) {
+            (Some(whole), _) if whole.generation == generation => Ok((&whole.window, offset)),
+            (_, Some(page)) => Ok((&page.window, within)),
+            (_, None) => Err(DmaFault::BadRange.into()),
+        }
+    }
+
+    /// Makes or refreshes the window of page `index`; behind the first page, also the whole. On error the page has none.
     #[cold]
     fn renew<D: Dma>(&mut self, dma: &mut D, index: usize, generation: u64) -> Access<()> {
         let window = match self.pages[index].take() {
@@ -86,6 +139,22 @@ impl Area {
             }
         };
         self.pages[index] = Some(Page { window, generation });
+        if index == 0 {
+            self.whole = self.unite(dma, generation);
+        }
         Ok(())
+    }
+
+    /// The whole as one window; the first page's is current.
+    fn unite<D: Dma>(&mut self, dma: &mut D, generation: u64) -> Option<Page> {
+        let window = match (self.whole.take(), &self.pages[..]) {
+            (_, [Some(only)]) => only.window.clone(),
+            (Some(mut whole), _) => {
+                dma.refresh(&mut whole.window).ok()?;
+                whole.window
+            }
+            (None, _) => dma.window(self.base, self.len, self.perm).ok()?,
+        };
+        Some(Page { window, generation })
     }
 }

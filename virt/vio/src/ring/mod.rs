@@ -1,14 +1,29 @@
-//! The split virtqueue (virtio 1.2 §2.7), device side.
+//! Virtqueues (virtio 1.2 §2.7, §2.8), device side.
 //!
-//! [`chain`]: descriptors, checked once. [`split`]: the two rings and the notification protocol.
-//! Left out: the packed ring (§2.8), which the features here do not offer.
+//! [`Ring`]: what a device uses, over both layouts. [`chain`]: descriptors, checked once. [`split`], [`packed`]: the two
+//! layouts. [`Journal`]: what a successor of a killed process needs.
 
+mod any;
 mod area;
 pub mod chain;
+mod counter;
+mod journal;
+mod order;
+pub mod packed;
+mod rest;
 pub mod split;
+mod table;
+mod token;
+mod watch;
 
-pub use chain::{Buffers, Chain, Segment, Violation};
-pub use split::{Parked, RingStop, SplitQueue};
+pub use any::Ring;
+pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
+pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
+pub use packed::PackedQueue;
+pub use rest::{Parked, RingStats, RingStop};
+pub use split::SplitQueue;
+pub use token::Token;
+pub use watch::Watch;
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,14 @@
 //! The ring against the fake driver, an independent implementation, and hostile memory.
 
+mod both;
 mod hostile;
+mod journal;
+mod kill;
+mod model;
 mod notify;
 mod oracle;
+mod packed;
+mod world;
 
 use guest_mem::test_utils::{ArrayMem, FlatDma};
 use guest_mem::{Gpa, Iova, Perm};

@@ -162,7 +162,10 @@ fn rogue_writes_into_a_write_buffer_are_blocked_or_counted() {
 
 #[test]
 fn a_full_table_of_leases_delays_requests_and_fails_only_those_that_never_fit() {
-    let mut guest = Guest::new(uring(Transfer::Direct).0);
+    // A disk that does nothing at once, so that leases pile up.
+    let (disk, control, _file) = slow(Transfer::Direct);
+    control.set_open(true);
+    let mut guest = Guest::new(disk);
     // Four pages in flight at most.
     let mut dma = FlatDma::with_max_leases(guest.mem.clone(), 4);
     for slot in 0..6 {

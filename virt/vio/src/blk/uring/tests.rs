@@ -1,6 +1,7 @@
 //! The ring disk alone: what a file may do to it.
 
 use std::io::Write;
+use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
 use guest_mem::test_utils::ArrayMem;

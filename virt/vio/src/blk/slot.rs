@@ -1,0 +1,302 @@
+//! One request from its chain to its used element, where it does not end at once.
+
+use guest_mem::{Access, Dma, DmaFault, Iova, LeaseId, Perm, Stop};
+
+use super::backend::{BlockIo, Op, Piece, Transfer};
+use super::request::{self, HEADER_LEN, ID_LEN, STATUS_IOERR, STATUS_OK};
+use super::{MAX_PIECES, misbehave};
+use crate::DeviceStats;
+use crate::ring::{Chain, Segment, Token};
+
+/// What came of preparing a transfer.
+pub(super) enum Ready {
+    /// Submit it.
+    Yes,
+    /// No buffer or lease free now.
+    NoRoom,
+    /// The guest's own buffer faulted, or is cut into more pieces than a request may have.
+    Refused,
+}
+
+/// What a slot's request asks for, as finishing it needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// Nothing but the status.
+    Status,
+    /// Data that wait in the back end's private buffer.
+    Bounced,
+    /// Data that the back end has put into guest memory.
+    Direct,
+    /// The serial number.
+    Id,
+    /// Everything is there, the status too; only the used element is missing.
+    Done,
+}
+
+/// One request, from its chain to its used element. Vectors keep their capacity from request to request.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The number of its queue.
+    pub(super) queue: u16,
+    /// Its place in the ring.
+    pub(super) token: Option<Token>,
+    pub(super) reply: Reply,
+    pub(super) status: u8,
+    pub(super) status_at: Iova,
+    /// Data bytes: those the device writes for a reading request.
+    pub(super) len: u32,
+    pub(super) is_write: bool,
+    pub(super) data: Vec<Segment>,
+    pub(super) leases: Vec<LeaseId>,
+    pub(super) pieces: Vec<Piece>,
+    /// A rogue access to make before finishing.
+    pub(super) rogue: Option<Iova>,
+    pub(super) in_flight: bool,
+    pub(super) cancelled: bool,
+}
+
+impl Request {
+    pub(super) fn new() -> Self {
+        Self {
+            queue: 0,
+            token: None,
+            reply: Reply::Status,
+            status: 0,
+            status_at: Iova::new(0),
+            len: 0,
+            is_write: false,
+            data: Vec::new(),
+            leases: Vec::new(),
+            pieces: Vec::new(),
+            rogue: None,
+            in_flight: false,
+            cancelled: false,
+        }
+    }
+
+    /// Forgets the request before.
+    pub(super) fn begin(&mut self, queue: u16, parsed: &request::Parsed) {
+        let Self {
+            queue: own_queue,
+            token,
+            reply,
+            status,
+            status_at,
+            len,
+            is_write,
+            data,
+            leases,
+            pieces,
+            rogue,
+            in_flight,
+            cancelled,
+        } = self;
+        *own_queue = queue;
+        *token = None;
+        *reply = Reply::Status;
+        *status = STATUS_OK;
+        *status_at = parsed.status_at;
+        *len = 0;
+        *is_write = false;
+        data.clear();
+        assert!(
+            leases.is_empty(),
+            "a slot is free only when its leases are released"
+        );
+        pieces.clear();
+        *rogue = None;
+        *in_flight = false;
+        *cancelled = false;
+    }
+
+    /// Gets the request's data ready to be moved. On anything but `Ready::Yes` no lease or buffer is kept.
+    pub(super) fn prepare<D: Dma>(
+        &mut self,
+        slot: u32,
+        op: Op,
+        dma: &mut D,
+        chain: &Chain,
+        io: &mut dyn BlockIo,
+    ) -> Access<Ready> {
+        match op {
+            Op::Read { len, .. } => {
+                self.len = len;
+                self.data.extend(chain.writable().slice(0, len));
+            }
+            Op::Write { len, .. } => {
+                self.len = len;
+                self.is_write = true;
+                self.data.extend(chain.readable().slice(HEADER_LEN, len));
+            }
+            Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => return Ok(Ready::Yes),
+        }
+        let (reply, ready) = match io.transfer() {
+            Transfer::Direct => (Reply::Direct, self.lease_all(dma)),
+            Transfer::Nothing => (Reply::Direct, Ok(())),
+            Transfer::Bounce | Transfer::Memory if !io.reserve(slot, self.len) => {
+                return Ok(Ready::NoRoom);
+            }
+            Transfer::Bounce | Transfer::Memory if self.is_write => {
+                (Reply::Status, self.bounce_in(slot, dma, io))
+            }
+            Transfer::Bounce | Transfer::Memory => (Reply::Bounced, Ok(())),
+        };
+        self.reply = if self.is_write { Reply::Status } else { reply };
+        if ready.is_err() {
+            self.release(dma);
+            io.unreserve(slot);
+        }
+        match ready {
+            Ok(()) => Ok(Ready::Yes),
+            Err(Stop::Fault(DmaFault::TooManyLeases)) => Ok(Ready::NoRoom),
+            Err(Stop::Fault(_)) => Ok(Ready::Refused),
+            Err(pending) => Err(pending),
+        }
+    }
+
+    fn lease_all<D: Dma>(&mut self, dma: &mut D) -> Access<()> {
+        let perm = if self.is_write {
+            Perm::Read
+        } else {
+            Perm::Write
+        };
+        for segment in &self.data {
+            let mut done = 0;
+            while done < segment.len {
+                if self.leases.len() == MAX_PIECES {
+                    return Err(DmaFault::BadRange.into());
+                }
+                let at = segment
+                    .iova
+                    .checked_add(u64::from(done))
+                    .ok_or(DmaFault::BadRange)?;
+                let lease = dma.lease(at, segment.len - done, perm)?;
+                done += lease.len;
+                self.leases.push(lease.id);
+                match self.pieces.last_mut() {
+                    // Neighbours in host memory are one piece for the back end.
+                    Some(last) if last.hva.checked_add(u64::from(last.len)) == Some(lease.hva) => {
+                        last.len += lease.len;
+                    }
+                    _ => self.pieces.push(Piece {
+                        hva: lease.hva,
+                        len: lease.len,
+                    }),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the private buffer from the guest.
+    fn bounce_in<D: Dma>(&self, slot: u32, dma: &mut D, io: &mut dyn BlockIo) -> Access<()> {
+        for_each_part(slot, &self.data, io, |iova, part| dma.read(iova, part))
+    }
+
+    /// Releases every lease: nothing touches the request's memory any more.
+    pub(super) fn release<D: Dma>(&mut self, dma: &mut D) {
+        for id in self.leases.drain(..) {
+            dma.release(id);
+        }
+    }
+
+    /// Makes this request fail without having run.
+    pub(super) fn refuse(&mut self) {
+        self.reply = Reply::Status;
+        self.status = STATUS_IOERR;
+    }
+
+    /// The rogue access, if one is due; once.
+    pub(super) fn attack<D: Dma>(&mut self, dma: &mut D, stats: &mut DeviceStats) -> Access<()> {
+        if let Some(iova) = self.rogue {
+            if misbehave::attack(dma, iova)? {
+                stats.rogue_blocked += 1;
+            } else {
+                stats.rogue_allowed += 1;
+            }
+            self.rogue = None;
+        }
+        Ok(())
+    }
+
+    /// Writes data (where they are not there yet) and status; answers how many bytes the device wrote in
+    /// all. A fault is one of the status byte: a fault of the data becomes an error status.
+    pub(super) fn answer<D: Dma>(
+        &mut self,
+        slot: u32,
+        dma: &mut D,
+        io: &mut dyn BlockIo,
+        serial: &[u8; ID_LEN],
+    ) -> Access<u32> {
+        let data = match self.reply {
+            _ if self.status != STATUS_OK => Ok(()),
+            Reply::Status | Reply::Direct | Reply::Done => Ok(()),
+            Reply::Bounced => {
+                for_each_part(slot, &self.data, io, |iova, part| dma.write(iova, part))
+            }
+            Reply::Id => {
+                let mut at = 0;
+                self.data.iter().try_for_each(|segment| {
+                    let end = at + segment.len as usize;
+                    dma.write(segment.iova, &serial[at..end])?;
+                    at = end;
+                    Ok(())
+                })
+            }
+        };
+        match data {
+            Ok(()) => {}
+            Err(Stop::Fault(_)) => self.status = STATUS_IOERR,
+            Err(pending) => return Err(pending),
+        }
+        dma.write(self.status_at, &[self.status])?;
+        // After an error nothing is promised of the data (§2.7.8.2: len is a lower bound of what was written).
+        let data = match self.reply {
+            Reply::Status => 0,
+            _ if self.status != STATUS_OK => 0,
+            _ => self.len,
+        };
+        Ok(data + 1)
+    }
+
+    /// Counts the request as over.
+    pub(super) fn count(&self, stats: &mut DeviceStats) {
+        // One that waited only to be shown was counted when it was done.
+        if self.reply == Reply::Done {
+            return;
+        }
+        let bytes = u64::from(self.len);
+        if self.status != STATUS_OK {
+            stats.errors += 1;
+        } else if self.is_write {
+            stats.written_bytes += bytes;
+        } else {
+            stats.read_bytes += bytes;
+        }
+    }
+}
+
+/// Gives `each` the parts of guest segments and private buffer that correspond.
+fn for_each_part(
+    slot: u32,
+    data: &[Segment],
+    io: &mut dyn BlockIo,
+    mut each: impl FnMut(Iova, &mut [u8]) -> Access<()>,
+) -> Access<()> {
+    let mut at = 0;
+    for segment in data {
+        let mut done = 0;
+        while done < segment.len {
+            let iova = segment
+                .iova
+                .checked_add(u64::from(done))
+                .ok_or(DmaFault::BadRange)?;
+            let buffer = io.buffer(slot, at);
+            let len = buffer.len().min((segment.len - done) as usize);
+            each(iova, &mut buffer[..len])?;
+            done += len as u32;
+            at += len as u32;
+        }
+    }
+    Ok(())
+}

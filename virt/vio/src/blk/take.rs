@@ -1,0 +1,279 @@
+//! The front half of a visit: chains are taken from the rings, and done at once or started.
+
+use guest_mem::{Access, Dma, Stop};
+
+use super::backend::{BlockIo, Op, Outcome, Transfer};
+use super::finish::status_of;
+use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
+use super::slot::{Ready, Reply};
+use super::{Blk, Misbehave};
+use crate::ring::{Chain, RingStop, Violation};
+use crate::visit::{Visit, cost};
+
+/// What came of an attempt to take one chain.
+enum Taken {
+    /// Nothing is there.
+    Nothing,
+    /// Something is there, and may not begin before the rate limit allows.
+    Throttled,
+    /// Something is there, and no slot, buffer or lease for it now.
+    NoRoom,
+    /// It was taken.
+    One,
+}
+
+impl Blk {
+    /// Takes chains from queue `at` (a position) while the visit lasts; whether it took any.
+    pub(super) fn take<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) -> bool {
+        let queue = &mut self.queues[at];
+        queue.starved = false;
+        if !queue.takes || queue.ring.parked().is_some() {
+            return false;
+        }
+        // Without EVENT_IDX the driver is told once that nobody needs its doorbells.
+        if let Err(stop) = queue.ring.disarm(dma) {
+            self.note(stop);
+            return false;
+        }
+        let mut busy = false;
+        while !visit.is_over() {
+            match self.take_one(at, dma, visit) {
+                Ok(Taken::One) => busy = true,
+                Ok(Taken::Nothing) => return busy,
+                Ok(Taken::Throttled) => {
+                    self.stats.throttled += 1;
+                    return busy;
+                }
+                Ok(Taken::NoRoom) => {
+                    self.queues[at].starved = true;
+                    self.stats.backpressure += 1;
+                    return busy;
+                }
+                Err(stop) => {
+                    self.note(stop);
+                    return busy;
+                }
+            }
+        }
+        // Stopped by the budget: there may be more.
+        true
+    }
+
+    /// Takes one chain. After an error the chain is still in the ring and the queue parked.
+    fn take_one<D: Dma>(
+        &mut self,
+        at: usize,
+        dma: &mut D,
+        visit: &mut Visit,
+    ) -> Result<Taken, RingStop> {
+        let ring = &mut self.queues[at].ring;
+        if !ring.peek(dma, &mut self.chain)? {
+            return Ok(Taken::Nothing);
+        }
+        if !self.throttle.is_open(visit.now_ns()) {
+            return Ok(Taken::Throttled);
+        }
+        let parsed = match request::parse(dma, &self.chain, &self.limits) {
+            Ok(Some(parsed)) => parsed,
+            Ok(None) => return Err(ring.park(Violation::Truncated.into())),
+            Err(stop) => return Err(ring.park(stop.into())),
+        };
+        // Room for what cannot be shown at once.
+        let Some(slot) = self.free_slot() else {
+            return Ok(Taken::NoRoom);
+        };
+        let taken = match (parsed.action, self.io.transfer()) {
+            (Action::Run(op), Transfer::Memory | Transfer::Nothing)
+                if matches!(self.config.misbehave, Misbehave::None) =>
+            {
+                self.take_done(at, slot, op, parsed, dma)
+            }
+            _ => self.take_into(at, slot, parsed, dma),
+        }?;
+        if matches!(taken, Taken::One) {
+            let (bytes, control) = match parsed.action {
+                Action::Run(Op::Read { len, .. } | Op::Write { len, .. }) => (u64::from(len), 0),
+                Action::Run(_) => (0, cost::CONTROL),
+                Action::GetId(_) | Action::Status(_) => (0, 0),
+            };
+            let long = self.chain.descriptors().saturating_sub(4);
+            visit.charge(
+                cost::REQUEST
+                    + bytes / cost::BYTES_PER_NS
+                    + control
+                    + long as u64 * cost::DESCRIPTOR,
+            );
+            self.throttle.charge(visit.now_ns(), bytes);
+            self.stats.requests += 1;
+        }
+        Ok(taken)
+    }
+
+    /// A request that is done before it is taken, without a lease or a slot. Doing it again, where a later
+    /// step pends, does the same.
+    fn take_done<D: Dma>(
+        &mut self,
+        at: usize,
+        slot: u32,
+        op: Op,
+        parsed: Parsed,
+        dma: &mut D,
+    ) -> Result<Taken, RingStop> {
+        let Self {
+            queues, chain, io, ..
+        } = self;
+        let ring = &mut queues[at].ring;
+        let status = match run_now(&mut **io, op, chain, dma) {
+            Ok(status) => status,
+            Err(stop) => return Err(ring.park(stop.into())),
+        };
+        match dma.write(parsed.status_at, &[status]) {
+            Ok(()) => {}
+            Err(stop @ Stop::Pending(_)) => return Err(ring.park(stop.into())),
+            // The status byte itself: the driver would take whatever stands there for our answer.
+            Err(Stop::Fault(_)) => return Err(ring.park(Violation::Status.into())),
+        }
+        let len = match op {
+            Op::Read { len, .. } if status == STATUS_OK => len,
+            _ => 0,
+        };
+        let token = ring.advance(chain);
+        let staged = ring.stage(dma, token, len + 1);
+        match op {
+            _ if status != STATUS_OK => self.stats.errors += 1,
+            Op::Read { len, .. } => self.stats.read_bytes += u64::from(len),
+            Op::Write { len, .. } => self.stats.written_bytes += u64::from(len),
+            _ => {}
+        }
+        if let Err(stop) = staged {
+            // Taken, done, and not to be shown now: it waits like one that ended later.
+            let queue = &mut self.queues[at];
+            let own = &mut self.slab[slot as usize];
+            own.begin(queue.ring.index(), &parsed);
+            own.token = Some(token);
+            own.reply = Reply::Done;
+            own.status = status;
+            own.len = len;
+            self.free.pop();
+            queue.ended.push_back(slot);
+            return Err(stop);
+        }
+        Ok(Taken::One)
+    }
+
+    /// A request that takes a slot. It may be over at once all the same.
+    fn take_into<D: Dma>(
+        &mut self,
+        at: usize,
+        slot: u32,
+        parsed: Parsed,
+        dma: &mut D,
+    ) -> Result<Taken, RingStop> {
+        let Self {
+            queues,
+            chain,
+            slab,
+            io,
+            ..
+        } = self;
+        let ring = &mut queues[at].ring;
+        let own = &mut slab[slot as usize];
+        own.begin(ring.index(), &parsed);
+        let mut run = None;
+        match parsed.action {
+            Action::Status(status) => own.status = status,
+            Action::GetId(len) => {
+                own.reply = Reply::Id;
+                own.len = len;
+                own.data.extend(chain.writable().slice(0, len));
+            }
+            Action::Run(op) => match own.prepare(slot, op, dma, chain, &mut **io) {
+                Ok(Ready::Yes) => run = Some(op),
+                Ok(Ready::NoRoom) if self.in_flight != 0 => return Ok(Taken::NoRoom),
+                // Alone, and still no room: somebody else's leases fill the table.
+                Ok(Ready::NoRoom | Ready::Refused) => own.refuse(),
+                Err(stop) => return Err(ring.park(stop.into())),
+            },
+        }
+        own.rogue = self
+            .config
+            .misbehave
+            .target(parsed.sector, own.is_write, own.data.first());
+        own.token = Some(ring.advance(chain));
+        if ring.is_faulted() {
+            // The journal refused it: what is not recorded must not run. The ring never goes on.
+            own.release(dma);
+            io.unreserve(slot);
+            return Err(Violation::Journal.into());
+        }
+        self.free.pop();
+        if let Some(op) = run {
+            let done = match io.transfer() {
+                Transfer::Direct => io.run_now(op, &own.pieces),
+                // Its data are to be moved by queueing.
+                Transfer::Bounce | Transfer::Memory | Transfer::Nothing => None,
+            };
+            match done {
+                Some(outcome) => {
+                    own.status = status_of(outcome);
+                    own.release(dma);
+                }
+                None => {
+                    own.in_flight = true;
+                    self.in_flight += 1;
+                    io.submit(slot, op, &own.pieces);
+                    return Ok(Taken::One);
+                }
+            }
+        }
+        queues[at].ended.push_back(slot);
+        Ok(Taken::One)
+    }
+
+    /// A slot that is nobody's, not taken from the list yet; the slab grows as far as the back end's depth.
+    fn free_slot(&mut self) -> Option<u32> {
+        if let Some(&slot) = self.free.last() {
+            return Some(slot);
+        }
+        let slot = self.slab.len() as u32;
+        if slot >= self.io.depth() {
+            return None;
+        }
+        self.slab.push(super::slot::Request::new());
+        self.free.push(slot);
+        Some(slot)
+    }
+
+    /// A stop has parked a queue; a violation also ends the device until its reset.
+    pub(super) fn note(&mut self, stop: RingStop) {
+        if let RingStop::Violation(violation) = stop {
+            self.fail(violation);
+        }
+    }
+}
+
+/// Does an operation of a back end that needs no pieces; answers the status.
+#[inline]
+fn run_now<D: Dma>(io: &mut dyn BlockIo, op: Op, chain: &Chain, dma: &mut D) -> Access<u8> {
+    let moved = match (io.transfer(), op) {
+        (Transfer::Memory, Op::Read { offset, len }) => {
+            let bytes = &io.contents()[offset as usize..][..len as usize];
+            chain.writable().write(dma, 0, bytes)
+        }
+        (Transfer::Memory, Op::Write { offset, len, .. }) => {
+            let bytes = &mut io.contents()[offset as usize..][..len as usize];
+            chain.readable().read(dma, HEADER_LEN, bytes)
+        }
+        _ => {
+            return Ok(status_of(
+                io.run_now(op, &[])
+                    .unwrap_or(Outcome::Failed(libc::EOPNOTSUPP)),
+            ));
+        }
+    };
+    match moved {
+        Ok(()) => Ok(STATUS_OK),
+        Err(Stop::Fault(_)) => Ok(STATUS_IOERR),
+        Err(pending) => Err(pending),
+    }
+}

@@ -1,0 +1,135 @@
+//! Operations that end at once: reads from the page cache, and anything on a file that lies in memory.
+//!
+//! | file | reads | writes | flush |
+//! |---|---|---|---|
+//! | tmpfs, ramfs, memfd | preadv | pwritev | nothing to do |
+//! | other, buffered | preadv2(RWF_NOWAIT) | the ring | the ring |
+//! | O_DIRECT, block device | the ring | the ring | the ring |
+//!
+//! A file in memory has no device to wait for (a host that swaps it out delays whoever reads it, and would as much in
+//! the ring). RWF_NOWAIT reads what is cached and refuses the rest; where most is refused the attempts are
+//! made rarer, up to one in 64 reads, so that a cold disk does not pay for two system calls each time.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// File systems whose files are memory: the kernel's uapi `linux/magic.h`.
+const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// How often a read may be tried: one in 2^`rarity`.
+const MAX_RARITY: u32 = 6;
+
+/// What can be done at once with one file.
+pub(super) struct Now {
+    class: Class,
+    /// Failed attempts make it rarer, successful ones restore it.
+    rarity: u32,
+    /// Reads since the last attempt.
+    skipped: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// Nothing.
+    Nothing,
+    /// Reads that the page cache can answer.
+    Cached,
+    /// Everything that moves data.
+    InMemory,
+}
+
+impl Now {
+    /// For `file`; `is_regular` and not O_DIRECT, or nothing can.
+    pub(super) fn new(file: &File, is_cached: bool) -> Self {
+        let class = match is_cached {
+            false => Class::Nothing,
+            true if is_in_memory(file) => Class::InMemory,
+            true => Class::Cached,
+        };
+        Self {
+            class,
+            rarity: 0,
+            skipped: 0,
+        }
+    }
+
+    /// Whether a flush has nothing to do.
+    pub(super) fn flush_is_free(&self) -> bool {
+        self.class == Class::InMemory
+    }
+
+    /// Reads at `offset` into all of `iovecs`, `len` bytes; `None` if that would wait, or failed in any way.
+    pub(super) fn read(
+        &mut self,
+        file: &File,
+        iovecs: &[libc::iovec],
+        offset: u64,
+        len: u32,
+    ) -> Option<()> {
+        let flags = match self.class {
+            Class::Nothing => return None,
+            Class::InMemory => 0,
+            Class::Cached if self.skipped < (1 << self.rarity) - 1 => {
+                self.skipped += 1;
+                return None;
+            }
+            Class::Cached => libc::RWF_NOWAIT,
+        };
+        self.skipped = 0;
+        // A disk is far smaller than 2^63 bytes: its size was a file offset.
+        let offset = offset as libc::off_t;
+        // SAFETY: the vectors are the caller's own, and they point to memory that it has checked to stay mapped
+        // during the call and that nobody has references to; the kernel writes `len` bytes there at most.
+        let moved = unsafe {
+            libc::preadv2(
+                file.as_raw_fd(),
+                iovecs.as_ptr(),
+                iovecs.len() as libc::c_int,
+                offset,
+                flags,
+            )
+        };
+        if moved == len as isize {
+            self.rarity = 0;
+            return Some(());
+        }
+        if moved < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
+            self.class = Class::Nothing;
+        }
+        self.rarity = (self.rarity + 1).min(MAX_RARITY);
+        None
+    }
+
+    /// Writes all of `iovecs`, `len` bytes, at `offset`; `None` if that would wait, or failed in any way.
+    pub(super) fn write(
+        &self,
+        file: &File,
+        iovecs: &[libc::iovec],
+        offset: u64,
+        len: u32,
+    ) -> Option<()> {
+        if self.class != Class::InMemory {
+            return None;
+        }
+        // SAFETY: as in `read`; the kernel reads `len` bytes there at most.
+        let moved = unsafe {
+            libc::pwritev(
+                file.as_raw_fd(),
+                iovecs.as_ptr(),
+                iovecs.len() as libc::c_int,
+                offset as libc::off_t,
+            )
+        };
+        (moved == len as isize).then_some(())
+    }
+}
+
+fn is_in_memory(file: &File) -> bool {
+    // SAFETY: all-zero is a valid `statfs`, a structure of integers.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: our own descriptor, and a structure that outlives the call.
+    let answer = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut about) };
+    // The magic numbers have 32 bits, whatever the field has.
+    answer == 0 && IN_MEMORY.contains(&(about.f_type as u32))
+}

@@ -1,0 +1,205 @@
+//! One type for both layouts, with tokens, replay and a journal.
+
+use guest_mem::{Dma, Ticket, WatchWord};
+
+use super::chain::Chain;
+use super::journal::{Journal, RingPosition, RingStart, StartError};
+use super::packed::PackedQueue;
+use super::rest::{Parked, RingStats, RingStop};
+use super::split::SplitQueue;
+use super::token::Token;
+use super::watch::Watch;
+use crate::device::{ActivateError, QueueConfig, feature};
+use crate::saved::SavedQueue;
+
+/// The device's side of a virtqueue of either layout.
+///
+/// [`peek`](Ring::peek) reads the next chain, [`advance`](Ring::advance) consumes it; when the request has ended,
+/// [`stage`](Ring::stage) gives its token back, and [`publish`](Ring::publish) shows the driver everything staged.
+/// Whatever answers a [`RingStop`] has parked the ring accordingly; while it is parked, call none of those that take a
+/// [`Dma`].
+pub enum Ring {
+    /// The split layout, §2.7.
+    Split(SplitQueue),
+    /// The packed layout, §2.8.
+    Packed(PackedQueue),
+}
+
+macro_rules! each {
+    ($self:ident, $ring:ident => $then:expr) => {
+        match $self {
+            Ring::Split($ring) => $then,
+            Ring::Packed($ring) => $then,
+        }
+    };
+}
+
+impl Ring {
+    /// A queue as the driver set it up, packed if it accepted RING_PACKED, otherwise split. `max` is the device's maximum size, `features` the
+    /// accepted ones.
+    pub fn new(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
+        if features & feature::RING_PACKED == 0 {
+            SplitQueue::new(config, max, features).map(Self::Split)
+        } else {
+            PackedQueue::new(config, max, features).map(Self::Packed)
+        }
+    }
+
+    /// Begins at `at` instead of [`RingStart::Fresh`]. Before the first use.
+    pub fn start(&mut self, at: RingStart) -> Result<(), StartError> {
+        each!(self, ring => ring.start(at))
+    }
+
+    /// Records from now on what is in flight. Before the first use; chains to replay are in the journal already.
+    pub fn set_journal(&mut self, journal: Box<dyn Journal>) {
+        each!(self, ring => ring.set_journal(journal));
+    }
+
+    /// Where the ring has come to: what GET_VRING_BASE answers. Nothing should be in flight: what was taken counts as
+    /// passed.
+    pub fn position(&self) -> RingPosition {
+        each!(self, ring => ring.position())
+    }
+
+    /// Queue number.
+    #[inline]
+    pub fn index(&self) -> u16 {
+        each!(self, ring => ring.index())
+    }
+
+    /// Entries.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        each!(self, ring => ring.size())
+    }
+
+    /// Whether the layout is packed.
+    pub fn is_packed(&self) -> bool {
+        matches!(self, Self::Packed(_))
+    }
+
+    /// Why the queue rests, if it does.
+    #[inline]
+    pub fn parked(&self) -> Option<Parked> {
+        each!(self, ring => ring.parked())
+    }
+
+    /// Whether the queue rests because a ring address faulted or the protocol was broken.
+    pub fn is_faulted(&self) -> bool {
+        each!(self, ring => ring.is_faulted())
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> RingStats {
+        each!(self, ring => ring.stats())
+    }
+
+    /// A doorbell: a faulted queue tries again.
+    pub fn kick(&mut self) {
+        each!(self, ring => ring.kick());
+    }
+
+    /// A ticket completed: a queue parked on it runs again.
+    pub fn ticket_done(&mut self, ticket: Ticket) {
+        each!(self, ring => ring.ticket_done(ticket));
+    }
+
+    /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
+    /// retried. Returns the stop.
+    pub fn park(&mut self, stop: RingStop) -> RingStop {
+        each!(self, ring => ring.park(stop))
+    }
+
+    /// The queue's state; `None` while chains are in flight, staged or to be replayed.
+    pub fn save(&self) -> Option<SavedQueue> {
+        each!(self, ring => ring.save())
+    }
+
+    /// Whether [`peek`](Ring::peek) would find a chain. Loads the driver's word only when all that was
+    /// seen before has been consumed.
+    #[inline]
+    pub fn has_available<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+        each!(self, ring => ring.has_available(dma))
+    }
+
+    /// Reads the next chain, those to replay first, without consuming it; whether there was one.
+    #[inline]
+    pub fn peek<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
+        each!(self, ring => ring.peek_next(dma, chain))
+    }
+
+    /// Consumes `chain`, which [`peek`](Ring::peek) has just read, and tells the journal. Call it before the request can
+    /// run. A journal that refuses parks the ring for ever ([`Violation::Journal`](super::Violation::Journal)).
+    #[inline]
+    pub fn advance(&mut self, chain: &Chain) -> Token {
+        each!(self, ring => ring.take(chain))
+    }
+
+    /// A request has ended, with `len` bytes written into its chain: its used element is written, or kept, and shown by the next
+    /// [`publish`](Ring::publish) (with IN_ORDER, by the first one behind which no earlier chain is missing). After an error it
+    /// was not staged: give the token again.
+    #[inline]
+    pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
+        match self {
+            Self::Split(ring) => ring.give_back(dma, token, len),
+            Self::Packed(ring) => {
+                ring.give_back(token, len);
+                Ok(())
+            }
+        }
+    }
+
+    /// Requests that the next publish shows.
+    #[inline]
+    pub fn staged(&self) -> u16 {
+        each!(self, ring => ring.staged())
+    }
+
+    /// Shows the driver everything staged, with one fence and one look at its event field; whether it wants an interrupt. After
+    /// an error nothing was shown.
+    #[inline]
+    pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+        each!(self, ring => ring.publish(dma))
+    }
+
+    /// Chains taken and not published.
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        each!(self, ring => ring.in_flight())
+    }
+
+    /// Chains of a predecessor that [`peek`](Ring::peek) will answer first.
+    pub fn replaying(&self) -> u16 {
+        each!(self, ring => ring.replaying())
+    }
+
+    /// Asks for a doorbell at the next available chain. A SeqCst fence and [`has_available`](Ring::has_available) must follow.
+    /// Free if nothing was consumed since the last time.
+    pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        each!(self, ring => ring.arm(dma))
+    }
+
+    /// Polling goes on: asks for no doorbells, as far as that is worth a store. Free until something was consumed.
+    #[inline]
+    pub fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        each!(self, ring => ring.disarm(dma))
+    }
+
+    /// A word that tells whether something new is available: `(load & mask) == quiet` means nothing, anything else that
+    /// [`has_available`](Ring::has_available) should look. Holds until the next [`advance`](Ring::advance); with
+    /// chains to replay or seen already it says nothing of those. `None` if the ring cannot be reached now.
+    pub fn watch<D: Dma>(&mut self, dma: &mut D) -> Option<(WatchWord, u16, u16)> {
+        let place = each!(self, ring => ring.watch_place(dma))?;
+        Some((place.word(), place.mask, place.quiet))
+    }
+
+    /// [`watch`](Ring::watch) into `slot`, which keeps its word where that is the same one (in a split ring always, until memory
+    /// changes). Leaves `None` if the ring cannot be reached now.
+    #[inline]
+    pub fn watch_in<D: Dma>(&mut self, dma: &mut D, slot: &mut Option<Watch>) {
+        match each!(self, ring => ring.watch_place(dma)) {
+            Some(place) => place.put(slot),
+            None => *slot = None,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Taking chains from the ring.
+
+use guest_mem::{Access, Dma};
+
+use super::position::Position;
+use super::{PackedQueue, load_rest};
+use crate::ring::chain::{
+    Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
+};
+use crate::ring::order::Order;
+use crate::ring::rest::RingStop;
+use crate::ring::token::Token;
+
+impl PackedQueue {
+    #[inline]
+    pub(in crate::ring) fn has_available<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+        if self.head.is_some() || !self.replay.is_empty() {
+            return Ok(true);
+        }
+        match load_rest(&mut self.desc, dma, self.next_avail.idx()) {
+            Ok(rest) => {
+                let is_available = self.next_avail.is_available((rest >> 48) as u16);
+                if is_available {
+                    self.head = Some(rest);
+                }
+                Ok(is_available)
+            }
+            Err(stop) => Err(self.park(stop.into())),
+        }
+    }
+
+    /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for itself.
+    #[inline(never)]
+    pub(in crate::ring) fn peek_next<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        if !self.replay.is_empty() {
+            return self.peek_replay(dma, chain);
+        }
+        if !self.has_available(dma)? {
+            return Ok(false);
+        }
+        let next = self.next();
+        let walked = match self.desc.whole(dma.generation()) {
+            Some(desc) if self.journal.is_none() => {
+                next.gather::<false>(chain, |at| Ok(desc.load_pair_relaxed(at)))
+            }
+            _ => next.gather::<true>(chain, |at| {
+                let (window, at) = self.desc.at(dma, at)?;
+                Ok(window.load_pair_relaxed(at))
+            }),
+        };
+        let walked = match walked {
+            Ok(None) => return Ok(true),
+            Ok(Some(table)) => self.table.walk_row(dma, table, chain),
+            Err(stop) => Err(stop),
+        };
+        match walked {
+            Ok(()) => Ok(true),
+            Err(stop) => Err(self.park(stop)),
+        }
+    }
+
+    #[inline(always)]
+    fn next(&self) -> Next {
+        Next {
+            at: self.next_avail,
+            size: self.size,
+            // The driver may use only descriptors that were returned.
+            room: self.size - self.outstanding.get(),
+            head: self.head.unwrap_or_default(),
+            indirect: self.indirect,
+        }
+    }
+
+    #[cold]
+    fn peek_replay<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
+        match self.walk_replay(dma, chain) {
+            Ok(found) => Ok(found),
+            Err(stop) => Err(self.park(stop)),
+        }
+    }
+
+    /// The chain that the journal kept: all its descriptors, whatever their NEXT flags say.
+    fn walk_replay<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
+        let Some((_, descs)) = self.replay.front() else {
+            return Ok(false);
+        };
+        chain.begin(0);
+        let mut sum = chain.sum();
+        for (nth, &desc) in (1..).zip(descs) {
+            if desc.flags & DESC_F_INDIRECT != 0 {
+                if !self.indirect || descs.len() != 1 {
+                    return Err(Violation::Indirect.into());
+                }
+                self.table.walk_row(dma, desc, chain)?;
+                sum = chain.sum();
+            } else {
+                chain.push(&mut sum, desc)?;
+            }
+            chain.end(desc.next, nth);
+        }
+        chain.close(sum)?;
+        Ok(true)
+    }
+
+    /// [`Ring::advance`](crate::ring::Ring::advance).
+    #[inline]
+    pub(in crate::ring) fn take(&mut self, chain: &Chain) -> Token {
+        let mut slot = 0;
+        if let Some((replayed, _)) = self.replay.pop_front() {
+            slot = replayed;
+        } else {
+            self.head = None;
+            self.next_avail = self.next_avail.advanced(chain.descs(), self.size);
+            self.outstanding.add(chain.descs());
+            if let Some(journal) = &mut self.journal {
+                match journal.begin(chain.head(), chain.raw()) {
+                    Ok(begun) => slot = begun,
+                    // As in a split ring.
+                    Err(_) => {
+                        self.is_broken = true;
+                        self.rest.park(Violation::Journal.into());
+                    }
+                }
+            }
+        }
+        self.taken.add(1);
+        let seq = self.order.as_mut().map_or(0, Order::take);
+        Token::new(chain.head(), chain.descs(), slot, seq, chain.writable_len())
+    }
+}
+
+/// Where the next chain begins, whose first descriptor is known to be available.
+struct Next {
+    at: Position,
+    size: u16,
+    /// Descriptors it can have.
+    room: u16,
+    /// `len`, `id` and `flags` of its first descriptor, as they said that it is available.
+    head: u64,
+    indirect: bool,
+}
+
+impl Next {
+    /// Reads it into `chain`, with the descriptors as they are if `RAW`; answers the indirect descriptor that it is, if so.
+    /// `fetch` takes an offset in the ring.
+    #[inline(always)]
+    fn gather<const RAW: bool>(
+        self,
+        chain: &mut Chain,
+        mut fetch: impl FnMut(u32) -> Access<(u64, u64)>,
+    ) -> Result<Option<RawDescriptor>, RingStop> {
+        chain.begin(0);
+        let mut sum = chain.sum();
+        let mut at = self.at;
+        let mut rest = self.head;
+        let (mut addr, _) = fetch(DESC_SIZE * u32::from(at.idx()))?;
+        // The driver has made the first available, and with it the others: their own bits say nothing (§2.8.6).
+        // More than there is room for is a loop, or an offer of what the driver does not own.
+        let mut left = u32::from(self.room);
+        while left != 0 {
+            left -= 1;
+            let flags = (rest >> 48) as u16;
+            if RAW {
+                chain.keep_raw(RawDescriptor::from_packed_words(addr, rest));
+            }
+            let goes_on = flags & DESC_F_NEXT != 0;
+            let id = (rest >> 32) as u16;
+            if flags & DESC_F_INDIRECT != 0 {
+                if !self.indirect || goes_on || at != self.at {
+                    return Err(Violation::Indirect.into());
+                }
+                chain.end(id, 1);
+                return Ok(Some(RawDescriptor::from_packed_words(addr, rest)));
+            }
+            chain.push_words(&mut sum, addr, rest as u32, flags)?;
+            if !goes_on {
+                chain.end(id, self.room - left as u16);
+                chain.close(sum)?;
+                return Ok(None);
+            }
+            at = at.advanced(1, self.size);
+            (addr, rest) = fetch(DESC_SIZE * u32::from(at.idx()))?;
+        }
+        Err(Violation::TooLong.into())
+    }
+}

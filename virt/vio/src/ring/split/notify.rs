@@ -1,0 +1,66 @@
+//! Asking for doorbells, and not asking for them.
+
+use guest_mem::Dma;
+
+use super::{FLAGS, IDX, RING, SplitQueue, USED_F_NO_NOTIFY, store_u16};
+use crate::ring::rest::RingStop;
+use crate::ring::watch::WatchPlace;
+
+impl SplitQueue {
+    /// Asks for a doorbell at the next available chain; parks on a stop. A SeqCst fence and another look at
+    /// [`available`](SplitQueue::available) must follow. Free if nothing was consumed since the last time.
+    pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        if self.armed == Some(self.next_avail.get()) {
+            return Ok(());
+        }
+        let armed = if self.event_idx {
+            let at = RING + 8 * u32::from(self.size);
+            store_u16(&mut self.used, dma, at, self.next_avail.get())
+        } else if self.no_notify != Some(false) {
+            store_u16(&mut self.used, dma, FLAGS, 0)
+        } else {
+            Ok(())
+        };
+        match armed {
+            Ok(()) => {
+                self.no_notify = Some(false);
+                self.armed = Some(self.next_avail.get());
+                Ok(())
+            }
+            Err(stop) => Err(self.park(stop.into())),
+        }
+    }
+
+    /// Polling goes on: without EVENT_IDX sets NO_NOTIFY, with it leaves `avail_event` to fall behind. Free until
+    /// something was consumed.
+    #[inline]
+    pub fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        if self.event_idx
+            || self.no_notify == Some(true)
+            || self.armed == Some(self.next_avail.get())
+        {
+            return Ok(());
+        }
+        match store_u16(&mut self.used, dma, FLAGS, USED_F_NO_NOTIFY) {
+            Ok(()) => {
+                self.no_notify = Some(true);
+                self.armed = None;
+                Ok(())
+            }
+            Err(stop) => Err(self.park(stop.into())),
+        }
+    }
+
+    /// [`Ring::watch`](crate::ring::Ring::watch).
+    #[inline]
+    pub(in crate::ring) fn watch_place<D: Dma>(&mut self, dma: &mut D) -> Option<WatchPlace<'_>> {
+        let quiet = self.next_avail.get();
+        let (window, offset) = self.avail.at(dma, IDX).ok()?;
+        Some(WatchPlace {
+            window,
+            offset,
+            mask: u16::MAX,
+            quiet,
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! Giving chains back through the used ring.
+
+use std::sync::atomic::{Ordering, fence};
+
+use guest_mem::{Access, Dma};
+
+use super::{AVAIL_F_NO_INTERRUPT, FLAGS, IDX, RING, SplitQueue, load_u16};
+use crate::ring::area::Area;
+use crate::ring::chain::Violation;
+use crate::ring::order::Ended;
+use crate::ring::rest::RingStop;
+use crate::ring::token::Token;
+
+impl SplitQueue {
+    /// [`Ring::stage`](crate::ring::Ring::stage).
+    #[inline]
+    pub(in crate::ring) fn give_back<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        token: Token,
+        len: u32,
+    ) -> Result<(), RingStop> {
+        if let Some(order) = &mut self.order {
+            order.end(Ended { token, len });
+            return Ok(());
+        }
+        self.stage(dma, token.id(), len)?;
+        if let Some(own) = &mut self.journal {
+            own.batch.push((token.id(), token.slot()));
+        }
+        Ok(())
+    }
+
+    /// Writes a used element that the driver sees at the next [`publish`](SplitQueue::publish); parks on a stop.
+    /// `len` is the number of bytes written into the chain. At most the queue's size may be staged.
+    #[inline]
+    pub fn stage<D: Dma>(&mut self, dma: &mut D, head: u16, len: u32) -> Result<(), RingStop> {
+        assert!(
+            self.staged.get() < self.size,
+            "more used elements staged than the ring holds"
+        );
+        let slot = self.slot(self.next_used.get().wrapping_add(self.staged.get()));
+        match store_element(&mut self.used, dma, slot, head, len) {
+            Ok(()) => {
+                self.staged.add(1);
+                Ok(())
+            }
+            Err(stop) => Err(self.park(stop.into())),
+        }
+    }
+
+    /// Takes back the last `count` staged elements.
+    pub fn unstage(&mut self, count: u16) {
+        let left = self.staged.get().checked_sub(count);
+        self.staged.set(left.expect("no more than were staged"));
+    }
+
+    /// Shows the driver all staged elements; answers whether it wants an interrupt. Parks on a stop, with
+    /// nothing shown.
+    #[inline]
+    pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+        let staged = self.staged();
+        if staged == 0 {
+            return Ok(false);
+        }
+        if self.order.is_some() {
+            self.write_in_order(dma)?;
+        }
+        let old = self.next_used.get();
+        let new = old.wrapping_add(staged);
+        match self.used.at(dma, IDX) {
+            Ok((window, at)) => match &mut self.journal {
+                // Release: a driver that sees the index sees the elements and the buffers' bytes.
+                None => window.store_u16(at, new),
+                Some(own) => {
+                    if own.is_broken {
+                        return Err(Violation::Journal.into());
+                    }
+                    for &(head, slot) in &own.batch {
+                        own.journal.complete(head, slot);
+                    }
+                    own.journal.advance();
+                    window.store_u16(at, new);
+                    own.journal.commit();
+                    for (head, _) in own.batch.drain(..) {
+                        own.taken[usize::from(head)] = false;
+                    }
+                }
+            },
+            Err(stop) => return Err(self.park(stop.into())),
+        }
+        self.next_used.set(new);
+        self.staged.set(0);
+        let left = self.outstanding.get().saturating_sub(staged);
+        self.outstanding.set(left);
+        if let Some(order) = &mut self.order {
+            order.shown();
+        }
+        self.rest.stats.publishes += 1;
+        // Pairs with the driver's full barrier between writing used_event (or avail.flags) and looking at
+        // used.idx again: one of the two sees the other's store. Without it the interrupt can be lost.
+        fence(Ordering::SeqCst);
+        // An event field that cannot be read now costs a spurious interrupt, never a lost one.
+        Ok(self.wants_interrupt(dma, old, new).unwrap_or(true))
+    }
+
+    /// Writes the elements of what has ended in order: one per run of chains written in full, and the one behind
+    /// them; with a journal, one each. A run's element stands where its first chain's would (§2.7.9).
+    fn write_in_order<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        let Self {
+            used,
+            order: Some(order),
+            journal,
+            rest,
+            next_used,
+            size,
+            ..
+        } = self
+        else {
+            return Ok(());
+        };
+        let ready = order.ready();
+        let mut begin = next_used.get();
+        if let Some(own) = journal {
+            own.batch.clear();
+        }
+        for (nth, ended) in (1..).zip(order.iter()) {
+            let after = next_used.get().wrapping_add(nth);
+            let Ended { token, len } = ended;
+            match journal {
+                Some(own) => own.batch.push((token.id(), token.slot())),
+                None if ended.is_full() && nth != ready => continue,
+                None => {}
+            }
+            let slot = u32::from(begin & (*size - 1));
+            store_element(used, dma, slot, token.id(), len)
+                .map_err(|stop| rest.park(stop.into()))?;
+            begin = after;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn wants_interrupt<D: Dma>(&mut self, dma: &mut D, old: u16, new: u16) -> Access<bool> {
+        if self.event_idx {
+            let event = load_u16(&mut self.avail, dma, RING + 2 * u32::from(self.size))?;
+            // vring_need_event (§2.7.10): did we step over the event?
+            Ok(new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old))
+        } else {
+            Ok(load_u16(&mut self.avail, dma, FLAGS)? & AVAIL_F_NO_INTERRUPT == 0)
+        }
+    }
+}
+
+/// Writes used element `slot`. The index behind it is stored with release, so these need no order.
+#[inline(always)]
+fn store_element<D: Dma>(
+    used: &mut Area,
+    dma: &mut D,
+    slot: u32,
+    head: u16,
+    len: u32,
+) -> Access<()> {
+    let at = RING + 8 * slot;
+    // Two stores: the elements are 4 bytes off an 8-byte boundary wherever the ring is on one.
+    if let Some(window) = used.whole(dma.generation()) {
+        window.store_u32_pair_relaxed(at, u32::from(head), len);
+        return Ok(());
+    }
+    // And they may straddle a page where it is not.
+    let (window, within) = used.at(dma, at)?;
+    window.store_u32_relaxed(within, u32::from(head));
+    let (window, within) = used.at(dma, at + 4)?;
+    window.store_u32_relaxed(within, len);
+    Ok(())
+}

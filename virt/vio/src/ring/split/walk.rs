@@ -1,0 +1,241 @@
+//! Taking chains from the available ring.
+
+use guest_mem::{Access, Dma};
+
+use super::{IDX, RING, SplitQueue, load_u16};
+use crate::ring::chain::{
+    Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
+};
+use crate::ring::order::Order;
+use crate::ring::rest::RingStop;
+use crate::ring::token::Token;
+
+/// How many chains ahead descriptors are prefetched: a line from another core takes about as long as
+/// serving three requests.
+const AHEAD: u16 = 4;
+
+impl SplitQueue {
+    /// How many chains the driver has made available and we have not consumed; parks on a stop.
+    ///
+    /// Whoever sees the index sees the entries and descriptors before it: an acquire load, which pairs
+    /// with the driver's write barrier between filling the ring and storing `avail.idx`.
+    #[inline]
+    pub fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
+        let idx = match load_u16(&mut self.avail, dma, IDX) {
+            Ok(idx) => idx,
+            Err(stop) => return Err(self.park(stop.into())),
+        };
+        let next_avail = self.next_avail.get();
+        let count = idx.wrapping_sub(next_avail);
+        // Those not returned yet take up entries too.
+        if count > self.size.saturating_sub(self.outstanding.get()) {
+            return Err(self.park(Violation::AvailTooFar { idx, next_avail }.into()));
+        }
+        self.seen.set(idx);
+        Ok(count)
+    }
+
+    #[inline]
+    pub(in crate::ring) fn has_available<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+        // The driver's line is loaded only when all that was seen of it has been consumed.
+        if self.seen != self.next_avail || !self.replay.is_empty() {
+            return Ok(true);
+        }
+        Ok(self.available(dma)? != 0)
+    }
+
+    /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for itself.
+    #[inline(never)]
+    pub(in crate::ring) fn peek_next<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        if !self.replay.is_empty() {
+            return self.peek_replay(dma, chain);
+        }
+        let generation = dma.generation();
+        let mut ahead = self.seen.get().wrapping_sub(self.next_avail.get());
+        if ahead == 0 {
+            ahead = self.available(dma)?;
+            if ahead == 0 {
+                return Ok(false);
+            }
+            self.prefetch(generation, 1..ahead.min(AHEAD));
+        }
+        if ahead > AHEAD {
+            self.prefetch(generation, AHEAD..AHEAD + 1);
+        }
+        let slot = self.slot(self.next_avail.get());
+        let walked = match (self.avail.whole(generation), self.desc.whole(generation)) {
+            (Some(avail), Some(desc)) => {
+                // Behind the acquire load of the index.
+                let head = avail.load_u16_relaxed(RING + 2 * slot);
+                let walked = gather(self.size, self.indirect, head, chain, |index| {
+                    Ok(desc.load_pair_relaxed(DESC_SIZE * u32::from(index)))
+                });
+                match walked {
+                    Ok(None) => Ok(()),
+                    Ok(Some(table)) => self.table.walk_linked(dma, table, chain),
+                    Err(stop) => Err(stop),
+                }
+            }
+            _ => self.walk_entry(dma, 0, chain),
+        };
+        match walked {
+            Ok(()) if self.journal.is_none() => Ok(true),
+            Ok(()) => self.check_taken(chain),
+            Err(stop) => Err(self.park(stop)),
+        }
+    }
+
+    /// Hints the processor at the first descriptors of the chains so many entries behind the next one, which have been seen.
+    #[inline(always)]
+    fn prefetch(&self, generation: u64, ahead: std::ops::Range<u16>) {
+        let (avail, desc) = (self.avail.whole(generation), self.desc.whole(generation));
+        let (Some(avail), Some(desc)) = (avail, desc) else {
+            return;
+        };
+        for ahead in ahead {
+            let slot = self.slot(self.next_avail.get().wrapping_add(ahead));
+            let head = avail.load_u16_relaxed(RING + 2 * slot);
+            desc.prefetch(DESC_SIZE * u32::from(head));
+        }
+    }
+
+    /// The journal can record a head once.
+    fn check_taken(&mut self, chain: &Chain) -> Result<bool, RingStop> {
+        match &self.journal {
+            Some(own) if own.taken[usize::from(chain.head())] => {
+                Err(self.park(Violation::InFlight(chain.head()).into()))
+            }
+            _ => Ok(true),
+        }
+    }
+
+    #[cold]
+    fn peek_replay<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
+        let Some(&head) = self.replay.front() else {
+            return Ok(false);
+        };
+        match self.walk(dma, head, chain) {
+            Ok(()) => Ok(true),
+            Err(stop) => Err(self.park(stop)),
+        }
+    }
+
+    /// [`Ring::advance`](crate::ring::Ring::advance).
+    #[inline]
+    pub(in crate::ring) fn take(&mut self, chain: &Chain) -> Token {
+        let mut slot = 0;
+        if self.replay.is_empty() {
+            self.next_avail.add(1);
+            self.outstanding.add(1);
+            if self.journal.is_some() {
+                slot = self.record(chain);
+            }
+        } else {
+            self.replay.pop_front();
+        }
+        let seq = self.order.as_mut().map_or(0, Order::take);
+        Token::new(chain.head(), 1, slot, seq, chain.writable_len())
+    }
+
+    /// Tells the journal of a chain. If it refuses, the ring rests for ever and publishes nothing more: its successor would
+    /// not know what was published.
+    fn record(&mut self, chain: &Chain) -> u16 {
+        let Some(own) = &mut self.journal else {
+            return 0;
+        };
+        match own.journal.begin(chain.head(), &[]) {
+            Ok(slot) => {
+                own.taken[usize::from(chain.head())] = true;
+                slot
+            }
+            Err(_) => {
+                own.is_broken = true;
+                self.rest.park(Violation::Journal.into());
+                0
+            }
+        }
+    }
+
+    /// Reads the chain `ahead` entries behind the next one into `chain`, without consuming it; parks on a stop.
+    /// `ahead` is below what [`available`](SplitQueue::available) answered.
+    pub fn peek<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: u16,
+        chain: &mut Chain,
+    ) -> Result<(), RingStop> {
+        self.walk_entry(dma, ahead, chain)
+            .map_err(|stop| self.park(stop))
+    }
+
+    fn walk_entry<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: u16,
+        chain: &mut Chain,
+    ) -> Result<(), RingStop> {
+        let slot = self.slot(self.next_avail.get().wrapping_add(ahead));
+        let (window, at) = self.avail.at(dma, RING + 2 * slot)?;
+        let head = window.load_u16_relaxed(at);
+        self.walk(dma, head, chain)
+    }
+
+    fn walk<D: Dma>(&mut self, dma: &mut D, head: u16, chain: &mut Chain) -> Result<(), RingStop> {
+        let size = self.size;
+        let (indirect, desc) = (self.indirect, &mut self.desc);
+        let walked = gather(size, indirect, head, chain, |index| {
+            let (window, at) = desc.at(dma, DESC_SIZE * u32::from(index))?;
+            Ok(window.load_pair_relaxed(at))
+        })?;
+        match walked {
+            None => Ok(()),
+            Some(table) => self.table.walk_linked(dma, table, chain),
+        }
+    }
+
+    /// Consumes the next `count` chains.
+    pub fn advance(&mut self, count: u16) {
+        self.next_avail.add(count);
+        self.outstanding.add(count);
+    }
+}
+
+/// Reads the chain that starts at `head` into `chain`; answers the indirect descriptor that it ends in, if it does.
+#[inline(always)]
+fn gather(
+    size: u16,
+    indirect: bool,
+    head: u16,
+    chain: &mut Chain,
+    mut fetch: impl FnMut(u16) -> Access<(u64, u64)>,
+) -> Result<Option<RawDescriptor>, RingStop> {
+    chain.begin(head);
+    let mut sum = chain.sum();
+    let mut next = head;
+    // A chain visits each descriptor of the table at most once: more hops are a loop.
+    for _ in 0..size {
+        if next >= size {
+            return Err(Violation::Index(next).into());
+        }
+        let (addr, rest) = fetch(next)?;
+        let flags = (rest >> 32) as u16;
+        if flags & DESC_F_INDIRECT != 0 {
+            if !indirect || flags & DESC_F_NEXT != 0 {
+                return Err(Violation::Indirect.into());
+            }
+            chain.close(sum)?;
+            return Ok(Some(RawDescriptor::from_words(addr, rest)));
+        }
+        chain.push_words(&mut sum, addr, rest as u32, flags)?;
+        if flags & DESC_F_NEXT == 0 {
+            chain.close(sum)?;
+            return Ok(None);
+        }
+        next = (rest >> 48) as u16;
+    }
+    Err(Violation::TooLong.into())
+}

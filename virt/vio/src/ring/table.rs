@@ -1,0 +1,103 @@
+//! Indirect tables: copied once, then walked here (virtio 1.2 §2.7.5.3, §2.8.7).
+
+use guest_mem::{Dma, Iova};
+
+use super::chain::{
+    Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Sum,
+    Violation,
+};
+use super::rest::RingStop;
+
+/// Entries copied at once, so that a table of the usual size needs no memory of its own.
+const FEW: usize = 8 * DESC_SIZE as usize;
+
+/// Room for a table; at most 16 KiB, made when the first long table is met.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    bytes: Vec<u8>,
+}
+
+impl Table {
+    /// Copies the table behind `desc` and gives its bytes to `walk`.
+    #[inline]
+    fn with<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        desc: RawDescriptor,
+        chain: &mut Chain,
+        walk: impl FnOnce(&[u8], &mut Chain, &mut Sum) -> Result<(), Violation>,
+    ) -> Result<(), RingStop> {
+        let entries = desc.len / DESC_SIZE;
+        if entries == 0 || !desc.len.is_multiple_of(DESC_SIZE) || entries > MAX_INDIRECT {
+            return Err(Violation::IndirectLength(desc.len).into());
+        }
+        let len = desc.len as usize;
+        let mut few = [0; FEW];
+        let bytes = if len <= FEW {
+            &mut few[..len]
+        } else {
+            self.bytes.resize(len, 0);
+            &mut self.bytes[..]
+        };
+        dma.read(Iova::new(desc.addr), bytes)?;
+        let mut sum = chain.sum();
+        walk(bytes, chain, &mut sum)?;
+        Ok(chain.close(sum)?)
+    }
+
+    /// Appends the chain in a split ring's table: linked by `next`. `desc`'s own WRITE flag is ignored (§2.7.5.3.2).
+    #[inline]
+    pub(super) fn walk_linked<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        desc: RawDescriptor,
+        chain: &mut Chain,
+    ) -> Result<(), RingStop> {
+        self.with(dma, desc, chain, |bytes, chain, sum| {
+            let entries = bytes.len() / DESC_SIZE as usize;
+            let mut next = 0;
+            for _ in 0..entries {
+                let at = usize::from(next) * DESC_SIZE as usize;
+                let entry = bytes.get(at..).and_then(<[u8]>::first_chunk);
+                let (addr, rest) = words(entry.ok_or(Violation::Index(next))?);
+                let flags = (rest >> 32) as u16;
+                if flags & DESC_F_INDIRECT != 0 {
+                    return Err(Violation::Indirect);
+                }
+                chain.push_words(sum, addr, rest as u32, flags)?;
+                if flags & DESC_F_NEXT == 0 {
+                    return Ok(());
+                }
+                next = (rest >> 48) as u16;
+            }
+            Err(Violation::TooLong)
+        })
+    }
+
+    /// Appends the chain in a packed ring's table: every entry in turn. WRITE is their only flag; the rest is
+    /// ignored (§2.8.7).
+    #[inline]
+    pub(super) fn walk_row<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        desc: RawDescriptor,
+        chain: &mut Chain,
+    ) -> Result<(), RingStop> {
+        self.with(dma, desc, chain, |bytes, chain, sum| {
+            let (entries, _) = bytes.as_chunks::<{ DESC_SIZE as usize }>();
+            for entry in entries {
+                let (addr, rest) = words(entry);
+                let flags = (rest >> 48) as u16 & DESC_F_WRITE;
+                chain.push_words(sum, addr, rest as u32, flags)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The two little-endian words of an entry.
+#[inline(always)]
+fn words(entry: &[u8; DESC_SIZE as usize]) -> (u64, u64) {
+    let word = u128::from_le_bytes(*entry);
+    (word as u64, (word >> 64) as u64)
+}

@@ -1,0 +1,66 @@
+//! One word of guest memory that tells, by a plain load, whether a ring has something new.
+
+use guest_mem::{WatchWord, Window};
+
+/// What to look for in a word: [`Ring::watch`](super::Ring::watch) with the comparison included.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    word: WatchWord,
+    mask: u16,
+    quiet: u16,
+}
+
+/// Where that word is.
+pub(super) struct WatchPlace<'a> {
+    pub(super) window: &'a Window,
+    pub(super) offset: u32,
+    pub(super) mask: u16,
+    pub(super) quiet: u16,
+}
+
+impl WatchPlace<'_> {
+    pub(super) fn word(&self) -> WatchWord {
+        self.window.watch_u16(self.offset)
+    }
+
+    /// Makes `slot` watch this place, with the word that it has if it is the same one.
+    pub(super) fn put(self, slot: &mut Option<Watch>) {
+        let Self {
+            window,
+            offset,
+            mask,
+            quiet,
+        } = self;
+        match slot {
+            Some(watch) if watch.word.same_place(window, offset) => {
+                watch.mask = mask;
+                watch.quiet = quiet;
+            }
+            _ => {
+                *slot = Some(Watch {
+                    word: self.word(),
+                    mask,
+                    quiet,
+                })
+            }
+        }
+    }
+}
+
+impl Watch {
+    /// Whether the ring should be looked at. A hint: about one load, which orders nothing.
+    #[inline]
+    pub fn fires(&self) -> bool {
+        self.word.load_relaxed() & self.mask != self.quiet
+    }
+
+    /// Makes it look for what `other` looks for; cheap where that is the same word.
+    #[inline]
+    pub fn follow(&mut self, other: &Self) {
+        if !self.word.is_same(&other.word) {
+            self.word = other.word.clone();
+        }
+        self.mask = other.mask;
+        self.quiet = other.quiet;
+    }
+}

@@ -1,0 +1,64 @@
+//! What one visit of a poller to a device may cost, and what it did cost.
+//!
+//! The unit is a nanosecond of the sidecore's time, estimated, not measured: a clock read per request would cost as
+//! much as the request. The estimate decides who waits for whom, so it charges everything that a guest can make the
+//! core do: a request, each byte copied, each descriptor of an indirect table, a flush, a discard.
+
+/// What things cost, in nanoseconds.
+pub mod cost {
+    /// A request, with its descriptors, header and status.
+    pub const REQUEST: u64 = 200;
+    /// Each descriptor beyond the first four of a chain.
+    pub const DESCRIPTOR: u64 = 5;
+    /// Bytes moved for one nanosecond: 10 GB/s.
+    pub const BYTES_PER_NS: u64 = 10;
+    /// A flush, discard or write-zeroes request, on top of [`REQUEST`].
+    pub const CONTROL: u64 = 2_000;
+}
+
+/// One visit to a device. A request that has begun is finished, so a visit may cost more than it was allowed: the
+/// scheduler keeps the difference as a debt.
+#[derive(Clone, Copy, Debug)]
+pub struct Visit {
+    now_ns: u64,
+    budget: u64,
+    spent: u64,
+}
+
+impl Visit {
+    /// A visit at `now_ns`, any monotonic clock, that may cost `budget` nanoseconds.
+    pub fn new(now_ns: u64, budget: u64) -> Self {
+        Self {
+            now_ns,
+            budget,
+            spent: 0,
+        }
+    }
+
+    /// A visit of a poller that has one device only: about 32 small requests.
+    pub fn alone(now_ns: u64) -> Self {
+        Self::new(now_ns, 32 * cost::REQUEST)
+    }
+
+    /// When it takes place.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// What it has cost so far.
+    pub fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// Whether nothing new may be begun.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.spent >= self.budget
+    }
+
+    /// Adds to what it has cost.
+    #[inline]
+    pub fn charge(&mut self, cost: u64) {
+        self.spent = self.spent.saturating_add(cost);
+    }
+}
