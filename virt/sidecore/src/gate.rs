@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `AWAKE` | polls; will look at `sent` again | does nothing: no system call |
 //! | `ARMING` | is arming its pollers, will look again after its fence | makes it `AWAKE`, which calls the sleep off |
-//! | `ASLEEP` | is in, or on its way into, ppoll | makes it `AWAKE`; who succeeds rings the bell, once |
+//! | `ASLEEP` | is in, or on its way into, epoll_wait | makes it `AWAKE`; who succeeds rings the bell, once |
 //!
 //! No wake-up is lost, by the store-buffering argument, twice the same:
 //! - sender: `sent += 1`, **fence**, read `state`;
@@ -41,6 +41,10 @@ pub(crate) trait Steps {
     const RECHECK_MAILBOX: bool = true;
     /// The last look includes the last poller.
     const RECHECK_LAST_POLLER: bool = true;
+    /// The last poller is armed (again), if it is not.
+    const ARM_LAST_POLLER: bool = true;
+    /// What was armed when another could not be is looked at by the next park.
+    const KEEP_UNLOOKED: bool = true;
 }
 
 /// The protocol with every step in place.

@@ -1,4 +1,13 @@
-//! How other threads reach a poller.
+//! How other threads reach a poller, wherever it is.
+//!
+//! A handle leads to the poller's [`Route`], which says on which core it is now. Sending holds the route's lock shared, so that
+//! a core that moves the poller away, and holds it exclusively, knows that every message sent by the old way is in its
+//! mailbox, and passes those on before the first by the new way is sent.
+
+use std::sync::{
+    PoisonError, RwLock, TryLockError,
+    atomic::{AtomicU64, Ordering},
+};
 
 use thiserror::Error;
 
@@ -6,10 +15,11 @@ use crate::{
     gate::Sound,
     mailbox::Outbox,
     reply::{Reply, reply},
+    sync::Arc,
     sys::EventFd,
 };
 
-/// A message was refused because its sidecore has ended; the message comes back.
+/// A message was refused because its sidecore has ended or the poller was taken away; the message comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the sidecore has ended")]
 pub struct SendError<M>(pub M);
@@ -25,38 +35,74 @@ pub enum CallError {
     Dropped,
 }
 
-/// Sends messages to one poller of a sidecore. Cheap to clone; any number of threads may send.
+/// Where a poller is.
+#[derive(Debug)]
+pub(crate) struct Route<M> {
+    pub(crate) id: u64,
+    /// `None` when it has been taken away.
+    to: RwLock<Option<Outbox<M, EventFd>>>,
+}
+
+/// The next poller's number.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+impl<M> Route<M> {
+    /// For a new poller.
+    pub(crate) fn new(to: Outbox<M, EventFd>) -> Arc<Self> {
+        Arc::new(Route {
+            // Relaxed: numbers only have to differ.
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            to: RwLock::new(Some(to)),
+        })
+    }
+
+    /// Lets `act` change the way while nobody sends. `None` if somebody does right now: a core must not wait for them.
+    pub(crate) fn redirect<R>(
+        &self,
+        act: impl FnOnce(&mut Option<Outbox<M, EventFd>>) -> R,
+    ) -> Option<R> {
+        match self.to.try_write() {
+            Ok(mut to) => Some(act(&mut to)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(act(&mut poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// Sends messages to one poller of a sidecore, also after it has moved to another. Cheap to clone; any number of threads may send.
 ///
 /// Sending to a sidecore that polls costs no system call; to one that sleeps, one, paid by the
 /// sender that comes first. Messages of one sender arrive in order, and after everything that the
 /// sender had written before is visible.
 #[derive(Debug)]
-pub struct Handle<M> {
-    outbox: Outbox<M, EventFd>,
-    poller: usize,
-}
+pub struct Handle<M>(Arc<Route<M>>);
 
 impl<M> Clone for Handle<M> {
     fn clone(&self) -> Self {
-        Handle {
-            outbox: self.outbox.clone(),
-            poller: self.poller,
-        }
+        Handle(Arc::clone(&self.0))
     }
 }
 
 impl<M: Send> Handle<M> {
-    pub(crate) fn new(outbox: Outbox<M, EventFd>, poller: usize) -> Self {
-        Handle { outbox, poller }
+    pub(crate) fn new(route: Arc<Route<M>>) -> Self {
+        Handle(route)
     }
 
-    /// Sends, and wakes the sidecore if it sleeps. Never blocks.
+    /// The poller's number, unique in this process, as in [`PollerStats::id`](crate::PollerStats::id).
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Sends, and wakes the sidecore if it sleeps. Never blocks for longer than a poller's move takes.
     ///
     /// # Errors
     /// Gives the message back when the sidecore has ended. A message sent while it ends may also
     /// be dropped with its mailbox.
     pub fn send(&self, message: M) -> Result<(), SendError<M>> {
-        self.outbox.send(self.poller, message).map_err(SendError)
+        match &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(outbox) => outbox.send(self.0.id, message).map_err(SendError),
+            None => Err(SendError(message)),
+        }
     }
 
     /// Sends a question and waits for its answer: spins for up to 50 µs, then parks the thread.
@@ -75,6 +121,8 @@ impl<M: Send> Handle<M> {
     /// caller has made visible to [`has_work`](crate::Poller::has_work) in its own way. No system
     /// call unless it sleeps.
     pub fn wake(&self) {
-        self.outbox.gate().wake::<Sound>();
+        if let Some(outbox) = &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
+            outbox.gate().wake::<Sound>();
+        }
     }
 }

@@ -15,9 +15,15 @@
 //! predicted gap = moving average (weight 1/8) of the idle times between busy sweeps, each counted
 //!         at most as 4 × the long gap, so that one quiet night is forgotten after a dozen requests
 //! ```
+//! That is the policy `Adaptive`, made for pollers that are dear to arm. `Priced` weighs CPU time against latency, at a price that
+//! the user sets, over the gaps that it has seen: see [`gaps`]. `Poll`, `Sleep` and `Spin` are fixed, for comparison and for those who know.
+//!
 //! Pure: no clock, no system call; time is an argument. Owned by the loop in `run.rs`.
 
+mod gaps;
+
 use crate::clock::Nanos;
+use gaps::{Gaps, Park};
 
 /// When to stop polling and sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,12 +35,48 @@ pub enum IdlePolicy {
     /// At the first sweep without work.
     #[default]
     Sleep,
+    /// After this time without work, in nanoseconds.
+    Spin(u64),
+    /// After the time that costs least, by experience, at a price of CPU time against latency.
+    Priced(Price),
+}
+
+/// How many nanoseconds of CPU time one pays for one nanosecond of latency: 0.01 to 100, default 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Price {
+    hundredths: u16,
+}
+
+impl Price {
+    /// `price` ns of CPU time for 1 ns of latency, to the nearest hundredth within 0.01 to 100.
+    pub fn new(price: f64) -> Self {
+        Price {
+            // Saturates; not a number becomes 0.
+            hundredths: ((price * 100.0).round() as u16).clamp(1, 10_000),
+        }
+    }
+
+    /// Nanoseconds of CPU time per nanosecond of latency.
+    pub fn get(self) -> f64 {
+        f64::from(self.hundredths) / 100.0
+    }
+}
+
+impl Default for Price {
+    fn default() -> Self {
+        Price { hundredths: 100 }
+    }
 }
 
 impl IdlePolicy {
     /// The adaptive policy with its default times.
     pub const fn adaptive() -> Self {
         IdlePolicy::Adaptive(Adaptive::DEFAULT)
+    }
+
+    /// The priced policy: see [`Price`].
+    pub fn priced(price: f64) -> Self {
+        IdlePolicy::Priced(Price::new(price))
     }
 }
 
@@ -91,8 +133,14 @@ pub struct Hints {
     pub deadline: Option<Nanos>,
 }
 
-/// A sleep this short before a deadline is not worth its wake-up, in nanoseconds.
+/// A sleep this short before a deadline is not worth its wake-up, in nanoseconds. Also what a wake adds to the latency of
+/// what it is for, and what a park takes of CPU time, before either has been measured.
 const WAKE_COST_NS: u64 = 30_000;
+const PARK_CPU_NS: u64 = 10_000;
+/// Within these a measured wake is believed, in nanoseconds: the upper end is a host that had something else to do.
+const WAKE_NS: std::ops::RangeInclusive<f64> = 2_000.0..=200_000.0;
+/// The priced policy spins at full speed for this long, in nanoseconds, and pauses between sweeps after that.
+const PRICED_EAGER_NS: u64 = 50_000;
 /// The first and the longest time without another try after a failure to arm, in nanoseconds.
 const ARM_RETRY_FIRST_NS: u64 = 10_000_000;
 const ARM_RETRY_LAST_NS: u64 = 1_000_000_000;
@@ -110,12 +158,29 @@ pub struct IdleState {
     /// Arming failed: no sleep before this moment.
     awake_until: Nanos,
     retry_ns: u64,
+    /// For the priced policy.
+    gaps: Gaps,
+    /// Moving average, without the pollers' arming.
+    park: Park,
+    /// It has slept since the last work.
+    has_slept: bool,
 }
 
 impl IdleState {
     /// Starts awake: `now` counts as the last work, and the prediction as neither short nor long.
     pub fn new(policy: IdlePolicy, now: Nanos) -> Self {
+        let park = Park {
+            cpu_ns: PARK_CPU_NS as f64,
+            wake_ns: WAKE_COST_NS as f64,
+        };
+        let price = match policy {
+            IdlePolicy::Priced(price) => price.get(),
+            _ => 1.0,
+        };
         IdleState {
+            gaps: Gaps::new(park, price),
+            park,
+            has_slept: false,
             policy,
             last_work: now,
             is_idle: false,
@@ -130,16 +195,34 @@ impl IdleState {
     pub fn busy(&mut self, now: Nanos) {
         if self.is_idle {
             self.is_idle = false;
-            self.learn(now.since(self.last_work));
+            let gap_ns = now.since(self.last_work);
+            match self.policy {
+                IdlePolicy::Adaptive(times) => self.learn(gap_ns, times),
+                IdlePolicy::Priced(price) => self.record(gap_ns, price),
+                _ => {}
+            }
         }
         self.last_work = now;
     }
 
-    #[cold]
-    fn learn(&mut self, gap_ns: u64) {
-        let IdlePolicy::Adaptive(times) = self.policy else {
-            return;
+    fn record(&mut self, gap_ns: u64, price: Price) {
+        // Work that ended a sleep came earlier than this sweep by the time of a wake.
+        let has_slept = std::mem::take(&mut self.has_slept);
+        let late_ns = if has_slept {
+            self.park.wake_ns as u64
+        } else {
+            0
         };
+        let park = Park {
+            cpu_ns: self.park.cpu_ns + self.arm_cost_ns as f64,
+            ..self.park
+        };
+        self.gaps
+            .record(gap_ns.saturating_sub(late_ns), park, price.get());
+    }
+
+    #[cold]
+    fn learn(&mut self, gap_ns: u64, times: Adaptive) {
         let counted = gap_ns.min(self.long_gap_ns(&times).saturating_mul(4));
         self.predicted_gap_ns = self.predicted_gap_ns - self.predicted_gap_ns / 8 + counted / 8;
     }
@@ -152,6 +235,25 @@ impl IdleState {
         match self.policy {
             IdlePolicy::Poll => Wait::Spin,
             IdlePolicy::Sleep => self.sleep_unless(now, hints().deadline, 0),
+            IdlePolicy::Spin(limit_ns) if idle_ns < limit_ns => Wait::Spin,
+            IdlePolicy::Spin(_) => self.sleep_unless(now, hints().deadline, WAKE_COST_NS),
+            IdlePolicy::Priced(_) if idle_ns < self.gaps.limit_ns() => {
+                if idle_ns < PRICED_EAGER_NS {
+                    Wait::Spin
+                } else {
+                    Wait::Pause
+                }
+            }
+            IdlePolicy::Priced(_) => {
+                let hints = hints();
+                self.arm_cost_ns = hints.arm_cost_ns;
+                // Without experience of what it costs here: as long as one arming takes.
+                if idle_ns < hints.arm_cost_ns {
+                    return Wait::Pause;
+                }
+                let wake_ns = self.park.wake_ns as u64;
+                self.sleep_unless(now, hints.deadline, wake_ns + hints.arm_cost_ns)
+            }
             IdlePolicy::Adaptive(times) => {
                 if idle_ns < self.spin_limit_ns(&times) {
                     return if idle_ns < times.eager_ns {
@@ -190,6 +292,34 @@ impl IdleState {
         self.retry_ns = ARM_RETRY_FIRST_NS;
     }
 
+    /// Whether it wants to know what parks cost: see [`slept`](Self::slept).
+    pub fn is_priced(&self) -> bool {
+        matches!(self.policy, IdlePolicy::Priced(_))
+    }
+
+    /// It has slept: the park took `cpu_ns` of CPU time, the pollers' arming included; and a wake by a
+    /// deadline was `late_ns` late, which is what any wake takes.
+    pub fn slept(&mut self, cpu_ns: u64, late_ns: Option<u64>) {
+        self.has_slept = true;
+        let own_ns = cpu_ns.saturating_sub(self.arm_cost_ns) as f64;
+        self.park.cpu_ns += (own_ns.min(*WAKE_NS.end()) - self.park.cpu_ns) / 8.0;
+        if let Some(late_ns) = late_ns {
+            let late_ns = (late_ns as f64).clamp(*WAKE_NS.start(), *WAKE_NS.end());
+            self.park.wake_ns += (late_ns - self.park.wake_ns) / 8.0;
+        }
+    }
+
+    /// How long it would spin now before it sleeps, in nanoseconds; for reports.
+    pub fn limit_ns(&self) -> u64 {
+        match self.policy {
+            IdlePolicy::Poll => u64::MAX,
+            IdlePolicy::Sleep => 0,
+            IdlePolicy::Spin(limit_ns) => limit_ns,
+            IdlePolicy::Priced(_) => self.gaps.limit_ns(),
+            IdlePolicy::Adaptive(times) => self.spin_limit_ns(&times),
+        }
+    }
+
     /// The gap that is expected until the next work, in nanoseconds (0 with no experience).
     pub fn predicted_gap_ns(&self) -> u64 {
         self.predicted_gap_ns
@@ -218,5 +348,6 @@ impl IdleState {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "idle/tests.rs"]
+mod price_test;
+#[cfg(all(test, not(loom)))]
 mod tests;

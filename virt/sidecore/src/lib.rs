@@ -34,7 +34,12 @@
 //! Left out: weights between pollers (each bounds its own batch), adding pollers to a running
 //! sidecore, and moving one to another.
 
+mod berth;
 mod clock;
+mod control;
+mod deck;
+mod drr;
+mod fleet;
 mod gate;
 mod handle;
 mod helpers;
@@ -46,17 +51,24 @@ mod pause;
 mod poller;
 mod reply;
 mod run;
+mod serve;
 mod sidecore;
 mod stats;
 mod sync;
 mod sys;
+mod turn;
+mod wakes;
 
 pub use clock::Nanos;
+pub use control::{ControlConfig, Controller, CoreSample, Decision, PollerSample};
+pub use fleet::{Fleet, FleetBuilder, FleetCounts, MoveError};
 pub use handle::{CallError, Handle, SendError};
 pub use helpers::{Helpers, JobPanicked, SubmitError};
-pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Wait};
+pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};
-pub use poller::{Activity, ArmError, Poller};
+pub use poller::{Activity, AlwaysPoll, ArmError, Poller, Probe};
 pub use reply::{Answer, Reply};
-pub use sidecore::{Sidecore, SidecoreBuilder, SpawnError};
-pub use stats::{CoreStats, PollerActivity, PollerStats, Stats};
+pub use sidecore::{AddError, Sidecore, SidecoreBuilder, SpawnError};
+pub use stats::{CoreStats, PollerActivity, PollerState, PollerStats, Stats};
+pub use turn::{REQUEST_COST, Turn, bytes_cost};
+pub use wakes::Wakes;

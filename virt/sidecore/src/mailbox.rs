@@ -9,10 +9,10 @@ use crate::{
     sync::{Arc, mpsc},
 };
 
-/// A message and the index of the poller it is for.
+/// A message and the number of the poller it is for.
 #[derive(Debug)]
 pub(crate) struct Envelope<M> {
-    pub(crate) poller: usize,
+    pub(crate) poller: u64,
     pub(crate) message: M,
 }
 
@@ -63,12 +63,12 @@ pub(crate) fn mailbox<M, B: Bell>(bell: B) -> (Outbox<M, B>, Inbox<M, B>) {
 
 impl<M, B: Bell> Outbox<M, B> {
     /// Gives the message back when the sidecore has ended.
-    pub(crate) fn send(&self, poller: usize, message: M) -> Result<(), M> {
+    pub(crate) fn send(&self, poller: u64, message: M) -> Result<(), M> {
         self.send_by::<Sound>(poller, message)
     }
 
     /// `send` in the steps that the model asks for.
-    pub(crate) fn send_by<S: Steps>(&self, poller: usize, message: M) -> Result<(), M> {
+    pub(crate) fn send_by<S: Steps>(&self, poller: u64, message: M) -> Result<(), M> {
         self.channel
             .send(Envelope { poller, message })
             .map_err(|refused| refused.0.message)?;
@@ -102,6 +102,11 @@ impl<M, B: Bell> Inbox<M, B> {
                 None
             }
         }
+    }
+
+    /// Whether `take` would find anything, for all that one load can tell.
+    pub(crate) fn has_mail(&self) -> bool {
+        self.is_draining || self.gate.sent() != self.seen
     }
 
     /// The count of messages up to which the channel is known to be empty (while `take` has

@@ -67,7 +67,7 @@ impl Watch {
     fn look(&self, now: Nanos) -> Look {
         let pulse = &self.board.pulse.0;
         let may_sleep = now.0 < pulse.sleeps_until.load(Ordering::Relaxed)
-            && self.gate.sent() == self.board.core.0.messages.get();
+            && self.gate.sent() == self.board.pulse.0.mail_taken.get();
         Look {
             life: pulse.life(),
             beats: pulse.beats.get(),
@@ -233,7 +233,14 @@ fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&Stuck)) 
 
 fn describe(watch: &Watch, look: Look) -> Stuck {
     let pulse = &watch.board.pulse.0;
-    let index = pulse.in_poller.load(Ordering::Relaxed);
+    let id = pulse.in_poller.load(Ordering::Relaxed);
+    // In a statement of its own: the list is unlocked at its end.
+    let in_poller = watch
+        .board
+        .pollers()
+        .iter()
+        .find(|poller| poller.id == id)
+        .map(|poller| poller.name.clone());
     Stuck {
         name: watch.board.name.clone(),
         cause: match look.life {
@@ -241,7 +248,7 @@ fn describe(watch: &Watch, look: Look) -> Stuck {
             _ if pulse.is_asleep.load(Ordering::Relaxed) => StuckCause::Overslept,
             _ => StuckCause::Silent,
         },
-        in_poller: watch.board.pollers.get(index).map(|(name, _)| name.clone()),
+        in_poller,
         stats: watch.board.snapshot(),
     }
 }

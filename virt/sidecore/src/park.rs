@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! park:   state = ARMING
-//!         arm every poller                 (one that cannot be armed: no sleep, keep polling)
+//!         arm every poller that is not armed   (one that cannot be: no sleep, keep polling)
 //!         fence(SeqCst)                    ONE for all sources; pairs with the fence of every
 //!                                          notifier between publishing and reading "does it want
 //!                                          to be told?": a driver's mb() between avail.idx and
 //!                                          avail_event, a sender's fence in gate.rs
-//!         every poller: has work?  mailbox?  stop?      (every source AFTER the fence)
+//!         those: has work?  mailbox?  stop?    (every source AFTER the fence)
 //!         state = ARMING → ASLEEP          (fails if a sender got in between)
-//!         wait on all descriptors, until the earliest deadline
-//! wake:   state = AWAKE, disarm every poller; the caller then polls everything and does not trust
-//!         which descriptor fired
+//!         epoll_wait, until the earliest deadline
+//! wake:   state = AWAKE; the caller then looks at everything and does not trust which descriptor fired.
+//!         A poller is disarmed when it is about to be called, and armed again by the next park
 //! ```
 //! Why one fence is enough: each source's "tell me" is stored before it and each source is read
 //! after it; so for each source either this side reads what was published, or the notifier reads
@@ -19,12 +19,18 @@
 //! is armed by write protection needs no fence of the writer: its store either took effect before
 //! the protection, and is read, or faults.
 //!
+//! Why those that stayed armed need no second look: the park that armed them looked, found nothing, and everything
+//! published since has met "tell me". The descriptor is readable now, or the poller has been called (and
+//! so disarmed) since.
+//!
 //! Called by the loop in [`run`](crate::run) only. Left out: how long to wait before it (that is
 //! [`idle`](crate::idle)).
 
 use std::io;
 
 use crate::{
+    clock::Nanos,
+    deck::Deck,
     gate::{Bell, Gate, Steps},
     poller::{ArmError, Poller},
     sync::{Ordering, fence},
@@ -55,36 +61,35 @@ pub(crate) enum Parked {
 
 /// The blocking call.
 pub(crate) trait Waiter {
-    /// Blocks until the bell has rung, a descriptor of a poller is readable, or the earliest
-    /// deadline has come.
+    /// Blocks until the bell has rung, a registered descriptor is readable, or `deadline` has come.
     ///
     /// # Errors
-    /// When it cannot wait on one of them; the sidecore then counts as not armed.
-    fn wait<P: Poller>(&mut self, pollers: &[P]) -> io::Result<Wake>;
+    /// When it cannot wait; the sidecore then counts as not armed.
+    fn wait(&mut self, deadline: Option<Nanos>) -> io::Result<Wake>;
 }
 
 /// One sleep of a sidecore that has emptied its mailbox of the first `seen` messages; see the head of this module.
 pub(crate) fn park<S: Steps, P: Poller, B: Bell>(
-    pollers: &mut [P],
+    deck: &mut Deck<P>,
     gate: &Gate<B>,
     seen: u64,
     waiter: &mut impl Waiter,
 ) -> Parked {
-    let early_work = !S::RECHECK_AFTER_ARM && has_work::<S, P, B>(pollers, gate, seen);
+    if !S::RECHECK_AFTER_ARM && (has_mail::<S, B>(gate, seen) | deck.early_look::<S>()) {
+        return Parked::WorkFound;
+    }
     gate.begin_arming();
-    for armed in 0..pollers.len() {
-        if let Err(error) = pollers[armed].arm() {
-            gate.awake();
-            pollers[..armed].iter_mut().for_each(P::disarm);
-            return Parked::NotArmed(error);
-        }
+    if let Err(error) = deck.arm::<S>() {
+        gate.awake();
+        return Parked::NotArmed(error);
     }
     if S::FENCE {
         fence(Ordering::SeqCst);
     }
-    let work = early_work || (S::RECHECK_AFTER_ARM && has_work::<S, P, B>(pollers, gate, seen));
+    // Both, whatever the first says: a poller that is not looked at after its arming may never be.
+    let work = S::RECHECK_AFTER_ARM && (has_mail::<S, B>(gate, seen) | deck.last_look::<S>());
     let outcome = if !work && gate.try_sleep() {
-        match waiter.wait(pollers) {
+        match waiter.wait(deck.earliest()) {
             Ok(wake) => Parked::Slept(wake),
             Err(error) => Parked::NotArmed(ArmError::new(error)),
         }
@@ -92,18 +97,11 @@ pub(crate) fn park<S: Steps, P: Poller, B: Bell>(
         Parked::WorkFound
     };
     gate.awake();
-    pollers.iter_mut().for_each(P::disarm);
     outcome
 }
 
-fn has_work<S: Steps, P: Poller, B: Bell>(pollers: &mut [P], gate: &Gate<B>, seen: u64) -> bool {
-    let checked = if S::RECHECK_LAST_POLLER {
-        pollers.len()
-    } else {
-        pollers.len() - 1
-    };
-    (S::RECHECK_MAILBOX && (gate.sent() != seen || gate.is_stopping()))
-        || pollers[..checked].iter_mut().any(P::has_work)
+fn has_mail<S: Steps, B: Bell>(gate: &Gate<B>, seen: u64) -> bool {
+    S::RECHECK_MAILBOX && (gate.sent() != seen || gate.is_stopping())
 }
 
 #[cfg(all(test, loom))]

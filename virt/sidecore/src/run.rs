@@ -2,152 +2,180 @@
 //!
 //! ```text
 //! forever:  beat
-//!           hand out mail                 at most `MAIL_BATCH`
-//!           poll every poller             each does a bounded batch
-//!           busy? again                   else as the idle policy says: spin, pause, or park
+//!           hand out mail                   at most `MAIL_BATCH`; orders to take on or give away pollers first
+//!           look at the epoll               every 100 µs, without waiting: `ready`
+//!           scan the probes                 1 ns for each poller; deadlines when the earliest has passed
+//!           a round over the active ones    deficit round robin (drr.rs): poll with a budget, charge
+//!           anybody busy? again             else as the idle policy says: spin, pause, or park
 //! ```
-//! Fairness is round robin over pollers, each bounding its own batch. Left out: weights and
-//! deficits between the queues of many VMs.
+//! What a call of a poller involves is in [`serve`](crate::serve), coming and going in [`berth`](crate::berth).
 
-use std::{io, num::NonZeroU32, os::fd::RawFd, sync::atomic::Ordering, thread};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    num::NonZeroU32,
+    sync::{atomic::Ordering, mpsc},
+    thread,
+};
 
 use crate::{
+    berth::{Leaving, Order},
     clock::Nanos,
+    deck::Deck,
+    drr::Drr,
     gate::Sound,
+    handle::Route,
     idle::{Hints, IdleState, Wait},
-    mailbox::Inbox,
+    mailbox::{Envelope, Inbox},
     park::{Parked, Waiter, Wake, park},
     pause::Pause,
     poller::{Activity, Poller},
-    stats::{Board, NO_POLLER},
+    stats::{Board, NO_POLLER, PollerBoard},
     sync::Arc,
-    sys::{self, EventFd},
+    sys::{EpollFd, EventFd, ThreadClock},
+    wakes,
 };
 
-/// Messages handed out per sweep, so that a storm of them does not starve the queues.
-const MAIL_BATCH: usize = 64;
+/// Between two looks at the epoll while awake, in nanoseconds: a look costs half a microsecond.
+pub(crate) const LOOK_EVERY_NS: u64 = 100_000;
+/// Descriptors taken from the epoll at a time.
+pub(crate) const EVENTS: usize = 64;
+
+/// What belongs to a poller besides itself.
+#[derive(Debug)]
+pub(crate) struct Member<M> {
+    pub(crate) route: Arc<Route<M>>,
+    pub(crate) board: Arc<PollerBoard>,
+}
 
 /// A sidecore, as its own thread sees it.
 pub(crate) struct Core<P: Poller> {
-    pub(crate) pollers: Vec<P>,
+    pub(crate) deck: Deck<P>,
+    /// By slot.
+    pub(crate) members: Vec<Option<Member<P::Message>>>,
+    /// Poller number to slot.
+    pub(crate) slots: HashMap<u64, usize>,
+    pub(crate) drr: Drr,
     pub(crate) inbox: Inbox<P::Message, EventFd>,
+    /// Messages taken out of the mailbox early, by a move; they come first.
+    pub(crate) stash: VecDeque<Envelope<P::Message>>,
+    pub(crate) orders: mpsc::Receiver<Order<P>>,
+    pub(crate) leaving: Vec<Leaving<P>>,
+    pub(crate) epoll: Arc<EpollFd>,
+    pub(crate) events: [libc::epoll_event; EVENTS],
+    /// An event of nobody in the last look.
+    pub(crate) stray: Option<u64>,
+    pub(crate) next_look: Nanos,
     pub(crate) board: Arc<Board>,
     pub(crate) idle: IdleState,
+    pub(crate) clock: ThreadClock,
     pub(crate) pause: Pause,
     pub(crate) shares_cpu: bool,
     pub(crate) force_sleep_every: Option<NonZeroU32>,
-}
-
-/// The counters of the loop that are its own.
-struct Turn {
     /// The end of the last sweep.
-    now: Nanos,
+    pub(crate) now: Nanos,
     /// The sweep after a wake that was not by a deadline.
-    is_first_after_wake: bool,
-    idle_sweeps: u32,
+    pub(crate) is_first_after_wake: bool,
+    pub(crate) idle_sweeps: u32,
+    /// Kept for its allocation.
+    pub(crate) due: Vec<usize>,
 }
 
 impl<P: Poller> Core<P> {
-    /// Polls until told to stop; messages sent before that are delivered.
+    /// Polls until told to stop; messages sent before that are delivered. The pollers, in the order of their numbers.
     pub(crate) fn run(mut self) -> Vec<P> {
         let gate = Arc::clone(self.inbox.gate());
-        let mut waiter = PpollWaiter {
-            fds: Vec::new(),
-            bell: gate.bell(),
-            board: Arc::clone(&self.board),
-            asleep_ns: 0,
-            is_forced: false,
-        };
-        let mut turn = Turn {
-            now: Nanos::now(),
-            is_first_after_wake: false,
-            idle_sweeps: 0,
-        };
+        self.now = Nanos::now();
+        // The time it took to start is not idleness.
+        self.idle.busy(self.now);
         while !gate.is_stopping() {
-            let activity = self.sweep(&mut turn);
-            if activity == Activity::Busy {
-                self.idle.busy(turn.now);
+            if self.sweep() == Activity::Busy {
+                self.idle.busy(self.now);
             } else {
-                self.wait(&mut turn, &mut waiter);
+                self.wait();
             }
         }
         while self.hand_out_mail() == Activity::Busy {}
-        self.pollers
+        let mut ids: Vec<(u64, usize)> = self.slots.iter().map(|(&id, &at)| (id, at)).collect();
+        ids.sort_unstable();
+        ids.into_iter()
+            .map(|(_, at)| self.deck.remove(at))
+            .collect()
     }
 
-    /// One look at the mailbox and every poller.
-    fn sweep(&mut self, turn: &mut Turn) -> Activity {
-        let board = &*self.board;
-        let pulse = &board.pulse.0;
-        pulse.beats.add(1);
+    /// One look at every source.
+    pub(crate) fn sweep(&mut self) -> Activity {
+        self.board.pulse.0.beats.add(1);
         let mut activity = self.hand_out_mail();
-        let board = &*self.board;
-        let pulse = &board.pulse.0;
-        for (index, poller) in self.pollers.iter_mut().enumerate() {
-            pulse.in_poller.store(index, Ordering::Relaxed);
-            let counters = &board.pollers[index].1.0;
-            match poller.poll(turn.now) {
-                Activity::Busy => {
-                    counters.polls_busy.add(1);
-                    activity = Activity::Busy;
-                }
-                Activity::Idle => counters.polls_idle.add(1),
-            }
-        }
-        pulse.in_poller.store(NO_POLLER, Ordering::Relaxed);
-        let (start, core) = (turn.now, &board.core.0);
-        turn.now = Nanos::now();
-        let elapsed = turn.now.since(start);
-        match activity {
-            Activity::Busy => {
-                core.sweeps_busy.add(1);
-                core.busy_ns.add(elapsed);
-            }
-            Activity::Idle => {
-                core.sweeps_idle.add(1);
-                core.idle_ns.add(elapsed);
-                core.wakes_spurious.add(u64::from(turn.is_first_after_wake));
-            }
-        }
-        turn.is_first_after_wake = false;
-        activity
-    }
-
-    fn hand_out_mail(&mut self) -> Activity {
-        let mut activity = Activity::Idle;
-        for _ in 0..MAIL_BATCH {
-            let Some(envelope) = self.inbox.take() else {
-                break;
-            };
-            let index = envelope.poller;
-            self.board.pulse.0.in_poller.store(index, Ordering::Relaxed);
-            self.board.core.0.messages.add(1);
-            self.board.pollers[index].1.0.messages.add(1);
-            self.pollers[index].message(envelope.message);
+        if self.now >= self.next_look && self.look(Some(0)) == Activity::Busy {
             activity = Activity::Busy;
         }
+        self.stir();
+        self.drr.begin_round();
+        while let Some(visit) = self.drr.next() {
+            if self.visit(visit) == Activity::Busy {
+                activity = Activity::Busy;
+            }
+        }
+        if !self.leaving.is_empty() && self.see_off() == Activity::Busy {
+            activity = Activity::Busy;
+        }
+        if self.drr.has_hungry() {
+            activity = Activity::Busy;
+        }
+        self.board
+            .pulse
+            .0
+            .in_poller
+            .store(NO_POLLER, Ordering::Relaxed);
+        self.count_sweep(activity);
         activity
+    }
+
+    /// Puts those into the ring whose probes fire or whose deadlines have passed.
+    fn stir(&mut self) {
+        let drr = &mut self.drr;
+        self.deck.scan(|at| drr.stir(at));
+        if self.deck.is_due(self.now) {
+            let mut due = std::mem::take(&mut self.due);
+            self.deck.due(self.now, &mut due);
+            due.drain(..).for_each(|at| self.drr.stir(at));
+            self.due = due;
+        }
+    }
+
+    fn count_sweep(&mut self, activity: Activity) {
+        let (start, core) = (self.now, &self.board.core.0);
+        self.now = Nanos::now();
+        let elapsed = self.now.since(start);
+        if activity == Activity::Busy {
+            core.sweeps_busy.add(1);
+            core.busy_ns.add(elapsed);
+        } else {
+            core.sweeps_idle.add(1);
+            core.idle_ns.add(elapsed);
+            core.wakes_spurious.add(u64::from(self.is_first_after_wake));
+        }
+        self.is_first_after_wake = false;
     }
 
     /// Waits after an idle sweep.
-    fn wait(&mut self, turn: &mut Turn, waiter: &mut PpollWaiter<'_>) {
-        turn.idle_sweeps = turn.idle_sweeps.wrapping_add(1);
-        let pollers = &self.pollers;
-        let wait = self.idle.next(turn.now, || Hints {
-            arm_cost_ns: pollers
-                .iter()
-                .fold(0, |sum: u64, p| sum.saturating_add(p.arm_cost())),
-            deadline: earliest(pollers),
+    fn wait(&mut self) {
+        self.idle_sweeps = self.idle_sweeps.wrapping_add(1);
+        let deck = &self.deck;
+        let wait = self.idle.next(self.now, || Hints {
+            arm_cost_ns: deck.arm_cost_ns(),
+            deadline: deck.earliest(),
         });
         let is_forced = wait != Wait::Sleep
             && self
                 .force_sleep_every
-                .is_some_and(|n| turn.idle_sweeps.is_multiple_of(n.get()))
-            && earliest(pollers).is_none_or(|at| at > turn.now);
+                .is_some_and(|n| self.idle_sweeps.is_multiple_of(n.get()))
+            && deck.earliest().is_none_or(|at| at > self.now);
         let core = &self.board.core.0;
         match wait {
-            _ if is_forced => self.sleep(turn, waiter, true),
-            Wait::Sleep => self.sleep(turn, waiter, false),
+            _ if is_forced => self.sleep(true),
+            Wait::Sleep => self.sleep(false),
             _ if self.shares_cpu => {
                 core.yields.add(1);
                 thread::yield_now();
@@ -166,41 +194,52 @@ impl<P: Poller> Core<P> {
     }
 
     #[cold]
-    fn sleep(&mut self, turn: &mut Turn, waiter: &mut PpollWaiter<'_>, is_forced: bool) {
+    fn sleep(&mut self, is_forced: bool) {
         let seen = self.inbox.seen();
         let gate = Arc::clone(self.inbox.gate());
-        waiter.asleep_ns = 0;
-        waiter.is_forced = is_forced;
-        let parked = park::<Sound, P, EventFd>(&mut self.pollers, &gate, seen, waiter);
-        let (start, core) = (turn.now, &self.board.core.0);
-        turn.now = Nanos::now();
-        core.asleep_ns.add(waiter.asleep_ns);
+        let mut waiter = EpollWaiter {
+            epoll: &self.epoll,
+            events: &mut self.events,
+            bell: gate.bell(),
+            board: &self.board,
+            ready: 0,
+            asleep_ns: 0,
+            late_ns: None,
+            is_forced,
+        };
+        let cpu_before = self.idle.is_priced().then(|| self.clock.read());
+        let parked = park::<Sound, P, EventFd>(&mut self.deck, &gate, seen, &mut waiter);
+        let (ready, asleep_ns, late_ns) = (waiter.ready, waiter.asleep_ns, waiter.late_ns);
+        let (start, core) = (self.now, &self.board.core.0);
+        self.now = Nanos::now();
+        core.asleep_ns.add(asleep_ns);
         core.arming_ns
-            .add(turn.now.since(start).saturating_sub(waiter.asleep_ns));
+            .add(self.now.since(start).saturating_sub(asleep_ns));
         match parked {
             Parked::WorkFound => {
                 core.sleeps_refused.add(1);
                 self.idle.armed();
+                for at in self.deck.take_found() {
+                    self.drr.activate(at);
+                }
             }
             Parked::NotArmed(error) => {
                 self.board.arm_failed(chain(&error));
-                self.idle.arm_failed(turn.now);
+                self.idle.arm_failed(self.now);
             }
             Parked::Slept(wake) => {
                 self.board.woken_by(wake);
-                turn.is_first_after_wake = wake != Wake::Deadline;
+                self.is_first_after_wake = wake != Wake::Deadline;
                 self.idle.armed();
+                if let Some(Ok(before)) = cpu_before
+                    && let Ok(after) = self.clock.read()
+                {
+                    self.idle.slept(after.saturating_sub(before), late_ns);
+                }
+                self.take_events(ready);
             }
         }
     }
-}
-
-fn earliest<P: Poller>(pollers: &[P]) -> Option<Nanos> {
-    pollers.iter().filter_map(P::deadline).min()
-}
-
-fn not_open(fd: RawFd) -> io::Error {
-    io::Error::other(format!("wake descriptor {fd} is not open"))
 }
 
 /// An error and its causes, in one line.
@@ -214,67 +253,58 @@ fn chain(error: &dyn std::error::Error) -> String {
     line
 }
 
-/// Sleeps in `ppoll` on the bell and all descriptors of all pollers.
-struct PpollWaiter<'a> {
-    /// Kept for its allocation.
-    fds: Vec<libc::pollfd>,
+/// Sleeps in `epoll_wait`.
+struct EpollWaiter<'a> {
+    epoll: &'a EpollFd,
+    events: &'a mut [libc::epoll_event; EVENTS],
     bell: &'a EventFd,
-    board: Arc<Board>,
+    board: &'a Board,
+    /// Events of the last wait.
+    ready: usize,
     /// What the last wait took, if it was entered.
     asleep_ns: u64,
+    /// How late a deadline was met.
+    late_ns: Option<u64>,
     /// The coming wait is one that `force_sleep_every` asks for.
     is_forced: bool,
 }
 
-impl Waiter for PpollWaiter<'_> {
-    fn wait<P: Poller>(&mut self, pollers: &[P]) -> io::Result<Wake> {
-        let wanted = |fd: RawFd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        self.fds.clear();
-        self.fds.push(wanted(self.bell.as_raw_fd()));
-        self.fds.extend(
-            pollers
-                .iter()
-                .flat_map(|p| p.wake_fds())
-                .map(|&fd| wanted(fd)),
-        );
-        if let Some(bad) = self.fds.iter().find(|f| f.fd < 0) {
-            // The kernel would pass over it in silence.
-            return Err(not_open(bad.fd));
-        }
-        let deadline = earliest(pollers);
-
+impl Waiter for EpollWaiter<'_> {
+    fn wait(&mut self, deadline: Option<Nanos>) -> io::Result<Wake> {
         let start = Nanos::now();
-        self.board.core.0.sleeps.add(1);
-        self.board
-            .core
-            .0
-            .sleeps_forced
-            .add(u64::from(self.is_forced));
+        let core = &self.board.core.0;
+        core.sleeps.add(1);
+        core.sleeps_forced.add(u64::from(self.is_forced));
         self.board.asleep(Some(deadline.unwrap_or(Nanos(u64::MAX))));
-        let ready = sys::ppoll(&mut self.fds, deadline.map(|at| at.since(start)));
+        let ready = self
+            .epoll
+            .wait(self.events, deadline.map(|at| at.since(start)));
         self.board.asleep(None);
         self.asleep_ns = Nanos::now().since(start);
 
-        match ready {
-            Ok(0) => return Ok(Wake::Deadline),
-            Ok(_) => {}
+        self.ready = match ready {
+            Ok(0) => {
+                self.late_ns = deadline.map(|at| Nanos::now().since(at));
+                return Ok(Wake::Deadline);
+            }
+            Ok(ready) => ready,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 return Ok(Wake::Interrupted);
             }
             Err(error) => return Err(error),
-        }
-        if let Some(bad) = self.fds.iter().find(|f| f.revents & libc::POLLNVAL != 0) {
-            // It will never wake anybody: poll on instead.
-            return Err(not_open(bad.fd));
-        }
-        if self.fds[0].revents != 0 {
+        };
+        let is_bell = |event: &libc::epoll_event| event.u64 == wakes::BELL;
+        if self.events[..self.ready].iter().any(is_bell) {
             self.bell.drain();
             return Ok(Wake::Mailbox);
         }
         Ok(Wake::Fd)
     }
+}
+
+/// A core's epoll, with its bell in it.
+pub(crate) fn epoll_with(bell: &EventFd) -> io::Result<Arc<EpollFd>> {
+    let epoll = EpollFd::new()?;
+    epoll.add(bell.as_raw_fd(), wakes::BELL)?;
+    Ok(Arc::new(epoll))
 }

@@ -1,18 +1,29 @@
 //! Starting and ending a sidecore.
 
-use std::{io, num::NonZeroU32, panic, sync::mpsc, thread, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    num::NonZeroU32,
+    panic,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use thiserror::Error;
 
 use crate::{
+    berth::{Destination, Order, Passenger, Port, send_off},
     clock::Nanos,
-    handle::Handle,
+    deck::Deck,
+    drr::{self, Drr},
+    handle::{Handle, Route},
     idle::{IdlePolicy, IdleState},
-    mailbox::{Outbox, mailbox},
+    mailbox::{Inbox, mailbox},
     monitor::Watch,
     pause::Pause,
     poller::Poller,
-    run::Core,
+    run::{Core, epoll_with},
     stats::{Board, Stats},
     sync::Arc,
     sys::{self, EventFd, ThreadClock},
@@ -21,12 +32,21 @@ use crate::{
 /// A sidecore could not be started.
 #[derive(Debug, Error)]
 pub enum SpawnError {
-    /// No eventfd for its mailbox.
-    #[error("cannot create the sidecore's eventfd")]
+    /// No eventfd for its mailbox, or no epoll.
+    #[error("cannot create the sidecore's eventfd and epoll")]
     EventFd(#[source] io::Error),
     /// No thread.
     #[error("cannot start the sidecore's thread")]
     Thread(#[source] io::Error),
+    /// A poller's descriptors cannot be registered.
+    #[error("cannot attach {name} to the sidecore")]
+    Attach {
+        /// The poller.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// No such CPU, or none this process may use.
     #[error("cannot pin the sidecore to cpu {cpu}")]
     Pin {
@@ -38,6 +58,17 @@ pub enum SpawnError {
     },
 }
 
+/// A poller could not be added to a running sidecore.
+#[derive(Debug, Error)]
+pub enum AddError {
+    /// Its descriptors cannot be registered.
+    #[error("cannot attach the poller to the sidecore")]
+    Attach(#[source] io::Error),
+    /// The sidecore has ended.
+    #[error("the sidecore has ended")]
+    Ended,
+}
+
 /// The settings of a sidecore to be.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -47,6 +78,7 @@ pub struct SidecoreBuilder {
     idle: IdlePolicy,
     shares_cpu: bool,
     force_sleep_every: Option<NonZeroU32>,
+    quantum: u64,
 }
 
 impl SidecoreBuilder {
@@ -59,7 +91,14 @@ impl SidecoreBuilder {
             idle: IdlePolicy::adaptive(),
             shares_cpu: false,
             force_sleep_every: None,
+            quantum: drr::QUANTUM,
         }
+    }
+
+    /// Another name.
+    pub(crate) fn name(mut self, name: String) -> Self {
+        self.name = name;
+        self
     }
 
     /// Pins its thread to one host CPU.
@@ -81,6 +120,13 @@ impl SidecoreBuilder {
         self
     }
 
+    /// What a poller of weight 1 may do per round beside others, in cost units (nanoseconds): default 1,600, eight small
+    /// requests. More makes for fewer rounds, and longer waits behind others.
+    pub fn quantum(mut self, cost: u64) -> Self {
+        self.quantum = cost.max(1);
+        self
+    }
+
     /// For tests of the notification paths: sleep at every `n`-th idle sweep, whatever the policy
     /// says, but not while a [`deadline`](Poller::deadline) has passed. Counted in
     /// [`CoreStats::sleeps_forced`](crate::CoreStats::sleeps_forced).
@@ -92,51 +138,53 @@ impl SidecoreBuilder {
     /// Starts the thread, which owns the pollers until [`Sidecore::stop`] hands them back.
     ///
     /// # Errors
-    /// When a resource is refused or the CPU does not exist; nothing runs then.
+    /// When a resource is refused, the CPU does not exist, or a poller cannot be attached; nothing runs then.
     pub fn spawn<P: Poller + 'static>(self, pollers: Vec<P>) -> Result<Sidecore<P>, SpawnError>
     where
         P::Message: 'static,
     {
         let (outbox, inbox) = mailbox(EventFd::new().map_err(SpawnError::EventFd)?);
         let pause = Pause::detect();
-        let names = pollers
-            .iter()
-            .map(|poller| poller.name().to_owned())
+        let board = Arc::new(Board::new(self.name.clone(), pause.name()));
+        let (orders_in, orders) = mpsc::channel();
+        let mut handles = Vec::new();
+        let passengers: Vec<_> = pollers
+            .into_iter()
+            .map(|poller| {
+                let route = Route::new(outbox.clone());
+                handles.push(Handle::new(Arc::clone(&route)));
+                Passenger::new(poller, route)
+            })
             .collect();
-        let board = Arc::new(Board::new(self.name.clone(), pause.name(), names));
         let (ready, started) = mpsc::sync_channel(1);
-        let count = pollers.len();
         let of_thread = Arc::clone(&board);
         let thread = thread::Builder::new()
-            .name(self.name)
+            .name(self.name.clone())
             .spawn(move || {
                 let _end = End(Arc::clone(&of_thread));
-                let begun = begin(self.cpu, &of_thread);
-                let has_failed = begun.is_err();
+                let begun = self.begin(of_thread, inbox, orders, pause, passengers);
                 // The receiver waits below.
-                let _ = ready.send(begun);
-                if has_failed {
-                    return pollers;
+                match begun {
+                    Ok(core) => {
+                        let _ = ready.send(Ok(()));
+                        core.run()
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        Vec::new()
+                    }
                 }
-                let core = Core {
-                    pollers,
-                    inbox,
-                    board: of_thread,
-                    // Now, since the time it took to start a thread is not idleness.
-                    idle: IdleState::new(self.idle, Nanos::now()),
-                    pause,
-                    shares_cpu: self.shares_cpu,
-                    force_sleep_every: self.force_sleep_every,
-                };
-                core.run()
             })
             .map_err(SpawnError::Thread)?;
         match started.recv() {
             Ok(Ok(())) => Ok(Sidecore {
                 thread: Some(thread),
-                outbox,
+                port: Port {
+                    outbox,
+                    orders: orders_in,
+                },
                 board,
-                pollers: count,
+                handles,
             }),
             Ok(Err(error)) => {
                 // It ends by itself; a panic in dropping it has nobody to tell.
@@ -148,15 +196,54 @@ impl SidecoreBuilder {
             ))),
         }
     }
-}
 
-/// On the new thread, before its loop.
-fn begin(cpu: Option<usize>, board: &Board) -> Result<(), SpawnError> {
-    if let Some(cpu) = cpu {
-        sys::pin_this_thread(cpu).map_err(|source| SpawnError::Pin { cpu, source })?;
+    /// On the new thread, before its loop.
+    fn begin<P: Poller>(
+        &self,
+        board: Arc<Board>,
+        inbox: Inbox<P::Message, EventFd>,
+        orders: mpsc::Receiver<Order<P>>,
+        pause: Pause,
+        passengers: Vec<Passenger<P>>,
+    ) -> Result<Core<P>, SpawnError> {
+        if let Some(cpu) = self.cpu {
+            sys::pin_this_thread(cpu).map_err(|source| SpawnError::Pin { cpu, source })?;
+        }
+        let clock = ThreadClock::of_this_thread().map_err(SpawnError::Thread)?;
+        board.begin(clock);
+        let epoll = epoll_with(inbox.gate().bell()).map_err(SpawnError::EventFd)?;
+        let now = Nanos::now();
+        let mut core = Core {
+            deck: Deck::new(),
+            members: Vec::new(),
+            slots: HashMap::new(),
+            drr: Drr::new(self.quantum),
+            inbox,
+            stash: VecDeque::new(),
+            orders,
+            leaving: Vec::new(),
+            epoll,
+            events: sys::no_events(),
+            stray: None,
+            next_look: now,
+            board,
+            idle: IdleState::new(self.idle, now),
+            clock,
+            pause,
+            shares_cpu: self.shares_cpu,
+            force_sleep_every: self.force_sleep_every,
+            now,
+            is_first_after_wake: false,
+            idle_sweeps: 0,
+            due: Vec::new(),
+        };
+        for passenger in passengers {
+            let name = passenger.board.name.clone();
+            core.add(passenger)
+                .map_err(|source| SpawnError::Attach { name, source })?;
+        }
+        Ok(core)
     }
-    board.begin(ThreadClock::of_this_thread().map_err(SpawnError::Thread)?);
-    Ok(())
 }
 
 /// Says how the thread ended, also when a poller panics.
@@ -175,9 +262,10 @@ impl Drop for End {
 pub struct Sidecore<P: Poller> {
     /// Taken when joined.
     thread: Option<thread::JoinHandle<Vec<P>>>,
-    outbox: Outbox<P::Message, EventFd>,
+    port: Port<P>,
     board: Arc<Board>,
-    pollers: usize,
+    /// Of the pollers given to `spawn`.
+    handles: Vec<Handle<P::Message>>,
 }
 
 impl<P: Poller> Sidecore<P> {
@@ -186,12 +274,48 @@ impl<P: Poller> Sidecore<P> {
     /// # Panics
     /// When there is no such poller.
     pub fn handle(&self, poller: usize) -> Handle<P::Message> {
-        assert!(
-            poller < self.pollers,
-            "no poller {poller} among {}",
-            self.pollers
-        );
-        Handle::new(self.outbox.clone(), poller)
+        let count = self.handles.len();
+        assert!(poller < count, "no poller {poller} among {count}");
+        self.handles[poller].clone()
+    }
+
+    /// Adds a poller while it runs, and waits until it has been attached (or refused) between two sweeps.
+    ///
+    /// # Errors
+    /// When the poller's descriptors cannot be registered, or the sidecore has ended; the poller is dropped.
+    pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
+        let route = Route::new(self.port.outbox.clone());
+        let passenger = Passenger::new(poller, Arc::clone(&route));
+        let (tx, answer) = mpsc::channel();
+        self.port
+            .order(Order::Add(passenger, tx))
+            .map_err(|_| AddError::Ended)?;
+        match answer.recv() {
+            Ok(Ok(())) => Ok(Handle::new(route)),
+            Ok(Err(error)) => Err(AddError::Attach(error)),
+            Err(mpsc::RecvError) => Err(AddError::Ended),
+        }
+    }
+
+    /// Takes a poller away, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`; messages sent before are
+    /// delivered first. `None` if it did not come to that, or the poller is not on this sidecore. Sending to it fails from then on.
+    pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
+        send_off(&self.port, poller.id(), limit, Destination::Owner)
+    }
+
+    /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`: with
+    /// its undelivered messages and its debt; its handles follow. False if it stayed, is not on this sidecore, or that one has ended.
+    pub fn move_to(
+        &self,
+        poller: &Handle<P::Message>,
+        other: &Sidecore<P>,
+        limit: Duration,
+    ) -> bool {
+        let port = other.port.clone();
+        send_off(&self.port, poller.id(), limit, |answer| {
+            Destination::Core(port, answer)
+        })
+        .unwrap_or(false)
     }
 
     /// What it has done so far.
@@ -211,7 +335,7 @@ impl<P: Poller> Sidecore<P> {
     /// What a [`Monitor`](crate::Monitor) needs to watch it, and what outlives it for its
     /// statistics.
     pub fn watch(&self) -> Watch {
-        Watch::new(Arc::clone(&self.board), Arc::clone(self.outbox.gate()))
+        Watch::new(Arc::clone(&self.board), Arc::clone(self.port.outbox.gate()))
     }
 
     /// Ends it: messages sent before are delivered, the thread is joined, and the pollers come
@@ -229,7 +353,7 @@ impl<P: Poller> Sidecore<P> {
 
     fn join(&mut self) -> Option<thread::Result<Vec<P>>> {
         let thread = self.thread.take()?;
-        self.outbox.gate().stop();
+        self.port.outbox.gate().stop();
         Some(thread.join())
     }
 }

@@ -8,13 +8,18 @@
 use std::{
     io,
     sync::{
-        Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use crate::{clock::Nanos, park::Wake, sync::CachePadded, sys::ThreadClock};
+use crate::{
+    clock::Nanos,
+    park::Wake,
+    sync::{Arc, CachePadded},
+    sys::ThreadClock,
+};
 
 /// A counter with a single writer.
 #[derive(Debug, Default)]
@@ -58,6 +63,20 @@ counters! {
         sweeps_idle,
         /// Messages handed to pollers.
         messages,
+        /// Cost units (nanoseconds, as estimated by the pollers) of all that was charged.
+        cost,
+        /// Times readable descriptors were looked for while awake.
+        looks,
+        /// Times a poller was told that a descriptor is readable.
+        readies,
+        /// Times a descriptor was muted because it fired again and again for nothing.
+        mutes,
+        /// Times the epoll was built anew because of a descriptor closed before it was removed.
+        rebuilds,
+        /// Pollers taken on since the start, and moved or taken away.
+        attached,
+        /// See `attached`.
+        detached,
         /// Idle sweeps followed by the next at once.
         spins,
         /// Idle sweeps followed by a pause of about a microsecond.
@@ -72,7 +91,7 @@ counters! {
         sleeps_refused,
         /// Wakes by a message (or a `Waker`).
         wakes_mailbox,
-        /// Wakes by a descriptor of a poller.
+        /// Wakes by a descriptor of a poller (or one of nobody).
         wakes_fd,
         /// Wakes by a deadline of a poller.
         wakes_deadline,
@@ -94,14 +113,20 @@ counters! {
 }
 
 counters! {
-    /// What one poller did since its sidecore started.
+    /// What one poller did since it was first added; it takes this along when it moves.
     PollerCounters => PollerActivity {
         /// Polls that answered `Busy`.
         polls_busy,
-        /// Polls that answered `Idle`.
+        /// Polls that answered `Idle` or `Waiting`.
         polls_idle,
         /// Messages handed to it.
         messages,
+        /// Cost units that it was served.
+        cost,
+        /// Times one of its descriptors was readable.
+        readies,
+        /// Times one of its descriptors was muted.
+        mutes,
     }
 }
 
@@ -109,10 +134,77 @@ counters! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PollerStats {
-    /// Its [`name`](crate::Poller::name) at the start.
+    /// Its number, unique in this process: [`Handle::id`](crate::Handle::id).
+    pub id: u64,
+    /// Its [`name`](crate::Poller::name) when it was added.
     pub name: String,
+    /// What its last poll answered.
+    pub state: PollerState,
     /// Its counters.
     pub activity: PollerActivity,
+}
+
+/// What a poller is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollerState {
+    /// Its last poll was `Busy`, or its turn has yet to come.
+    Busy,
+    /// It is polled at each sweep, and waits.
+    Waiting,
+    /// Its probe is looked at, and no more.
+    Idle,
+}
+
+/// The part of a poller that others may read; it follows the poller.
+#[derive(Debug)]
+pub(crate) struct PollerBoard {
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) counters: CachePadded<PollerCounters>,
+    state: AtomicU32,
+}
+
+impl PollerBoard {
+    pub(crate) fn new(id: u64, name: &str) -> Self {
+        PollerBoard {
+            id,
+            name: name.to_owned(),
+            counters: CachePadded::default(),
+            state: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: PollerState) {
+        self.state.store(state as u32, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> PollerStats {
+        PollerStats {
+            id: self.id,
+            name: self.name.clone(),
+            state: match self.state.load(Ordering::Relaxed) {
+                0 => PollerState::Busy,
+                1 => PollerState::Waiting,
+                _ => PollerState::Idle,
+            },
+            activity: self.counters.0.snapshot(),
+        }
+    }
+}
+
+impl CoreStats {
+    /// The share of the time since `earlier` (a snapshot of the same sidecore) in which it had work, 0 to 1.
+    pub fn utilisation_since(&self, earlier: &CoreStats) -> f64 {
+        let busy = self.busy_ns.wrapping_sub(earlier.busy_ns) as f64;
+        let total = |stats: &CoreStats| {
+            let parts = [stats.idle_ns, stats.arming_ns, stats.asleep_ns];
+            parts
+                .iter()
+                .fold(stats.busy_ns, |sum, &ns| sum.wrapping_add(ns))
+        };
+        let total = total(self).wrapping_sub(total(earlier)) as f64;
+        if total > 0.0 { busy / total } else { 0.0 }
+    }
 }
 
 /// A snapshot of a sidecore's statistics.
@@ -125,7 +217,7 @@ pub struct Stats {
     pub pause: &'static str,
     /// The sidecore as a whole.
     pub core: CoreStats,
-    /// Its pollers, in the order given to `spawn`.
+    /// Its pollers at present, in the order in which they came.
     pub pollers: Vec<PollerStats>,
     /// CPU time of its thread, user and kernel.
     pub cpu_time: Duration,
@@ -142,7 +234,7 @@ pub(crate) enum Life {
 }
 
 /// Not in a poller.
-pub(crate) const NO_POLLER: usize = usize::MAX;
+pub(crate) const NO_POLLER: u64 = u64::MAX;
 
 /// What the monitor looks at. Written by the sidecore's thread.
 #[derive(Debug)]
@@ -153,8 +245,10 @@ pub(crate) struct Pulse {
     pub(crate) is_asleep: AtomicBool,
     /// The moment at which the wait ends by itself, in nanoseconds; `u64::MAX` for never.
     pub(crate) sleeps_until: AtomicU64,
-    /// The index of the poller being called.
-    pub(crate) in_poller: AtomicUsize,
+    /// The number of the poller being called.
+    pub(crate) in_poller: AtomicU64,
+    /// Messages and orders taken out of the mailbox.
+    pub(crate) mail_taken: Counter,
     life: AtomicU32,
 }
 
@@ -176,14 +270,15 @@ pub(crate) struct Board {
     pub(crate) pause: &'static str,
     pub(crate) pulse: CachePadded<Pulse>,
     pub(crate) core: CachePadded<CoreCounters>,
-    pub(crate) pollers: Vec<(String, CachePadded<PollerCounters>)>,
+    /// Locked when pollers come and go, and by readers.
+    pollers: Mutex<Vec<Arc<PollerBoard>>>,
     clock: OnceLock<ThreadClock>,
     cpu_ns_at_end: AtomicU64,
     last_arm_error: Mutex<Option<String>>,
 }
 
 impl Board {
-    pub(crate) fn new(name: String, pause: &'static str, pollers: Vec<String>) -> Self {
+    pub(crate) fn new(name: String, pause: &'static str) -> Self {
         Board {
             name,
             pause,
@@ -191,18 +286,22 @@ impl Board {
                 beats: Counter::default(),
                 is_asleep: AtomicBool::new(false),
                 sleeps_until: AtomicU64::new(u64::MAX),
-                in_poller: AtomicUsize::new(NO_POLLER),
+                in_poller: AtomicU64::new(NO_POLLER),
+                mail_taken: Counter::default(),
                 life: AtomicU32::new(0),
             }),
             core: CachePadded::default(),
-            pollers: pollers
-                .into_iter()
-                .map(|name| (name, CachePadded::default()))
-                .collect(),
+            pollers: Mutex::default(),
             clock: OnceLock::new(),
             cpu_ns_at_end: AtomicU64::new(0),
             last_arm_error: Mutex::new(None),
         }
+    }
+
+    /// The pollers here now.
+    pub(crate) fn pollers(&self) -> MutexGuard<'_, Vec<Arc<PollerBoard>>> {
+        // Nothing panics under the lock.
+        self.pollers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The thread has started: its clock.
@@ -271,12 +370,9 @@ impl Board {
             pause: self.pause,
             core: self.core.0.snapshot(),
             pollers: self
-                .pollers
+                .pollers()
                 .iter()
-                .map(|(name, counters)| PollerStats {
-                    name: name.clone(),
-                    activity: counters.0.snapshot(),
-                })
+                .map(|board| board.snapshot())
                 .collect(),
             cpu_time: self.cpu_time().unwrap_or_default(),
             last_arm_error: last_arm_error.clone(),

@@ -1,4 +1,4 @@
-//! System calls: eventfd, ppoll, clocks, CPU affinity.
+//! System calls: eventfd, epoll, clocks, CPU affinity.
 //!
 //! UNSAFETY: these have no safe form in the standard library. Each wrapper passes only pointers
 //! that it derives from references of its own, valid for the length of the call, and turns the
@@ -56,24 +56,84 @@ impl Bell for EventFd {
     }
 }
 
-/// `ppoll` for readability, without touching the signal mask. The number of ready descriptors.
-pub(crate) fn ppoll(fds: &mut [libc::pollfd], timeout_ns: Option<u64>) -> io::Result<usize> {
-    let timeout = timeout_ns.map(|ns| libc::timespec {
-        tv_sec: (ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
-        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
-    });
-    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `fds` is a slice of exactly the length given, borrowed for writing; `timeout` is null
-    // or points into the local above; a null mask is allowed.
-    let ready = unsafe {
-        libc::ppoll(
-            fds.as_mut_ptr(),
-            fds.len() as libc::nfds_t,
-            timeout,
-            ptr::null(),
-        )
-    };
-    Ok(check(ready)? as usize)
+/// An epoll instance: level-triggered, for readability.
+#[derive(Debug)]
+pub(crate) struct EpollFd(OwnedFd);
+
+impl EpollFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: `fd` was returned just now as a new descriptor, which nobody else owns.
+        Ok(EpollFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Adds `fd`, whose events will carry `data`.
+    pub(crate) fn add(&self, fd: RawFd, data: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, data)
+    }
+
+    /// Changes what the events of `fd` carry.
+    pub(crate) fn change(&self, fd: RawFd, data: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, data)
+    }
+
+    pub(crate) fn remove(&self, fd: RawFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd, 0)
+    }
+
+    fn control(&self, operation: libc::c_int, fd: RawFd, data: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: data,
+        };
+        // SAFETY: `event` is a local, valid for reading.
+        check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &raw mut event) })?;
+        Ok(())
+    }
+
+    /// Waits until something is readable, for `timeout_ns` at most (`None`: for ever; 0: only looks). How many of
+    /// `events` have been filled. On kernels before 5.11 the time is rounded down to milliseconds.
+    pub(crate) fn wait(
+        &self,
+        events: &mut [libc::epoll_event],
+        timeout_ns: Option<u64>,
+    ) -> io::Result<usize> {
+        let most = libc::c_int::try_from(events.len()).unwrap_or(libc::c_int::MAX);
+        if let Some(ns) = timeout_ns.filter(|&ns| ns > 0) {
+            let timeout = libc::timespec {
+                tv_sec: (ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
+                tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+            };
+            // SAFETY: `events` is a slice of at least `most` entries, borrowed for writing; `timeout` is a local; a
+            // null mask is allowed, and its size is then not looked at.
+            let ready = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    self.0.as_raw_fd(),
+                    events.as_mut_ptr(),
+                    most,
+                    &raw const timeout,
+                    ptr::null::<libc::sigset_t>(),
+                    0,
+                )
+            };
+            match check(ready as libc::c_int) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {}
+                ready => return Ok(ready? as usize),
+            }
+        }
+        let timeout_ms = timeout_ns.map_or(-1, |ns| (ns / 1_000_000).min(i32::MAX as u64) as i32);
+        // SAFETY: as above.
+        let ready =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), most, timeout_ms) };
+        Ok(check(ready)? as usize)
+    }
+}
+
+/// Room for `N` events.
+pub(crate) fn no_events<const N: usize>() -> [libc::epoll_event; N] {
+    [libc::epoll_event { events: 0, u64: 0 }; N]
 }
 
 fn clock_ns(clock: libc::clockid_t) -> io::Result<u64> {

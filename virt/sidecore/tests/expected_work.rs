@@ -2,25 +2,27 @@
 //! waiting store, keeps its sidecore awake by a deadline that has passed, whatever the policy.
 
 use std::num::NonZeroU32;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sidecore::{Activity, ArmError, IdlePolicy, Nanos, Poller, SidecoreBuilder};
+use sidecore::{
+    Activity, AlwaysPoll, ArmError, IdlePolicy, Nanos, Poller, SidecoreBuilder, Turn, Wakes,
+};
 
 struct Expectant(Arc<AtomicBool>);
 
 impl Poller for Expectant {
     type Message = ();
+    type Probe = AlwaysPoll;
 
-    fn poll(&mut self, _now: Nanos) -> Activity {
+    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
         Activity::Idle
     }
 
-    fn message(&mut self, (): ()) {}
+    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
 
-    fn arm(&mut self) -> Result<(), ArmError> {
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())
     }
 
@@ -29,10 +31,6 @@ impl Poller for Expectant {
     }
 
     fn disarm(&mut self) {}
-
-    fn wake_fds(&self) -> &[RawFd] {
-        &[]
-    }
 
     fn deadline(&self) -> Option<Nanos> {
         self.0.load(Ordering::Relaxed).then_some(Nanos(1))

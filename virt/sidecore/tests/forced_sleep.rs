@@ -6,163 +6,30 @@
 //! the kick; beside it one with a flag. `SIDECORE_FORCED_SLEEPS` is the number of sleeps to reach
 //! in each test (default 20,000 each).
 
-use std::{
-    fs::File,
-    io::{Read, Write},
-    num::NonZeroU32,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering, fence},
-    },
-    time::{Duration, Instant},
-};
+mod common;
 
-use sidecore::{Activity, ArmError, Handle, IdlePolicy, Nanos, Poller, SidecoreBuilder};
+use std::{num::NonZeroU32, sync::atomic::Ordering, time::Instant};
 
-#[derive(Clone, Copy, PartialEq)]
-enum Style {
-    EventIdx,
-    Flag,
-}
-
-struct Ring {
-    style: Style,
-    avail: AtomicU32,
-    /// avail_event, or 1 for NO_NOTIFY.
-    wish: AtomicU32,
-    /// Items taken, which a polling guest would see as the used index.
-    used: AtomicU32,
-    /// Messages taken.
-    messages: AtomicU64,
-    kick: File,
-}
-
-impl Ring {
-    fn new(style: Style) -> Arc<Ring> {
-        // SAFETY: no pointers; the result is checked.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        assert!(fd >= 0);
-        // SAFETY: a new descriptor that nobody else owns.
-        let kick = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        Arc::new(Ring {
-            style,
-            avail: AtomicU32::new(0),
-            wish: AtomicU32::new(1),
-            used: AtomicU32::new(0),
-            messages: AtomicU64::new(0),
-            kick,
-        })
-    }
-
-    /// The driver: one more item; true if it had to kick.
-    fn publish(&self) -> bool {
-        let old = self.avail.load(Ordering::Relaxed);
-        self.avail.store(old.wrapping_add(1), Ordering::Release);
-        // The driver's mb(); pairs with the sidecore's fence between arming and its last look.
-        fence(Ordering::SeqCst);
-        let wish = self.wish.load(Ordering::Relaxed);
-        let wants = match self.style {
-            Style::EventIdx => wish == old,
-            Style::Flag => wish == 0,
-        };
-        if wants {
-            (&self.kick)
-                .write_all(&1u64.to_ne_bytes())
-                .expect("the counter has room");
-        }
-        wants
-    }
-}
-
-struct Device {
-    ring: Arc<Ring>,
-    last_avail: u32,
-    fds: [RawFd; 1],
-}
-
-impl Device {
-    fn new(ring: &Arc<Ring>) -> Device {
-        Device {
-            ring: Arc::clone(ring),
-            last_avail: 0,
-            fds: [ring.kick.as_raw_fd()],
-        }
-    }
-}
-
-impl Poller for Device {
-    type Message = ();
-
-    fn poll(&mut self, _now: Nanos) -> Activity {
-        let avail = self.ring.avail.load(Ordering::Acquire);
-        if avail == self.last_avail {
-            return Activity::Idle;
-        }
-        self.last_avail = avail;
-        self.ring.used.store(avail, Ordering::Release);
-        Activity::Busy
-    }
-
-    fn message(&mut self, (): ()) {
-        self.ring.messages.fetch_add(1, Ordering::Release);
-    }
-
-    fn arm(&mut self) -> Result<(), ArmError> {
-        let wish = if self.ring.style == Style::EventIdx {
-            self.last_avail
-        } else {
-            0
-        };
-        self.ring.wish.store(wish, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.ring.avail.load(Ordering::Relaxed) != self.last_avail
-    }
-
-    fn disarm(&mut self) {
-        if self.ring.style == Style::Flag {
-            self.ring.wish.store(1, Ordering::Relaxed);
-        }
-        let _ = (&self.ring.kick).read(&mut [0; 8]);
-    }
-
-    fn wake_fds(&self) -> &[RawFd] {
-        &self.fds
-    }
-}
+use common::{Device, Ring, Style, wait_for};
+use sidecore::{Handle, IdlePolicy, SidecoreBuilder};
 
 fn target() -> u64 {
     std::env::var("SIDECORE_FORCED_SLEEPS").map_or(20_000, |n| n.parse().expect("a number"))
 }
 
-/// Waits for the sidecore to take what was published.
-fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    let mut spins = 0u32;
-    while !holds() {
-        spins += 1;
-        if spins.is_multiple_of(256) {
-            std::thread::yield_now();
-            assert!(
-                start.elapsed() < Duration::from_secs(10),
-                "lost wake-up: {what}"
-            );
-        }
-        std::hint::spin_loop();
-    }
-}
-
 /// Publishes one at a time, at moments that drift through the sidecore's way into sleep, until
 /// `target` sleeps have been slept.
-fn exchange(styles: &[Style], has_mail: bool) {
+fn exchange(styles: &[Style], has_mail: bool, has_probe: bool) {
     let rings: Vec<_> = styles.iter().map(|&style| Ring::new(style)).collect();
     let core = SidecoreBuilder::new("sleepy")
         .idle(IdlePolicy::Poll)
         .force_sleep_every(NonZeroU32::new(1))
-        .spawn(rings.iter().map(Device::new).collect())
+        .spawn(
+            rings
+                .iter()
+                .map(|ring| Device::new(ring, has_probe))
+                .collect(),
+        )
         .expect("eventfds and threads are to be had");
     let handles: Vec<Handle<()>> = (0..rings.len()).map(|index| core.handle(index)).collect();
     let (mut round, mut kicks, mut sent) = (0u64, 0u64, 0u64);
@@ -202,15 +69,21 @@ fn exchange(styles: &[Style], has_mail: bool) {
 
 #[test]
 fn event_idx_survives_forced_sleeps() {
-    exchange(&[Style::EventIdx], false);
+    exchange(&[Style::EventIdx], false, true);
 }
 
 #[test]
 fn flag_survives_forced_sleeps() {
-    exchange(&[Style::Flag], false);
+    exchange(&[Style::Flag], false, true);
 }
 
 #[test]
 fn both_styles_and_messages_survive_forced_sleeps() {
-    exchange(&[Style::EventIdx, Style::Flag], true);
+    exchange(&[Style::EventIdx, Style::Flag], true, true);
+}
+
+/// Each sleep arms all, and each wake disarms all.
+#[test]
+fn pollers_without_probe_survive_forced_sleeps() {
+    exchange(&[Style::EventIdx, Style::Flag], true, false);
 }

@@ -13,8 +13,9 @@ use std::{
 };
 
 use sidecore::{
-    Activity, ArmError, CallError, Helpers, IdlePolicy, JobPanicked, Monitor, Nanos, Poller, Reply,
-    Sidecore, SidecoreBuilder, SpawnError, Stuck, StuckCause, SubmitError,
+    Activity, AlwaysPoll, ArmError, CallError, Helpers, IdlePolicy, JobPanicked, Monitor, Nanos,
+    Poller, Reply, Sidecore, SidecoreBuilder, SpawnError, Stuck, StuckCause, SubmitError, Turn,
+    Wakes,
 };
 
 enum Ask {
@@ -44,10 +45,11 @@ struct Scribe {
 
 impl Poller for Scribe {
     type Message = Ask;
+    type Probe = AlwaysPoll;
 
-    fn poll(&mut self, now: Nanos) -> Activity {
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
         match self.deadline {
-            Some(at) if now >= at => {
+            Some(at) if turn.now() >= at => {
                 self.deadline = None;
                 self.met.fetch_add(1, Ordering::Relaxed);
                 Activity::Busy
@@ -56,7 +58,7 @@ impl Poller for Scribe {
         }
     }
 
-    fn message(&mut self, message: Ask) {
+    fn message(&mut self, message: Ask, _turn: &mut Turn<'_>) {
         match message {
             Ask::Echo(x, reply) => reply.send(x),
             Ask::Drop(reply) => drop(reply),
@@ -69,7 +71,10 @@ impl Poller for Scribe {
         }
     }
 
-    fn arm(&mut self) -> Result<(), ArmError> {
+    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
+        for &fd in &self.wake_fds {
+            wakes.add(fd, 0).map_err(ArmError::new)?;
+        }
         if self.refuses_arm.load(Ordering::Relaxed) {
             return Err(ArmError::new("page cannot be protected"));
         }
@@ -83,10 +88,6 @@ impl Poller for Scribe {
 
     fn disarm(&mut self) {
         self.armed.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    fn wake_fds(&self) -> &[RawFd] {
-        &self.wake_fds
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -120,7 +121,13 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 #[test]
 fn calls_are_answered_awake_and_asleep() {
-    for policy in [IdlePolicy::Poll, IdlePolicy::adaptive(), IdlePolicy::Sleep] {
+    for policy in [
+        IdlePolicy::Poll,
+        IdlePolicy::adaptive(),
+        IdlePolicy::Sleep,
+        IdlePolicy::Spin(20_000),
+        IdlePolicy::priced(1.0),
+    ] {
         let core = SidecoreBuilder::new("t")
             .idle(policy)
             .spawn(vec![Scribe::default()])

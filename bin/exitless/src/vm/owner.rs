@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guest_mem::{GuestRam, KeepAlive, PhysMem, View};
-use sidecore::{Activity, ArmError, Nanos, Poller, Reply};
+use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Reply, Turn, Wakes};
 use vtd::{AccessLen, Event};
 
 use super::doorbells::Doorbells;
@@ -148,7 +148,10 @@ pub struct Owner {
     iommu: IommuPort,
     slots: Vec<Slot>,
     messages: Arc<dyn MsiSink>,
-    wake_fds: Vec<RawFd>,
+    /// Kept for its allocation.
+    wake_fds: Vec<(RawFd, u32)>,
+    /// They are registered: from `arm` to the poll that follows it, since nobody empties them while it polls.
+    is_listening: bool,
     idle_sweeps: u32,
     drain_limit: Duration,
     drain_limits: u64,
@@ -199,6 +202,7 @@ impl Owner {
             slots: Vec::new(),
             messages,
             wake_fds: Vec::new(),
+            is_listening: false,
             idle_sweeps: 0,
             drain_limit: DRAIN_LIMIT,
             drain_limits: 0,
@@ -321,6 +325,22 @@ impl Owner {
         }
     }
 
+    /// Registers everything that may wake it.
+    fn listen(&mut self, wakes: &mut Wakes) -> std::io::Result<()> {
+        self.is_listening = true;
+        self.wake_fds.clear();
+        let mut add = |fd| self.wake_fds.push((fd, 0));
+        self.iommu.wake_fd().into_iter().for_each(&mut add);
+        for slot in &self.slots {
+            slot.doorbells
+                .iter()
+                .flat_map(Doorbells::fds)
+                .for_each(&mut add);
+            slot.function.wake_fds().into_iter().for_each(&mut add);
+        }
+        wakes.replace(&self.wake_fds)
+    }
+
     fn config_write(&mut self, at: usize, reg: u16, len: u8, value: u32, reply: Reply<()>) {
         let slot = &mut self.slots[at];
         slot.function
@@ -338,8 +358,19 @@ impl Owner {
 
 impl Poller for Owner {
     type Message = Request;
+    type Probe = AlwaysPoll;
 
-    fn poll(&mut self, now: Nanos) -> Activity {
+    fn detaching(&mut self, wakes: &mut Wakes) {
+        wakes.clear();
+        self.is_listening = false;
+    }
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        if self.is_listening {
+            self.is_listening = false;
+            turn.wakes().clear();
+        }
+        let now = turn.now();
         let iommu = self.step_iommu(now);
         let functions = self.poll_functions(now);
         if iommu == Activity::Busy || functions == Activity::Busy {
@@ -353,7 +384,7 @@ impl Poller for Owner {
         Activity::Idle
     }
 
-    fn message(&mut self, request: Request) {
+    fn message(&mut self, request: Request, _turn: &mut Turn<'_>) {
         match request {
             Request::ConfigRead {
                 function,
@@ -412,20 +443,16 @@ impl Poller for Owner {
         }
     }
 
-    fn arm(&mut self) -> Result<(), ArmError> {
+    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
         self.iommu.arm().map_err(ArmError::new)?;
         for slot in &mut self.slots {
             let mut dma = View::new(&mut self.iommu, &self.ram, slot.function.source());
             slot.function.arm(&mut dma);
         }
-        self.wake_fds.clear();
-        self.wake_fds.extend(self.iommu.wake_fd());
-        for slot in &self.slots {
-            self.wake_fds
-                .extend(slot.doorbells.iter().flat_map(Doorbells::fds));
-            self.wake_fds.extend(slot.function.wake_fds());
-        }
-        Ok(())
+        self.listen(wakes).map_err(|error| {
+            self.disarm();
+            ArmError::new(error)
+        })
     }
 
     fn has_work(&mut self) -> bool {
@@ -446,10 +473,6 @@ impl Poller for Owner {
             let mut dma = View::new(&mut self.iommu, &self.ram, slot.function.source());
             slot.function.disarm(&mut dma);
         }
-    }
-
-    fn wake_fds(&self) -> &[RawFd] {
-        &self.wake_fds
     }
 
     fn deadline(&self) -> Option<Nanos> {

@@ -5,7 +5,8 @@
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model
 //! ```
-//! The world is small: each driver publishes one or two items. The sidecore sweeps, and parks
+//! The world is small: each driver publishes one or two items. The sidecore sweeps over those whose
+//! probes fire or whose descriptors did, and parks
 //! whenever a sweep found nothing; it ends when it has seen everything. If it sleeps when all
 //! drivers and senders are done and nothing has rung, a wake-up was lost. A model that cannot fail
 //! proves nothing: the second half takes single steps away and expects the loss.
@@ -23,13 +24,14 @@ use loom::{
 
 use super::*;
 use crate::{
-    clock::Nanos,
     gate::Sound,
     mailbox::{Inbox, mailbox},
-    poller::Activity,
+    poller::{Activity, Probe},
+    turn::Turn,
+    wakes::Wakes,
 };
 
-/// All eventfds of the model, in one: what `ppoll` sleeps on.
+/// All eventfds of the model, in one: what `epoll_wait` sleeps on.
 #[derive(Debug)]
 struct Bells {
     state: Mutex<Rung>,
@@ -39,7 +41,7 @@ struct Bells {
 #[derive(Debug)]
 struct Rung {
     /// One counter per eventfd; slot 0 is the mailbox's.
-    slots: [u32; 3],
+    slots: [u32; 4],
     /// Drivers and senders not done yet. Not part of the protocol: it tells a lost wake-up from
     /// one still to come.
     at_work: usize,
@@ -49,7 +51,7 @@ impl Bells {
     fn new(at_work: usize) -> Self {
         Bells {
             state: Mutex::new(Rung {
-                slots: [0; 3],
+                slots: [0; 4],
                 at_work,
             }),
             changed: Condvar::new(),
@@ -81,13 +83,13 @@ impl Bell for SlotBell {
     }
 }
 
-/// `ppoll` with no timeout.
+/// `epoll_wait` with no timeout: level-triggered, so nothing is taken but the mailbox's bell.
 struct BellWaiter(Arc<Bells>);
 
 impl Waiter for BellWaiter {
-    fn wait<P: Poller>(&mut self, _pollers: &[P]) -> io::Result<Wake> {
+    fn wait(&mut self, _deadline: Option<Nanos>) -> io::Result<Wake> {
         let mut state = self.0.state.lock().unwrap();
-        while state.slots == [0; 3] {
+        while state.slots == [0; 4] {
             let is_lost = state.at_work == 0;
             assert!(
                 !is_lost,
@@ -107,6 +109,8 @@ enum Style {
     EventIdx,
     /// NO_NOTIFY in the used ring's flags: set while polling.
     Flag,
+    /// A word of completions whose writer always notifies, as io_uring with an eventfd does.
+    Always,
 }
 
 /// The two words that driver and device share.
@@ -131,6 +135,7 @@ fn drive(style: Style, words: &Words, bell: &SlotBell, count: u32, has_barrier: 
         let wants = match style {
             Style::EventIdx => wish == index,
             Style::Flag => wish == 0,
+            Style::Always => true,
         };
         if wants {
             bell.ring();
@@ -143,12 +148,30 @@ struct Queue {
     words: Arc<Words>,
     bell: SlotBell,
     last_avail: u32,
+    /// Arming fails that often.
+    failures: u32,
+    has_blind_probe: bool,
+}
+
+/// The available index, and what of it has been seen.
+struct Avail {
+    words: Arc<Words>,
+    seen: u32,
+    /// Leaves it all to the descriptor.
+    is_blind: bool,
+}
+
+impl Probe for Avail {
+    fn fires(&self) -> bool {
+        !self.is_blind && self.words.avail.load(Ordering::Relaxed) != self.seen
+    }
 }
 
 impl Poller for Queue {
     type Message = ();
+    type Probe = Avail;
 
-    fn poll(&mut self, _now: Nanos) -> Activity {
+    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
         let avail = self.words.avail.load(Ordering::Acquire);
         let has_new = avail != self.last_avail;
         self.last_avail = avail;
@@ -159,12 +182,21 @@ impl Poller for Queue {
         }
     }
 
-    fn message(&mut self, (): ()) {}
+    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
 
-    fn arm(&mut self) -> Result<(), ArmError> {
+    fn ready(&mut self, _token: u32, _turn: &mut Turn<'_>) {
+        self.bell.drain();
+    }
+
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+        if self.failures > 0 {
+            self.failures -= 1;
+            return Err(ArmError::new("not yet"));
+        }
         let wish = match self.style {
             Style::EventIdx => self.last_avail,
             Style::Flag => 0,
+            Style::Always => return Ok(()),
         };
         self.words.wish.store(wish, Ordering::Relaxed);
         Ok(())
@@ -178,11 +210,14 @@ impl Poller for Queue {
         if self.style == Style::Flag {
             self.words.wish.store(1, Ordering::Relaxed);
         }
-        self.bell.drain();
     }
 
-    fn wake_fds(&self) -> &[std::os::fd::RawFd] {
-        &[]
+    fn probe(&self, slot: &mut Option<Avail>) {
+        *slot = Some(Avail {
+            words: Arc::clone(&self.words),
+            seen: self.last_avail,
+            is_blind: self.has_blind_probe,
+        });
     }
 }
 
@@ -193,6 +228,10 @@ struct World {
     queues: &'static [(Style, u32)],
     /// How many senders send one message each.
     senders: u32,
+    /// Arming the last poller fails that often.
+    failures: u32,
+    /// Probes that never fire.
+    has_blind_probes: bool,
     /// The drivers execute their barrier.
     has_barrier: bool,
     /// Loom's bound on preemptions (threads that block give way without limit).
@@ -202,6 +241,8 @@ struct World {
 const WORLD: World = World {
     queues: &[],
     senders: 0,
+    failures: 0,
+    has_blind_probes: false,
     has_barrier: true,
     preemptions: 2,
 };
@@ -230,7 +271,7 @@ impl World {
             slot,
         };
         let (outbox, mut inbox) = mailbox::<(), _>(bell(0));
-        let mut queues = Vec::new();
+        let mut deck = Deck::new();
         let mut threads = Vec::new();
         for (index, &(style, count)) in self.queues.iter().enumerate() {
             let wish = if style == Style::Flag { 1 } else { BEHIND };
@@ -239,12 +280,16 @@ impl World {
                 wish: AtomicU32::new(wish),
             });
             let (bell, of_driver) = (bell(index + 1), (Arc::clone(&words), bell(index + 1)));
-            queues.push(Queue {
+            let is_last = index + 1 == self.queues.len();
+            let queue = Queue {
                 style,
                 words,
                 bell,
                 last_avail: 0,
-            });
+                failures: if is_last { self.failures } else { 0 },
+                has_blind_probe: self.has_blind_probes,
+            };
+            deck.insert(index, queue, Wakes::by_hand(), true);
             threads.push(thread::spawn(move || {
                 let (words, bell) = of_driver;
                 drive(style, &words, &bell, count, self.has_barrier);
@@ -258,7 +303,7 @@ impl World {
                 outbox.gate().bell().bells.one_is_done();
             }));
         }
-        self.serve::<S>(&mut queues, &mut inbox, &bells);
+        self.serve::<S>(&mut deck, &mut inbox, &bells);
         threads
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
@@ -267,11 +312,14 @@ impl World {
     /// The sidecore: sweeps and parks until it has seen everything.
     fn serve<S: Steps>(
         self,
-        queues: &mut [Queue],
+        deck: &mut Deck<Queue>,
         inbox: &mut Inbox<(), SlotBell>,
         bells: &Arc<Bells>,
     ) {
         let mut waiter = BellWaiter(Arc::clone(bells));
+        let mut wakes = Wakes::by_hand();
+        let mut turn = Turn::new(Nanos(0), 1, &mut wakes);
+        let mut is_active = vec![true; self.queues.len()];
         let mut messages = 0;
         loop {
             let mut activity = Activity::Idle;
@@ -279,21 +327,40 @@ impl World {
                 messages += 1;
                 activity = Activity::Busy;
             }
-            for queue in &mut *queues {
-                if queue.poll(Nanos(0)) == Activity::Busy {
+            deck.scan(|at| is_active[at] = true);
+            for at in (0..self.queues.len()).filter(|&at| is_active[at]) {
+                if deck.touch(at).poller.poll(&mut turn) == Activity::Busy {
                     activity = Activity::Busy;
                 }
             }
-            let has_all = queues
-                .iter()
+            let has_all = (0..)
                 .zip(self.queues)
-                .all(|(q, &(_, n))| q.last_avail == n);
+                .all(|(at, &(_, n))| deck.get(at).unwrap().poller.last_avail == n);
             if has_all && messages == self.senders {
                 return;
             }
-            if activity == Activity::Idle {
-                let gate = Arc::clone(inbox.gate());
-                park::<S, Queue, SlotBell>(queues, &gate, inbox.seen(), &mut waiter);
+            if activity == Activity::Busy {
+                continue;
+            }
+            for (at, is_active) in is_active.iter_mut().enumerate() {
+                if std::mem::take(is_active) {
+                    assert!(deck.probe(at));
+                }
+            }
+            let gate = Arc::clone(inbox.gate());
+            match park::<S, Queue, SlotBell>(deck, &gate, inbox.seen(), &mut waiter) {
+                Parked::Slept(_) => {
+                    let rung = bells.state.lock().unwrap().slots;
+                    for at in (0..self.queues.len()).filter(|&at| rung[at + 1] > 0) {
+                        deck.touch(at).poller.ready(0, &mut turn);
+                        is_active[at] = true;
+                    }
+                }
+                Parked::WorkFound => deck
+                    .take_found()
+                    .into_iter()
+                    .for_each(|at| is_active[at] = true),
+                Parked::NotArmed(_) => {}
             }
         }
     }
@@ -315,10 +382,29 @@ const BOTH_QUEUES: World = World {
     queues: &[(Style::EventIdx, 1), (Style::Flag, 1)],
     ..WORLD
 };
+/// One goes on while the other stays armed.
+const STAYS_ARMED: World = World {
+    queues: &[(Style::EventIdx, 2), (Style::Flag, 1)],
+    preemptions: 1,
+    ..WORLD
+};
+/// Beside a queue that cannot be armed at the first try.
+const FAILS_ONCE: World = World {
+    queues: &[(Style::EventIdx, 1), (Style::Flag, 0)],
+    failures: 1,
+    has_blind_probes: true,
+    ..WORLD
+};
+/// Only descriptors and the last look tell.
+const BLIND: World = World {
+    has_blind_probes: true,
+    ..STAYS_ARMED
+};
 const EVERYTHING: World = World {
+    queues: &[(Style::EventIdx, 1), (Style::Flag, 1), (Style::Always, 1)],
     senders: 1,
     preemptions: 1,
-    ..BOTH_QUEUES
+    ..WORLD
 };
 
 #[test]
@@ -342,7 +428,22 @@ fn model_two_queues_lose_no_wake_up() {
 }
 
 #[test]
-fn model_two_queues_and_a_sender_lose_no_wake_up() {
+fn model_a_queue_that_stays_armed_loses_no_wake_up() {
+    STAYS_ARMED.explore::<Sound>();
+}
+
+#[test]
+fn model_blind_probes_lose_no_wake_up() {
+    BLIND.explore::<Sound>();
+}
+
+#[test]
+fn model_a_failure_to_arm_loses_no_wake_up() {
+    FAILS_ONCE.explore::<Sound>();
+}
+
+#[test]
+fn model_two_queues_a_completion_and_a_sender_lose_no_wake_up() {
     EVERYTHING.explore::<Sound>();
 }
 
@@ -363,6 +464,8 @@ mutant!(SkipMailbox { RECHECK_MAILBOX });
 mutant!(SkipLastPoller {
     RECHECK_LAST_POLLER
 });
+mutant!(LeaveUnarmed { ARM_LAST_POLLER });
+mutant!(ForgetUnlooked { KEEP_UNLOOKED });
 
 #[test]
 #[should_panic(expected = "lost wake-up")]
@@ -426,4 +529,16 @@ fn model_notices_a_skipped_mailbox() {
 #[should_panic(expected = "lost wake-up")]
 fn model_notices_a_skipped_queue() {
     BOTH_QUEUES.explore::<SkipLastPoller>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_queue_left_unarmed() {
+    STAYS_ARMED.explore::<LeaveUnarmed>();
+}
+
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_that_a_failure_to_arm_hides_what_was_armed() {
+    FAILS_ONCE.explore::<ForgetUnlooked>();
 }

@@ -1,9 +1,8 @@
 //! Short soaks, and soaks with a defect that must be noticed. They skip with a reason where KVM is missing.
 
-use std::os::fd::RawFd;
 use std::time::Duration;
 
-use sidecore::{Activity, ArmError, Nanos, Poller};
+use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
 
 use super::machine::soak;
 use super::{PayloadReport, run, supported};
@@ -68,16 +67,17 @@ struct Unarmed(Owner);
 
 impl Poller for Unarmed {
     type Message = Request;
+    type Probe = AlwaysPoll;
 
-    fn poll(&mut self, now: Nanos) -> Activity {
-        self.0.poll(now)
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        self.0.poll(turn)
     }
 
-    fn message(&mut self, request: Request) {
-        self.0.message(request);
+    fn message(&mut self, request: Request, turn: &mut Turn<'_>) {
+        self.0.message(request, turn);
     }
 
-    fn arm(&mut self) -> Result<(), ArmError> {
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())
     }
 
@@ -87,10 +87,6 @@ impl Poller for Unarmed {
 
     fn disarm(&mut self) {
         self.0.disarm();
-    }
-
-    fn wake_fds(&self) -> &[RawFd] {
-        self.0.wake_fds()
     }
 
     fn deadline(&self) -> Option<Nanos> {

@@ -29,7 +29,7 @@ fn a_register_page_that_cannot_be_armed_leaves_nothing_armed() {
     };
     let log = log.clone();
     log.state().is_stuck = true;
-    assert!(guest.bus.owner.arm().is_err());
+    assert!(guest.bus.arm().is_err());
     // The sidecore does not call `disarm` now: it polls on.
     assert!(log.state().is_registered);
     assert_eq!(
@@ -42,7 +42,7 @@ fn a_register_page_that_cannot_be_armed_leaves_nothing_armed() {
     guest.until("the wait", |guest| guest.is_done(wait));
     assert_eq!(log.state().exits, 0);
     log.state().is_stuck = false;
-    assert!(guest.bus.owner.arm().is_ok());
+    assert!(guest.bus.arm().is_ok());
     assert!(!log.state().is_registered);
     guest.bus.owner.disarm();
     assert!(log.state().is_registered);
@@ -52,11 +52,11 @@ fn a_register_page_that_cannot_be_armed_leaves_nothing_armed() {
 fn a_host_without_userfaultfd_keeps_a_shared_owner_awake_and_serving() {
     let mut guest = Guest::by_hand(Mode::Shared, NO_LIMIT, mem_disk());
     idle(&mut guest);
-    match guest.bus.owner.arm() {
+    match guest.bus.arm() {
         Ok(()) => {
             // Armed: the device asks for doorbells, and a descriptor waits for stores.
             assert_eq!(guest.driver.used_flags(), 0);
-            assert_ne!(guest.bus.owner.wake_fds().len(), 0);
+            assert_ne!(guest.bus.wakes.fds().count(), 0);
             guest.bus.owner.disarm();
         }
         Err(error) => {
@@ -75,7 +75,7 @@ fn what_arrived_between_the_last_poll_and_arming_is_found() {
         let mut guest = Guest::by_hand(mode, NO_LIMIT, mem_disk());
         idle(&mut guest);
         guest.request(0, kind::IN, 3, DATA, 512);
-        if guest.bus.owner.arm().is_ok() {
+        if guest.bus.arm().is_ok() {
             assert!(guest.bus.owner.has_work(), "{mode:?}: a request");
             guest.bus.owner.disarm();
         }
@@ -86,7 +86,7 @@ fn what_arrived_between_the_last_poll_and_arming_is_found() {
             // In `trap` this is a message, which the runtime looks for.
             guest.clear_pte(DATA);
             let wait = guest.submit(&[flush_page(DATA)]);
-            if guest.bus.owner.arm().is_ok() {
+            if guest.bus.arm().is_ok() {
                 assert!(guest.bus.owner.has_work(), "{mode:?}: a register");
                 guest.bus.owner.disarm();
             }
@@ -105,7 +105,7 @@ fn a_fault_met_while_arming_is_told_before_the_sleep() {
         let now = sidecore::Nanos::now();
         while guest.bus.owner.step_iommu(now) == Activity::Busy {}
         guest.messages.take();
-        if guest.bus.owner.arm().is_err() {
+        if guest.bus.arm().is_err() {
             continue;
         }
         let found = guest.bus.owner.has_work();
@@ -167,8 +167,8 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
             idle(&mut guest);
         }
         ring(bell);
-        guest.bus.owner.arm().unwrap();
-        let fds = guest.bus.owner.wake_fds().to_vec();
+        guest.bus.arm().unwrap();
+        let fds: Vec<_> = guest.bus.wakes.fds().collect();
         assert!(fds.contains(&bell), "round {round}");
         assert!(is_readable(bell), "round {round}: it ends the sleep");
         guest.bus.owner.disarm();

@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 use std::time::Instant;
 
-use sidecore::{IdlePolicy, Poller, SidecoreBuilder, Stats};
+use sidecore::{IdlePolicy, Poller, SidecoreBuilder, Stats, Wakes};
 use vio::blk::Transfer;
 use vio::blk::request::kind;
 
@@ -30,7 +30,7 @@ fn pause(random: &mut u32) {
 /// Runs it; the sidecore's figures, and the guest for its own.
 fn run(mode: Mode, device: vio::AnyDevice, every: u32) -> Option<(Stats, GuestFigures)> {
     let (mut owner, parts) = machine(mode, NO_LIMIT, device);
-    if let Err(error) = owner.arm() {
+    if let Err(error) = owner.arm(&mut Wakes::by_hand()) {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         eprintln!("skipped: {mode:?}: {error}: {}", cause.unwrap_or_default());
         return None;

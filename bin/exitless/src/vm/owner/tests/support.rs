@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use guest_mem::{Gpa, GuestRam, PhysMem, RegPage, RegisterPage, SourceId};
-use sidecore::{Activity, Answer, Handle, Nanos, Poller, Reply};
+use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, Wakes};
 use vio::AnyDevice;
 use vio::blk::request::kind;
 use vio::blk::{
@@ -273,23 +273,38 @@ pub trait Bus {
 /// An owner called by the test.
 pub struct ByHand {
     pub owner: Owner,
+    /// What it has registered.
+    pub wakes: Wakes,
     /// How far its clock is ahead of the host's, in ns.
     pub skew: u64,
 }
 
 impl ByHand {
     pub fn new(owner: Owner) -> Self {
-        Self { owner, skew: 0 }
+        Self {
+            owner,
+            wakes: Wakes::by_hand(),
+            skew: 0,
+        }
     }
 
     pub fn poll(&mut self) -> Activity {
-        self.owner.poll(Nanos(Nanos::now().0 + self.skew))
+        self.poll_at(Nanos(Nanos::now().0 + self.skew))
+    }
+
+    pub fn poll_at(&mut self, now: Nanos) -> Activity {
+        self.owner.poll(&mut Turn::new(now, 1600, &mut self.wakes))
+    }
+
+    pub fn arm(&mut self) -> Result<(), ArmError> {
+        self.owner.arm(&mut self.wakes)
     }
 
     /// A question whose answer may take its time.
     pub fn ask_later<R>(&mut self, question: impl FnOnce(Reply<R>) -> Request) -> Answer<R> {
         let (reply, answer) = Reply::pair();
-        self.owner.message(question(reply));
+        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
+        self.owner.message(question(reply), &mut turn);
         answer
     }
 }

@@ -1,0 +1,291 @@
+//! The pollers of one core, what each is armed for, and the array of their probes.
+//!
+//! A poller is armed when the core goes to sleep and **stays armed** until the runtime is about to call it
+//! ([`Deck::touch`]), so that a core that wakes for one of 256 pollers arms one when it goes back to sleep.
+//! What the loop looks at for each poller, however idle, stands in two compact arrays: the probe, and [`Brief`].
+
+use crate::{
+    clock::Nanos,
+    gate::Steps,
+    poller::{ArmError, Poller, Probe},
+    wakes::Wakes,
+};
+
+/// No deadline.
+const NEVER: Nanos = Nanos(u64::MAX);
+
+/// A poller and its descriptors.
+#[derive(Debug)]
+pub(crate) struct Slot<P> {
+    pub(crate) poller: P,
+    pub(crate) wakes: Wakes,
+}
+
+/// What is looked at for all slots. 24 bytes.
+#[derive(Clone, Copy, Debug)]
+struct Brief {
+    deadline: Nanos,
+    muted_until: Nanos,
+    is_armed: bool,
+    /// `attached` has succeeded.
+    is_registered: bool,
+}
+
+const EMPTY: Brief = Brief {
+    deadline: NEVER,
+    muted_until: NEVER,
+    is_armed: true,
+    is_registered: true,
+};
+
+/// See the head of this module. Slots are numbered; empty ones are `None`.
+#[derive(Debug)]
+pub(crate) struct Deck<P: Poller> {
+    slots: Vec<Option<Slot<P>>>,
+    probes: Vec<Option<P::Probe>>,
+    briefs: Vec<Brief>,
+    /// Not armed, in the order in which they were touched.
+    unarmed: Vec<usize>,
+    /// Armed and not looked at since.
+    fresh: Vec<usize>,
+    /// Those in which the last look found work.
+    found: Vec<usize>,
+    /// No deadline is earlier.
+    next_deadline: Nanos,
+}
+
+impl<P: Poller> Deck<P> {
+    pub(crate) fn new() -> Self {
+        Deck {
+            slots: Vec::new(),
+            probes: Vec::new(),
+            briefs: Vec::new(),
+            unarmed: Vec::new(),
+            fresh: Vec::new(),
+            found: Vec::new(),
+            next_deadline: NEVER,
+        }
+    }
+
+    /// The number of a slot that is empty.
+    pub(crate) fn vacancy(&self) -> usize {
+        let gap = self.slots.iter().position(Option::is_none);
+        gap.unwrap_or(self.slots.len())
+    }
+
+    /// Puts a poller into an empty slot. One that is not registered is asked to register at the next arming.
+    pub(crate) fn insert(&mut self, at: usize, poller: P, wakes: Wakes, is_registered: bool) {
+        while self.slots.len() <= at {
+            self.slots.push(None);
+            self.probes.push(None);
+            self.briefs.push(EMPTY);
+        }
+        self.slots[at] = Some(Slot { poller, wakes });
+        self.briefs[at] = Brief {
+            is_armed: false,
+            is_registered,
+            ..EMPTY
+        };
+        self.unarmed.push(at);
+        self.asked(at);
+    }
+
+    /// Takes a poller out, disarmed and unregistered.
+    pub(crate) fn remove(&mut self, at: usize) -> P {
+        let slot = self.touch(at);
+        slot.poller.detaching(&mut slot.wakes);
+        slot.wakes.clear();
+        self.unarmed.retain(|&other| other != at);
+        self.fresh.retain(|&other| other != at);
+        self.briefs[at] = EMPTY;
+        self.probes[at] = None;
+        self.slots[at].take().expect("touched just now").poller
+    }
+
+    /// Slots, empty ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn get(&self, at: usize) -> Option<&Slot<P>> {
+        self.slots.get(at)?.as_ref()
+    }
+
+    /// A poller that stays as armed as it is.
+    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Slot<P>> {
+        self.slots.get_mut(at)?.as_mut()
+    }
+
+    /// A poller about to be called: disarmed first, if it is armed.
+    ///
+    /// # Panics
+    /// When the slot is empty.
+    pub(crate) fn touch(&mut self, at: usize) -> &mut Slot<P> {
+        let slot = self.slots[at].as_mut().expect("a slot with a poller");
+        if self.briefs[at].is_armed {
+            self.briefs[at].is_armed = false;
+            self.unarmed.push(at);
+            slot.poller.disarm();
+        }
+        slot
+    }
+
+    // -- probes and deadlines ------------------------------------------------------------------
+
+    /// After an `Idle` poll: renews the probe. False if the poller wants to be polled at each sweep.
+    pub(crate) fn probe(&mut self, at: usize) -> bool {
+        let slot = self.slots[at].as_ref().expect("a slot with a poller");
+        slot.poller.probe(&mut self.probes[at]);
+        self.probes[at].is_some()
+    }
+
+    /// Calls `fired` for each slot whose probe fires.
+    #[inline]
+    pub(crate) fn scan(&self, mut fired: impl FnMut(usize)) {
+        for (at, probe) in self.probes.iter().enumerate() {
+            if probe.as_ref().is_some_and(P::Probe::fires) {
+                fired(at);
+            }
+        }
+    }
+
+    /// Something was asked of the poller or of its descriptors: its deadlines.
+    #[inline]
+    pub(crate) fn asked(&mut self, at: usize) {
+        let slot = self.slots[at].as_ref().expect("a slot with a poller");
+        let brief = &mut self.briefs[at];
+        brief.deadline = slot.poller.deadline().unwrap_or(NEVER);
+        brief.muted_until = slot.wakes.muted_until().unwrap_or(NEVER);
+        let earlier = brief.deadline.min(brief.muted_until);
+        self.next_deadline = self.next_deadline.min(earlier);
+    }
+
+    /// Whether a deadline may have passed.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        now >= self.next_deadline
+    }
+
+    /// Puts muted descriptors back whose time has come, and fills `due` with the pollers whose deadline has passed.
+    #[cold]
+    pub(crate) fn due(&mut self, now: Nanos, due: &mut Vec<usize>) {
+        let mut next = NEVER;
+        for (at, brief) in self.briefs.iter_mut().enumerate() {
+            if brief.muted_until <= now
+                && let Some(slot) = &mut self.slots[at]
+            {
+                slot.wakes.unmute(now);
+                brief.muted_until = slot.wakes.muted_until().unwrap_or(NEVER);
+            }
+            if brief.deadline <= now {
+                due.push(at);
+            } else {
+                next = next.min(brief.deadline);
+            }
+            next = next.min(brief.muted_until);
+        }
+        // Those that are due are polled now, which asks for their next one.
+        self.next_deadline = next;
+    }
+
+    /// The earliest moment for which the core must not sleep on: of a poller, or of a muted descriptor.
+    pub(crate) fn earliest(&self) -> Option<Nanos> {
+        let all = self.briefs.iter();
+        let earliest = all.fold(NEVER, |min, brief| {
+            min.min(brief.deadline).min(brief.muted_until)
+        });
+        Some(earliest).filter(|&at| at != NEVER)
+    }
+
+    // -- going to sleep ------------------------------------------------------------------------
+
+    /// What arming (and disarming) those that are not armed costs, in nanoseconds.
+    pub(crate) fn arm_cost_ns(&self) -> u64 {
+        let costs = self
+            .unarmed
+            .iter()
+            .filter_map(|&at| self.slots[at].as_ref());
+        costs.fold(0, |sum: u64, slot| {
+            sum.saturating_add(slot.poller.arm_cost())
+        })
+    }
+
+    /// Arms all that are not armed. After an error those that are armed stay so.
+    pub(crate) fn arm<S: Steps>(&mut self) -> Result<(), ArmError> {
+        // What an arming that failed has left, unless it was disarmed since.
+        let briefs = &self.briefs;
+        self.fresh
+            .retain(|&at| S::KEEP_UNLOOKED && briefs[at].is_armed);
+        let moved = std::mem::take(&mut self.unarmed);
+        let mut outcome = Ok(());
+        for at in moved {
+            if outcome.is_ok() {
+                outcome = self.arm_one::<S>(at);
+            }
+            if outcome.is_ok() {
+                self.briefs[at].is_armed = true;
+                self.fresh.push(at);
+            } else {
+                self.unarmed.push(at);
+            }
+        }
+        outcome
+    }
+
+    fn arm_one<S: Steps>(&mut self, at: usize) -> Result<(), ArmError> {
+        let last = self.slots.len() - 1;
+        let slot = self.slots[at].as_mut().expect("a slot with a poller");
+        let brief = &mut self.briefs[at];
+        if !brief.is_registered {
+            let attached = slot.poller.attached(&mut slot.wakes);
+            if let Err(error) = attached {
+                slot.wakes.clear();
+                return Err(ArmError::new(error));
+            }
+            brief.is_registered = true;
+        }
+        if S::ARM_LAST_POLLER || at != last {
+            slot.poller.arm(&mut slot.wakes)?;
+        }
+        Ok(())
+    }
+
+    /// The last look, after the fence: has a poller work? Those armed just now are asked. Those that have been armed for longer
+    /// were looked at after *their* arming, and what came since has made a descriptor readable; their probes tell sooner.
+    pub(crate) fn last_look<S: Steps>(&mut self) -> bool {
+        self.found.clear();
+        let last = self.slots.len().wrapping_sub(1);
+        for &at in &self.fresh {
+            let slot = self.slots[at].as_mut().expect("a slot with a poller");
+            if (S::RECHECK_LAST_POLLER || at != last) && slot.poller.has_work() {
+                self.found.push(at);
+            }
+        }
+        let is_any_kept_firing = S::RECHECK_LAST_POLLER && self.is_any_kept_firing();
+        while let Some(at) = self.fresh.pop() {
+            // Arming may have set a deadline.
+            self.asked(at);
+        }
+        !self.found.is_empty() || is_any_kept_firing
+    }
+
+    /// For a mutant of the protocol only: the last look, before arming.
+    pub(crate) fn early_look<S: Steps>(&mut self) -> bool {
+        self.fresh.clone_from(&self.unarmed);
+        self.last_look::<S>()
+    }
+
+    fn is_any_kept_firing(&self) -> bool {
+        let is_fresh = |at: usize| self.fresh.contains(&at);
+        self.probes.iter().enumerate().any(|(at, probe)| {
+            probe
+                .as_ref()
+                .is_some_and(|probe| probe.fires() && !is_fresh(at))
+        })
+    }
+
+    /// Takes those in which the last look found work; they are to be polled.
+    pub(crate) fn take_found(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.found)
+    }
+}

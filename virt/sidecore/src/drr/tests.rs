@@ -1,0 +1,227 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a flow does in its turns.
+#[derive(Clone, Copy, Debug)]
+struct Client {
+    weight: u32,
+    /// Cost of its pieces of work: from, to.
+    costs: (u64, u64),
+    /// Pieces it does at most in a visit, however much budget is left.
+    batch: u32,
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Serves clients that always have work until `total` has been spent; what each got.
+fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
+    let mut drr = Drr::new(QUANTUM);
+    let mut got = vec![0; clients.len()];
+    let (mut state, mut spent) = (seed | 1, 0);
+    for (flow, client) in clients.iter().enumerate() {
+        drr.reset(flow);
+        drr.set_weight(flow, client.weight);
+        drr.activate(flow);
+    }
+    while spent < total {
+        drr.begin_round();
+        while let Some(visit) = drr.next() {
+            let client = clients[visit.flow];
+            let mut used = 0;
+            for _ in 0..client.batch {
+                if used >= visit.budget {
+                    break;
+                }
+                let (from, to) = client.costs;
+                used += from + random(&mut state) % (to - from + 1);
+            }
+            drr.charge(visit.flow, used);
+            drr.finish(visit.flow, State::Hungry);
+            got[visit.flow] += used;
+            spent += used;
+        }
+    }
+    got
+}
+
+/// Jain's index over cost per weight.
+fn jain(got: &[u64], clients: &[Client]) -> f64 {
+    let shares: Vec<f64> = got
+        .iter()
+        .zip(clients)
+        .map(|(&cost, client)| cost as f64 / f64::from(client.weight))
+        .collect();
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|x| x * x).sum();
+    sum * sum / (shares.len() as f64 * squares)
+}
+
+fn client() -> impl Strategy<Value = Client> {
+    // From one small request to 4 MiB; enough of them per visit to use up any budget.
+    (1u32..8, 50u64..400_000, 0u64..20_000, 64u32..200).prop_map(|(weight, from, more, batch)| {
+        Client {
+            weight,
+            costs: (from, from + more),
+            batch,
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_the_costs_hungry_flows_get_equal_shares_per_weight(
+        clients in prop::collection::vec(client(), 2..20),
+        seed in any::<u64>(),
+    ) {
+        // Long against the largest piece: 200 of them per flow.
+        let total = 200 * 420_000 * clients.len() as u64;
+        let got = serve(&clients, total, seed);
+        let jain = jain(&got, &clients);
+        prop_assert!(jain >= 0.99, "{jain}: {got:?}");
+    }
+
+    #[test]
+    fn flows_that_come_and_go_keep_the_scheduler_whole(
+        steps in prop::collection::vec((0usize..6, 0u8..6, 0u64..1_000_000), 1..200),
+    ) {
+        let mut drr = Drr::new(QUANTUM);
+        let mut alive = [false; 6];
+        for (flow, act, cost) in steps {
+            match act {
+                0 => { drr.reset(flow); alive[flow] = true; }
+                1 if alive[flow] => { drr.remove(flow); alive[flow] = false; }
+                2 if alive[flow] => drr.activate(flow),
+                3 if alive[flow] => drr.charge(flow, cost),
+                _ => {
+                    let hungry = drr.flows.iter().filter(|f| f.state == State::Hungry).count();
+                    let could = drr.has_hungry();
+                    drr.begin_round();
+                    let mut seen = std::collections::BTreeSet::new();
+                    while let Some(visit) = drr.next() {
+                        prop_assert!(alive[visit.flow] && seen.insert(visit.flow));
+                        prop_assert!(visit.budget > 0);
+                        let next = [State::Hungry, State::Waiting, State::Away][cost as usize % 3];
+                        drr.charge(visit.flow, cost);
+                        drr.finish(visit.flow, next);
+                    }
+                    prop_assert_eq!(could, hungry > 0);
+                }
+            }
+            let hungry = drr.flows.iter().filter(|f| f.state == State::Hungry).count();
+            let inside = drr.flows.iter().filter(|f| f.state != State::Away).count();
+            prop_assert_eq!((drr.hungry, drr.ring.len()), (hungry, inside));
+            prop_assert!(drr.flows.iter().all(|f| f.deficit >= -MAX_DEBT));
+        }
+    }
+}
+
+const SMALL: Client = Client {
+    weight: 1,
+    costs: (609, 609),
+    batch: 32,
+};
+
+#[test]
+fn weights_1_2_4_are_kept_within_a_tenth() {
+    for costs in [(200, 200), (609, 609), (6_753, 6_753), (200, 30_000)] {
+        let clients: Vec<_> = [1, 2, 4, 1, 2, 4]
+            .iter()
+            .map(|&weight| Client {
+                weight,
+                costs,
+                ..SMALL
+            })
+            .collect();
+        let got = serve(&clients, 50_000_000, 7);
+        let unit = got.iter().sum::<u64>() as f64 / 14.0;
+        for (cost, client) in got.iter().zip(&clients) {
+            let error = *cost as f64 / (unit * f64::from(client.weight)) - 1.0;
+            assert!(error.abs() < 0.1, "{costs:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_with_large_requests_gets_no_more_time() {
+    let large = Client {
+        costs: (6_753, 6_753),
+        ..SMALL
+    };
+    let got = serve(&[SMALL, large], 10_000_000, 3);
+    assert!(got[0].abs_diff(got[1]) < 20_000, "{got:?}");
+}
+
+fn one_round(drr: &mut Drr) -> Vec<Visit> {
+    let mut visits = Vec::new();
+    drr.begin_round();
+    while let Some(visit) = drr.next() {
+        visits.push(visit);
+        drr.charge(visit.flow, visit.budget);
+        drr.finish(visit.flow, State::Hungry);
+    }
+    visits
+}
+
+#[test]
+fn a_flow_hungry_alone_gets_four_quanta() {
+    let mut drr = Drr::new(QUANTUM);
+    drr.reset(0);
+    drr.reset(1);
+    drr.activate(0);
+    assert_eq!(one_round(&mut drr)[0].budget, 4 * QUANTUM);
+    drr.activate(1);
+    assert_eq!(one_round(&mut drr)[0].budget, QUANTUM);
+}
+
+#[test]
+fn a_debt_outlives_idleness_and_is_repaid_by_rounds() {
+    let mut drr = Drr::new(QUANTUM);
+    for flow in 0..3 {
+        drr.reset(flow);
+        drr.activate(flow);
+    }
+    drr.begin_round();
+    while let Some(visit) = drr.next() {
+        let owes = visit.flow == 0;
+        drr.charge(visit.flow, if owes { 10 * QUANTUM } else { QUANTUM });
+        drr.finish(visit.flow, if owes { State::Away } else { State::Hungry });
+    }
+    drr.activate(0);
+    assert_eq!(one_round(&mut drr).len(), 2, "it owes nine quanta");
+    for _ in 0..7 {
+        assert_eq!(one_round(&mut drr).len(), 2);
+    }
+    one_round(&mut drr);
+    assert_eq!(one_round(&mut drr).len(), 3, "repaid");
+}
+
+#[test]
+fn debts_do_not_idle_the_core() {
+    let mut drr = Drr::new(QUANTUM);
+    for flow in 0..2 {
+        drr.reset(flow);
+        drr.charge(flow, 1_000_000 * (flow as u64 + 1));
+        drr.activate(flow);
+    }
+    assert!(one_round(&mut drr).is_empty());
+    let visits = one_round(&mut drr);
+    assert_eq!(visits.len(), 1, "the rounds nobody could use are skipped");
+    assert!(visits[0].flow == 0 && visits[0].budget <= QUANTUM);
+}
+
+#[test]
+fn a_monstrous_charge_is_forgiven_in_the_end() {
+    let mut drr = Drr::new(QUANTUM);
+    drr.reset(0);
+    drr.charge(0, u64::MAX);
+    drr.charge(0, u64::MAX);
+    assert_eq!(drr.deficit(0), -MAX_DEBT);
+}

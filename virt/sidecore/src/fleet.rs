@@ -1,0 +1,464 @@
+//! Several sidecores, and pollers that come, go and move between them.
+//!
+//! A fleet starts with its fewest cores. Pollers are added to the core with the fewest, and can be moved; a [`Handle`] leads to its poller
+//! wherever that is. With a [`ControlConfig`] that allows more cores, a thread samples the cores' statistics and does what
+//! the [`Controller`] decides: starts a core, moves the poller that balances best, empties a core and ends it.
+//!
+//! Core `n` of a fleet is pinned to the n-th CPU of the list given; those beyond its end are not pinned. Statistics of a poller go
+//! with it. A [`Monitor`] given to the builder watches every core that starts.
+//!
+//! The lock is held over whole operations, a move included, which lasts until the poller may go; operations are rare, and come from threads that may
+//! wait. The cores themselves never take it.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use thiserror::Error;
+
+use crate::{
+    control::{ControlConfig, Controller, CoreSample, Decision, PollerSample},
+    handle::Handle,
+    idle::IdlePolicy,
+    monitor::Monitor,
+    poller::Poller,
+    sidecore::{AddError, Sidecore, SidecoreBuilder, SpawnError},
+    stats::{CoreStats, Stats},
+};
+
+/// How long a poller may take to let go, before a move is given up.
+const MOVE_LIMIT: Duration = Duration::from_secs(2);
+
+/// A poller was not moved.
+#[derive(Debug, Error)]
+pub enum MoveError {
+    /// It is not in this fleet.
+    #[error("no such poller in this fleet")]
+    NoPoller,
+    /// There is no such core, or it has been retired.
+    #[error("core {0} does not run")]
+    NoCore(usize),
+    /// It did not let go in time; it stays, and goes on.
+    #[error("the poller did not let go in time")]
+    Kept,
+}
+
+/// The settings of a fleet.
+#[derive(Debug)]
+#[must_use]
+pub struct FleetBuilder {
+    name: String,
+    core: SidecoreBuilder,
+    cpus: Vec<usize>,
+    control: ControlConfig,
+    period: Duration,
+    monitor: Option<Monitor>,
+}
+
+impl FleetBuilder {
+    /// A fleet of one core, whose cores are named `name` and their number.
+    pub fn new(name: impl Into<String>) -> Self {
+        FleetBuilder {
+            name: name.into(),
+            core: SidecoreBuilder::new(""),
+            cpus: Vec::new(),
+            control: ControlConfig::default(),
+            period: Duration::from_millis(100),
+            monitor: None,
+        }
+    }
+
+    /// Pins core `n` to the n-th of these CPUs.
+    pub fn cpus(mut self, cpus: Vec<usize>) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// What idle cores do.
+    pub fn idle(mut self, policy: IdlePolicy) -> Self {
+        self.core = self.core.idle(policy);
+        self
+    }
+
+    /// See [`SidecoreBuilder::quantum`].
+    pub fn quantum(mut self, cost: u64) -> Self {
+        self.core = self.core.quantum(cost);
+        self
+    }
+
+    /// See [`SidecoreBuilder::shares_cpu`].
+    pub fn shares_cpu(mut self, shares: bool) -> Self {
+        self.core = self.core.shares_cpu(shares);
+        self
+    }
+
+    /// See [`SidecoreBuilder::force_sleep_every`].
+    pub fn force_sleep_every(mut self, n: Option<std::num::NonZeroU32>) -> Self {
+        self.core = self.core.force_sleep_every(n);
+        self
+    }
+
+    /// How many cores, and when to add and retire them. They stay as many as they are if `min_cores` is `max_cores`.
+    pub fn control(mut self, control: ControlConfig) -> Self {
+        self.control = control;
+        self
+    }
+
+    /// Between two samples of the controller. Default 100 ms.
+    pub fn control_period(mut self, period: Duration) -> Self {
+        self.period = period;
+        self
+    }
+
+    /// Lets `monitor` watch every core.
+    pub fn monitor(mut self, monitor: Monitor) -> Self {
+        self.monitor = Some(monitor);
+        self
+    }
+
+    /// Starts the first cores, without pollers, and the controller, if it may change anything.
+    ///
+    /// # Errors
+    /// When a core cannot be started; those started before end.
+    pub fn spawn<P>(self) -> Result<Fleet<P>, SpawnError>
+    where
+        P: Poller + 'static,
+        P::Message: 'static,
+    {
+        let control = self.control;
+        let shared = Arc::new(Shared {
+            name: self.name,
+            core: self.core,
+            cpus: self.cpus,
+            monitor: self.monitor,
+            state: Mutex::new(State {
+                cores: BTreeMap::new(),
+                homes: BTreeMap::new(),
+                is_ending: false,
+            }),
+            ending: Condvar::new(),
+            counts: Counts::default(),
+        });
+        for _ in 0..control.min_cores.max(1) {
+            shared.start_core(&mut shared.lock())?;
+        }
+        let controller = if control.max_cores > control.min_cores.max(1) {
+            let of_thread = Arc::clone(&shared);
+            let thread = thread::Builder::new()
+                .name("controller".to_owned())
+                .spawn(move || of_thread.control(Controller::new(control), self.period));
+            Some(thread.map_err(SpawnError::Thread)?)
+        } else {
+            None
+        };
+        Ok(Fleet { shared, controller })
+    }
+}
+
+/// What a fleet has done to itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FleetCounts {
+    /// Cores started, the first ones included.
+    pub cores_started: u64,
+    /// Cores ended while the fleet went on.
+    pub cores_retired: u64,
+    /// Moves of pollers.
+    pub moves: u64,
+    /// Moves given up.
+    pub moves_failed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    cores_started: AtomicU64,
+    cores_retired: AtomicU64,
+    moves: AtomicU64,
+    moves_failed: AtomicU64,
+}
+
+struct State<P: Poller> {
+    cores: BTreeMap<usize, Sidecore<P>>,
+    /// Poller number to its handle and core.
+    homes: BTreeMap<u64, (Handle<P::Message>, usize)>,
+    is_ending: bool,
+}
+
+impl<P: Poller> State<P> {
+    /// The running core with the fewest pollers, other than `but`.
+    fn emptiest(&self, but: Option<usize>) -> Option<usize> {
+        let population = |core: usize| self.homes.values().filter(|home| home.1 == core).count();
+        let cores = self.cores.keys().copied().filter(|&core| Some(core) != but);
+        cores.min_by_key(|&core| population(core))
+    }
+}
+
+struct Shared<P: Poller> {
+    name: String,
+    core: SidecoreBuilder,
+    cpus: Vec<usize>,
+    monitor: Option<Monitor>,
+    state: Mutex<State<P>>,
+    /// Told when the controller is to end.
+    ending: Condvar,
+    counts: Counts,
+}
+
+/// A running fleet. Dropping it stops it.
+pub struct Fleet<P: Poller> {
+    shared: Arc<Shared<P>>,
+    /// Taken when joined.
+    controller: Option<thread::JoinHandle<()>>,
+}
+
+impl<P> Fleet<P>
+where
+    P: Poller + 'static,
+    P::Message: 'static,
+{
+    /// Adds a poller to the core with the fewest.
+    ///
+    /// # Errors
+    /// When its descriptors cannot be registered; it is dropped.
+    pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
+        let mut state = self.shared.lock();
+        let core = state.emptiest(None).ok_or(AddError::Ended)?;
+        let handle = state.cores[&core].add(poller)?;
+        state.homes.insert(handle.id(), (handle.clone(), core));
+        Ok(handle)
+    }
+
+    /// Takes a poller away once it may go: see [`Sidecore::remove`]. `None` if it did not let go within `limit`, or is not here.
+    pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
+        let mut state = self.shared.lock();
+        let core = state.homes.get(&poller.id())?.1;
+        let taken = state.cores[&core].remove(poller, limit)?;
+        state.homes.remove(&poller.id());
+        Some(taken)
+    }
+
+    /// Moves a poller to core `core`, with its undelivered messages; nothing is lost, and its handles follow.
+    ///
+    /// # Errors
+    /// When it stays where it is.
+    pub fn move_to(&self, poller: &Handle<P::Message>, core: usize) -> Result<(), MoveError> {
+        self.shared
+            .relocate(&mut self.shared.lock(), poller.id(), core)
+    }
+
+    /// The core that a poller is on.
+    pub fn core_of(&self, poller: &Handle<P::Message>) -> Option<usize> {
+        Some(self.shared.lock().homes.get(&poller.id())?.1)
+    }
+
+    /// Starts one more core; its number.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn add_core(&self) -> Result<usize, SpawnError> {
+        self.shared.start_core(&mut self.shared.lock())
+    }
+
+    /// Moves a core's pollers to the others and ends it. The last core stays.
+    ///
+    /// # Errors
+    /// When it is the last, or a poller did not let go: the core then goes on, with what is left on it.
+    pub fn retire_core(&self, core: usize) -> Result<(), MoveError> {
+        self.shared.retire(&mut self.shared.lock(), core)
+    }
+
+    /// What the running cores have done, by number.
+    pub fn stats(&self) -> Vec<(usize, Stats)> {
+        self.shared.stats(&self.shared.lock())
+    }
+
+    /// What the fleet has done to itself.
+    pub fn counts(&self) -> FleetCounts {
+        let counts = &self.shared.counts;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FleetCounts {
+            cores_started: get(&counts.cores_started),
+            cores_retired: get(&counts.cores_retired),
+            moves: get(&counts.moves),
+            moves_failed: get(&counts.moves_failed),
+        }
+    }
+
+    /// Ends all cores: messages sent before are delivered, and the pollers come back, core by core.
+    ///
+    /// # Panics
+    /// With the panic of a poller, if one panicked.
+    pub fn stop(mut self) -> Vec<P> {
+        self.end_controller();
+        let cores = std::mem::take(&mut self.shared.lock().cores);
+        cores.into_values().flat_map(Sidecore::stop).collect()
+    }
+}
+
+impl<P: Poller> Fleet<P> {
+    fn end_controller(&mut self) {
+        if let Some(controller) = self.controller.take() {
+            self.shared.lock().is_ending = true;
+            self.shared.ending.notify_all();
+            // It panics only if a sidecore could not be joined because its poller did, which is told elsewhere.
+            let _ = controller.join();
+        }
+    }
+}
+
+impl<P: Poller> Drop for Fleet<P> {
+    fn drop(&mut self) {
+        self.end_controller();
+    }
+}
+
+impl<P: Poller> Shared<P> {
+    fn lock(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P> Shared<P>
+where
+    P: Poller + 'static,
+    P::Message: 'static,
+{
+    fn start_core(&self, state: &mut State<P>) -> Result<usize, SpawnError> {
+        let is_free = |number: &usize| !state.cores.contains_key(number);
+        let number = (0..)
+            .find(is_free)
+            .expect("there are more numbers than cores");
+        let core = self
+            .core
+            .clone()
+            .name(format!("{}{number}", self.name))
+            .cpu(self.cpus.get(number).copied())
+            .spawn(Vec::new())?;
+        if let Some(monitor) = &self.monitor {
+            monitor.watch(core.watch());
+        }
+        state.cores.insert(number, core);
+        self.counts.cores_started.fetch_add(1, Ordering::Relaxed);
+        Ok(number)
+    }
+
+    fn relocate(&self, state: &mut State<P>, id: u64, to: usize) -> Result<(), MoveError> {
+        let (handle, from) = state.homes.get(&id).ok_or(MoveError::NoPoller)?;
+        let target = state.cores.get(&to).ok_or(MoveError::NoCore(to))?;
+        if *from == to {
+            return Ok(());
+        }
+        if !state.cores[from].move_to(handle, target, MOVE_LIMIT) {
+            self.counts.moves_failed.fetch_add(1, Ordering::Relaxed);
+            return Err(MoveError::Kept);
+        }
+        self.counts.moves.fetch_add(1, Ordering::Relaxed);
+        if let Some(home) = state.homes.get_mut(&id) {
+            home.1 = to;
+        }
+        Ok(())
+    }
+
+    fn retire(&self, state: &mut State<P>, core: usize) -> Result<(), MoveError> {
+        if !state.cores.contains_key(&core) || state.cores.len() < 2 {
+            return Err(MoveError::NoCore(core));
+        }
+        let on_it = state.homes.iter().filter(|(_, home)| home.1 == core);
+        let leaving: Vec<u64> = on_it.map(|(&id, _)| id).collect();
+        for id in leaving {
+            let to = state.emptiest(Some(core)).ok_or(MoveError::NoCore(core))?;
+            self.relocate(state, id, to)?;
+        }
+        if let Some(core) = state.cores.remove(&core) {
+            drop(core.stop());
+            self.counts.cores_retired.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn stats(&self, state: &State<P>) -> Vec<(usize, Stats)> {
+        let stats = |(&number, core): (&usize, &Sidecore<P>)| (number, core.stats());
+        state.cores.iter().map(stats).collect()
+    }
+
+    /// The controller's thread.
+    fn control(&self, mut controller: Controller, period: Duration) {
+        let mut before = Vec::new();
+        let mut state = self.lock();
+        loop {
+            let waited = self.ending.wait_timeout(state, period);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.is_ending {
+                return;
+            }
+            let after = self.stats(&state);
+            let sample = sample(&before, &after);
+            before = after;
+            if sample.is_empty() {
+                continue;
+            }
+            // What cannot be done now is decided again if it is still needed.
+            let _ = match controller.decide(&sample) {
+                Decision::Stay => Ok(()),
+                Decision::AddCore => self
+                    .start_core(&mut state)
+                    .map(|_| ())
+                    .map_err(io::Error::other),
+                Decision::Retire { core } => {
+                    self.retire(&mut state, core).map_err(io::Error::other)
+                }
+                Decision::Move { poller, to, .. } => self
+                    .relocate(&mut state, poller, to)
+                    .map_err(io::Error::other),
+            };
+        }
+    }
+}
+
+/// What happened between two snapshots. A core seen for the first time is left out.
+fn sample(before: &[(usize, Stats)], after: &[(usize, Stats)]) -> Vec<CoreSample> {
+    let sample = |(core, now): &(usize, Stats)| {
+        let earlier = &before.iter().find(|(number, _)| number == core)?.1;
+        // A core that was ended and started anew between the two counts from 0.
+        let is_same =
+            now.core.sweeps_idle >= earlier.core.sweeps_idle && now.core.cost >= earlier.core.cost;
+        let start = if is_same {
+            earlier.core.clone()
+        } else {
+            CoreStats::default()
+        };
+        let utilisation = now.core.utilisation_since(&start);
+        let cost = (now.core.cost - start.cost).max(1) as f64;
+        let pollers = now.pollers.iter().map(|poller| {
+            let past = before
+                .iter()
+                .flat_map(|(_, stats)| &stats.pollers)
+                .find(|past| past.id == poller.id);
+            let spent = poller.activity.cost - past.map_or(0, |past| past.activity.cost);
+            PollerSample {
+                id: poller.id,
+                // What it charged on another core in this time counts too: for one sample it looks larger than it is.
+                utilisation: (utilisation * spent as f64 / cost).min(utilisation),
+            }
+        });
+        Some(CoreSample {
+            core: *core,
+            utilisation,
+            pollers: pollers.collect(),
+        })
+    };
+    // The first sample after a core has come leaves out what is not known of it, so nobody moves there blindly.
+    let samples: Vec<_> = after.iter().filter_map(sample).collect();
+    if samples.len() == after.len() {
+        samples
+    } else {
+        Vec::new()
+    }
+}

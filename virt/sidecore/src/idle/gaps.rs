@@ -1,0 +1,155 @@
+//! How long to spin before sleeping, learnt from the gaps between busy periods and the price of CPU time.
+//!
+//! Spinning for `T` and then sleeping costs, per unit of time in which the core has nothing to serve,
+//!
+//! ```text
+//!             E[min(gap, T)] + P(gap > T) × (C + w × L × (1 + k/2))
+//! cost(T) =  ───────────────────────────────────────────────────────
+//!                        E[gap] + P(gap > T) × L
+//! ```
+//! where `C` is the CPU time of a park (arming, falling asleep, waking), `L` the latency that a wake adds to the work that ended the gap,
+//! `k` how much more work comes meanwhile (it waits for half of `L`, and saves as many gaps: that is what the denominator is for),
+//! and `w` how many ns of CPU one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling.
+//! The limit chosen is the smallest whose cost is within 1 % of the least: as good, and it ends sooner when the load does.
+//!
+//! The gaps are counted by the [`LIMITS`] between which they fall, number and sum, so that both terms are **exact** for the gaps
+//! remembered; a logarithmic histogram would have to be interpolated just where it matters. A gap's weight halves with every 177
+//! later ones and every 100 ms: whichever comes first.
+//!
+//! Pure. Cost: 5 ns per gap, 0.1 µs per choice.
+
+/// The limits to choose from, in nanoseconds; after them, for ever.
+const LIMITS: [u64; 19] = [
+    0, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 50_000, 70_000, 100_000, 150_000, 200_000,
+    300_000, 500_000, 700_000, 1_000_000, 2_000_000, 5_000_000, 20_000_000,
+];
+/// The limit that never comes.
+pub(super) const FOREVER: u64 = u64::MAX;
+
+/// Weight of a gap relative to the one before it.
+const GROWTH: f64 = 256.0 / 255.0;
+/// In nanoseconds: the time in which weights halve.
+const HALF_LIFE_NS: f64 = 100_000_000.0;
+/// Before weights are scaled down.
+const LARGEST: f64 = 1e60;
+/// A limit is as good as the best up to this factor.
+const TIE: f64 = 1.01;
+/// Chosen anew after this many gaps, or after this time in ns.
+const GAPS_PER_CHOICE: u32 = 64;
+const NS_PER_CHOICE: u64 = 200_000;
+
+/// What one park costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Park {
+    /// CPU time, in ns.
+    pub(super) cpu_ns: f64,
+    /// Latency added, in ns.
+    pub(super) wake_ns: f64,
+}
+
+/// Gaps between two neighbouring limits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    weight: f64,
+    sum_ns: f64,
+}
+
+/// The gaps remembered, and the limit that suits them.
+#[derive(Clone, Debug)]
+pub(super) struct Gaps {
+    /// `bins[i]`: longer than limit `i`, up to limit `i + 1`.
+    bins: [Bin; LIMITS.len()],
+    /// The weight of the next.
+    unit: f64,
+    limit_ns: u64,
+    since_choice: u32,
+    ns_since_choice: u64,
+}
+
+impl Gaps {
+    /// Without experience: spins for as long as a wake costs, which is never worse than twice the best.
+    pub(super) fn new(park: Park, price: f64) -> Self {
+        Gaps {
+            bins: [Bin::default(); LIMITS.len()],
+            unit: 1.0,
+            limit_ns: (park.cpu_ns + price * park.wake_ns) as u64,
+            since_choice: 0,
+            ns_since_choice: 0,
+        }
+    }
+
+    /// The limit chosen last.
+    pub(super) fn limit_ns(&self) -> u64 {
+        self.limit_ns
+    }
+
+    /// A gap has ended.
+    pub(super) fn record(&mut self, gap_ns: u64, park: Park, price: f64) {
+        let at = LIMITS
+            .iter()
+            .rposition(|&limit| gap_ns > limit)
+            .unwrap_or(0);
+        self.unit *= GROWTH;
+        if gap_ns > 100_000 {
+            self.unit *= (gap_ns as f64 / HALF_LIFE_NS).min(100.0).exp2();
+        }
+        self.bins[at].weight += self.unit;
+        self.bins[at].sum_ns += self.unit * gap_ns as f64;
+        self.since_choice += 1;
+        self.ns_since_choice = self.ns_since_choice.saturating_add(gap_ns);
+        if self.since_choice >= GAPS_PER_CHOICE || self.ns_since_choice >= NS_PER_CHOICE {
+            self.choose(park, price);
+        }
+    }
+
+    #[cold]
+    fn choose(&mut self, park: Park, price: f64) {
+        (self.since_choice, self.ns_since_choice) = (0, 0);
+        if self.unit > LARGEST {
+            let scale = 1.0 / self.unit;
+            self.unit = 1.0;
+            for bin in &mut self.bins {
+                bin.weight *= scale;
+                bin.sum_ns *= scale;
+            }
+        }
+        let total: Bin = self.bins.iter().fold(Bin::default(), |sum, bin| Bin {
+            weight: sum.weight + bin.weight,
+            sum_ns: sum.sum_ns + bin.sum_ns,
+        });
+        let company = self.expect_company(total.weight, park.wake_ns);
+        let missed = park.cpu_ns + price * park.wake_ns * (1.0 + company / 2.0);
+        let mut costs = [0.0; LIMITS.len() + 1];
+        let (mut shorter, mut sum_ns) = (0.0, 0.0);
+        for (at, cost) in costs.iter_mut().enumerate() {
+            // The last limit is for ever: nothing is longer.
+            let (limit, longer) = match LIMITS.get(at) {
+                Some(&ns) => (ns as f64, (total.weight - shorter).max(0.0)),
+                None => (0.0, 0.0),
+            };
+            *cost = (sum_ns + longer * (limit + missed)) / (total.sum_ns + longer * park.wake_ns);
+            if let Some(bin) = self.bins.get(at) {
+                shorter += bin.weight;
+                sum_ns += bin.sum_ns;
+            }
+        }
+        let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+        let best = costs.iter().position(|&cost| cost <= least * TIE);
+        self.limit_ns = best
+            .and_then(|at| LIMITS.get(at).copied())
+            .unwrap_or(FOREVER);
+    }
+
+    /// Gaps shorter than a wake follow each other until there is a longer one, or the wake is over.
+    fn expect_company(&self, total: f64, wake_ns: f64) -> f64 {
+        let (mut short, mut short_ns) = (0.0, 1.0);
+        for (bin, &from) in self.bins.iter().zip(&LIMITS) {
+            if (from as f64) < wake_ns {
+                short += bin.weight;
+                short_ns += bin.sum_ns;
+            }
+        }
+        let runs = short / (total - short).max(1e-9 * total);
+        runs.min(wake_ns * short / short_ns)
+    }
+}

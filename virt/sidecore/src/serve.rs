@@ -1,0 +1,199 @@
+//! How the loop calls its pollers: messages, readable descriptors, turns; and what each is charged.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    drr::{self, State, Visit},
+    poller::{Activity, Poller},
+    run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
+    stats::PollerState,
+    turn::{REQUEST_COST, Turn},
+    wakes,
+};
+
+/// Messages handed out per sweep, so that a storm of them does not starve the queues.
+const MAIL_BATCH: usize = 64;
+/// What a message costs its poller at least, in cost units.
+const MESSAGE_COST: u64 = 300;
+/// What a readable descriptor costs its poller at least: the system call that empties it, and its share of the look.
+const READY_COST: u64 = 1_000;
+/// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: 16 turns.
+const READY_DEBT: i64 = -(16 * drr::QUANTUM as i64);
+
+impl<P: Poller> Core<P> {
+    /// Orders, then messages.
+    pub(crate) fn hand_out_mail(&mut self) -> Activity {
+        if self.stash.is_empty() && !self.inbox.has_mail() {
+            return Activity::Idle;
+        }
+        let mut activity = self.take_orders();
+        for _ in 0..MAIL_BATCH {
+            let Some(envelope) = self.stash.pop_front().or_else(|| self.inbox.take()) else {
+                break;
+            };
+            self.board.pulse.0.mail_taken.add(1);
+            activity = Activity::Busy;
+            let mut at = self.slots.get(&envelope.poller).copied();
+            if at.is_none() {
+                // It came just before its poller's first message, and after the orders were looked at.
+                self.take_orders();
+                at = self.slots.get(&envelope.poller).copied();
+            }
+            if let Some(at) = at {
+                self.deliver(at, envelope.message);
+            }
+        }
+        activity
+    }
+
+    pub(crate) fn deliver(&mut self, at: usize, message: P::Message) {
+        let Some(member) = &self.members[at] else {
+            return;
+        };
+        let counters = &member.board.counters.0;
+        let in_poller = &self.board.pulse.0.in_poller;
+        in_poller.store(member.board.id, Ordering::Relaxed);
+        self.board.core.0.messages.add(1);
+        counters.messages.add(1);
+        let slot = self.deck.touch(at);
+        let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
+        slot.poller.message(message, &mut turn);
+        let cost = turn.spent().max(MESSAGE_COST);
+        counters.cost.add(cost);
+        self.board.core.0.cost.add(cost);
+        self.drr.charge(at, cost);
+        self.drr.activate(at);
+    }
+
+    /// Tells pollers which of their descriptors are readable. Busy if one did something.
+    pub(crate) fn look(&mut self, timeout_ns: Option<u64>) -> Activity {
+        self.next_look = self.now.after(LOOK_EVERY_NS);
+        if self.members.is_empty() {
+            return Activity::Idle;
+        }
+        self.board.core.0.looks.add(1);
+        // An error is a signal; there is another look soon.
+        let ready = self.epoll.wait(&mut self.events, timeout_ns).unwrap_or(0);
+        self.take_events(ready)
+    }
+
+    /// The first `ready` events.
+    pub(crate) fn take_events(&mut self, ready: usize) -> Activity {
+        let mut activity = Activity::Idle;
+        let mut stray = None;
+        for index in 0..ready.min(EVENTS) {
+            let data = self.events[index].u64;
+            if data == wakes::BELL {
+                self.inbox.gate().bell().drain();
+                continue;
+            }
+            let (at, fd) = wakes::source(data);
+            let token = self.deck.get(at).and_then(|slot| slot.wakes.token(fd));
+            match token {
+                Some(token) => {
+                    if self.ready(at, fd, token) == Activity::Busy {
+                        activity = Activity::Busy;
+                    }
+                }
+                None => stray = Some(data),
+            }
+        }
+        if stray.is_some() && stray == self.stray {
+            self.rebuild_epoll();
+            stray = None;
+        }
+        self.stray = stray;
+        activity
+    }
+
+    fn ready(&mut self, at: usize, fd: i32, token: u32) -> Activity {
+        if self.drr.deficit(at) < READY_DEBT {
+            // It will fire again.
+            self.drr.activate(at);
+            return Activity::Idle;
+        }
+        let Some(member) = &self.members[at] else {
+            return Activity::Idle;
+        };
+        let (core, counters) = (&self.board.core.0, &member.board.counters.0);
+        let in_poller = &self.board.pulse.0.in_poller;
+        in_poller.store(member.board.id, Ordering::Relaxed);
+        let slot = self.deck.touch(at);
+        let is_muted = slot.wakes.strike(fd, self.now);
+        core.mutes.add(u64::from(is_muted));
+        counters.mutes.add(u64::from(is_muted));
+        core.readies.add(1);
+        counters.readies.add(1);
+        let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
+        slot.poller.ready(token, &mut turn);
+        let spent = turn.spent();
+        if spent > 0 {
+            slot.wakes.forgive();
+        }
+        let cost = spent.max(READY_COST);
+        counters.cost.add(cost);
+        core.cost.add(cost);
+        self.drr.charge(at, cost);
+        self.drr.activate(at);
+        if spent > 0 {
+            Activity::Busy
+        } else {
+            Activity::Idle
+        }
+    }
+
+    /// An event of nobody came twice: a descriptor was closed that was not removed. See `wakes.rs`.
+    #[cold]
+    fn rebuild_epoll(&mut self) {
+        self.board.core.0.rebuilds.add(1);
+        // If there is no new one the old one goes on, with its stray events.
+        if let Ok(epoll) = epoll_with(self.inbox.gate().bell()) {
+            for at in 0..self.deck.len() {
+                if let Some(slot) = self.deck.get_mut(at) {
+                    slot.wakes.reconnect(&epoll);
+                }
+            }
+            self.epoll = epoll;
+        }
+    }
+
+    /// One poller's turn.
+    pub(crate) fn visit(&mut self, visit: Visit) -> Activity {
+        let at = visit.flow;
+        let Some(member) = &self.members[at] else {
+            self.drr.finish(at, State::Away);
+            return Activity::Idle;
+        };
+        let counters = &member.board.counters.0;
+        let in_poller = &self.board.pulse.0.in_poller;
+        in_poller.store(member.board.id, Ordering::Relaxed);
+        let slot = self.deck.touch(at);
+        let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
+        let activity = slot.poller.poll(&mut turn);
+        let mut cost = turn.spent();
+        self.drr.set_weight(at, slot.poller.weight());
+        if activity == Activity::Busy {
+            // Whoever works without saying how much pays for a request.
+            cost = cost.max(REQUEST_COST);
+            slot.wakes.forgive();
+            counters.polls_busy.add(1);
+        } else {
+            counters.polls_idle.add(1);
+        }
+        if cost > 0 {
+            counters.cost.add(cost);
+            self.board.core.0.cost.add(cost);
+            self.drr.charge(at, cost);
+        }
+        self.deck.asked(at);
+        let (state, shown) = match activity {
+            Activity::Busy => (State::Hungry, PollerState::Busy),
+            Activity::Waiting => (State::Waiting, PollerState::Waiting),
+            Activity::Idle if self.deck.probe(at) => (State::Away, PollerState::Idle),
+            Activity::Idle => (State::Waiting, PollerState::Idle),
+        };
+        self.drr.finish(at, state);
+        member.board.set_state(shown);
+        activity
+    }
+}

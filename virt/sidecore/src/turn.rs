@@ -1,0 +1,68 @@
+//! A poller's turn: how much it may do, and what it has done.
+//!
+//! Work is measured in **cost units: nanoseconds of the sidecore's time**, as estimated by the poller that does it (a
+//! clock reading per request would cost more than a small request). The scheduler (`drr.rs`) evens out costs, not visits.
+
+use crate::{clock::Nanos, wakes::Wakes};
+
+/// What a small request costs, in cost units, for pollers that know no better.
+pub const REQUEST_COST: u64 = 200;
+
+/// What moving `bytes` costs, in cost units, for pollers that know no better: 0.1 ns per byte.
+pub const fn bytes_cost(bytes: u64) -> u64 {
+    bytes / 10
+}
+
+/// One call of a poller.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    now: Nanos,
+    budget: u64,
+    spent: u64,
+    wakes: &'a mut Wakes,
+}
+
+impl<'a> Turn<'a> {
+    /// A turn at `now` for `budget` cost units. The runtime makes them; so do tests that call a poller by hand
+    /// (with [`Wakes::by_hand`]).
+    pub fn new(now: Nanos, budget: u64, wakes: &'a mut Wakes) -> Self {
+        Turn {
+            now,
+            budget,
+            spent: 0,
+            wakes,
+        }
+    }
+
+    /// The start of this sweep; the same for all pollers.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Cost units left. It may be overdrawn by the last piece of work; the debt is deducted from later turns.
+    pub fn budget(&self) -> u64 {
+        self.budget.saturating_sub(self.spent)
+    }
+
+    /// Work for `cost` units was done. Before or after the work, but in the same turn.
+    #[inline]
+    pub fn charge(&mut self, cost: u64) {
+        self.spent = self.spent.saturating_add(cost);
+    }
+
+    /// Nothing is left: stop, and answer `Busy` if there is more to do.
+    #[inline]
+    pub fn is_spent(&self) -> bool {
+        self.spent >= self.budget
+    }
+
+    /// Charged so far.
+    pub fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// The poller's descriptors.
+    pub fn wakes(&mut self) -> &mut Wakes {
+        self.wakes
+    }
+}

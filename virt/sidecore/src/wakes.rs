@@ -1,0 +1,242 @@
+//! The descriptors that may wake a core: one persistent epoll, and each poller's part of it.
+//!
+//! Registering is done when something changes and not at each sleep, so that sleeping costs the same with 1 descriptor and
+//! with 1,000. Level-triggered: what nobody has emptied fires again.
+//!
+//! Three traps, and what is done about them:
+//! - A descriptor that another process shares (a kick eventfd, a socket passed on) is **not** removed from an epoll by
+//!   closing it: the file lives on, and its events with it, under a number that means nothing any more or something else.
+//!   Descriptors are therefore removed before they are closed; if one was not, its events belong to nobody, cannot be
+//!   removed, and the epoll is built anew.
+//! - A descriptor that is always readable (a storm of kicks, a poller that does not empty it) would keep the core awake
+//!   for ever. After [`STRIKES`] times in a row for nothing it is **muted**: taken out of the epoll until a deadline, 1 ms
+//!   away at first and twice as far each time, up to 16 ms. A real kick is then late by as much; only its own queue waits.
+//! - An event may be for a poller that has gone meanwhile, or for a descriptor registered after the event was taken: the
+//!   worst is a `ready` for nothing.
+//!
+//! Touched by the core's thread only.
+
+use std::{io, os::fd::RawFd};
+
+use crate::{clock::Nanos, sync::Arc, sys::EpollFd};
+
+/// Times in a row that a poller may become ready for nothing.
+const STRIKES: u32 = 8;
+/// The first and the longest time of being muted, in nanoseconds.
+const MUTE_FIRST_NS: u64 = 1_000_000;
+const MUTE_LAST_NS: u64 = 16_000_000;
+
+/// What the bell's events carry: no poller has this number.
+pub(crate) const BELL: u64 = u64::MAX;
+
+/// One registered descriptor.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    fd: RawFd,
+    token: u32,
+    /// Not in the epoll until then.
+    muted_until: Option<Nanos>,
+}
+
+/// The descriptors of one poller: readable ones end the core's sleep and make it call
+/// [`ready`](crate::Poller::ready).
+#[derive(Debug, Default)]
+pub struct Wakes {
+    /// `None` while not attached to a core.
+    epoll: Option<Arc<EpollFd>>,
+    slot: u32,
+    list: Vec<Entry>,
+    strikes: u32,
+    mute_ns: u64,
+    /// How many are muted.
+    muted: usize,
+}
+
+impl Wakes {
+    /// A list that no core waits on: for tests that call a poller by hand. Nothing is checked about its descriptors.
+    pub fn by_hand() -> Wakes {
+        Wakes::default()
+    }
+
+    /// Registers `fd`, or changes its token if it is registered. `token` is what `ready` gets; several descriptors may have
+    /// the same.
+    ///
+    /// # Errors
+    /// `fd` is not open, is not one that can be waited for (a regular file), or a limit of the kernel is
+    /// reached (`fs.epoll.max_user_watches`). It is not registered then.
+    pub fn add(&mut self, fd: RawFd, token: u32) -> io::Result<()> {
+        if let Some(entry) = self.list.iter_mut().find(|entry| entry.fd == fd) {
+            entry.token = token;
+            if entry.muted_until.is_some() {
+                return Ok(());
+            }
+            // It may have been closed, and its number be that of another file now.
+            let data = data(self.slot, fd);
+            let Some(epoll) = &self.epoll else {
+                return Ok(());
+            };
+            return match epoll.change(fd, data) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    epoll.add(fd, data).map_err(|error| not_open(fd, error))
+                }
+                changed => changed.map_err(|error| not_open(fd, error)),
+            };
+        }
+        self.connect(fd)?;
+        self.list.push(Entry {
+            fd,
+            token,
+            muted_until: None,
+        });
+        Ok(())
+    }
+
+    /// Removes `fd`, **before** it is closed: see the trap at the head of this module. Nothing happens if it is not registered.
+    pub fn remove(&mut self, fd: RawFd) {
+        if let Some(at) = self.list.iter().position(|entry| entry.fd == fd) {
+            let entry = self.list.swap_remove(at);
+            self.muted -= usize::from(entry.muted_until.is_some());
+            self.disconnect(fd);
+        }
+    }
+
+    /// Makes `wanted` (descriptor, token) the whole list. System calls for the differences only.
+    ///
+    /// # Errors
+    /// As for [`add`](Self::add); those before the refused one are registered.
+    pub fn replace(&mut self, wanted: &[(RawFd, u32)]) -> io::Result<()> {
+        let surplus = |entry: &Entry| !wanted.iter().any(|&(fd, _)| fd == entry.fd);
+        while let Some(entry) = self.list.iter().copied().find(surplus) {
+            self.remove(entry.fd);
+        }
+        for &(fd, token) in wanted {
+            match self.list.iter_mut().find(|entry| entry.fd == fd) {
+                Some(entry) => entry.token = token,
+                None => self.add(fd, token)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all.
+    pub fn clear(&mut self) {
+        while let Some(entry) = self.list.pop() {
+            self.disconnect(entry.fd);
+        }
+        self.muted = 0;
+    }
+
+    /// The descriptors registered, muted ones included.
+    pub fn fds(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.list.iter().map(|entry| entry.fd)
+    }
+
+    fn connect(&self, fd: RawFd) -> io::Result<()> {
+        let Some(epoll) = &self.epoll else {
+            return Ok(());
+        };
+        let data = data(self.slot, fd);
+        match epoll.add(fd, data) {
+            // Removed from the list as another file of the same number, which cannot be: or this one twice. It is there.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => epoll.change(fd, data),
+            added => added,
+        }
+        .map_err(|error| not_open(fd, error))
+    }
+
+    fn disconnect(&self, fd: RawFd) {
+        if let Some(epoll) = &self.epoll {
+            // An error: it is closed, which has removed it or can no longer be helped here.
+            let _ = epoll.remove(fd);
+        }
+    }
+
+    // -- the core ------------------------------------------------------------------------------
+
+    /// For a poller in slot `slot` of the core whose epoll this is.
+    pub(crate) fn attached_to(epoll: &Arc<EpollFd>, slot: u32) -> Wakes {
+        Wakes {
+            epoll: Some(Arc::clone(epoll)),
+            slot,
+            ..Wakes::default()
+        }
+    }
+
+    /// The token of `fd`, if it is registered and not muted.
+    pub(crate) fn token(&self, fd: RawFd) -> Option<u32> {
+        self.list
+            .iter()
+            .find(|entry| entry.fd == fd && entry.muted_until.is_none())
+            .map(|entry| entry.token)
+    }
+
+    /// `fd` has fired. True when that has been for nothing so often that it is muted now.
+    pub(crate) fn strike(&mut self, fd: RawFd, now: Nanos) -> bool {
+        self.strikes += 1;
+        if self.strikes <= STRIKES {
+            return false;
+        }
+        self.mute_ns = (self.mute_ns * 2).clamp(MUTE_FIRST_NS, MUTE_LAST_NS);
+        let until = now.after(self.mute_ns);
+        for entry in &mut self.list {
+            if entry.fd == fd && entry.muted_until.replace(until).is_none() {
+                self.muted += 1;
+            }
+        }
+        self.disconnect(fd);
+        true
+    }
+
+    /// It was not for nothing.
+    pub(crate) fn forgive(&mut self) {
+        (self.strikes, self.mute_ns) = (0, 0);
+    }
+
+    /// When a muted descriptor is to be looked at again.
+    pub(crate) fn muted_until(&self) -> Option<Nanos> {
+        if self.muted == 0 {
+            return None;
+        }
+        self.list.iter().filter_map(|entry| entry.muted_until).min()
+    }
+
+    /// Puts those back whose time has come.
+    pub(crate) fn unmute(&mut self, now: Nanos) {
+        for at in 0..self.list.len() {
+            let entry = self.list[at];
+            if entry.muted_until.is_some_and(|until| until <= now) {
+                self.list[at].muted_until = None;
+                self.muted -= 1;
+                // One that is refused has been closed, and fires for nobody.
+                let _ = self.connect(entry.fd);
+            }
+        }
+    }
+
+    /// Moves all to another epoll.
+    pub(crate) fn reconnect(&mut self, epoll: &Arc<EpollFd>) {
+        self.epoll = Some(Arc::clone(epoll));
+        for entry in &self.list {
+            if entry.muted_until.is_none() {
+                let _ = self.connect(entry.fd);
+            }
+        }
+    }
+}
+
+fn data(slot: u32, fd: RawFd) -> u64 {
+    u64::from(slot) << 32 | u64::from(fd as u32)
+}
+
+/// The slot and the descriptor that an event carries.
+pub(crate) fn source(data: u64) -> (usize, RawFd) {
+    ((data >> 32) as usize, data as u32 as RawFd)
+}
+
+fn not_open(fd: RawFd, error: io::Error) -> io::Error {
+    if error.raw_os_error() == Some(libc::EBADF) {
+        io::Error::new(error.kind(), format!("descriptor {fd} is not open"))
+    } else {
+        error
+    }
+}

@@ -1,0 +1,303 @@
+//! Several cores: pollers that move while they work, cores that come and go.
+
+mod common;
+
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Device, Ring, Style, wait_for};
+use sidecore::{
+    Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Fleet, FleetBuilder, IdlePolicy,
+    MoveError, Poller, PollerState, SidecoreBuilder, Turn, Wakes,
+};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Writes down what it gets; works without end while it is told to.
+#[derive(Default)]
+struct Clerk {
+    got: Vec<(u64, u64)>,
+    works: Arc<AtomicBool>,
+    stays: Arc<AtomicBool>,
+    is_refused: bool,
+    attached: Arc<AtomicU64>,
+}
+
+impl Poller for Clerk {
+    type Message = (u64, u64);
+    type Probe = AlwaysPoll;
+
+    fn attached(&mut self, _wakes: &mut Wakes) -> std::io::Result<()> {
+        if self.is_refused {
+            return Err(std::io::Error::other("refused"));
+        }
+        self.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn detaching(&mut self, _wakes: &mut Wakes) {
+        self.attached.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn may_detach(&mut self) -> bool {
+        !self.stays.load(Ordering::Relaxed)
+    }
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        if !self.works.load(Ordering::Relaxed) {
+            return Activity::Idle;
+        }
+        while !turn.is_spent() {
+            (0..20).for_each(|_| std::hint::spin_loop());
+            turn.charge(300);
+        }
+        Activity::Busy
+    }
+
+    fn message(&mut self, message: (u64, u64), _turn: &mut Turn<'_>) {
+        self.got.push(message);
+    }
+
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.works.load(Ordering::Relaxed)
+    }
+
+    fn disarm(&mut self) {}
+}
+
+fn cores(count: usize) -> FleetBuilder {
+    FleetBuilder::new("core")
+        .idle(IdlePolicy::Sleep)
+        .control(ControlConfig {
+            min_cores: count,
+            max_cores: count,
+            ..ControlConfig::default()
+        })
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LIMIT, "never: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn messages_follow_a_moving_poller_in_order_and_none_is_lost() {
+    const SENDERS: u64 = 3;
+    let fleet: Fleet<Clerk> = cores(3).spawn().unwrap();
+    let handles: Vec<_> = (0..4)
+        .map(|_| fleet.add(Clerk::default()).unwrap())
+        .collect();
+    let ids: Vec<u64> = handles.iter().map(|handle| handle.id()).collect();
+    let is_over = AtomicBool::new(false);
+    let sent = thread::scope(|scope| {
+        let senders: Vec<_> = (0..SENDERS)
+            .map(|from| {
+                let (handles, is_over) = (&handles, &is_over);
+                scope.spawn(move || {
+                    let mut n = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        for handle in handles {
+                            handle.send((from, n)).unwrap();
+                        }
+                        n += 1;
+                        if n % 16 == 0 {
+                            thread::sleep(Duration::from_micros(20));
+                        }
+                    }
+                    n
+                })
+            })
+            .collect();
+        let (mut state, mut moves) = (99, 0);
+        while moves < 500 {
+            let handle = &handles[random(&mut state) as usize % handles.len()];
+            let to = random(&mut state) as usize % 3;
+            fleet.move_to(handle, to).unwrap();
+            assert_eq!(fleet.core_of(handle), Some(to));
+            moves += 1;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        senders
+            .into_iter()
+            .map(|sender| sender.join().unwrap())
+            .collect::<Vec<u64>>()
+    });
+    assert!(fleet.counts().moves > 250, "{:?}", fleet.counts());
+    for (handle, id) in handles.iter().zip(ids) {
+        assert_eq!(handle.id(), id);
+        let clerk = fleet.remove(handle, LIMIT).unwrap();
+        for from in 0..SENDERS {
+            let got: Vec<u64> = clerk
+                .got
+                .iter()
+                .filter(|m| m.0 == from)
+                .map(|m| m.1)
+                .collect();
+            assert!(
+                got.iter().copied().eq(0..sent[from as usize]),
+                "sender {from}"
+            );
+        }
+        assert_eq!(clerk.attached.load(Ordering::Relaxed), 0);
+        assert!(handle.send((0, 0)).is_err(), "it is gone");
+    }
+}
+
+#[test]
+fn kicks_reach_a_moving_device_that_sleeps_at_every_idle_sweep() {
+    let fleet: Fleet<Device> = cores(2)
+        .force_sleep_every(NonZeroU32::new(1))
+        .spawn()
+        .unwrap();
+    let rings: Vec<_> = [Style::EventIdx, Style::Flag].map(Ring::new).into();
+    let handles: Vec<_> = rings
+        .iter()
+        .map(|ring| fleet.add(Device::new(ring, true)).unwrap())
+        .collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for ring in &rings {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let mut round = 0u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    ring.publish();
+                    let avail = ring.avail.load(Ordering::Relaxed);
+                    wait_for("kick", || ring.used.load(Ordering::Acquire) == avail);
+                    (0..round * 37 % 2048).for_each(|_| std::hint::spin_loop());
+                    round += 1;
+                }
+            });
+        }
+        let mut state = 7;
+        for _ in 0..300 {
+            let handle = &handles[random(&mut state) as usize % 2];
+            fleet
+                .move_to(handle, random(&mut state) as usize % 2)
+                .unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert!(fleet.counts().moves > 100);
+    fleet.stop();
+}
+
+#[test]
+fn a_poller_that_does_not_let_go_stays_and_goes_on() {
+    let core = SidecoreBuilder::new("t")
+        .idle(IdlePolicy::Sleep)
+        .spawn(Vec::new())
+        .unwrap();
+    let clerk = Clerk::default();
+    let stays = Arc::clone(&clerk.stays);
+    stays.store(true, Ordering::Relaxed);
+    let handle = core.add(clerk).unwrap();
+    assert!(core.remove(&handle, Duration::from_millis(20)).is_none());
+    handle.send((0, 1)).unwrap();
+    stays.store(false, Ordering::Relaxed);
+    let clerk = core.remove(&handle, LIMIT).unwrap();
+    assert_eq!(clerk.got, [(0, 1)]);
+    assert!(core.remove(&handle, LIMIT).is_none(), "it is gone");
+    assert_eq!(core.stop().len(), 0);
+}
+
+#[test]
+fn a_poller_that_cannot_be_attached_is_refused() {
+    let fleet: Fleet<Clerk> = cores(1).spawn().unwrap();
+    let refused = Clerk {
+        is_refused: true,
+        ..Clerk::default()
+    };
+    assert!(matches!(fleet.add(refused), Err(AddError::Attach(_))));
+    assert_eq!(fleet.stats()[0].1.pollers.len(), 0);
+}
+
+#[test]
+fn a_retired_core_leaves_its_pollers_to_the_others() {
+    let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
+    let handles: Vec<_> = (0..6)
+        .map(|_| fleet.add(Clerk::default()).unwrap())
+        .collect();
+    assert_eq!(
+        handles
+            .iter()
+            .filter(|h| fleet.core_of(h) == Some(0))
+            .count(),
+        3
+    );
+    fleet.retire_core(0).unwrap();
+    assert!(handles.iter().all(|h| fleet.core_of(h) == Some(1)));
+    assert!(
+        matches!(fleet.retire_core(1), Err(MoveError::NoCore(1))),
+        "the last"
+    );
+    assert!(matches!(
+        fleet.move_to(&handles[0], 0),
+        Err(MoveError::NoCore(0))
+    ));
+    assert_eq!(fleet.add_core().unwrap(), 0);
+    fleet.move_to(&handles[0], 0).unwrap();
+    for (n, handle) in handles.iter().enumerate() {
+        handle.send((n as u64, 0)).unwrap();
+    }
+    let clerks = fleet.stop();
+    assert_eq!(clerks.len(), 6);
+    assert!(clerks.iter().all(|clerk| clerk.got.len() == 1));
+}
+
+#[test]
+fn load_adds_a_core_and_quiet_retires_it() {
+    let fleet: Fleet<Clerk> = FleetBuilder::new("core")
+        .idle(IdlePolicy::Sleep)
+        .control(ControlConfig {
+            max_cores: 2,
+            ..ControlConfig::default()
+        })
+        .control_period(Duration::from_millis(10))
+        .spawn()
+        .unwrap();
+    let works = Arc::new(AtomicBool::new(true));
+    let handles: Vec<_> = (0..2)
+        .map(|_| {
+            let works = Arc::clone(&works);
+            fleet
+                .add(Clerk {
+                    works,
+                    ..Clerk::default()
+                })
+                .unwrap()
+        })
+        .collect();
+    eventually("each has a core", || {
+        fleet.core_of(&handles[0]) != fleet.core_of(&handles[1])
+    });
+    let stats = fleet.stats();
+    assert!(stats.iter().all(|(_, stats)| {
+        stats.pollers.len() == 1 && stats.pollers[0].state == PollerState::Busy
+    }));
+    works.store(false, Ordering::Relaxed);
+    eventually("one core is enough", || fleet.counts().cores_retired == 1);
+    assert_eq!(fleet.core_of(&handles[0]), fleet.core_of(&handles[1]));
+    assert_eq!(fleet.stats().len(), 1);
+}

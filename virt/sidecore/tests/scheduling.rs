@@ -1,0 +1,260 @@
+//! Fairness between pollers that always have work, and descriptors that misbehave.
+
+mod common;
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::fd::AsRawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::eventfd;
+use sidecore::{
+    Activity, ArmError, IdlePolicy, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
+};
+
+/// Always has work, in pieces of one cost.
+struct Glutton {
+    weight: u32,
+    cost: u64,
+    /// Does no more than that many pieces per turn.
+    batch: u32,
+}
+
+/// For pollers that leave everything to their descriptors.
+struct Blind;
+
+impl Probe for Blind {
+    fn fires(&self) -> bool {
+        false
+    }
+}
+
+impl Poller for Glutton {
+    type Message = ();
+    type Probe = Blind;
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        for _ in 0..self.batch {
+            if turn.is_spent() {
+                break;
+            }
+            turn.charge(self.cost);
+        }
+        Activity::Busy
+    }
+
+    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+
+    fn weight(&self) -> u32 {
+        self.weight
+    }
+}
+
+/// What each was served per weight, in the order given.
+fn shares(gluttons: Vec<Glutton>) -> Vec<f64> {
+    let weights: Vec<f64> = gluttons.iter().map(|g| f64::from(g.weight)).collect();
+    let core = SidecoreBuilder::new("t").spawn(gluttons).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let stats = core.stats();
+    let served = stats
+        .pollers
+        .iter()
+        .map(|poller| poller.activity.cost as f64);
+    served
+        .zip(weights)
+        .map(|(cost, weight)| cost / weight)
+        .collect()
+}
+
+fn jain(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    sum * sum / (shares.len() as f64 * shares.iter().map(|x| x * x).sum::<f64>())
+}
+
+#[test]
+fn sixteen_with_different_requests_are_served_alike() {
+    let glutton = |n: u64| Glutton {
+        weight: 1,
+        // 4 KiB and 64 KiB.
+        cost: if n.is_multiple_of(2) { 609 } else { 6_753 },
+        batch: if n < 2 { 128 } else { 32 },
+    };
+    let shares = shares((0..16).map(glutton).collect());
+    assert!(jain(&shares) >= 0.99, "{shares:?}");
+}
+
+#[test]
+fn weights_1_2_4_are_kept() {
+    let glutton = |weight| Glutton {
+        weight,
+        cost: 609,
+        batch: 32,
+    };
+    let shares = shares([1, 2, 4].map(glutton).into());
+    let mean = shares.iter().sum::<f64>() / 3.0;
+    assert!(
+        shares.iter().all(|share| (share / mean - 1.0).abs() < 0.1),
+        "{shares:?}"
+    );
+}
+
+/// A poller with one descriptor.
+struct Listener {
+    bell: Option<File>,
+    heard: Arc<AtomicU64>,
+    /// Leaves the descriptor readable.
+    is_deaf: bool,
+}
+
+impl Poller for Listener {
+    type Message = Option<File>;
+    type Probe = Blind;
+
+    fn attached(&mut self, wakes: &mut Wakes) -> std::io::Result<()> {
+        self.bell
+            .as_ref()
+            .map_or(Ok(()), |bell| wakes.add(bell.as_raw_fd(), 3))
+    }
+
+    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+        Activity::Idle
+    }
+
+    /// Another descriptor instead; the old one is closed without being removed: a mistake.
+    fn message(&mut self, bell: Option<File>, turn: &mut Turn<'_>) {
+        self.bell = bell;
+        if let Some(bell) = &self.bell {
+            turn.wakes().add(bell.as_raw_fd(), 3).unwrap();
+        }
+    }
+
+    fn ready(&mut self, token: u32, _turn: &mut Turn<'_>) {
+        assert_eq!(token, 3);
+        self.heard.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut bell) = self.bell.as_ref().filter(|_| !self.is_deaf) {
+            let _ = bell.read(&mut [0; 8]);
+        }
+    }
+
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn probe(&self, slot: &mut Option<Blind>) {
+        *slot = Some(Blind);
+    }
+}
+
+fn listening(is_deaf: bool) -> (Sidecore<Listener>, File, Arc<AtomicU64>) {
+    let bell = eventfd();
+    let heard = Arc::new(AtomicU64::new(0));
+    let listener = Listener {
+        bell: Some(bell.try_clone().unwrap()),
+        heard: Arc::clone(&heard),
+        is_deaf,
+    };
+    let core = SidecoreBuilder::new("t")
+        .idle(IdlePolicy::Sleep)
+        .spawn(vec![listener])
+        .unwrap();
+    (core, bell, heard)
+}
+
+fn ring(mut bell: &File) {
+    bell.write_all(&1u64.to_ne_bytes()).unwrap();
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// CPU time of the sidecore during 200 ms.
+fn cpu_of<P: Poller>(core: &Sidecore<P>, mut meanwhile: impl FnMut()) -> Duration {
+    let (before, start) = (core.thread_cpu_time().unwrap(), Instant::now());
+    while start.elapsed() < Duration::from_millis(200) {
+        meanwhile();
+    }
+    core.thread_cpu_time().unwrap() - before
+}
+
+#[test]
+fn a_descriptor_that_stays_readable_is_muted_and_the_core_sleeps() {
+    let (core, bell, heard) = listening(true);
+    ring(&bell);
+    eventually("muted", || core.stats().core.mutes >= 4);
+    let used = cpu_of(&core, || thread::sleep(Duration::from_millis(10)));
+    assert!(used < Duration::from_millis(10), "{used:?} of 200 ms");
+    let stats = core.stats();
+    assert_eq!(stats.pollers[0].activity.mutes, stats.core.mutes);
+    // Not for ever: it is looked at again, up to 16 ms later.
+    let before = heard.load(Ordering::Relaxed);
+    eventually("looked at again", || {
+        heard.load(Ordering::Relaxed) > before + 3
+    });
+}
+
+#[test]
+fn a_storm_of_kicks_for_nothing_costs_little() {
+    let (core, bell, heard) = listening(false);
+    let used = cpu_of(&core, || {
+        ring(&bell);
+        (0..200).for_each(|_| std::hint::spin_loop());
+    });
+    let heard = heard.load(Ordering::Relaxed);
+    assert!(
+        used < Duration::from_millis(40),
+        "{used:?} of 200 ms, {heard} heard"
+    );
+    assert!(core.stats().core.mutes > 0 && heard > 0);
+}
+
+#[test]
+fn a_descriptor_closed_before_it_was_removed_does_not_keep_the_core_awake() {
+    let (core, bell, heard) = listening(false);
+    ring(&bell);
+    eventually("heard", || heard.load(Ordering::Relaxed) == 1);
+    // The file lives on in `bell`, as one of another process would.
+    core.handle(0).send(None).ok().unwrap();
+    ring(&bell);
+    // While it is still in the list its events are taken for the poller's; then they are muted, and nobody's.
+    eventually("built anew", || core.stats().core.rebuilds >= 1);
+    let used = cpu_of(&core, || thread::sleep(Duration::from_millis(10)));
+    assert!(used < Duration::from_millis(10), "{used:?} of 200 ms");
+    let other = eventfd();
+    core.handle(0)
+        .send(Some(other.try_clone().unwrap()))
+        .ok()
+        .unwrap();
+    let before = heard.load(Ordering::Relaxed);
+    ring(&other);
+    eventually("another is heard", || {
+        heard.load(Ordering::Relaxed) > before
+    });
+}
