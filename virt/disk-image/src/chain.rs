@@ -1,0 +1,192 @@
+//! Opening an image and the files behind it.
+//!
+//! The library would follow the names in an image by itself, and guess the format of a file that none is
+//! given for. So it is not asked to: every file is opened, locked and looked at here, the last of the chain
+//! first, and given to the library open.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use imago::FormatAccess;
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use vio::blk::SECTOR;
+
+use crate::header::{self, Layout};
+use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
+use crate::storage::{ImageFile, Shared};
+use crate::{check, lock};
+
+/// Most files behind each other. Each has its own caches and costs a look-up per read.
+pub(crate) const MAX_CHAIN: usize = 32;
+
+/// An opened image: what the library makes of it, and what we have to know.
+pub(crate) struct Opened {
+    pub access: FormatAccess<ImageFile>,
+    /// The file of the image itself.
+    pub file: Arc<Shared>,
+    /// Of a qcow2 image.
+    pub layout: Option<Layout>,
+    pub has_backing: bool,
+}
+
+/// Opens the image at `path` and what is behind it.
+pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageError> {
+    let mut chain = Chain {
+        backing: options.backing,
+        seen: Vec::new(),
+    };
+    chain.open(path, options.format, options.read_only)
+}
+
+struct Chain {
+    backing: Backing,
+    /// Device and inode of the files opened so far.
+    seen: Vec<(u64, u64)>,
+}
+
+impl Chain {
+    fn open(
+        &mut self,
+        path: &Path,
+        format: ImageFormat,
+        read_only: bool,
+    ) -> Result<Opened, ImageError> {
+        let at = |kind| ImageError {
+            path: path.to_owned(),
+            kind,
+        };
+        let io = |error| at(ImageErrorKind::Io(error));
+        let (file, len) = self.open_file(path, read_only).map_err(at)?;
+        if format == ImageFormat::Raw {
+            if self.seen.len() == 1 && (len == 0 || !len.is_multiple_of(SECTOR)) {
+                return Err(at(ImageErrorKind::Size(len)));
+            }
+            let storage = ImageFile::new(file, path.to_owned(), len, None);
+            let file = storage.shared();
+            let raw = Raw::open_image(storage, !read_only).map_err(io)?;
+            return Ok(Opened {
+                access: FormatAccess::new(raw),
+                file,
+                layout: None,
+                has_backing: false,
+            });
+        }
+
+        let bytes = header::read(&file).map_err(io)?;
+        let layout = Layout::parse(&bytes, len).map_err(at)?;
+        if !read_only {
+            check::check(&file, &layout, len).map_err(at)?;
+        }
+        let storage = ImageFile::new(file, path.to_owned(), len, (!read_only).then_some(layout));
+        let file = storage.shared();
+        let mut image = Qcow2::<ImageFile>::open_image(storage, !read_only)
+            .map_err(|error| at(kind_of(error)))?;
+        image.set_data_file(None);
+        let behind = match image.implicit_backing_file() {
+            None => None,
+            Some(name) => {
+                let format = image.implicit_backing_format().map(String::as_str);
+                let (name, format) = self.behind(name, format).map_err(at)?;
+                Some((resolve(path, &name), format))
+            }
+        };
+        let has_backing = behind.is_some();
+        let behind = match behind {
+            None => None,
+            Some((path, format)) => Some(self.open(&path, format, true)?.access),
+        };
+        image.set_backing(behind);
+        Ok(Opened {
+            access: FormatAccess::new(image),
+            file,
+            layout: Some(layout),
+            has_backing,
+        })
+    }
+
+    /// Opens, identifies and locks a file.
+    fn open_file(&mut self, path: &Path, read_only: bool) -> Result<(File, u64), ImageErrorKind> {
+        if self.seen.len() == MAX_CHAIN {
+            return Err(ImageErrorKind::Chain(MAX_CHAIN));
+        }
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            // A FIFO is to be refused, not waited for. Regular files and disks take no notice.
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(ImageErrorKind::Io)?;
+        let metadata = file.metadata().map_err(ImageErrorKind::Io)?;
+        let kind = metadata.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(ImageErrorKind::Kind);
+        }
+        let identity = (metadata.dev(), metadata.ino());
+        if self.seen.contains(&identity) {
+            return Err(ImageErrorKind::Chain(MAX_CHAIN));
+        }
+        self.seen.push(identity);
+        lock::lock(&file, read_only)?;
+        // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
+        let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
+        Ok((file, len))
+    }
+
+    /// Whether a backing file of this name and format may be opened.
+    fn behind(
+        &self,
+        name: &str,
+        format: Option<&str>,
+    ) -> Result<(PathBuf, ImageFormat), ImageErrorKind> {
+        if self.backing == Backing::Refuse {
+            return Err(ImageErrorKind::BackingRefused(name.to_owned()));
+        }
+        let format = match format {
+            Some("qcow2") => ImageFormat::Qcow2,
+            Some("raw" | "file") => ImageFormat::Raw,
+            Some(other) => {
+                return Err(ImageErrorKind::Unsupported(format!(
+                    "a backing file of format {other:?} is"
+                )));
+            }
+            None => return Err(ImageErrorKind::BackingFormat(name.to_owned())),
+        };
+        // QEMU reads "protocol:…" and "json:…" as no path; only "file:" is one.
+        let path = match name.split_once(':') {
+            Some(("file", path)) => path,
+            Some((head, _)) if !head.contains('/') => {
+                return Err(ImageErrorKind::Unsupported(format!(
+                    "a backing file that is no path ({name:?}) is"
+                )));
+            }
+            _ => name,
+        };
+        if path.is_empty() || path.contains('\0') {
+            return Err(ImageErrorKind::Corrupt(format!(
+                "its backing file is {name:?}"
+            )));
+        }
+        Ok((PathBuf::from(path), format))
+    }
+}
+
+/// A name in the image at `image`: relative ones are to the image's folder.
+fn resolve(image: &Path, name: &Path) -> PathBuf {
+    match image.parent() {
+        // An absolute name replaces the folder.
+        Some(folder) => folder.join(name),
+        None => name.to_owned(),
+    }
+}
+
+/// What the library says when it cannot open an image.
+fn kind_of(error: std::io::Error) -> ImageErrorKind {
+    match error.raw_os_error() {
+        Some(_) => ImageErrorKind::Io(error),
+        None => ImageErrorKind::Corrupt(error.to_string()),
+    }
+}

@@ -1,0 +1,183 @@
+//! The qcow2 header, as far as this crate must know it (QEMU's `docs/interop/qcow2.txt`, "Header").
+//!
+//! The library reads it again for itself. It is read here first because the library takes no notice of
+//! encryption, writes to images before it has seen that it cannot, and checks no offset against the file;
+//! and because [`crate::storage`] must know where the tables are. All numbers are big-endian.
+
+use std::io;
+
+use crate::options::ImageErrorKind;
+
+/// Bytes of the header that are looked at: version 3 without extensions.
+pub(crate) const HEADER_BYTES: usize = 104;
+const MAGIC: u32 = 0x5146_49fb;
+/// Largest L1 table, in bytes (QEMU's limit, and the library's).
+const MAX_L1_BYTES: u64 = 32 << 20;
+/// Largest refcount table, in bytes (likewise).
+const MAX_REFTABLE_BYTES: u64 = 8 << 20;
+/// Incompatible features by bit; version 3 defines these five.
+const INCOMPATIBLE: [&str; 5] = [
+    "reference counts that QEMU left out of date (\"dirty\"; `qemu-img check -r all` mends it)",
+    "an image marked corrupt (`qemu-img check -r all` may mend it)",
+    "an external data file is",
+    "another compression than zlib is",
+    "extended L2 entries are",
+];
+
+/// Reads a big-endian number at `at`; the caller has checked that it lies inside.
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Likewise of 64 bits.
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
+}
+
+/// Where the tables of an image are. Offsets and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub cluster_bits: u32,
+    /// Size of the disk.
+    pub size: u64,
+    pub l1_offset: u64,
+    pub l1_entries: u64,
+    pub reftable_offset: u64,
+    pub reftable_bytes: u64,
+    /// A reference count has 2 to this power bits, 0 to 6.
+    pub refcount_order: u32,
+    /// Version 2 has no zero clusters.
+    pub version: u32,
+    pub snapshots: u32,
+}
+
+impl Layout {
+    /// Reads the layout from the first bytes of an image, with `file_len` bytes in its file.
+    pub(crate) fn parse(
+        header: &[u8; HEADER_BYTES],
+        file_len: u64,
+    ) -> Result<Self, ImageErrorKind> {
+        let corrupt = |what: String| Err(ImageErrorKind::Corrupt(what));
+        if be32(header, 0) != MAGIC {
+            return Err(ImageErrorKind::NotQcow2);
+        }
+        let version = be32(header, 4);
+        if version != 2 && version != 3 {
+            return Err(ImageErrorKind::Unsupported(format!("version {version} is")));
+        }
+        if version == 3 {
+            check_features(be64(header, 72))?;
+        }
+        if be32(header, 32) != 0 {
+            return Err(ImageErrorKind::Unsupported("encryption is".into()));
+        }
+        let layout = Self {
+            cluster_bits: be32(header, 20),
+            size: be64(header, 24),
+            l1_offset: be64(header, 40),
+            l1_entries: u64::from(be32(header, 36)),
+            reftable_offset: be64(header, 48),
+            // Shifted by at most 21 once `cluster_bits` is checked.
+            reftable_bytes: 0,
+            refcount_order: if version == 2 { 4 } else { be32(header, 96) },
+            version,
+            snapshots: be32(header, 60),
+        };
+        if !(9..=21).contains(&layout.cluster_bits) {
+            return corrupt(format!("clusters of 2^{} bytes", layout.cluster_bits));
+        }
+        let layout = Self {
+            reftable_bytes: u64::from(be32(header, 56)) << layout.cluster_bits,
+            ..layout
+        };
+        if layout.refcount_order > 6 {
+            return corrupt(format!(
+                "reference counts of 2^{} bits",
+                layout.refcount_order
+            ));
+        }
+        if layout.size == 0 || !layout.size.is_multiple_of(vio::blk::SECTOR) {
+            return Err(ImageErrorKind::Size(layout.size));
+        }
+        let l1_bytes = layout.l1_entries * 8;
+        let needed = layout.size.div_ceil(layout.l2_span());
+        if layout.l1_entries < needed {
+            return corrupt(format!(
+                "its L1 table has {} entries, and the disk needs {needed}",
+                layout.l1_entries
+            ));
+        }
+        layout.check_table("L1", layout.l1_offset, l1_bytes, MAX_L1_BYTES, file_len)?;
+        layout.check_table(
+            "refcount",
+            layout.reftable_offset,
+            layout.reftable_bytes,
+            MAX_REFTABLE_BYTES,
+            file_len,
+        )?;
+        let (l1_end, reftable_end) = (
+            layout.l1_offset + l1_bytes,
+            layout.reftable_offset + layout.reftable_bytes,
+        );
+        if layout.l1_offset < reftable_end && layout.reftable_offset < l1_end {
+            return corrupt("its L1 table and its refcount table overlap".into());
+        }
+        Ok(layout)
+    }
+
+    fn check_table(
+        &self,
+        name: &str,
+        offset: u64,
+        bytes: u64,
+        most: u64,
+        file_len: u64,
+    ) -> Result<(), ImageErrorKind> {
+        let what = if bytes == 0 || bytes > most {
+            format!("its {name} table has {bytes} bytes")
+        } else if offset == 0 || !offset.is_multiple_of(self.cluster_bytes()) {
+            format!("its {name} table is at {offset:#x}")
+        } else if offset.checked_add(bytes).is_none_or(|end| end > file_len) {
+            format!(
+                "its {name} table ({bytes} bytes at {offset:#x}) is outside the file ({file_len} bytes)"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(ImageErrorKind::Corrupt(what))
+    }
+
+    /// Bytes of a cluster, 512 to 2 Mi.
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Bytes of the disk that one L2 table describes.
+    pub(crate) fn l2_span(&self) -> u64 {
+        1 << (2 * self.cluster_bits - 3)
+    }
+
+    /// The binary logarithm of the clusters that one refcount block counts.
+    pub(crate) fn refblock_bits(&self) -> u32 {
+        self.cluster_bits + 3 - self.refcount_order
+    }
+}
+
+fn check_features(incompatible: u64) -> Result<(), ImageErrorKind> {
+    if incompatible == 0 {
+        return Ok(());
+    }
+    let bit = incompatible.trailing_zeros() as usize;
+    let name = match INCOMPATIBLE.get(bit) {
+        Some(name) => (*name).to_owned(),
+        None => format!("incompatible feature {bit} is"),
+    };
+    Err(ImageErrorKind::Unsupported(name))
+}
+
+/// Reads the header of a file; one too short for a header reads as zeroes beyond its end.
+pub(crate) fn read(file: &std::fs::File) -> io::Result<[u8; HEADER_BYTES]> {
+    let mut header = [0; HEADER_BYTES];
+    crate::storage::read_padded(file, &mut header, 0)?;
+    Ok(header)
+}

@@ -1,0 +1,453 @@
+//! The operations of an open image, each carried out to its end by the thread that calls it.
+//!
+//! *The gate.* What changes the image's metadata has the image to itself; everything else shares it. A read, and
+//! a write to clusters that are all there already, share. A write that needs clusters, a discard and a
+//! write-zeroes are alone, and **write the changed metadata to the file before they let go** and
+//! before they are reported done. Three things follow:
+//!
+//! - An operation that was reported done survives the death of the process, flushed or not: all of it is in the
+//!   kernel. (Only a power cut makes [`Image::flush`] matter.)
+//! - The library's order of writing, reference counts before what needs them and after what no longer does,
+//!   holds in the file. It would not if tables changed while they are flushed.
+//! - A cluster that is given up is not given to somebody else before the file says that it was given up. For
+//!   this a range is also cut where one L2 table ends and the next begins, with a flush between.
+//!
+//! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all reported after it.
+//!
+//! *Panics.* Whoever holds the gate while the library panics forbids writing to the file before it lets go.
+//!
+//! The gate is fair: under a stream of allocating writes a read has its turn after the group in progress.
+
+use std::io::{self, ErrorKind};
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use imago::{FormatAccess, Mapping, ShallowMapping};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::chain::Opened;
+use crate::storage::{ImageFile, Shared};
+
+/// Bytes of zeroes written at a time where the format has no zero clusters.
+const ZERO_STEP: u64 = 1 << 20;
+
+/// An image open for reading, and perhaps writing.
+pub(crate) struct Image {
+    access: RwLock<FormatAccess<ImageFile>>,
+    file: Arc<Shared>,
+    has_backing: bool,
+    /// Bytes that one L2 table describes, and bytes of a cluster; a raw image has neither.
+    l2_span: u64,
+    cluster: u64,
+    /// Zero clusters exist.
+    has_zeroes: bool,
+    /// The library may remember something that the file does not have. Written by who is alone.
+    dirty: AtomicBool,
+    barriers: bool,
+    /// An error has been logged.
+    complained: AtomicBool,
+    pub size: u64,
+}
+
+/// Before the gate is let go: has the library panicked?
+struct Alarm<'a>(&'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.kill();
+        }
+    }
+}
+
+/// A share in the image. The fields are dropped in this order.
+struct Share<'a> {
+    _alarm: Alarm<'a>,
+    access: RwLockReadGuard<'a, FormatAccess<ImageFile>>,
+}
+
+impl Deref for Share<'_> {
+    type Target = FormatAccess<ImageFile>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.access
+    }
+}
+
+/// The image to oneself. The fields are dropped in this order.
+struct Alone<'a> {
+    _alarm: Alarm<'a>,
+    access: RwLockWriteGuard<'a, FormatAccess<ImageFile>>,
+    dirty: &'a AtomicBool,
+    /// To be synced before and after metadata are written.
+    synced: Option<&'a Shared>,
+}
+
+impl Deref for Alone<'_> {
+    type Target = FormatAccess<ImageFile>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.access
+    }
+}
+
+impl DerefMut for Alone<'_> {
+    /// To change something.
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.soil();
+        &mut self.access
+    }
+}
+
+impl Alone<'_> {
+    /// Something changes.
+    fn soil(&self) {
+        // Relaxed, here and below: the gate orders it. [`Image::flush`], which looks without, cares only for
+        // operations that were reported before it was asked.
+        self.dirty.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes the metadata that changed.
+    fn flush(&self) -> io::Result<()> {
+        if self.dirty.load(Ordering::Relaxed) {
+            // Data before what refers to them.
+            self.synced.map_or(Ok(()), Shared::sync)?;
+            self.access.flush()?;
+            // And what refers no more before a cluster is used again.
+            self.synced.map_or(Ok(()), Shared::sync)?;
+            self.dirty.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// What a write needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// All its clusters are there and may be written.
+    Nothing,
+    /// New clusters, and no old ones become free.
+    Clusters,
+    /// New clusters in the place of others.
+    Replacement,
+}
+
+impl Image {
+    pub(crate) fn new(opened: Opened, barriers: bool) -> Self {
+        let Opened {
+            access,
+            file,
+            layout,
+            has_backing,
+        } = opened;
+        let size = access.size();
+        Self {
+            access: RwLock::new(access),
+            file,
+            has_backing,
+            l2_span: layout.map_or(u64::MAX, |layout| layout.l2_span()),
+            cluster: layout.map_or(1, |layout| layout.cluster_bytes()),
+            has_zeroes: layout.is_some_and(|layout| layout.version >= 3),
+            dirty: AtomicBool::new(false),
+            barriers,
+            complained: AtomicBool::new(false),
+            size,
+        }
+    }
+
+    /// After a panic of the library: nothing reaches the file any more.
+    pub(crate) fn kill(&self) {
+        self.file.kill();
+    }
+
+    /// Logs an error, the first one loudly: a guest can cause as many as it likes.
+    pub(crate) fn complain(&self, error: &io::Error) {
+        if self.complained.swap(true, Ordering::Relaxed) {
+            tracing::debug!(
+                "an operation on {} failed: {error}",
+                self.file.path().display()
+            );
+        } else {
+            tracing::warn!(
+                "an operation on {} failed (more are not reported): {error}",
+                self.file.path().display()
+            );
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    fn share(&self) -> Share<'_> {
+        let access = self.access.read();
+        Share {
+            _alarm: Alarm(&self.file),
+            access,
+        }
+    }
+
+    fn alone(&self) -> Alone<'_> {
+        let access = self.access.write();
+        Alone {
+            _alarm: Alarm(&self.file),
+            access,
+            dirty: &self.dirty,
+            synced: self.barriers.then_some(&*self.file),
+        }
+    }
+
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let access = self.share();
+        panic_in_tests(offset);
+        access.read(data, offset)
+    }
+
+    /// Writes what needs no new clusters; false: it does need some, and nothing has been written.
+    pub(crate) fn overwrite(&self, offset: u64, data: &[u8]) -> io::Result<bool> {
+        let access = self.share();
+        if need(&access, offset, data.len() as u64)? != Need::Nothing {
+            return Ok(false);
+        }
+        access.write(data, offset)?;
+        Ok(true)
+    }
+
+    /// Begins a series of writes that have the image to themselves.
+    pub(crate) fn group(&self) -> Group<'_> {
+        Group {
+            access: self.alone(),
+            l2_span: self.l2_span,
+        }
+    }
+
+    /// Makes everything that was done stable.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        // Every operation has flushed; only one that could not leaves something.
+        if self.dirty.load(Ordering::Relaxed) {
+            self.alone().flush()?;
+        }
+        self.file.sync()
+    }
+
+    /// The range's contents are no longer needed.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        for (offset, len) in pieces(offset, len, self.l2_span) {
+            self.discard_piece(offset, len)?;
+        }
+        Ok(())
+    }
+
+    fn discard_piece(&self, offset: u64, len: u64) -> io::Result<()> {
+        let mut access = self.alone();
+        let mut freed = Vec::new();
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let (kind, run) = run_at(&access, at, end - at)?;
+            if kind != Run::Zero {
+                self.discard_run(&mut access, at, run, kind, &mut freed)?;
+            }
+            at += run;
+        }
+        access.flush()?;
+        // Nothing refers to these any more, and nobody can have been given them.
+        for (offset, len) in freed {
+            self.file.punch(offset, len);
+        }
+        Ok(())
+    }
+
+    /// Gives up the clusters that lie in a run entirely.
+    fn discard_run(
+        &self,
+        access: &mut FormatAccess<ImageFile>,
+        at: u64,
+        run: u64,
+        kind: Run,
+        freed: &mut Vec<(u64, u64)>,
+    ) -> io::Result<()> {
+        if self.cluster == 1 {
+            if let Run::Own(host) = kind {
+                freed.push((host, run));
+            }
+            return Ok(());
+        }
+        if !self.has_zeroes {
+            // In version 2 "no cluster" is the only way to say zero, and only with nothing behind.
+            return if self.has_backing {
+                Ok(())
+            } else {
+                access.discard_to_backing(at, run)
+            };
+        }
+        access.discard_to_any(at, run)?;
+        if let Run::Own(host) = kind {
+            let first = at.next_multiple_of(self.cluster);
+            let last = if at + run == self.size {
+                at + run
+            } else {
+                (at + run) / self.cluster * self.cluster
+            };
+            if first < last {
+                freed.push((host + (first - at), last - first));
+            }
+        }
+        Ok(())
+    }
+
+    /// The range becomes zero; `unmap`: and need not keep its clusters.
+    pub(crate) fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        for (offset, len) in pieces(offset, len, self.l2_span) {
+            let mut access = self.alone();
+            let done = if is_zero(&access, offset, len)? {
+                Ok(())
+            } else if unmap && self.cluster != 1 {
+                access.discard_to_zero(offset, len)
+            } else {
+                access.soil();
+                access.write_zeroes(offset, len)
+            };
+            match done {
+                Err(error) if error.kind() == ErrorKind::Unsupported => {
+                    access.soil();
+                    let zeroes = vec![0; len.min(ZERO_STEP) as usize];
+                    for (offset, len) in pieces(offset, len, ZERO_STEP) {
+                        access.write(&zeroes[..len as usize], offset)?;
+                    }
+                }
+                done => done?,
+            }
+            access.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is reported done.
+pub(crate) struct Group<'a> {
+    access: Alone<'a>,
+    l2_span: u64,
+}
+
+impl Group<'_> {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut data = data;
+        panic_in_tests(offset);
+        for (offset, len) in pieces(offset, data.len() as u64, self.l2_span) {
+            let (piece, rest) = data.split_at(len as usize);
+            data = rest;
+            match need(&self.access, offset, len)? {
+                Need::Nothing => self.access.write(piece, offset)?,
+                Need::Clusters => {
+                    self.access.soil();
+                    self.access.write(piece, offset)?;
+                }
+                Need::Replacement => {
+                    self.access.soil();
+                    self.access.write(piece, offset)?;
+                    self.flush()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the metadata that changed.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.access.flush()
+    }
+}
+
+/// An offset at which a unit test wants the library to panic, for no image is known that makes it.
+#[cfg(test)]
+pub(crate) const PANIC: u64 = 1 << 62;
+
+fn panic_in_tests(_offset: u64) {
+    #[cfg(test)]
+    assert_ne!(_offset, PANIC, "a panic on request");
+}
+
+/// Cuts a range where multiples of `span` lie.
+fn pieces(offset: u64, len: u64, span: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = offset + len;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let rest = end - at;
+        if rest == 0 {
+            return None;
+        }
+        let piece = (at, rest.min(span - at % span));
+        at += piece.1;
+        Some(piece)
+    })
+}
+
+/// Something the library promises: a mapping that is not at the end of the disk has bytes.
+fn some(run: u64) -> io::Result<u64> {
+    if run == 0 {
+        return Err(io::Error::other("the disk ends before its size"));
+    }
+    Ok(run)
+}
+
+/// What a write of this range needs.
+fn need(access: &FormatAccess<ImageFile>, offset: u64, len: u64) -> io::Result<Need> {
+    let (mut at, end) = (offset, offset + len);
+    let mut need = Need::Nothing;
+    while at < end {
+        let (mapping, run) = access.get_shallow_mapping(at, end - at)?;
+        match mapping {
+            ShallowMapping::Raw { writable: true, .. } => {}
+            ShallowMapping::Indirect { .. }
+            | ShallowMapping::Zero {
+                explicit: false, ..
+            } => {
+                need = Need::Clusters;
+            }
+            // An explicit zero may have a cluster in waiting that turns out to be in the wrong place.
+            _ => return Ok(Need::Replacement),
+        }
+        at += some(run)?;
+    }
+    Ok(need)
+}
+
+/// What a range holds, as far as discarding it cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    /// It reads as zero already.
+    Zero,
+    /// Data of this image alone, from here on in its file.
+    Own(u64),
+    /// Other data.
+    Data,
+}
+
+fn run_at(access: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<(Run, u64)> {
+    let (mapping, run) = access.get_mapping(at, len)?;
+    let kind = match mapping {
+        Mapping::Zero { .. } => Run::Zero,
+        Mapping::Raw {
+            offset,
+            writable: true,
+            ..
+        } => Run::Own(offset),
+        _ => Run::Data,
+    };
+    Ok((kind, some(run)?))
+}
+
+/// Whether a range reads as zero without a look at data.
+fn is_zero(access: &FormatAccess<ImageFile>, offset: u64, len: u64) -> io::Result<bool> {
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let (kind, run) = run_at(access, at, end - at)?;
+        if kind != Run::Zero {
+            return Ok(false);
+        }
+        at += run;
+    }
+    Ok(true)
+}

@@ -1,0 +1,52 @@
+//! Disk images, qcow2 above all, as a [`vio::blk::BlockIo`].
+//!
+//! Follows QEMU's `docs/interop/qcow2.txt` ("§" in comments means its headings). The format itself is the work of the
+//! library `imago`; this crate makes a block device of it that can be trusted with a guest:
+//!
+//! ```text
+//! device's thread ──▶ disk (BlockIo) ──▶ queue ──▶ worker × n ──▶ image (the gate) ──▶ imago ──▶ storage ──▶ file
+//!                          ◀── completions, eventfd ──┘
+//! open: chain ──▶ lock, header, check, imago; a backing file likewise
+//! ```
+//! Reading order: [`ImageOptions`]; `chain` (opening), with `lock`, `header` and `check`; `storage` (the order of
+//! writing); `image` (the operations and the gate); `queue`, `worker`, `disk` (the back end).
+//!
+//! **Served:** qcow2 versions 2 and 3 with clusters of 512 bytes to 2 MiB, compressed clusters (deflate), internal
+//! snapshots (which stay as they are), backing files, and raw files. Discards and zeroes with `unmap` give
+//! clusters up, and their space back to the host.
+//!
+//! **Not served, refused by name:** encryption, external data files, extended L2 entries, zstd, images that QEMU
+//! marked dirty or corrupt, backing files that are no paths. Persistent bitmaps are invalidated by writing, as the
+//! format has it. There is no O_DIRECT: data go through the page cache.
+//!
+//! **What survives.** An operation that was reported done survives the death of the process at any moment, flushed
+//! or not, and `qemu-img check` finds nothing worse than leaked clusters afterwards. What was flushed survives a
+//! power cut, but for what [`ImageOptions::barriers`] says. Counts that a power cut leaves too low are mended when the
+//! image is opened.
+//!
+//! **Trust.** An image is believed nothing that is not checked: header and tables before the first write; a backing
+//! file only if the options allow it and the image says its format. The library may panic without harm to more than
+//! its own disk. A guest's data never pass for metadata.
+//!
+//! **Memory**, at most: buffers of 16 MiB in use and 64 KiB a slot kept; the L1 and refcount tables (32 and 8 MiB); the
+//! library's caches of 128 L2 tables and 32 refcount blocks, a cluster each (10 MiB at 64 KiB, 320 MiB at 2 MiB); per
+//! worker copies of a few clusters.
+#![deny(unsafe_code)]
+
+mod chain;
+mod check;
+mod disk;
+mod header;
+mod image;
+mod lock;
+mod options;
+mod queue;
+#[expect(
+    unsafe_code,
+    reason = "the library's trait has unsafe methods; see the module"
+)]
+mod storage;
+mod worker;
+
+pub use disk::ImageDisk;
+pub use options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};

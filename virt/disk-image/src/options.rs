@@ -1,0 +1,114 @@
+//! How an image is to be opened, and why it is not.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What a file's bytes mean. Never guessed from its contents: a guest can write a qcow2 header to
+/// a raw disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// The bytes of the file are the bytes of the disk.
+    Raw,
+    /// QEMU's copy-on-write format, version 2 or 3.
+    Qcow2,
+}
+
+/// What to do about an image that is only the difference to another file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// Refuse it. An image names its backing file itself, so whoever made the image chooses a file that
+    /// the guest can then read.
+    #[default]
+    Refuse,
+    /// Open the file it names (a path, absolute or relative to the image; no protocol), read-only. The image
+    /// must say the file's format too: it is not guessed.
+    Follow,
+}
+
+/// How an image is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageOptions {
+    /// What the file holds.
+    pub format: ImageFormat,
+    /// Refuse writing. Several readers may have an image open at a time, but only one writer and no
+    /// reader beside it.
+    pub read_only: bool,
+    /// Operations in flight, 1 to 1024.
+    pub depth: u32,
+    /// Threads that carry operations out, 1 to 64.
+    pub threads: u32,
+    /// What to do about a backing file.
+    pub backing: Backing,
+    /// Order the image's metadata for the disk's sake, by syncing the file before and after they are written. Without
+    /// it, a power cut may take older data of a cluster along when a part of it was copied or freed and not
+    /// flushed yet; with it, every write that needs new clusters waits for the disk. The death of the process needs no
+    /// barriers.
+    pub barriers: bool,
+}
+
+impl Default for ImageOptions {
+    fn default() -> Self {
+        Self {
+            format: ImageFormat::Qcow2,
+            read_only: false,
+            depth: 256,
+            threads: 4,
+            backing: Backing::Refuse,
+            barriers: false,
+        }
+    }
+}
+
+/// Why an image cannot be served: which file, and what about it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve the disk image {}", path.display())]
+pub struct ImageError {
+    /// The file at fault: the image, or one of the files behind it.
+    pub path: PathBuf,
+    /// What is wrong.
+    #[source]
+    pub kind: ImageErrorKind,
+}
+
+/// What is wrong with an image.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageErrorKind {
+    /// A value of the options.
+    #[error("{0}")]
+    Options(&'static str),
+    /// The file cannot be opened or read.
+    #[error("the file cannot be opened or read")]
+    Io(#[source] io::Error),
+    /// Neither a regular file nor a block device.
+    #[error("neither a regular file nor a block device")]
+    Kind,
+    /// Another process has it open in a way that excludes ours.
+    #[error("in use by another process (which holds its lock on {0:?})")]
+    Locked(&'static str),
+    /// A disk has a positive multiple of 512 bytes.
+    #[error("the disk has {0} bytes, no positive multiple of 512")]
+    Size(u64),
+    /// It is not what the options say.
+    #[error("not a qcow2 image")]
+    NotQcow2,
+    /// It needs something we do not have.
+    #[error("{0} not supported")]
+    Unsupported(String),
+    /// It contradicts itself or the specification.
+    #[error("corrupt: {0}")]
+    Corrupt(String),
+    /// It has a backing file, and the options refuse those.
+    #[error("has the backing file {0:?}, and backing files are not allowed")]
+    BackingRefused(String),
+    /// Its backing file's format is not said.
+    #[error(
+        "does not say the format of its backing file {0:?} (`qemu-img rebase -u -F FORMAT` makes it do so)"
+    )]
+    BackingFormat(String),
+    /// Too many files behind each other, or a file behind itself.
+    #[error("more than {0} files behind each other, or one behind itself")]
+    Chain(usize),
+    /// The library gave up.
+    #[error("the image library panicked: {0}")]
+    Panicked(String),
+}

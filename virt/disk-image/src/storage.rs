@@ -1,0 +1,349 @@
+//! The file under an image, as the library wants to see it, with three things of our own.
+//!
+//! *Order.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
+//! or the refcount table at once. A process killed between the two would leave a table in use that is counted
+//! free, and the next writer would give its cluster to somebody else. So before such an entry goes to the
+//! file, the count of the cluster it refers to is made at least one *in the file*. The library has counted the
+//! cluster in memory by then and writes the same value later. What a kill can leave behind is a leak.
+//!
+//! *Sync* (fdatasync) runs beside reads and writes.
+//!
+//! *Death.* A library that has panicked may not be trusted to write what it remembers: after
+//! [`Storage::kill`](ImageFile::kill) every write fails.
+//!
+//! Locks: none here, apart from the file's length. That metadata are written by one thread at a time is the
+//! caller's duty ([`crate::image`]).
+//!
+//! UNSAFETY: the library's trait has `unsafe` methods, which may not be implemented otherwise. Their
+//! contract restricts the caller (alignment, and ranges that others do not write); the bodies are
+//! safe code, which asks for neither.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use imago::Storage;
+use imago::io_buffers::{IoVector, IoVectorMut};
+use imago::storage::drivers::CommonStorageHelper;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::header::{self, HEADER_BYTES, Layout, be64};
+
+/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
+pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
+/// Zeroes written where the file system cannot make them by itself.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Reads all of `buffer`; what lies beyond the end of the file reads as zero.
+pub(crate) fn read_padded(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset) {
+            Ok(0) => {
+                buffer.fill(0);
+                return Ok(());
+            }
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// What may be done to the file from outside the library.
+pub(crate) struct Shared {
+    file: File,
+    path: PathBuf,
+    dead: AtomicBool,
+    /// The length, which grows by writes past it.
+    len: Mutex<u64>,
+    /// Where the tables are, of a qcow2 image open for writing.
+    layout: Mutex<Option<Layout>>,
+}
+
+/// One file of an image.
+pub(crate) struct ImageFile {
+    shared: Arc<Shared>,
+    helper: CommonStorageHelper,
+}
+
+impl ImageFile {
+    /// Wraps an open file of `len` bytes. `layout`: it is a qcow2 image to be written to.
+    pub(crate) fn new(file: File, path: PathBuf, len: u64, layout: Option<Layout>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                file,
+                path,
+                dead: AtomicBool::new(false),
+                len: Mutex::new(len),
+                layout: Mutex::new(layout),
+            }),
+            helper: CommonStorageHelper::default(),
+        }
+    }
+
+    /// The part that others may use.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds these; and what they guard is one value.
+    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+impl Shared {
+    /// From now on every write fails.
+    pub(crate) fn kill(&self) {
+        // Relaxed: it may let a write pass that has begun, and orders nothing else.
+        self.dead.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes everything written stable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps it.
+    pub(crate) fn punch(&self, offset: u64, len: u64) {
+        if self.alive().is_ok() {
+            let _ = self.fallocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, len);
+        }
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        if self.dead.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.alive()?;
+        let end = checked_end(offset, bytes.len() as u64)?;
+        self.order(bytes, offset)?;
+        self.file.write_all_at(bytes, offset)?;
+        let mut len = held(&self.len);
+        *len = (*len).max(end);
+        drop(len);
+        if offset < HEADER_BYTES as u64 {
+            self.header_written();
+        }
+        Ok(())
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let (offset, len) = (to_off_t(offset)?, to_off_t(len)?);
+        loop {
+            match fallocate(&self.file, mode | keep, offset, len) {
+                Ok(()) => return Ok(()),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its end.
+    fn zero(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        self.alive()?;
+        let end = checked_end(offset, len)?;
+        let mut file_len = held(&self.len);
+        let inside = (*file_len).min(end).saturating_sub(offset);
+        if end > *file_len {
+            self.file.set_len(end)?;
+            *file_len = end;
+        }
+        drop(file_len);
+        if inside == 0 {
+            return Ok(());
+        }
+        match self.fallocate(mode, offset, inside) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            done => return done,
+        }
+        let (mut offset, end) = (offset, offset + inside);
+        while offset < end {
+            let step = (end - offset).min(ZEROES.len() as u64);
+            self.file.write_all_at(&ZEROES[..step as usize], offset)?;
+            offset += step;
+        }
+        Ok(())
+    }
+
+    /// The tables may have moved.
+    fn header_written(&self) {
+        let mut layout = held(&self.layout);
+        let Some(old) = *layout else { return };
+        let len = *held(&self.len);
+        // The library wrote it just now. If it makes no sense nevertheless, the old one is the better guess.
+        if let Ok(new) = header::read(&self.file)
+            && let Ok(new) = Layout::parse(&new, len)
+        {
+            *layout = Some(new);
+        } else {
+            *layout = Some(old);
+        }
+    }
+
+    /// Before entries of the L1 table or the refcount table are written: counts what they refer to.
+    fn order(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let layout = *held(&self.layout);
+        let Some(layout) = layout else { return Ok(()) };
+        let end = offset + bytes.len() as u64;
+        let tables = [
+            (layout.l1_offset, layout.l1_entries * 8, false),
+            (layout.reftable_offset, layout.reftable_bytes, true),
+        ];
+        for (table, table_bytes, is_reftable) in tables {
+            let first = offset.max(table);
+            let last = end.min(table + table_bytes);
+            let mut at = first.next_multiple_of(8);
+            while at + 8 <= last {
+                let entry = be64(bytes, (at - offset) as usize) & OFFSET_MASK;
+                if entry != 0 {
+                    let own = is_reftable.then_some(((at - table) / 8, entry));
+                    self.count(&layout, entry, own)?;
+                }
+                at += 8;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the reference count of the cluster at `target` at least one in the file. `own`: an entry of
+    /// the refcount table (its index and value) that is not in the file yet.
+    fn count(&self, layout: &Layout, target: u64, own: Option<(u64, u64)>) -> io::Result<()> {
+        let cluster = target >> layout.cluster_bits;
+        let index = cluster >> layout.refblock_bits();
+        let within = cluster & ((1 << layout.refblock_bits()) - 1);
+        let mut word = [0; 8];
+        let block = match own {
+            Some((at, block)) if at == index => block,
+            _ if index * 8 >= layout.reftable_bytes => 0,
+            _ => {
+                read_padded(&self.file, &mut word, layout.reftable_offset + index * 8)?;
+                u64::from_be_bytes(word) & OFFSET_MASK
+            }
+        };
+        if block == 0 {
+            // The library makes the block that counts a cluster before it uses the cluster.
+            return Err(io::Error::other(format!(
+                "the cluster at {target:#x} is not covered by a refcount block"
+            )));
+        }
+        // A count is a part of one byte (the lowest bits first), or some whole bytes, big-endian.
+        let (at, len) = match layout.refcount_order {
+            order @ 0..3 => (block + (within << order >> 3), 1),
+            order => (block + (within << (order - 3)), 1_usize << (order - 3)),
+        };
+        let count = &mut word[..len];
+        read_padded(&self.file, count, at)?;
+        let (mask, one) = match layout.refcount_order {
+            order @ 0..3 => {
+                let shift = (within << order) & 7;
+                (((1_u8 << (1 << order)) - 1) << shift, 1_u8 << shift)
+            }
+            _ => (0xff, 1),
+        };
+        if count.iter().any(|byte| byte & mask != 0) {
+            return Ok(());
+        }
+        count[len - 1] |= one;
+        self.file.write_all_at(count, at)
+    }
+}
+
+fn checked_end(offset: u64, len: u64) -> io::Result<u64> {
+    offset
+        .checked_add(len)
+        .filter(|end| i64::try_from(*end).is_ok())
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+fn to_off_t(value: u64) -> io::Result<i64> {
+    i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+impl Storage for ImageFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(*held(&self.shared.len))
+    }
+
+    unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, mut offset: u64) -> io::Result<()> {
+        for mut slice in bufv.into_inner() {
+            read_padded(&self.shared.file, &mut slice, offset)?;
+            offset = checked_end(offset, slice.len() as u64)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn pure_writev(&self, bufv: IoVector<'_>, mut offset: u64) -> io::Result<()> {
+        for slice in bufv.into_inner() {
+            self.shared.write(&slice, offset)?;
+            offset = checked_end(offset, slice.len() as u64)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.shared
+            .zero(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, length)
+    }
+
+    unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.shared
+            .zero(FallocateFlags::FALLOC_FL_ZERO_RANGE, offset, length)
+    }
+
+    unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.shared.punch(offset, length);
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        // Nothing is kept here.
+        self.shared.alive()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.shared.sync()
+    }
+
+    fn settle_writes(&self) -> io::Result<()> {
+        // Every write has ended when its call returns.
+        Ok(())
+    }
+
+    unsafe fn invalidate_cache(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn get_storage_helper(&self) -> &CommonStorageHelper {
+        &self.helper
+    }
+}
+
+impl fmt::Debug for ImageFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ImageFile").field(&self.shared.path).finish()
+    }
+}
+
+impl fmt::Display for ImageFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.path.display().fmt(f)
+    }
+}
