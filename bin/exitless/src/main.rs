@@ -14,7 +14,9 @@ mod ledger;
 mod pci;
 mod run;
 mod selftest;
+mod serve;
 mod system;
+mod values;
 mod vm;
 
 use std::process::ExitCode;
@@ -34,6 +36,8 @@ struct Cli {
 enum Command {
     /// Run a virtual machine.
     Run(Box<run::RunArgs>),
+    /// Serve block devices to any VMM over vhost-user, all on a few cores.
+    Serve(serve::ServeArgs),
     /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
     Demo(demo::DemoArgs),
     /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
     start_log();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
+        Command::Serve(args) => serve::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Selftest(args) => selftest::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),

@@ -67,6 +67,9 @@ pub struct LabArgs {
     /// An interactive shell in the emulated host
     #[arg(long, conflicts_with_all = ["args", "tty", "exec"])]
     shell: bool,
+    /// Start nothing, but write a guest's kernel and image and a script that starts QEMU into DIR
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["args", "shell", "tty", "exec"])]
+    export: Option<PathBuf>,
     /// Give the command a terminal instead of pipes
     #[arg(long)]
     tty: bool,
@@ -74,7 +77,7 @@ pub struct LabArgs {
     #[arg(long)]
     exec: bool,
     /// What to run inside
-    #[arg(last = true, required_unless_present = "shell")]
+    #[arg(last = true, required_unless_present_any = ["shell", "export"])]
     args: Vec<String>,
 }
 
@@ -93,6 +96,10 @@ pub fn main(args: &LabArgs) -> anyhow::Result<u8> {
 }
 
 fn run(args: &LabArgs) -> anyhow::Result<u8> {
+    if let Some(dir) = &args.export {
+        lab::export::write(dir, &|line| eprintln!("lab: {line}"))?;
+        return Ok(0);
+    }
     let puts = args
         .put
         .iter()

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
 use super::disk::DiskConfig;
 use super::net::NetConfig;
-use super::size;
+use crate::values::size;
 use crate::vm::boot::{self, KernelKind};
 use crate::vm::vcpu;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::keys::Keys;
+use crate::values::keys::Keys;
 
 /// A deliberate fault of a disk, for tests of the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,11 +13,9 @@ pub mod attach;
 pub mod config;
 mod devices;
 mod disk;
-mod keys;
 mod ledger;
 mod machine;
 mod net;
-mod size;
 
 pub use args::RunArgs;
 pub use devices::ROGUE_SECTOR;

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, bail};
 
-use super::keys::Keys;
+use crate::values::keys::Keys;
 
 /// What is behind a network interface.
 #[derive(Debug)]

@@ -38,6 +38,22 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Takes an `on|off` key that may be absent.
+    pub fn take_optional_switch(&mut self, key: &str) -> anyhow::Result<Option<bool>> {
+        match self.pairs.iter().any(|(other, _)| *other == key) {
+            true => self.take_switch(key, false).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Takes a number that may be absent.
+    pub fn take_optional_number(&mut self, key: &str) -> anyhow::Result<Option<u64>> {
+        match self.pairs.iter().any(|(other, _)| *other == key) {
+            true => self.take_number(key, 0, 0..=u64::MAX).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// Takes a number in `range`; `default` if it is absent.
     pub fn take_number(
         &mut self,

@@ -1,0 +1,89 @@
+//! The command line of `exitless serve`.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use clap::Args;
+
+const EXAMPLES: &str = "\
+Examples:
+  One disk for a QEMU guest:
+    exitless serve --block id=disk0,path=debian.qcow2,format=qcow2,socket=/tmp/disk0.sock
+    qemu-system-x86_64 … -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
+        -chardev socket,id=c0,path=/tmp/disk0.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0
+
+  Two disks on host CPU 3; the second at most 2000 requests a second, with half the first one's share:
+    exitless serve --cpu 3 --block id=a,path=a.raw,socket=a.sock,weight=2 \\
+        --block id=b,path=b.raw,socket=b.sock,iops=2000
+
+  The same as a file:
+    exitless serve --config serve.toml
+
+      [cores]
+      cpus = \"3\"
+      idle = \"adaptive\"
+
+      [[block]]
+      id = \"a\"
+      path = \"a.raw\"
+      socket = \"a.sock\"
+      weight = 2
+
+Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
+A front end whose daemon is killed and started again goes on where it was, if it reconnects.
+Exit status: 0 ended by SIGINT or SIGTERM, 1 a failure under way, 2 nothing started.";
+
+const BLOCK_HELP: &str = "\
+A block device; repeat for more.
+
+id=NAME,socket=PATH,path=FILE|ram:SIZE|null:SIZE
+    [,format=raw|qcow2][,readonly=on|off][,direct=on|off][,backing=on|off][,block=512|4096]
+    [,queues=N][,queue-size=N][,packed=on|off][,weight=N]
+    [,iops=N][,iops-burst=N][,bps=SIZE][,bps-burst=SIZE]
+
+id is also the serial number the guest sees, at most 20 characters. ram is a disk in memory that is gone afterwards, null \
+one that moves no data: both for measurements. direct passes the host's page cache by; backing lets a qcow2 image have a \
+backing file. weight is the share of a core beside other busy devices. iops and bps limit requests and bytes \
+per second, the bursts say how many may come at once after a rest.";
+
+/// Arguments of `exitless serve`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// Read cores and devices from this TOML file; flags are added to it and take precedence.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// A block device: see `--help`.
+    #[arg(long, value_name = "KEY=VALUE,…", long_help = BLOCK_HELP)]
+    pub block: Vec<String>,
+
+    /// Host CPUs to pin the cores to, one each: `3` or `2,4-6`.
+    #[arg(long, value_name = "LIST")]
+    pub cpu: Option<String>,
+
+    /// How many cores may be used; those beyond the first are started and stopped by load.
+    #[arg(long, value_name = "N")]
+    pub cores: Option<usize>,
+
+    /// What an idle core does: `adaptive`, `adaptive:PRICE` (nanoseconds of CPU worth one nanosecond of latency), `poll`,
+    /// `sleep`, `spin:MICROSECONDS`.
+    #[arg(long, value_name = "POLICY")]
+    pub idle: Option<String>,
+
+    /// Microseconds a call to a guest may wait for further completions under load; 0 switches coalescing off.
+    #[arg(long, value_name = "US")]
+    pub coalesce: Option<u64>,
+
+    /// Only check the configuration.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at SIGUSR1.
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+
+    /// Sleep after every N idle sweeps, whatever the policy says: for tests of sleeping and waking.
+    #[arg(long, value_name = "N", hide = true)]
+    pub force_sleep: Option<NonZeroU32>,
+}

@@ -1,0 +1,419 @@
+//! The request, checked. Flags and file come down to the same structures, and are checked by the same code.
+//!
+//! Nothing here starts anything or opens an image.
+
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use sidecore::IdlePolicy;
+use vio::{Rate, RateLimits};
+
+use super::args::ServeArgs;
+use crate::values::keys::Keys;
+use crate::values::size;
+
+/// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
+const MAX_DEVICES: usize = 4096;
+/// Most cores.
+const MAX_CORES: usize = 64;
+/// The longest socket path: what `sockaddr_un` holds, without its terminator.
+const MAX_SOCKET: usize = 107;
+
+/// A checked request.
+#[derive(Debug)]
+pub struct Config {
+    /// The cores.
+    pub cores: Cores,
+    /// The devices: at least one, with different names and sockets.
+    pub blocks: Vec<BlockConfig>,
+    /// Where counters are written.
+    pub stats: Option<PathBuf>,
+}
+
+/// The cores that serve.
+#[derive(Debug)]
+pub struct Cores {
+    /// How many at most, at least 1.
+    pub count: usize,
+    /// Host CPUs: none, or one for each.
+    pub cpus: Vec<usize>,
+    /// What an idle one does.
+    pub idle: IdlePolicy,
+    /// How long calls may wait under load, in nanoseconds.
+    pub call_delay_ns: u64,
+    /// Sleep after this many idle sweeps: for tests.
+    pub force_sleep: Option<NonZeroU32>,
+}
+
+/// Where a device's blocks are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file or block device of raw blocks.
+    Raw(PathBuf),
+    /// A qcow2 image.
+    Qcow2(PathBuf),
+    /// Memory, this many bytes.
+    Ram(u64),
+    /// Nowhere; this many bytes.
+    Null(u64),
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub struct BlockConfig {
+    /// Its name.
+    pub id: String,
+    /// Where front ends connect.
+    pub socket: PathBuf,
+    /// Its blocks.
+    pub source: Source,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Past the page cache.
+    pub direct: bool,
+    /// A qcow2 image may have a backing file.
+    pub backing: bool,
+    /// Logical block, 512 or 4096 bytes.
+    pub block: u32,
+    /// Queues.
+    pub queues: u16,
+    /// Entries of a queue at most.
+    pub queue_size: u16,
+    /// Packed rings are offered.
+    pub packed: bool,
+    /// Its share of a core.
+    pub weight: u32,
+    /// Its limits.
+    pub limits: RateLimits,
+}
+
+/// The file as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    cores: CoresSpec,
+    #[serde(default)]
+    block: Vec<BlockSpec>,
+    stats: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct CoresSpec {
+    cpus: Option<String>,
+    count: Option<usize>,
+    idle: Option<String>,
+    coalesce_us: Option<u64>,
+}
+
+/// A size as a number of bytes or as text with a unit.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+impl Size {
+    fn bytes(&self) -> Result<u64> {
+        match self {
+            Self::Bytes(bytes) => Ok(*bytes),
+            Self::Text(text) => size::bytes(text),
+        }
+    }
+}
+
+/// One device as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct BlockSpec {
+    id: Option<String>,
+    socket: Option<PathBuf>,
+    path: Option<String>,
+    format: Option<String>,
+    readonly: Option<bool>,
+    direct: Option<bool>,
+    backing: Option<bool>,
+    block: Option<u64>,
+    queues: Option<u64>,
+    queue_size: Option<u64>,
+    packed: Option<bool>,
+    weight: Option<u64>,
+    iops: Option<u64>,
+    iops_burst: Option<u64>,
+    bps: Option<Size>,
+    bps_burst: Option<Size>,
+}
+
+impl BlockSpec {
+    /// From the value of `--block`.
+    fn parse(text: &str) -> Result<Self> {
+        let mut keys = Keys::parse("--block", text)?;
+        let mut text = |key: &str| keys.take(key).map(str::to_owned);
+        let mut spec = Self {
+            id: text("id"),
+            socket: text("socket").map(PathBuf::from),
+            path: text("path"),
+            format: text("format"),
+            bps: text("bps").map(Size::Text),
+            bps_burst: text("bps-burst").map(Size::Text),
+            ..Self::default()
+        };
+        let mut switch = |key| keys.take_optional_switch(key);
+        spec.readonly = switch("readonly")?;
+        spec.direct = switch("direct")?;
+        spec.backing = switch("backing")?;
+        spec.packed = switch("packed")?;
+        let mut number = |key| keys.take_optional_number(key);
+        spec.block = number("block")?;
+        spec.queues = number("queues")?;
+        spec.queue_size = number("queue-size")?;
+        spec.weight = number("weight")?;
+        spec.iops = number("iops")?;
+        spec.iops_burst = number("iops-burst")?;
+        keys.finish()?;
+        Ok(spec)
+    }
+
+    fn check(&self) -> Result<BlockConfig> {
+        let id = self.id.clone().context("it has no id")?;
+        if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+            bail!("id {id:?} is not 1 to 20 printable ASCII characters");
+        }
+        let socket = self.socket.clone().context("it has no socket")?;
+        let length = socket.as_os_str().as_bytes().len();
+        if length == 0 || length > MAX_SOCKET {
+            bail!(
+                "socket {} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}",
+                socket.display()
+            );
+        }
+        let path = self
+            .path
+            .as_deref()
+            .context("it has no path (a file, ram:SIZE or null:SIZE)")?;
+        let source = source(path, self.format.as_deref())?;
+        let is_file = matches!(source, Source::Raw(_) | Source::Qcow2(_));
+        if self.direct == Some(true) && !matches!(source, Source::Raw(_)) {
+            bail!("direct is for raw files");
+        }
+        if self.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
+            bail!("backing is for qcow2 images");
+        }
+        if self.readonly == Some(true) && !is_file {
+            bail!("readonly is for files");
+        }
+        let block = in_range("block", self.block, 512, 512..=4096)? as u32;
+        if block != 512 && block != 4096 {
+            bail!("block is 512 or 4096, not {block}");
+        }
+        let queue_size = in_range("queue-size", self.queue_size, 256, 2..=1024)? as u16;
+        if !queue_size.is_power_of_two() {
+            bail!("queue-size is a power of two, not {queue_size}");
+        }
+        Ok(BlockConfig {
+            id,
+            socket,
+            source,
+            read_only: self.readonly.unwrap_or(false),
+            direct: self.direct.unwrap_or(false),
+            backing: self.backing.unwrap_or(false),
+            block,
+            queues: in_range("queues", self.queues, 1, 1..=16)? as u16,
+            queue_size,
+            packed: self.packed.unwrap_or(true),
+            weight: in_range("weight", self.weight, 1, 1..=1000)? as u32,
+            limits: RateLimits {
+                operations: rate("iops", self.iops, self.iops_burst)?,
+                bytes: rate(
+                    "bps",
+                    self.bps.as_ref().map(Size::bytes).transpose()?,
+                    self.bps_burst.as_ref().map(Size::bytes).transpose()?,
+                )?,
+            },
+        })
+    }
+}
+
+impl Config {
+    /// Reads and checks everything that can be checked without opening images.
+    ///
+    /// # Errors
+    /// Names the file, the device and the field.
+    pub fn load(args: &ServeArgs) -> Result<Self> {
+        let file = match &args.config {
+            Some(path) => read(path)?,
+            None => File::default(),
+        };
+        let mut blocks = Vec::new();
+        for (number, spec) in file.block.iter().enumerate() {
+            let name = spec
+                .id
+                .clone()
+                .unwrap_or_else(|| format!("number {number}"));
+            let path = args.config.as_deref().unwrap_or(Path::new(""));
+            blocks.push(
+                spec.check()
+                    .with_context(|| format!("{}: block {name}", path.display()))?,
+            );
+        }
+        for text in &args.block {
+            let block = BlockSpec::parse(text).and_then(|spec| spec.check());
+            blocks.push(block.with_context(|| format!("--block {text}"))?);
+        }
+        check_all(&blocks)?;
+        Ok(Self {
+            cores: cores(args, &file.cores)?,
+            blocks,
+            stats: args.stats.clone().or(file.stats),
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<File> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("{} cannot be read", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{}", path.display()))
+}
+
+fn source(path: &str, format: Option<&str>) -> Result<Source> {
+    let size = |text: &str| -> Result<u64> {
+        let bytes = size::bytes(text)?;
+        if bytes == 0 || !bytes.is_multiple_of(4096) {
+            bail!("{path}: the size is a multiple of 4096 bytes, not {bytes}");
+        }
+        Ok(bytes)
+    };
+    let made = match path.split_once(':') {
+        Some(("ram", text)) => Some(Source::Ram(size(text)?)),
+        Some(("null", text)) => Some(Source::Null(size(text)?)),
+        _ => None,
+    };
+    match (made, format) {
+        (Some(_), Some(format)) => bail!("{path} has no format, not even {format:?}"),
+        (Some(made), None) => Ok(made),
+        (None, _) if path.is_empty() => bail!("path is empty"),
+        (None, None | Some("raw")) => Ok(Source::Raw(path.into())),
+        (None, Some("qcow2")) => Ok(Source::Qcow2(path.into())),
+        (None, Some(other)) => bail!("format is raw or qcow2, not {other:?}"),
+    }
+}
+
+fn in_range(
+    key: &str,
+    value: Option<u64>,
+    default: u64,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<u64> {
+    let value = value.unwrap_or(default);
+    if !range.contains(&value) {
+        bail!("{key} is {} to {}, not {value}", range.start(), range.end());
+    }
+    Ok(value)
+}
+
+fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option<Rate>> {
+    match (per_second, burst) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => bail!("{key}-burst without {key}"),
+        (Some(0), _) => bail!("{key} is at least 1"),
+        (Some(_), Some(0)) => bail!("{key}-burst is at least 1"),
+        (Some(per_second), burst) => Ok(Some(Rate {
+            per_second,
+            burst: burst.unwrap_or(0),
+        })),
+    }
+}
+
+fn check_all(blocks: &[BlockConfig]) -> Result<()> {
+    if blocks.is_empty() {
+        bail!("there is no device to serve: give --block, or a --config file with [[block]]");
+    }
+    if blocks.len() > MAX_DEVICES {
+        bail!(
+            "{} devices, where {MAX_DEVICES} can be served",
+            blocks.len()
+        );
+    }
+    let (mut ids, mut sockets) = (HashSet::new(), HashSet::new());
+    for block in blocks {
+        if !ids.insert(&block.id) {
+            bail!("two devices have the id {:?}", block.id);
+        }
+        if !sockets.insert(&block.socket) {
+            bail!("two devices have the socket {}", block.socket.display());
+        }
+    }
+    Ok(())
+}
+
+fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {
+    let cpus = match args.cpu.as_ref().or(spec.cpus.as_ref()) {
+        Some(list) => size::cpu_list(list).context("the list of CPUs")?,
+        None => Vec::new(),
+    };
+    let count = args.cores.or(spec.count).unwrap_or(cpus.len().max(1));
+    if !(1..=MAX_CORES).contains(&count) {
+        bail!("1 to {MAX_CORES} cores, not {count}");
+    }
+    if !cpus.is_empty() && cpus.len() != count {
+        bail!("{count} cores, but {} CPUs to pin them to", cpus.len());
+    }
+    let idle = args
+        .idle
+        .as_deref()
+        .or(spec.idle.as_deref())
+        .unwrap_or("adaptive");
+    let delay_us = args.coalesce.or(spec.coalesce_us).unwrap_or(20);
+    if delay_us > 10_000 {
+        bail!("calls may wait 0 to 10000 microseconds, not {delay_us}");
+    }
+    Ok(Cores {
+        count,
+        cpus,
+        idle: idle_policy(idle)?,
+        call_delay_ns: delay_us * 1000,
+        force_sleep: args.force_sleep,
+    })
+}
+
+/// `poll`, `sleep`, `spin:US`, `adaptive`, `adaptive:PRICE`.
+fn idle_policy(text: &str) -> Result<IdlePolicy> {
+    let (name, value) = match text.split_once(':') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, None),
+    };
+    match (name, value) {
+        ("poll", None) => Ok(IdlePolicy::Poll),
+        ("sleep", None) => Ok(IdlePolicy::Sleep),
+        ("spin", Some(value)) => {
+            let us: u64 = value
+                .parse()
+                .with_context(|| format!("idle: {value:?} is no number of microseconds"))?;
+            if us > 1_000_000 {
+                bail!("idle: spin is 0 to 1000000 microseconds, not {us}");
+            }
+            Ok(IdlePolicy::Spin(us * 1000))
+        }
+        ("adaptive", value) => {
+            let price: f64 = match value {
+                Some(value) => value
+                    .parse()
+                    .with_context(|| format!("idle: {value:?} is no price"))?,
+                None => 1.0,
+            };
+            if !(0.01..=100.0).contains(&price) {
+                bail!("idle: the price of latency is 0.01 to 100, not {price}");
+            }
+            Ok(IdlePolicy::priced(price))
+        }
+        _ => bail!(
+            "idle is poll, sleep, spin:MICROSECONDS, adaptive or adaptive:PRICE, not {text:?}"
+        ),
+    }
+}

@@ -1,0 +1,191 @@
+//! Sockets, exports and cores, from the start to a signal.
+
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats};
+use vhost_export::{Export, ExportConfig, ExportStats};
+
+use super::config::{BlockConfig, Config, Cores};
+use super::disk;
+use super::signals::{Asked, Signals};
+
+/// How long a core may be silent before that is said.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Serves until SIGINT or SIGTERM; the exit status.
+pub fn run(config: Config) -> Result<u8> {
+    let signals = Signals::block().context("blocking signals")?;
+    raise_descriptor_limit();
+    let mut sockets = Sockets::default();
+    let exports = config
+        .blocks
+        .iter()
+        .map(|block| {
+            export(block, &config.cores, &mut sockets)
+                .with_context(|| format!("device {}", block.id))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let fleet = start(&config.cores)?;
+    let mut handles = Vec::new();
+    for export in exports {
+        let id = export.id().to_owned();
+        let handle = fleet.add(export).with_context(|| format!("device {id}"))?;
+        handles.push((id, handle));
+    }
+    tracing::info!(devices = config.blocks.len(), "serving");
+    while signals.wait() == Asked::Stats {
+        let stats = handles.iter().filter_map(|(id, handle)| {
+            let stats = handle.call(|reply| reply).ok()?;
+            Some((id.clone(), stats))
+        });
+        report(config.stats.as_deref(), &fleet.stats(), stats);
+    }
+    let cores = fleet.stats();
+    let stats: Vec<_> = fleet
+        .stop()
+        .iter()
+        .map(|export| (export.id().to_owned(), export.stats()))
+        .collect();
+    report(config.stats.as_deref(), &cores, stats.into_iter());
+    drop(sockets);
+    Ok(0)
+}
+
+/// The cores, without devices.
+fn start(cores: &Cores) -> Result<Fleet<Export>> {
+    let monitor = Monitor::spawn(SILENCE, |stuck| {
+        tracing::error!("a core has stopped answering: {stuck:?}");
+    })
+    .context("starting the monitor")?;
+    FleetBuilder::new("core")
+        .cpus(cores.cpus.clone())
+        .idle(cores.idle)
+        .force_sleep_every(cores.force_sleep)
+        .control(ControlConfig {
+            max_cores: cores.count,
+            ..ControlConfig::default()
+        })
+        .monitor(monitor)
+        .spawn()
+        .context("starting a core")
+}
+
+fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<Export> {
+    let blk = disk::open(block)?;
+    let listener = sockets.listen(&block.socket)?;
+    let config = ExportConfig {
+        weight: block.weight,
+        call_delay_ns: cores.call_delay_ns,
+        ..ExportConfig::new(block.id.clone())
+    };
+    Export::new(config, blk, listener).context("its socket")
+}
+
+/// The sockets that were made, removed with this.
+#[derive(Default)]
+struct Sockets(Vec<PathBuf>);
+
+impl Sockets {
+    /// Listens at `path`. A socket that nobody serves any more (its daemon was killed) is replaced.
+    fn listen(&mut self, path: &Path) -> Result<UnixListener> {
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => {
+                bail!("{} exists and is no socket", path.display());
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                bail!("{} is served by another process", path.display());
+            }
+            Ok(_) => std::fs::remove_file(path).with_context(|| {
+                format!("the stale socket {} cannot be removed", path.display())
+            })?,
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(path)
+            .with_context(|| format!("the socket {} cannot be made", path.display()))?;
+        self.0.push(path.to_owned());
+        Ok(listener)
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Somebody else may have removed it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Each device keeps several descriptors open: as many as the system lets us have.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a valid resource and a structure that outlives both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// Writes all counters.
+fn report(
+    path: Option<&Path>,
+    cores: &[(usize, Stats)],
+    stats: impl Iterator<Item = (String, ExportStats)>,
+) {
+    let Some(path) = path else { return };
+    let cores: Vec<serde_json::Value> = cores
+        .iter()
+        .map(|(number, stats)| {
+            let core = &stats.core;
+            serde_json::json!({
+                "core": number,
+                "busy_ns": core.busy_ns,
+                "idle_ns": core.idle_ns,
+                "asleep_ns": core.asleep_ns,
+                "arming_ns": core.arming_ns,
+                "cost": core.cost,
+                "sweeps_busy": core.sweeps_busy,
+                "sweeps_idle": core.sweeps_idle,
+                "sleeps": core.sleeps,
+                "sleeps_forced": core.sleeps_forced,
+                "sleeps_refused": core.sleeps_refused,
+                "wakes_spurious": core.wakes_spurious,
+                "mutes": core.mutes,
+            })
+        })
+        .collect();
+    let devices: serde_json::Map<String, serde_json::Value> = stats
+        .map(|(id, stats)| {
+            let device = stats.device;
+            let value = serde_json::json!({
+                "connections": stats.connections,
+                "turned_away": stats.turned_away,
+                "kicks": stats.kicks,
+                "calls": stats.calls,
+                "requests": device.requests,
+                "errors": device.errors,
+                "read_bytes": device.read_bytes,
+                "written_bytes": device.written_bytes,
+                "backpressure": device.backpressure,
+                "throttled": device.throttled,
+                "violations": device.violations,
+                "ring_faults": device.ring_faults,
+                "cancelled": stats.cancelled + device.cancelled,
+            });
+            (id, value)
+        })
+        .collect();
+    let text = serde_json::json!({ "cores": cores, "devices": devices }).to_string();
+    if let Err(error) = std::fs::write(path, text) {
+        tracing::warn!(path = %path.display(), %error, "the counters cannot be written");
+    }
+}

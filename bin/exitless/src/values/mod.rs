@@ -1,0 +1,4 @@
+//! Values as people write them on a command line or in a file: sizes, lists, `key=value`.
+
+pub mod keys;
+pub mod size;

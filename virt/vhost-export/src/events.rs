@@ -1,0 +1,434 @@
+//! What the session asks for, and how it is done.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use guest_mem::{Dma, Iova, SharedFile};
+use sidecore::Turn;
+use vhost_user::backend::{
+    Answer, Event, Kick, Refusal, Region, RingBase, RingConfig, RingLayout, SharedFd,
+};
+use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
+use vhost_user::wire::Inflight;
+use vio::blk::Blk;
+use vio::ring::{Ring, RingPosition, RingStart};
+use vio::{QueueConfig, VirtioDevice, feature};
+
+use crate::journal::InflightRegion;
+use crate::memory::{Memory, chain};
+use crate::peer::{Peer, Task};
+use crate::queue::{Calls, Queue, check_eventfd};
+
+type Outcome = Result<Answer, Refusal>;
+
+impl Peer {
+    /// Does what the event says; `None`: it has become a task.
+    pub(crate) fn begin_event(
+        &mut self,
+        event: Event,
+        blk: &mut Blk,
+        turn: &mut Turn<'_>,
+    ) -> Option<Outcome> {
+        let done = Ok(Answer::Done);
+        Some(match event {
+            Event::Owner | Event::ProtocolFeatures(_) => done,
+            Event::Features(features) => self.set_features(features, blk),
+            Event::Memory(regions) => return self.change_or_wait(regions, blk),
+            Event::RingStarted(config) => self.start_ring(config, blk, turn).map(|()| Answer::Done),
+            Event::RingStopped(index) => {
+                self.task = Some(Task::StopRing(index));
+                return None;
+            }
+            Event::RingsDisabled => {
+                for queue in &self.queues {
+                    blk.pause_queue(queue.index, true);
+                }
+                done
+            }
+            Event::RingEnabled(index, is_enabled) => {
+                blk.pause_queue(index.into(), !is_enabled);
+                done
+            }
+            Event::KickReplaced(index, kick) => self
+                .replace_kick(index, kick, blk, turn)
+                .map(|()| Answer::Done),
+            Event::CallReplaced(index, call) => check_optional("call", call.as_ref()).map(|()| {
+                if let Some(queue) = self.queue(index) {
+                    queue.call = call;
+                    // A completion may have been signalled on the old one, or on none.
+                    queue.ring_call();
+                }
+                Answer::Done
+            }),
+            Event::ErrReplaced(index, err) => check_optional("error", err.as_ref()).map(|()| {
+                if let Some(queue) = self.queue(index) {
+                    queue.err = err;
+                }
+                Answer::Done
+            }),
+            Event::ConfigRead(access) => {
+                let mut bytes = vec![0; access.size as usize];
+                blk.read_config(access.offset.into(), &mut bytes);
+                Ok(Answer::Config(bytes))
+            }
+            Event::ConfigWrite(access, bytes) => {
+                blk.write_config(access.offset.into(), &bytes);
+                done
+            }
+            Event::InflightWanted(shape) => self.make_inflight(shape),
+            Event::InflightGiven(shape, file) => self.take_inflight(shape, &file),
+            Event::Reset => {
+                self.task = Some(Task::Reset);
+                return None;
+            }
+            // Not offered.
+            Event::LogBase(..)
+            | Event::LogFd(_)
+            | Event::RingLogReplaced(..)
+            | Event::BackendChannel(_)
+            | Event::IotlbUpdate { .. }
+            | Event::IotlbInvalidate(_)
+            | Event::Status(_)
+            | Event::Rarp(_)
+            | Event::Mtu(_) => Err(Refusal("not served by this device".into())),
+        })
+    }
+
+    fn queue(&mut self, index: u8) -> Option<&mut Queue> {
+        self.queues
+            .iter_mut()
+            .find(|queue| queue.index == u16::from(index))
+    }
+
+    /// The driver's features. The device begins with them when its first ring starts: clients send them twice, and a
+    /// firmware's differ from the kernel's after it.
+    fn set_features(&mut self, features: u64, blk: &Blk) -> Outcome {
+        // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and requests are the same.
+        let features = (features & blk.features()) | feature::VERSION_1;
+        if self.features != features {
+            self.features = features;
+            self.has_begun &= !self.queues.is_empty();
+        }
+        Ok(Answer::Done)
+    }
+
+    fn change_or_wait(&mut self, regions: Arc<[Region]>, blk: &mut Blk) -> Option<Outcome> {
+        let outcome = self.change_memory(&regions, blk);
+        if outcome.is_none() {
+            self.task = Some(Task::Memory(regions));
+        }
+        outcome
+    }
+
+    /// Changes guest memory once nothing is in flight.
+    pub(crate) fn change_memory(
+        &mut self,
+        regions: &Arc<[Region]>,
+        blk: &mut Blk,
+    ) -> Option<Outcome> {
+        if blk.in_flight() != 0 {
+            blk.set_stopped(true);
+            return None;
+        }
+        let outcome = self.memory.set(Arc::clone(regions));
+        blk.set_stopped(false);
+        if outcome.is_ok() && self.has_begun {
+            blk.set_memory(self.memory.keep_alive());
+        }
+        Some(outcome.map(|()| Answer::Done))
+    }
+
+    fn start_ring(
+        &mut self,
+        config: RingConfig,
+        blk: &mut Blk,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Refusal> {
+        if let Kick::Fd(fd) = &config.kick {
+            check_eventfd("kick", fd)?;
+        }
+        check_optional("call", config.call.as_ref())?;
+        check_optional("error", config.err.as_ref())?;
+        let index = u16::from(config.index);
+        let at = |what: &str, user: u64| {
+            self.memory.guest_addr(user).map(Iova::new).ok_or_else(|| {
+                Refusal(format!(
+                    "the {what} of ring {index} at {user:#x} lies in no memory region"
+                ))
+            })
+        };
+        let place = QueueConfig {
+            index,
+            size: config.size,
+            desc: at("descriptor area", config.desc)?,
+            avail: at("driver area", config.avail)?,
+            used: at("device area", config.used)?,
+        };
+        if !self.has_begun {
+            blk.begin(self.features, self.memory.keep_alive())
+                .map_err(|error| Refusal(chain(&error)))?;
+            self.has_begun = true;
+        }
+        let max = blk.queue_sizes()[usize::from(index)];
+        let mut ring =
+            Ring::new(&place, max, self.features).map_err(|error| Refusal(chain(&error)))?;
+        let used_idx = used_index(&mut self.memory, &place, config.layout)?;
+        let start = match &self.inflight {
+            Some(region) => {
+                let mut words = RingWords {
+                    memory: &mut self.memory,
+                    desc: place.desc,
+                };
+                let fresh = fresh_position(&config.base);
+                let (journal, start) = region.recover(&config, used_idx, fresh, &mut words)?;
+                ring.set_journal(journal);
+                start
+            }
+            None => start_of(&config.base, used_idx),
+        };
+        ring.start(start).map_err(|error| {
+            Refusal(format!(
+                "ring {index} cannot start there: {}",
+                chain(&error)
+            ))
+        })?;
+        let replaying = ring.replaying();
+        if replaying != 0 {
+            tracing::info!(
+                ring = index,
+                requests = replaying,
+                "resuming what a predecessor left"
+            );
+        }
+        if let Kick::Fd(fd) = &config.kick {
+            use std::os::fd::AsRawFd;
+            turn.wakes()
+                .add(fd.as_raw_fd(), index.into())
+                .map_err(|error| Refusal(format!("ring {index} cannot be waited for: {error}")))?;
+        }
+        blk.add_queue(ring)
+            .map_err(|error| Refusal(chain(&error)))?;
+        blk.pause_queue(index, !config.is_enabled);
+        let mut queue = Queue {
+            index,
+            kick: config.kick,
+            call: config.call,
+            err: config.err,
+            call_since: None,
+        };
+        // A predecessor may have died between publishing and calling.
+        queue.ring_call();
+        self.queues.push(queue);
+        Ok(())
+    }
+
+    /// Stops a ring once all that was taken from it is shown.
+    pub(crate) fn stop_ring(
+        &mut self,
+        index: u16,
+        blk: &mut Blk,
+        turn: &mut Turn<'_>,
+    ) -> Option<Outcome> {
+        let mut calls = Calls {
+            queues: &mut self.queues,
+            now_ns: turn.now().0,
+        };
+        let position = blk.stop_queue(index, &mut self.memory.view(), &mut calls)?;
+        if let Some(at) = self.queues.iter().position(|queue| queue.index == index) {
+            let mut queue = self.queues.remove(at);
+            if let Some(fd) = queue.kick_fd() {
+                turn.wakes().remove(fd);
+            }
+            if queue.call_since.is_some() {
+                queue.ring_call();
+            }
+        }
+        self.watches.clear();
+        self.is_watched = false;
+        let base = match position {
+            RingPosition::Split { next_avail, .. } => RingBase::Split(next_avail),
+            RingPosition::Packed { avail, used } => RingBase::Packed {
+                avail: avail.0,
+                avail_wrap: avail.1,
+                used: used.0,
+                used_wrap: used.1,
+                is_fresh: false,
+            },
+        };
+        Some(Ok(Answer::RingStopped(base)))
+    }
+
+    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done.
+    pub(crate) fn reset(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) -> bool {
+        blk.set_stopped(true);
+        if blk.in_flight() != 0 {
+            return false;
+        }
+        for queue in self.queues.drain(..) {
+            if let Some(fd) = queue.kick_fd() {
+                turn.wakes().remove(fd);
+            }
+        }
+        self.watches.clear();
+        self.is_watched = false;
+        self.has_begun = false;
+        blk.reset();
+        true
+    }
+
+    fn replace_kick(
+        &mut self,
+        index: u8,
+        kick: Kick,
+        blk: &mut Blk,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Refusal> {
+        use std::os::fd::AsRawFd;
+        if let Kick::Fd(fd) = &kick {
+            check_eventfd("kick", fd)?;
+        }
+        let Some(queue) = self.queue(index) else {
+            return Ok(());
+        };
+        if let Some(old) = queue.kick_fd() {
+            turn.wakes().remove(old);
+        }
+        if let Kick::Fd(fd) = &kick {
+            turn.wakes()
+                .add(fd.as_raw_fd(), index.into())
+                .map_err(|error| Refusal(format!("ring {index} cannot be waited for: {error}")))?;
+        }
+        queue.kick = kick;
+        blk.kick(index.into());
+        Ok(())
+    }
+
+    /// Makes an inflight region for the front end to keep.
+    fn make_inflight(&mut self, shape: Inflight) -> Outcome {
+        let layout = self.layout();
+        let refuse = |reason: String| Refusal(format!("no inflight region: {reason}"));
+        let len = region_len(layout, shape.queues, shape.queue_size)
+            .ok_or_else(|| refuse(format!("{shape:?} is too large")))?;
+        let file = SharedFile::create(len).map_err(|error| refuse(chain(&error)))?;
+        let fd: OwnedFd = file
+            .file()
+            .try_clone_to_owned()
+            .map_err(|error| refuse(error.to_string()))?;
+        self.inflight = Some(InflightRegion::new(file, layout, shape));
+        Ok(Answer::Inflight {
+            fd,
+            mmap_size: len,
+            mmap_offset: 0,
+        })
+    }
+
+    /// Takes an inflight region back that the front end has kept.
+    fn take_inflight(&mut self, shape: Inflight, file: &SharedFd) -> Outcome {
+        let refuse =
+            |reason: String| Refusal(format!("the inflight region cannot be used: {reason}"));
+        let fd = file
+            .try_clone()
+            .map_err(|error| refuse(error.to_string()))?;
+        let file = SharedFile::open(fd, shape.mmap_offset, shape.mmap_size)
+            .map_err(|error| refuse(chain(&error)))?;
+        self.inflight = Some(InflightRegion::new(file, self.layout(), shape));
+        Ok(Answer::Done)
+    }
+
+    fn layout(&self) -> RingLayout {
+        if self.session.features() & feature::RING_PACKED != 0 {
+            RingLayout::Packed
+        } else {
+            RingLayout::Split
+        }
+    }
+}
+
+fn check_optional(what: &str, fd: Option<&SharedFd>) -> Result<(), Refusal> {
+    fd.map_or(Ok(()), |fd| check_eventfd(what, fd))
+}
+
+/// A split ring's used index as it stands in memory; 0 for packed rings, which have none.
+fn used_index(
+    memory: &mut Memory,
+    place: &QueueConfig,
+    layout: RingLayout,
+) -> Result<u16, Refusal> {
+    if layout == RingLayout::Packed {
+        return Ok(0);
+    }
+    let mut bytes = [0; 2];
+    let at = place.used.checked_add(2);
+    at.and_then(|at| memory.view().read(at, &mut bytes).ok())
+        .ok_or_else(|| {
+            Refusal(format!(
+                "the used ring of ring {} cannot be read",
+                place.index
+            ))
+        })?;
+    Ok(u16::from_le_bytes(bytes))
+}
+
+/// Where a ring starts without an inflight region. The used index is what stands in memory: SET_VRING_BASE does not say.
+fn start_of(base: &RingBase, used_idx: u16) -> RingStart {
+    match *base {
+        RingBase::Split(next_avail) => RingStart::Split {
+            next_avail,
+            next_used: used_idx,
+            replay: Vec::new(),
+        },
+        RingBase::Packed {
+            avail,
+            avail_wrap,
+            used,
+            used_wrap,
+            ..
+        } => RingStart::Packed {
+            avail: (avail, avail_wrap),
+            used: (used, used_wrap),
+            replay: Vec::new(),
+        },
+    }
+}
+
+/// Where a packed ring starts if its inflight region was never used.
+fn fresh_position(base: &RingBase) -> PackedPosition {
+    match *base {
+        RingBase::Packed {
+            avail, avail_wrap, ..
+        } => PackedPosition {
+            idx: avail,
+            wrap: avail_wrap,
+        },
+        RingBase::Split(_) => PackedPosition { idx: 0, wrap: true },
+    }
+}
+
+/// A packed ring's flags in guest memory, for the recovery.
+struct RingWords<'a> {
+    memory: &'a mut Memory,
+    desc: Iova,
+}
+
+impl RingWords<'_> {
+    fn at(&self, index: u16) -> Option<Iova> {
+        self.desc.checked_add(u64::from(index) * 16 + 14)
+    }
+}
+
+impl PackedRing for RingWords<'_> {
+    fn flags(&self, index: u16) -> u16 {
+        let mut bytes = [0; 2];
+        // A ring outside memory is found to be so when it is served.
+        if let Some(at) = self.at(index) {
+            let _ = self.memory.peek(at, &mut bytes);
+        }
+        u16::from_le_bytes(bytes)
+    }
+
+    fn set_flags(&mut self, index: u16, flags: u16) {
+        if let Some(at) = self.at(index) {
+            let _ = self.memory.view().write(at, &flags.to_le_bytes());
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! What a sidecore polls: one device and its socket.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixListener;
+use std::{fmt, io};
+
+use sidecore::{Activity, ArmError, Nanos, Poller, Reply, Turn, Wakes};
+use vhost_user::backend::Kick;
+use vio::blk::Blk;
+use vio::{DeviceStats, VirtioDevice};
+
+use crate::peer::{Peer, Served};
+use crate::probe::RingProbe;
+
+/// Tokens of the descriptors that are no ring's kick; rings have their number, below 256.
+pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
+const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
+const TOKEN_DISK: u32 = TOKEN_SOCKET + 2;
+
+/// What a kick costs its guest, in nanoseconds: the read that empties it.
+const KICK_COST: u64 = 500;
+/// Polls without being asked whether it may move after which a device that was to move goes on where it is.
+const MOVE_POLLS: u32 = 100;
+/// What a connection costs, in nanoseconds.
+const ACCEPT_COST: u64 = 10_000;
+
+/// How a device is served.
+#[derive(Clone, Debug)]
+pub struct ExportConfig {
+    /// Its name in the log and in statistics.
+    pub name: String,
+    /// Its share of a core beside others that have work, relative to theirs; at least 1.
+    pub weight: u32,
+    /// How long a call to a guest may wait for further completions under load, in nanoseconds; 0: not at all.
+    pub call_delay_ns: u64,
+    /// How long requests in flight may hold up a stop, a change of memory or the end of a connection before they are
+    /// cancelled, in nanoseconds.
+    pub drain_limit_ns: u64,
+}
+
+impl ExportConfig {
+    /// The defaults: weight 1, 20 µs (what it takes to wake a guest), 1 s.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            weight: 1,
+            call_delay_ns: 20_000,
+            drain_limit_ns: 1_000_000_000,
+        }
+    }
+}
+
+/// Counters since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExportStats {
+    /// Front ends that connected.
+    pub connections: u64,
+    /// Front ends turned away because another one was there.
+    pub turned_away: u64,
+    /// Kicks taken up.
+    pub kicks: u64,
+    /// Calls made.
+    pub calls: u64,
+    /// Requests cancelled because they held something up.
+    pub cancelled: u64,
+    /// Of the device.
+    pub device: DeviceStats,
+}
+
+/// One block device, its listening socket, and the front end that is connected, if one is.
+pub struct Export {
+    config: ExportConfig,
+    blk: Blk,
+    listener: UnixListener,
+    peer: Option<Peer>,
+    disk_fds: Vec<std::os::fd::RawFd>,
+    stats: ExportStats,
+    /// Nothing is taken while it is to move: polls left until it goes on, if it is not asked again whether it may.
+    moving: u32,
+    /// The device's needs-reset state has been told.
+    is_broken: bool,
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export")
+            .field("config", &self.config)
+            .field("is_connected", &self.peer.is_some())
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Export {
+    /// Serves `blk` to whoever connects to `listener`.
+    ///
+    /// # Errors
+    /// The listener cannot be made non-blocking.
+    pub fn new(config: ExportConfig, blk: Blk, listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let disk_fds = blk.wake_fds();
+        Ok(Self {
+            config,
+            blk,
+            listener,
+            peer: None,
+            disk_fds,
+            stats: ExportStats::default(),
+            moving: 0,
+            is_broken: false,
+        })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.config.name
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> ExportStats {
+        ExportStats {
+            device: self.blk.stats(),
+            ..self.stats
+        }
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        turn.charge(ACCEPT_COST);
+        let socket = match self.listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                tracing::warn!(export = %self.config.name, %error, "a connection cannot be accepted");
+                return;
+            }
+        };
+        // A front end that ended and started again may be seen before the end of its last connection.
+        if let Some(peer) = &mut self.peer {
+            peer.read_socket(&mut self.blk, &self.config, turn);
+            self.serve(turn);
+        }
+        if self.peer.is_some() {
+            self.stats.turned_away += 1;
+            tracing::warn!(export = %self.config.name, "a second front end was turned away: one is connected");
+            return;
+        }
+        let name = &self.config.name;
+        match Peer::new(socket, &self.blk) {
+            Ok(peer) => match peer.register(turn.wakes()) {
+                Ok(()) => {
+                    self.stats.connections += 1;
+                    tracing::info!(export = %name, "a front end connected");
+                    self.peer = Some(peer);
+                }
+                Err(error) => {
+                    tracing::warn!(export = %name, %error, "a front end cannot be served");
+                }
+            },
+            Err(error) => tracing::warn!(export = %name, error, "a front end cannot be served"),
+        }
+    }
+
+    fn serve(&mut self, turn: &mut Turn<'_>) -> Activity {
+        let Some(peer) = &mut self.peer else {
+            return Activity::Idle;
+        };
+        let served = peer.serve(&mut self.blk, &self.config, &mut self.stats, turn);
+        let activity = match served {
+            Served::Gone => {
+                tracing::info!(export = %self.config.name, "the connection has ended");
+                self.peer = None;
+                self.is_broken = false;
+                Activity::Busy
+            }
+            Served::On(vio::Activity::Busy) => Activity::Busy,
+            Served::On(vio::Activity::Idle) if self.blk.in_flight() != 0 => Activity::Waiting,
+            Served::On(vio::Activity::Idle) => Activity::Idle,
+        };
+        if self.blk.needs_reset() != self.is_broken {
+            self.note_broken();
+        }
+        activity
+    }
+
+    /// The device has come to need a reset, or has been reset.
+    #[cold]
+    fn note_broken(&mut self) {
+        self.is_broken = self.blk.needs_reset();
+        if !self.is_broken {
+            return;
+        }
+        if let Some(peer) = &mut self.peer {
+            peer.session.set_needs_reset();
+        }
+        let reason = self
+            .blk
+            .violation()
+            .map_or_else(String::new, |violation| violation.to_string());
+        tracing::warn!(export = %self.config.name, reason, "the device needs a reset: its driver broke the protocol");
+    }
+}
+
+impl Poller for Export {
+    /// Somebody wants the counters.
+    type Message = Reply<ExportStats>;
+    type Probe = RingProbe;
+
+    fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
+        wakes.add(self.listener.as_raw_fd(), TOKEN_LISTENER)?;
+        for &fd in &self.disk_fds {
+            wakes.add(fd, TOKEN_DISK)?;
+        }
+        if let Some(peer) = &self.peer {
+            peer.register(wakes)?;
+        }
+        if self.moving != 0 {
+            self.moving = 0;
+            self.blk.set_stopped(false);
+        }
+        Ok(())
+    }
+
+    fn detaching(&mut self, wakes: &mut Wakes) {
+        wakes.clear();
+        self.blk.rebind();
+    }
+
+    fn may_detach(&mut self) -> bool {
+        self.moving = MOVE_POLLS;
+        self.blk.set_stopped(true);
+        self.blk.in_flight() == 0
+    }
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        if self.moving != 0 {
+            self.moving -= 1;
+            if self.moving == 0 {
+                // The move was given up.
+                self.blk.set_stopped(false);
+            }
+        }
+        self.serve(turn)
+    }
+
+    fn message(&mut self, reply: Reply<ExportStats>, _turn: &mut Turn<'_>) {
+        reply.send(self.stats());
+    }
+
+    fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
+        match token {
+            TOKEN_LISTENER => self.accept(turn),
+            TOKEN_SOCKET => {
+                if let Some(peer) = &mut self.peer {
+                    peer.read_socket(&mut self.blk, &self.config, turn);
+                }
+            }
+            // Emptied when it is armed again.
+            TOKEN_DISK => {}
+            index => {
+                let Some(peer) = &self.peer else { return };
+                let index = index as u16;
+                let queue = peer.queues.iter().find(|queue| queue.index == index);
+                if queue.is_some_and(|queue| queue.drain_kick()) {
+                    self.stats.kicks += 1;
+                    self.blk.kick(index);
+                    turn.charge(KICK_COST);
+                }
+            }
+        }
+    }
+
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+        let Some(peer) = &mut self.peer else {
+            return Ok(());
+        };
+        if peer
+            .queues
+            .iter()
+            .any(|queue| matches!(queue.kick, Kick::Poll))
+        {
+            return Err(ArmError::new("a front end that never kicks must be polled"));
+        }
+        if peer.has_begun {
+            self.blk.arm(&mut peer.memory.view());
+        }
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        let Some(peer) = &mut self.peer else {
+            return false;
+        };
+        peer.has_begun && self.blk.has_work(&mut peer.memory.view())
+    }
+
+    fn disarm(&mut self) {
+        if let Some(peer) = &mut self.peer
+            && peer.has_begun
+        {
+            self.blk.disarm(&mut peer.memory.view());
+        }
+    }
+
+    fn probe(&self, slot: &mut Option<RingProbe>) {
+        let Some(peer) = self.peer.as_ref().filter(|peer| peer.has_begun) else {
+            // The socket has a descriptor, and there is nothing else.
+            *slot = Some(RingProbe::default());
+            return;
+        };
+        if !peer.is_watched {
+            *slot = None;
+            return;
+        }
+        slot.get_or_insert_default().follow(&peer.watches);
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let peer = self.peer.as_ref()?;
+        let call = peer.call_deadline(&self.config);
+        let throttle = self.blk.opens_at_ns();
+        let task = peer.task_deadline(&self.config);
+        [call, throttle, task]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(Nanos)
+    }
+
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn weight(&self) -> u32 {
+        self.config.weight
+    }
+}

@@ -1,0 +1,360 @@
+//! One connection, from accept to its end.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use sidecore::{Nanos, Turn, Wakes};
+use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, Step};
+use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, Receiver, Sender};
+use vhost_user::wire::{Message, ProtocolFeatures};
+use vio::blk::Blk;
+use vio::ring::Watch;
+use vio::{Activity, VirtioDevice, Visit, feature};
+
+use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
+use crate::journal::InflightRegion;
+use crate::memory::{Memory, chain};
+use crate::queue::{Calls, LOAD, Queue};
+
+/// Messages taken at one look at the socket: a front end that sends without end gets its turn again.
+const MESSAGES: u32 = 16;
+/// What a message costs its front end, in nanoseconds; with one that maps memory it is far below the truth.
+const MESSAGE_COST: u64 = 3_000;
+/// What a call costs, in nanoseconds.
+const CALL_COST: u64 = 500;
+/// Memory regions of one guest: QEMU asks for this number, and gives hot-plugged memory one each.
+const MAX_REGIONS: usize = 64;
+
+/// What is served to every front end.
+pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
+    ProtocolFeatures::MQ.0
+        | ProtocolFeatures::REPLY_ACK.0
+        | ProtocolFeatures::CONFIG.0
+        | ProtocolFeatures::INFLIGHT_SHMFD.0
+        | ProtocolFeatures::RESET_DEVICE.0
+        | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
+);
+
+/// Something the session waits for, or the end of the connection.
+pub(crate) enum Task {
+    /// Ring `index` is to stop.
+    StopRing(u8),
+    /// Guest memory is to change.
+    Memory(Arc<[Region]>),
+    /// The device is to be reset.
+    Reset,
+    /// The connection is over: its memory is still in use.
+    Close,
+}
+
+/// A connected front end.
+pub(crate) struct Peer {
+    socket: UnixStream,
+    receiver: Receiver,
+    sender: Sender,
+    pub(crate) session: Session,
+    pub(crate) memory: Memory,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) inflight: Option<InflightRegion>,
+    pub(crate) task: Option<Task>,
+    /// Since when the task waits, and whether what it waits for has been cancelled.
+    since: Option<(Nanos, bool)>,
+    /// Features of the driver, once acknowledged; the device has begun with them.
+    pub(crate) features: u64,
+    pub(crate) has_begun: bool,
+    /// A page of guest memory has vanished: said once.
+    lost: bool,
+    /// The rings' words, as of the last idle visit.
+    pub(crate) watches: Vec<Option<Watch>>,
+    /// Every ring has one, so the probe tells all there is to tell.
+    pub(crate) is_watched: bool,
+}
+
+/// What came of serving a peer.
+pub(crate) enum Served {
+    /// It goes on.
+    On(Activity),
+    /// It is over; nothing of it is in use any more.
+    Gone,
+}
+
+impl Peer {
+    pub(crate) fn new(socket: UnixStream, blk: &Blk) -> Result<Self, String> {
+        socket
+            .set_nonblocking(true)
+            .map_err(|error| format!("the connection cannot be made non-blocking: {error}"))?;
+        let max_ring_size = blk.queue_sizes().iter().copied().max().unwrap_or(0);
+        let session = Session::new(Config {
+            // Devices behind a vIOMMU would need IOTLB messages.
+            features: blk.features() & !feature::ACCESS_PLATFORM,
+            protocol: PROTOCOL,
+            queues: blk.queue_sizes().len() as u16,
+            max_ring_size,
+            max_regions: MAX_REGIONS,
+        })
+        .map_err(|error| chain(&error))?;
+        Ok(Self {
+            socket,
+            receiver: Receiver::new(DEFAULT_MAX_PAYLOAD),
+            sender: Sender::new(DEFAULT_BACKLOG),
+            session,
+            memory: Memory::new(),
+            queues: Vec::new(),
+            inflight: None,
+            task: None,
+            since: None,
+            features: 0,
+            has_begun: false,
+            lost: false,
+            watches: Vec::new(),
+            is_watched: false,
+        })
+    }
+
+    /// Registers all descriptors.
+    pub(crate) fn register(&self, wakes: &mut Wakes) -> std::io::Result<()> {
+        wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
+        for queue in &self.queues {
+            if let Some(fd) = queue.kick_fd() {
+                wakes.add(fd, u32::from(queue.index))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the front end has sent, a bounded amount.
+    pub(crate) fn read_socket(
+        &mut self,
+        blk: &mut Blk,
+        config: &ExportConfig,
+        turn: &mut Turn<'_>,
+    ) {
+        for _ in 0..MESSAGES {
+            if self.task.is_some() {
+                return;
+            }
+            let message = match self.receiver.receive(self.socket.as_fd()) {
+                Ok(Some(message)) => message,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::info!(export = %config.name, reason = %chain(&error), "the front end is gone");
+                    return self.close(turn);
+                }
+            };
+            turn.charge(MESSAGE_COST);
+            let request = message.head.request;
+            match self.session.handle(message) {
+                Ok(Step::Done(reply)) => self.reply(reply, config, turn),
+                Ok(Step::Refused(error, reply)) => {
+                    tracing::warn!(export = %config.name, ?request, reason = %chain(&error), "a request was refused");
+                    self.reply(Some(reply), config, turn);
+                }
+                Ok(Step::Event(event)) => {
+                    tracing::debug!(export = %config.name, ?request, "{event:?}");
+                    if let Some(outcome) = self.begin_event(event, blk, turn) {
+                        self.finish(outcome, config, turn);
+                    }
+                }
+                Err(fatal) => return self.fail(&fatal, config, turn),
+            }
+        }
+    }
+
+    /// Ends the session's waiting event.
+    pub(crate) fn finish(
+        &mut self,
+        outcome: Result<Answer, Refusal>,
+        config: &ExportConfig,
+        turn: &mut Turn<'_>,
+    ) {
+        if let Err(refusal) = &outcome {
+            tracing::warn!(export = %config.name, "{refusal}");
+        }
+        match self.session.finish(outcome) {
+            Ok(reply) => self.reply(reply, config, turn),
+            Err(fatal) => self.fail(&fatal, config, turn),
+        }
+    }
+
+    fn reply(&mut self, reply: Option<Message>, config: &ExportConfig, turn: &mut Turn<'_>) {
+        let Some(reply) = reply else { return };
+        let sent = self
+            .sender
+            .push(reply)
+            .and_then(|()| self.sender.flush(self.socket.as_fd()).map(drop));
+        if let Err(error) = sent {
+            tracing::info!(export = %config.name, reason = %chain(&error), "a reply cannot be sent");
+            self.close(turn);
+        }
+    }
+
+    fn fail(&mut self, fatal: &Fatal, config: &ExportConfig, turn: &mut Turn<'_>) {
+        tracing::warn!(export = %config.name, reason = %chain(fatal), "the connection is given up");
+        self.close(turn);
+    }
+
+    /// The connection is over: nothing is read or sent any more, and as soon as nothing is in flight it is gone.
+    fn close(&mut self, turn: &mut Turn<'_>) {
+        turn.wakes().remove(self.socket.as_raw_fd());
+        // So that the front end learns of it now, and not when the last request has ended.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        self.task = Some(Task::Close);
+        self.since = None;
+    }
+
+    /// A visit: rings, calls, and whatever the session waits for.
+    pub(crate) fn serve(
+        &mut self,
+        blk: &mut Blk,
+        config: &ExportConfig,
+        stats: &mut ExportStats,
+        turn: &mut Turn<'_>,
+    ) -> Served {
+        let now_ns = turn.now().0;
+        let mut visit = Visit::new(now_ns, turn.budget());
+        let mut activity = Activity::Idle;
+        if self.has_begun {
+            let mut calls = Calls {
+                queues: &mut self.queues,
+                now_ns,
+            };
+            activity = blk.visit(&mut self.memory.view(), &mut calls, &mut visit);
+            turn.charge(visit.spent());
+            self.make_calls(blk, config, stats, visit.is_over(), turn);
+        }
+        if self.memory.is_lost() && !self.lost {
+            self.lost = true;
+            tracing::warn!(export = %config.name, "the front end truncated guest memory; giving the connection up");
+            self.close(turn);
+        }
+        if self.sender.backlog() != 0 && self.sender.flush(self.socket.as_fd()).is_err() {
+            self.close(turn);
+        }
+        if self.task.is_some() {
+            if self.advance_task(blk, config, stats, turn) {
+                return Served::Gone;
+            }
+            activity = Activity::Busy;
+        }
+        if activity == Activity::Idle && self.has_begun {
+            self.watch(blk);
+        }
+        Served::On(activity)
+    }
+
+    /// Calls the drivers that want it, unless more is about to come for the same call.
+    fn make_calls(
+        &mut self,
+        blk: &mut Blk,
+        config: &ExportConfig,
+        stats: &mut ExportStats,
+        has_more: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        for queue in &mut self.queues {
+            let Some(since) = queue.call_since else {
+                continue;
+            };
+            let is_loaded = has_more
+                || blk
+                    .ring(queue.index)
+                    .is_some_and(|ring| ring.in_flight() >= LOAD);
+            if is_loaded && turn.now().0 < since.saturating_add(config.call_delay_ns) {
+                continue;
+            }
+            queue.ring_call();
+            stats.calls += 1;
+            turn.charge(CALL_COST);
+        }
+    }
+
+    /// The latest moment at which a call that waits must be made.
+    pub(crate) fn call_deadline(&self, config: &ExportConfig) -> Option<u64> {
+        let since = self.queues.iter().filter_map(|queue| queue.call_since);
+        Some(since.min()?.saturating_add(config.call_delay_ns))
+    }
+
+    /// When a task that waits will have waited too long.
+    pub(crate) fn task_deadline(&self, config: &ExportConfig) -> Option<u64> {
+        let (since, is_cancelled) = self.since?;
+        (!is_cancelled).then(|| since.0.saturating_add(config.drain_limit_ns))
+    }
+
+    /// Looks whether the task can end; true when the connection is gone.
+    fn advance_task(
+        &mut self,
+        blk: &mut Blk,
+        config: &ExportConfig,
+        stats: &mut ExportStats,
+        turn: &mut Turn<'_>,
+    ) -> bool {
+        let Some(task) = self.task.take() else {
+            return false;
+        };
+        let outcome = match &task {
+            Task::StopRing(index) => self.stop_ring((*index).into(), blk, turn),
+            Task::Memory(regions) => self.change_memory(regions, blk),
+            Task::Reset => self.reset(blk, turn).then_some(Ok(Answer::Done)),
+            Task::Close => {
+                if self.reset(blk, turn) {
+                    return true;
+                }
+                None
+            }
+        };
+        match outcome {
+            Some(outcome) => {
+                self.since = None;
+                self.finish(outcome, config, turn);
+                // What came meanwhile.
+                turn.charge(MESSAGE_COST);
+                self.read_socket(blk, config, turn);
+            }
+            None => {
+                self.task = Some(task);
+                self.watch_drain(blk, config, stats, turn.now());
+            }
+        }
+        false
+    }
+
+    /// What is in flight may hold a task up so long and no longer.
+    fn watch_drain(
+        &mut self,
+        blk: &mut Blk,
+        config: &ExportConfig,
+        stats: &mut ExportStats,
+        now: Nanos,
+    ) {
+        let (since, is_cancelled) = *self.since.get_or_insert((now, false));
+        if !is_cancelled && now.since(since) >= config.drain_limit_ns {
+            self.since = Some((since, true));
+            stats.cancelled += u64::from(blk.in_flight());
+            tracing::warn!(
+                export = %config.name,
+                requests = blk.in_flight(),
+                "requests do not end; cancelling them"
+            );
+            blk.cancel_overdue();
+        }
+    }
+
+    /// Notes what each ring's word says while nothing is new.
+    fn watch(&mut self, blk: &mut Blk) {
+        let mut view = self.memory.view();
+        self.is_watched = true;
+        let mut count = 0;
+        for ring in blk.rings() {
+            if count == self.watches.len() {
+                self.watches.push(None);
+            }
+            let watch = &mut self.watches[count];
+            ring.watch_in(&mut view, watch);
+            // One that is parked is woken by nothing that lies in memory.
+            self.is_watched &= watch.is_some() || ring.parked().is_some();
+            count += 1;
+        }
+        self.watches.truncate(count);
+    }
+}
