@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup build demo test check bench-vtd soak clean
+.PHONY: help setup build demo test check fuzz bench-vtd bench-serve soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,19 +25,27 @@ test: setup ## all tests: crates natively, then whole guests in the lab (with th
 	EXITLESS_LAB=1 cargo test --release --workspace --quiet
 	$(EXITLESS) selftest
 
-check: setup ## format, lints, documentation, licences
+check: setup ## format, lints, documentation, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
+	@./scripts/fuzz.sh
+
+fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
+	@./scripts/fuzz.sh
 
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
 
-soak: build ## the long runs: boot matrix x20, 5-minute verified I/O, forced sleeps (resumable)
+bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 15 minutes -> target/report/serve.json
+	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json
+
+soak: build ## the long runs: boot matrix x20, 5-minute verified I/O, forced sleeps (resumable), an hour of each fuzz target
 	$(EXITLESS) selftest --soak
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 
 clean: ## removes everything built or downloaded
 	rm -rf target

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready to build: a C linker, xz, and a Rust of at least 1.88.
+# Makes a Debian 12 machine ready to build: a C linker, xz, and a Rust of at least 1.88; `setup.sh fuzz`: also a C++
+# compiler, for libFuzzer.
 # Installs only what is missing; says what it does; asks sudo only when it must. Everything the lab
 # needs (QEMU, a guest kernel, busybox) is fetched later by `exitless lab` itself, without installing it.
 set -eu
@@ -23,6 +24,7 @@ have xz || missing="$missing xz-utils"
 # libc.a: the guest's test program is linked statically, so that it runs in an image with nothing else.
 [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing="$missing libc6-dev"
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
+[ "${1-}" != fuzz ] || have "${CXX:-c++}" || missing="$missing g++"
 if ! rust_ok; then
     missing="$missing rustc-web cargo-web rustfmt-web rust-web-clippy"
     # The ordinary Debian packages hold the same paths and conflict with the -web ones.

@@ -33,8 +33,16 @@ const COMMAND_LINE_MAX: usize = 2048;
 /// # Errors
 /// A program that cannot be built or a file that cannot be read.
 pub fn build(packages: &Packages) -> Result<Archive, LabError> {
+    build_with(packages, &packages.modules())
+}
+
+/// Builds the image for another kernel, whose modules are below `modules`.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn build_with(packages: &Packages, modules: &Path) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
-    base(&mut archive, packages, MODULES)?;
+    base(&mut archive, packages, modules, MODULES)?;
     archive.file("init", 0o755, INIT);
     add_program(&mut archive, "bin/workload", &build::workload()?)?;
     Ok(archive)
@@ -44,7 +52,8 @@ pub fn build(packages: &Packages) -> Result<Archive, LabError> {
 pub(crate) fn base(
     archive: &mut Archive,
     packages: &Packages,
-    modules: &[&str],
+    modules: &Path,
+    wanted: &[&str],
 ) -> Result<(), LabError> {
     for dir in [
         "dev", "proc", "sys", "run", "tmp", "root", "etc", "sbin", "usr/bin", "modules",
@@ -60,7 +69,7 @@ pub(crate) fn base(
         archive.symlink(&format!("bin/{applet}"), "busybox");
     }
     let mut order = String::new();
-    for module in Modules::below(&packages.modules())?.in_load_order(modules)? {
+    for module in Modules::below(modules)?.in_load_order(wanted)? {
         order.push_str(&module.name);
         order.push('\n');
         archive.file(&format!("modules/{}.ko", module.name), 0o644, module.data);

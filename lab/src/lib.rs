@@ -35,6 +35,7 @@ pub mod agent;
 pub mod build;
 pub mod cpio;
 mod error;
+pub mod export;
 pub mod guest_image;
 pub mod host_image;
 pub mod kernel;

@@ -1,7 +1,10 @@
 //! Block devices (or files) without the page cache: aligned buffers and whole-block access.
+//!
+//! UNSAFETY: the standard library has no discard; it takes two plain system calls.
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -86,6 +89,53 @@ pub fn read(file: &File, number: u64, buffer: &mut Buffer) -> io::Result<()> {
 pub fn write(file: &File, number: u64, buffer: &Buffer) -> io::Result<()> {
     file.write_all_at(buffer.bytes(), number * BLOCK as u64)
         .map_err(|e| at("write", number, &e))
+}
+
+/// How blocks are given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trim {
+    /// Their content is nobody's concern afterwards (virtio: DISCARD). Block devices only.
+    Discard,
+    /// They read as zeros afterwards and stay allocated (virtio: WRITE_ZEROES).
+    Zero,
+    /// They read as zeros afterwards, and their room may be given back (virtio: WRITE_ZEROES with UNMAP).
+    ZeroAndUnmap,
+}
+
+/// Gives up `count` whole blocks from block `number` on.
+///
+/// # Errors
+/// The system's own; its number is `EOPNOTSUPP` where the device cannot.
+#[expect(unsafe_code, reason = "no safe wrapper; see the module's head")]
+pub fn trim(file: &File, number: u64, count: u64, how: Trim) -> io::Result<()> {
+    /// `_IO(0x12, 119)` of the kernel's `linux/fs.h`.
+    const BLKDISCARD: libc::c_ulong = 0x1277;
+    let (start, len) = (number * BLOCK as u64, count * BLOCK as u64);
+    let mode = match how {
+        Trim::Discard => {
+            let range = [start, len];
+            // SAFETY: the descriptor is open; the request reads two 64-bit words, which `range` has.
+            let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
+            return done(result);
+        }
+        Trim::Zero => libc::FALLOC_FL_ZERO_RANGE,
+        Trim::ZeroAndUnmap => libc::FALLOC_FL_PUNCH_HOLE,
+    };
+    let signed = |value: u64| {
+        libc::off_t::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+    };
+    let (start, len) = (signed(start)?, signed(len)?);
+    let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: takes integers only and touches no memory of ours.
+    done(unsafe { libc::fallocate(file.as_raw_fd(), mode, start, len) })
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn at(action: &str, number: u64, error: &io::Error) -> io::Error {

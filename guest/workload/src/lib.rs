@@ -13,6 +13,7 @@ pub mod echo;
 pub mod marker;
 pub mod mixed;
 pub mod pattern;
+pub mod stall;
 
 /// Size of a block in all block-device workloads, bytes.
 pub const BLOCK: usize = 4096;

@@ -4,7 +4,7 @@
 
 mod options;
 
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use options::Options;
 use workload::device::{self, Buffer};
 use workload::marker::{self, Markers};
-use workload::mixed::{self, MixedConfig};
+use workload::mixed::{self, Event, MixedConfig};
 use workload::pattern::{self, Checksum, Random};
 use workload::{BLOCK, echo};
 
@@ -26,8 +26,11 @@ workload: the program inside the test guest
       Block numbers ascend, or are chosen by the seed.
       Prints after each window: reads window=I of=WINDOWS
       Prints at the end: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
-  workload mixed DEV --seconds S [--seed 1] [--depth 8]
-      Verified reads, writes and flushes by DEPTH threads; destroys the content.
+  workload mixed DEV --seconds S [--seed 1] [--depth 8] [--trim] [--stall-ms MS] [--progress-ms MS]
+      Verified reads, writes and flushes by DEPTH threads; destroys the content. With --trim blocks are
+      also discarded and zeroed, where the device can.
+      Prints, if asked: mixed stall ms=LENGTH at=MS      when MS passed without a write acknowledged
+                        mixed progress at=MS writes=N    every MS
   workload write-pattern DEV --bytes N [--seed 1]
   workload check-pattern DEV --bytes N [--seed 1]
       The pattern the host can compute too. N is a multiple of 4096.
@@ -158,21 +161,44 @@ fn mix(options: &mut Options) -> Result<(), Failure> {
         duration: Duration::from_secs(options.number("seconds", None)?),
         seed: options.number("seed", Some(1))?,
         depth: options.number("depth", Some(8))?,
+        trim: options.flag("trim"),
+        stall: options.maybe_number("stall-ms")?.map(Duration::from_millis),
+        progress: options
+            .maybe_number("progress-ms")?
+            .map(Duration::from_millis),
     };
     let device = options.subject("DEV")?;
-    let report = mixed::run(Path::new(&device), &config, &|text| {
-        eprintln!("mixed: {text}")
+    let report = mixed::run(Path::new(&device), &config, &|event| match event {
+        Event::Wrong(text) => eprintln!("mixed: {text}"),
+        // One write each, so that lines of several threads do not mix on a console.
+        Event::Stall(stall) => say(&format!(
+            "mixed stall ms={} at={}\n",
+            stall.length.as_millis(),
+            stall.end.as_millis()
+        )),
+        Event::Progress { at, writes } => {
+            say(&format!(
+                "mixed progress at={} writes={writes}\n",
+                at.as_millis()
+            ));
+        }
     })?;
     let verdict = if report.errors == 0 { "ok" } else { "failed" };
     println!(
-        "mixed {verdict} reads={} writes={} flushes={} errors={}",
-        report.reads, report.writes, report.flushes, report.errors
+        "mixed {verdict} reads={} writes={} flushes={} discards={} zeroes={} errors={}",
+        report.reads, report.writes, report.flushes, report.discards, report.zeroes, report.errors
     );
     if report.errors == 0 {
         Ok(())
     } else {
         Err(Failure::Run("content is not as written".into()))
     }
+}
+
+/// Prints and flushes; a console that is gone is no reason to stop.
+fn say(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Blocks of the pattern transferred at a time.

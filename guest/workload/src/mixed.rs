@@ -1,20 +1,22 @@
 //! Mixed, verified I/O: several threads read, write and flush; at the end everything is read back.
 //!
-//! The blocks are divided among the threads, so a thread always knows which generation each of its
-//! blocks is in, while the device sees all threads' requests at once. A request covers one to eight
-//! blocks. Every read is checked; a block never written is not read.
+//! The blocks are divided among the threads, so a thread always knows what each of its blocks holds,
+//! while the device sees all threads' requests at once. A request covers one to eight blocks. Every
+//! read is checked; a block never written, or discarded, is not read; one that was zeroed is zeros.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::BLOCK;
 use crate::block;
-use crate::device::{self, Buffer};
+use crate::device::{self, Buffer, Trim};
 use crate::pattern::Random;
+use crate::stall::{Acks, Stall};
 
 /// Blocks of a device that are used at most: 1 GiB, so that the last pass stays short.
 pub const BLOCKS_MAX: u64 = 1 << 18;
@@ -31,7 +33,32 @@ pub struct MixedConfig {
     pub seed: u64,
     /// Threads, each with one request at a time; 1 to 64.
     pub depth: u64,
+    /// Also discard and zero blocks, where the device can.
+    pub trim: bool,
+    /// Tell of times of at least this length in which no write was acknowledged.
+    pub stall: Option<Duration>,
+    /// Tell of the progress this often.
+    pub progress: Option<Duration>,
 }
+
+/// What is told while it runs.
+#[derive(Debug, Clone, Copy)]
+pub enum Event<'a> {
+    /// A request failed, or a block has wrong content.
+    Wrong(&'a str),
+    /// No write was acknowledged for a while; one is now.
+    Stall(Stall),
+    /// So far.
+    Progress {
+        /// Time since the start.
+        at: Duration,
+        /// Acknowledged writes, flushes, discards and zeroings.
+        writes: u64,
+    },
+}
+
+/// Hears of events, from any thread.
+pub type Listener<'a> = dyn Fn(Event<'_>) + Sync + 'a;
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,19 +69,38 @@ pub struct MixedReport {
     pub writes: u64,
     /// Flush requests.
     pub flushes: u64,
+    /// Discards done.
+    pub discards: u64,
+    /// Zeroings done, of both kinds.
+    pub zeroes: u64,
     /// Requests that failed and blocks with wrong content.
     pub errors: u64,
 }
 
-/// Runs on a device or file, and destroys its content. Each error is also told to `complain`.
+impl MixedReport {
+    fn add(&mut self, other: &Self) {
+        let Self {
+            reads,
+            writes,
+            flushes,
+            discards,
+            zeroes,
+            errors,
+        } = other;
+        self.reads += reads;
+        self.writes += writes;
+        self.flushes += flushes;
+        self.discards += discards;
+        self.zeroes += zeroes;
+        self.errors += errors;
+    }
+}
+
+/// Runs on a device or file, and destroys its content.
 ///
 /// # Errors
 /// The device cannot be opened or is too small; the depth is out of range.
-pub fn run(
-    path: &Path,
-    config: &MixedConfig,
-    complain: &(dyn Fn(&str) + Sync),
-) -> io::Result<MixedReport> {
+pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Result<MixedReport> {
     let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
     if !(1..=64).contains(&config.depth) {
         return Err(invalid(format!(
@@ -67,120 +113,232 @@ pub fn run(
     if each == 0 {
         return Err(invalid(format!("too small for {} threads", config.depth)));
     }
+    let shared = Shared::new(&file, config, listener);
     let deadline = Instant::now() + config.duration;
     let total = Mutex::new(MixedReport::default());
+    let ended = Ended::default();
+    let work = |number| {
+        let mut worker = Worker::new(&shared, number, each);
+        while Instant::now() < deadline {
+            worker.step();
+        }
+        worker.read_back();
+        // No other thread panics with the lock held: they only add.
+        let mut total = total.lock().expect("adding cannot panic");
+        total.add(&worker.report);
+    };
+    let work = &work;
     thread::scope(|scope| {
-        for number in 0..config.depth {
-            let (file, total) = (&file, &total);
+        let workers: Vec<_> = (0..config.depth)
+            .map(|number| scope.spawn(move || work(number)))
+            .collect();
+        if let Some(every) = config.progress {
+            let (shared, ended) = (&shared, &ended);
             scope.spawn(move || {
-                let mut worker = Worker::new(file, config, number, each, complain);
-                while Instant::now() < deadline {
-                    worker.step();
+                while !ended.wait(every) {
+                    let (at, writes) = (shared.acks.elapsed(), shared.acks.count());
+                    (shared.listener)(Event::Progress { at, writes });
                 }
-                worker.read_back();
-                // No other thread panics with the lock held: they only add.
-                let mut total = total.lock().expect("adding cannot panic");
-                total.reads += worker.report.reads;
-                total.writes += worker.report.writes;
-                total.flushes += worker.report.flushes;
-                total.errors += worker.report.errors;
             });
+        }
+        // All are joined before any panic goes on, or the progress would never end.
+        let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        ended.set();
+        if let Some(panic) = outcomes.into_iter().find_map(Result::err) {
+            std::panic::resume_unwind(panic);
         }
     });
     Ok(total.into_inner().expect("adding cannot panic"))
 }
 
-struct Worker<'a> {
-    file: &'a File,
-    seed: u64,
-    random: Random,
-    /// Number of the first block owned.
-    first: u64,
-    /// Generation of each block owned; 0: never written.
-    generations: Vec<u64>,
-    report: MixedReport,
-    complain: &'a (dyn Fn(&str) + Sync),
+/// Tells a thread that waits between two lines that there is nothing more to say.
+#[derive(Default)]
+struct Ended {
+    flag: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl<'a> Worker<'a> {
-    fn new(
-        file: &'a File,
-        config: &MixedConfig,
-        number: u64,
-        each: u64,
-        complain: &'a (dyn Fn(&str) + Sync),
-    ) -> Self {
-        let each_len = usize::try_from(each).expect("at most BLOCKS_MAX");
+impl Ended {
+    fn set(&self) {
+        *self.flag.lock().expect("setting cannot panic") = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for it for at most `limit`; whether it came.
+    fn wait(&self, limit: Duration) -> bool {
+        let flag = self.flag.lock().expect("setting cannot panic");
+        let waited = self.changed.wait_timeout_while(flag, limit, |flag| !*flag);
+        *waited.expect("setting cannot panic").0
+    }
+}
+
+/// What all threads of a run have.
+struct Shared<'a> {
+    file: &'a File,
+    seed: u64,
+    listener: &'a Listener<'a>,
+    acks: Acks,
+    can_discard: AtomicBool,
+    can_zero: AtomicBool,
+}
+
+impl<'a> Shared<'a> {
+    fn new(file: &'a File, config: &MixedConfig, listener: &'a Listener<'a>) -> Self {
         Self {
             file,
             seed: config.seed,
-            random: Random::new(config.seed.wrapping_add(number)),
+            listener,
+            acks: Acks::new(config.stall),
+            can_discard: AtomicBool::new(config.trim),
+            can_zero: AtomicBool::new(config.trim),
+        }
+    }
+
+    /// A write, or something like it, was acknowledged.
+    fn acknowledged(&self) {
+        if let Some(stall) = self.acks.note() {
+            (self.listener)(Event::Stall(stall));
+        }
+    }
+}
+
+/// What a block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Anything.
+    Unknown,
+    /// Zeros.
+    Zero,
+    /// What [`block::seal`] made in this generation.
+    Sealed(u64),
+}
+
+struct Worker<'a> {
+    shared: &'a Shared<'a>,
+    random: Random,
+    /// Number of the first block owned.
+    first: u64,
+    /// Of each block owned.
+    contents: Vec<Content>,
+    /// Counts writes, so that no two of them write the same.
+    generation: u64,
+    report: MixedReport,
+}
+
+impl<'a> Worker<'a> {
+    fn new(shared: &'a Shared<'a>, number: u64, each: u64) -> Self {
+        Self {
+            shared,
+            random: Random::new(shared.seed.wrapping_add(number)),
             first: number * each,
-            generations: vec![0; each_len],
+            contents: vec![Content::Unknown; index(each)],
+            generation: 0,
             report: MixedReport::default(),
-            complain,
         }
     }
 
     /// One request.
     fn step(&mut self) {
-        let owned = self.generations.len() as u64;
+        let owned = self.contents.len() as u64;
         let at = self.random.below(owned);
         let len = (1 + self.random.below(RUN_MAX)).min(owned - at);
         let (at, len) = (index(at), index(len));
         match self.random.below(100) {
             0..4 => {
                 self.report.flushes += 1;
-                let flushed = self.file.sync_data();
-                self.note(flushed.map_err(|e| format!("flush: {e}")));
+                let flushed = self.shared.file.sync_data();
+                self.written(flushed.map_err(|e| format!("flush: {e}")));
             }
-            4..52 => self.write(at, len),
+            4..7 => self.trim(at, len, Trim::Discard),
+            7..10 => self.trim(at, len, Trim::Zero),
+            10..13 => self.trim(at, len, Trim::ZeroAndUnmap),
+            13..56 => self.write(at, len),
             _ => self.read(at, len),
         }
     }
 
     fn write(&mut self, at: usize, len: usize) {
         let mut buffer = Buffer::new(len * BLOCK);
+        self.generation += 1;
         for (n, data) in (at..).zip(buffer.bytes_mut().chunks_mut(BLOCK)) {
-            self.generations[n] += 1;
-            block::seal(data, self.first + n as u64, self.generations[n], self.seed);
+            self.contents[n] = Content::Sealed(self.generation);
+            let number = self.first + n as u64;
+            block::seal(data, number, self.generation, self.shared.seed);
         }
         self.report.writes += 1;
-        let written = device::write(self.file, self.first + at as u64, &buffer);
-        self.note(written.map_err(|e| e.to_string()));
+        let written = device::write(self.shared.file, self.first + at as u64, &buffer);
+        self.written(written.map_err(|e| e.to_string()));
     }
 
-    /// Reads the blocks of the range that come before the first never written.
+    /// Discards or zeroes; writes, where the device cannot.
+    fn trim(&mut self, at: usize, len: usize, how: Trim) {
+        let (can, after) = match how {
+            Trim::Discard => (&self.shared.can_discard, Content::Unknown),
+            Trim::Zero | Trim::ZeroAndUnmap => (&self.shared.can_zero, Content::Zero),
+        };
+        // Relaxed: whether the device can orders nothing.
+        if !can.load(Ordering::Relaxed) {
+            return self.write(at, len);
+        }
+        let first = self.first + at as u64;
+        let trimmed = device::trim(self.shared.file, first, len as u64, how);
+        // ENOTTY: a regular file has no discard.
+        if let Err(Some(libc::EOPNOTSUPP | libc::ENOTTY)) =
+            trimmed.as_ref().map_err(io::Error::raw_os_error)
+        {
+            can.store(false, Ordering::Relaxed);
+            return;
+        }
+        self.contents[at..at + len].fill(after);
+        match how {
+            Trim::Discard => self.report.discards += 1,
+            Trim::Zero | Trim::ZeroAndUnmap => self.report.zeroes += 1,
+        }
+        self.written(trimmed.map_err(|e| format!("{how:?} of block {first}: {e}")));
+    }
+
+    /// Reads the blocks of the range that come before the first of unknown content.
     fn read(&mut self, at: usize, len: usize) {
-        let len = self.generations[at..at + len]
+        let len = self.contents[at..at + len]
             .iter()
-            .take_while(|g| **g > 0)
+            .take_while(|content| **content != Content::Unknown)
             .count();
         if len == 0 {
             return;
         }
         let mut buffer = Buffer::new(len * BLOCK);
         self.report.reads += 1;
-        if let Err(error) = device::read(self.file, self.first + at as u64, &mut buffer) {
+        if let Err(error) = device::read(self.shared.file, self.first + at as u64, &mut buffer) {
             return self.note(Err(error.to_string()));
         }
         for (n, data) in (at..).zip(buffer.bytes().chunks(BLOCK)) {
-            let checked = block::check(data, self.first + n as u64, self.generations[n], self.seed);
-            self.note(checked.map_err(|damage| damage.to_string()));
+            let number = self.first + n as u64;
+            let checked = match self.contents[n] {
+                Content::Sealed(generation) => {
+                    block::check(data, number, generation, self.shared.seed)
+                        .map_err(|damage| damage.to_string())
+                }
+                Content::Zero if data.iter().any(|byte| *byte != 0) => {
+                    Err(format!("block {number}: not zeros, which it was made"))
+                }
+                Content::Zero | Content::Unknown => Ok(()),
+            };
+            self.note(checked);
         }
     }
 
     fn read_back(&mut self) {
         let step = index(RUN_MAX);
-        for at in (0..self.generations.len()).step_by(step) {
-            let end = (at + step).min(self.generations.len());
+        let known = |content: &Content| *content != Content::Unknown;
+        for at in (0..self.contents.len()).step_by(step) {
+            let end = (at + step).min(self.contents.len());
             let mut from = at;
-            // Holes of blocks never written split the run.
-            while let Some(skip) = self.generations[from..end].iter().position(|g| *g > 0) {
+            // Holes of unknown content split the run.
+            while let Some(skip) = self.contents[from..end].iter().position(known) {
                 from += skip;
-                let run = self.generations[from..end]
+                let run = self.contents[from..end]
                     .iter()
-                    .take_while(|g| **g > 0)
+                    .take_while(|content| known(content))
                     .count();
                 self.read(from, run);
                 from += run;
@@ -188,11 +346,18 @@ impl<'a> Worker<'a> {
         }
     }
 
+    fn written(&mut self, outcome: Result<(), String>) {
+        if outcome.is_ok() {
+            self.shared.acknowledged();
+        }
+        self.note(outcome);
+    }
+
     fn note(&mut self, outcome: Result<(), String>) {
         if let Err(reason) = outcome {
             self.report.errors += 1;
             if self.report.errors <= 10 {
-                (self.complain)(&reason);
+                (self.shared.listener)(Event::Wrong(&reason));
             }
         }
     }
@@ -207,6 +372,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::FileExt;
     use std::path::PathBuf;
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
 
@@ -219,20 +385,38 @@ mod tests {
         path
     }
 
-    #[test]
-    fn a_sound_device_passes() {
-        let path = image("sound", 257);
-        let config = MixedConfig {
-            duration: Duration::from_millis(300),
+    fn config(duration: Duration, depth: u64) -> MixedConfig {
+        MixedConfig {
+            duration,
             seed: 3,
-            depth: 8,
-        };
-        let report = run(&path, &config, &|text| panic!("{text}")).unwrap();
+            depth,
+            trim: true,
+            stall: None,
+            progress: None,
+        }
+    }
+
+    #[test]
+    fn a_sound_device_passes_and_progress_is_told() {
+        let path = image("sound", 257);
+        let mut config = config(Duration::from_millis(300), 8);
+        config.progress = Some(Duration::from_millis(20));
+        let (lines, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        let report = run(&path, &config, &|event| match event {
+            Event::Wrong(text) => panic!("{text}"),
+            Event::Stall(stall) => panic!("{stall:?}"),
+            Event::Progress { writes, .. } => {
+                lines.fetch_add(1, Ordering::Relaxed);
+                most.fetch_max(writes, Ordering::Relaxed);
+            }
+        })
+        .unwrap();
         assert_eq!(report.errors, 0);
         assert!(
             report.reads > 0 && report.writes > 0 && report.flushes > 0,
             "{report:?}"
         );
+        assert!(lines.into_inner() >= 3 && most.into_inner() > 0);
         fs::remove_file(path).unwrap();
     }
 
@@ -240,14 +424,14 @@ mod tests {
     fn a_lost_write_and_a_misplaced_one_are_found() {
         let path = image("lossy", 16);
         let file = device::open(&path, true).unwrap();
-        let config = MixedConfig {
-            duration: Duration::ZERO,
-            seed: 3,
-            depth: 1,
-        };
         let complaints = Mutex::new(Vec::new());
-        let complain = |text: &str| complaints.lock().unwrap().push(text.to_owned());
-        let mut worker = Worker::new(&file, &config, 0, 16, &complain);
+        let listener = |event: Event<'_>| {
+            if let Event::Wrong(text) = event {
+                complaints.lock().unwrap().push(text.to_owned());
+            }
+        };
+        let shared = Shared::new(&file, &config(Duration::ZERO, 1), &listener);
+        let mut worker = Worker::new(&shared, 0, 16);
         worker.write(0, 4);
         let mut old = Buffer::new(BLOCK);
         device::read(&file, 2, &mut old).unwrap();
@@ -265,16 +449,42 @@ mod tests {
     }
 
     #[test]
+    fn what_was_zeroed_must_be_zeros() {
+        let path = image("zeroed", 16);
+        let file = device::open(&path, true).unwrap();
+        let complaints = Mutex::new(Vec::new());
+        let listener = |event: Event<'_>| {
+            if let Event::Wrong(text) = event {
+                complaints.lock().unwrap().push(text.to_owned());
+            }
+        };
+        let shared = Shared::new(&file, &config(Duration::ZERO, 1), &listener);
+        let mut worker = Worker::new(&shared, 0, 16);
+        worker.write(0, 8);
+        worker.trim(2, 3, Trim::ZeroAndUnmap);
+        if worker.report.zeroes == 0 {
+            eprintln!("skipped: this file system cannot punch holes");
+            return fs::remove_file(path).unwrap();
+        }
+        worker.read_back();
+        assert_eq!(worker.report.errors, 0);
+        let mut ones = Buffer::new(BLOCK);
+        ones.bytes_mut().fill(1);
+        device::write(&file, 3, &ones).unwrap();
+        worker.read_back();
+        assert_eq!(
+            *complaints.lock().unwrap(),
+            ["block 3: not zeros, which it was made"]
+        );
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
     fn senseless_depths_and_sizes_are_refused() {
         let path = image("small", 4);
-        let config = |depth| MixedConfig {
-            duration: Duration::ZERO,
-            seed: 1,
-            depth,
-        };
-        assert!(run(&path, &config(0), &|_| {}).is_err());
-        assert!(run(&path, &config(65), &|_| {}).is_err());
-        assert!(run(&path, &config(8), &|_| {}).is_err());
+        for depth in [0, 65, 8] {
+            assert!(run(&path, &config(Duration::ZERO, depth), &|_| {}).is_err());
+        }
         fs::remove_file(path).unwrap();
     }
 }

@@ -3,11 +3,21 @@
 use std::collections::BTreeMap;
 
 /// Options that take no value.
-const FLAGS: &[&str] = &["no-markers"];
+const FLAGS: &[&str] = &["no-markers", "trim"];
 
 /// Options that take a number, of any command.
 const NUMBERS: &[&str] = &[
-    "bytes", "count", "depth", "random", "seconds", "seed", "wait-ms", "warmup", "windows",
+    "bytes",
+    "count",
+    "depth",
+    "progress-ms",
+    "random",
+    "seconds",
+    "seed",
+    "stall-ms",
+    "wait-ms",
+    "warmup",
+    "windows",
 ];
 
 /// A command line that makes no sense, in words.

@@ -1,0 +1,116 @@
+//! Disks without load, and guests that sleep after every request.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{Bench, Disk, Kind, Peer, Server, all};
+use crate::client::{Client, Options};
+use crate::load::Mode;
+use crate::process::{cpu_time, memory_use};
+use crate::ring::feature;
+
+/// What connected disks cost.
+pub fn idle(bench: &mut Bench) -> Result<()> {
+    bench.record.section("Connected disks without load");
+    for count in [8, 256] {
+        for peer in [Peer::Ours, Peer::Qsd] {
+            match connected(bench, &peer, count) {
+                Ok((cpu, own_kib, pss_kib)) => {
+                    let suffix = if peer == Peer::Qsd { "_qsd" } else { "" };
+                    bench.record.line(&format!(
+                        "{count:3} disks, {:5} {cpu:6.2} % of a CPU, {pss_kib} KiB in all, {own_kib} KiB of its own more than before they connected",
+                        peer.name()
+                    ));
+                    bench
+                        .record
+                        .number(&format!("idle_cpu_percent_{count}{suffix}"), cpu);
+                    bench
+                        .record
+                        .number(&format!("idle_own_kib_{count}{suffix}"), own_kib as f64);
+                    bench
+                        .record
+                        .number(&format!("idle_pss_kib_{count}{suffix}"), pss_kib as f64);
+                }
+                Err(error) => bench
+                    .record
+                    .failed_row(&format!("idle_{count}"), &peer, &error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Percent of a CPU, KiB of its own more than before, KiB in all.
+fn connected(bench: &Bench, peer: &Peer, count: usize) -> Result<(f64, i64, u64)> {
+    let server = Server::start(&bench.settings, peer, &Disk::many(Kind::Null, count))?;
+    let gone = || format!("the server is gone: {}", server.last_words());
+    let before = memory_use(server.pid()).with_context(gone)?;
+    let mut clients = Vec::new();
+    for socket in server.sockets() {
+        clients.push(Client::connect(socket, Options::new(4, 4096)).with_context(gone)?);
+    }
+    // Whatever it does after a connection is over by then.
+    thread::sleep(Duration::from_millis(500));
+    let (start, cpu) = (Instant::now(), cpu_time(server.pid()).with_context(gone)?);
+    thread::sleep(Duration::from_secs_f64(bench.settings.seconds * 3.0));
+    let used = cpu_time(server.pid()).with_context(gone)?.since(cpu);
+    let seconds = start.elapsed().as_secs_f64();
+    let after = memory_use(server.pid()).with_context(gone)?;
+    let own = after.anonymous_kib as i64 - before.anonymous_kib as i64;
+    Ok((used / seconds * 100.0, own, after.pss_kib))
+}
+
+/// A server that never spins under a guest that sleeps: each request wakes both.
+pub fn sleeps(bench: &mut Bench) -> Result<()> {
+    let wanted = bench.settings.sleeps;
+    bench.record.section(
+        "Forced sleeps: a server that never spins, a guest that sleeps after every request",
+    );
+    let peer = Peer::OursIdle("sleep".to_owned());
+    let (mut all_kicks, mut all_lost) = (0, 0);
+    for (name, add, remove) in [
+        ("split, event index", 0, 0),
+        ("split, flags", 0, feature::EVENT_IDX),
+        ("packed, event index", feature::PACKED, 0),
+        ("packed, flags", feature::PACKED, feature::EVENT_IDX),
+    ] {
+        let (mut kicks, mut lost, mut requests) = (0, 0, 0);
+        while kicks < wanted / 4 {
+            let load = |bench: &Bench, server: &Server| {
+                let mut run = bench.load(server, all(server, 1), Mode::Event);
+                run.options.require(add);
+                run.options.features &= !remove;
+                run.measure = run.measure.mul_f64(5.0);
+                run.seed = kicks;
+                run
+            };
+            let report = match bench.once(&peer, &Disk::many(Kind::Null, 1), &load) {
+                Ok(report) if report.kicks == 0 => {
+                    Err(anyhow::anyhow!("no kicks at all: it does not sleep"))
+                }
+                other => other,
+            };
+            match report {
+                Ok(report) => {
+                    kicks += report.kicks;
+                    lost += report.lost_wakeups;
+                    requests += report.requests;
+                }
+                Err(error) => {
+                    bench.record.failed_row(name, &peer, &error);
+                    return Ok(());
+                }
+            }
+        }
+        bench.record.line(&format!(
+            "{name:22} {requests} requests, {kicks} kicks, {lost} lost wake-ups"
+        ));
+        all_kicks += kicks;
+        all_lost += lost;
+    }
+    bench.record.number("forced_sleeps", all_kicks as f64);
+    bench.record.lost(all_lost);
+    Ok(())
+}

@@ -1,0 +1,277 @@
+//! `vhost-blk serve-bench`: our server and its peers in one run, on the same CPUs, under the same client.
+//!
+//! Server and client have a CPU each. Every measurement starts its server anew, warms up, and is repeated
+//! with the servers taking turns, so that a machine that gets slower does so for all; tables hold medians, and
+//! the spread is beside them. Spinners of the idle class keep both CPUs out of HLT unless a row says otherwise.
+//!
+//! | section | what |
+//! |---|---|
+//! | `machine` | cache-line round trip, this client's ceiling |
+//! | `disks` | null, RAM and tmpfs disks at depth 1 and 32, polling and sleeping guests |
+//! | `vms` | 1 to 256 disks on one core |
+//! | `open` | p50 and CPU by offered rate, bursts, a step |
+//! | `idle` | CPU and memory of connected disks without load |
+//! | `fair` | Jain's index, weights, quiet disks beside a loud one |
+//! | `sleeps` | wake-ups, a million times |
+//! | `policies` | the adaptive idle policy against fixed ones |
+//!
+//! A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. What
+//! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
+
+mod disks;
+mod fair;
+mod idle;
+mod open;
+mod policies;
+mod record;
+mod server;
+mod svg;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::client::Options;
+use crate::drive::{Run, drive};
+use crate::host::{self, Priority, Spinners};
+use crate::load::{Mix, Mode, VmSpec};
+use crate::stats::{Report, short};
+use crate::{ceiling, ring};
+
+pub use record::{Record, Summary};
+pub use server::{Disk, Kind, Peer, Server};
+
+/// The sections, in their order.
+pub const SECTIONS: [&str; 8] = [
+    "machine", "disks", "vms", "open", "idle", "fair", "sleeps", "policies",
+];
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Our server's command line, with `{blocks}`, `{cpu}` and `{idle}` in it.
+    pub ours: String,
+    /// Our server's idle policy, where the row is not about policies.
+    pub idle: String,
+    /// The server's CPU.
+    pub server_cpu: usize,
+    /// The client's CPU.
+    pub client_cpu: usize,
+    /// Measured per repetition.
+    pub seconds: f64,
+    /// Repetitions.
+    pub repetitions: usize,
+    /// The priority of server and client, from -20 to 19, as far as it is allowed.
+    pub nice: i32,
+    /// Whether both CPUs are kept out of HLT.
+    pub spinners: bool,
+    /// Forced sleeps to make in all.
+    pub sleeps: u64,
+    /// Only these sections.
+    pub only: Vec<String>,
+    /// Where the figures go; plots lie beside it.
+    pub report: PathBuf,
+}
+
+/// A measuring run.
+pub struct Bench {
+    settings: Settings,
+    record: Record,
+    spinners: Option<Spinners>,
+}
+
+type Section = fn(&mut Bench) -> Result<()>;
+
+/// Measures, prints, and writes the report.
+///
+/// # Errors
+/// The report cannot be written or the CPUs not used. A server that fails is a row that says so.
+pub fn run(settings: Settings) -> Result<()> {
+    let mut bench = Bench {
+        record: Record::new(&settings),
+        spinners: None,
+        settings,
+    };
+    let priority = Priority::set(bench.settings.nice);
+    if let Err(error) = &priority {
+        println!(
+            "priority {}: {error}; measured without",
+            bench.settings.nice
+        );
+    }
+    bench.keep_awake(true)?;
+    bench.record.heading();
+    let sections: [(&str, Section); 8] = [
+        ("machine", machine),
+        ("disks", disks::disks),
+        ("vms", disks::vms),
+        ("open", open::open),
+        ("idle", idle::idle),
+        ("fair", fair::fair),
+        ("sleeps", idle::sleeps),
+        ("policies", policies::policies),
+    ];
+    for (name, section) in sections {
+        let is_wanted =
+            bench.settings.only.is_empty() || bench.settings.only.iter().any(|only| only == name);
+        if is_wanted {
+            section(&mut bench).with_context(|| format!("section {name}"))?;
+            // What is there is not lost if a later section fails.
+            bench.record.write(&bench.settings.report)?;
+        }
+    }
+    bench.record.finish(&bench.settings.report)
+}
+
+/// The machine itself.
+fn machine(bench: &mut Bench) -> Result<()> {
+    let (server, client) = (bench.settings.server_cpu, bench.settings.client_cpu);
+    let (rtt, fastest) = host::round_trip(client, server)?;
+    bench.record.number("rtt_ns", rtt);
+    println!(
+        "cache-line round trip between CPUs {client} and {server}: {rtt:.0} ns (fastest {fastest:.0})"
+    );
+    for (name, features) in [("split", 0), ("packed", ring::feature::PACKED)] {
+        for depth in [1, 32] {
+            let seconds = Duration::from_secs_f64(bench.settings.seconds);
+            let report = ceiling::measure((server, client), features, depth, true, seconds)?;
+            bench
+                .record
+                .number(&format!("ceiling_{name}_d{depth}_iops"), report.iops);
+            println!(
+                "this client's ceiling, {name}, depth {depth}: {} IOPS, p50 {} ns",
+                short(report.iops),
+                report.latency.p50_ns
+            );
+        }
+    }
+    Ok(())
+}
+
+impl Bench {
+    /// Starts or ends the spinners, as far as they are wanted at all.
+    fn keep_awake(&mut self, wanted: bool) -> Result<()> {
+        self.spinners = None;
+        if wanted && self.settings.spinners {
+            let cpus = [self.settings.server_cpu, self.settings.client_cpu];
+            self.spinners = Some(Spinners::start(&cpus)?);
+        }
+        Ok(())
+    }
+
+    /// A load of random 4 KiB reads on all disks of a server.
+    fn load(&self, server: &Server, vms: Vec<VmSpec>, mode: Mode) -> Run {
+        let seconds = Duration::from_secs_f64(self.settings.seconds);
+        Run {
+            vms,
+            options: Options::new(1, 4096),
+            mix: Mix::READS,
+            sectors: None,
+            mode,
+            warm_up: seconds.mul_f64(0.3),
+            measure: seconds,
+            seed: 1,
+            server: Some(server.pid()),
+        }
+    }
+
+    /// Measures one row: the servers take turns, each run with a fresh one.
+    fn row(
+        &mut self,
+        name: &str,
+        peers: &[Peer],
+        disks: &[Disk],
+        load: impl Fn(&Bench, &Server) -> Run,
+    ) -> Result<Vec<Option<Summary>>> {
+        let names = vec![name.to_owned(); peers.len()];
+        self.rows(&names, peers, disks, load)
+    }
+
+    /// The same with a name for each server.
+    fn rows(
+        &mut self,
+        names: &[String],
+        peers: &[Peer],
+        disks: &[Disk],
+        load: impl Fn(&Bench, &Server) -> Run,
+    ) -> Result<Vec<Option<Summary>>> {
+        let mut reports: Vec<Result<Vec<Report>>> = peers.iter().map(|_| Ok(Vec::new())).collect();
+        let repetitions = match peers.len() {
+            // Many policies: three rounds of them take as long as five of two.
+            4.. => self.settings.repetitions.min(3),
+            _ => self.settings.repetitions,
+        };
+        for _ in 0..repetitions {
+            for (peer, reports) in peers.iter().zip(&mut reports) {
+                if let Ok(so_far) = reports {
+                    match self.once(peer, disks, &load) {
+                        Ok(report) => so_far.push(report),
+                        // One failure is enough: the row says so.
+                        Err(error) => *reports = Err(error),
+                    }
+                }
+            }
+        }
+        let mut summaries = Vec::new();
+        for ((name, peer), reports) in names.iter().zip(peers).zip(reports) {
+            summaries.push(match reports {
+                Ok(reports) => {
+                    let summary = Summary::of(&reports);
+                    self.record.row(name, peer, &summary);
+                    Some(summary)
+                }
+                Err(error) => {
+                    self.record.failed_row(name, peer, &error);
+                    None
+                }
+            });
+        }
+        Ok(summaries)
+    }
+
+    fn once(
+        &self,
+        peer: &Peer,
+        disks: &[Disk],
+        load: &impl Fn(&Bench, &Server) -> Run,
+    ) -> Result<Report> {
+        if let Some(missing) = peer.missing(&self.settings) {
+            bail!("{missing}");
+        }
+        let server = Server::start(&self.settings, peer, disks)?;
+        host::pin(self.settings.client_cpu)?;
+        let mut run = load(self, &server);
+        if disks.iter().any(|disk| matches!(disk.kind, Kind::Ram(_))) && *peer != Peer::Qsd {
+            self.fill(&run)?;
+        }
+        run.server = Some(server.pid());
+        drive(&run)
+            .map_err(anyhow::Error::from)
+            .with_context(|| server.last_words())
+    }
+
+    /// Writes RAM disks once, so that reads do not all copy the same page of zeroes.
+    fn fill(&self, run: &Run) -> Result<()> {
+        let mut fill = run.clone();
+        for vm in &mut fill.vms {
+            let socket = vm.socket.clone();
+            *vm = VmSpec::closed(socket, 8, 65536);
+        }
+        fill.mix = Mix {
+            read: 0,
+            flush: 0,
+            is_sequential: true,
+        };
+        fill.mode = Mode::Poll;
+        (fill.warm_up, fill.measure) = (Duration::ZERO, Duration::from_millis(400));
+        drive(&fill)?;
+        Ok(())
+    }
+}
+
+/// Disks in a closed loop on all sockets of a server.
+fn all(server: &Server, depth: u16) -> Vec<VmSpec> {
+    let closed = |socket: &PathBuf| VmSpec::closed(socket.clone(), depth, 4096);
+    server.sockets().iter().map(closed).collect()
+}

@@ -1,0 +1,389 @@
+//! Rows and keys: the table people read and the object programs read, from one source.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+
+use super::svg;
+use super::{Peer, Settings};
+use crate::stats::{Report, micros, short};
+
+/// Other people's programs, measured by another client on the machine of our notes: name, depth 1 and 32
+/// polling, depth 1 sleeping (IOPS; p50/p99 in µs).
+const QUOTED: [[&str; 4]; 6] = [
+    [
+        "SPDK null",
+        "950 k; 1.02/1.17",
+        "4799 k; 6.5/8.1",
+        "43.8 k; 21.5/55",
+    ],
+    [
+        "SPDK malloc",
+        "577 k; 1.62/1.86",
+        "1457 k; 21/48",
+        "39.3 k; 22.8/64",
+    ],
+    [
+        "Cloud Hypervisor tmpfs",
+        "43.9 k; 24/46",
+        "400 k; 77/116",
+        "21.4 k; 44/83",
+    ],
+    [
+        "Cloud Hypervisor tmpfs poll_queue",
+        "324 k; 3.0/3.3",
+        "407 k; 76/115",
+        "40.7 k; 23.6/47",
+    ],
+    [
+        "ubiblk tmpfs",
+        "131 k; 5.3/6.5",
+        "248 k; 86/2048",
+        "32.8 k; 26/62",
+    ],
+    [
+        "qemu-storage-daemon 7.2 null",
+        "41.1 k; 23.0/60",
+        "1761 k; 16.6/39",
+        "21.6 k; 42.0/91",
+    ],
+];
+
+/// The keys that are always there, null where they were not measured.
+const KEYS: [&str; 22] = [
+    "null_d1_vs_qsd",
+    "null_d32_vs_qsd",
+    "ram_d1_vs_qsd",
+    "ram_d32_vs_qsd",
+    "tmpfs_d1_vs_qsd",
+    "tmpfs_d32_vs_qsd",
+    "event_d1_p50_vs_qsd",
+    "null_d1_p50_rtts",
+    "kicks_per_1000_busy",
+    "idle_cpu_percent_8",
+    "idle_cpu_percent_256",
+    "idle_own_kib_256",
+    "jain_16",
+    "jain_64",
+    "weights_error_percent",
+    "served_of_256",
+    "quiet_p99_vs_alone_null",
+    "quiet_p99_vs_alone_ram",
+    "forced_sleeps",
+    "lost_wakeups",
+    "adaptive_worst_vs_best_fixed",
+    "fixed_worst_vs_best_fixed",
+];
+
+/// The median of some numbers; 0 of none.
+pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let mut numbers: Vec<_> = numbers.into_iter().collect();
+    numbers.sort_by(f64::total_cmp);
+    match numbers.len() {
+        0 => 0.0,
+        len if len % 2 == 1 => numbers[len / 2],
+        len => f64::midpoint(numbers[len / 2 - 1], numbers[len / 2]),
+    }
+}
+
+/// Medians over the repetitions of one row.
+#[derive(Clone, Debug, Default)]
+#[expect(missing_docs, reason = "as in `Report`")]
+pub struct Summary {
+    pub iops: f64,
+    pub mean_ns: f64,
+    pub p50_ns: f64,
+    pub p99_ns: f64,
+    pub kicks_per_1000: f64,
+    pub calls_per_1000: f64,
+    /// Seconds of the server per second.
+    pub server_cpu: f64,
+    pub vm_min_iops: f64,
+    pub vm_max_iops: f64,
+    pub served: f64,
+    pub jain: f64,
+    /// Of each group of disks.
+    pub group_p99_ns: Vec<f64>,
+    /// The distance of the best and the worst repetition, in percent of the median of IOPS.
+    pub spread_percent: f64,
+    /// Not a median: all of them.
+    pub lost_wakeups: u64,
+    /// Not a median: all requests that failed or never came back.
+    pub errors: u64,
+}
+
+impl Summary {
+    /// Of some repetitions.
+    pub fn of(reports: &[Report]) -> Self {
+        let of = |value: &dyn Fn(&Report) -> f64| median(reports.iter().map(value));
+        let iops = of(&|r| r.iops);
+        let least = reports.iter().map(|r| r.iops).fold(f64::INFINITY, f64::min);
+        let most = reports.iter().map(|r| r.iops).fold(0.0, f64::max);
+        let groups = reports.first().map_or(0, |report| report.groups.len());
+        Self {
+            iops,
+            mean_ns: of(&|r| r.latency.mean_ns),
+            p50_ns: of(&|r| r.latency.p50_ns as f64),
+            p99_ns: of(&|r| r.latency.p99_ns as f64),
+            kicks_per_1000: of(&Report::kicks_per_1000),
+            calls_per_1000: of(&Report::calls_per_1000),
+            server_cpu: of(&|r| r.server_cpu.unwrap_or(f64::NAN)),
+            vm_min_iops: of(&|r| r.vm_min_iops),
+            vm_max_iops: of(&|r| r.vm_max_iops),
+            served: of(&|r| r.served as f64),
+            jain: of(&|r| r.jain),
+            group_p99_ns: (0..groups)
+                .map(|group| of(&|r| r.groups[group].p99_ns as f64))
+                .collect(),
+            spread_percent: if iops > 0.0 {
+                (most - least) / iops * 100.0
+            } else {
+                0.0
+            },
+            lost_wakeups: reports.iter().map(|r| r.lost_wakeups).sum(),
+            errors: reports
+                .iter()
+                .map(|r| r.errors.total() + r.unanswered)
+                .sum(),
+        }
+    }
+}
+
+/// What was measured so far.
+#[derive(Debug)]
+pub struct Record {
+    keys: Map<String, Value>,
+    has_heading: bool,
+}
+
+impl Record {
+    /// With the machine and the settings as its first keys.
+    pub fn new(settings: &Settings) -> Self {
+        let mut keys = Map::new();
+        for key in KEYS {
+            keys.insert(key.to_owned(), Value::Null);
+        }
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model = cpuinfo
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"));
+        let model = model.map_or("unknown", |line| line.trim_start_matches(['\t', ' ', ':']));
+        let commit = std::env::var("EXITLESS_COMMIT").unwrap_or_else(|_| "unknown".to_owned());
+        let load = read("/proc/loadavg");
+        let load: f64 = load
+            .split(' ')
+            .next()
+            .and_then(|word| word.parse().ok())
+            .unwrap_or(0.0);
+        let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+        let facts = [
+            ("machine", json!(format!("{model}, {cpus} CPUs"))),
+            ("kernel", json!(read("/proc/sys/kernel/osrelease").trim())),
+            (
+                "mode",
+                json!("native, one CPU for the server, one for the client"),
+            ),
+            ("commit", json!(commit)),
+            ("load_average", json!(load)),
+            ("repetitions", json!(settings.repetitions)),
+            ("seconds", json!(settings.seconds)),
+            ("spinners", json!(settings.spinners)),
+            ("idle_policy", json!(settings.idle)),
+        ];
+        for (key, value) in facts {
+            keys.insert(key.to_owned(), value);
+        }
+        Self {
+            keys,
+            has_heading: false,
+        }
+    }
+
+    /// Prints what the run is.
+    pub fn heading(&self) {
+        for key in [
+            "machine",
+            "kernel",
+            "mode",
+            "commit",
+            "repetitions",
+            "seconds",
+            "spinners",
+        ] {
+            println!("{key:12} {}", self.keys[key].to_string().trim_matches('"'));
+        }
+        if self.get("load_average").is_some_and(|load| load > 1.0) {
+            println!(
+                "WARNING: others use this machine (load average {}): figures mean little",
+                self.keys["load_average"]
+            );
+        }
+    }
+
+    /// Sets a key.
+    pub fn number(&mut self, key: &str, value: f64) {
+        // A number that is none (0 / 0 of a row without requests) is null.
+        self.keys.insert(key.to_owned(), json!(value));
+    }
+
+    /// A key's number, if it was measured.
+    pub fn get(&self, key: &str) -> Option<f64> {
+        self.keys.get(key)?.as_f64()
+    }
+
+    /// Adds to the wake-ups lost by our server.
+    pub fn lost(&mut self, count: u64) {
+        let so_far = self.get("lost_wakeups").unwrap_or(0.0);
+        self.number("lost_wakeups", so_far + count as f64);
+    }
+
+    /// A title between rows.
+    pub fn section(&mut self, title: &str) {
+        println!("\n{title}");
+        self.has_heading = false;
+    }
+
+    fn columns(&mut self) {
+        if !self.has_heading {
+            self.has_heading = true;
+            println!(
+                "{:26} {:5} {:>9} {:>8} {:>8} {:>9} {:>9} {:>6} {:>7}  disks",
+                "", "", "IOPS", "p50 µs", "p99 µs", "kicks/1k", "calls/1k", "CPU %", "± %"
+            );
+        }
+    }
+
+    /// A row, printed and kept.
+    pub fn row(&mut self, name: &str, peer: &Peer, summary: &Summary) {
+        self.columns();
+        let prefix = format!("{name}_{}", peer.name());
+        let numbers = [
+            ("iops", summary.iops),
+            ("mean_ns", summary.mean_ns),
+            ("p50_ns", summary.p50_ns),
+            ("p99_ns", summary.p99_ns),
+            ("kicks_per_1000", summary.kicks_per_1000),
+            ("calls_per_1000", summary.calls_per_1000),
+            ("server_cpu_percent", summary.server_cpu * 100.0),
+            ("vm_min_iops", summary.vm_min_iops),
+            ("vm_max_iops", summary.vm_max_iops),
+            ("jain", summary.jain),
+            ("spread_percent", summary.spread_percent),
+            ("lost_wakeups", summary.lost_wakeups as f64),
+            ("errors", summary.errors as f64),
+        ];
+        for (key, value) in numbers {
+            self.number(&format!("{prefix}_{key}"), value);
+        }
+        if *peer != Peer::Qsd {
+            self.lost(summary.lost_wakeups);
+        }
+        let mut notes = String::new();
+        if (summary.vm_max_iops - summary.iops).abs() > 1.0 {
+            notes = format!(
+                "{} served, {} to {}, Jain {:.3}",
+                summary.served,
+                short(summary.vm_min_iops),
+                short(summary.vm_max_iops),
+                summary.jain
+            );
+        }
+        if self.is_near_ceiling(name, summary.iops) {
+            notes += " (near this client's ceiling)";
+        }
+        if summary.lost_wakeups + summary.errors > 0 {
+            notes += &format!(
+                " {} without an answer for 500 ms, {} errors",
+                summary.lost_wakeups, summary.errors
+            );
+        }
+        println!(
+            "{name:26} {:5} {:>9} {:>8} {:>8} {:>9.3} {:>9.3} {:>6.1} {:>7.1}  {}",
+            peer.name(),
+            short(summary.iops),
+            micros(summary.p50_ns as u64),
+            micros(summary.p99_ns as u64),
+            summary.kicks_per_1000,
+            summary.calls_per_1000,
+            summary.server_cpu * 100.0,
+            summary.spread_percent,
+            notes.trim()
+        );
+    }
+
+    /// Whether this client reached less than 1.25 times as much against a server that does nothing.
+    fn is_near_ceiling(&self, name: &str, iops: f64) -> bool {
+        let ring = if name.contains("packed") {
+            "packed"
+        } else {
+            "split"
+        };
+        let depth = if name.contains("_d1_") { 1 } else { 32 };
+        let ceiling = self.get(&format!("ceiling_{ring}_d{depth}_iops"));
+        ceiling.is_some_and(|ceiling| iops * 1.25 > ceiling)
+    }
+
+    /// A row without a result.
+    pub fn failed_row(&mut self, name: &str, peer: &Peer, error: &anyhow::Error) {
+        self.columns();
+        println!("{name:26} {:5} not measured: {error:#}", peer.name());
+        self.keys
+            .insert(format!("{name}_{}_iops", peer.name()), Value::Null);
+    }
+
+    /// A line of text.
+    pub fn line(&self, text: &str) {
+        println!("{text}");
+    }
+
+    /// Writes the object.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let text = serde_json::to_string_pretty(&self.keys)?;
+        fs::write(path, text + "\n").with_context(|| path.display().to_string())
+    }
+
+    /// Prints the keys and what is quoted, and draws the plots.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn finish(&self, path: &Path) -> Result<()> {
+        println!(
+            "\nquoted from our notes, another client and machine   d1 poll            d32 poll           d1 event"
+        );
+        for [name, d1, d32, event] in QUOTED {
+            println!("{name:50}  {d1:18} {d32:18} {event}");
+        }
+        println!();
+        for key in KEYS {
+            match self.get(key) {
+                Some(value) => println!("{key:32} {value:.3}"),
+                None => println!("{key:32} not measured"),
+            }
+        }
+        self.write(path)?;
+        svg::draw(&self.keys, path)?;
+        println!("\nwritten: {} and plots beside it", path.display());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_of_odd_even_and_nothing() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median([]), 0.0);
+    }
+}

@@ -1,0 +1,264 @@
+//! Servers as child processes: a command line, sockets, one CPU, and their end.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+
+use super::Settings;
+use crate::host;
+
+/// How long a server may take until its sockets are there.
+const START: Duration = Duration::from_secs(20);
+const QSD: &str = "qemu-storage-daemon";
+
+/// Who serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Ours, with its usual idle policy.
+    Ours,
+    /// Ours, with another idle policy.
+    OursIdle(String),
+    /// qemu-storage-daemon, all exports on one iothread.
+    Qsd,
+}
+
+impl Peer {
+    /// Whether it is installed: why not, if not.
+    pub fn missing(&self, settings: &Settings) -> Option<String> {
+        let program = match self {
+            Self::Ours | Self::OursIdle(_) => settings.ours.split_whitespace().next()?,
+            Self::Qsd => QSD,
+        };
+        let places = std::env::var_os("PATH").unwrap_or_default();
+        let is_there = match program.contains('/') {
+            true => Path::new(program).is_file(),
+            false => std::env::split_paths(&places).any(|place| place.join(program).is_file()),
+        };
+        (!is_there).then(|| format!("{program} is missing"))
+    }
+
+    /// A word for tables and keys.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Ours | Self::OursIdle(_) => "ours",
+            Self::Qsd => "qsd",
+        }
+    }
+}
+
+/// What a disk is made of; sizes in MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing is read or written.
+    Null,
+    /// Memory of the server; the peer, who has no such disk, gets a file in tmpfs.
+    Ram(u32),
+    /// A file in /dev/shm.
+    Tmpfs(u32),
+}
+
+/// One disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Disk {
+    /// What it is made of.
+    pub kind: Kind,
+    /// Its weight, where the server knows weights.
+    pub weight: u32,
+}
+
+impl Disk {
+    /// So many equal disks.
+    pub fn many(kind: Kind, count: usize) -> Vec<Self> {
+        vec![Self { kind, weight: 1 }; count]
+    }
+}
+
+/// A running server. Killed when dropped; its sockets and images go with it.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    sockets: Vec<PathBuf>,
+    files: Files,
+}
+
+/// What lies about for it, removed with it.
+#[derive(Debug)]
+struct Files {
+    directory: PathBuf,
+    images: Vec<PathBuf>,
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // What was never made cannot be removed.
+        let _ = fs::remove_dir_all(&self.directory);
+        for image in &self.images {
+            let _ = fs::remove_file(image);
+        }
+    }
+}
+
+impl Server {
+    /// Starts a server on its CPU and waits until all sockets take connections.
+    ///
+    /// # Errors
+    /// It is not installed, ended at once, or took too long.
+    pub fn start(settings: &Settings, peer: &Peer, disks: &[Disk]) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Short: a socket's path has 108 bytes at most.
+        let name = format!("vb{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(&name);
+        fs::create_dir_all(&directory)?;
+        let mut files = Files {
+            directory,
+            images: Vec::new(),
+        };
+        let socket = |at| files.directory.join(format!("{at}.s"));
+        let sockets: Vec<_> = (0..disks.len()).map(socket).collect();
+        let mut image = |mib: u32| {
+            let path = Path::new("/dev/shm").join(format!("{name}-{}", files.images.len()));
+            files.images.push(path.clone());
+            // Real pages: holes would all be read from the same page of zeroes.
+            fs::write(&path, vec![0x5a; (mib as usize) << 20]).map(|()| path)
+        };
+        let mut command = match peer {
+            Peer::Ours => ours(settings, &settings.idle, disks, &sockets, &mut image)?,
+            Peer::OursIdle(idle) => ours(settings, idle, disks, &sockets, &mut image)?,
+            Peer::Qsd => qsd(disks, &sockets, &mut image)?,
+        };
+        let log = File::create(files.directory.join("log"))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        // The child inherits this thread's CPU, and so do all threads it makes.
+        let before = sched_getaffinity(None)?;
+        host::pin(settings.server_cpu)?;
+        let child = command.spawn();
+        sched_setaffinity(None, &before)?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = child.with_context(|| format!("{program} cannot be started"))?;
+        let mut server = Self {
+            child,
+            sockets,
+            files,
+        };
+        server.wait()?;
+        Ok(server)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let start = Instant::now();
+        // The last socket only: servers make them in order, and each connection here is one more to serve.
+        let Some(last) = self.sockets.last() else {
+            bail!("a server without disks");
+        };
+        loop {
+            if UnixStream::connect(last).is_ok() {
+                // It sees that connection end before the next one comes.
+                thread::sleep(Duration::from_millis(20));
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("ended with {status}: {}", self.last_words());
+            }
+            if start.elapsed() > START {
+                bail!("no socket within {START:?}: {}", self.last_words());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its disks listen.
+    pub fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+
+    /// The last line it wrote.
+    pub fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.files.directory.join("log")).unwrap_or_default();
+        log.lines()
+            .last()
+            .unwrap_or("the server said nothing")
+            .to_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ours(
+    settings: &Settings,
+    idle: &str,
+    disks: &[Disk],
+    sockets: &[PathBuf],
+    image: &mut impl FnMut(u32) -> std::io::Result<PathBuf>,
+) -> Result<Command> {
+    let mut words = settings.ours.split_whitespace();
+    let program = words.next().context("our server's command line is empty")?;
+    let mut command = Command::new(program);
+    for word in words {
+        if word != "{blocks}" {
+            let cpu = settings.server_cpu.to_string();
+            command.arg(word.replace("{cpu}", &cpu).replace("{idle}", idle));
+            continue;
+        }
+        for (at, (disk, socket)) in disks.iter().zip(sockets).enumerate() {
+            let path = match disk.kind {
+                Kind::Null => "null:1G".to_owned(),
+                Kind::Ram(mib) => format!("ram:{mib}M"),
+                Kind::Tmpfs(mib) => image(mib)?.display().to_string(),
+            };
+            let socket = socket.display();
+            let weight = match disk.weight {
+                1 => String::new(),
+                weight => format!(",weight={weight}"),
+            };
+            command
+                .arg("--block")
+                .arg(format!("id=d{at},path={path},socket={socket}{weight}"));
+        }
+    }
+    Ok(command)
+}
+
+fn qsd(
+    disks: &[Disk],
+    sockets: &[PathBuf],
+    image: &mut impl FnMut(u32) -> std::io::Result<PathBuf>,
+) -> Result<Command> {
+    let mut command = Command::new(QSD);
+    command.args(["--object", "iothread,id=t0"]);
+    for (at, (disk, socket)) in disks.iter().zip(sockets).enumerate() {
+        let node = match disk.kind {
+            Kind::Null => format!("driver=null-co,node-name=n{at},size=1073741824,read-zeroes=off"),
+            Kind::Ram(mib) | Kind::Tmpfs(mib) => {
+                let path = image(mib)?;
+                format!("driver=file,node-name=n{at},filename={}", path.display())
+            }
+        };
+        let socket = socket.display();
+        command.args(["--blockdev", &node]).arg("--export").arg(format!(
+            "type=vhost-user-blk,id=e{at},node-name=n{at},addr.type=unix,addr.path={socket},writable=on,num-queues=1,iothread=t0"
+        ));
+    }
+    Ok(command)
+}

@@ -1,0 +1,588 @@
+//! A front end: one disk of one back end, from the first message to running rings, and back again
+//! after the back end was killed.
+//!
+//! The order of messages is QEMU's. Memory goes by ADD_MEM_REG where the back end offers slots, else by
+//! SET_MEM_TABLE; an inflight region is asked for once and given back on every later connection.
+//!
+//! **After a crash** ([`Client::reconnect`]): with an inflight region the rings stay as they are and the
+//! back end is told their used position; the requests in flight are its affair. Without one they are put
+//! into fresh rings again, which a real guest could not do but a client that checks its data may.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vhost_user::frontend::Reply;
+use vhost_user::wire::{
+    ConfigAccess, ConfigKind, Inflight, ProtocolFeatures, Request, RequestId, VringAddr, VringFd,
+    VringState, feature as vhost_feature,
+};
+
+use crate::channel::{Channel, ChannelError};
+use crate::layout::Layout;
+use crate::memory::Memory;
+use crate::queue::{Extent, Op, Queue, Status};
+use crate::ring::{RingError, feature as ring_feature};
+
+/// Feature bits of the block device (virtio 1.2 §5.2.3), as masks.
+pub mod feature {
+    /// VIRTIO_BLK_F_SEG_MAX.
+    pub const SEG_MAX: u64 = 1 << 2;
+    /// VIRTIO_BLK_F_RO.
+    pub const RO: u64 = 1 << 5;
+    /// VIRTIO_BLK_F_BLK_SIZE.
+    pub const BLK_SIZE: u64 = 1 << 6;
+    /// VIRTIO_BLK_F_FLUSH.
+    pub const FLUSH: u64 = 1 << 9;
+    /// VIRTIO_BLK_F_MQ.
+    pub const MQ: u64 = 1 << 12;
+    /// VIRTIO_BLK_F_DISCARD.
+    pub const DISCARD: u64 = 1 << 13;
+    /// VIRTIO_BLK_F_WRITE_ZEROES.
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+}
+
+/// Bytes of the block device's configuration that are read.
+const CONFIG_LEN: u32 = 60;
+/// Descriptors of a request that is not indirect.
+const CHAIN: u32 = 3;
+/// The least ring that is asked for, as Linux' and QEMU's defaults are.
+const MIN_RING: u16 = 256;
+
+/// What a client wants; it gets what the back end offers of it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Virtio features to take where offered.
+    pub features: u64,
+    /// Protocol features to take where offered.
+    pub protocol: ProtocolFeatures,
+    /// Those of both without which it is no use to go on.
+    pub required: (u64, ProtocolFeatures),
+    /// Queues to use.
+    pub queues: u16,
+    /// Entries per ring; `None`: 256, or more where the depth needs it.
+    pub ring_size: Option<u16>,
+    /// Requests outstanding per queue, at most.
+    pub depth: u16,
+    /// Bytes of the largest read or write.
+    pub block: u32,
+    /// Whether the memory is told as two regions.
+    pub two_regions: bool,
+    /// How long to wait for a listener, and for each reply.
+    pub timeout: Duration,
+}
+
+impl Options {
+    /// Takes these features, and does without a back end that does not offer them.
+    pub fn require(&mut self, features: u64) {
+        self.features |= features;
+        self.required.0 |= features;
+    }
+
+    /// Takes these protocol features, and does without a back end that does not offer them.
+    pub fn require_protocol(&mut self, protocol: ProtocolFeatures) {
+        self.protocol = self.protocol | protocol;
+        self.required.1 = self.required.1 | protocol;
+    }
+
+    /// Everything this client can do, but for packed rings, IN_ORDER and indirect descriptors, which a
+    /// caller chooses; and for INFLIGHT_SHMFD, which costs a back end stores on every request.
+    pub fn new(depth: u16, block: u32) -> Self {
+        Self {
+            features: ring_feature::VERSION_1
+                | ring_feature::EVENT_IDX
+                | vhost_feature::PROTOCOL_FEATURES
+                | feature::SEG_MAX
+                | feature::RO
+                | feature::BLK_SIZE
+                | feature::FLUSH
+                | feature::MQ
+                | feature::DISCARD
+                | feature::WRITE_ZEROES,
+            protocol: ProtocolFeatures::MQ
+                | ProtocolFeatures::REPLY_ACK
+                | ProtocolFeatures::CONFIG
+                | ProtocolFeatures::RESET_DEVICE
+                | ProtocolFeatures::CONFIGURE_MEM_SLOTS,
+            required: (ring_feature::VERSION_1, ProtocolFeatures::NONE),
+            queues: 1,
+            ring_size: None,
+            depth,
+            block,
+            two_regions: false,
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What the device says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlkConfig {
+    /// Sectors of 512 bytes.
+    pub capacity: u64,
+    /// Queues, 0 where not said.
+    pub queues: u16,
+    /// The longest discard, in sectors; 0 where there is none.
+    pub max_discard_sectors: u32,
+    /// The longest write-zeroes, in sectors; 0 where there is none.
+    pub max_write_zeroes_sectors: u32,
+}
+
+/// Why a client does not work.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum ClientError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error("cannot make the guest's memory or eventfds")]
+    Memory(#[source] io::Error),
+    #[error("the back end does not offer {what}")]
+    NotOffered { what: &'static str },
+    #[error(
+        "the back end does not offer features {features:#x} and protocol features {protocol:?}"
+    )]
+    Missing {
+        features: u64,
+        protocol: ProtocolFeatures,
+    },
+    #[error(
+        "the back end offers other features than before it was restarted: {now:#x} for {before:#x}"
+    )]
+    FeaturesChanged { before: u64, now: u64 },
+    #[error("ring {queue}")]
+    Ring {
+        queue: u16,
+        #[source]
+        source: RingError,
+    },
+}
+
+/// A disk, connected.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    options: Options,
+    channel: Channel,
+    /// Features acknowledged.
+    features: u64,
+    protocol: ProtocolFeatures,
+    config: BlkConfig,
+    pub(crate) memory: Memory,
+    pub(crate) layout: Layout,
+    pub(crate) queues: Vec<Queue>,
+    inflight: Option<(Inflight, OwnedFd)>,
+}
+
+/// What negotiation settles.
+struct Negotiated {
+    channel: Channel,
+    features: u64,
+    protocol: ProtocolFeatures,
+    config: BlkConfig,
+}
+
+impl Client {
+    /// Connects, negotiates, shares memory and starts the rings.
+    ///
+    /// # Errors
+    /// Nobody listens, or the back end refused or broke off.
+    pub fn connect(path: &Path, options: Options) -> Result<Self, ClientError> {
+        let Negotiated {
+            channel,
+            features,
+            protocol,
+            config,
+        } = negotiate(path, &options)?;
+        let descs = if features & ring_feature::INDIRECT != 0 {
+            1
+        } else {
+            CHAIN
+        };
+        let needed = (u32::from(options.depth) * descs).next_power_of_two();
+        let auto = u16::try_from(needed).unwrap_or(1 << 15).max(MIN_RING);
+        let layout = Layout::new(
+            options.queues,
+            options.ring_size.unwrap_or(auto),
+            options.depth,
+            options.block,
+            features & ring_feature::PACKED != 0,
+            options.two_regions,
+        );
+        let memory = Memory::create(layout.len()).map_err(ClientError::Memory)?;
+        let queues = (0..options.queues)
+            .map(|index| Queue::new(index, &layout, features))
+            .collect::<Result<_, _>>()
+            .map_err(|errno| ClientError::Memory(errno.into()))?;
+        let mut client = Self {
+            path: path.to_owned(),
+            options,
+            channel,
+            features,
+            protocol,
+            config,
+            memory,
+            layout,
+            queues,
+            inflight: None,
+        };
+        client.start(false)?;
+        Ok(client)
+    }
+
+    /// Features acknowledged.
+    pub const fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Protocol features acknowledged.
+    pub const fn protocol(&self) -> ProtocolFeatures {
+        self.protocol
+    }
+
+    /// The device's configuration.
+    pub const fn config(&self) -> BlkConfig {
+        self.config
+    }
+
+    /// Whether an inflight region is there, so that requests in flight outlive the back end.
+    pub const fn tracks_inflight(&self) -> bool {
+        self.inflight.is_some()
+    }
+
+    /// The path connected to.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The control socket: it hangs up when the back end dies.
+    pub const fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// The control socket, for requests that this client does not make by itself.
+    pub const fn channel_mut(&mut self) -> &mut Channel {
+        &mut self.channel
+    }
+
+    /// The guest's memory, where everything lies in it, and the queues: for driving them by hand.
+    pub fn parts(&mut self) -> (&Memory, &Layout, &mut [Queue]) {
+        (&self.memory, &self.layout, &mut self.queues)
+    }
+
+    /// Whether the back end closed the connection.
+    pub fn is_hung_up(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::from_borrowed_fd(
+            self.channel.socket(),
+            PollFlags::RDHUP,
+        )];
+        let at_once = Timespec::default();
+        matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
+    }
+
+    /// Connects again to a back end that was restarted, or that closed the connection. Everything that
+    /// came back before must have been popped.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; also where the new back end offers something else.
+    pub fn reconnect(&mut self) -> Result<(), ClientError> {
+        let new = negotiate(&self.path, &self.options)?;
+        if new.features != self.features {
+            return Err(ClientError::FeaturesChanged {
+                before: self.features,
+                now: new.features,
+            });
+        }
+        self.channel = new.channel;
+        self.protocol = new.protocol;
+        self.config = new.config;
+        let keeps_rings = self.inflight.is_some();
+        let mut again = Vec::new();
+        if !keeps_rings {
+            self.memory.zero(0, self.layout.rings_len());
+            for queue in &mut self.queues {
+                again.push(queue.reset(&self.layout, self.features));
+            }
+        }
+        self.start(keeps_rings)?;
+        for (queue, slots) in self.queues.iter_mut().zip(again) {
+            for slot in slots {
+                let has_room = queue.submit_again(&self.memory, &self.layout, slot);
+                assert!(has_room, "a fresh ring has room for what the old one held");
+            }
+            queue.publish(&self.memory);
+        }
+        Ok(())
+    }
+
+    /// Makes one request on queue 0, where nothing else is outstanding, and waits for it. `data` is written
+    /// from, or read into, at most a block of it.
+    ///
+    /// # Errors
+    /// The device broke the ring's protocol.
+    ///
+    /// # Panics
+    /// If something is outstanding.
+    pub fn request(
+        &mut self,
+        op: Op,
+        extent: Extent,
+        data: &mut [u8],
+    ) -> Result<Option<Status>, ClientError> {
+        let (queue, memory, layout) = (&mut self.queues[0], &self.memory, &self.layout);
+        assert_eq!(queue.outstanding(), 0, "one at a time");
+        let slot = queue
+            .take_slot()
+            .expect("with nothing outstanding slots are free");
+        let at = layout.data(0, slot);
+        let len = data.len().min(layout.block as usize);
+        if op == Op::Write {
+            memory.write(at, &data[..len]);
+        }
+        queue.submit(memory, layout, slot, op, extent, 0);
+        queue.publish(memory);
+        let start = Instant::now();
+        let done = loop {
+            let done = queue.complete(memory, layout);
+            let done = done.map_err(|source| ClientError::Ring { queue: 0, source })?;
+            if done.is_some() || start.elapsed() > self.options.timeout {
+                break done;
+            }
+            thread::yield_now();
+        };
+        Ok(done.map(|done| {
+            queue.release(done.slot);
+            if matches!(op, Op::Read | Op::GetId) {
+                memory.read(at, &mut data[..len]);
+            }
+            done.status
+        }))
+    }
+
+    /// Stops the rings as a guest that shuts down does, then returns where each stands by the back end's
+    /// word and by ours. They differ where requests were lost or made up.
+    ///
+    /// # Errors
+    /// The back end broke off.
+    pub fn stop(&mut self) -> Result<Vec<(u32, u32)>, ClientError> {
+        let mut bases = Vec::new();
+        for index in 0..self.options.queues {
+            self.enable(index, false)?;
+            let reply = self.channel.call(Request::GetVringBase {
+                index: index.into(),
+            })?;
+            let request = RequestId::GET_VRING_BASE;
+            let Some(Reply::RingBase(VringState { num, .. })) = reply else {
+                return Err(ChannelError::Unexpected { request }.into());
+            };
+            bases.push((num, self.queues[usize::from(index)].ring.available_base()));
+        }
+        Ok(bases)
+    }
+
+    /// RESET_DEVICE, where it is negotiated: rings, features and state are forgotten by the back end, and
+    /// started anew here with nothing outstanding.
+    ///
+    /// # Errors
+    /// It is not offered, or the back end broke off.
+    pub fn reset_device(&mut self) -> Result<(), ClientError> {
+        if !self.protocol.contains(ProtocolFeatures::RESET_DEVICE) {
+            let what = "RESET_DEVICE";
+            return Err(ClientError::NotOffered { what });
+        }
+        self.channel.call(Request::ResetDevice)?;
+        self.channel.call(Request::SetFeatures(self.features))?;
+        self.memory.zero(0, self.layout.rings_len());
+        for queue in &mut self.queues {
+            for slot in queue.reset(&self.layout, self.features) {
+                queue.release(slot);
+            }
+        }
+        self.inflight = None;
+        self.start_rings(false)
+    }
+
+    fn start(&mut self, keeps_rings: bool) -> Result<(), ClientError> {
+        self.share_memory()?;
+        self.start_rings(keeps_rings)
+    }
+
+    fn share_memory(&mut self) -> Result<(), ClientError> {
+        let file = || {
+            self.memory
+                .file()
+                .try_clone_to_owned()
+                .map_err(ClientError::Memory)
+        };
+        let regions = self.layout.regions();
+        if self
+            .protocol
+            .contains(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
+        {
+            for region in regions {
+                self.channel.call(Request::AddMemReg(region, file()?))?;
+            }
+        } else {
+            let table = regions
+                .into_iter()
+                .map(|region| Ok((region, file()?)))
+                .collect::<Result<_, ClientError>>()?;
+            self.channel.call(Request::SetMemTable(table))?;
+        }
+        Ok(())
+    }
+
+    fn start_rings(&mut self, keeps_rings: bool) -> Result<(), ClientError> {
+        self.hand_over_inflight()?;
+        for index in 0..self.options.queues {
+            let ring = u32::from(index);
+            let queue = &self.queues[usize::from(index)];
+            let (places, layout) = (self.layout.places(index), &self.layout);
+            let fd = |fd: std::os::fd::BorrowedFd<'_>| {
+                let fd = fd.try_clone_to_owned().map_err(ClientError::Memory)?;
+                Ok::<_, ClientError>(VringFd {
+                    index: index as u8,
+                    fd: Some(fd),
+                })
+            };
+            let state = |num| VringState { index: ring, num };
+            let base = if keeps_rings {
+                queue.ring.base(&self.memory)
+            } else {
+                0
+            };
+            let base = match self.features & ring_feature::PACKED {
+                // A fresh packed ring starts in the first lap, whose wrap counters are 1.
+                0 => base,
+                _ if keeps_rings => base,
+                _ => queue.ring.available_base(),
+            };
+            let channel = &mut self.channel;
+            channel.call(Request::SetVringNum(state(layout.ring_size.into())))?;
+            channel.call(Request::SetVringBase(state(base)))?;
+            channel.call(Request::SetVringAddr(VringAddr {
+                index: ring,
+                desc: layout.user(places.desc),
+                avail: layout.user(places.driver),
+                used: layout.user(places.device),
+                log: None,
+            }))?;
+            channel.call(Request::SetVringCall(fd(queue.call_fd())?))?;
+            channel.call(Request::SetVringKick(fd(queue.kick_fd())?))?;
+        }
+        for index in 0..self.options.queues {
+            self.enable(index, true)?;
+        }
+        // A request with a reply: the back end has done everything before it, acknowledged or not.
+        self.channel.value(Request::GetFeatures)?;
+        if !keeps_rings {
+            for queue in &mut self.queues {
+                // Some back ends signal once when they get the descriptor; no request ended by that.
+                queue.take_calls();
+                queue.calls = 0;
+            }
+        }
+        Ok(())
+    }
+
+    fn enable(&mut self, index: u16, enable: bool) -> Result<(), ClientError> {
+        // Without bit 30 rings run as soon as they have a kick descriptor.
+        if self.features & vhost_feature::PROTOCOL_FEATURES != 0 {
+            let index = index.into();
+            self.channel
+                .call(Request::SetVringEnable { index, enable })?;
+        }
+        Ok(())
+    }
+
+    fn hand_over_inflight(&mut self) -> Result<(), ClientError> {
+        if !self.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            return Ok(());
+        }
+        if self.inflight.is_none() {
+            let wanted = Inflight {
+                mmap_size: 0,
+                mmap_offset: 0,
+                queues: self.options.queues,
+                queue_size: self.layout.ring_size,
+            };
+            self.inflight = Some(self.channel.inflight(wanted)?);
+        }
+        if let Some((inflight, fd)) = &self.inflight {
+            let fd = fd
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(ClientError::Memory)?;
+            self.channel.call(Request::SetInflightFd(*inflight, fd))?;
+        }
+        Ok(())
+    }
+}
+
+fn negotiate(path: &Path, options: &Options) -> Result<Negotiated, ClientError> {
+    let mut channel = Channel::connect(path, options.timeout)?;
+    channel.call(Request::SetOwner)?;
+    let offered = channel.value(Request::GetFeatures)?;
+    let mut protocol = ProtocolFeatures::NONE;
+    if offered & options.features & vhost_feature::PROTOCOL_FEATURES != 0 {
+        let offered = ProtocolFeatures(channel.value(Request::GetProtocolFeatures)?);
+        protocol = offered & options.protocol;
+        channel.call(Request::SetProtocolFeatures(protocol))?;
+        channel.acks = protocol.contains(ProtocolFeatures::REPLY_ACK);
+    }
+    if options.queues > 1 {
+        let has_mq = protocol.contains(ProtocolFeatures::MQ);
+        if !has_mq || channel.value(Request::GetQueueNum)? < u64::from(options.queues) {
+            let what = "so many queues";
+            return Err(ClientError::NotOffered { what });
+        }
+    }
+    let features = offered & options.features;
+    let missing = (
+        options.required.0 & !features,
+        options.required.1.without(protocol),
+    );
+    if missing != (0, ProtocolFeatures::NONE) {
+        let (features, protocol) = missing;
+        return Err(ClientError::Missing { features, protocol });
+    }
+    let mut config = BlkConfig::default();
+    if protocol.contains(ProtocolFeatures::CONFIG) {
+        config = read_config(&mut channel)?;
+    }
+    channel.call(Request::SetFeatures(features))?;
+    Ok(Negotiated {
+        channel,
+        features,
+        protocol,
+        config,
+    })
+}
+
+fn read_config(channel: &mut Channel) -> Result<BlkConfig, ClientError> {
+    let access = ConfigAccess {
+        offset: 0,
+        size: CONFIG_LEN,
+        kind: ConfigKind::Writable,
+    };
+    let Some(Reply::Config(Some(bytes))) = channel.call(Request::GetConfig(access))? else {
+        let request = RequestId::GET_CONFIG;
+        return Err(ChannelError::Refused { request }.into());
+    };
+    let word = |at: usize| -> [u8; 4] {
+        let bytes = bytes
+            .get(at..at + 4)
+            .and_then(|bytes| bytes.try_into().ok());
+        bytes.unwrap_or_default()
+    };
+    let low = u32::from_le_bytes(word(0));
+    let high = u32::from_le_bytes(word(4));
+    Ok(BlkConfig {
+        capacity: u64::from(low) | u64::from(high) << 32,
+        queues: (u32::from_le_bytes(word(32)) >> 16) as u16,
+        max_discard_sectors: u32::from_le_bytes(word(36)),
+        max_write_zeroes_sectors: u32::from_le_bytes(word(48)),
+    })
+}

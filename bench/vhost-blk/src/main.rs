@@ -1,0 +1,10 @@
+//! `vhost-blk`: see `vhost-blk help`.
+#![forbid(unsafe_code)]
+
+mod cli;
+
+use anyhow::Result;
+
+fn main() -> Result<()> {
+    cli::run()
+}

@@ -1,0 +1,283 @@
+//! One queue of a disk: slots with block requests in a ring, and the two eventfds.
+//!
+//! Follows virtio 1.2 §5.2.6. The hot path is [`Queue::submit`], [`Queue::publish`] and [`Queue::complete`];
+//! it makes no system call unless the device asked for a kick.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::layout::Layout;
+use crate::memory::Memory;
+use crate::ring::{Ring, RingError, Segment, feature};
+
+/// Bytes of a sector, the unit of addresses on the wire.
+pub const SECTOR: u32 = 512;
+/// Bytes that GET_ID writes.
+pub const ID_LEN: u32 = 20;
+
+/// Requests a disk takes, with their numbers on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+#[expect(missing_docs, reason = "the specification's names, VIRTIO_BLK_T_*")]
+pub enum Op {
+    Read = 0,
+    Write = 1,
+    Flush = 4,
+    GetId = 8,
+    Discard = 11,
+    WriteZeroes = 13,
+}
+
+/// A request's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First sector.
+    pub sector: u64,
+    /// Bytes, at most a slot's block (for a discard or write-zeroes any multiple of a sector).
+    pub bytes: u32,
+}
+
+/// How a request ended, by its status byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// VIRTIO_BLK_S_OK.
+    Ok,
+    /// VIRTIO_BLK_S_IOERR.
+    IoError,
+    /// VIRTIO_BLK_S_UNSUPP.
+    Unsupported,
+    /// Anything else, or the byte was not written at all (0xff).
+    Other(u8),
+}
+
+/// A request that ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// Its slot, free again once given to [`Queue::release`].
+    pub slot: u16,
+    /// What it was.
+    pub op: Op,
+    /// Where.
+    pub extent: Extent,
+    /// How it ended.
+    pub status: Status,
+    /// The time it was submitted with.
+    pub since: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    op: Op,
+    extent: Extent,
+    since: u64,
+}
+
+/// One queue.
+#[derive(Debug)]
+pub struct Queue {
+    index: u16,
+    pub(crate) ring: Ring,
+    is_indirect: bool,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    kick: OwnedFd,
+    call: OwnedFd,
+    /// Kicks written: what a guest pays with an exit.
+    pub kicks: u64,
+    /// Calls read: what a guest takes as interrupts.
+    pub calls: u64,
+}
+
+impl Queue {
+    /// A queue with a fresh ring.
+    ///
+    /// # Errors
+    /// No eventfds are left.
+    pub fn new(index: u16, layout: &Layout, features: u64) -> Result<Self, rustix::io::Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let idle = Slot {
+            op: Op::Read,
+            extent: Extent {
+                sector: 0,
+                bytes: 0,
+            },
+            since: 0,
+        };
+        Ok(Self {
+            index,
+            ring: Ring::new(layout.ring_size, layout.places(index), features),
+            is_indirect: features & feature::INDIRECT != 0,
+            slots: vec![idle; layout.depth.into()],
+            free: (0..layout.depth).rev().collect(),
+            kick: eventfd(0, flags)?,
+            call: eventfd(0, flags)?,
+            kicks: 0,
+            calls: 0,
+        })
+    }
+
+    /// The eventfd written to kick.
+    pub fn kick_fd(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+
+    /// The eventfd that calls arrive on.
+    pub fn call_fd(&self) -> BorrowedFd<'_> {
+        self.call.as_fd()
+    }
+
+    /// The ring itself.
+    pub const fn ring(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    /// Slots that are free.
+    pub const fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Requests the device has.
+    pub fn outstanding(&self) -> u16 {
+        self.ring.outstanding()
+    }
+
+    /// Takes a slot; its data may be filled before [`Queue::submit`].
+    #[inline]
+    pub fn take_slot(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Gives a slot back.
+    #[inline]
+    pub fn release(&mut self, slot: u16) {
+        self.free.push(slot);
+    }
+
+    /// Puts a request into the ring, not yet available; `false` where it has no room (the slot stays taken).
+    #[inline]
+    pub fn submit(
+        &mut self,
+        memory: &Memory,
+        layout: &Layout,
+        slot: u16,
+        op: Op,
+        extent: Extent,
+        since: u64,
+    ) -> bool {
+        self.slots[usize::from(slot)] = Slot { op, extent, since };
+        self.submit_again(memory, layout, slot)
+    }
+
+    /// Puts the slot's last request into the ring once more (another ring, after a restart).
+    #[inline]
+    pub fn submit_again(&mut self, memory: &Memory, layout: &Layout, slot: u16) -> bool {
+        let Slot { op, extent, .. } = self.slots[usize::from(slot)];
+        let header = layout.header(self.index, slot);
+        let sector = match op {
+            Op::Read | Op::Write => extent.sector,
+            _ => 0,
+        };
+        memory.store_u64(header, u64::from(op as u32), Relaxed);
+        memory.store_u64(header + 8, sector, Relaxed);
+        let status = layout.status(self.index, slot);
+        memory.store_u8(status, 0xff, Relaxed);
+        let data = |addr, len, is_writable| Segment {
+            addr,
+            len,
+            is_writable,
+        };
+        let buffer = layout.gpa(layout.data(self.index, slot));
+        let middle = match op {
+            Op::Read => Some(data(buffer, extent.bytes, true)),
+            Op::Write => Some(data(buffer, extent.bytes, false)),
+            Op::GetId => Some(data(buffer, ID_LEN, true)),
+            Op::Flush => None,
+            Op::Discard | Op::WriteZeroes => {
+                let range = layout.range(self.index, slot);
+                memory.store_u64(range, extent.sector, Relaxed);
+                let sectors = u64::from(extent.bytes / SECTOR);
+                memory.store_u64(range + 8, sectors, Relaxed);
+                Some(data(layout.gpa(range), 16, false))
+            }
+        };
+        let first = data(layout.gpa(header), 16, false);
+        let last = data(layout.gpa(status), 1, true);
+        let table = self.is_indirect.then(|| layout.table(self.index, slot));
+        match middle {
+            Some(middle) => self.ring.add(memory, slot, &[first, middle, last], table),
+            None => self.ring.add(memory, slot, &[first, last], table),
+        }
+    }
+
+    /// Makes what was submitted available, and kicks if the device wants it.
+    #[inline]
+    pub fn publish(&mut self, memory: &Memory) {
+        if self.ring.publish(memory) {
+            self.kick();
+        }
+    }
+
+    /// Makes what was submitted available and never kicks, whatever the device wants.
+    #[inline]
+    pub fn publish_silently(&mut self, memory: &Memory) {
+        self.ring.publish(memory);
+    }
+
+    /// Kicks.
+    #[cold]
+    pub fn kick(&mut self) {
+        self.kicks += 1;
+        // Fails only if 2^64 - 2 kicks wait unread, and then one more says nothing new.
+        let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
+    }
+
+    /// Reads and counts the calls that came.
+    pub fn take_calls(&mut self) -> u64 {
+        let mut count = [0; 8];
+        // An error is EAGAIN: none came.
+        let calls = match rustix::io::read(&self.call, &mut count) {
+            Ok(8) => u64::from_ne_bytes(count),
+            _ => 0,
+        };
+        self.calls += calls;
+        calls
+    }
+
+    /// The next request that ended.
+    ///
+    /// # Errors
+    /// The device broke the ring's protocol.
+    #[inline]
+    pub fn complete(
+        &mut self,
+        memory: &Memory,
+        layout: &Layout,
+    ) -> Result<Option<Done>, RingError> {
+        let Some(used) = self.ring.pop(memory)? else {
+            return Ok(None);
+        };
+        let Slot { op, extent, since } = self.slots[usize::from(used.token)];
+        let status = match memory.load_u8(layout.status(self.index, used.token), Relaxed) {
+            0 => Status::Ok,
+            1 => Status::IoError,
+            2 => Status::Unsupported,
+            other => Status::Other(other),
+        };
+        Ok(Some(Done {
+            slot: used.token,
+            op,
+            extent,
+            status,
+            since,
+        }))
+    }
+
+    /// Starts over with a fresh ring in zeroed memory. The slots of the requests that were outstanding.
+    pub fn reset(&mut self, layout: &Layout, features: u64) -> Vec<u16> {
+        self.ring = Ring::new(layout.ring_size, layout.places(self.index), features);
+        let is_free = |slot: &u16| self.free.contains(slot);
+        (0..layout.depth).filter(|slot| !is_free(slot)).collect()
+    }
+}

@@ -1,0 +1,214 @@
+//! What a verified block contains: every sector says which one it is, of which write, by whom.
+//!
+//! ```text
+//! 0  magic        8  sector number (8 bytes)
+//! 16 generation  20  client   24  checksum over everything else
+//! 32 …           a pattern that depends on all of them
+//! ```
+//! A block read back must have one generation and client in all of its sectors: a torn write, a write to a
+//! wrong place, an old block and foreign data are each told apart.
+
+use crate::queue::SECTOR;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"exitless");
+const SECTOR_LEN: usize = SECTOR as usize;
+const CHECKSUM: usize = 24;
+const PATTERN: usize = 32;
+
+/// Which write a block is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// First sector of the block.
+    pub sector: u64,
+    /// Writes to this block before it, plus one.
+    pub generation: u32,
+    /// Who wrote it.
+    pub client: u32,
+}
+
+/// What is wrong with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Damage {
+    #[error("sector {sector}: no stamp")]
+    Magic { sector: u64 },
+    #[error("sector {sector}: wrong checksum")]
+    Checksum { sector: u64 },
+    #[error("sector {sector} holds what belongs to sector {found}")]
+    Misplaced { sector: u64, found: u64 },
+    #[error("sector {sector} is of generation {found}, the block's first of {first}: torn")]
+    Torn { sector: u64, first: u32, found: u32 },
+    #[error("sector {sector} is client {found}'s, not {client}'s")]
+    Foreign {
+        sector: u64,
+        client: u32,
+        found: u32,
+    },
+    #[error("sector {sector} is of generation {found}, generation {expected} was acknowledged")]
+    Generation {
+        sector: u64,
+        expected: u32,
+        found: u32,
+    },
+    #[error("sector {sector} is not zero")]
+    NotZero { sector: u64 },
+}
+
+/// FNV-1a over words, which is enough against anything but intent.
+fn checksum(sector: &[u8]) -> u64 {
+    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
+    let words = sector.chunks_exact(8).map(word).enumerate();
+    words
+        .filter(|(at, _)| *at != CHECKSUM / 8)
+        .fold(0xcbf2_9ce4_8422_2325, |sum: u64, (_, word)| {
+            (sum ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
+        })
+}
+
+impl Stamp {
+    /// Fills a block, a multiple of a sector.
+    pub fn fill(self, block: &mut [u8]) {
+        for (number, sector) in (self.sector..).zip(block.chunks_exact_mut(SECTOR_LEN)) {
+            sector[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+            sector[8..16].copy_from_slice(&number.to_ne_bytes());
+            sector[16..20].copy_from_slice(&self.generation.to_ne_bytes());
+            sector[20..24].copy_from_slice(&self.client.to_ne_bytes());
+            let mut seed = number << 32 ^ u64::from(self.generation) << 8 ^ u64::from(self.client);
+            for word in sector[PATTERN..].chunks_exact_mut(8) {
+                seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                word.copy_from_slice(&seed.to_ne_bytes());
+            }
+            let sum = checksum(sector);
+            sector[CHECKSUM..PATTERN].copy_from_slice(&sum.to_ne_bytes());
+        }
+    }
+
+    /// Checks that a block is this write's.
+    ///
+    /// # Errors
+    /// What is wrong, at its first sector that is.
+    pub fn check(self, block: &[u8]) -> Result<(), Damage> {
+        let mut first = None;
+        for (sector, bytes) in (self.sector..).zip(block.chunks_exact(SECTOR_LEN)) {
+            let word =
+                |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+            if word(0) != MAGIC {
+                return Err(Damage::Magic { sector });
+            }
+            if word(CHECKSUM) != checksum(bytes) {
+                return Err(Damage::Checksum { sector });
+            }
+            let number = word(8);
+            if number != sector {
+                let found = number;
+                return Err(Damage::Misplaced { sector, found });
+            }
+            let half =
+                |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+            let (found, owner) = (half(16), half(20));
+            if owner != self.client {
+                let (client, found) = (self.client, owner);
+                return Err(Damage::Foreign {
+                    sector,
+                    client,
+                    found,
+                });
+            }
+            let first = *first.get_or_insert(found);
+            if found != first {
+                return Err(Damage::Torn {
+                    sector,
+                    first,
+                    found,
+                });
+            }
+            if found != self.generation {
+                let expected = self.generation;
+                return Err(Damage::Generation {
+                    sector,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a block is zero.
+///
+/// # Errors
+/// Its first sector that is not.
+pub fn check_zero(first: u64, block: &[u8]) -> Result<(), Damage> {
+    for (sector, bytes) in (first..).zip(block.chunks_exact(SECTOR_LEN)) {
+        if bytes.iter().any(|&byte| byte != 0) {
+            return Err(Damage::NotZero { sector });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAMP: Stamp = Stamp {
+        sector: 72,
+        generation: 5,
+        client: 3,
+    };
+
+    fn block(stamp: Stamp) -> Vec<u8> {
+        let mut block = vec![0; 4096];
+        stamp.fill(&mut block);
+        block
+    }
+
+    #[test]
+    fn each_damage_has_its_name() {
+        assert_eq!(STAMP.check(&block(STAMP)), Ok(()));
+        let mut flipped = block(STAMP);
+        flipped[1000] ^= 4;
+        assert_eq!(STAMP.check(&flipped), Err(Damage::Checksum { sector: 73 }));
+        assert_eq!(STAMP.check(&[0; 4096]), Err(Damage::Magic { sector: 72 }));
+        let elsewhere = block(Stamp {
+            sector: 80,
+            ..STAMP
+        });
+        let misplaced = Damage::Misplaced {
+            sector: 72,
+            found: 80,
+        };
+        assert_eq!(STAMP.check(&elsewhere), Err(misplaced));
+        let foreign = block(Stamp { client: 4, ..STAMP });
+        let owner = Damage::Foreign {
+            sector: 72,
+            client: 3,
+            found: 4,
+        };
+        assert_eq!(STAMP.check(&foreign), Err(owner));
+        let old = block(Stamp {
+            generation: 4,
+            ..STAMP
+        });
+        let lost = Damage::Generation {
+            sector: 72,
+            expected: 5,
+            found: 4,
+        };
+        assert_eq!(STAMP.check(&old), Err(lost));
+        let mut torn = block(STAMP);
+        torn[2048..].copy_from_slice(&old[2048..]);
+        let tear = Damage::Torn {
+            sector: 76,
+            first: 5,
+            found: 4,
+        };
+        assert_eq!(STAMP.check(&torn), Err(tear));
+        assert_eq!(check_zero(1, &[0; 1024]), Ok(()));
+        assert_eq!(
+            check_zero(1, &block(STAMP)),
+            Err(Damage::NotZero { sector: 1 })
+        );
+    }
+}

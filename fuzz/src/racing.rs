@@ -1,0 +1,158 @@
+//! A driver that changes memory while the device looks at it.
+//!
+//! A ring reaches memory through windows, and asks its [`Dma`] for the generation before each use of one. [`Racing`]
+//! stores what the script says at that moment: between any two of the device's accesses, at a place that the input chooses
+//! and that repeats. That is what a second thread could do, but for values torn inside one access.
+
+use std::cell::RefCell;
+
+use guest_mem::test_utils::{ArrayMem, FlatDma};
+use guest_mem::{Access, Dma, Gpa, Iova, Lease, LeaseId, Perm, Window};
+
+/// One store of the driver.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// After how many more of the device's accesses.
+    pub wait: u8,
+    /// Where.
+    pub at: u32,
+    /// What.
+    pub bytes: Vec<u8>,
+}
+
+/// Memory as the driver has left it, and what it is about to store.
+#[derive(Debug)]
+struct Driver {
+    shadow: Vec<u8>,
+    /// The last one comes first.
+    plan: Vec<Store>,
+    stored: usize,
+}
+
+/// A door to memory behind which the driver never rests.
+#[derive(Debug)]
+pub struct Racing {
+    /// The door.
+    pub flat: FlatDma,
+    mem: ArrayMem,
+    driver: RefCell<Driver>,
+}
+
+impl Racing {
+    /// `bytes` of zeroes; addresses from 0.
+    pub fn new(bytes: usize) -> Self {
+        let mem = ArrayMem::new(bytes as u64);
+        Self {
+            flat: FlatDma::new(mem.clone()),
+            mem,
+            driver: RefCell::new(Driver {
+                shadow: vec![0; bytes],
+                plan: Vec::new(),
+                stored: 0,
+            }),
+        }
+    }
+
+    /// The memory itself.
+    pub fn mem(&self) -> &ArrayMem {
+        &self.mem
+    }
+
+    /// The driver stores now. What lies behind the end of memory is dropped.
+    pub fn store(&self, at: u32, bytes: &[u8]) {
+        let mut driver = self.driver.borrow_mut();
+        let at = (at as usize).min(driver.shadow.len());
+        let len = bytes.len().min(driver.shadow.len() - at);
+        self.mem.put(Gpa::new(at as u64), &bytes[..len]);
+        driver.shadow[at..at + len].copy_from_slice(&bytes[..len]);
+        driver.stored += 1;
+    }
+
+    /// The driver will store while the device is at work; in this order.
+    pub fn plan(&self, mut stores: Vec<Store>) {
+        stores.reverse();
+        self.driver.borrow_mut().plan = stores;
+    }
+
+    /// How often the driver has stored.
+    pub fn stored(&self) -> usize {
+        self.driver.borrow().stored
+    }
+
+    /// All of memory.
+    pub fn contents(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.driver.borrow().shadow.len()];
+        guest_mem::PhysMem::read(&self.mem, Gpa::new(0), &mut bytes).expect("all of it is RAM");
+        bytes
+    }
+
+    /// Checks that the device has changed nothing but bytes inside `allowed`, and takes note of those.
+    ///
+    /// # Panics
+    /// If it has.
+    pub fn check_unchanged(&self, allowed: &[std::ops::Range<usize>]) {
+        let contents = self.contents();
+        let mut driver = self.driver.borrow_mut();
+        let len = contents.len();
+        for range in allowed {
+            let range = range.start.min(len)..range.end.min(len);
+            driver.shadow[range.clone()].copy_from_slice(&contents[range]);
+        }
+        if driver.shadow != contents {
+            let at = (0..len).find(|&at| driver.shadow[at] != contents[at]);
+            panic!("the device has written to {at:x?}");
+        }
+    }
+
+    /// The device accesses memory.
+    fn tick(&self) {
+        let mut driver = self.driver.borrow_mut();
+        if let Some(next) = driver.plan.last_mut() {
+            if next.wait != 0 {
+                next.wait -= 1;
+                return;
+            }
+            let Some(Store { at, bytes, .. }) = driver.plan.pop() else {
+                return;
+            };
+            drop(driver);
+            self.store(at, &bytes);
+        }
+    }
+}
+
+impl Dma for Racing {
+    fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()> {
+        self.tick();
+        self.flat.read(iova, buf)
+    }
+
+    fn write(&mut self, iova: Iova, buf: &[u8]) -> Access<()> {
+        self.tick();
+        self.flat.write(iova, buf)
+    }
+
+    fn generation(&self) -> u64 {
+        self.tick();
+        self.flat.generation()
+    }
+
+    fn window(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Window> {
+        self.tick();
+        self.flat.window(iova, len, perm)
+    }
+
+    fn refresh(&mut self, window: &mut Window) -> Access<()> {
+        self.tick();
+        self.flat.refresh(window)
+    }
+
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease> {
+        self.tick();
+        self.flat.lease(iova, len, perm)
+    }
+
+    fn release(&mut self, id: LeaseId) {
+        self.flat.release(id);
+    }
+}

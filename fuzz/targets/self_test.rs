@@ -1,0 +1,4 @@
+//! See [`fuzz::self_test`].
+#![cfg_attr(fuzzing, no_main)]
+
+fuzz::target!(fuzz::self_test);
