@@ -7,32 +7,37 @@
 //! `ARCHITECTURE.md` for what this crate must not know.
 //!
 //! ```text
-//!  vCPU thread ── Handle::send / call ──▶ mailbox ─┐            ┌─ busy: at once
-//!                                                  ▼            │
-//!  guest: rings, register pages ─────────▶ sweep: mail, then poll() of each Poller ─┐
-//!  io_uring, tap, timers ────────────────▶    ▲                                     │ idle
-//!                                             └─ spin │ pause ◀── idle policy ◀─────┘
-//!                                             └─ arm, fence, look again, sleep ◀┘
+//!  vCPU thread ── Handle::send / call ──▶ mailbox ─┐              ┌─ busy: at once
+//!  sockets, kicks, disks: epoll, every 100 µs ─────┤              │
+//!  guest: rings, register pages ──▶ probes, 1 ns ──┴▶ round: poll() of each active Poller, by deficit ─┐
+//!                                                   ▲                                                  │ idle
+//!                                                   └─ spin │ pause ◀── idle policy ◀──────────────────┘
+//!                                                   └─ arm what moved, fence, look again, sleep ◀┘
 //! ```
-//! - [`Poller`]: what the owner of a VM's devices implements. A bounded batch per `poll`.
-//! - [`SidecoreBuilder`], [`Sidecore`]: start with pollers, stop and get them back.
-//! - [`Handle`]: any thread's door to one poller. A message to a sidecore that polls costs no
+//! - [`Poller`]: what the owner of a VM's devices implements. A bounded batch per `poll`, charged to its [`Turn`];
+//!   its [`Probe`] says in a nanosecond whether an idle one has work; its [`Wakes`] are the descriptors that may wake it.
+//! - [`SidecoreBuilder`], [`Sidecore`]: one core: start with pollers, add and take away, stop and get them back.
+//! - [`Fleet`]: several cores; pollers move between them and lose nothing; a [`Controller`] adds and retires cores by load.
+//! - [`Handle`]: any thread's door to one poller, wherever it is. A message to a sidecore that polls costs no
 //!   system call; to one that sleeps, one eventfd write by the first sender. [`Handle::call`] waits
 //!   for an answer through a [`Reply`] and learns if none will come.
-//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine.
+//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Price`] of CPU against latency.
 //! - [`Monitor`]: reports a sidecore that no longer beats. [`Helpers`]: threads for slow work.
 //! - [`Stats`]: counted by the owner, read by anybody.
 //!
-//! Threads: pollers and their state are touched by the sidecore's thread only, so that they need
+//! Threads: pollers and their state are touched by their sidecore's thread only, so that they need
 //! neither locks nor atomics. Shared are the mailbox with its state word (`gate.rs`, which has the
-//! argument for its orderings), the reply slots, and the statistics.
+//! argument for its orderings), each poller's route (`handle.rs`), the reply slots, and the statistics.
+//!
+//! Costs, on a 2.5 GHz Xeon (`examples/costs.rs`): an idle sweep 53 ns and 1.1 ns per poller, 2.5 ns where 256 probed words stand at
+//! the beginning of pages; a turn 50 to 100 ns; a sleep and wake 2.2 µs of CPU time, and 4.9 µs with 256 pollers.
 //!
 //! Checked by a loom model of the sleeping protocol with mutants (`src/park/model.rs`, run with
-//! `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model`) and by forced sleeps
-//! with real descriptors (`tests/forced_sleep.rs`).
+//! `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model`), by forced sleeps
+//! with real descriptors (`tests/forced_sleep.rs`), by property tests of the scheduler (`src/drr/tests.rs`) and a simulator of the
+//! idle policy (`src/idle/price_test.rs`).
 //!
-//! Left out: weights between pollers (each bounds its own batch), adding pollers to a running
-//! sidecore, and moving one to another.
+//! Left out: NUMA beyond pinning (memory stays where its owner put it).
 
 mod berth;
 mod clock;

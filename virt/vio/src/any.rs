@@ -10,6 +10,7 @@ use crate::device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
 };
 use crate::net::Net;
+use crate::remote::Remote;
 use crate::saved::SavedDevice;
 
 /// Any device of this crate.
@@ -18,6 +19,8 @@ pub enum AnyDevice {
     Blk(Box<Blk>),
     /// A network device.
     Net(Box<Net>),
+    /// A device that is served elsewhere.
+    Remote(Remote),
 }
 
 impl From<Blk> for AnyDevice {
@@ -32,11 +35,18 @@ impl From<Net> for AnyDevice {
     }
 }
 
+impl From<Remote> for AnyDevice {
+    fn from(remote: Remote) -> Self {
+        Self::Remote(remote)
+    }
+}
+
 impl VirtioDevice for AnyDevice {
     fn device_type(&self) -> u16 {
         match self {
             Self::Blk(blk) => blk.device_type(),
             Self::Net(net) => net.device_type(),
+            Self::Remote(remote) => remote.device_type(),
         }
     }
 
@@ -44,6 +54,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.features(),
             Self::Net(net) => net.features(),
+            Self::Remote(remote) => remote.features(),
         }
     }
 
@@ -51,6 +62,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.queue_sizes(),
             Self::Net(net) => net.queue_sizes(),
+            Self::Remote(remote) => remote.queue_sizes(),
         }
     }
 
@@ -58,6 +70,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.read_config(offset, out),
             Self::Net(net) => net.read_config(offset, out),
+            Self::Remote(remote) => remote.read_config(offset, out),
         }
     }
 
@@ -65,6 +78,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.write_config(offset, data),
             Self::Net(net) => net.write_config(offset, data),
+            Self::Remote(remote) => remote.write_config(offset, data),
         }
     }
 
@@ -77,6 +91,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.activate(features, queues, keep),
             Self::Net(net) => net.activate(features, queues, keep),
+            Self::Remote(remote) => remote.activate(features, queues, keep),
         }
     }
 
@@ -84,6 +99,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.poll(dma, irq, now_ns),
             Self::Net(net) => net.poll(dma, irq, now_ns),
+            Self::Remote(remote) => remote.poll(dma, irq, now_ns),
         }
     }
 
@@ -91,6 +107,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.kick(queue),
             Self::Net(net) => net.kick(queue),
+            Self::Remote(remote) => remote.kick(queue),
         }
     }
 
@@ -98,6 +115,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.ticket_done(ticket),
             Self::Net(net) => net.ticket_done(ticket),
+            Self::Remote(remote) => remote.ticket_done(ticket),
         }
     }
 
@@ -105,6 +123,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.arm(dma),
             Self::Net(net) => net.arm(dma),
+            Self::Remote(remote) => remote.arm(dma),
         }
     }
 
@@ -112,6 +131,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.has_work(dma),
             Self::Net(net) => net.has_work(dma),
+            Self::Remote(remote) => remote.has_work(dma),
         }
     }
 
@@ -119,6 +139,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.disarm(dma),
             Self::Net(net) => net.disarm(dma),
+            Self::Remote(remote) => remote.disarm(dma),
         }
     }
 
@@ -126,6 +147,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.wake_fds(),
             Self::Net(net) => net.wake_fds(),
+            Self::Remote(remote) => remote.wake_fds(),
         }
     }
 
@@ -133,6 +155,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.quiesce(dma),
             Self::Net(net) => net.quiesce(dma),
+            Self::Remote(remote) => remote.quiesce(dma),
         }
     }
 
@@ -140,6 +163,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.resume(),
             Self::Net(net) => net.resume(),
+            Self::Remote(remote) => remote.resume(),
         }
     }
 
@@ -147,6 +171,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.reset(),
             Self::Net(net) => net.reset(),
+            Self::Remote(remote) => remote.reset(),
         }
     }
 
@@ -154,6 +179,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.cancel_overdue(),
             Self::Net(net) => net.cancel_overdue(),
+            Self::Remote(remote) => remote.cancel_overdue(),
         }
     }
 
@@ -161,6 +187,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.needs_reset(),
             Self::Net(net) => net.needs_reset(),
+            Self::Remote(remote) => remote.needs_reset(),
         }
     }
 
@@ -168,6 +195,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.save(),
             Self::Net(net) => net.save(),
+            Self::Remote(remote) => remote.save(),
         }
     }
 
@@ -175,6 +203,7 @@ impl VirtioDevice for AnyDevice {
         match self {
             Self::Blk(blk) => blk.stats(),
             Self::Net(net) => net.stats(),
+            Self::Remote(remote) => remote.stats(),
         }
     }
 }

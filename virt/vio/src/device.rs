@@ -99,6 +99,12 @@ pub enum ActivateError {
         /// Queue number.
         index: u16,
     },
+    /// A ring that does not lie in guest memory, of a device that is served elsewhere and could not fault later.
+    #[error("queue {index} has a ring outside guest memory")]
+    QueueMemory {
+        /// Queue number.
+        index: u16,
+    },
     /// A queue number the device does not have, or one given twice.
     #[error("queue {index} does not exist or is given twice")]
     QueueIndex {

@@ -21,6 +21,7 @@ mod device;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fake_driver;
 pub mod net;
+mod remote;
 pub mod ring;
 mod saved;
 pub mod throttle;
@@ -30,6 +31,7 @@ pub use any::AnyDevice;
 pub use device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
 };
+pub use remote::{Remote, RemoteDevice};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};
 pub use throttle::{Rate, RateLimits, Throttle};
 pub use visit::Visit;

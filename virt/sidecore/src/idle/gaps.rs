@@ -85,10 +85,9 @@ impl Gaps {
 
     /// A gap has ended.
     pub(super) fn record(&mut self, gap_ns: u64, park: Park, price: f64) {
-        let at = LIMITS
-            .iter()
-            .rposition(|&limit| gap_ns > limit)
-            .unwrap_or(0);
+        let is_within = |&limit: &u64| gap_ns <= limit;
+        let at = LIMITS[1..].iter().position(is_within);
+        let at = at.unwrap_or(LIMITS.len() - 1);
         self.unit *= GROWTH;
         if gap_ns > 100_000 {
             self.unit *= (gap_ns as f64 / HALF_LIFE_NS).min(100.0).exp2();

@@ -9,7 +9,7 @@
 //! probes fire or whose descriptors did, and parks
 //! whenever a sweep found nothing; it ends when it has seen everything. If it sleeps when all
 //! drivers and senders are done and nothing has rung, a wake-up was lost. A model that cannot fail
-//! proves nothing: the second half takes single steps away and expects the loss.
+//! proves nothing: [`mutants`] takes single steps away and expects the loss.
 
 #![expect(clippy::unwrap_used, reason = "a poisoned lock fails the test")]
 
@@ -447,98 +447,4 @@ fn model_two_queues_a_completion_and_a_sender_lose_no_wake_up() {
     EVERYTHING.explore::<Sound>();
 }
 
-/// One mutant: the protocol without one step.
-macro_rules! mutant {
-    ($name:ident { $($step:ident),* }) => {
-        struct $name;
-        impl Steps for $name {
-            $(const $step: bool = false;)*
-        }
-    };
-}
-
-mutant!(NoFence { FENCE });
-mutant!(NoSenderFence { SENDER_FENCE });
-mutant!(RecheckBeforeArm { RECHECK_AFTER_ARM });
-mutant!(SkipMailbox { RECHECK_MAILBOX });
-mutant!(SkipLastPoller {
-    RECHECK_LAST_POLLER
-});
-mutant!(LeaveUnarmed { ARM_LAST_POLLER });
-mutant!(ForgetUnlooked { KEEP_UNLOOKED });
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_missing_fence_with_event_idx() {
-    EVENT_IDX.explore::<NoFence>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_missing_fence_with_the_flag() {
-    FLAG.explore::<NoFence>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_missing_fence_with_the_mailbox() {
-    MAIL.explore::<NoFence>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_sender_without_fence() {
-    MAIL.explore::<NoSenderFence>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_driver_without_barrier() {
-    World {
-        has_barrier: false,
-        ..EVENT_IDX
-    }
-    .explore::<Sound>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_recheck_before_arming_event_idx() {
-    EVENT_IDX.explore::<RecheckBeforeArm>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_recheck_before_arming_the_flag() {
-    FLAG.explore::<RecheckBeforeArm>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_recheck_before_arming_the_mailbox() {
-    MAIL.explore::<RecheckBeforeArm>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_skipped_mailbox() {
-    MAIL.explore::<SkipMailbox>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_skipped_queue() {
-    BOTH_QUEUES.explore::<SkipLastPoller>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_a_queue_left_unarmed() {
-    STAYS_ARMED.explore::<LeaveUnarmed>();
-}
-
-#[test]
-#[should_panic(expected = "lost wake-up")]
-fn model_notices_that_a_failure_to_arm_hides_what_was_armed() {
-    FAILS_ONCE.explore::<ForgetUnlooked>();
-}
+mod mutants;

@@ -1,5 +1,13 @@
 //! The session, driven as a front end drives it.
 
+/// That a request is refused, and with which error.
+macro_rules! assert_refused {
+    ($peer:expr, $request:expr, $($error:tt)*) => {{
+        let error = $peer.refused($request);
+        assert!(matches!(error, $($error)*), "{error}");
+    }};
+}
+
 mod clients;
 mod fuzzed;
 mod refusals;
@@ -11,8 +19,8 @@ use std::os::fd::OwnedFd;
 use super::*;
 use crate::frontend::{Reply, expects_reply};
 use crate::wire::{
-    MemRegion, Message, ProtocolFeatures, Request, RequestId, VringAddr, VringFd, VringState,
-    feature,
+    Inflight, MemRegion, Message, ProtocolFeatures, Request, RequestId, VringAddr, VringFd,
+    VringState, feature,
 };
 
 /// VIRTIO_F_VERSION_1 and two block features: bits that mean nothing to the session.
@@ -159,6 +167,15 @@ fn addr(index: u32) -> VringAddr {
         avail: at + 0x4000,
         used: at + 0x8000,
         log: None,
+    }
+}
+
+const fn inflight(mmap_size: u64, queues: u16, queue_size: u16) -> Inflight {
+    Inflight {
+        mmap_size,
+        mmap_offset: 0,
+        queues,
+        queue_size,
     }
 }
 

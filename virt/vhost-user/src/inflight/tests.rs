@@ -49,6 +49,15 @@ struct Mortal {
     memory: Rc<RefCell<MemRegion>>,
 }
 
+impl Mortal {
+    fn new(len: usize) -> Self {
+        Self {
+            life: Rc::default(),
+            memory: Rc::new(RefCell::new(MemRegion::new(len))),
+        }
+    }
+}
+
 impl Region for Mortal {
     fn size(&self) -> usize {
         self.memory.borrow().size()
@@ -141,8 +150,11 @@ impl Account {
         self.executed.len() - 1
     }
 
-    fn execute(&mut self, request: usize) {
-        self.executed[request] = true;
+    /// What the dead execute does not count.
+    fn execute(&mut self, life: &Life, request: usize) {
+        if !life.is_over() {
+            self.executed[request] = true;
+        }
     }
 
     fn take_back(&mut self, request: usize) -> Verdict {

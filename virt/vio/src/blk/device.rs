@@ -221,14 +221,7 @@ impl VirtioDevice for Blk {
     }
 
     fn cancel_overdue(&mut self) {
-        for (slot, request) in (0..).zip(&mut self.slab) {
-            if request.in_flight && !request.cancelled {
-                request.cancelled = true;
-                self.stats.cancelled += 1;
-                self.io.cancel(slot);
-            }
-        }
-        self.io.flush();
+        self.cancel_queue(None);
     }
 
     fn needs_reset(&self) -> bool {

@@ -106,6 +106,22 @@ impl Blk {
         self.stopped = is_stopped;
     }
 
+    /// As [`cancel_overdue`](VirtioDevice::cancel_overdue), for queue `index` only, or for all; how many are cancelled.
+    pub fn cancel_queue(&mut self, index: Option<u16>) -> u32 {
+        let mut count = 0;
+        for (slot, request) in (0..).zip(&mut self.slab) {
+            let is_meant = index.is_none_or(|index| request.queue == index);
+            if request.in_flight && !request.cancelled && is_meant {
+                request.cancelled = true;
+                self.stats.cancelled += 1;
+                count += 1;
+                self.io.cancel(slot);
+            }
+        }
+        self.io.flush();
+        count
+    }
+
     /// Requests that the back end has not finished.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
@@ -120,6 +136,24 @@ impl Blk {
     pub fn ring(&mut self, index: u16) -> Option<&mut Ring> {
         let at = self.position(index)?;
         Some(&mut self.queues[at].ring)
+    }
+
+    /// Whether the next visit will find chains in queue `index`.
+    pub fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
+        let Some(at) = self.position(index) else {
+            return false;
+        };
+        let queue = &mut self.queues[at];
+        if !queue.takes || queue.ring.parked().is_some() {
+            return false;
+        }
+        match queue.ring.has_available(dma) {
+            Ok(has_available) => has_available,
+            Err(stop) => {
+                self.note(stop);
+                false
+            }
+        }
     }
 
     /// When the queues that the rate limit holds back may go on, in nanoseconds of the visits' clock; `None` if the last

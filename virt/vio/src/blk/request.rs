@@ -104,24 +104,34 @@ pub enum Action {
 /// Reads and checks the request in `chain`. `Ok(None)`: there is no header, or no byte for a status; it cannot be answered.
 pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Option<Parsed>> {
     let (readable, writable) = (chain.readable(), chain.writable());
-    let Some(status_offset) = writable.len().checked_sub(1) else {
+    let Some(last) = writable.segments().last() else {
         return Ok(None);
     };
-    if readable.len() < HEADER_LEN {
-        return Ok(None);
-    }
-    let Some(status) = writable.slice(status_offset, 1).next() else {
+    let Some(first) = readable
+        .segments()
+        .first()
+        .filter(|_| readable.len() >= HEADER_LEN)
+    else {
         return Ok(None);
     };
+    // The last byte of the last segment, which is not empty and does not wrap.
+    let status_at = Iova::new(last.iova.raw() + u64::from(last.len - 1));
+    let status_offset = writable.len() - 1;
     let mut header = [0; HEADER_LEN as usize];
     let answer = |action, sector| {
         Ok(Some(Parsed {
             action,
             sector,
-            status_at: status.iova,
+            status_at,
         }))
     };
-    match readable.read(dma, 0, &mut header) {
+    // Drivers give the header a descriptor of its own; the rest is for those that do not.
+    let read = if first.len >= HEADER_LEN {
+        dma.read(first.iova, &mut header)
+    } else {
+        readable.read(dma, 0, &mut header)
+    };
+    match read {
         Ok(()) => {}
         Err(pending @ Stop::Pending(_)) => return Err(pending),
         Err(Stop::Fault(_)) => return answer(Action::Status(STATUS_IOERR), 0),

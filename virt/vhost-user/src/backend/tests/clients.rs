@@ -1,7 +1,7 @@
 //! What live clients do, in their order.
 
 use super::*;
-use crate::wire::{ConfigAccess, ConfigKind, Inflight};
+use crate::wire::{ConfigAccess, ConfigKind};
 
 /// Ring 0 from SET_VRING_NUM to SET_VRING_KICK, in QEMU's order.
 fn qemu_starts_ring(peer: &mut Peer, base: u32) -> RingConfig {
@@ -224,12 +224,7 @@ fn a_ring_enabled_before_its_kick_starts_enabled() {
 fn an_inflight_region_is_made_kept_and_given_back() {
     let mut peer = Peer::new();
     peer.negotiate(DEVICE_BITS);
-    let wanted = Inflight {
-        mmap_size: 0,
-        mmap_offset: 0,
-        queues: 2,
-        queue_size: 128,
-    };
+    let wanted = inflight(0, 2, 128);
     let (event, reply) = peer.send(Request::GetInflightFd(wanted));
     assert!(matches!(event, Some(Event::InflightWanted(got)) if got == wanted));
     let Some(Reply::Inflight(Some((region, fd)))) = reply else {

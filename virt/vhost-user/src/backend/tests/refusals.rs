@@ -1,23 +1,20 @@
 //! Requests that make no sense: told where they can be, and the session goes on.
 
 use super::*;
-use crate::wire::{ConfigAccess, ConfigKind, Head, Inflight};
+use crate::wire::{ConfigAccess, ConfigKind, Head};
 
 #[test]
 fn a_failure_is_answered_non_zero_and_the_session_goes_on() {
     let mut peer = Peer::new();
     peer.describe(DEVICE_BITS);
-    let error = peer.refused(Request::SetVringNum(state(0, 100)));
-    assert!(
-        matches!(
-            error,
-            RequestError::Ring {
-                field: "num",
-                value: 100,
-                ..
-            }
-        ),
-        "{error}"
+    assert_refused!(
+        peer,
+        Request::SetVringNum(state(0, 100)),
+        RequestError::Ring {
+            field: "num",
+            value: 100,
+            ..
+        }
     );
     let unknown = Message::new(Head::request(RequestId(99), true), vec![1]);
     assert!(matches!(
@@ -67,12 +64,7 @@ fn replies_that_can_say_no_say_it() {
         .unwrap()
         .unwrap();
     assert!(reply.payload.is_empty(), "no payload is the error");
-    let wanted = Inflight {
-        mmap_size: 0,
-        mmap_offset: 0,
-        queues: 3,
-        queue_size: 8,
-    };
+    let wanted = inflight(0, 3, 8);
     let Ok(Step::Refused(error, reply)) = peer
         .session
         .handle(Request::GetInflightFd(wanted).encode(false))
@@ -95,13 +87,12 @@ fn replies_that_can_say_no_say_it() {
 fn features_not_offered_are_refused() {
     let mut peer = Peer::new();
     peer.negotiate(DEVICE_BITS);
-    let error = peer.refused(Request::SetFeatures(DEVICE_BITS | 1 << 63));
-    assert!(matches!(error, RequestError::NotOffered { bits, .. } if bits == 1 << 63));
-    let error = peer.refused(Request::SetProtocolFeatures(ProtocolFeatures::PAGEFAULT));
-    assert!(matches!(
-        error,
+    assert_refused!(peer, Request::SetFeatures(DEVICE_BITS | 1 << 63), RequestError::NotOffered { bits, .. } if bits == 1 << 63);
+    assert_refused!(
+        peer,
+        Request::SetProtocolFeatures(ProtocolFeatures::PAGEFAULT),
         RequestError::NotOffered { bits: 0x100, .. }
-    ));
+    );
     assert_eq!(peer.session.features(), DEVICE_BITS);
 }
 
@@ -109,25 +100,15 @@ fn features_not_offered_are_refused() {
 fn requests_of_features_not_negotiated_are_refused() {
     let mut peer = Peer::new();
     peer.ok(Request::SetProtocolFeatures(ProtocolFeatures::REPLY_ACK));
-    let inflight = Inflight {
-        mmap_size: 1,
-        mmap_offset: 0,
-        queues: 1,
-        queue_size: 8,
-    };
     for request in [
         Request::AddMemReg(LOW, fd()),
         Request::ResetDevice,
         Request::SetBackendReqFd(fd()),
-        Request::SetInflightFd(inflight, fd()),
+        Request::SetInflightFd(inflight(1, 1, 8), fd()),
         Request::SetStatus(1),
         Request::NetSetMtu(1500),
     ] {
-        let error = peer.refused(request);
-        assert!(
-            matches!(error, RequestError::NotNegotiated { .. }),
-            "{error}"
-        );
+        assert_refused!(peer, request, RequestError::NotNegotiated { .. });
     }
 }
 
@@ -137,27 +118,24 @@ fn ring_sizes_outside_the_specification_are_refused() {
     peer.negotiate(DEVICE_BITS | feature::RING_PACKED);
     peer.ok(Request::SetVringNum(state(0, 100)));
     for size in [0, 1025, 65536, u32::MAX] {
-        let error = peer.refused(Request::SetVringNum(state(0, size)));
-        assert!(
-            matches!(error, RequestError::Ring { field: "num", .. }),
-            "{error}"
+        assert_refused!(
+            peer,
+            Request::SetVringNum(state(0, size)),
+            RequestError::Ring { field: "num", .. }
         );
     }
     // A size that only suits packed rings does not survive a change to split ones.
     peer.ok(Request::SetVringAddr(addr(0)));
     peer.ok(Request::SetMemTable(vec![(LOW, fd())]));
     peer.ok(Request::SetFeatures(DEVICE_BITS));
-    let error = peer.refused(Request::SetVringKick(kick(0)));
-    assert!(
-        matches!(
-            error,
-            RequestError::Ring {
-                field: "num",
-                value: 100,
-                ..
-            }
-        ),
-        "{error}"
+    assert_refused!(
+        peer,
+        Request::SetVringKick(kick(0)),
+        RequestError::Ring {
+            field: "num",
+            value: 100,
+            ..
+        }
     );
 }
 
@@ -203,16 +181,12 @@ fn misaligned_and_overflowing_ring_addresses_are_refused() {
             "descriptor",
         ),
     ] {
-        let error = peer.refused(Request::SetVringAddr(bad));
-        assert!(
-            matches!(error, RequestError::Ring { field, .. } if field == wrong),
-            "{error}"
-        );
+        assert_refused!(peer, Request::SetVringAddr(bad), RequestError::Ring { field, .. } if field == wrong);
     }
-    let error = peer.refused(Request::SetVringBase(state(0, 0x1_0000)));
-    assert!(
-        matches!(error, RequestError::Ring { field: "base", .. }),
-        "{error}"
+    assert_refused!(
+        peer,
+        Request::SetVringBase(state(0, 0x1_0000)),
+        RequestError::Ring { field: "base", .. }
     );
 }
 
@@ -231,11 +205,7 @@ fn a_ring_index_out_of_range_is_refused() {
             enable: true,
         },
     ] {
-        let error = peer.refused(request);
-        assert!(
-            matches!(error, RequestError::RingIndex { queues: 2, .. }),
-            "{error}"
-        );
+        assert_refused!(peer, request, RequestError::RingIndex { queues: 2, .. });
     }
 }
 
@@ -268,12 +238,6 @@ fn a_running_ring_keeps_its_description() {
     let mut peer = Peer::new();
     peer.describe(DEVICE_BITS);
     peer.start();
-    let inflight = Inflight {
-        mmap_size: 1,
-        mmap_offset: 0,
-        queues: 1,
-        queue_size: 8,
-    };
     for request in [
         Request::SetVringNum(state(0, 8)),
         Request::SetVringBase(state(0, 8)),
@@ -282,13 +246,9 @@ fn a_running_ring_keeps_its_description() {
             ..addr(0)
         }),
         Request::SetFeatures(DEVICE_BITS),
-        Request::SetInflightFd(inflight, fd()),
+        Request::SetInflightFd(inflight(1, 1, 8), fd()),
     ] {
-        let error = peer.refused(request);
-        assert!(
-            matches!(error, RequestError::Running { index: 0, .. }),
-            "{error}"
-        );
+        assert_refused!(peer, request, RequestError::Running { index: 0, .. });
     }
 }
 
@@ -320,11 +280,7 @@ fn memory_regions_that_cannot_be_are_refused() {
             "mmap offset",
         ),
     ] {
-        let error = peer.refused(Request::AddMemReg(bad, fd()));
-        assert!(
-            matches!(error, RequestError::RegionRange { field, .. } if field == wrong),
-            "{error}"
-        );
+        assert_refused!(peer, Request::AddMemReg(bad, fd()), RequestError::RegionRange { field, .. } if field == wrong);
     }
     peer.ok(Request::AddMemReg(LOW, fd()));
     let last = LOW.size - 1;
@@ -344,16 +300,12 @@ fn memory_regions_that_cannot_be_are_refused() {
             "user",
         ),
     ] {
-        let error = peer.refused(Request::AddMemReg(bad, fd()));
-        assert!(
-            matches!(error, RequestError::RegionOverlap { space, .. } if space == wrong),
-            "{error}"
-        );
+        assert_refused!(peer, Request::AddMemReg(bad, fd()), RequestError::RegionOverlap { space, .. } if space == wrong);
     }
-    let error = peer.refused(Request::RemMemReg(HIGH));
-    assert!(
-        matches!(error, RequestError::NoSuchRegion { .. }),
-        "{error}"
+    assert_refused!(
+        peer,
+        Request::RemMemReg(HIGH),
+        RequestError::NoSuchRegion { .. }
     );
     let many = (0..4).map(|n| {
         let (guest_addr, user_addr) = (n << 32, n << 32);
@@ -366,16 +318,13 @@ fn memory_regions_that_cannot_be_are_refused() {
             fd(),
         )
     });
-    let error = peer.refused(Request::SetMemTable(many.collect()));
-    assert!(
-        matches!(
-            error,
-            RequestError::TooManyRegions {
-                regions: 4,
-                max: 3,
-                ..
-            }
-        ),
-        "{error}"
+    assert_refused!(
+        peer,
+        Request::SetMemTable(many.collect()),
+        RequestError::TooManyRegions {
+            regions: 4,
+            max: 3,
+            ..
+        }
     );
 }

@@ -67,16 +67,13 @@ fn reset_forgets_rings_and_features_and_keeps_memory_and_call() {
     assert_eq!(peer.value(Request::GetStatus), 0);
     assert_eq!(peer.session.features(), 0);
     assert_eq!(peer.session.protocol_features(), SUPPORTED);
-    let error = peer.refused(Request::SetVringKick(kick(0)));
-    assert!(
-        matches!(
-            error,
-            RequestError::RingIncomplete {
-                missing: "size",
-                ..
-            }
-        ),
-        "{error}"
+    assert_refused!(
+        peer,
+        Request::SetVringKick(kick(0)),
+        RequestError::RingIncomplete {
+            missing: "size",
+            ..
+        }
     );
     peer.ok(Request::SetFeatures(
         DEVICE_BITS | feature::PROTOCOL_FEATURES,
@@ -189,16 +186,13 @@ fn iotlb_updates_inside_memory_pass_and_are_acknowledged_unasked() {
     let end = HIGH.user_addr + HIGH.size;
     peer.ok(update(end - 0x1000, 0x1000));
     for (user_addr, len) in [(end - 0x1000, 0x1001), (LOW.user_addr - 1, 2), (end, 1)] {
-        let error = peer.refused(update(user_addr, len));
-        assert!(
-            matches!(
-                error,
-                RequestError::Value {
-                    field: "user address",
-                    ..
-                }
-            ),
-            "{error}"
+        assert_refused!(
+            peer,
+            update(user_addr, len),
+            RequestError::Value {
+                field: "user address",
+                ..
+            }
         );
     }
     let all = IotlbRange {

@@ -49,8 +49,7 @@ impl PackedRing for Ring {
 
 #[derive(Debug)]
 struct PackedMachine {
-    life: Rc<Life>,
-    memory: Rc<RefCell<MemRegion>>,
+    region: Mortal,
     sizes: PackedSizes,
     order: Order,
     start: PackedPosition,
@@ -81,7 +80,7 @@ const fn flags(position: PackedPosition, is_used: bool) -> u16 {
 impl PackedMachine {
     fn new(ring_size: u16, desc_num: u16, start: PackedPosition, order: Order) -> Self {
         let len = queue_region_len(RingLayout::Packed, desc_num);
-        let life = Rc::<Life>::default();
+        let region = Mortal::new(len);
         // Each descriptor as the lap before its first one here left it: used.
         let descs = (0..ring_size).map(|idx| Desc {
             flags: flags(
@@ -95,7 +94,6 @@ impl PackedMachine {
         });
         let descs = descs.collect();
         Self {
-            memory: Rc::new(RefCell::new(MemRegion::new(len))),
             sizes: PackedSizes {
                 desc_num,
                 ring_size,
@@ -103,11 +101,11 @@ impl PackedMachine {
             order,
             account: Account::default(),
             ring: Ring {
-                life: Rc::clone(&life),
+                life: Rc::clone(&region.life),
                 descs,
                 withdraws: order != Order::NoWithdraw,
             },
-            life,
+            region,
             offered: vec![None; usize::from(ring_size)],
             free: ring_size,
             start,
@@ -127,19 +125,13 @@ impl PackedMachine {
         self.tracker.as_mut().expect("started")
     }
 
-    fn execute(&mut self, request: usize) {
-        if !self.life.is_over() {
-            self.account.execute(request);
-        }
-    }
-
     /// Writes used descriptors at `at`: ids, then flags, the first one's last.
     fn publish(&mut self, batch: &[(Slot, u16, u16)], at: PackedPosition) {
         let mut places = Vec::new();
         let mut next = at;
         for &(_, id, num) in batch {
             places.push(next);
-            if self.life.store() {
+            if self.region.life.store() {
                 self.ring.descs[usize::from(next.idx)].id = id;
             }
             next = self.after(next, num);
@@ -148,7 +140,7 @@ impl PackedMachine {
             places.reverse();
         }
         for place in places {
-            if self.life.store() {
+            if self.region.life.store() {
                 self.ring.descs[usize::from(place.idx)].flags = flags(place, true);
             }
         }
@@ -157,7 +149,7 @@ impl PackedMachine {
 
 impl Machine for PackedMachine {
     fn life(&self) -> &Life {
-        &self.life
+        &self.region.life
     }
 
     fn account(&self) -> &Account {
@@ -204,12 +196,9 @@ impl Machine for PackedMachine {
     }
 
     fn start(&mut self) -> Verdict {
-        let region = Mortal {
-            life: Rc::clone(&self.life),
-            memory: Rc::clone(&self.memory),
-        };
+        let region = self.region.clone();
         let outcome = Packed::recover(region, self.sizes, self.start, &mut self.ring);
-        if self.life.is_over() {
+        if self.region.life.is_over() {
             return Ok(());
         }
         let (tracker, recovery) = outcome.map_err(|error| error.to_string())?;
@@ -222,7 +211,7 @@ impl Machine for PackedMachine {
                     format!("request {request} came back as {descs:?}")
                 })?;
             }
-            self.execute(request);
+            self.account.execute(&self.region.life, request);
             requests.push(request);
             let id = descs[descs.len() - 1].id;
             self.pending.push((slot, id, descs.len() as u16));
@@ -263,7 +252,8 @@ impl Machine for PackedMachine {
             };
             let begun = self.tracker().begin(&descs);
             let slot = begun.map_err(|error| error.to_string())?;
-            self.execute((desc.addr >> 8) as usize);
+            self.account
+                .execute(&self.region.life, (desc.addr >> 8) as usize);
             self.pending.push((slot, desc.id, descs.len() as u16));
             self.next_avail = at;
         }

@@ -17,8 +17,7 @@ enum Order {
 
 #[derive(Debug)]
 struct SplitMachine {
-    life: Rc<Life>,
-    memory: Rc<RefCell<MemRegion>>,
+    region: Mortal,
     size: u16,
     order: Order,
     account: Account,
@@ -44,8 +43,7 @@ impl SplitMachine {
         let start = 65530;
         let entries = usize::from(size);
         Self {
-            life: Rc::default(),
-            memory: Rc::new(RefCell::new(MemRegion::new(len))),
+            region: Mortal::new(len),
             size,
             order,
             account: Account::default(),
@@ -70,20 +68,14 @@ impl SplitMachine {
         self.tracker.as_mut().expect("started")
     }
 
-    fn execute(&mut self, request: usize) {
-        if !self.life.is_over() {
-            self.account.execute(request);
-        }
-    }
-
     fn publish(&mut self, heads: &[u16], used_idx: u16) {
         for (nth, &head) in (0..).zip(heads) {
-            if self.life.store() {
+            if self.region.life.store() {
                 let slot = self.slot(self.used_idx.wrapping_add(nth));
                 self.used[slot] = head;
             }
         }
-        if self.life.store() {
+        if self.region.life.store() {
             self.used_idx = used_idx;
         }
     }
@@ -91,7 +83,7 @@ impl SplitMachine {
 
 impl Machine for SplitMachine {
     fn life(&self) -> &Life {
-        &self.life
+        &self.region.life
     }
 
     fn account(&self) -> &Account {
@@ -131,12 +123,9 @@ impl Machine for SplitMachine {
     }
 
     fn start(&mut self) -> Verdict {
-        let region = Mortal {
-            life: Rc::clone(&self.life),
-            memory: Rc::clone(&self.memory),
-        };
+        let region = self.region.clone();
         let outcome = Split::recover(region, self.size, self.used_idx);
-        if self.life.is_over() {
+        if self.region.life.is_over() {
             return Ok(());
         }
         let (tracker, recovery) = outcome.map_err(|error| error.to_string())?;
@@ -149,7 +138,7 @@ impl Machine for SplitMachine {
             format!("resubmitted as {requests:?}")
         })?;
         for request in requests {
-            self.execute(request);
+            self.account.execute(&self.region.life, request);
         }
         self.pending = recovery.heads;
         self.next_avail = recovery.next_avail;
@@ -168,7 +157,8 @@ impl Machine for SplitMachine {
                 let begun = self.tracker().begin(head);
                 begun.map_err(|error| error.to_string())?;
             }
-            self.execute(self.table[usize::from(head)]);
+            self.account
+                .execute(&self.region.life, self.table[usize::from(head)]);
             self.pending.push(head);
         }
         Ok(())
