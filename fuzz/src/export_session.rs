@@ -68,6 +68,8 @@ struct World {
     front_end: FrontEnd,
     now_ns: u64,
     is_armed: bool,
+    /// It is to move, and is asked until it may.
+    is_moving: bool,
 }
 
 /// A listener that nobody else has, and where it is.
@@ -136,6 +138,7 @@ impl World {
             front_end,
             now_ns: 1,
             is_armed: false,
+            is_moving: false,
         };
         world.ready(TOKEN_LISTENER);
         world
@@ -171,7 +174,10 @@ impl World {
                 }
             }
             12 => self.now_ns += u64::from(input.u8()) * 1_000_000,
-            13 => self.move_away(),
+            13 => {
+                self.is_moving = true;
+                self.move_away();
+            }
             14 => {
                 // Gone, and another one comes, perhaps before that was seen.
                 let is_seen = input.u8() & 1 == 0;
@@ -201,6 +207,9 @@ impl World {
 
     /// One sweep of the sidecore: descriptors, then the rings.
     fn serve(&mut self, budget: u64) {
+        if self.is_moving {
+            self.move_away();
+        }
         for token in [TOKEN_SOCKET, 0, 1] {
             self.ready(token);
         }
@@ -226,7 +235,8 @@ impl World {
             self.is_armed = false;
             self.export.disarm();
         }
-        if self.export.may_detach() {
+        if self.is_moving && self.export.may_detach() {
+            self.is_moving = false;
             self.export.detaching(&mut self.wakes);
             self.wakes = Wakes::by_hand();
             self.probe = None;
@@ -240,6 +250,7 @@ impl World {
     fn succeed(&mut self) {
         self.probe = None;
         self.is_armed = false;
+        self.is_moving = false;
         self.wakes = Wakes::by_hand();
         let (export, control, address) = export(self.choice, &mut self.wakes);
         self.export = export;
@@ -255,7 +266,6 @@ impl World {
         if let Some(control) = &self.control {
             control.behave(0);
         }
-        // A move that was wanted no more: takes chains again.
         let listening = 1;
         let mut polls = 0;
         while self.wakes.fds().count() != listening || self.has_peer() {

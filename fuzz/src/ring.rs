@@ -59,6 +59,8 @@ struct World {
     watch: Option<Watch>,
     /// The driver's stores when the first of `staged` was staged.
     stored_at_stage: usize,
+    /// Some page may be out of reach.
+    is_denied: bool,
 }
 
 /// The body of both targets.
@@ -113,6 +115,7 @@ pub(crate) fn run(data: &[u8], is_packed: bool) {
         replay: Vec::new(),
         watch: None,
         stored_at_stage: 0,
+        is_denied: false,
     };
     while !input.is_empty() {
         world.step(&mut input);
@@ -353,7 +356,8 @@ impl World {
             record.batch_begins();
         }
         let published = self.ring.publish(&mut self.dma);
-        let is_shown = self.stopped(published).is_some();
+        let shown = self.stopped(published);
+        let is_shown = shown.is_some();
         if let Some(record) = &self.record {
             record.batch_ended(is_shown && staged != 0, staged);
         }
@@ -363,6 +367,11 @@ impl World {
         }
         assert_eq!(self.ring.staged(), 0);
         let is_quiet = self.dma.stored() == stores;
+        if let Some(is_wanted) = shown
+            && is_quiet
+        {
+            self.check_interrupt(before, is_wanted);
+        }
         if self.is_in_order() {
             // Which of those staged were shown only the order of taking tells; the journal and the counts check it.
             self.staged.drain(..usize::from(staged));
@@ -372,6 +381,56 @@ impl World {
             }
             self.staged.clear();
         }
+    }
+
+    /// Nobody interfered: an interrupt is wanted exactly if the driver's event field, or its flags, say so (virtio 1.2
+    /// §2.7.7, §2.8.10); also if they cannot be read.
+    fn check_interrupt(&self, before: RingPosition, is_wanted: bool) {
+        let has_event_idx = self.features & feature::EVENT_IDX != 0;
+        let area = self.config.avail.raw();
+        let size = u64::from(self.config.size);
+        let (end, is_packed) = match before {
+            RingPosition::Split { .. } => (area + 6 + 2 * size, false),
+            RingPosition::Packed { .. } => (area + 4, true),
+        };
+        if end > MEMORY as u64 || self.is_denied {
+            return;
+        }
+        let want = match (before, self.ring.position()) {
+            (RingPosition::Split { next_used: old, .. }, RingPosition::Split { next_used, .. }) => {
+                if has_event_idx {
+                    let event = self.load(area + 4 + 2 * size);
+                    // Among those just shown.
+                    let shown = next_used.wrapping_sub(old);
+                    (0..shown).any(|nth| old.wrapping_add(nth) == event)
+                } else {
+                    self.load(area) & 1 == 0
+                }
+            }
+            (RingPosition::Packed { used: old, .. }, RingPosition::Packed { used, .. }) => {
+                let (event, flags) = (self.load(area), self.load(area + 2) & 3);
+                let event = (event & 0x7fff, event & 0x8000 != 0);
+                match flags {
+                    1 => false,
+                    2 if has_event_idx && event.0 < self.config.size => {
+                        let mut at = old;
+                        let mut is_passed = false;
+                        while at != used {
+                            is_passed |= at == event;
+                            at = if u64::from(at.0) + 1 == size {
+                                (0, !at.1)
+                            } else {
+                                (at.0 + 1, at.1)
+                            };
+                        }
+                        is_passed
+                    }
+                    _ => true,
+                }
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(is_wanted, want, "an interrupt, packed: {is_packed}");
     }
 
     fn notify(&mut self, how: u8) {
@@ -413,6 +472,11 @@ impl World {
     }
 
     fn deny(&mut self, what: u8) {
+        self.is_denied = match what >> 4 {
+            0..=7 => true,
+            8..=9 => self.is_denied,
+            _ => false,
+        };
         let page = Iova::new(u64::from(what % 3) * 4096);
         let iommu = &mut self.dma.flat.iommu;
         match what >> 4 {

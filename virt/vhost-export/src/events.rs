@@ -1,6 +1,6 @@
 //! What the session asks for, and how it is done.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_mem::{Dma, Iova, SharedFile};
@@ -17,7 +17,7 @@ use vio::{QueueConfig, VirtioDevice, feature};
 use crate::journal::InflightRegion;
 use crate::memory::{Memory, chain};
 use crate::peer::{Peer, Task};
-use crate::queue::{Calls, Queue, check_eventfd};
+use crate::queue::{Bell, Calls, Queue, check_eventfd};
 
 type Outcome = Result<Answer, Refusal>;
 
@@ -52,7 +52,7 @@ impl Peer {
             Event::KickReplaced(index, kick) => self
                 .replace_kick(index, kick, blk, turn)
                 .map(|()| Answer::Done),
-            Event::CallReplaced(index, call) => check_optional("call", call.as_ref()).map(|()| {
+            Event::CallReplaced(index, call) => bell("call", call).map(|call| {
                 if let Some(queue) = self.queue(index) {
                     queue.call = call;
                     // A completion may have been signalled on the old one, or on none.
@@ -60,7 +60,7 @@ impl Peer {
                 }
                 Answer::Done
             }),
-            Event::ErrReplaced(index, err) => check_optional("error", err.as_ref()).map(|()| {
+            Event::ErrReplaced(index, err) => bell("error", err).map(|err| {
                 if let Some(queue) = self.queue(index) {
                     queue.err = err;
                 }
@@ -81,11 +81,15 @@ impl Peer {
                 self.task = Some(Task::Reset);
                 return None;
             }
+            // There is nothing to ask the front end for, but one that gave a channel may find it closed only at the end.
+            Event::BackendChannel(channel) => {
+                self.channel = Some(channel);
+                done
+            }
             // Not offered.
             Event::LogBase(..)
             | Event::LogFd(_)
             | Event::RingLogReplaced(..)
-            | Event::BackendChannel(_)
             | Event::IotlbUpdate { .. }
             | Event::IotlbInvalidate(_)
             | Event::Status(_)
@@ -100,15 +104,11 @@ impl Peer {
             .find(|queue| queue.index == u16::from(index))
     }
 
-    /// The driver's features. The device begins with them when its first ring starts: clients send them twice, and a
-    /// firmware's differ from the kernel's after it.
+    /// The driver's features; no ring runs. The device begins with them when its first ring starts: clients send them
+    /// twice, and a firmware's differ from the kernel's after it.
     fn set_features(&mut self, features: u64, blk: &Blk) -> Outcome {
         // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and requests are the same.
-        let features = (features & blk.features()) | feature::VERSION_1;
-        if self.features != features {
-            self.features = features;
-            self.has_begun &= !self.queues.is_empty();
-        }
+        self.features = (features & blk.features()) | feature::VERSION_1;
         Ok(Answer::Done)
     }
 
@@ -134,6 +134,8 @@ impl Peer {
         blk.set_stopped(false);
         if outcome.is_ok() && self.has_begun {
             blk.set_memory(self.memory.keep_alive());
+            // Rings that have faulted may be in memory again, and their drivers were told that nobody needs kicks.
+            blk.rings().for_each(Ring::kick);
         }
         Some(outcome.map(|()| Answer::Done))
     }
@@ -147,8 +149,8 @@ impl Peer {
         if let Kick::Fd(fd) = &config.kick {
             check_eventfd("kick", fd)?;
         }
-        check_optional("call", config.call.as_ref())?;
-        check_optional("error", config.err.as_ref())?;
+        let call = bell("call", config.call.clone())?;
+        let err = bell("error", config.err.clone())?;
         let index = u16::from(config.index);
         let at = |what: &str, user: u64| {
             self.memory.guest_addr(user).map(Iova::new).ok_or_else(|| {
@@ -164,7 +166,8 @@ impl Peer {
             avail: at("driver area", config.avail)?,
             used: at("device area", config.used)?,
         };
-        if !self.has_begun {
+        // With nothing running it begins anew, whatever it was before: broken, or with another driver.
+        if self.queues.is_empty() {
             blk.begin(self.features, self.memory.keep_alive())
                 .map_err(|error| Refusal(chain(&error)))?;
             self.has_begun = true;
@@ -200,20 +203,25 @@ impl Peer {
                 "resuming what a predecessor left"
             );
         }
-        if let Kick::Fd(fd) = &config.kick {
-            use std::os::fd::AsRawFd;
+        let kick = match &config.kick {
+            Kick::Fd(fd) => Some(fd.as_raw_fd()),
+            Kick::Poll => None,
+        };
+        if let Some(fd) = kick {
             turn.wakes()
-                .add(fd.as_raw_fd(), index.into())
+                .add(fd, index.into())
                 .map_err(|error| Refusal(format!("ring {index} cannot be waited for: {error}")))?;
         }
-        blk.add_queue(ring)
-            .map_err(|error| Refusal(chain(&error)))?;
+        if let Err(error) = blk.add_queue(ring) {
+            kick.into_iter().for_each(|fd| turn.wakes().remove(fd));
+            return Err(Refusal(chain(&error)));
+        }
         blk.pause_queue(index, !config.is_enabled);
         let mut queue = Queue {
             index,
             kick: config.kick,
-            call: config.call,
-            err: config.err,
+            call,
+            err,
             call_since: None,
         };
         // A predecessor may have died between publishing and calling.
@@ -245,6 +253,11 @@ impl Peer {
         }
         self.watches.clear();
         self.is_watched = false;
+        if self.queues.is_empty() && blk.in_flight() == 0 {
+            // The driver has gone: the next one finds the device as it was at first.
+            blk.reset();
+            self.has_begun = false;
+        }
         let base = match position {
             RingPosition::Split { next_avail, .. } => RingBase::Split(next_avail),
             RingPosition::Packed { avail, used } => RingBase::Packed {
@@ -272,6 +285,8 @@ impl Peer {
         self.watches.clear();
         self.is_watched = false;
         self.has_begun = false;
+        self.features = feature::VERSION_1;
+        self.inflight = None;
         blk.reset();
         true
     }
@@ -283,20 +298,20 @@ impl Peer {
         blk: &mut Blk,
         turn: &mut Turn<'_>,
     ) -> Result<(), Refusal> {
-        use std::os::fd::AsRawFd;
         if let Kick::Fd(fd) = &kick {
             check_eventfd("kick", fd)?;
         }
         let Some(queue) = self.queue(index) else {
             return Ok(());
         };
-        if let Some(old) = queue.kick_fd() {
-            turn.wakes().remove(old);
-        }
+        // The old one stays if the new one cannot be had; both are open, so they have different numbers.
         if let Kick::Fd(fd) = &kick {
             turn.wakes()
                 .add(fd.as_raw_fd(), index.into())
                 .map_err(|error| Refusal(format!("ring {index} cannot be waited for: {error}")))?;
+        }
+        if let Some(old) = queue.kick_fd() {
+            turn.wakes().remove(old);
         }
         queue.kick = kick;
         blk.kick(index.into());
@@ -314,7 +329,7 @@ impl Peer {
             .file()
             .try_clone_to_owned()
             .map_err(|error| refuse(error.to_string()))?;
-        self.inflight = Some(InflightRegion::new(file, layout, shape));
+        self.inflight = Some(InflightRegion::new(file, shape));
         Ok(Answer::Inflight {
             fd,
             mmap_size: len,
@@ -331,7 +346,7 @@ impl Peer {
             .map_err(|error| refuse(error.to_string()))?;
         let file = SharedFile::open(fd, shape.mmap_offset, shape.mmap_size)
             .map_err(|error| refuse(chain(&error)))?;
-        self.inflight = Some(InflightRegion::new(file, self.layout(), shape));
+        self.inflight = Some(InflightRegion::new(file, shape));
         Ok(Answer::Done)
     }
 
@@ -344,8 +359,8 @@ impl Peer {
     }
 }
 
-fn check_optional(what: &str, fd: Option<&SharedFd>) -> Result<(), Refusal> {
-    fd.map_or(Ok(()), |fd| check_eventfd(what, fd))
+fn bell(what: &str, fd: Option<SharedFd>) -> Result<Option<Bell>, Refusal> {
+    fd.map(|fd| Bell::accept(what, fd)).transpose()
 }
 
 /// A split ring's used index as it stands in memory; 0 for packed rings, which have none.

@@ -17,8 +17,6 @@ pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
 const TOKEN_DISK: u32 = TOKEN_SOCKET + 2;
 
-/// What a kick costs its guest, in nanoseconds: the read that empties it.
-const KICK_COST: u64 = 500;
 /// Polls without being asked whether it may move after which a device that was to move goes on where it is.
 const MOVE_POLLS: u32 = 100;
 /// What a connection costs, in nanoseconds.
@@ -125,6 +123,15 @@ impl Export {
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
+        // A front end that ended and started again may be seen before the end of its last connection.
+        if let Some(peer) = &mut self.peer {
+            peer.look_for_end(&mut self.blk, &self.config, turn);
+            self.serve(turn);
+        }
+        if self.peer.as_ref().is_some_and(Peer::is_ending) {
+            // It waits in the listener's queue until what is in flight has ended.
+            return;
+        }
         turn.charge(ACCEPT_COST);
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
@@ -134,11 +141,6 @@ impl Export {
                 return;
             }
         };
-        // A front end that ended and started again may be seen before the end of its last connection.
-        if let Some(peer) = &mut self.peer {
-            peer.read_socket(&mut self.blk, &self.config, turn);
-            self.serve(turn);
-        }
         if self.peer.is_some() {
             self.stats.turned_away += 1;
             tracing::warn!(export = %self.config.name, "a second front end was turned away: one is connected");
@@ -172,9 +174,8 @@ impl Export {
                 self.is_broken = false;
                 Activity::Busy
             }
-            Served::On(vio::Activity::Busy) => Activity::Busy,
-            Served::On(vio::Activity::Idle) if self.blk.in_flight() != 0 => Activity::Waiting,
-            Served::On(vio::Activity::Idle) => Activity::Idle,
+            Served::On(Activity::Idle) if self.blk.in_flight() != 0 => Activity::Waiting,
+            Served::On(activity) => activity,
         };
         if self.blk.needs_reset() != self.is_broken {
             self.note_broken();
@@ -239,7 +240,13 @@ impl Poller for Export {
                 self.blk.set_stopped(false);
             }
         }
-        self.serve(turn)
+        let was_ending = self.peer.as_ref().is_some_and(Peer::is_ending);
+        let activity = self.serve(turn);
+        if was_ending && self.peer.is_none() {
+            // Whoever waited for that.
+            self.accept(turn);
+        }
+        activity
     }
 
     fn message(&mut self, reply: Reply<ExportStats>, _turn: &mut Turn<'_>) {
@@ -261,9 +268,10 @@ impl Poller for Export {
                 let index = index as u16;
                 let queue = peer.queues.iter().find(|queue| queue.index == index);
                 if queue.is_some_and(|queue| queue.drain_kick()) {
+                    // Not charged here (the core does that): kicks for nothing, however many, must end in the
+                    // descriptor's being muted.
                     self.stats.kicks += 1;
                     self.blk.kick(index);
-                    turn.charge(KICK_COST);
                 }
             }
         }

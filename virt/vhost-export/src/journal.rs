@@ -17,23 +17,21 @@ use crate::memory::chain;
 /// The region of all queues.
 pub(crate) struct InflightRegion {
     file: Arc<SharedFile>,
-    layout: RingLayout,
     shape: Inflight,
 }
 
 impl InflightRegion {
     /// Over a file that was made, or that came from the front end.
-    pub(crate) fn new(file: SharedFile, layout: RingLayout, shape: Inflight) -> Self {
+    pub(crate) fn new(file: SharedFile, shape: Inflight) -> Self {
         Self {
             file: Arc::new(file),
-            layout,
             shape,
         }
     }
 
-    /// The piece of queue `index`.
-    fn part(&self, index: u16) -> Result<Part, Refusal> {
-        let len = queue_region_len(self.layout, self.shape.queue_size);
+    /// The piece of queue `index`, in the layout of the ring that starts: features may have changed since.
+    fn part(&self, index: u16, layout: RingLayout) -> Result<Part, Refusal> {
+        let len = queue_region_len(layout, self.shape.queue_size);
         let base = usize::from(index) * len;
         if index >= self.shape.queues || base + len > self.file.len() {
             return Err(Refusal(format!(
@@ -58,7 +56,7 @@ impl InflightRegion {
         fresh: PackedPosition,
         ring: &mut impl PackedRing,
     ) -> Result<(Box<dyn Journal>, RingStart), Refusal> {
-        let part = self.part(config.index.into())?;
+        let part = self.part(config.index.into(), config.layout)?;
         let desc_num = self.shape.queue_size;
         let refuse = |error: &dyn std::error::Error| {
             Refusal(format!(
@@ -67,7 +65,7 @@ impl InflightRegion {
                 chain(error)
             ))
         };
-        match self.layout {
+        match config.layout {
             RingLayout::Split => {
                 let (split, left) =
                     Split::recover(part, desc_num, used_idx).map_err(|error| refuse(&error))?;

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use sidecore::{Nanos, Turn, Wakes};
-use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, Step};
+use sidecore::{Activity, Nanos, Turn, Wakes};
+use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, SharedFd, Step};
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::blk::Blk;
 use vio::ring::Watch;
-use vio::{Activity, VirtioDevice, Visit, feature};
+use vio::{VirtioDevice, Visit, feature};
 
 use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
 use crate::journal::InflightRegion;
@@ -19,17 +19,21 @@ use crate::queue::{Calls, LOAD, Queue};
 
 /// Messages taken at one look at the socket: a front end that sends without end gets its turn again.
 const MESSAGES: u32 = 16;
-/// What a message costs its front end, in nanoseconds; with one that maps memory it is far below the truth.
+/// What a message costs its front end at least, in nanoseconds; one that takes longer (mapping memory) is charged its time.
 const MESSAGE_COST: u64 = 3_000;
+/// Between two tries to send to a front end that does not read, in nanoseconds.
+const FLUSH_EVERY_NS: u64 = 1_000_000;
 /// What a call costs, in nanoseconds.
 const CALL_COST: u64 = 500;
 /// Memory regions of one guest: QEMU asks for this number, and gives hot-plugged memory one each.
 const MAX_REGIONS: usize = 64;
 
-/// What is served to every front end.
+/// What is served to every front end. BACKEND_REQ is for user-mode Linux 6.1, which asks its kernel for the interrupt of
+/// its rings only along with the channel, and fails without.
 pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0
+        | ProtocolFeatures::BACKEND_REQ.0
         | ProtocolFeatures::CONFIG.0
         | ProtocolFeatures::INFLIGHT_SHMFD.0
         | ProtocolFeatures::RESET_DEVICE.0
@@ -48,6 +52,18 @@ pub(crate) enum Task {
     Close,
 }
 
+/// What came of looking at a task.
+enum Advance {
+    /// There is none.
+    Nothing,
+    /// It waits for requests in flight.
+    Waits,
+    /// It has ended.
+    Done,
+    /// It was the end of the connection.
+    Gone,
+}
+
 /// A connected front end.
 pub(crate) struct Peer {
     socket: UnixStream,
@@ -57,9 +73,13 @@ pub(crate) struct Peer {
     pub(crate) memory: Memory,
     pub(crate) queues: Vec<Queue>,
     pub(crate) inflight: Option<InflightRegion>,
+    /// For our own requests, of which there are none.
+    pub(crate) channel: Option<SharedFd>,
     pub(crate) task: Option<Task>,
     /// Since when the task waits, and whether what it waits for has been cancelled.
     since: Option<(Nanos, bool)>,
+    /// The socket takes no more replies: when to try again.
+    flush_at: Nanos,
     /// Features of the driver, once acknowledged; the device has begun with them.
     pub(crate) features: u64,
     pub(crate) has_begun: bool,
@@ -102,9 +122,11 @@ impl Peer {
             memory: Memory::new(),
             queues: Vec::new(),
             inflight: None,
+            channel: None,
             task: None,
             since: None,
-            features: 0,
+            flush_at: Nanos(0),
+            features: feature::VERSION_1,
             has_begun: false,
             lost: false,
             watches: Vec::new(),
@@ -112,9 +134,11 @@ impl Peer {
         })
     }
 
-    /// Registers all descriptors.
+    /// Registers all descriptors; not the socket of a connection that is over, which nobody would remove again.
     pub(crate) fn register(&self, wakes: &mut Wakes) -> std::io::Result<()> {
-        wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
+        if !matches!(self.task, Some(Task::Close)) {
+            wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
+        }
         for queue in &self.queues {
             if let Some(fd) = queue.kick_fd() {
                 wakes.add(fd, u32::from(queue.index))?;
@@ -131,9 +155,11 @@ impl Peer {
         turn: &mut Turn<'_>,
     ) {
         for _ in 0..MESSAGES {
-            if self.task.is_some() {
+            // One that does not read its replies is not asked for more.
+            if self.task.is_some() || self.sender.backlog() != 0 {
                 return;
             }
+            let start = Nanos::now();
             let message = match self.receiver.receive(self.socket.as_fd()) {
                 Ok(Some(message)) => message,
                 Ok(None) => return,
@@ -142,7 +168,6 @@ impl Peer {
                     return self.close(turn);
                 }
             };
-            turn.charge(MESSAGE_COST);
             let request = message.head.request;
             match self.session.handle(message) {
                 Ok(Step::Done(reply)) => self.reply(reply, config, turn),
@@ -156,9 +181,31 @@ impl Peer {
                         self.finish(outcome, config, turn);
                     }
                 }
-                Err(fatal) => return self.fail(&fatal, config, turn),
+                Err(fatal) => self.fail(&fatal, config, turn),
             }
+            turn.charge(Nanos::now().since(start).max(MESSAGE_COST));
         }
+    }
+
+    /// Looks whether the front end has gone, also while a task keeps its messages waiting.
+    pub(crate) fn look_for_end(
+        &mut self,
+        blk: &mut Blk,
+        config: &ExportConfig,
+        turn: &mut Turn<'_>,
+    ) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(1..) if !self.is_ending() => self.close(turn),
+            _ => self.read_socket(blk, config, turn),
+        }
+    }
+
+    /// Whether the connection is over and waits, for a bounded time, for what is in flight.
+    pub(crate) fn is_ending(&self) -> bool {
+        let is_overdue = self.since.is_some_and(|(_, is_cancelled)| is_cancelled);
+        matches!(self.task, Some(Task::Close)) && !is_overdue
     }
 
     /// Ends the session's waiting event.
@@ -196,6 +243,9 @@ impl Peer {
 
     /// The connection is over: nothing is read or sent any more, and as soon as nothing is in flight it is gone.
     fn close(&mut self, turn: &mut Turn<'_>) {
+        if matches!(self.task, Some(Task::Close)) {
+            return;
+        }
         turn.wakes().remove(self.socket.as_raw_fd());
         // So that the front end learns of it now, and not when the last request has ended.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
@@ -219,7 +269,10 @@ impl Peer {
                 queues: &mut self.queues,
                 now_ns,
             };
-            activity = blk.visit(&mut self.memory.view(), &mut calls, &mut visit);
+            activity = match blk.visit(&mut self.memory.view(), &mut calls, &mut visit) {
+                vio::Activity::Busy => Activity::Busy,
+                vio::Activity::Idle => Activity::Idle,
+            };
             turn.charge(visit.spent());
             self.make_calls(blk, config, stats, visit.is_over(), turn);
         }
@@ -228,19 +281,33 @@ impl Peer {
             tracing::warn!(export = %config.name, "the front end truncated guest memory; giving the connection up");
             self.close(turn);
         }
-        if self.sender.backlog() != 0 && self.sender.flush(self.socket.as_fd()).is_err() {
-            self.close(turn);
+        if self.flush_at().is_some_and(|at| at <= now_ns) {
+            self.flush(turn);
         }
-        if self.task.is_some() {
-            if self.advance_task(blk, config, stats, turn) {
-                return Served::Gone;
-            }
-            activity = Activity::Busy;
+        match self.advance_task(blk, config, stats, turn) {
+            Advance::Gone => return Served::Gone,
+            Advance::Done => activity = Activity::Busy,
+            // What it waits for, or its deadline, wakes the core.
+            Advance::Waits if activity == Activity::Idle => activity = Activity::Waiting,
+            Advance::Waits | Advance::Nothing => {}
         }
         if activity == Activity::Idle && self.has_begun {
             self.watch(blk);
         }
         Served::On(activity)
+    }
+
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.flush_at = turn.now().after(FLUSH_EVERY_NS);
+        if self.sender.flush(self.socket.as_fd()).is_err() {
+            self.close(turn);
+        }
+    }
+
+    /// When replies that wait are to be sent.
+    pub(crate) fn flush_at(&self) -> Option<u64> {
+        (self.sender.backlog() != 0 && !matches!(self.task, Some(Task::Close)))
+            .then_some(self.flush_at.0)
     }
 
     /// Calls the drivers that want it, unless more is about to come for the same call.
@@ -256,10 +323,10 @@ impl Peer {
             let Some(since) = queue.call_since else {
                 continue;
             };
-            let is_loaded = has_more
-                || blk
-                    .ring(queue.index)
-                    .is_some_and(|ring| ring.in_flight() >= LOAD);
+            let in_flight = blk.ring(queue.index).map_or(0, |ring| ring.in_flight());
+            // A visit that ended early, by one dear request, says nothing of what is left.
+            let is_loaded = in_flight >= LOAD
+                || (has_more && blk.has_more(queue.index, &mut self.memory.view()));
             if is_loaded && turn.now().0 < since.saturating_add(config.call_delay_ns) {
                 continue;
             }
@@ -281,16 +348,16 @@ impl Peer {
         (!is_cancelled).then(|| since.0.saturating_add(config.drain_limit_ns))
     }
 
-    /// Looks whether the task can end; true when the connection is gone.
+    /// Looks whether the task can end.
     fn advance_task(
         &mut self,
         blk: &mut Blk,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
-    ) -> bool {
+    ) -> Advance {
         let Some(task) = self.task.take() else {
-            return false;
+            return Advance::Nothing;
         };
         let outcome = match &task {
             Task::StopRing(index) => self.stop_ring((*index).into(), blk, turn),
@@ -298,30 +365,32 @@ impl Peer {
             Task::Reset => self.reset(blk, turn).then_some(Ok(Answer::Done)),
             Task::Close => {
                 if self.reset(blk, turn) {
-                    return true;
+                    return Advance::Gone;
                 }
                 None
             }
         };
-        match outcome {
-            Some(outcome) => {
-                self.since = None;
-                self.finish(outcome, config, turn);
-                // What came meanwhile.
-                turn.charge(MESSAGE_COST);
-                self.read_socket(blk, config, turn);
-            }
-            None => {
-                self.task = Some(task);
-                self.watch_drain(blk, config, stats, turn.now());
-            }
-        }
-        false
+        let Some(outcome) = outcome else {
+            let queue = match task {
+                Task::StopRing(index) => Some(index.into()),
+                _ => None,
+            };
+            self.task = Some(task);
+            self.watch_drain(queue, blk, config, stats, turn.now());
+            return Advance::Waits;
+        };
+        self.since = None;
+        self.finish(outcome, config, turn);
+        // What came meanwhile.
+        turn.charge(MESSAGE_COST);
+        self.read_socket(blk, config, turn);
+        Advance::Done
     }
 
-    /// What is in flight may hold a task up so long and no longer.
+    /// What is in flight (of queue `queue`, or of all) may hold a task up so long and no longer.
     fn watch_drain(
         &mut self,
+        queue: Option<u16>,
         blk: &mut Blk,
         config: &ExportConfig,
         stats: &mut ExportStats,
@@ -330,13 +399,9 @@ impl Peer {
         let (since, is_cancelled) = *self.since.get_or_insert((now, false));
         if !is_cancelled && now.since(since) >= config.drain_limit_ns {
             self.since = Some((since, true));
-            stats.cancelled += u64::from(blk.in_flight());
-            tracing::warn!(
-                export = %config.name,
-                requests = blk.in_flight(),
-                "requests do not end; cancelling them"
-            );
-            blk.cancel_overdue();
+            let requests = blk.cancel_queue(queue);
+            stats.cancelled += u64::from(requests);
+            tracing::warn!(export = %config.name, requests, "requests do not end; cancelling them");
         }
     }
 

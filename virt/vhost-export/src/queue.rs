@@ -6,9 +6,11 @@
 //! depth 1 nothing ever waits.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::ReadWriteFlags;
+use rustix::net::SendFlags;
 use vhost_user::backend::{Kick, Refusal, SharedFd};
 use vio::Interrupt;
 
@@ -22,8 +24,8 @@ const EVENTFD: &str = "anon_inode:[eventfd]";
 pub(crate) struct Queue {
     pub(crate) index: u16,
     pub(crate) kick: Kick,
-    pub(crate) call: Option<SharedFd>,
-    pub(crate) err: Option<SharedFd>,
+    pub(crate) call: Option<Bell>,
+    pub(crate) err: Option<Bell>,
     /// A call the driver wants that has not been made, and since when.
     pub(crate) call_since: Option<u64>,
 }
@@ -49,14 +51,14 @@ impl Queue {
     pub(crate) fn ring_call(&mut self) {
         self.call_since = None;
         if let Some(call) = &self.call {
-            signal(call);
+            call.ring();
         }
     }
 
     /// Tells the front end that the ring is broken.
     pub(crate) fn ring_err(&self) {
         if let Some(err) = &self.err {
-            signal(err);
+            err.ring();
         }
     }
 }
@@ -69,19 +71,55 @@ pub(crate) fn drain(fd: &SharedFd) -> bool {
     rustix::io::preadv2(fd, &mut buffers, u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
 }
 
-/// Adds one to an eventfd. One that is full has been signalled often enough.
-fn signal(fd: &SharedFd) {
-    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+/// A descriptor by which the front end is told something.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    fd: SharedFd,
+    is_socket: bool,
 }
 
-/// Accepts a descriptor for signalling: an eventfd, which is made non-blocking.
+impl Bell {
+    /// Accepts an eventfd, which is made non-blocking, or a socket: user-mode Linux, whose interrupts come as signals,
+    /// which eventfds do not send, gives one end of a pair.
+    pub(crate) fn accept(what: &str, fd: SharedFd) -> Result<Self, Refusal> {
+        let target = kind(what, &fd)?;
+        let is_socket = target
+            .as_os_str()
+            .as_encoded_bytes()
+            .starts_with(b"socket:");
+        if !is_socket {
+            check_kind(what, &fd, &target)?;
+        }
+        Ok(Self { fd, is_socket })
+    }
+
+    /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often enough.
+    pub(crate) fn ring(&self) {
+        let one = 1_u64.to_ne_bytes();
+        let _ = if self.is_socket {
+            rustix::net::send(&self.fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+        } else {
+            rustix::io::write(&self.fd, &one).map(drop)
+        };
+    }
+}
+
+/// Accepts a descriptor for waiting: an eventfd, which is made non-blocking.
 pub(crate) fn check_eventfd(what: &str, fd: &SharedFd) -> Result<(), Refusal> {
+    check_kind(what, fd, &kind(what, fd)?)
+}
+
+/// What the kernel calls the file behind a descriptor.
+fn kind(what: &str, fd: &SharedFd) -> Result<PathBuf, Refusal> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let target = std::fs::read_link(path).map_err(|error| {
+    std::fs::read_link(path).map_err(|error| {
         Refusal(format!(
             "the {what} descriptor cannot be looked at: {error}"
         ))
-    })?;
+    })
+}
+
+fn check_kind(what: &str, fd: &SharedFd, target: &Path) -> Result<(), Refusal> {
     if target.as_os_str() != EVENTFD {
         return Err(Refusal(format!(
             "the {what} descriptor is {} where an eventfd is needed",
@@ -119,5 +157,45 @@ impl Interrupt for Calls<'_> {
         for queue in &*self.queues {
             queue.ring_err();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn a_full_eventfd_or_socket_is_rung_without_waiting() {
+        let full = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        Bell::accept("call", SharedFd::from(full)).unwrap().ring();
+
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let bell = Bell::accept("call", SharedFd::from(OwnedFd::from(ours))).unwrap();
+        bell.ring();
+        let mut bytes = [0; 8];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), 1);
+        // Far more than the socket holds.
+        for _ in 0..100_000 {
+            bell.ring();
+        }
+        drop(theirs);
+        bell.ring();
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        let file = || SharedFd::from(OwnedFd::from(tempfile::tempfile().unwrap()));
+        assert!(Bell::accept("call", file()).is_err());
+        assert!(check_eventfd("kick", &file()).is_err());
+        let (socket, _other) = UnixStream::pair().unwrap();
+        assert!(check_eventfd("kick", &SharedFd::from(OwnedFd::from(socket))).is_err());
     }
 }

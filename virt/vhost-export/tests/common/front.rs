@@ -1,0 +1,247 @@
+//! A front end driven message by message.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::{EventfdFlags, eventfd};
+use vhost_blk::channel::{Channel, ChannelError};
+use vhost_blk::layout::Layout;
+use vhost_blk::memory::Memory;
+use vhost_blk::queue::Queue;
+use vhost_blk::ring::feature as ring;
+use vhost_user::frontend::Reply;
+use vhost_user::wire::{
+    MemRegion, ProtocolFeatures, Request, VringAddr, VringFd, VringState, feature as vhost,
+};
+
+use super::{BLOCK, Io, PATIENCE};
+
+/// See the head of this module.
+pub struct Front {
+    pub channel: Channel,
+    pub memory: Memory,
+    pub layout: Layout,
+    pub queues: Vec<Queue>,
+    pub features: u64,
+    pub offered: u64,
+}
+
+/// An eventfd.
+pub fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd")
+}
+
+pub fn copy(fd: impl AsFd) -> OwnedFd {
+    fd.as_fd().try_clone_to_owned().expect("a descriptor")
+}
+
+impl Front {
+    /// Connects and negotiates protocol features; memory for `queues` rings of either layout.
+    #[track_caller]
+    pub fn connect(path: &Path, queues: u16, depth: u16) -> Self {
+        Self::try_connect(path, queues, depth).expect("the server accepts")
+    }
+
+    pub fn try_connect(path: &Path, queues: u16, depth: u16) -> Result<Self, ChannelError> {
+        let mut channel = Channel::connect(path, PATIENCE)?;
+        channel.call(Request::SetOwner)?;
+        let offered = channel.value(Request::GetFeatures)?;
+        let protocol = ProtocolFeatures(channel.value(Request::GetProtocolFeatures)?);
+        channel.call(Request::SetProtocolFeatures(protocol))?;
+        channel.acks = true;
+        let layout = Layout::new(queues, 256, depth, BLOCK, false, true);
+        let memory = Memory::create(layout.len()).expect("memory");
+        Ok(Self {
+            channel,
+            memory,
+            layout,
+            queues: Vec::new(),
+            features: 0,
+            offered,
+        })
+    }
+
+    /// All of it at once: features, memory, rings.
+    #[track_caller]
+    pub fn running(path: &Path, ring_features: u64, queues: u16, depth: u16) -> Self {
+        let mut front = Self::connect(path, queues, depth);
+        front.set_features(ring_features);
+        front.share();
+        for queue in 0..queues {
+            front.start(queue);
+            front.enable(queue, true);
+        }
+        front
+    }
+
+    pub fn io(&mut self) -> Io<'_> {
+        Io {
+            memory: &self.memory,
+            layout: &self.layout,
+            queues: &mut self.queues,
+        }
+    }
+
+    #[track_caller]
+    pub fn call(&mut self, request: Request) {
+        let id = request.id();
+        let called = self.channel.call(request);
+        called.unwrap_or_else(|error| panic!("{id}: {error}"));
+    }
+
+    #[track_caller]
+    pub fn refused(&mut self, request: Request) {
+        let id = request.id();
+        match self.channel.call(request) {
+            Err(ChannelError::Refused { .. }) => {}
+            other => panic!("{id} was not refused: {other:?}"),
+        }
+    }
+
+    /// The connection has ended, or ends soon.
+    #[track_caller]
+    pub fn ended(&mut self) {
+        super::until("the connection ends", || {
+            let mut bytes = [0; 64];
+            let flags = rustix::net::RecvFlags::DONTWAIT;
+            match rustix::net::recv(self.channel.socket(), &mut bytes, flags) {
+                Ok((0, _)) => true,
+                Ok(_) | Err(rustix::io::Errno::AGAIN) => false,
+                Err(_) => true,
+            }
+        });
+    }
+
+    /// SET_FEATURES, and fresh rings for them.
+    #[track_caller]
+    pub fn set_features(&mut self, ring_features: u64) {
+        let rings = ring::EVENT_IDX | ring::INDIRECT | ring::PACKED | ring::IN_ORDER;
+        let features = self.offered & !rings | ring_features;
+        assert_eq!(features & !self.offered, 0, "it is not offered");
+        self.features = features | vhost::PROTOCOL_FEATURES;
+        self.call(Request::SetFeatures(self.features));
+        self.fresh_rings();
+    }
+
+    /// Rings as after the guest's reset.
+    pub fn fresh_rings(&mut self) {
+        let is_packed = self.features & ring::PACKED != 0;
+        let (queues, depth) = (self.layout.queues, self.layout.depth);
+        self.layout = Layout::new(queues, 256, depth, BLOCK, is_packed, true);
+        self.memory.zero(0, self.layout.rings_len());
+        self.queues = (0..queues)
+            .map(|index| Queue::new(index, &self.layout, self.features).expect("eventfds"))
+            .collect();
+    }
+
+    pub fn regions(&self) -> Vec<MemRegion> {
+        self.layout.regions()
+    }
+
+    /// SET_MEM_TABLE.
+    #[track_caller]
+    pub fn share(&mut self) {
+        let file = || copy(self.memory.file());
+        let table = self.regions().into_iter().map(|region| (region, file()));
+        let table = table.collect();
+        self.call(Request::SetMemTable(table));
+    }
+
+    /// SET_VRING_NUM, BASE and ADDR of a ring whose driver has got where it has.
+    #[track_caller]
+    pub fn describe(&mut self, queue: u16) {
+        let own = &mut self.queues[usize::from(queue)];
+        let base = own.ring().available_base();
+        let size = self.layout.ring_size;
+        self.place(queue, size, base);
+    }
+
+    #[track_caller]
+    pub fn place(&mut self, queue: u16, size: u16, base: u32) {
+        let index = queue.into();
+        let places = self.layout.places(queue);
+        let addr = VringAddr {
+            index,
+            desc: self.layout.user(places.desc),
+            avail: self.layout.user(places.driver),
+            used: self.layout.user(places.device),
+            log: None,
+        };
+        let num = size.into();
+        self.call(Request::SetVringNum(VringState { index, num }));
+        self.call(Request::SetVringBase(VringState { index, num: base }));
+        self.call(Request::SetVringAddr(addr));
+        let call = copy(self.queues[usize::from(queue)].call_fd());
+        self.call(Request::SetVringCall(fd(queue, Some(call))));
+    }
+
+    pub fn kick_request(&self, queue: u16) -> Request {
+        let kick = copy(self.queues[usize::from(queue)].kick_fd());
+        Request::SetVringKick(fd(queue, Some(kick)))
+    }
+
+    /// Starts a ring; it is not enabled by that.
+    #[track_caller]
+    pub fn start(&mut self, queue: u16) {
+        self.describe(queue);
+        self.call(self.kick_request(queue));
+    }
+
+    #[track_caller]
+    pub fn enable(&mut self, queue: u16, enable: bool) {
+        let index = queue.into();
+        self.call(Request::SetVringEnable { index, enable });
+    }
+
+    /// GET_VRING_BASE.
+    #[track_caller]
+    pub fn stop(&mut self, queue: u16) -> u32 {
+        let index = queue.into();
+        match self.channel.call(Request::GetVringBase { index }) {
+            Ok(Some(Reply::RingBase(state))) => state.num,
+            other => panic!("GET_VRING_BASE: {other:?}"),
+        }
+    }
+
+    pub fn own_base(&mut self, queue: u16) -> u32 {
+        self.queues[usize::from(queue)].ring().available_base()
+    }
+}
+
+pub fn fd(queue: u16, fd: Option<OwnedFd>) -> VringFd {
+    VringFd {
+        index: queue as u8,
+        fd,
+    }
+}
+
+impl Front {
+    /// The same guest over a new connection, after its VMM lost the last one: rings stay as they are.
+    #[track_caller]
+    pub fn connect_again(old: Self, path: &Path) -> Self {
+        let Self {
+            channel,
+            memory,
+            layout,
+            queues,
+            features,
+            ..
+        } = old;
+        drop(channel);
+        let mut front = Self::connect(path, layout.queues, layout.depth);
+        (front.memory, front.layout, front.queues) = (memory, layout, queues);
+        front.features = features;
+        front.call(Request::SetFeatures(features));
+        front.share();
+        front
+    }
+
+    /// Starts a ring at the used position, as after a crash of the server.
+    #[track_caller]
+    pub fn start_at_used(&mut self, queue: u16) {
+        let base = self.queues[usize::from(queue)].ring().base(&self.memory);
+        let size = self.layout.ring_size;
+        self.place(queue, size, base);
+        self.call(self.kick_request(queue));
+    }
+}

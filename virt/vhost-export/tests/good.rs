@@ -1,0 +1,525 @@
+//! What front ends do that mean well: every ring, starts and stops, replaced descriptors and memory, reconnects.
+
+mod common;
+
+use std::time::Duration;
+
+use common::front::{Front, copy, event, fd};
+use common::{Disk, Guest, Server, feature, options, tracked, until};
+use rustix::io::write;
+use sidecore::IdlePolicy;
+use vhost_blk::drive::{Run, drive};
+use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
+use vhost_blk::queue::Op;
+use vhost_user::wire::{MemRegion, Request};
+
+/// Ring features that make a difference.
+const RINGS: [u64; 8] = [
+    0,
+    feature::EVENT_IDX,
+    feature::INDIRECT | feature::EVENT_IDX,
+    feature::IN_ORDER | feature::EVENT_IDX,
+    feature::PACKED,
+    feature::PACKED | feature::EVENT_IDX,
+    feature::PACKED | feature::INDIRECT | feature::EVENT_IDX,
+    feature::PACKED | feature::IN_ORDER | feature::EVENT_IDX,
+];
+
+/// Those of a disk that does not complete in order.
+fn unordered() -> impl Iterator<Item = u64> {
+    RINGS
+        .into_iter()
+        .filter(|features| features & feature::IN_ORDER == 0)
+}
+
+fn every_ring(mut server: Server, disks: usize, tracks: bool) {
+    for disk in 0..disks {
+        for features in RINGS {
+            for queues in [1, 4] {
+                let options = match tracks {
+                    true => tracked(features, queues, 8),
+                    false => options(features, queues, 8),
+                };
+                let mut guest = server.guest(disk, options);
+                guest.verify(64);
+                guest.stop();
+            }
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn every_ring_is_served_by_a_polling_core() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = Disk::file("file", &dir.path().join("disk"));
+    let server = Server::start(IdlePolicy::Spin(50_000), vec![Disk::ram("ram"), file]);
+    every_ring(server, 2, false);
+}
+
+#[test]
+fn every_ring_is_served_by_a_core_that_sleeps_at_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = Disk::file("file", &dir.path().join("disk"));
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram"), file]);
+    every_ring(server, 2, true);
+}
+
+/// Sleeps of the core in the test below, in all.
+fn forced_sleeps() -> u64 {
+    let wanted = std::env::var("EXPORT_FORCED_SLEEPS").ok();
+    wanted.map_or(20_000, |count| count.parse().expect("a number"))
+}
+
+/// The guest sleeps for each request, the core after each: nearly every kick and call has to wake somebody.
+#[test]
+fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
+    let styles = [
+        0,
+        feature::EVENT_IDX,
+        feature::PACKED,
+        feature::PACKED | feature::EVENT_IDX,
+    ];
+    for features in styles {
+        let mut server = Server::start(IdlePolicy::Sleep, vec![Disk::null("null")]);
+        let options = options(features, 1, 1);
+        let run = Run {
+            vms: vec![VmSpec {
+                socket: server.path(0),
+                depth: 1,
+                block: 512,
+                weight: 1.0,
+                pacing: Pacing::Closed,
+                group: 0,
+            }],
+            options,
+            mix: Mix {
+                read: 100,
+                flush: 0,
+                is_sequential: false,
+            },
+            sectors: None,
+            mode: Mode::Event,
+            warm_up: Duration::ZERO,
+            measure: Duration::from_millis(500),
+            seed: 1,
+            server: None,
+        };
+        while server.core().stats().core.sleeps < forced_sleeps() / 4 {
+            let report = drive(&run).expect("the run works");
+            assert_eq!(report.lost_wakeups, 0, "{features:#x}");
+            assert_eq!(report.unanswered, 0, "{features:#x}");
+            assert_eq!(report.errors.total(), 0, "{features:#x}");
+        }
+        server.stop();
+    }
+}
+
+/// Whether the core sleeps now; it is not woken by asking.
+fn rest(server: &Server) {
+    until("the core goes to sleep", || {
+        let before = server.core().stats().core;
+        std::thread::sleep(Duration::from_millis(2));
+        let after = server.core().stats().core;
+        before.sweeps_idle == after.sweeps_idle && before.sweeps_busy == after.sweeps_busy
+    });
+}
+
+#[test]
+fn a_reset_device_starts_anew() {
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    for features in RINGS {
+        for options in [options(features, 4, 8), tracked(features, 4, 8)] {
+            let mut guest = server.guest(0, options);
+            guest.verify(32);
+            guest.client.reset_device().expect("the device is reset");
+            guest.verify(32);
+            guest.stop();
+        }
+    }
+}
+
+/// A firmware's driver and a kernel's after it negotiate other features, over the same connection.
+#[test]
+fn features_change_between_drivers() {
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    let mut front = Front::connect(&server.path(0), 2, 8);
+    front.set_features(RINGS[0]);
+    front.share();
+    for features in RINGS.into_iter().chain(RINGS.into_iter().rev()) {
+        front.set_features(features);
+        for queue in 0..2 {
+            front.start(queue);
+            front.enable(queue, true);
+        }
+        front.io().verify(16);
+        for queue in 0..2 {
+            let base = front.stop(queue);
+            assert_eq!(base, front.own_base(queue));
+        }
+    }
+}
+
+#[test]
+fn a_stopped_ring_goes_on_where_it_stood() {
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    for features in RINGS {
+        let mut front = Front::running(&server.path(0), features, 1, 8);
+        for _ in 0..5 {
+            front.io().verify(60);
+            let base = front.stop(0);
+            assert_eq!(base, front.own_base(0));
+            front.start(0);
+            front.enable(0, true);
+        }
+    }
+}
+
+#[test]
+fn what_is_queued_while_a_ring_is_disabled_is_served_when_it_is_enabled() {
+    for idle in [IdlePolicy::Sleep, IdlePolicy::Poll] {
+        let mut server = Server::start(idle, vec![Disk::ram("ram"), Disk::ram("other")]);
+        let mut other = server.guest(1, options(feature::EVENT_IDX, 1, 1));
+        for features in RINGS {
+            let mut front = Front::running(&server.path(0), features, 2, 8);
+            front.io().verify(8);
+            front.enable(1, false);
+            for block in 0..4 {
+                assert!(front.io().submit(1, Op::Read, 1 + 2 * block));
+            }
+            // The other queue works meanwhile, and nothing of this one comes back.
+            assert!(front.io().submit(0, Op::Read, 2));
+            until("queue 0 is served", || front.io().reap(0).is_some());
+            other.verify(2);
+            assert_eq!(front.queues[1].outstanding(), 4);
+            front.enable(1, true);
+            assert_eq!(front.io().drain(), (4, 0));
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn what_is_queued_before_a_ring_starts_is_served() {
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    for features in RINGS {
+        for kicks_first in [false, true] {
+            let mut front = Front::connect(&server.path(0), 1, 8);
+            front.set_features(features);
+            front.share();
+            if !kicks_first {
+                for block in 0..4 {
+                    assert!(front.io().submit(0, Op::Write, block));
+                }
+            }
+            // Where the driver began, not where it has got.
+            front.place(0, 256, 0);
+            front.call(front.kick_request(0));
+            if kicks_first {
+                // Started, not enabled: it may not be served yet, nor forgotten.
+                for block in 0..4 {
+                    assert!(front.io().submit(0, Op::Write, block));
+                }
+                front.queues[0].kick();
+            }
+            front.enable(0, true);
+            assert_eq!(front.io().drain(), (4, 0), "{features:#x}, {kicks_first}");
+        }
+    }
+}
+
+#[test]
+fn a_replaced_kick_kicks() {
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    let mut front = Front::running(&server.path(0), feature::EVENT_IDX, 1, 8);
+    front.io().verify(4);
+    for _ in 0..20 {
+        let new = event();
+        // What was made available with the old one, and nobody was told of.
+        let request = Request::SetVringKick(fd(0, Some(copy(&new))));
+        front.call(request);
+        rest(&server);
+        let (memory, layout) = (&front.memory, &front.layout);
+        let own = &mut front.queues[0];
+        let slot = own.take_slot().expect("a slot");
+        let extent = vhost_blk::queue::Extent {
+            sector: 0,
+            bytes: 512,
+        };
+        assert!(own.submit(memory, layout, slot, Op::Read, extent, 0));
+        own.publish_silently(memory);
+        write(&new, &1_u64.to_ne_bytes()).expect("a kick");
+        until("the kick is heard", || {
+            front.queues[0].outstanding() == 0 || {
+                let own = &mut front.queues[0];
+                let done = own.complete(&front.memory, &front.layout).expect("a ring");
+                done.inspect(|done| own.release(done.slot)).is_some()
+            }
+        });
+        // The old one again, for the client's next requests.
+        let request = front.kick_request(0);
+        front.call(request);
+    }
+}
+
+#[test]
+fn a_replaced_call_is_called() {
+    let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    for features in [0, feature::PACKED] {
+        let mut front = Front::running(&server.path(0), features, 1, 8);
+        for _ in 0..10 {
+            let new = event();
+            let request = Request::SetVringCall(fd(0, Some(copy(&new))));
+            front.call(request);
+            let mut count = [0; 8];
+            // A call for nothing, because one may have gone to the old one.
+            let _ = rustix::io::read(&new, &mut count);
+            // Without EVENT_IDX the driver is called unless it says no.
+            assert!(front.queues[0].ring().arm(&front.memory));
+            assert!(front.io().submit(0, Op::Read, 900));
+            until("a call on the new one", || {
+                rustix::io::read(&new, &mut count).is_ok()
+            });
+            until("it is there", || {
+                front.queues[0].ring().has_used(&front.memory)
+            });
+            let (memory, layout) = (&front.memory, &front.layout);
+            let done = front.queues[0].complete(memory, layout).expect("a ring");
+            front.queues[0].release(done.expect("it was used").slot);
+        }
+        // None at all: the driver polls.
+        front.call(Request::SetVringCall(fd(0, None)));
+        front.io().verify(8);
+    }
+}
+
+#[test]
+fn a_front_end_that_never_kicks_is_polled() {
+    let mut server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    for features in RINGS {
+        let mut front = Front::connect(&server.path(0), 1, 8);
+        front.set_features(features);
+        front.share();
+        front.describe(0);
+        front.call(Request::SetVringKick(fd(0, None)));
+        front.enable(0, true);
+        for block in 0..50 {
+            let (memory, layout) = (&front.memory, &front.layout);
+            let own = &mut front.queues[0];
+            let slot = own.take_slot().expect("a slot");
+            let extent = vhost_blk::queue::Extent {
+                sector: block,
+                bytes: 512,
+            };
+            assert!(own.submit(memory, layout, slot, Op::Read, extent, 0));
+            own.publish_silently(memory);
+            until("it is seen without a kick", || {
+                let own = &mut front.queues[0];
+                let done = own.complete(&front.memory, &front.layout).expect("a ring");
+                done.inspect(|done| own.release(done.slot)).is_some()
+            });
+        }
+        // A descriptor after all: the core may sleep again.
+        let request = front.kick_request(0);
+        front.call(request);
+        front.io().verify(8);
+        rest(&server);
+        front.io().verify(8);
+    }
+    server.stop();
+}
+
+#[test]
+fn memory_changes_under_requests_in_flight() {
+    let (disk, control) = Disk::slow("slow");
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    for features in unordered() {
+        control.set_open(true);
+        let mut front = Front::running(&server.path(0), features, 2, 8);
+        front.io().verify(16);
+        let spare = MemRegion {
+            guest_addr: 0x10_0000_0000,
+            size: 1 << 20,
+            user_addr: 0x10_0000_0000,
+            mmap_offset: 0,
+        };
+        let extra = vhost_blk::memory::Memory::create(1 << 20).expect("memory");
+        for round in 0..6 {
+            control.set_open(false);
+            for block in 0..8 {
+                let queue = (block % 2) as u16;
+                assert!(front.io().submit(queue, Op::Read, block));
+            }
+            until("they are in flight", || control.held() == 8);
+            // The change waits for them; the answer says that it has happened.
+            let opener = {
+                let control = control.clone();
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(2));
+                    control.set_open(true);
+                })
+            };
+            match round % 3 {
+                0 => front.call(Request::AddMemReg(spare, copy(extra.file()))),
+                1 => front.call(Request::RemMemReg(spare)),
+                _ => front.share(),
+            }
+            opener.join().expect("no panic");
+            assert_eq!(front.io().drain(), (8, 0));
+            front.io().verify(8);
+        }
+    }
+}
+
+/// Hot-plugged memory moves regions for a moment: rings that had none must not be forgotten.
+#[test]
+fn a_ring_whose_memory_was_away_goes_on_when_it_is_back() {
+    let server = Server::start(IdlePolicy::Poll, vec![Disk::ram("ram")]);
+    for features in RINGS {
+        let mut front = Front::running(&server.path(0), features, 1, 8);
+        front.io().verify(8);
+        let region = front.regions()[0];
+        front.call(Request::RemMemReg(region));
+        // A polling core looks at the ring now, and faults.
+        let before = server.core().stats().core.sweeps_idle;
+        until("the core has looked", || {
+            server.core().stats().core.sweeps_idle > before + 10
+        });
+        front.call(Request::AddMemReg(region, copy(front.memory.file())));
+        // The driver was told that nobody needs its kicks.
+        let (memory, layout) = (&front.memory, &front.layout);
+        let own = &mut front.queues[0];
+        let slot = own.take_slot().expect("a slot");
+        let extent = vhost_blk::queue::Extent {
+            sector: 0,
+            bytes: 512,
+        };
+        assert!(own.submit(memory, layout, slot, Op::Read, extent, 0));
+        own.publish_silently(memory);
+        until("the ring is served again", || {
+            let own = &mut front.queues[0];
+            let done = own.complete(&front.memory, &front.layout).expect("a ring");
+            done.inspect(|done| own.release(done.slot)).is_some()
+        });
+        front.io().verify(8);
+    }
+}
+
+#[test]
+fn a_ring_stops_with_nothing_in_flight_while_others_are_busy() {
+    let (disk, control) = Disk::slow("slow");
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    for features in unordered() {
+        control.set_open(false);
+        let mut front = Front::running(&server.path(0), features, 2, 8);
+        for block in 0..8 {
+            assert!(front.io().submit((block % 2) as u16, Op::Write, block));
+        }
+        until("they are in flight", || control.held() == 8);
+        let opener = {
+            let control = control.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(2));
+                control.set_open(true);
+            })
+        };
+        let base = front.stop(0);
+        opener.join().expect("no panic");
+        assert_eq!(base, front.own_base(0));
+        assert_eq!(front.io().drain(), (8, 0));
+        front.start(0);
+        front.enable(0, true);
+        front.io().verify(8);
+    }
+}
+
+/// The connection ends in mid-request; the region says what was in flight, and the next connection finishes it.
+#[test]
+fn requests_in_flight_outlive_their_connection() {
+    let (disk, control) = Disk::slow("slow");
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    for features in unordered() {
+        control.set_open(true);
+        let mut guest = server.guest(0, tracked(features, 2, 8));
+        for round in 0..5 {
+            guest.verify(16);
+            control.set_open(false);
+            for block in 0..8 {
+                assert!(guest.submit((block % 2) as u16, Op::Write, block));
+            }
+            // Some are done, some are with the disk, perhaps some have not been looked at.
+            control.release(round);
+            until("they are in flight", || control.held() + round >= 8);
+            let gone =
+                rustix::net::shutdown(guest.client.channel().socket(), rustix::net::Shutdown::Both);
+            gone.expect("the socket is there");
+            control.set_open(true);
+            guest.client.reconnect().expect("the server is there");
+            assert_eq!(guest.drain(), (8, 0), "{features:#x}, round {round}");
+        }
+        guest.stop();
+    }
+}
+
+/// Replayed requests wait behind a disabled ring; a ring that is stopped before they ran leaves them for the next.
+#[test]
+fn a_ring_with_requests_to_replay_can_be_stopped() {
+    let (disk, control) = Disk::slow("slow");
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    for features in unordered() {
+        control.set_open(false);
+        let mut front = Front::connect(&server.path(0), 1, 8);
+        front.set_features(features);
+        front.share();
+        let wanted = vhost_user::wire::Inflight {
+            mmap_size: 0,
+            mmap_offset: 0,
+            queues: 1,
+            queue_size: 256,
+        };
+        let (inflight, file) = front.channel.inflight(wanted).expect("a region");
+        front.call(Request::SetInflightFd(inflight, copy(&file)));
+        front.start(0);
+        front.enable(0, true);
+        for block in 0..4 {
+            assert!(front.io().submit(0, Op::Write, block));
+        }
+        until("they are in flight", || control.held() == 4);
+        let mut next = Front::connect_again(front, &server.path(0));
+        control.set_open(true);
+        next.call(Request::SetInflightFd(inflight, copy(&file)));
+        // Started and stopped, never enabled.
+        next.start_at_used(0);
+        next.stop(0);
+        next.start_at_used(0);
+        next.enable(0, true);
+        assert_eq!(next.io().drain(), (4, 0), "{features:#x}");
+        next.io().verify(8);
+    }
+}
+
+#[test]
+fn an_export_moves_between_cores_under_load() {
+    let (disk, control) = Disk::slow("slow");
+    control.set_open(true);
+    let mut server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    let mut other = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
+    let mut guest = server.guest(0, options(feature::EVENT_IDX, 4, 8));
+    let handle = server.handle(0);
+    for round in 0..20 {
+        for block in 0..16 {
+            guest.submit((block % 4) as u16, Op::Write, block);
+        }
+        let (from, to) = match round % 2 {
+            0 => (&server, &other),
+            _ => (&other, &server),
+        };
+        assert!(from.core().move_to(&handle, to.core(), common::PATIENCE));
+        assert_eq!(guest.drain().1, 0);
+        guest.verify(16);
+    }
+    let mut second = Guest::connect(&other.path(0), options(0, 1, 1));
+    second.verify(4);
+    server.stop();
+    other.stop();
+}
