@@ -15,10 +15,12 @@ mod pci;
 mod run;
 mod selftest;
 mod serve;
+mod serve_lab;
 mod system;
 mod values;
 mod vm;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -56,6 +58,9 @@ enum Command {
         /// A subcommand.
         subcommand: Option<String>,
     },
+    /// Count the exits of guests that share one `exitless serve`; what `make bench-serve-lab` runs.
+    #[command(hide = true)]
+    ServeLab(serve_lab::ServeLabArgs),
     /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
     #[command(hide = true)]
     Payload(selftest::payload::PayloadArgs),
@@ -101,7 +106,11 @@ fn start_log() {
         Err(_) => quiet,
     };
     tracing_subscriber::registry()
-        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr))
+        .with(
+            tracing_subscriber::fmt::layer()
+                .with_writer(std::io::stderr)
+                .with_ansi(std::io::stderr().is_terminal()),
+        )
         .with(chosen)
         .init();
 }
@@ -117,6 +126,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { subcommand } => man(subcommand.as_deref()),
+        Command::ServeLab(args) => serve_lab::main(&args),
         Command::Payload(args) => selftest::payload::main(&args),
     };
     match outcome {

@@ -148,6 +148,35 @@ fn disks_of_the_wrong_kind_or_size() {
 }
 
 #[test]
+fn disks_behind_sockets() {
+    let files = Files::new();
+    // The default is the emulated VT-d.
+    files.refuses(
+        &["--disk", "socket=a.sock"],
+        &["socket=a.sock", "--iommu none"],
+    );
+    let refuses = |disk: &str, words: &[&str]| {
+        files.refuses(&["--iommu", "none", "--disk", disk], words);
+    };
+    refuses("socket=", &["a socket's path has 1 to 107"]);
+    refuses("socket=a.sock,queues=99", &["queues is 1 to 16"]);
+    refuses("socket=a.sock,queue-size=100", &["power of two"]);
+    refuses("socket=a.sock,path=disk", &["exitless serve --block path="]);
+    refuses("socket=a.sock,colour=red", &["unknown key \"colour\""]);
+    files.refuses(
+        &[
+            "--iommu",
+            "none",
+            "--disk",
+            "socket=a.sock",
+            "--disk",
+            "socket=a.sock,queues=2",
+        ],
+        &["a.sock", "given twice"],
+    );
+}
+
+#[test]
 fn two_disks_on_one_file_by_any_name() {
     let files = Files::new();
     fs::hard_link(files.path("disk"), files.path("hard")).unwrap();

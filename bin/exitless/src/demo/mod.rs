@@ -16,6 +16,8 @@ use anyhow::Result;
 
 use crate::system::host::Host;
 
+pub use figures::{CAUSES, PerRead, median, round as rounded};
+
 /// Arguments of `exitless demo`.
 #[derive(clap::Args)]
 #[command(after_help = "\

@@ -37,11 +37,12 @@ pub struct OwnerCounts {
     pub logged_writes: u64,
     /// Stores that met an armed (write-protected) register page: an exit each.
     pub gate_faults: u64,
-    /// Sum of the values read from the doorbell eventfds.
+    /// Sum of the values read from the doorbell eventfds; of doorbells that another process reads, what the kernel counted since
+    /// the first mark.
     pub doorbells: u64,
-    /// Requests and frames served.
+    /// Requests and frames served here.
     pub requests: u64,
-    /// Messages delivered to the local APICs.
+    /// Messages delivered to the local APICs from here.
     pub interrupts: u64,
     /// IOTLB look-ups that hit.
     pub iotlb_hits: u64,

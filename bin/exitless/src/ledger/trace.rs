@@ -8,7 +8,9 @@
 //! * `kvm:kvm_msr` by register: a write to the TSC deadline or the initial count is the guest's timer;
 //! * which vector was injected after which exit, joined by the kernel from `kvm_exit` and `kvm_inj_virq` into a
 //!   synthetic event: an interrupt window that ended in the timer's injection is the timer's;
-//! * `irq_vectors:local_timer_entry`: a host timer that interrupted a running vCPU.
+//! * `irq_vectors:local_timer_entry`: a host timer that interrupted a running vCPU;
+//! * on request, `kvm:kvm_mmio` and `kvm:kvm_fast_mmio` by address, in the PCI window: doorbells that another process
+//!   reads, which are exits all the same.
 //!
 //! The kernel counts; nothing is recorded event by event. Without tracefs the ledger has the coarser
 //! statistics and a larger *unattributed* column.
@@ -32,6 +34,11 @@ const EOI: Histogram = ("events/kvm/kvm_eoi", "vector");
 const PV_EOI: Histogram = ("events/kvm/kvm_pv_eoi", "vector");
 const MSRS: Histogram = ("events/kvm/kvm_msr", "ecx,write");
 const TIMERS: Histogram = ("events/irq_vectors/local_timer_entry", "vector");
+const MMIO: Histogram = ("events/kvm/kvm_mmio", "gpa");
+/// On Intel, where KVM takes a doorbell without decoding the instruction.
+const FAST_MMIO: Histogram = ("events/kvm/kvm_fast_mmio", "gpa");
+/// `type` of a write in `kvm_mmio`.
+const MMIO_WRITE: u32 = 2;
 
 /// Why a vCPU left the guest, as far as the hardware's code says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +72,8 @@ pub struct ExitHistogram {
     injected: String,
     /// Triggers that were set, to be unset: event directory and text.
     triggers: Vec<(String, String)>,
+    /// Those that count writes by address.
+    mmio: Vec<&'static str>,
 }
 
 impl ExitHistogram {
@@ -81,6 +90,7 @@ impl ExitHistogram {
             instance,
             injected,
             triggers: Vec::new(),
+            mmio: Vec::new(),
         };
         let filter = tids
             .iter()
@@ -92,6 +102,49 @@ impl ExitHistogram {
         }
         this.join_injections(&filter)?;
         Ok(this)
+    }
+
+    /// Counts writes to `[first, end)` by address, too. An event this kernel lacks counts nothing.
+    ///
+    /// # Errors
+    /// The kernel lacks both.
+    pub fn count_writes(&mut self, tids: &[i32], first: u64, end: u64) -> io::Result<()> {
+        let threads = tids
+            .iter()
+            .map(|tid| format!("common_pid=={tid}"))
+            .collect::<Vec<_>>()
+            .join("||");
+        let range = format!("gpa>={first}&&gpa<{end}");
+        let filters = [
+            (MMIO, format!("({threads})&&{range}&&type=={MMIO_WRITE}")),
+            (FAST_MMIO, format!("({threads})&&{range}")),
+        ];
+        let mut outcome = Ok(());
+        for ((event, keys), filter) in filters {
+            match self.trigger(event, &format!("hist:keys={keys}:size=2048"), &filter) {
+                Ok(()) => self.mmio.push(event),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        if self.mmio.is_empty() {
+            outcome
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Addresses written, and how often; see [`count_writes`](Self::count_writes).
+    pub fn writes(&self) -> io::Result<Vec<(u64, u64)>> {
+        let mut writes = Vec::new();
+        for event in &self.mmio {
+            let text = fs::read_to_string(self.instance.join(event).join("hist"))?;
+            writes.extend(
+                parse(&text)
+                    .into_iter()
+                    .map(|(keys, count)| (keys[0], count)),
+            );
+        }
+        Ok(writes)
     }
 
     /// Injections by vector and the exit before them.
@@ -334,6 +387,12 @@ mod tests {
         assert_eq!(reasons[&Reason::Interrupt], 30 - 12 - 4);
         assert_eq!(reasons[&Reason::PageFault], 5);
         assert_eq!(reasons.values().sum::<u64>(), 175);
+    }
+
+    #[test]
+    fn writes_are_rows_by_address() {
+        let text = "{ gpa:  3221237760 } hitcount:          7\n";
+        assert_eq!(parse(text), [(vec![0xc000_3000], 7)]);
     }
 
     #[test]

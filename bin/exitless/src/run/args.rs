@@ -18,6 +18,9 @@ Examples:
     exitless run --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw,queues=2 --cpus 2 \\
         --iommu-mode shared --idle poll --pin 3,0,1 --ledger ledger.json
 
+  A disk that one core serves to several machines (start its server first: exitless serve --help):
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none --disk socket=/tmp/disk0.sock
+
   On a host without vmx or svm, inside the emulated one:
     exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
 
@@ -26,14 +29,19 @@ Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 t
 reset, 4 a sidecore stopped answering, 128+n ended by signal n.";
 
 const DISK_HELP: &str = "\
-A virtio disk on a raw file; repeat for more.
+A virtio disk, on a raw file or behind the vhost-user socket of another process; repeat for more.
 
 path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
          [,latency=MICROSECONDS][,misbehave=unmapped|readonly]
+socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
 
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
 page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. latency makes the disk answer no sooner, for measurements. misbehave makes a rogue device \
-for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.";
+for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.
+
+socket is where exitless serve, qemu-storage-daemon or SPDK serves a vhost-user block device. That process reaches all of \
+guest RAM, so this needs --iommu none. queue-size is what the server's rings may hold (256), id a name for the log: the serial \
+number is the server's. If the server is killed and started again, the guest waits and goes on.";
 
 const NET_HELP: &str = "\
 A virtio network interface; repeat for more.
@@ -70,7 +78,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: usize,
 
-    /// A virtio disk on a raw file: path=FILE and options; repeat for more (see --help).
+    /// A virtio disk: path=FILE or socket=PATH, and options; repeat for more (see --help).
     #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
     pub disk: Vec<String>,
 

@@ -14,6 +14,7 @@ use crate::pci::port::FunctionPort;
 use crate::vm::bus::BusDevice;
 use crate::vm::control::Control;
 use crate::vm::exits::ExitLedger;
+use crate::vm::kvm::KvmRoutes;
 use crate::vm::platform::MarkerSink;
 
 /// What devices are built from.
@@ -26,6 +27,8 @@ pub struct Parts<'a> {
     pub ram: &'a GuestRam,
     /// Where interrupts go.
     pub msi: &'a Arc<KvmMsi>,
+    /// Where eventfds become interrupts.
+    pub routes: &'a Arc<KvmRoutes>,
     /// Pause and end.
     pub control: &'a Arc<Control>,
     /// Exits to user space by cause.

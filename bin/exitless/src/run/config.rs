@@ -13,6 +13,8 @@ use anyhow::{Context, bail};
 use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
 use super::disk::DiskConfig;
 use super::net::NetConfig;
+use super::remote_disk::RemoteDiskConfig;
+use crate::values::keys::Keys;
 use crate::values::size;
 use crate::vm::boot::{self, KernelKind};
 use crate::vm::vcpu;
@@ -61,6 +63,15 @@ impl PinPlan {
     }
 }
 
+/// A disk, by who serves it.
+#[derive(Debug)]
+pub enum Disk {
+    /// We do, from a file.
+    File(DiskConfig),
+    /// Another process.
+    Remote(RemoteDiskConfig),
+}
+
 /// A checked request.
 #[derive(Debug)]
 pub struct Config {
@@ -74,8 +85,8 @@ pub struct Config {
     pub memory: u64,
     /// vCPUs, 1 to 16.
     pub cpus: u8,
-    /// Disks, on different files.
-    pub disks: Vec<DiskConfig>,
+    /// Disks, on different files and sockets.
+    pub disks: Vec<Disk>,
     /// Network interfaces.
     pub nets: Vec<NetConfig>,
     /// The VT-d unit's register mode; `None` without an IOMMU.
@@ -122,7 +133,7 @@ impl Config {
             bail!("--watchdog is 1 to 3600 s, not {}", args.watchdog);
         }
         let pin = pin(args)?;
-        let disks = disks(&args.disk)?;
+        let disks = disks(&args.disk, args.iommu)?;
         let nets = (0..)
             .zip(&args.net)
             .map(|(index, text)| NetConfig::check(text, index))
@@ -307,23 +318,48 @@ fn try_cpu(cpu: usize) -> io::Result<()> {
         .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
-fn disks(texts: &[String]) -> anyhow::Result<Vec<DiskConfig>> {
-    let mut disks: Vec<(DiskConfig, (u64, u64))> = Vec::new();
+fn disks(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
+    let mut disks: Vec<Disk> = Vec::new();
+    let mut files: Vec<(PathBuf, (u64, u64))> = Vec::new();
     for (index, text) in texts.iter().enumerate() {
+        let mut keys = Keys::parse("--disk", text)?;
+        if let Some(socket) = keys.take("socket") {
+            let disk = RemoteDiskConfig::check(socket, keys, index)?;
+            check_remote(&disk, &disks, iommu)?;
+            disks.push(Disk::Remote(disk));
+            continue;
+        }
         let disk = DiskConfig::check(text, index)?;
         let identity = disk
             .identity()
             .with_context(|| format!("disk {}", disk.path.display()))?;
-        if let Some((other, _)) = disks.iter().find(|(_, other)| *other == identity) {
+        if let Some((other, _)) = files.iter().find(|(_, other)| *other == identity) {
             bail!(
                 "disks {} and {} are one file",
-                other.path.display(),
+                other.display(),
                 disk.path.display()
             );
         }
-        disks.push((disk, identity));
+        files.push((disk.path.clone(), identity));
+        disks.push(Disk::File(disk));
     }
-    Ok(disks.into_iter().map(|(disk, _)| disk).collect())
+    Ok(disks)
+}
+
+fn check_remote(disk: &RemoteDiskConfig, before: &[Disk], iommu: IommuArg) -> anyhow::Result<()> {
+    let socket = disk.socket.display();
+    if iommu != IommuArg::None {
+        bail!(
+            "--disk socket={socket}: whoever serves it reaches all of guest RAM and knows nothing of the emulated \
+             VT-d unit, so the two do not go together yet: add --iommu none"
+        );
+    }
+    let is_taken =
+        |other: &Disk| matches!(other, Disk::Remote(other) if other.socket == disk.socket);
+    if before.iter().any(is_taken) {
+        bail!("--disk socket={socket} is given twice: a socket serves one disk");
+    }
+    Ok(())
 }
 
 /// Whether a file can be written there, without leaving one behind if nothing starts.

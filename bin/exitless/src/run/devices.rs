@@ -15,10 +15,11 @@ use vtd::{Unit, dmar};
 
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::{Attached, Parts, Running};
-use super::config::{Config, Misbehave, NetBackend};
+use super::config::{Config, Disk, Misbehave, NetBackend};
 use super::disk::DiskConfig;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::net::NetConfig;
+use super::remote;
 use crate::irq::msi::MsiSink;
 use crate::pci::port::FunctionPort;
 use crate::pci::virtio::function::VirtioFunction;
@@ -52,10 +53,19 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
     let iommu = iommu(config, parts)?;
     let mut owner =
         Owner::new("vm", parts.ram.clone(), iommu, messages).with_drain_limit(config.drain_limit);
+    let mut forwarded = Vec::new();
     for disk in std::mem::take(&mut config.disks) {
-        let path = disk.path.clone();
-        let device = block(disk, config.dma).with_context(|| format!("disk {}", path.display()))?;
-        add(&mut owner, device.into(), parts)?;
+        match disk {
+            Disk::File(disk) => {
+                let path = disk.path.clone();
+                let device =
+                    block(disk, config.dma).with_context(|| format!("disk {}", path.display()))?;
+                add(&mut owner, device.into(), parts)?;
+            }
+            Disk::Remote(disk) => {
+                forwarded.push(remote::add(&mut owner, disk, config.drain_limit, parts)?);
+            }
+        }
     }
     for net in std::mem::take(&mut config.nets) {
         add(&mut owner, network(net)?.into(), parts)?;
@@ -64,7 +74,7 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
     let core = start(config, owner)?;
     let handle = core.handle(0);
     let monitor = monitor(&core, parts.control, config.watchdog)?;
-    let source = LedgerSource::new(parts, handle.clone(), core.watch())?;
+    let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded)?;
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = Reporter::new(ledger.clone(), config);
     Ok(Attached {
@@ -92,9 +102,13 @@ fn dmar_table() -> Vec<u8> {
 }
 
 /// The n-th function's slot is n + 1: the host bridge has 0.
-fn add(owner: &mut Owner, device: vio::AnyDevice, parts: &Parts<'_>) -> Result<()> {
+pub fn next_source(owner: &Owner) -> Result<SourceId> {
     let slot = u8::try_from(owner.functions() + 1).context("too many devices")?;
-    let function = VirtioFunction::new(SourceId::new(0, slot, 0), device);
+    Ok(SourceId::new(0, slot, 0))
+}
+
+fn add(owner: &mut Owner, device: vio::AnyDevice, parts: &Parts<'_>) -> Result<()> {
+    let function = VirtioFunction::new(next_source(owner)?, device);
     let doorbells = Doorbells::new(parts.vm.clone(), function.queues()).context("doorbells")?;
     owner.add(function, Some(doorbells));
     Ok(())

@@ -48,7 +48,9 @@ impl DiskConfig {
         let mut keys = Keys::parse("--disk", text)?;
         let path = match keys.take("path") {
             Some(path) if !path.is_empty() => PathBuf::from(path),
-            _ => bail!("--disk {text:?} names no file: write path=FILE"),
+            _ => {
+                bail!("--disk {text:?} names no file and no socket: write path=FILE or socket=PATH")
+            }
         };
         let read_only = keys.take_switch("readonly", false)?;
         let direct = keys.take_switch("direct", false)?;

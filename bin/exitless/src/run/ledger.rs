@@ -18,7 +18,9 @@ use crate::ledger::kvm_stats::VcpuStats;
 use crate::ledger::report::{self, Conditions};
 use crate::ledger::trace::ExitHistogram;
 use crate::ledger::{Ledger, Source, conditions};
+use crate::vm::doorbells::Places;
 use crate::vm::exits::{ExitCause, ExitLedger};
+use crate::vm::layout;
 use crate::vm::owner::Request;
 use crate::vm::platform::MarkerSink;
 
@@ -33,11 +35,19 @@ pub struct LedgerSource {
     sidecore: Watch,
     /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be had.
     histogram: OnceLock<Option<ExitHistogram>>,
+    /// Doorbells that other processes read.
+    forwarded: Vec<Arc<Places>>,
 }
 
 impl LedgerSource {
-    /// A source over the machine's vCPUs and the owner behind `owner`.
-    pub fn new(parts: &Parts<'_>, owner: OwnerHandle, sidecore: Watch) -> Result<Self> {
+    /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
+    /// by the kernel from the first mark on.
+    pub fn new(
+        parts: &Parts<'_>,
+        owner: OwnerHandle,
+        sidecore: Watch,
+        forwarded: Vec<Arc<Places>>,
+    ) -> Result<Self> {
         let stats = parts
             .vcpus
             .iter()
@@ -58,6 +68,7 @@ impl LedgerSource {
             owner,
             sidecore,
             histogram: OnceLock::new(),
+            forwarded,
         })
     }
 
@@ -71,6 +82,13 @@ impl LedgerSource {
             device_mmio: exits.get(ExitCause::OtherDevice) + exits.get(ExitCause::Unclaimed),
             device_pio: exits.get(ExitCause::OtherPort) + exits.get(ExitCause::Marker),
         }
+    }
+
+    fn forwarded_doorbells(&self, histogram: &ExitHistogram) -> u64 {
+        let is_doorbell = |gpa: u64| self.forwarded.iter().any(|places| places.contain(gpa));
+        let writes = histogram.writes().unwrap_or_default();
+        let doorbells = writes.iter().filter(|(gpa, _)| is_doorbell(*gpa));
+        doorbells.map(|(_, count)| count).sum()
     }
 
     fn sidecore(&self) -> SidecoreCounts {
@@ -88,9 +106,17 @@ impl LedgerSource {
 impl Source for LedgerSource {
     fn prepare(&self) {
         self.histogram.get_or_init(|| {
-            ExitHistogram::new(&vcpu_threads())
+            let threads = vcpu_threads();
+            let mut histogram = ExitHistogram::new(&threads)
                 .inspect_err(|error| tracing::info!(%error, "no exit histograms"))
-                .ok()
+                .ok()?;
+            if !self.forwarded.is_empty()
+                && let Err(error) =
+                    histogram.count_writes(&threads, layout::PCI_WINDOW, layout::PCI_WINDOW_END)
+            {
+                tracing::warn!(%error, "doorbells of disks behind sockets are not counted");
+            }
+            Some(histogram)
         });
     }
 
@@ -102,12 +128,14 @@ impl Source for LedgerSource {
             }
         }
         let histogram = self.histogram.get().and_then(Option::as_ref);
+        let mut owner = self.owner.call(Request::Counts).unwrap_or_default();
+        owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
         Snapshot {
             now_ns: Nanos::now().0,
             kvm,
             reasons: histogram.and_then(|histogram| histogram.read().ok()),
             user: self.user_exits(),
-            owner: self.owner.call(Request::Counts).unwrap_or_default(),
+            owner,
             sidecore: self.sidecore(),
         }
     }

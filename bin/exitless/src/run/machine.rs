@@ -50,7 +50,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(kvm::KvmRoutes::new(vm.clone()));
-    let ioapic = Arc::new(Ioapic::new(msi.clone(), routes));
+    let ioapic = Arc::new(Ioapic::new(msi.clone(), routes.clone()));
     let vcpus = create_vcpus(&kvm, &vm, config.cpus)?;
 
     let attached = {
@@ -60,6 +60,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
             vcpus: &descriptors,
             ram: &ram,
             msi: &msi,
+            routes: &routes,
             control: &control,
             exits: &exits,
         };

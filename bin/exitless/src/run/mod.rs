@@ -16,6 +16,8 @@ mod disk;
 mod ledger;
 mod machine;
 mod net;
+mod remote;
+mod remote_disk;
 
 pub use args::RunArgs;
 pub use devices::ROGUE_SECTOR;

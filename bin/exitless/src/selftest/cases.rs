@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 use crate::system::workloads::{self, Rogue};
@@ -44,6 +45,7 @@ pub fn quick() -> Vec<Case> {
         network(),
         reset(),
         rogue(),
+        remote_disk(1),
     ]);
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 200)));
     cases.push(idle());
@@ -56,6 +58,7 @@ pub fn soak() -> Vec<Case> {
         .flat_map(|round| boots(&format!(", round {round} of 20")))
         .collect();
     cases.push(mixed(Mode::Shared, 300));
+    cases.push(remote_disk(20));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases
 }
@@ -248,6 +251,54 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
                 .unwrap_or(0);
             ensure!(slept >= sleeps, "only {slept} sleeps");
             Ok(format!("{slept} sleeps"))
+        },
+    )
+}
+
+/// A disk that a daemon serves, killed and started again while the guest writes and verifies.
+fn remote_disk(kills: u32) -> Case {
+    Case::new(
+        format!(
+            "a disk served by another process, killed {kills} times under verified I/O: none, 2 vCPU"
+        ),
+        move |host| {
+            let seconds = 3 + kills;
+            let script = format!(
+                "workload check-pattern /dev/vda --bytes {MIB} --seed {SEED} && echo now mixed && \
+                 workload mixed /dev/vda --seconds {seconds} --seed 7 --depth 4"
+            );
+            host.put("remote.img", &workloads::pattern(SEED))?;
+            let plan = DaemonPlan {
+                disks: vec![format!("path={},queues=2", host.path("remote.img"))],
+                idle: "adaptive",
+                limit: Duration::from_secs(180 + u64::from(seconds)),
+            };
+            let mut daemon = plan.start(host)?;
+            let mut guest = Guest::new(Mode::None, script);
+            guest.cpus = 2;
+            guest.idle = "adaptive";
+            guest.limit = plan.limit;
+            let socket = host.path(&DaemonPlan::socket(0));
+            guest.disks.push(format!("socket={socket},queues=2"));
+            let mut guest = guest.spawn(host)?;
+            if guest.wait_for("now mixed").is_ok() {
+                for _ in 0..kills {
+                    std::thread::sleep(Duration::from_secs(1));
+                    daemon.kill()?;
+                    daemon = plan.start_again(host)?;
+                }
+            }
+            let outcome = guest.wait()?;
+            let (stats, said) = daemon.end()?;
+            outcome
+                .check()
+                .with_context(|| format!("the daemon said: {said}"))?;
+            let requests = stats["devices"]["disk0"]["requests"].as_u64().unwrap_or(0);
+            ensure!(requests > 0, "the last daemon served nothing: {said}");
+            Ok(format!(
+                "{}; {requests} requests by the last daemon",
+                mixed_summary(&outcome)?
+            ))
         },
     )
 }

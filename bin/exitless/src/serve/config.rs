@@ -212,7 +212,7 @@ impl BlockSpec {
         if block != 512 && block != 4096 {
             bail!("block is 512 or 4096, not {block}");
         }
-        let queue_size = in_range("queue-size", self.queue_size, 256, 2..=1024)? as u16;
+        let queue_size = in_range("queue-size", self.queue_size, 1024, 2..=1024)? as u16;
         if !queue_size.is_power_of_two() {
             bail!("queue-size is a power of two, not {queue_size}");
         }

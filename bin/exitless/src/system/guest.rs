@@ -60,6 +60,10 @@ pub struct Guest {
     pub script: String,
     /// It has to end within this.
     pub limit: Duration,
+    /// Host CPUs of its sidecore and its vCPUs, where they are not the host's choice.
+    pub pin: Option<String>,
+    /// Tells its files from those of guests beside it that are alike in mode and idle policy.
+    pub name: String,
 }
 
 impl Guest {
@@ -76,6 +80,8 @@ impl Guest {
             kernel_options: String::new(),
             script: script.into(),
             limit: Duration::from_secs(120),
+            pin: None,
+            name: String::new(),
         }
     }
 
@@ -96,7 +102,7 @@ impl Guest {
             // Seconds mean nothing there: an emulated CPU may itself be off its host's for some of them.
             flag("--watchdog", "60".into());
         }
-        if let Some(pin) = host.pin() {
+        if let Some(pin) = self.pin.as_deref().or(host.pin()) {
             // The sidecore's CPU, and as many as there are vCPUs.
             let list: Vec<&str> = pin.split(',').take(1 + self.cpus as usize).collect();
             flag("--pin", list.join(","));
@@ -138,7 +144,7 @@ impl Guest {
         self.spawn(host)?.wait()
     }
 
-    /// Starts it. Guests that run side by side differ in mode or idle policy, or share a ledger.
+    /// Starts it. Guests that run side by side differ in name, mode or idle policy, or share a ledger.
     pub fn spawn<'a>(&self, host: &'a Host) -> Result<RunningGuest<'a>> {
         Ok(RunningGuest {
             program: host.spawn(&self.args(host)?, self.limit)?,
@@ -149,7 +155,12 @@ impl Guest {
 
     /// Name of the ledger's file.
     fn ledger(&self) -> String {
-        format!("ledger-{}-{}.json", self.mode.name(), self.idle)
+        format!(
+            "ledger-{}-{}{}.json",
+            self.mode.name(),
+            self.idle,
+            self.name
+        )
     }
 }
 

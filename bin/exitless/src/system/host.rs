@@ -44,10 +44,25 @@ impl Host {
         }
     }
 
+    /// The same; a lab has this much memory.
+    pub fn start_with_memory(mib: u32) -> Result<Self> {
+        if crate::vm::kvm::open().is_ok() {
+            return Self::native();
+        }
+        Self::lab_with(LabConfig {
+            memory_mib: mib,
+            ..LabConfig::default()
+        })
+    }
+
     /// The lab, whatever this machine offers.
     pub fn lab() -> Result<Self> {
+        Self::lab_with(LabConfig::default())
+    }
+
+    fn lab_with(config: LabConfig) -> Result<Self> {
         let exitless = std::env::current_exe().context("finding this program")?;
-        let lab = Lab::start(&LabConfig::default().with_exitless(exitless))?;
+        let lab = Lab::start(&config.with_exitless(exitless))?;
         Ok(Self::Lab(Box::new(lab)))
     }
 
@@ -152,6 +167,26 @@ impl Host {
         Ok(Some(TAP))
     }
 
+    /// Waits until sockets of these names are there. A daemon makes them when it is ready.
+    pub fn wait_for_sockets(&self, names: &[String]) -> Result<()> {
+        // 20 s at a tenth each.
+        let paths: Vec<String> = names.iter().map(|name| self.path(name)).collect();
+        let script = format!(
+            "for path in {}; do n=0; until [ -S $path ]; do n=$((n+1)); [ $n -le 200 ] || exit 1; sleep 0.1; done; done",
+            paths.join(" ")
+        );
+        let is_there = match self {
+            Self::Lab(lab) => lab.exec("/bin/sh", ["-c", &script])?.success(),
+            Self::Native(_) => std::process::Command::new("/bin/sh")
+                .args(["-c", &script])
+                .status()
+                .context("starting sh")?
+                .success(),
+        };
+        ensure!(is_there, "the sockets {} did not appear", names.join(", "));
+        Ok(())
+    }
+
     /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
     /// status 131), and killed 15 s later.
     pub fn spawn(&self, args: &[String], limit: Duration) -> Result<Program<'_>> {
@@ -220,7 +255,8 @@ impl Program<'_> {
         self.signal(libc::SIGCONT)
     }
 
-    fn signal(&self, signal: i32) -> Result<()> {
+    /// Sends it, and `timeout` above it, a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
         match &self.running {
             Running::Lab(program) => Ok(program.signal(signal)?),
             Running::Native(program) => program.signal(signal),

@@ -3,6 +3,7 @@
 //! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how* ([`guest`]),
 //! and what both run alike ([`workloads`]).
 
+pub mod daemon;
 pub mod guest;
 pub mod host;
 mod native;

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_mem::{Gpa, GuestRam, Hva};
 use kvm_bindings::{
@@ -15,7 +15,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::layout;
-use crate::irq::ioapic::{PINS, RouteSink, Routes};
+use crate::irq::ioapic::{Message, PINS, RouteSink, Routes};
 
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +87,7 @@ pub fn open() -> Result<Kvm, KvmError> {
         (Cap::SplitIrqchip, "KVM_CAP_SPLIT_IRQCHIP"),
         (Cap::X2ApicApi, "KVM_CAP_X2APIC_API"),
         (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
+        (Cap::Irqfd, "KVM_CAP_IRQFD"),
         (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
         (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
     ] {
@@ -160,46 +161,90 @@ pub unsafe fn map_slot(
     unsafe { vm.set_user_memory_region(region) }.map_err(refused("a memory slot"))
 }
 
-/// GSI routes of the I/O APIC's level-triggered pins: from them KVM knows which vectors' ends to report.
+/// KVM's table of GSI routes. The I/O APIC's level-triggered pins have theirs, from which KVM knows which vectors' ends to
+/// report; behind them come those of eventfds that are interrupts.
 pub struct KvmRoutes {
     vm: Arc<VmFd>,
-    /// What KVM has; a change costs a grace period of the host's kernel, so equal tables are not sent again.
-    current: Mutex<Routes>,
+    table: Mutex<RouteTable>,
+}
+
+/// What KVM has; a change costs a grace period of the host's kernel, so equal tables are not sent again.
+struct RouteTable {
+    pins: Routes,
+    /// Of GSI [`PINS`] and on.
+    others: Vec<Option<Message>>,
 }
 
 impl KvmRoutes {
-    /// No pin routed.
+    /// Nothing routed.
     pub fn new(vm: Arc<VmFd>) -> Self {
         Self {
             vm,
-            current: Mutex::new([None; PINS]),
+            table: Mutex::new(RouteTable {
+                pins: [None; PINS],
+                others: Vec::new(),
+            }),
         }
     }
+
+    /// A GSI of its own, without a route. There are few devices, and KVM has 4096.
+    pub fn new_gsi(&self) -> u32 {
+        let mut table = self.table();
+        table.others.push(None);
+        (PINS + table.others.len() - 1) as u32
+    }
+
+    /// Routes `gsi`, one of [`new_gsi`](Self::new_gsi), to this message. False: KVM refused.
+    pub fn route(&self, gsi: u32, message: Message) -> bool {
+        let mut table = self.table();
+        let at = gsi as usize - PINS;
+        let old = table.others[at].replace(message);
+        if old == Some(message) {
+            return true;
+        }
+        let taken = self.send(&table);
+        if !taken {
+            table.others[at] = old;
+        }
+        taken
+    }
+
+    fn table(&self) -> MutexGuard<'_, RouteTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, table: &RouteTable) -> bool {
+        let routes = (0..).zip(table.pins.iter().chain(&table.others));
+        let entries: Vec<_> = routes
+            .filter_map(|(gsi, route)| route.map(|message| route_entry(gsi, message)))
+            .collect();
+        KvmIrqRouting::from_entries(&entries)
+            .is_ok_and(|entries| self.vm.set_gsi_routing(&entries).is_ok())
+    }
+}
+
+fn route_entry(gsi: u32, (address, data): Message) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry {
+        gsi,
+        type_: KVM_IRQ_ROUTING_MSI,
+        ..Default::default()
+    };
+    entry.u.msi.address_lo = address as u32;
+    entry.u.msi.address_hi = (address >> 32) as u32;
+    entry.u.msi.data = data;
+    entry
 }
 
 impl RouteSink for KvmRoutes {
     fn update(&self, routes: &Routes) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if *current == *routes {
+        let mut table = self.table();
+        if table.pins == *routes {
             return;
         }
-        let mut entries = Vec::new();
-        for (gsi, (address, data)) in (0..).zip(routes).filter_map(|(gsi, r)| r.map(|r| (gsi, r))) {
-            let mut entry = kvm_irq_routing_entry {
-                gsi,
-                type_: KVM_IRQ_ROUTING_MSI,
-                ..Default::default()
-            };
-            entry.u.msi.address_lo = address as u32;
-            entry.u.msi.address_hi = (address >> 32) as u32;
-            entry.u.msi.data = data;
-            entries.push(entry);
-        }
-        // At most 24 entries. A refusal (out of memory) costs a level-triggered pin its next interrupts.
-        if let Ok(table) = KvmIrqRouting::from_entries(&entries)
-            && self.vm.set_gsi_routing(&table).is_ok()
-        {
-            *current = *routes;
+        let old = std::mem::replace(&mut table.pins, *routes);
+        // A refusal (out of memory) costs a level-triggered pin its next interrupts.
+        if !self.send(&table) {
+            table.pins = old;
         }
     }
 }

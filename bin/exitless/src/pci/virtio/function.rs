@@ -15,6 +15,9 @@
 //! Stopping: Status = 0 and clearing Bus Master are not over before the device is quiet: no request in flight
 //! and no lease held. Until then the driver reads a non-zero status; the answer to the configuration write
 //! that cleared Bus Master waits ([`VirtioFunction::is_drained`]).
+//!
+//! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_calls`]): here it is only kept true which
+//! message each queue's signal stands for, after every write that may have changed it.
 
 use guest_mem::{Dma, KeepAlive, SourceId, Ticket};
 use vio::{Activity, AnyDevice, DeviceStats, Interrupt, Quiesce, VirtioDevice};
@@ -22,6 +25,8 @@ use vio::{Activity, AnyDevice, DeviceStats, Interrupt, Quiesce, VirtioDevice};
 use super::common::{CommonConfig, Effect};
 use super::config;
 use super::msix::MsixTable;
+use crate::irq::calls::CallLines;
+use crate::irq::ioapic::Message;
 use crate::irq::msi::MsiSink;
 use crate::pci::bars::COMMAND_BUS_MASTER;
 use crate::pci::config::ConfigSpace;
@@ -62,6 +67,13 @@ pub struct VirtioFunction {
     active: bool,
     /// `quiesce` has answered Done since the last resume.
     quiet: bool,
+    calls: Option<Calls>,
+}
+
+/// Interrupts of a device that is served elsewhere, and what each queue's is at present.
+struct Calls {
+    lines: Box<dyn CallLines>,
+    messages: Vec<Option<Message>>,
 }
 
 /// A device's interrupts, on their way to the MSI-X table.
@@ -102,6 +114,46 @@ impl VirtioFunction {
             bus_master: false,
             active: false,
             quiet: false,
+            calls: None,
+        }
+    }
+
+    /// The queues' interrupts come by `lines`, one for each, and not from the device.
+    #[must_use]
+    pub fn with_calls(mut self, lines: Box<dyn CallLines>) -> Self {
+        let messages = vec![None; usize::from(self.queues())];
+        self.calls = Some(Calls { lines, messages });
+        self
+    }
+
+    /// Brings the lines up to date with vectors, masks and enables.
+    fn connect_calls(&mut self) {
+        let Some(calls) = &mut self.calls else {
+            return;
+        };
+        for (queue, now) in (0..).zip(&mut calls.messages) {
+            let wanted = self.msix.message(self.common.queue_vector(queue));
+            if *now != wanted {
+                *now = wanted;
+                calls.lines.connect(queue, wanted);
+            }
+        }
+    }
+
+    /// Adds the pending bits of lines to what the table says of `data`.
+    fn add_pending_calls(&self, offset: u64, data: &mut [u8]) {
+        let Some(calls) = &self.calls else {
+            return;
+        };
+        for queue in 0..self.queues() {
+            let vector = u64::from(self.common.queue_vector(queue));
+            let byte = usize::try_from((vector / 8).wrapping_sub(offset)).unwrap_or(usize::MAX);
+            if let Some(byte) = data.get_mut(byte)
+                && vector < u64::from(self.msix.vectors())
+                && calls.lines.is_pending(queue)
+            {
+                *byte |= 1 << (vector % 8);
+            }
         }
     }
 
@@ -165,6 +217,7 @@ impl VirtioFunction {
             self.msix.set_control(enabled, masked, sink);
         }
         self.set_bus_master(self.config.bars().command() & COMMAND_BUS_MASTER != 0, sink);
+        self.connect_calls();
     }
 
     /// A vCPU reads the BAR.
@@ -179,7 +232,10 @@ impl VirtioFunction {
             }
             DEVICE => self.device.read_config(offset - DEVICE, data),
             MSIX_TABLE => self.msix.read(offset - MSIX_TABLE, data),
-            MSIX_PENDING => self.msix.read_pending(offset - MSIX_PENDING, data),
+            MSIX_PENDING => {
+                self.msix.read_pending(offset - MSIX_PENDING, data);
+                self.add_pending_calls(offset - MSIX_PENDING, data);
+            }
             _ => {}
         }
     }
@@ -200,6 +256,9 @@ impl VirtioFunction {
             }
             MSIX_TABLE => self.msix.write(offset - MSIX_TABLE, data, sink),
             _ => {}
+        }
+        if matches!(offset & !0xfff, COMMON | MSIX_TABLE) {
+            self.connect_calls();
         }
     }
 
@@ -357,5 +416,11 @@ impl VirtioFunction {
         self.isr = 0;
         self.common.reset();
         // The MSI-X table is PCI state: a virtio reset leaves it (§4.1.4.3.1 resets the vector registers only).
+        self.connect_calls();
+        if let Some(calls) = &mut self.calls {
+            (0..)
+                .zip(&calls.messages)
+                .for_each(|(queue, _)| calls.lines.forget(queue));
+        }
     }
 }

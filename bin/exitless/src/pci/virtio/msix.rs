@@ -4,6 +4,7 @@
 //! so that a guest that moves a vector needs no other notice. Masked vectors latch a pending bit and
 //! deliver once when unmasked.
 
+use crate::irq::ioapic::Message;
 use crate::irq::msi::MsiSink;
 
 /// Bytes of one table entry.
@@ -126,16 +127,23 @@ impl MsixTable {
     }
 
     fn deliver_pending(&mut self, vector: u16, sink: &dyn MsiSink) {
-        if !self.enabled || self.masked || !self.is_master {
-            return;
-        }
+        let message = self.message(vector);
         let entry = &mut self.entries[usize::from(vector)];
-        if entry.pending && entry.control & MASKED == 0 {
+        if let Some((address, data)) = message
+            && entry.pending
+        {
             entry.pending = false;
             self.sent += 1;
-            let address = u64::from(entry.address_hi) << 32 | u64::from(entry.address_lo);
-            sink.send(address, entry.data);
+            sink.send(address, data);
         }
+    }
+
+    /// What raising `vector` would send now; `None` where it would be kept back, or does not exist.
+    pub fn message(&self, vector: u16) -> Option<Message> {
+        let entry = self.entries.get(usize::from(vector))?;
+        let is_open = self.enabled && !self.masked && self.is_master && entry.control & MASKED == 0;
+        let address = u64::from(entry.address_hi) << 32 | u64::from(entry.address_lo);
+        is_open.then_some((address, entry.data))
     }
 
     fn word(&self, offset: u64) -> Option<u32> {

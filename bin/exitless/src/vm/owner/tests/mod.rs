@@ -4,6 +4,7 @@ mod arming;
 mod drain;
 mod hostile;
 mod interrupts;
+mod remote;
 mod sleep;
 mod stop;
 mod support;

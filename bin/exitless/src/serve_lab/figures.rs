@@ -1,0 +1,150 @@
+//! The figures: one flat map, and a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::demo::{CAUSES, PerRead, median, rounded};
+use crate::system::host::Host;
+
+/// What one round has shown.
+pub struct Round {
+    /// Each guest's window.
+    pub windows: Vec<PerRead>,
+    /// The daemon's counters, boots included.
+    pub requests: f64,
+    /// Kicks it took up.
+    pub kicks: f64,
+    /// Calls it made.
+    pub calls: f64,
+}
+
+/// A line of the table: policy, guests, and what it says.
+struct Line {
+    name: String,
+    total: f64,
+    causes: [f64; CAUSES.len()],
+    kicks: f64,
+    calls: f64,
+}
+
+/// All figures.
+pub struct Figures {
+    values: BTreeMap<String, Value>,
+    lines: Vec<Line>,
+    host: &'static str,
+}
+
+impl Figures {
+    /// No figure but the conditions.
+    pub fn new(host: &Host, reads: u32) -> Result<Self> {
+        let mut this = Self {
+            values: BTreeMap::new(),
+            lines: Vec::new(),
+            host: host.label(),
+        };
+        this.values.insert("host".into(), json!(host.label()));
+        this.values
+            .insert("kernel".into(), json!(host.kernel_release()?));
+        this.values.insert(
+            "commit".into(),
+            json!(option_env!("EXITLESS_COMMIT").unwrap_or("unknown")),
+        );
+        this.set("reads_per_guest", f64::from(reads));
+        Ok(this)
+    }
+
+    /// Sets one figure.
+    pub fn set(&mut self, key: impl Into<String>, value: f64) {
+        self.values.insert(key.into(), json!(value));
+    }
+
+    /// Adds a round: medians over its guests, and the spread of the total.
+    pub fn add(&mut self, policy: &str, guests: u32, round: &Round) {
+        let of = |figure: &dyn Fn(&PerRead) -> f64| -> Vec<f64> {
+            round.windows.iter().map(figure).collect()
+        };
+        let prefix = format!("{policy}_{guests}");
+        let totals = of(&|window| window.total);
+        let spread = totals.iter().copied().fold(f64::MIN, f64::max)
+            - totals.iter().copied().fold(f64::MAX, f64::min);
+        let total = rounded(median(totals));
+        self.set(format!("{prefix}_total_exits_per_io"), total);
+        self.set(
+            format!("{prefix}_total_exits_per_io_spread"),
+            rounded(spread),
+        );
+        let causes = CAUSES.map(|cause| {
+            let value = rounded(median(of(&|window| window.cause(cause))));
+            self.set(format!("{prefix}_{cause}_exits_per_io"), value);
+            value
+        });
+        let without = rounded(median(of(&|window| {
+            window.compared() - window.cause("interrupt")
+        })));
+        self.set(
+            format!("{prefix}_exits_per_io_without_interrupt_timer_hlt"),
+            without,
+        );
+        let per_1000 = |count: f64| rounded(1000.0 * count / round.requests);
+        let (kicks, calls) = (per_1000(round.kicks), per_1000(round.calls));
+        self.set(format!("{prefix}_daemon_kicks_per_1000"), kicks);
+        self.set(format!("{prefix}_daemon_calls_per_1000"), calls);
+        self.set(format!("{prefix}_daemon_requests"), round.requests);
+        self.lines.push(Line {
+            name: format!("{guests} guests, {policy}"),
+            total,
+            causes,
+            kicks,
+            calls,
+        });
+    }
+
+    /// Writes them; the directory is made if it is not there.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        }
+        let text = serde_json::to_string_pretty(&self.values).expect("plain numbers and strings");
+        fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// Exits per 4 KiB read by cause, a line for each round.
+    pub fn table(&self) -> String {
+        const SHOWN: [(&str, &str); 9] = [
+            ("doorbell", "doorbell"),
+            ("interrupt", "interrupt"),
+            ("hlt", "hlt"),
+            ("timer", "timer"),
+            ("apic", "apic"),
+            ("other_device", "devices"),
+            ("memory", "memory"),
+            ("processor", "processor"),
+            ("unattributed", "unattr."),
+        ];
+        let mut text = format!(
+            "exits per 4 KiB read, medians over the guests ({})\n  {:<18}{:>9}",
+            self.host, "", "total"
+        );
+        for (_, head) in SHOWN {
+            let _ = write!(text, "{head:>11}");
+        }
+        text.push_str("   daemon: kicks, calls per 1000 requests\n");
+        for line in &self.lines {
+            let _ = write!(text, "  {:<18}{:>9.3}", line.name, line.total);
+            for (cause, _) in SHOWN {
+                let value = CAUSES
+                    .iter()
+                    .position(|other| *other == cause)
+                    .map_or(f64::NAN, |at| line.causes[at]);
+                let _ = write!(text, "{value:>11.3}");
+            }
+            let _ = writeln!(text, "{:>13.1}{:>8.1}", line.kicks, line.calls);
+        }
+        text
+    }
+}

@@ -1,0 +1,152 @@
+//! `exitless serve-lab` (`make bench-serve-lab`): exits per request of stock guests whose disks one sidecore of another
+//! process serves, by cause, polling against notifying, for 1, 2, 4 and 7 guests.
+//!
+//! Each round starts a daemon with a RAM disk for each guest, boots the guests one after the other, stops each (SIGSTOP) when it is
+//! ready, and lets all go on at once, so that their measured reads run side by side. Each then checks what it wrote before. Exits are
+//! each guest's own ledger's; interrupt delivery has a column of its own, as nothing of it is the device's. The daemon's
+//! counters tell how often it was kicked and called in its whole life, boots included.
+//!
+//! Counts only: in the lab time means nothing.
+
+mod figures;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::demo::PerRead;
+use crate::system::daemon::DaemonPlan;
+use crate::system::guest::{Guest, Mode, RunningGuest};
+use crate::system::host::Host;
+use figures::{Figures, Round};
+
+/// Arguments of `exitless serve-lab`.
+#[derive(clap::Args)]
+pub struct ServeLabArgs {
+    /// Where the figures go, as one JSON object.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "target/report/serve-lab.json"
+    )]
+    report: PathBuf,
+    /// How many guests share the sidecore, a round for each number.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 7],
+          value_parser = clap::value_parser!(u32).range(1..=7))]
+    guests: Vec<u32>,
+    /// Measured reads of each guest; 100 more come before them to warm up.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    reads: u32,
+}
+
+/// What an idle daemon does: keep polling, or sleep at once and be notified. The daemon's words for it.
+const POLICIES: [&str; 2] = ["poll", "sleep"];
+/// Memory of the emulated host: seven guests touch about 100 MiB each.
+const LAB_MEMORY_MIB: u32 = 4096;
+/// Bytes of a disk that its guest writes and checks.
+const PATTERN: u32 = 1 << 20;
+const READY: &str = "ready for the window";
+
+/// Runs all rounds; the status is 1 when a guest read what it had not written.
+pub fn main(args: &ServeLabArgs) -> Result<u8> {
+    let start = Instant::now();
+    let mut figures = None;
+    for guests in &args.guests {
+        // A lab each: what a round leaves behind (translated code, memory) does not meet the next one.
+        let host = Host::start_with_memory(LAB_MEMORY_MIB)?;
+        let figures = match &mut figures {
+            Some(figures) => figures,
+            None => figures.insert(Figures::new(&host, args.reads)?),
+        };
+        for idle in POLICIES {
+            eprintln!("serve-lab: {guests} guests, the sidecore's idle policy is {idle}");
+            let round = round(&host, idle, *guests, args.reads)
+                .with_context(|| format!("{guests} guests, --idle {idle}"))?;
+            figures.add(idle, *guests, &round);
+        }
+        host.shutdown()?;
+    }
+    let mut figures = figures.context("no number of guests")?;
+    figures.set("wall_s", start.elapsed().as_secs_f64().round());
+    figures.write(&args.report)?;
+    print!("{}", figures.table());
+    println!("\nfigures: {}", args.report.display());
+    Ok(0)
+}
+
+fn round(host: &Host, idle: &'static str, guests: u32, reads: u32) -> Result<Round> {
+    let limit = Duration::from_secs(240 + 60 * u64::from(guests));
+    let plan = DaemonPlan {
+        disks: vec!["path=ram:8M".to_owned(); guests as usize],
+        idle,
+        limit,
+    };
+    let daemon = plan.start(host)?;
+    let windows = side_by_side(host, guests, reads, limit);
+    let (stats, said) = daemon.end()?;
+    let windows = windows.with_context(|| format!("the daemon said: {said}"))?;
+    let sum = |key: &str| -> f64 {
+        let devices = stats["devices"].as_object();
+        devices
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, device)| device[key].as_f64())
+            .sum()
+    };
+    Ok(Round {
+        windows,
+        requests: sum("requests"),
+        kicks: sum("kicks"),
+        calls: sum("calls"),
+    })
+}
+
+/// The measured windows of that many guests.
+fn side_by_side(host: &Host, guests: u32, reads: u32, limit: Duration) -> Result<Vec<PerRead>> {
+    let mut running: Vec<RunningGuest<'_>> = Vec::new();
+    for index in 0..guests {
+        let mut guest = guest(host, index, reads, limit).spawn(host)?;
+        guest.wait_for(READY)?;
+        guest.pause()?;
+        running.push(guest);
+    }
+    for guest in &running {
+        guest.resume()?;
+    }
+    let mut windows = Vec::new();
+    for guest in running {
+        let outcome = guest.wait()?;
+        outcome.check()?;
+        let window: &Value = outcome.windows().first().context("no window")?;
+        ensure!(
+            window["histograms"].as_bool() == Some(true),
+            "no exit histograms: tracefs is not available to `exitless run` on this host"
+        );
+        windows.push(PerRead::of(window, reads));
+    }
+    Ok(windows)
+}
+
+fn guest(host: &Host, index: u32, reads: u32, limit: Duration) -> Guest {
+    // Each has data of its own, so that one guest's in another's disk would be found.
+    let seed = 100 + index;
+    let pattern = format!("/dev/vda --bytes {PATTERN} --seed {seed}");
+    // Resumed, its clock has gone on: the sleep is over.
+    let script = format!(
+        "workload write-pattern {pattern} && echo {READY} && sleep 2 && \
+         workload reads /dev/vda --count {reads} --warmup 100 && workload check-pattern {pattern}"
+    );
+    let mut guest = Guest::new(Mode::None, script);
+    guest.name = format!("-{index}");
+    // Its own sidecore has nothing to poll.
+    guest.idle = "sleep";
+    guest.limit = limit;
+    if matches!(host, Host::Lab(_)) {
+        guest.pin = Some("0,1".into());
+    }
+    let socket = host.path(&DaemonPlan::socket(index as usize));
+    guest.disks.push(format!("socket={socket}"));
+    guest
+}

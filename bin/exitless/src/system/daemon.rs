@@ -1,0 +1,93 @@
+//! `exitless serve` on a [`Host`]: the sidecore that several guests share.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::host::{Host, Program};
+
+/// Where the daemon writes its counters.
+const STATS: &str = "serve-stats.json";
+
+/// A daemon to be run, with a socket for each of its disks.
+pub struct DaemonPlan {
+    /// Disks: what `--block` says of each beside id and socket, for instance `path=ram:8M`.
+    pub disks: Vec<String>,
+    /// `--idle`.
+    pub idle: &'static str,
+    /// It has to end within this.
+    pub limit: Duration,
+}
+
+impl DaemonPlan {
+    /// Name of the socket of disk `index`.
+    pub fn socket(index: usize) -> String {
+        format!("serve{index}.sock")
+    }
+
+    fn args(&self, host: &Host) -> Vec<String> {
+        let mut args: Vec<String> = ["serve", "--idle", self.idle].map(str::to_owned).into();
+        args.extend(["--stats".into(), host.path(STATS)]);
+        if let Some(cpus) = host.pin() {
+            let first = cpus.split(',').next().unwrap_or("0");
+            args.extend(["--cpu".into(), first.into()]);
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            let socket = host.path(&Self::socket(index));
+            args.extend([
+                "--block".into(),
+                format!("id=disk{index},socket={socket},{disk}"),
+            ]);
+        }
+        args
+    }
+
+    /// Starts it, and waits until it serves.
+    pub fn start<'a>(&self, host: &'a Host) -> Result<Daemon<'a>> {
+        let daemon = self.start_again(host)?;
+        let names: Vec<String> = (0..self.disks.len()).map(Self::socket).collect();
+        if let Err(error) = host.wait_for_sockets(&names) {
+            daemon.program.signal(libc::SIGTERM)?;
+            let output = daemon.program.wait()?;
+            return Err(error.context(format!("exitless serve said: {}", output.stderr_text())));
+        }
+        Ok(daemon)
+    }
+
+    /// Starts it where another one was killed: its sockets are there, and dead.
+    pub fn start_again<'a>(&self, host: &'a Host) -> Result<Daemon<'a>> {
+        Ok(Daemon {
+            program: host.spawn(&self.args(host), self.limit)?,
+            host,
+        })
+    }
+}
+
+/// A daemon that runs.
+pub struct Daemon<'a> {
+    program: Program<'a>,
+    host: &'a Host,
+}
+
+impl Daemon<'_> {
+    /// Kills it, as a crash would.
+    pub fn kill(self) -> Result<()> {
+        self.program.signal(libc::SIGKILL)?;
+        self.program.wait().map(drop)
+    }
+
+    /// Ends it in order; its counters, and what it had to say.
+    pub fn end(self) -> Result<(Value, String)> {
+        self.program.signal(libc::SIGTERM)?;
+        let said = self.program.wait()?.stderr_text();
+        let stats = self
+            .host
+            .get(STATS)
+            .with_context(|| format!("the daemon's counters; it said: {said}"))?;
+        Ok((
+            serde_json::from_slice(&stats).context("the daemon's counters")?,
+            said,
+        ))
+    }
+}

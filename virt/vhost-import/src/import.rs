@@ -1,0 +1,319 @@
+//! The owner's handle of a device that a back end serves.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use guest_mem::GuestRam;
+use rustix::event::{EventfdFlags, eventfd};
+use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
+
+use crate::connection::Connection;
+use crate::error::ImportError;
+use crate::handshake::{self, RingFds};
+use crate::link::{Link, Parts};
+use crate::memory::Memory;
+use crate::shared::{Activation, Order, Shared, raise};
+
+/// Device type of a block device (virtio 1.2 §5.2).
+const BLOCK: u16 = 2;
+/// Most queues.
+const MAX_QUEUES: u16 = 16;
+/// Between two tries to connect while nobody listens yet.
+const CONNECT_RETRY: Duration = Duration::from_millis(20);
+
+/// How a back end is used.
+#[derive(Clone, Debug)]
+pub struct ImportConfig {
+    /// The device's name in the log.
+    pub name: String,
+    /// The back end's socket.
+    pub path: PathBuf,
+    /// Queues the guest gets, 1 to 16.
+    pub queues: u16,
+    /// Entries of each at most, a power of two.
+    pub queue_size: u16,
+    /// How long somebody has to listen before the start fails.
+    pub patience: Duration,
+    /// How long any reply may take, but that to a stop.
+    pub reply_limit: Duration,
+    /// How long stopping a ring may take. Longer, and the connection is closed instead.
+    pub stop_limit: Duration,
+}
+
+impl ImportConfig {
+    /// One queue of 256 entries; 1 s for the listener, 5 s for a reply, 1 s for a stop.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            path: path.into(),
+            queues: 1,
+            queue_size: 256,
+            patience: Duration::from_secs(1),
+            reply_limit: Duration::from_secs(5),
+            stop_limit: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A block device that another process serves. See the crate's head.
+pub struct Import {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    memory: Memory,
+    features: u64,
+    queue_sizes: Vec<u16>,
+    config: Vec<u8>,
+    kick: Vec<OwnedFd>,
+    /// Which start of the driver's is, or will be, the present one.
+    generation: u64,
+    /// The stop that was asked for.
+    stop: Option<u64>,
+    /// That stop was given up.
+    is_overdue: bool,
+    /// The driver has been told that the device is broken.
+    is_told: bool,
+}
+
+impl fmt::Debug for Import {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Import")
+            .field("features", &format_args!("{:#x}", self.features))
+            .field("queue_sizes", &self.queue_sizes)
+            .field("generation", &self.generation)
+            .field("stop", &self.stop)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Import {
+    /// Connects, negotiates, shares `ram`, and starts the thread that keeps the connection. `kick` and `call` are eventfds, one
+    /// for each queue: the first is what the guest's doorbell signals, the second what interrupts it. Blocks for at most
+    /// `patience`, and `reply_limit` for each of about a dozen requests.
+    ///
+    /// # Errors
+    /// Nobody listens, or the back end lacks something; see [`ImportError`].
+    ///
+    /// # Panics
+    /// If the number of descriptors is not that of the queues, or the numbers of `config` are outside their ranges.
+    pub fn connect(
+        config: ImportConfig,
+        ram: GuestRam,
+        kick: Vec<OwnedFd>,
+        call: Vec<OwnedFd>,
+    ) -> Result<Self, ImportError> {
+        let ImportConfig {
+            name,
+            path,
+            queues,
+            queue_size,
+            patience,
+            reply_limit,
+            stop_limit,
+        } = config;
+        assert!((1..=MAX_QUEUES).contains(&queues), "1 to 16 queues");
+        assert!(queue_size.is_power_of_two(), "queues of a power of two");
+        let wanted = usize::from(queues);
+        assert!(
+            kick.len() == wanted && call.len() == wanted,
+            "two descriptors for each queue"
+        );
+        let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
+        let memory = Memory::new(ram);
+        let mut connection = open(&path, &shared, reply_limit, patience)?;
+        let offer = handshake::negotiate(&mut connection, &memory, queues, queue_size)?;
+        let own_kick = kick
+            .iter()
+            .map(OwnedFd::try_clone)
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(ImportError::Host)?;
+        let err = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| ImportError::Host(errno.into()))?;
+        let (features, space) = (offer.features, offer.config.clone());
+        let thread_name = format!("link-{name}");
+        let link = Link::new(Parts {
+            name,
+            path,
+            shared: shared.clone(),
+            memory: memory.clone(),
+            fds: RingFds { kick, call, err },
+            queues,
+            queue_size,
+            reply_limit,
+            stop_limit,
+            offer,
+            connection,
+        });
+        let thread = std::thread::Builder::new()
+            .name(thread_name)
+            .spawn(move || link.run())
+            .map_err(ImportError::Host)?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+            memory,
+            features,
+            queue_sizes: vec![queue_size; wanted],
+            config: space,
+            kick: own_kick,
+            generation: 1,
+            stop: None,
+            is_overdue: false,
+            is_told: false,
+        })
+    }
+
+    fn is_stopped(&self, number: u64) -> bool {
+        self.is_overdue || self.shared.is_done(number)
+    }
+}
+
+fn open(
+    path: &Path,
+    shared: &Shared,
+    reply_limit: Duration,
+    patience: Duration,
+) -> Result<Connection, ImportError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match Connection::open(path, shared.cancel.clone(), reply_limit) {
+            Ok(connection) => return Ok(connection),
+            Err(source) if Instant::now() >= deadline => {
+                let path = path.to_owned();
+                return Err(ImportError::Connect { path, source });
+            }
+            Err(_) => std::thread::sleep(CONNECT_RETRY),
+        }
+    }
+}
+
+impl RemoteDevice for Import {
+    fn device_type(&self) -> u16 {
+        BLOCK
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        out.fill(0);
+        let rest = usize::try_from(offset)
+            .ok()
+            .and_then(|at| self.config.get(at..))
+            .unwrap_or(&[]);
+        let len = rest.len().min(out.len());
+        out[..len].copy_from_slice(&rest[..len]);
+    }
+
+    fn start(&mut self, features: u64, queues: &[QueueConfig]) -> Result<(), ActivateError> {
+        let offered = self.features;
+        if features & !offered != 0 || features & feature::VERSION_1 == 0 {
+            return Err(ActivateError::Features { features, offered });
+        }
+        let mut rings: Vec<crate::memory::RingPlace> = Vec::with_capacity(queues.len());
+        for queue in queues {
+            let index = queue.index;
+            let Some(&max) = self.queue_sizes.get(usize::from(index)) else {
+                return Err(ActivateError::QueueIndex { index });
+            };
+            if rings.iter().any(|ring| ring.index == index) {
+                return Err(ActivateError::QueueIndex { index });
+            }
+            let size = queue.size;
+            if !size.is_power_of_two() || size > max {
+                return Err(ActivateError::QueueSize { index, size, max });
+            }
+            let is_aligned =
+                queue.desc.is_aligned(16) && queue.avail.is_aligned(2) && queue.used.is_aligned(4);
+            if !is_aligned {
+                return Err(ActivateError::QueueAddress { index });
+            }
+            let place = self.memory.place(queue);
+            rings.push(place.ok_or(ActivateError::QueueMemory { index })?);
+        }
+        self.shared.order(Order::Start(Activation {
+            generation: self.generation,
+            features,
+            rings,
+        }));
+        Ok(())
+    }
+
+    fn kick(&mut self, queue: u16) {
+        if let Some(kick) = self.kick.get(usize::from(queue)) {
+            raise(kick);
+        }
+    }
+
+    fn has_news(&self) -> bool {
+        self.shared.has_news()
+    }
+
+    fn take_news(&mut self) -> bool {
+        self.shared.take_news();
+        self.needs_reset() && !std::mem::replace(&mut self.is_told, true)
+    }
+
+    fn stop(&mut self) -> Quiesce {
+        let number = match self.stop {
+            Some(number) => number,
+            None => *self.stop.insert(self.shared.order(Order::Stop)),
+        };
+        match self.is_stopped(number) {
+            true => Quiesce::Done,
+            // How many requests there are only the back end knows.
+            false => Quiesce::Draining { in_flight: 1 },
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.stop.take().is_some() {
+            self.shared.order(Order::Resume);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.shared.order(Order::Forget);
+        self.generation += 1;
+        self.stop = None;
+        self.is_overdue = false;
+        self.is_told = false;
+    }
+
+    fn give_up(&mut self) {
+        if let Some(number) = self.stop
+            && !self.is_stopped(number)
+        {
+            self.is_overdue = true;
+            self.shared.abandon(number);
+            self.shared.tell();
+        }
+    }
+
+    fn needs_reset(&self) -> bool {
+        self.is_overdue || self.shared.broken() == self.generation
+    }
+
+    fn wake_fd(&self) -> RawFd {
+        self.shared.news_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        self.shared.end();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has been printed by its hook; the machine ends anyway.
+            let _ = thread.join();
+        }
+    }
+}

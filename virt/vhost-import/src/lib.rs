@@ -1,0 +1,41 @@
+//! A virtio block device of our VMM whose rings another process serves over vhost-user (the *front end's* side of
+//! QEMU's `docs/interop/vhost-user.rst`): the counterpart of `vhost-export`.
+//!
+//! ```text
+//! guest's driver ── rings in shared guest RAM ──────────────────────▶ back end (exitless serve, qemu-storage-daemon, SPDK)
+//!       │ doorbell ─▶ KVM ─▶ kick eventfd ─────────────────────────────▶ │
+//!       ◀── MSI ── KVM ◀── call eventfd (irqfd) ◀────────────────────────┘
+//! registers ─▶ owner ─▶ Import (vio::RemoteDevice) ─ orders ─▶ link thread ─ socket ─▶ back end's session
+//! ```
+//! The data path does not come here at all: neither the VMM's threads nor its sidecore see a request. Here is the control path.
+//! Reading order: [`Import`] (the owner's handle, never blocks), `link` (the thread that talks, and connects again),
+//! `handshake` (which messages, in which order), `connection` (one request and its reply, bounded in time), `memory` (what is
+//! shared, ring addresses).
+//!
+//! **Start.** [`Import::connect`] negotiates once, in the caller's thread, and fails with what is missing. The device then offers
+//! what that back end offered, for as long as it lives.
+//!
+//! **A back end that dies** is connected to again, every 5 ms at first and every 200 ms at last, for ever; the guest sees its
+//! requests take longer. Its rings are started where their used index stands. What was in flight is in the region of
+//! INFLIGHT_SHMFD, which is kept here and given to the successor. A back end without one may lose requests: it is believed only if
+//! nothing was in flight or everything completes in order (VIRTIO_F_IN_ORDER); otherwise the device needs a reset, and the log says why.
+//!
+//! **The back end is not trusted** with our time: every reply is bounded in size, and has a limit ([`ImportConfig`]); a stop that
+//! outlasts it ends the connection. It is trusted with guest memory, as vhost-user is built: it maps all of it.
+//!
+//! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), devices behind an IOMMU
+//! (IOTLB messages), a configuration that changes at run time (BACKEND_REQ), migration. None of them is offered to the guest.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod error;
+mod handshake;
+mod import;
+mod link;
+mod memory;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use error::{CallError, ImportError};
+pub use import::{Import, ImportConfig};

@@ -1,0 +1,371 @@
+//! The link thread: talks to the back end, and connects again when it is gone.
+//!
+//! One thread a device. It sleeps until an order comes, the socket hangs up, a ring's error descriptor is signalled, or it is
+//! time to try to connect. Orders are done in turn, one at a time; each ends within the limits of its requests.
+//!
+//! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was answered; in every other
+//! case (the connection broke while they were served) what the used ring says.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vhost_user::wire::ProtocolFeatures;
+use vio::feature;
+
+use crate::connection::{Connection, timespec};
+use crate::error::{ImportError, chain};
+use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
+use crate::memory::{Memory, RingPlace};
+use crate::shared::{Activation, Order, Shared, lower};
+
+/// Between two tries to connect: at first, and at last.
+const RETRY_FIRST: Duration = Duration::from_millis(5);
+const RETRY_LAST: Duration = Duration::from_millis(200);
+
+/// Where the rings go on.
+#[derive(Debug)]
+enum Positions {
+    Fresh,
+    Known(Vec<u16>),
+    ByUsedIndex,
+}
+
+/// The driver's rings.
+struct Active {
+    activation: Activation,
+    positions: Positions,
+    /// They are to be served; else they are stopped.
+    is_wanted: bool,
+    is_broken: bool,
+    inflight: Option<InflightRegion>,
+}
+
+/// See the module's head.
+pub(crate) struct Link {
+    pub name: String,
+    pub path: PathBuf,
+    pub shared: Arc<Shared>,
+    pub memory: Memory,
+    pub fds: RingFds,
+    pub queues: u16,
+    pub queue_size: u16,
+    /// How long a reply may take, and that to a stop.
+    pub reply_limit: Duration,
+    pub stop_limit: Duration,
+    /// What the guest was told at the start.
+    pub offer: Offer,
+    pub connection: Option<Connection>,
+    pub reconnect: Reconnect,
+    active: Option<Active>,
+}
+
+/// When to connect again.
+#[derive(Debug)]
+pub(crate) struct Reconnect {
+    at: Instant,
+    delay: Duration,
+    /// The reason why it does not work has been logged.
+    reason: String,
+}
+
+impl Reconnect {
+    pub fn new() -> Self {
+        Self {
+            at: Instant::now(),
+            delay: RETRY_FIRST,
+            reason: String::new(),
+        }
+    }
+
+    fn later(&mut self) {
+        self.at = Instant::now() + self.delay;
+        self.delay = (self.delay * 2).min(RETRY_LAST);
+    }
+}
+
+/// What a [`Link`] is made of, but for the rings it does not have yet.
+pub(crate) struct Parts {
+    pub name: String,
+    pub path: PathBuf,
+    pub shared: Arc<Shared>,
+    pub memory: Memory,
+    pub fds: RingFds,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub reply_limit: Duration,
+    pub stop_limit: Duration,
+    pub offer: Offer,
+    pub connection: Connection,
+}
+
+impl Link {
+    pub fn new(parts: Parts) -> Self {
+        let Parts {
+            name,
+            path,
+            shared,
+            memory,
+            fds,
+            queues,
+            queue_size,
+            reply_limit,
+            stop_limit,
+            offer,
+            connection,
+        } = parts;
+        Self {
+            name,
+            path,
+            shared,
+            memory,
+            fds,
+            queues,
+            queue_size,
+            reply_limit,
+            stop_limit,
+            offer,
+            connection: Some(connection),
+            reconnect: Reconnect::new(),
+            active: None,
+        }
+    }
+
+    /// Until it is told to end.
+    pub fn run(mut self) {
+        while !self.shared.is_over() {
+            while let Some((number, order)) = self.shared.take_order() {
+                self.shared.uncancel();
+                self.obey(number, order);
+                self.shared.set_done(number);
+                if self.shared.is_over() {
+                    return;
+                }
+            }
+            if self.connection.is_none() && Instant::now() >= self.reconnect.at {
+                self.shared.uncancel();
+                self.connect_again();
+            }
+            self.wait();
+        }
+    }
+
+    fn obey(&mut self, number: u64, order: Order) {
+        match order {
+            Order::Start(activation) => {
+                self.active = Some(Active {
+                    activation,
+                    positions: Positions::Fresh,
+                    is_wanted: true,
+                    is_broken: false,
+                    inflight: None,
+                });
+                self.start();
+            }
+            Order::Stop => self.stop(number),
+            Order::Resume => {
+                if let Some(active) = &mut self.active {
+                    active.is_wanted = true;
+                    self.start();
+                }
+            }
+            Order::Forget => self.active = None,
+        }
+    }
+
+    /// Starts the rings, if there is a connection to start them on; otherwise the next connection does.
+    fn start(&mut self) {
+        let (Some(connection), Some(active)) = (&mut self.connection, &mut self.active) else {
+            return;
+        };
+        if !active.is_wanted || active.is_broken {
+            return;
+        }
+        // An error signalled before was about rings that are gone.
+        lower(&self.fds.err);
+        match active.start(connection, &self.memory, &self.fds, self.offer.protocol) {
+            Ok(()) => {}
+            Err(StartError::Connection(error)) => self.lose(&chain(&error)),
+            Err(StartError::Broken(error)) => {
+                self.lose(&chain(&error));
+                self.fail(&chain(&error));
+            }
+        }
+    }
+
+    fn stop(&mut self, number: u64) {
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        let is_served = active.is_wanted && !matches!(active.positions, Positions::Fresh);
+        active.is_wanted = false;
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        if !is_served {
+            return;
+        }
+        if self.shared.is_abandoned(number) {
+            self.lose("it did not stop its rings in time");
+            return;
+        }
+        connection.limit = self.stop_limit;
+        match handshake::stop_rings(connection, &active.activation.rings) {
+            Ok(bases) => {
+                connection.limit = self.reply_limit;
+                active.positions = Positions::Known(bases);
+            }
+            // Closing the socket is the last way to say it.
+            Err(error) => self.lose(&chain(&error)),
+        }
+    }
+
+    /// Drops the connection. What comes next is another one.
+    fn lose(&mut self, why: &str) {
+        if self.connection.take().is_some() {
+            tracing::warn!(device = %self.name, socket = %self.path.display(), why,
+                "the back end is gone; connecting again");
+            self.reconnect = Reconnect::new();
+        }
+    }
+
+    /// The device needs a reset.
+    fn fail(&mut self, why: &str) {
+        if let Some(active) = &mut self.active
+            && !active.is_broken
+        {
+            active.is_broken = true;
+            tracing::error!(device = %self.name, why, "the device needs a reset");
+            self.shared.set_broken(active.activation.generation);
+        }
+    }
+
+    fn connect_again(&mut self) {
+        let opened = Connection::open(&self.path, self.shared.cancel.clone(), self.reply_limit);
+        let made = opened
+            .map_err(|source| ImportError::Connect {
+                path: self.path.clone(),
+                source,
+            })
+            .and_then(|mut connection| {
+                let offer = handshake::negotiate(
+                    &mut connection,
+                    &self.memory,
+                    self.queues,
+                    self.queue_size,
+                )?;
+                self.check_offer(&offer)?;
+                Ok((connection, offer.protocol))
+            });
+        match made {
+            Ok((connection, protocol)) => {
+                self.connection = Some(connection);
+                self.offer.protocol = protocol;
+                self.start();
+                if self.connection.is_some() {
+                    tracing::info!(device = %self.name, "connected to the back end again");
+                    self.reconnect = Reconnect::new();
+                } else {
+                    // It took the connection and dropped it: no hurry to try that again.
+                    self.reconnect.later();
+                }
+            }
+            Err(error) => {
+                let reason = chain(&error);
+                if reason != self.reconnect.reason {
+                    tracing::warn!(device = %self.name, %reason, "the back end cannot be used; trying again");
+                    self.reconnect.reason = reason;
+                }
+                self.reconnect.later();
+            }
+        }
+    }
+
+    /// A back end that was restarted has to be the device the guest knows.
+    fn check_offer(&self, offer: &Offer) -> Result<(), ImportError> {
+        let changed = |what| Err(ImportError::Changed { what });
+        if self.offer.features & !offer.features != 0 {
+            return changed("features are missing");
+        }
+        if offer.config != self.offer.config {
+            return changed("its configuration, for instance the disk's size");
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) {
+        let timeout = self
+            .connection
+            .is_none()
+            .then(|| timespec(self.reconnect.at.saturating_duration_since(Instant::now())));
+        let mut fds = vec![
+            PollFd::new(self.shared.bell_fd(), PollFlags::IN),
+            PollFd::new(&self.fds.err, PollFlags::IN),
+        ];
+        if let Some(connection) = &self.connection {
+            fds.push(PollFd::new(connection.socket(), PollFlags::IN));
+        }
+        let woken = poll(&mut fds, timeout.as_ref()).unwrap_or(0);
+        if woken == 0 {
+            return;
+        }
+        let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let (has_error, has_input) = (is_ready(1), is_ready(2));
+        drop(fds);
+        if has_error && lower(&self.fds.err) {
+            self.fail("the back end reports a ring that makes no sense");
+        }
+        if has_input
+            && let Some(connection) = &mut self.connection
+            && let Err(why) = connection.check_idle()
+        {
+            self.lose(&why);
+        }
+    }
+}
+
+impl Active {
+    fn start(
+        &mut self,
+        connection: &mut Connection,
+        memory: &Memory,
+        fds: &RingFds,
+        protocol: ProtocolFeatures,
+    ) -> Result<(), StartError> {
+        let rings = &self.activation.rings;
+        let is_restart = matches!(self.positions, Positions::ByUsedIndex);
+        if !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            self.inflight = None;
+        } else if self.inflight.is_none() && (!is_restart || is_quiet(memory, rings)) {
+            let queues = rings.iter().map(|ring| ring.index + 1).max().unwrap_or(1);
+            let size = rings.iter().map(|ring| ring.size).max().unwrap_or(1);
+            self.inflight = Some(handshake::inflight_region(connection, queues, size)?);
+        }
+        let in_order = self.activation.features & feature::IN_ORDER != 0;
+        if is_restart && self.inflight.is_none() && !in_order && !is_quiet(memory, rings) {
+            return Err(StartError::Broken(ImportError::Lost));
+        }
+        let base = |(at, ring): (usize, &RingPlace)| match &self.positions {
+            Positions::Fresh => 0,
+            Positions::Known(bases) => bases[at],
+            Positions::ByUsedIndex => memory.used_idx(ring),
+        };
+        let rings: Vec<(RingPlace, u16)> = rings
+            .iter()
+            .enumerate()
+            .map(|ring| (ring.1.clone(), base(ring)))
+            .collect();
+        // From the first of its messages on the back end may take buffers.
+        self.positions = Positions::ByUsedIndex;
+        let features = self.activation.features;
+        handshake::start_rings(connection, features, self.inflight.as_ref(), &rings, fds)
+    }
+}
+
+/// Whether every buffer made available has come back.
+fn is_quiet(memory: &Memory, rings: &[RingPlace]) -> bool {
+    rings
+        .iter()
+        .all(|ring| memory.avail_idx(ring) == memory.used_idx(ring))
+}

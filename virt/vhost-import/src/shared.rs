@@ -1,0 +1,190 @@
+//! What the owner and the link thread have in common: orders one way, news the other.
+//!
+//! Orders are numbered, done in turn, and their completion is one number. The lock is held for a push or a pop. Each side has a
+//! descriptor that wakes it. Orders are rare (a few for each start of a driver), so nothing here is built for speed
+//! but [`Shared::has_news`], which the owner asks in every sweep.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use crate::memory::RingPlace;
+
+/// What the driver has started.
+#[derive(Clone, Debug)]
+pub(crate) struct Activation {
+    /// Which start of the driver's this is, from 1.
+    pub generation: u64,
+    /// Features the driver accepted.
+    pub features: u64,
+    pub rings: Vec<RingPlace>,
+}
+
+/// What the owner wants of the link thread.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Serve these rings, which are fresh.
+    Start(Activation),
+    /// Stop serving them, and remember where they stand.
+    Stop,
+    /// Serve them again.
+    Resume,
+    /// They are gone.
+    Forget,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    orders: Mutex<VecDeque<(u64, Order)>>,
+    /// Number of the last order given; written by the owner.
+    given: AtomicU64,
+    /// Number of the last order done; written by the thread.
+    done: AtomicU64,
+    /// Orders up to this number are not waited for any more; written by the owner.
+    abandoned: AtomicU64,
+    /// The generation that broke last; 0: none. Written by the thread.
+    broken: AtomicU64,
+    is_over: AtomicBool,
+    has_news: AtomicBool,
+    /// Wakes the owner.
+    news: OwnedFd,
+    /// Wakes the thread between requests.
+    bell: OwnedFd,
+    /// Ends the thread's wait for a reply.
+    pub cancel: Arc<OwnedFd>,
+}
+
+impl Shared {
+    pub fn new() -> std::io::Result<Self> {
+        let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Self {
+            orders: Mutex::default(),
+            given: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            abandoned: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            has_news: AtomicBool::new(false),
+            news: fd()?,
+            bell: fd()?,
+            cancel: Arc::new(fd()?),
+        })
+    }
+
+    // The owner's side.
+
+    /// Gives an order; its number.
+    pub fn order(&self, order: Order) -> u64 {
+        let number = self.given.fetch_add(1, Ordering::Relaxed) + 1;
+        self.orders
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back((number, order));
+        raise(&self.bell);
+        number
+    }
+
+    /// Whether that order has been done. What the thread did for it has happened (release and acquire).
+    pub fn is_done(&self, number: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= number
+    }
+
+    /// Nobody waits for that order and those before it any more.
+    pub fn abandon(&self, number: u64) {
+        // SeqCst: the thread that is woken by `cancel` sees the number.
+        self.abandoned.store(number, Ordering::SeqCst);
+        raise(&self.cancel);
+    }
+
+    /// The generation that has broken last.
+    pub fn broken(&self) -> u64 {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    pub fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Acquire)
+    }
+
+    /// Empties the descriptor first: news that comes in between is looked at twice and not lost.
+    pub fn take_news(&self) {
+        lower(&self.news);
+        self.has_news.store(false, Ordering::SeqCst);
+    }
+
+    pub fn news_fd(&self) -> &OwnedFd {
+        &self.news
+    }
+
+    /// The thread is to return.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        raise(&self.cancel);
+        raise(&self.bell);
+    }
+
+    // The thread's side.
+
+    /// The next order, with its number.
+    pub fn take_order(&self) -> Option<(u64, Order)> {
+        lower(&self.bell);
+        self.orders
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front()
+    }
+
+    pub fn is_abandoned(&self, number: u64) -> bool {
+        self.abandoned.load(Ordering::SeqCst) >= number
+    }
+
+    pub fn set_done(&self, number: u64) {
+        self.done.store(number, Ordering::Release);
+    }
+
+    pub fn set_broken(&self, generation: u64) {
+        self.broken.store(generation, Ordering::Release);
+        self.tell();
+    }
+
+    /// Wakes the owner.
+    pub fn tell(&self) {
+        self.has_news.store(true, Ordering::SeqCst);
+        raise(&self.news);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
+    pub fn bell_fd(&self) -> &OwnedFd {
+        &self.bell
+    }
+
+    /// Takes a cancellation back: it was for what has ended since.
+    pub fn uncancel(&self) {
+        lower(&self.cancel);
+        if self.is_over() {
+            raise(&self.cancel);
+        }
+    }
+}
+
+/// Makes an eventfd readable. Full, it is readable already.
+pub(crate) fn raise(fd: impl AsFd) {
+    while rustix::io::write(&fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
+}
+
+/// Empties an eventfd; whether it was readable.
+pub(crate) fn lower(fd: impl AsFd) -> bool {
+    loop {
+        match rustix::io::read(&fd, &mut [0; 8]) {
+            Err(Errno::INTR) => {}
+            read => return read.is_ok(),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Back ends that lack something, and drivers and back ends that misbehave.
+
+use super::*;
+use vhost_user::wire::ProtocolFeatures;
+use vio::ActivateError;
+
+#[track_caller]
+fn refused(plan: Plan, queues: u16, expected: &str) {
+    let back_end = BackEnd::new(plan);
+    let error = Guest::try_connect(config(back_end.path(), queues))
+        .map(drop)
+        .unwrap_err();
+    let text = crate::error::chain(&error);
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
+fn what_a_device_cannot_do_without_is_named() {
+    refused(
+        Plan {
+            features: 1 << 6,
+            ..plan()
+        },
+        1,
+        "VERSION_1",
+    );
+    let without_config = Plan {
+        protocol: ProtocolFeatures::REPLY_ACK,
+        ..plan()
+    };
+    refused(without_config, 1, "how large its disk is");
+    refused(
+        Plan {
+            queues: 2,
+            ..plan()
+        },
+        4,
+        "2 queues, 4 are asked for",
+    );
+    let small = Plan {
+        max_ring_size: 128,
+        ..plan()
+    };
+    refused(small, 1, "rings of 256 entries");
+    refused(
+        Plan {
+            sectors: 0,
+            ..plan()
+        },
+        1,
+        "a disk of no sectors",
+    );
+}
+
+#[test]
+fn nobody_there_is_an_error_that_names_the_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Guest::try_connect(config(&dir.path().join("absent"), 1));
+    let text = crate::error::chain(&error.map(drop).unwrap_err());
+    assert!(text.contains("absent"), "{text}");
+}
+
+#[test]
+fn a_mute_back_end_costs_no_more_than_the_limit() {
+    let back_end = BackEnd::new(Plan {
+        is_mute: true,
+        ..plan()
+    });
+    let config = ImportConfig {
+        reply_limit: Duration::from_millis(50),
+        ..config(back_end.path(), 1)
+    };
+    let text = crate::error::chain(&Guest::try_connect(config).map(drop).unwrap_err());
+    assert!(text.contains("no reply within 50ms"), "{text}");
+}
+
+#[test]
+fn rings_outside_memory_are_the_drivers_error() {
+    let back_end = BackEnd::new(plan());
+    let mut guest = Guest::connect(&back_end, 1);
+    let features = guest.import.features();
+    let good = ring(0);
+    let mut start = |config: QueueConfig| guest.import.start(features, &[config]);
+    let memory = Err(ActivateError::QueueMemory { index: 0 });
+    for at in [RAM, RAM - 0x100, HIGH - 16, u64::MAX - 15] {
+        let desc = Iova::new(at & !15);
+        assert_eq!(start(QueueConfig { desc, ..good }), memory);
+    }
+    let used = Iova::new(RAM - 8);
+    assert_eq!(start(QueueConfig { used, ..good }), memory);
+    let avail = Iova::new(0x1001);
+    let misaligned = Err(ActivateError::QueueAddress { index: 0 });
+    assert_eq!(start(QueueConfig { avail, ..good }), misaligned);
+    for size in [0, 3, 512] {
+        let refused = start(QueueConfig { size, ..good });
+        assert!(matches!(refused, Err(ActivateError::QueueSize { .. })));
+    }
+    let absent = Err(ActivateError::QueueIndex { index: 5 });
+    assert_eq!(start(QueueConfig { index: 5, ..good }), absent);
+    assert!(matches!(
+        guest.import.start(features | 1 << 33, &[good]),
+        Err(ActivateError::Features { .. })
+    ));
+    assert!(back_end.seen().started.is_empty());
+}
+
+#[test]
+fn a_back_end_that_refuses_rings_leaves_a_device_that_needs_a_reset() {
+    let back_end = BackEnd::new(Plan {
+        refuses_rings: true,
+        ..plan()
+    });
+    let mut guest = Guest::connect(&back_end, 1);
+    guest.start();
+    eventually("news", || guest.import.has_news());
+    assert!(guest.import.take_news(), "the driver is told");
+    assert!(!guest.import.take_news(), "once");
+    assert!(guest.import.needs_reset());
+    guest.stop();
+    guest.import.reset();
+    assert!(!guest.import.needs_reset());
+}
+
+#[test]
+fn a_ring_that_the_back_end_reports_broken_needs_a_reset() {
+    let back_end = BackEnd::new(plan());
+    let mut guest = Guest::connect(&back_end, 1);
+    guest.start();
+    eventually("started", || back_end.seen().is_serving(0));
+    let err = back_end.seen().started[0].err.clone().unwrap();
+    crate::shared::raise(&*err);
+    eventually("news", || guest.import.has_news());
+    assert!(guest.import.take_news());
+    assert!(guest.import.needs_reset());
+    guest.stop();
+    guest.import.reset();
+    guest.start();
+    eventually("started again", || back_end.seen().started.len() == 2);
+    assert!(!guest.import.needs_reset());
+}
+
+#[test]
+fn a_stop_that_is_not_answered_ends_with_the_connection() {
+    let back_end = BackEnd::new(Plan {
+        ignores_stop: true,
+        ..plan()
+    });
+    let config = ImportConfig {
+        stop_limit: Duration::from_millis(50),
+        ..config(back_end.path(), 1)
+    };
+    let mut guest = Guest::try_connect(config).unwrap();
+    guest.start();
+    guest.stop();
+    assert!(!guest.import.needs_reset(), "nobody gave up");
+    eventually("connected again", || back_end.seen().connections == 2);
+}
+
+#[test]
+fn giving_up_makes_the_stop_done_at_once() {
+    let back_end = BackEnd::new(Plan {
+        ignores_stop: true,
+        ..plan()
+    });
+    let config = ImportConfig {
+        stop_limit: Duration::from_secs(3600),
+        ..config(back_end.path(), 1)
+    };
+    let mut guest = Guest::try_connect(config).unwrap();
+    guest.start();
+    assert!(matches!(guest.import.stop(), Quiesce::Draining { .. }));
+    eventually("asked to stop", || !back_end.seen().stopped.is_empty());
+    assert!(matches!(guest.import.stop(), Quiesce::Draining { .. }));
+    guest.import.give_up();
+    assert_eq!(guest.import.stop(), Quiesce::Done);
+    assert!(guest.import.needs_reset());
+    assert!(guest.import.take_news());
+    guest.import.reset();
+    assert!(!guest.import.needs_reset());
+    eventually("connected again", || back_end.seen().connections == 2);
+}
+
+#[test]
+fn a_device_can_be_dropped_at_any_time() {
+    for is_mute in [false, true] {
+        let back_end = BackEnd::new(plan());
+        let mut guest = Guest::connect(&back_end, 1);
+        guest.start();
+        let back_end = back_end.restart(Plan { is_mute, ..plan() });
+        eventually("connected again", || back_end.seen().connections == 1);
+        let begin = Instant::now();
+        drop(guest);
+        // Not the five seconds that a reply may take.
+        assert!(begin.elapsed() < Duration::from_secs(3));
+    }
+}
