@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup build demo test check fuzz bench-vtd bench-serve soak clean
+.PHONY: help setup build demo test check fuzz bench-vtd bench-serve bench-serve-lab soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> 
 
 bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 15 minutes -> target/report/serve.json
 	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json
+
+bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
+	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
 
 soak: build ## the long runs: boot matrix x20, 5-minute verified I/O, forced sleeps (resumable), an hour of each fuzz target
 	$(EXITLESS) selftest --soak
