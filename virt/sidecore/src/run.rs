@@ -30,6 +30,7 @@ use crate::{
     park::{Parked, Waiter, Wake, park},
     pause::Pause,
     poller::{Activity, Poller},
+    rehearsal::Rehearsal,
     stats::{Board, NO_POLLER, PollerBoard},
     sync::Arc,
     sys::{EpollFd, EventFd, ThreadClock},
@@ -82,6 +83,13 @@ pub(crate) struct Core<P: Poller> {
 }
 
 impl<P: Poller> Core<P> {
+    /// Learns what a wake takes here.
+    pub(crate) fn rehearse(&mut self, rehearsal: &Rehearsal) {
+        if let Some((wake_ns, cpu_ns)) = rehearsal.sleep(self.clock) {
+            self.idle.rehearsed(wake_ns, cpu_ns);
+        }
+    }
+
     /// Polls until told to stop; messages sent before that are delivered. The pollers, in the order of their numbers.
     pub(crate) fn run(mut self) -> Vec<P> {
         let gate = Arc::clone(self.inbox.gate());

@@ -23,6 +23,7 @@ use crate::{
     monitor::Watch,
     pause::Pause,
     poller::Poller,
+    rehearsal::Rehearsal,
     run::{Core, epoll_with},
     stats::{Board, Stats},
     sync::Arc,
@@ -157,6 +158,11 @@ impl SidecoreBuilder {
             })
             .collect();
         let (ready, started) = mpsc::sync_channel(1);
+        // Without one the policy starts from an assumption.
+        let rehearsal = matches!(self.idle, IdlePolicy::Priced(_))
+            .then(|| Rehearsal::new().ok().map(Arc::new))
+            .flatten();
+        let of_core = rehearsal.clone();
         let of_thread = Arc::clone(&board);
         let thread = thread::Builder::new()
             .name(self.name.clone())
@@ -165,7 +171,10 @@ impl SidecoreBuilder {
                 let begun = self.begin(of_thread, inbox, orders, pause, passengers);
                 // The receiver waits below.
                 match begun {
-                    Ok(core) => {
+                    Ok(mut core) => {
+                        if let Some(rehearsal) = of_core {
+                            core.rehearse(&rehearsal);
+                        }
                         let _ = ready.send(Ok(()));
                         core.run()
                     }
@@ -176,6 +185,9 @@ impl SidecoreBuilder {
                 }
             })
             .map_err(SpawnError::Thread)?;
+        if let Some(rehearsal) = rehearsal {
+            rehearsal.wake();
+        }
         match started.recv() {
             Ok(Ok(())) => Ok(Sidecore {
                 thread: Some(thread),

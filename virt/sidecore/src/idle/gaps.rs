@@ -3,11 +3,12 @@
 //! Spinning for `T` and then sleeping costs, per unit of time in which the core has nothing to serve,
 //!
 //! ```text
-//!             E[min(gap, T)] + P(gap > T) × (C + w × L × (1 + k/2))
+//!             E[min(gap, T)] + P(gap > T) × (C + w × (N + L × (1 + k/2)))
 //! cost(T) =  ───────────────────────────────────────────────────────
 //!                        E[gap] + P(gap > T) × L
 //! ```
 //! where `C` is the CPU time of a park (arming, falling asleep, waking), `L` the latency that a wake adds to the work that ended the gap,
+//! `N` what it costs whoever has to wake the core (an exit, an interrupt to another processor: time that a guest does not compute),
 //! `k` how much more work comes meanwhile (it waits for half of `L`, and saves as many gaps: that is what the denominator is for),
 //! and `w` how many ns of CPU one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling.
 //! The limit chosen is the smallest whose cost is within 1 % of the least: as good, and it ends sooner when the load does.
@@ -25,6 +26,11 @@ const LIMITS: [u64; 19] = [
 ];
 /// The limit that never comes.
 pub(super) const FOREVER: u64 = u64::MAX;
+
+/// What a notification costs the notifier, in nanoseconds: a system call that wakes somebody, or an exit. It also decides for
+/// spinning where both are about as good: with a guest that waits for each answer before it asks again, sleeping makes the gaps
+/// longer, which the gaps themselves do not show.
+const NOTIFY_NS: f64 = 5_000.0;
 
 /// Weight of a gap relative to the one before it.
 const GROWTH: f64 = 256.0 / 255.0;
@@ -117,7 +123,7 @@ impl Gaps {
             sum_ns: sum.sum_ns + bin.sum_ns,
         });
         let company = self.expect_company(total.weight, park.wake_ns);
-        let missed = park.cpu_ns + price * park.wake_ns * (1.0 + company / 2.0);
+        let missed = park.cpu_ns + price * (NOTIFY_NS + park.wake_ns * (1.0 + company / 2.0));
         let mut costs = [0.0; LIMITS.len() + 1];
         let (mut shorter, mut sum_ns) = (0.0, 0.0);
         for (at, cost) in costs.iter_mut().enumerate() {

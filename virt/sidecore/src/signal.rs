@@ -1,0 +1,239 @@
+//! Signalling eventfds that another process holds too, without ever waiting.
+//!
+//! `write(2)` to an eventfd whose counter is full waits unless the *open file* has O_NONBLOCK, and the open file is shared:
+//! whoever sent us the descriptor can fill the counter and clear the flag at any moment, also between a look at both and
+//! the write. It would hold a sidecore, and all guests on it, for as long as it likes. There is no RWF_NOWAIT for writing eventfds
+//! (they have no `write_iter`), poll(2) and fcntl(2) before the write only make the window small, and io_uring looks at the same
+//! flag.
+//!
+//! What never waits is the kernel's own signal (`eventfd_signal`), as it comes with the completion of an operation of Linux AIO
+//! that names the descriptor (`IOCB_FLAG_RESFD`). So each thread has an AIO context, and signals by submitting a poll of
+//! something that is ready: it completes inside `io_submit(2)`. A full counter stays full. It takes about half a microsecond longer than a write
+//! (950 ns against 360 to 550 ns, measured in a loop on a 6.18 guest kernel).
+//!
+//! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter, `fs.aio-max-nr` used up) it falls back to the write, and the
+//! residual is the one above. [`never_waits`] tells.
+//!
+//! UNSAFETY: four system calls without a wrapper in std or libc. The kernel reads one `iocb` during `io_submit` and copies what it
+//! needs; it writes events into an array of ours during `io_getevents`; both are references of ours, valid for the call.
+#![expect(unsafe_code, reason = "AIO system calls; see the head comment")]
+
+use std::{
+    cell::OnceCell,
+    io,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
+    ptr,
+};
+
+use crate::sys::EventFd;
+
+/// Completions that may wait to be taken, at least.
+const DEPTH: libc::c_long = 64;
+/// Signals between two emptyings of the completions.
+const REAP_EVERY: u32 = 32;
+
+const IOCB_CMD_POLL: u16 = 5;
+const IOCB_FLAG_RESFD: u32 = 1;
+
+/// `struct iocb` (linux/aio_abi.h), little-endian.
+#[repr(C)]
+#[derive(Debug)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buf: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    result_fd: u32,
+}
+const _: () = assert!(size_of::<Iocb>() == 64);
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct IoEvent([u64; 4]);
+
+/// One thread's context.
+#[derive(Debug)]
+struct Signaller {
+    context: libc::c_ulong,
+    /// Always writable, never read.
+    ready: EventFd,
+    since_reap: std::cell::Cell<u32>,
+}
+
+impl Signaller {
+    fn new() -> io::Result<Self> {
+        let ready = EventFd::new()?;
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the kernel writes one word into `context`, which is ours and 0, as it has to be.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH, &raw mut context) };
+        if made != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            context,
+            ready,
+            since_reap: Default::default(),
+        })
+    }
+
+    fn signal(&self, fd: RawFd) -> io::Result<()> {
+        let mut iocb = Iocb {
+            data: 0,
+            key: 0,
+            rw_flags: 0,
+            opcode: IOCB_CMD_POLL,
+            priority: 0,
+            fd: self.ready.as_raw_fd() as u32,
+            buf: libc::POLLOUT as u64,
+            bytes: 0,
+            offset: 0,
+            reserved: 0,
+            flags: IOCB_FLAG_RESFD,
+            result_fd: fd as u32,
+        };
+        if self.since_reap.get() >= REAP_EVERY {
+            self.reap();
+        }
+        self.since_reap.set(self.since_reap.get() + 1);
+        let list = [&raw mut iocb];
+        // SAFETY: one pointer to one structure, both on this stack; the kernel writes `key` into it and keeps neither.
+        let submitted =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1_usize, list.as_ptr()) };
+        if submitted == 1 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Throws away what has completed.
+    fn reap(&self) {
+        let mut events = [IoEvent::default(); DEPTH as usize];
+        let no_wait: libc::timespec = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: the kernel writes at most as many events as the array has.
+        unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.context,
+                0_usize,
+                events.len(),
+                events.as_mut_ptr(),
+                ptr::from_ref(&no_wait),
+            );
+        }
+        self.since_reap.set(0);
+    }
+}
+
+impl Drop for Signaller {
+    fn drop(&mut self) {
+        // SAFETY: no pointers; the context is ours, and nothing of it is in use.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+thread_local! {
+    static SIGNALLER: OnceCell<Option<Signaller>> = const { OnceCell::new() };
+}
+
+/// Whether [`signal_eventfd`] never waits on this thread: whether the kernel gave it an AIO context.
+pub fn never_waits() -> bool {
+    SIGNALLER.with(|own| own.get_or_init(|| Signaller::new().ok()).is_some())
+}
+
+/// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor is in and whoever else has it;
+/// see the head of this module for the one exception.
+///
+/// # Errors
+/// It is no eventfd.
+pub fn signal_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
+    SIGNALLER.with(|own| match own.get_or_init(|| Signaller::new().ok()) {
+        Some(signaller) => signaller.signal(fd.as_raw_fd()),
+        None => write_one(fd),
+    })
+}
+
+#[cold]
+fn write_one(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let one = 1_u64.to_ne_bytes();
+    // SAFETY: eight bytes of ours are read.
+    let written = unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), size_of_val(&one)) };
+    match written {
+        8 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            full if full.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{
+        fs::File,
+        io::{Read, Write},
+        os::fd::{AsFd, FromRawFd, OwnedFd},
+        sync::mpsc,
+        thread,
+        time::Duration,
+    };
+
+    use super::*;
+
+    /// An eventfd that waits.
+    fn blocking() -> File {
+        // SAFETY: no pointers; a new descriptor, which nobody else owns.
+        File::from(unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) })
+    }
+
+    #[test]
+    fn each_signal_counts() {
+        let mut fd = blocking();
+        for _ in 0..1000 {
+            signal_eventfd(fd.as_fd()).unwrap();
+        }
+        let mut count = [0; 8];
+        fd.read_exact(&mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 1000);
+    }
+
+    #[test]
+    fn a_full_blocking_counter_does_not_hold_the_signaller() {
+        if !never_waits() {
+            eprintln!("skipped: no AIO here");
+            return;
+        }
+        let mut fd = blocking();
+        fd.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (done, wait) = mpsc::channel();
+        let other = fd.try_clone().unwrap();
+        thread::spawn(move || {
+            for _ in 0..1000 {
+                let _ = signal_eventfd(other.as_fd());
+            }
+            done.send(()).unwrap();
+        });
+        wait.recv_timeout(Duration::from_secs(20))
+            .expect("it does not wait for a reader");
+    }
+
+    #[test]
+    fn what_is_no_eventfd_is_refused() {
+        let file = File::open("/dev/null").unwrap();
+        assert!(signal_eventfd(file.as_fd()).is_err());
+        // And the next one works.
+        let fd = blocking();
+        signal_eventfd(fd.as_fd()).unwrap();
+    }
+}
