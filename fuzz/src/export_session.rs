@@ -1,7 +1,7 @@
 //! A front end and the whole of `vhost-export`: a real socket, real memory files and eventfds, rings that are served, and
 //! connections that end in the middle of it.
 //!
-//! The harness plays both sides of a [`Export`](vhost_export::Export): the front end with its guest ([`front_end`]),
+//! The harness plays both sides of a [`Export`]: the front end with its guest (`front_end`),
 //! and the sidecore that calls it, on one thread, with a clock that the input moves on. What is checked:
 //!
 //! * nothing panics or waits;

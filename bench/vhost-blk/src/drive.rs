@@ -260,8 +260,11 @@ impl Driver<'_> {
             (vm.done, vm.bytes, vm.lost) = (0, 0, 0);
             vm.errors = Errors::default();
             for queue in &mut vm.client.queues {
-                // Calls of the warm-up that a polling driver has not read.
-                queue.take_calls();
+                // Calls of the warm-up that a polling driver has not read. One that sleeps may be about to be woken
+                // by them.
+                if matches!(self.run.mode, Mode::Poll) {
+                    queue.take_calls();
+                }
                 (queue.kicks, queue.calls) = (0, 0);
             }
         }

@@ -15,6 +15,7 @@ use vio::ring::{Ring, RingPosition, RingStart};
 use vio::{QueueConfig, VirtioDevice, feature};
 
 use crate::journal::InflightRegion;
+use crate::log::say;
 use crate::memory::{Memory, chain};
 use crate::peer::{Peer, Task};
 use crate::queue::{Bell, Calls, Queue, check_eventfd};
@@ -197,7 +198,9 @@ impl Peer {
         })?;
         let replaying = ring.replaying();
         if replaying != 0 {
-            tracing::info!(
+            say!(
+                self.log,
+                info,
                 ring = index,
                 requests = replaying,
                 "resuming what a predecessor left"

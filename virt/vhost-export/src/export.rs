@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::{fmt, io};
 
 use sidecore::{Activity, ArmError, Nanos, Poller, Reply, Turn, Wakes};
@@ -9,6 +10,7 @@ use vhost_user::backend::Kick;
 use vio::blk::Blk;
 use vio::{DeviceStats, VirtioDevice};
 
+use crate::log::{Log, say};
 use crate::peer::{Peer, Served};
 use crate::probe::RingProbe;
 
@@ -68,6 +70,7 @@ pub struct ExportStats {
 /// One block device, its listening socket, and the front end that is connected, if one is.
 pub struct Export {
     config: ExportConfig,
+    log: Arc<Log>,
     blk: Blk,
     listener: UnixListener,
     peer: Option<Peer>,
@@ -98,6 +101,7 @@ impl Export {
         listener.set_nonblocking(true)?;
         let disk_fds = blk.wake_fds();
         Ok(Self {
+            log: Arc::new(Log::new(&config.name)),
             config,
             blk,
             listener,
@@ -125,7 +129,7 @@ impl Export {
     fn accept(&mut self, turn: &mut Turn<'_>) {
         // A front end that ended and started again may be seen before the end of its last connection.
         if let Some(peer) = &mut self.peer {
-            peer.look_for_end(&mut self.blk, &self.config, turn);
+            peer.look_for_end(&mut self.blk, turn);
             self.serve(turn);
         }
         if self.peer.as_ref().is_some_and(Peer::is_ending) {
@@ -137,28 +141,31 @@ impl Export {
             Ok((socket, _)) => socket,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
-                tracing::warn!(export = %self.config.name, %error, "a connection cannot be accepted");
+                say!(self.log, warn, %error, "a connection cannot be accepted");
                 return;
             }
         };
         if self.peer.is_some() {
             self.stats.turned_away += 1;
-            tracing::warn!(export = %self.config.name, "a second front end was turned away: one is connected");
+            say!(
+                self.log,
+                warn,
+                "a second front end was turned away: one is connected"
+            );
             return;
         }
-        let name = &self.config.name;
-        match Peer::new(socket, &self.blk) {
+        match Peer::new(socket, &self.blk, Arc::clone(&self.log)) {
             Ok(peer) => match peer.register(turn.wakes()) {
                 Ok(()) => {
                     self.stats.connections += 1;
-                    tracing::info!(export = %name, "a front end connected");
+                    say!(self.log, info, "a front end connected");
                     self.peer = Some(peer);
                 }
                 Err(error) => {
-                    tracing::warn!(export = %name, %error, "a front end cannot be served");
+                    say!(self.log, warn, %error, "a front end cannot be served");
                 }
             },
-            Err(error) => tracing::warn!(export = %name, error, "a front end cannot be served"),
+            Err(error) => say!(self.log, warn, error, "a front end cannot be served"),
         }
     }
 
@@ -169,7 +176,7 @@ impl Export {
         let served = peer.serve(&mut self.blk, &self.config, &mut self.stats, turn);
         let activity = match served {
             Served::Gone => {
-                tracing::info!(export = %self.config.name, "the connection has ended");
+                say!(self.log, info, "the connection has ended");
                 self.peer = None;
                 self.is_broken = false;
                 Activity::Busy
@@ -197,7 +204,12 @@ impl Export {
             .blk
             .violation()
             .map_or_else(String::new, |violation| violation.to_string());
-        tracing::warn!(export = %self.config.name, reason, "the device needs a reset: its driver broke the protocol");
+        say!(
+            self.log,
+            warn,
+            reason,
+            "the device needs a reset: its driver broke the protocol"
+        );
     }
 }
 
@@ -223,7 +235,10 @@ impl Poller for Export {
 
     fn detaching(&mut self, wakes: &mut Wakes) {
         wakes.clear();
-        self.blk.rebind();
+        // Stopped with requests in flight, the device stays on this core until it is dropped; only a move waits for them.
+        if self.blk.in_flight() == 0 {
+            self.blk.rebind();
+        }
     }
 
     fn may_detach(&mut self) -> bool {
@@ -258,7 +273,7 @@ impl Poller for Export {
             TOKEN_LISTENER => self.accept(turn),
             TOKEN_SOCKET => {
                 if let Some(peer) = &mut self.peer {
-                    peer.read_socket(&mut self.blk, &self.config, turn);
+                    peer.read_socket(&mut self.blk, turn);
                 }
             }
             // Emptied when it is armed again.

@@ -58,6 +58,13 @@ impl InflightRegion {
     ) -> Result<(Box<dyn Journal>, RingStart), Refusal> {
         let part = self.part(config.index.into(), config.layout)?;
         let desc_num = self.shape.queue_size;
+        if config.size > desc_num {
+            // Some of its requests could not be recorded.
+            return Err(Refusal(format!(
+                "ring {} of {} entries has an inflight region for {desc_num}",
+                config.index, config.size
+            )));
+        }
         let refuse = |error: &dyn std::error::Error| {
             Refusal(format!(
                 "ring {} cannot be taken over: {}",

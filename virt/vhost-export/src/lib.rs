@@ -28,6 +28,7 @@
 mod events;
 mod export;
 mod journal;
+mod log;
 mod memory;
 mod peer;
 mod probe;

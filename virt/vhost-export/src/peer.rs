@@ -14,6 +14,7 @@ use vio::{VirtioDevice, Visit, feature};
 
 use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
 use crate::journal::InflightRegion;
+use crate::log::{Log, say};
 use crate::memory::{Memory, chain};
 use crate::queue::{Calls, LOAD, Queue};
 
@@ -66,6 +67,7 @@ enum Advance {
 
 /// A connected front end.
 pub(crate) struct Peer {
+    pub(crate) log: Arc<Log>,
     socket: UnixStream,
     receiver: Receiver,
     sender: Sender,
@@ -100,7 +102,7 @@ pub(crate) enum Served {
 }
 
 impl Peer {
-    pub(crate) fn new(socket: UnixStream, blk: &Blk) -> Result<Self, String> {
+    pub(crate) fn new(socket: UnixStream, blk: &Blk, log: Arc<Log>) -> Result<Self, String> {
         socket
             .set_nonblocking(true)
             .map_err(|error| format!("the connection cannot be made non-blocking: {error}"))?;
@@ -115,6 +117,7 @@ impl Peer {
         })
         .map_err(|error| chain(&error))?;
         Ok(Self {
+            log,
             socket,
             receiver: Receiver::new(DEFAULT_MAX_PAYLOAD),
             sender: Sender::new(DEFAULT_BACKLOG),
@@ -148,12 +151,7 @@ impl Peer {
     }
 
     /// Takes what the front end has sent, a bounded amount.
-    pub(crate) fn read_socket(
-        &mut self,
-        blk: &mut Blk,
-        config: &ExportConfig,
-        turn: &mut Turn<'_>,
-    ) {
+    pub(crate) fn read_socket(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) {
         for _ in 0..MESSAGES {
             // One that does not read its replies is not asked for more.
             if self.task.is_some() || self.sender.backlog() != 0 {
@@ -164,41 +162,36 @@ impl Peer {
                 Ok(Some(message)) => message,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::info!(export = %config.name, reason = %chain(&error), "the front end is gone");
+                    say!(self.log, info, reason = %chain(&error), "the front end is gone");
                     return self.close(turn);
                 }
             };
             let request = message.head.request;
             match self.session.handle(message) {
-                Ok(Step::Done(reply)) => self.reply(reply, config, turn),
+                Ok(Step::Done(reply)) => self.reply(reply, turn),
                 Ok(Step::Refused(error, reply)) => {
-                    tracing::warn!(export = %config.name, ?request, reason = %chain(&error), "a request was refused");
-                    self.reply(Some(reply), config, turn);
+                    say!(self.log, warn, ?request, reason = %chain(&error), "a request was refused");
+                    self.reply(Some(reply), turn);
                 }
                 Ok(Step::Event(event)) => {
-                    tracing::debug!(export = %config.name, ?request, "{event:?}");
+                    tracing::debug!(export = %self.log.name(), ?request, "{event:?}");
                     if let Some(outcome) = self.begin_event(event, blk, turn) {
-                        self.finish(outcome, config, turn);
+                        self.finish(outcome, turn);
                     }
                 }
-                Err(fatal) => self.fail(&fatal, config, turn),
+                Err(fatal) => self.fail(&fatal, turn),
             }
             turn.charge(Nanos::now().since(start).max(MESSAGE_COST));
         }
     }
 
     /// Looks whether the front end has gone, also while a task keeps its messages waiting.
-    pub(crate) fn look_for_end(
-        &mut self,
-        blk: &mut Blk,
-        config: &ExportConfig,
-        turn: &mut Turn<'_>,
-    ) {
+    pub(crate) fn look_for_end(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         match poll(&mut fds, Some(&Timespec::default())) {
             Ok(1..) if !self.is_ending() => self.close(turn),
-            _ => self.read_socket(blk, config, turn),
+            _ => self.read_socket(blk, turn),
         }
     }
 
@@ -209,35 +202,30 @@ impl Peer {
     }
 
     /// Ends the session's waiting event.
-    pub(crate) fn finish(
-        &mut self,
-        outcome: Result<Answer, Refusal>,
-        config: &ExportConfig,
-        turn: &mut Turn<'_>,
-    ) {
+    pub(crate) fn finish(&mut self, outcome: Result<Answer, Refusal>, turn: &mut Turn<'_>) {
         if let Err(refusal) = &outcome {
-            tracing::warn!(export = %config.name, "{refusal}");
+            say!(self.log, warn, "{refusal}");
         }
         match self.session.finish(outcome) {
-            Ok(reply) => self.reply(reply, config, turn),
-            Err(fatal) => self.fail(&fatal, config, turn),
+            Ok(reply) => self.reply(reply, turn),
+            Err(fatal) => self.fail(&fatal, turn),
         }
     }
 
-    fn reply(&mut self, reply: Option<Message>, config: &ExportConfig, turn: &mut Turn<'_>) {
+    fn reply(&mut self, reply: Option<Message>, turn: &mut Turn<'_>) {
         let Some(reply) = reply else { return };
         let sent = self
             .sender
             .push(reply)
             .and_then(|()| self.sender.flush(self.socket.as_fd()).map(drop));
         if let Err(error) = sent {
-            tracing::info!(export = %config.name, reason = %chain(&error), "a reply cannot be sent");
+            say!(self.log, info, reason = %chain(&error), "a reply cannot be sent");
             self.close(turn);
         }
     }
 
-    fn fail(&mut self, fatal: &Fatal, config: &ExportConfig, turn: &mut Turn<'_>) {
-        tracing::warn!(export = %config.name, reason = %chain(fatal), "the connection is given up");
+    fn fail(&mut self, fatal: &Fatal, turn: &mut Turn<'_>) {
+        say!(self.log, warn, reason = %chain(fatal), "the connection is given up");
         self.close(turn);
     }
 
@@ -278,7 +266,11 @@ impl Peer {
         }
         if self.memory.is_lost() && !self.lost {
             self.lost = true;
-            tracing::warn!(export = %config.name, "the front end truncated guest memory; giving the connection up");
+            say!(
+                self.log,
+                warn,
+                "the front end truncated guest memory; giving the connection up"
+            );
             self.close(turn);
         }
         if self.flush_at().is_some_and(|at| at <= now_ns) {
@@ -380,10 +372,10 @@ impl Peer {
             return Advance::Waits;
         };
         self.since = None;
-        self.finish(outcome, config, turn);
+        self.finish(outcome, turn);
         // What came meanwhile.
         turn.charge(MESSAGE_COST);
-        self.read_socket(blk, config, turn);
+        self.read_socket(blk, turn);
         Advance::Done
     }
 
@@ -401,7 +393,12 @@ impl Peer {
             self.since = Some((since, true));
             let requests = blk.cancel_queue(queue);
             stats.cancelled += u64::from(requests);
-            tracing::warn!(export = %config.name, requests, "requests do not end; cancelling them");
+            say!(
+                self.log,
+                warn,
+                requests,
+                "requests do not end; cancelling them"
+            );
         }
     }
 

@@ -93,14 +93,15 @@ impl Bell {
         Ok(Self { fd, is_socket })
     }
 
-    /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often enough.
+    /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often enough. Never waits,
+    /// also where the front end has made the eventfd a blocking one since.
     pub(crate) fn ring(&self) {
-        let one = 1_u64.to_ne_bytes();
-        let _ = if self.is_socket {
-            rustix::net::send(&self.fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+        if self.is_socket {
+            let one = 1_u64.to_ne_bytes();
+            let _ = rustix::net::send(&self.fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         } else {
-            rustix::io::write(&self.fd, &one).map(drop)
-        };
+            let _ = sidecore::signal_eventfd(self.fd.as_fd());
+        }
     }
 }
 

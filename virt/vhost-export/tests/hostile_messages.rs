@@ -259,7 +259,8 @@ fn memory_that_shrinks_between_messages_ends_the_connection_or_is_refused() {
 fn kicks_and_calls_must_be_eventfds() {
     let mut scene = Scene::new();
     for which in 0..3 {
-        for (what, misfit) in misfits() {
+        // User-mode Linux is called by a socket.
+        for (what, misfit) in misfits().into_iter().skip(usize::from(which != 0)) {
             let mut front = Front::connect(&scene.server.path(0), 1, 8);
             front.set_features(feature::EVENT_IDX);
             front.share();
@@ -289,7 +290,7 @@ fn kicks_and_calls_must_be_eventfds() {
         }
     }
     // And under a running ring.
-    for (what, misfit) in misfits() {
+    for (what, misfit) in misfits().into_iter().skip(1) {
         let mut front = scene.front(1);
         let again = copy(&misfit);
         let replaced = front
@@ -382,7 +383,6 @@ fn a_full_blocking_call_does_not_hold_the_core() {
         blocking(&err);
         front.jump(40_000);
         scene.check("a full error descriptor");
-        fill(&call);
         drop(front);
         scene.check_next("full calls");
     }

@@ -256,7 +256,7 @@ fn indirect_tables_of_every_odd_kind() {
     run("no entry", End::Broken, &|front, _, addr| {
         plain(front, addr, 0);
     });
-    for len in [8, 17, 47, 16 * 1025, u32::MAX & !15, u32::MAX] {
+    for len in [8, 17, 47, 16 * 1025, 0xffff_fff0, u32::MAX] {
         run("odd lengths", End::Broken, &|front, _, addr| {
             plain(front, addr, len);
         });
@@ -400,7 +400,7 @@ fn packed_rings_of_every_odd_kind() {
     );
     run("a huge indirect table", End::Broken, &|front| {
         let table = front.layout.table(0, 0);
-        front.packed(0, table.addr, u32::MAX & !15, 0, AVAIL | INDIRECT);
+        front.packed(0, table.addr, 0xffff_fff0, 0, AVAIL | INDIRECT);
     });
     run("a header nowhere", End::Status(IOERR), &|front| {
         let (_, status, _) = front.request(0, 0);
@@ -464,7 +464,7 @@ fn noise_breaks_nothing_but_its_own_device() {
 fn rings_outside_memory_are_refused_or_rest() {
     let mut scene = Scene::new(IdlePolicy::Sleep);
     let path = scene.server.path(0);
-    let last = u64::MAX & !4095;
+    let last = !4095;
     let mut front = Front::connect(&path, 1, 8);
     front.set_features(SPLIT);
     front.share();

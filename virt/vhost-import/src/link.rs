@@ -18,11 +18,13 @@ use crate::connection::{Connection, timespec};
 use crate::error::{ImportError, chain};
 use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
 use crate::memory::{Memory, RingPlace};
-use crate::shared::{Activation, Order, Shared, lower};
+use crate::shared::{Activation, Order, Shared, lower, raise};
 
 /// Between two tries to connect: at first, and at last.
 const RETRY_FIRST: Duration = Duration::from_millis(5);
 const RETRY_LAST: Duration = Duration::from_millis(200);
+/// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that ends sooner is no better than none.
+const STEADY: Duration = Duration::from_millis(100);
 
 /// Where the rings go on.
 #[derive(Debug)]
@@ -57,21 +59,22 @@ pub(crate) struct Link {
     /// What the guest was told at the start.
     pub offer: Offer,
     pub connection: Option<Connection>,
-    pub reconnect: Reconnect,
+    connected_at: Instant,
+    reconnect: Reconnect,
     active: Option<Active>,
 }
 
 /// When to connect again.
 #[derive(Debug)]
-pub(crate) struct Reconnect {
+struct Reconnect {
     at: Instant,
     delay: Duration,
-    /// The reason why it does not work has been logged.
+    /// The last reason that was logged: a back end that fails for ever fills no log.
     reason: String,
 }
 
 impl Reconnect {
-    pub fn new() -> Self {
+    fn new() -> Self {
         Self {
             at: Instant::now(),
             delay: RETRY_FIRST,
@@ -82,6 +85,15 @@ impl Reconnect {
     fn later(&mut self) {
         self.at = Instant::now() + self.delay;
         self.delay = (self.delay * 2).min(RETRY_LAST);
+    }
+
+    /// Whether this is to be logged.
+    fn is_news(&mut self, reason: &str) -> bool {
+        let is_news = self.reason != reason;
+        if is_news {
+            reason.clone_into(&mut self.reason);
+        }
+        is_news
     }
 }
 
@@ -127,6 +139,7 @@ impl Link {
             stop_limit,
             offer,
             connection: Some(connection),
+            connected_at: Instant::now(),
             reconnect: Reconnect::new(),
             active: None,
         }
@@ -223,10 +236,17 @@ impl Link {
 
     /// Drops the connection. What comes next is another one.
     fn lose(&mut self, why: &str) {
-        if self.connection.take().is_some() {
+        if self.connection.take().is_none() {
+            return;
+        }
+        if self.connected_at.elapsed() >= STEADY {
+            self.reconnect = Reconnect::new();
+        } else {
+            self.reconnect.later();
+        }
+        if self.reconnect.is_news(why) {
             tracing::warn!(device = %self.name, socket = %self.path.display(), why,
                 "the back end is gone; connecting again");
-            self.reconnect = Reconnect::new();
         }
     }
 
@@ -261,21 +281,17 @@ impl Link {
         match made {
             Ok((connection, protocol)) => {
                 self.connection = Some(connection);
+                self.connected_at = Instant::now();
                 self.offer.protocol = protocol;
                 self.start();
                 if self.connection.is_some() {
                     tracing::info!(device = %self.name, "connected to the back end again");
-                    self.reconnect = Reconnect::new();
-                } else {
-                    // It took the connection and dropped it: no hurry to try that again.
-                    self.reconnect.later();
                 }
             }
             Err(error) => {
                 let reason = chain(&error);
-                if reason != self.reconnect.reason {
+                if self.reconnect.is_news(&reason) {
                     tracing::warn!(device = %self.name, %reason, "the back end cannot be used; trying again");
-                    self.reconnect.reason = reason;
                 }
                 self.reconnect.later();
             }
@@ -359,7 +375,16 @@ impl Active {
         // From the first of its messages on the back end may take buffers.
         self.positions = Positions::ByUsedIndex;
         let features = self.activation.features;
-        handshake::start_rings(connection, features, self.inflight.as_ref(), &rings, fds)
+        handshake::start_rings(connection, features, self.inflight.as_ref(), &rings, fds)?;
+        if is_restart {
+            // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
+            // for it; one signal too many is harmless.
+            for (ring, _) in &rings {
+                raise(&fds.kick[usize::from(ring.index)]);
+                raise(&fds.call[usize::from(ring.index)]);
+            }
+        }
+        Ok(())
     }
 }
 

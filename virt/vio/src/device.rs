@@ -291,7 +291,7 @@ pub(crate) fn make_queues<Q: MakeQueue>(
     if features & !offered != 0 || features & feature::VERSION_1 == 0 {
         return Err(ActivateError::Features { features, offered });
     }
-    let mut rings: Vec<Q> = Vec::with_capacity(sizes.len());
+    let mut rings: Vec<Q> = Vec::with_capacity(queues.len());
     for config in queues {
         let index = config.index;
         let Some(&max) = sizes.get(usize::from(index)) else {

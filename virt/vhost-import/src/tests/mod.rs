@@ -57,6 +57,7 @@ struct Guest {
     import: Import,
     ram: GuestRam,
     queues: u16,
+    call: Vec<OwnedFd>,
 }
 
 impl Guest {
@@ -66,11 +67,14 @@ impl Guest {
 
     fn try_connect(config: ImportConfig) -> Result<Self, ImportError> {
         let (ram, queues) = (ram(), config.queues);
-        let import = Import::connect(config, ram.clone(), fds(queues), fds(queues))?;
+        let call = fds(queues);
+        let clones = call.iter().map(|fd| fd.try_clone().unwrap()).collect();
+        let import = Import::connect(config, ram.clone(), fds(queues), clones)?;
         Ok(Self {
             import,
             ram,
             queues,
+            call,
         })
     }
 
@@ -101,7 +105,7 @@ impl Guest {
 }
 
 fn ring(index: u16) -> QueueConfig {
-    let base = if index % 2 == 0 {
+    let base = if index.is_multiple_of(2) {
         0x1000
     } else {
         HIGH + 0x1000

@@ -39,6 +39,8 @@ impl Blk {
         if usize::from(index) >= self.queue_sizes.len() || self.position(index).is_some() {
             return Err(ActivateError::QueueIndex { index });
         }
+        // Most devices have one: no room for three more.
+        self.queues.reserve_exact(1);
         self.queues.push(BlkQueue::new(ring));
         Ok(())
     }

@@ -150,7 +150,11 @@ impl SplitQueue {
             } => (next_avail, next_used, replay),
             RingStart::Packed { .. } => return Err(StartError::Layout),
         };
-        let mut taken = vec![false; usize::from(self.size)];
+        let entries = match &self.journal {
+            None if replay.is_empty() => 0,
+            _ => usize::from(self.size),
+        };
+        let mut taken = vec![false; entries];
         for &head in &replay {
             match taken.get_mut(usize::from(head)) {
                 Some(taken) if !*taken => *taken = true,
