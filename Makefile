@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup build demo test check fuzz bench-vtd bench-serve bench-serve-lab soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-serve bench-serve-lab soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,13 +15,17 @@ help: ## this list
 setup:
 	@./scripts/setup.sh
 
+# Programs that some tests need and are skipped without.
+setup-clients: setup
+	@./scripts/setup.sh clients
+
 build: setup ## the program, in target/release
 	cargo build --release --quiet -p exitless
 
 demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
 	$(EXITLESS) demo --report $(REPORT)/demo.json
 
-test: setup ## all tests: crates natively, then whole guests in the lab (with the program this has built)
+test: setup-clients ## all tests: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	EXITLESS_LAB=1 cargo test --release --workspace --quiet
 	$(EXITLESS) selftest
 
@@ -46,7 +50,7 @@ bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
 
-soak: build ## the long runs: boot matrix x20, 5-minute verified I/O, forced sleeps (resumable), an hour of each fuzz target
+soak: setup-clients build ## the long runs: boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable), an hour of each fuzz target
 	$(EXITLESS) selftest --soak
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 

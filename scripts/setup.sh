@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes a Debian 12 machine ready to build: a C linker, xz, and a Rust of at least 1.88; `setup.sh fuzz`: also a C++
-# compiler, for libFuzzer.
+# compiler, for libFuzzer. `setup.sh clients`: only the programs that tests/clients runs, as far as that is possible
+# (tests that need them are skipped without).
 # Installs only what is missing; says what it does; asks sudo only when it must. Everything the lab
 # needs (QEMU, a guest kernel, busybox) is fetched later by `exitless lab` itself, without installing it.
 set -eu
@@ -16,6 +17,28 @@ rust_ok() {
     have cargo && have rustc || return 1
     at_least "$(rustc --version | awk '{ split($2, v, "-"); print v[1] }')" "$need_rust"
 }
+
+as_root=
+[ "$(id -u)" = 0 ] || as_root=sudo
+
+install() {
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
+        $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+if [ "${1-}" = clients ]; then
+    missing=
+    have qemu-img || missing="$missing qemu-utils"
+    have linux.uml || missing="$missing user-mode-linux"
+    have syslinux || missing="$missing syslinux"
+    have mformat || missing="$missing mtools"
+    [ -n "$missing" ] || exit 0
+    echo "setup: installing$missing"
+    # shellcheck disable=SC2086  # a list of words on purpose
+    { have apt-get && { [ -z "$as_root" ] || have sudo; } && install $missing; } ||
+        echo "setup: cannot install$missing: tests that need them are skipped" >&2
+    exit 0
+fi
 
 missing=
 have cc || missing="$missing gcc libc6-dev"
@@ -34,18 +57,13 @@ if ! rust_ok; then
 fi
 [ -n "$missing" ] || exit 0
 
-as_root=
-if [ "$(id -u)" != 0 ]; then
-    have sudo || {
-        echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
-        exit 1
-    }
-    as_root=sudo
-fi
+[ -z "$as_root" ] || have sudo || {
+    echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
+    exit 1
+}
 echo "setup: installing$missing"
-$as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
 # shellcheck disable=SC2086  # a list of words on purpose
-$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+install $missing
 hash -r
 rust_ok || {
     echo "setup: still no Rust >= $need_rust on PATH; found: $(rustc --version 2>&1 || true)" >&2

@@ -1,6 +1,6 @@
 //! What the lab is made of, for tests that start their own virtual machines.
 //!
-//! [`write`] leaves these files in a directory; scripts and other VMMs take what they need:
+//! [`write()`] leaves these files in a directory; scripts and other VMMs take what they need:
 //!
 //! | file | content |
 //! |---|---|

@@ -121,7 +121,7 @@ is_serving() {
     if [ "$BACKEND" = qsd ]; then
         [ -S "$scratch/b.sock" ]
     else
-        grep -q ' serving' "$scratch/daemon-$daemons.log"
+        grep -qs ' serving' "$scratch/daemon-$daemons.log"
     fi
 }
 

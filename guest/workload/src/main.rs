@@ -26,9 +26,10 @@ workload: the program inside the test guest
       Block numbers ascend, or are chosen by the seed.
       Prints after each window: reads window=I of=WINDOWS
       Prints at the end: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
-  workload mixed DEV --seconds S [--seed 1] [--depth 8] [--trim] [--stall-ms MS] [--progress-ms MS]
-      Verified reads, writes and flushes by DEPTH threads; destroys the content. With --trim blocks are
-      also discarded and zeroed, where the device can.
+  workload mixed DEV --seconds S [--seed 1] [--depth 8] [--skip BLOCKS] [--trim]
+                 [--stall-ms MS] [--progress-ms MS]
+      Verified reads, writes and flushes by DEPTH threads; destroys the content, except for the first
+      4 KiB BLOCKS. With --trim blocks are also discarded and zeroed, where the device can.
       Prints, if asked: mixed stall ms=LENGTH at=MS      when MS passed without a write acknowledged
                         mixed progress at=MS writes=N    every MS
   workload write-pattern DEV --bytes N [--seed 1]
@@ -161,6 +162,7 @@ fn mix(options: &mut Options) -> Result<(), Failure> {
         duration: Duration::from_secs(options.number("seconds", None)?),
         seed: options.number("seed", Some(1))?,
         depth: options.number("depth", Some(8))?,
+        skip: options.number("skip", Some(0))?,
         trim: options.flag("trim"),
         stall: options.maybe_number("stall-ms")?.map(Duration::from_millis),
         progress: options

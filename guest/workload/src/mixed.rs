@@ -33,6 +33,8 @@ pub struct MixedConfig {
     pub seed: u64,
     /// Threads, each with one request at a time; 1 to 64.
     pub depth: u64,
+    /// Blocks at the beginning that are left alone.
+    pub skip: u64,
     /// Also discard and zero blocks, where the device can.
     pub trim: bool,
     /// Tell of times of at least this length in which no write was acknowledged.
@@ -109,7 +111,8 @@ pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Re
         )));
     }
     let file = device::open(path, true)?;
-    let each = device::blocks(&file)?.min(BLOCKS_MAX) / config.depth;
+    let left = device::blocks(&file)?.saturating_sub(config.skip);
+    let each = left.min(BLOCKS_MAX) / config.depth;
     if each == 0 {
         return Err(invalid(format!("too small for {} threads", config.depth)));
     }
@@ -176,6 +179,7 @@ impl Ended {
 struct Shared<'a> {
     file: &'a File,
     seed: u64,
+    skip: u64,
     listener: &'a Listener<'a>,
     acks: Acks,
     can_discard: AtomicBool,
@@ -187,6 +191,7 @@ impl<'a> Shared<'a> {
         Self {
             file,
             seed: config.seed,
+            skip: config.skip,
             listener,
             acks: Acks::new(config.stall),
             can_discard: AtomicBool::new(config.trim),
@@ -230,7 +235,7 @@ impl<'a> Worker<'a> {
         Self {
             shared,
             random: Random::new(shared.seed.wrapping_add(number)),
-            first: number * each,
+            first: shared.skip + number * each,
             contents: vec![Content::Unknown; index(each)],
             generation: 0,
             report: MixedReport::default(),
@@ -390,6 +395,7 @@ mod tests {
             duration,
             seed: 3,
             depth,
+            skip: 0,
             trim: true,
             stall: None,
             progress: None,
@@ -400,6 +406,7 @@ mod tests {
     fn a_sound_device_passes_and_progress_is_told() {
         let path = image("sound", 257);
         let mut config = config(Duration::from_millis(300), 8);
+        config.skip = 8;
         config.progress = Some(Duration::from_millis(20));
         let (lines, most) = (AtomicU64::new(0), AtomicU64::new(0));
         let report = run(&path, &config, &|event| match event {
@@ -412,6 +419,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(report.errors, 0);
+        assert_eq!(fs::read(&path).unwrap()[..8 * BLOCK], [0; 8 * BLOCK]);
         assert!(
             report.reads > 0 && report.writes > 0 && report.flushes > 0,
             "{report:?}"

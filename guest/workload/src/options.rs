@@ -14,6 +14,7 @@ const NUMBERS: &[&str] = &[
     "random",
     "seconds",
     "seed",
+    "skip",
     "stall-ms",
     "wait-ms",
     "warmup",

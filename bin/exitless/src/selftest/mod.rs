@@ -1,10 +1,12 @@
 //! `exitless selftest`: whole guests and long checks of this build on this host.
 //!
 //! * [`cases`]: what is booted, and what must come of it.
+//! * [`clients`]: other people's virtual machines on `exitless serve`.
 //! * [`suite`]: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
 mod cases;
+mod clients;
 pub mod payload;
 mod suite;
 

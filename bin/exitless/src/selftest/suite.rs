@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::cases::{self, Case};
+use super::clients::{self, Client};
 use super::payload;
 use crate::run::args::IommuMode;
 use crate::system::host::Host;
@@ -48,10 +49,10 @@ pub struct SelftestArgs {
 
 /// Runs the cases; the status is 1 when one failed.
 pub fn main(args: &SelftestArgs) -> Result<u8> {
-    let all = if args.soak {
-        cases::soak()
+    let (all, clients) = if args.soak {
+        (cases::soak(), clients::soak())
     } else {
-        cases::quick()
+        (cases::quick(), clients::quick())
     };
     let wanted = |name: &str| {
         args.only
@@ -59,7 +60,14 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
             .is_none_or(|text| name.contains(text.as_str()))
     };
     let cases: Vec<Case> = all.into_iter().filter(|case| wanted(&case.name)).collect();
+    let clients: Vec<Client> = clients
+        .into_iter()
+        .filter(|client| wanted(&client.name))
+        .collect();
     if args.list {
+        for client in &clients {
+            println!("{}", client.name);
+        }
         for case in &cases {
             println!("{}", case.name);
         }
@@ -69,6 +77,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     if args.soak {
         native_payloads(args.sleeps, &wanted, &mut tally)?;
     }
+    clients::run(&clients, &mut tally)?;
     let left: Vec<&Case> = cases
         .iter()
         .filter(|case| !tally.has_passed(&case.name))
@@ -134,7 +143,7 @@ fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally
 }
 
 /// What has passed and failed, and the journal of a soak.
-struct Tally {
+pub(super) struct Tally {
     passed: usize,
     failed: usize,
     before: HashSet<String>,
@@ -169,11 +178,18 @@ impl Tally {
         })
     }
 
-    fn has_passed(&self, name: &str) -> bool {
+    /// Whether a soak that was interrupted has passed it.
+    pub(super) fn has_passed(&self, name: &str) -> bool {
         self.before.contains(name)
     }
 
-    fn record(&mut self, name: &str, outcome: Result<String>, start: Instant) -> Result<()> {
+    /// Counts and prints; remembers what a soak has passed.
+    pub(super) fn record(
+        &mut self,
+        name: &str,
+        outcome: Result<String>,
+        start: Instant,
+    ) -> Result<()> {
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(seen) => {
