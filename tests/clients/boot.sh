@@ -125,6 +125,7 @@ status=0
 wait "$guest" || status=$?
 [ "$status" -eq 0 ] || fail "QEMU ended with status $status"
 check_console "$console"
+main_mixed=${mixed#mixed ok }
 end_daemon
 check_daemons
 qemu-img check "$image" >"$scratch/check.log" 2>&1 || fail "qemu-img check at the end"
@@ -218,4 +219,4 @@ for ((kill = 0; kill < firmware_kills; kill++)); do
     [ "$result" != recovered ] || recovered=$((recovered + 1))
 done
 check_daemons
-pass "$summary; $firmware_kills kills in the firmware, $recovered recovered; ${mixed#mixed ok }"
+pass "$summary; $firmware_kills kills in the firmware, $recovered recovered; $main_mixed"

@@ -1,5 +1,6 @@
 //! What a sidecore polls: one device and its socket.
 
+use std::cell::Cell;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use vhost_user::backend::Kick;
 use vio::blk::Blk;
 use vio::{DeviceStats, VirtioDevice};
 
+use crate::closer::Closer;
 use crate::log::{Log, say};
 use crate::peer::{Peer, Served};
 use crate::probe::RingProbe;
@@ -71,6 +73,10 @@ pub struct ExportStats {
 pub struct Export {
     config: ExportConfig,
     log: Arc<Log>,
+    closer: Arc<Closer>,
+    /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
+    parting: Option<Peer>,
+    has_let_go: Cell<bool>,
     blk: Blk,
     listener: UnixListener,
     peer: Option<Peer>,
@@ -102,6 +108,9 @@ impl Export {
         let disk_fds = blk.wake_fds();
         Ok(Self {
             log: Arc::new(Log::new(&config.name)),
+            closer: Arc::default(),
+            parting: None,
+            has_let_go: Cell::new(false),
             config,
             blk,
             listener,
@@ -132,8 +141,9 @@ impl Export {
             peer.look_for_end(&mut self.blk, turn);
             self.serve(turn);
         }
-        if self.peer.as_ref().is_some_and(Peer::is_ending) {
-            // It waits in the listener's queue until what is in flight has ended.
+        let is_ending = |peer: &Peer| peer.is_ending(turn.now(), &self.config);
+        if self.peer.as_ref().is_some_and(is_ending) || self.closer.is_full() {
+            // It waits in the listener's queue until what is in flight has ended, or what was left behind is closed.
             return;
         }
         turn.charge(ACCEPT_COST);
@@ -147,6 +157,9 @@ impl Export {
         };
         if self.peer.is_some() {
             self.stats.turned_away += 1;
+            // A thread is made.
+            turn.charge(ACCEPT_COST);
+            self.closer.close(socket);
             say!(
                 self.log,
                 warn,
@@ -154,7 +167,12 @@ impl Export {
             );
             return;
         }
-        match Peer::new(socket, &self.blk, Arc::clone(&self.log)) {
+        match Peer::new(
+            socket,
+            &self.blk,
+            Arc::clone(&self.log),
+            Arc::clone(&self.closer),
+        ) {
             Ok(peer) => match peer.register(turn.wakes()) {
                 Ok(()) => {
                     self.stats.connections += 1;
@@ -177,7 +195,10 @@ impl Export {
         let activity = match served {
             Served::Gone => {
                 say!(self.log, info, "the connection has ended");
-                self.peer = None;
+                // One that is there already has been let go, or has no memory of any weight to speak of.
+                self.part();
+                self.parting = self.peer.take();
+                self.has_let_go.set(false);
                 self.is_broken = false;
                 Activity::Busy
             }
@@ -188,6 +209,13 @@ impl Export {
             self.note_broken();
         }
         activity
+    }
+
+    /// Drops the connection that has ended, elsewhere.
+    fn part(&mut self) {
+        if let Some(peer) = self.parting.take() {
+            self.closer.close(peer);
+        }
     }
 
     /// The device has come to need a reset, or has been reset.
@@ -255,7 +283,10 @@ impl Poller for Export {
                 self.blk.set_stopped(false);
             }
         }
-        let was_ending = self.peer.as_ref().is_some_and(Peer::is_ending);
+        if self.has_let_go.get() {
+            self.part();
+        }
+        let was_ending = self.peer.as_ref().is_some_and(Peer::is_closing);
         let activity = self.serve(turn);
         if was_ending && self.peer.is_none() {
             // Whoever waited for that.
@@ -325,6 +356,7 @@ impl Poller for Export {
     }
 
     fn probe(&self, slot: &mut Option<RingProbe>) {
+        self.has_let_go.set(true);
         let Some(peer) = self.peer.as_ref().filter(|peer| peer.has_begun) else {
             // The socket has a descriptor, and there is nothing else.
             *slot = Some(RingProbe::default());
@@ -338,6 +370,9 @@ impl Poller for Export {
     }
 
     fn deadline(&self) -> Option<Nanos> {
+        if self.parting.is_some() {
+            return Some(Nanos(0));
+        }
         let peer = self.peer.as_ref()?;
         let call = peer.call_deadline(&self.config);
         let throttle = self.blk.opens_at_ns();

@@ -25,6 +25,7 @@
 //! protocol features are not offered.
 #![forbid(unsafe_code)]
 
+mod closer;
 mod events;
 mod export;
 mod journal;

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use sidecore::{Activity, Nanos, Turn, Wakes};
 use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, SharedFd, Step};
-use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, Receiver, Sender};
+use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::blk::Blk;
 use vio::ring::Watch;
 use vio::{VirtioDevice, Visit, feature};
 
+use crate::closer::{Closer, is_harmless};
 use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
 use crate::journal::InflightRegion;
 use crate::log::{Log, say};
@@ -68,6 +69,7 @@ enum Advance {
 /// A connected front end.
 pub(crate) struct Peer {
     pub(crate) log: Arc<Log>,
+    closer: Arc<Closer>,
     socket: UnixStream,
     receiver: Receiver,
     sender: Sender,
@@ -102,7 +104,12 @@ pub(crate) enum Served {
 }
 
 impl Peer {
-    pub(crate) fn new(socket: UnixStream, blk: &Blk, log: Arc<Log>) -> Result<Self, String> {
+    pub(crate) fn new(
+        socket: UnixStream,
+        blk: &Blk,
+        log: Arc<Log>,
+        closer: Arc<Closer>,
+    ) -> Result<Self, String> {
         socket
             .set_nonblocking(true)
             .map_err(|error| format!("the connection cannot be made non-blocking: {error}"))?;
@@ -118,8 +125,9 @@ impl Peer {
         .map_err(|error| chain(&error))?;
         Ok(Self {
             log,
+            closer,
             socket,
-            receiver: Receiver::new(DEFAULT_MAX_PAYLOAD),
+            receiver: Receiver::new(DEFAULT_MAX_PAYLOAD).accepting(is_harmless),
             sender: Sender::new(DEFAULT_BACKLOG),
             session,
             memory: Memory::new(),
@@ -139,7 +147,7 @@ impl Peer {
 
     /// Registers all descriptors; not the socket of a connection that is over, which nobody would remove again.
     pub(crate) fn register(&self, wakes: &mut Wakes) -> std::io::Result<()> {
-        if !matches!(self.task, Some(Task::Close)) {
+        if !self.is_closing() {
             wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
         }
         for queue in &self.queues {
@@ -163,6 +171,9 @@ impl Peer {
                 Ok(None) => return,
                 Err(error) => {
                     say!(self.log, info, reason = %chain(&error), "the front end is gone");
+                    if let ReceiveError::Unaccepted { fds } = error {
+                        self.closer.close(fds);
+                    }
                     return self.close(turn);
                 }
             };
@@ -190,15 +201,24 @@ impl Peer {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(1..) if !self.is_ending() => self.close(turn),
+            Ok(1..) => self.close(turn),
             _ => self.read_socket(blk, turn),
         }
     }
 
-    /// Whether the connection is over and waits, for a bounded time, for what is in flight.
-    pub(crate) fn is_ending(&self) -> bool {
-        let is_overdue = self.since.is_some_and(|(_, is_cancelled)| is_cancelled);
-        matches!(self.task, Some(Task::Close)) && !is_overdue
+    /// Whether the connection is over.
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self.task, Some(Task::Close))
+    }
+
+    /// Whether it is over and will be gone soon: what is in flight has the drain limit to end, and as long again to be
+    /// cancelled. What has not ended by then may never.
+    pub(crate) fn is_ending(&self, now: Nanos, config: &ExportConfig) -> bool {
+        let limit_ns = config.drain_limit_ns.saturating_mul(2);
+        let is_overdue = self
+            .since
+            .is_some_and(|(since, _)| now.since(since) > limit_ns);
+        self.is_closing() && !is_overdue
     }
 
     /// Ends the session's waiting event.
@@ -231,7 +251,7 @@ impl Peer {
 
     /// The connection is over: nothing is read or sent any more, and as soon as nothing is in flight it is gone.
     fn close(&mut self, turn: &mut Turn<'_>) {
-        if matches!(self.task, Some(Task::Close)) {
+        if self.is_closing() {
             return;
         }
         turn.wakes().remove(self.socket.as_raw_fd());
@@ -298,8 +318,7 @@ impl Peer {
 
     /// When replies that wait are to be sent.
     pub(crate) fn flush_at(&self) -> Option<u64> {
-        (self.sender.backlog() != 0 && !matches!(self.task, Some(Task::Close)))
-            .then_some(self.flush_at.0)
+        (self.sender.backlog() != 0 && !self.is_closing()).then_some(self.flush_at.0)
     }
 
     /// Calls the drivers that want it, unless more is about to come for the same call.

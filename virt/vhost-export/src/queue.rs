@@ -14,11 +14,10 @@ use rustix::net::SendFlags;
 use vhost_user::backend::{Kick, Refusal, SharedFd};
 use vio::Interrupt;
 
+use crate::closer::EVENTFD;
+
 /// Requests not done from which on a call may wait.
 pub(crate) const LOAD: u16 = 4;
-
-/// How the kernel shows an eventfd.
-const EVENTFD: &str = "anon_inode:[eventfd]";
 
 /// One running ring.
 pub(crate) struct Queue {

@@ -8,8 +8,6 @@ use common::front::{Front, copy, event, fd};
 use common::{Disk, Guest, Server, feature, options, tracked, until};
 use rustix::io::write;
 use sidecore::IdlePolicy;
-use vhost_blk::drive::{Run, drive};
-use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
 use vhost_blk::queue::Op;
 use vhost_user::wire::{MemRegion, Request};
 
@@ -63,56 +61,6 @@ fn every_ring_is_served_by_a_core_that_sleeps_at_once() {
     let file = Disk::file("file", &dir.path().join("disk"));
     let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram"), file]);
     every_ring(server, 2, true);
-}
-
-/// Sleeps of the core in the test below, in all.
-fn forced_sleeps() -> u64 {
-    let wanted = std::env::var("EXPORT_FORCED_SLEEPS").ok();
-    wanted.map_or(20_000, |count| count.parse().expect("a number"))
-}
-
-/// The guest sleeps for each request, the core after each: nearly every kick and call has to wake somebody.
-#[test]
-fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
-    let styles = [
-        0,
-        feature::EVENT_IDX,
-        feature::PACKED,
-        feature::PACKED | feature::EVENT_IDX,
-    ];
-    for features in styles {
-        let mut server = Server::start(IdlePolicy::Sleep, vec![Disk::null("null")]);
-        let options = options(features, 1, 1);
-        let run = Run {
-            vms: vec![VmSpec {
-                socket: server.path(0),
-                depth: 1,
-                block: 512,
-                weight: 1.0,
-                pacing: Pacing::Closed,
-                group: 0,
-            }],
-            options,
-            mix: Mix {
-                read: 100,
-                flush: 0,
-                is_sequential: false,
-            },
-            sectors: None,
-            mode: Mode::Event,
-            warm_up: Duration::ZERO,
-            measure: Duration::from_millis(500),
-            seed: 1,
-            server: None,
-        };
-        while server.core().stats().core.sleeps < forced_sleeps() / 4 {
-            let report = drive(&run).expect("the run works");
-            assert_eq!(report.lost_wakeups, 0, "{features:#x}");
-            assert_eq!(report.unanswered, 0, "{features:#x}");
-            assert_eq!(report.errors.total(), 0, "{features:#x}");
-        }
-        server.stop();
-    }
 }
 
 /// Whether the core sleeps now; it is not woken by asking.

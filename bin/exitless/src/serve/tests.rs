@@ -161,6 +161,28 @@ fn mistakes_are_named_with_the_field_and_the_fix() {
 }
 
 #[test]
+fn an_image_has_one_writer_or_several_readers() {
+    let image = tempfile::NamedTempFile::new().expect("a temporary file");
+    image.as_file().set_len(1 << 20).expect("it grows");
+    let path = image.path().to_str().expect("a plain path");
+    let open = |options: &str| {
+        let block = format!("id=a,path={path},socket=s{options}");
+        let config = load(&["--block", &block]).expect("a good configuration");
+        super::disk::open(&config.blocks[0])
+    };
+    let writer = open("").expect("nobody else has it");
+    let Err(error) = open("") else {
+        panic!("a second writer was let in");
+    };
+    assert!(format!("{error:#}").contains("it is in use"), "{error:#}");
+    assert!(open(",readonly=on").is_err());
+    drop(writer);
+    let readers = [open(",readonly=on"), open(",readonly=on")];
+    assert!(readers.iter().all(Result::is_ok));
+    assert!(open("").is_err());
+}
+
+#[test]
 fn a_file_with_an_unknown_field_is_refused_with_its_place() {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     write!(file, "[[block]]\nid = \"a\"\ncolor = 1\n").expect("it is written");

@@ -2,13 +2,17 @@
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use super::{Assembler, DEFAULT_MAX_PAYLOAD, FrameError};
-use crate::wire::{MAX_FDS, Message};
+use crate::wire::Message;
+
+/// The most that the kernel sends at once (SCM_MAX_FD). Room for all of them, though no message may have so many: what there is no
+/// room for is closed by the kernel, in this thread, and nobody could have looked at it.
+const MOST_AT_ONCE: usize = 253;
 
 /// Why no message can come any more.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +23,13 @@ pub enum ReceiveError {
         /// Whether part of a message had come.
         is_mid_message: bool,
     },
-    /// The kernel could not hand over all ancillary data (too many descriptors); the rest is closed.
+    /// A descriptor is of a kind that the owner does not take: see [`Receiver::accepting`].
+    #[error("a descriptor of a kind that is not taken")]
+    Unaccepted {
+        /// All that came with it; closing them is the owner's affair, and may wait.
+        fds: Vec<OwnedFd>,
+    },
+    /// The kernel could not hand over all ancillary data (no descriptor numbers are left); the rest is closed.
     #[error("ancillary data was truncated")]
     AncillaryTruncated,
     /// The bytes are no message.
@@ -34,6 +44,7 @@ pub enum ReceiveError {
 #[derive(Debug)]
 pub struct Receiver {
     assembler: Assembler,
+    accepts: fn(BorrowedFd<'_>) -> bool,
 }
 
 impl Default for Receiver {
@@ -47,7 +58,14 @@ impl Receiver {
     pub const fn new(max_payload: usize) -> Self {
         Self {
             assembler: Assembler::new(max_payload),
+            accepts: |_| true,
         }
+    }
+
+    /// Every descriptor is shown to `accepts` before anything else is done with it; one that it does not take ends the stream.
+    #[must_use]
+    pub fn accepting(self, accepts: fn(BorrowedFd<'_>) -> bool) -> Self {
+        Self { accepts, ..self }
     }
 
     /// The next message, or `None` where the socket has no more for now. Never blocks, whatever the
@@ -63,6 +81,10 @@ impl Receiver {
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(errno) => return Err(ReceiveError::Socket(errno.into())),
             };
+            if !fds.iter().all(|fd| (self.accepts)(fd.as_fd())) {
+                self.assembler.fail();
+                return Err(ReceiveError::Unaccepted { fds });
+            }
             if is_truncated {
                 self.assembler.fail();
                 return Err(ReceiveError::AncillaryTruncated);
@@ -80,7 +102,7 @@ impl Receiver {
 
 /// One `recvmsg`: bytes, whether descriptors were lost, and those that were not.
 fn read(socket: impl AsFd, space: &mut [u8]) -> Result<(usize, bool, Vec<OwnedFd>), Errno> {
-    let mut control = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_AT_ONCE))];
     let mut control = RecvAncillaryBuffer::new(&mut control);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
