@@ -46,8 +46,6 @@ const FILE_NAME: &str = "fuzzed-guest";
 /// # Panics
 /// If anything of a front end is left, and if the export panics.
 pub fn run(data: &[u8]) {
-    // The thread's own means to signal, made at the first call and kept, are nobody's leak.
-    let _ = sidecore::never_waits();
     fds::leaves_none(|| {
         let mut input = Input::new(data);
         let mut world = World::new(&mut input);

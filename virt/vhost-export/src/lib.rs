@@ -10,16 +10,21 @@
 //! the session asks for), `memory` (regions, ring addresses), `queue` (kick, call, coalescing), `journal` (the inflight region).
 //!
 //! **One device, one socket, one front end at a time.** A second one that connects is turned away by closing its connection.
-//! When a front end goes, its requests in flight are drained, then cancelled, before its memory is unmapped; then the
-//! listener accepts the next.
+//! When a front end goes, its requests in flight are drained, then cancelled, before its memory is unmapped; one that
+//! connects meanwhile waits in the listener's queue, unless a request cannot be cancelled either.
+//!
+//! **Drivers come and go on one connection.** The device begins with the features acknowledged when its first ring starts, and is
+//! reset when its last one stops, so a driver finds it whole whatever the one before did.
 //!
 //! **What waits.** Stopping a ring, changing memory, resetting: each drains what is in flight first. It is a state of the
-//! peer (`Task`), never a loop; the session takes no message meanwhile.
+//! peer (`Task`), never a loop; the session takes no message meanwhile, and the core may sleep.
 //!
 //! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also when the file shrinks
-//! later), `vio` its rings. Here: kick and call must be eventfds; a broken ring ends in the device's needs-reset state, which
-//! is logged once and signalled on the error descriptor; a lost page ends the connection. All of it costs the
-//! front end's own share of the core.
+//! later), `vio` its rings. Here: descriptors are of harmless kinds before anybody touches them, and what it leaves is closed
+//! elsewhere (`closer`); kicks must be eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
+//! device's needs-reset state, which is signalled on the error descriptor; a lost page ends the connection; one that does not
+//! read its replies is not read from; kicks for nothing are muted; lines of log are bounded (`log`). All of it costs the
+//! front end's own share of the core. `docs/threat-model.md` has the claims with their tests, and what remains.
 //!
 //! **Left out:** devices behind a vIOMMU (IOTLB messages), dirty logging for migration, network devices. Their
 //! protocol features are not offered.
