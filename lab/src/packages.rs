@@ -119,9 +119,16 @@ impl Packages {
         let firmware = ["usr/share/seabios", "usr/share/qemu"]
             .into_iter()
             .flat_map(|dir| [OsString::from("-L"), self.root.join(dir).into_os_string()]);
+        // QEMU looks beside its own program, where they are not if the host has them installed already.
+        let own = lib_dirs[0].join("qemu");
+        let modules = if own.join("accel-tcg-x86_64.so").exists() {
+            own
+        } else {
+            "/usr/lib/x86_64-linux-gnu/qemu".into()
+        };
         let environment = vec![
             ("LD_LIBRARY_PATH", library_path.clone()),
-            ("QEMU_MODULE_DIR", lib_dirs[0].join("qemu").into_os_string()),
+            ("QEMU_MODULE_DIR", modules.into_os_string()),
         ];
         // A newer C library among the packages needs its own loader.
         let loader = lib_dirs[1].join("ld-linux-x86-64.so.2");
