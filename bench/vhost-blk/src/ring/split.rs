@@ -11,7 +11,7 @@ use crate::memory::Memory;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY.
 const NO_EVENTS: u16 = 1;
-/// How close the device may come to a parked event index before a polling driver moves that on.
+/// How far behind the device a polling driver parks its event index, and after how many completions it does so anew.
 const PARK_STEP: u16 = 1 << 14;
 
 /// A split ring. Everything here is the driver's own; the device's words are loaded when needed.
@@ -228,11 +228,12 @@ impl Split {
         self.park(memory);
     }
 
-    /// Puts the event index just behind the device, half a lap at least before it comes by again.
+    /// Puts the event index a quarter of a lap behind the device. Directly behind it would be among the completions that the
+    /// device has published and not yet decided about: they would be called for.
     fn park(&mut self, memory: &Memory) {
         self.parked_at = self.last_used;
         if self.has_event_idx {
-            let behind = self.last_used.wrapping_sub(1);
+            let behind = self.last_used.wrapping_sub(PARK_STEP);
             memory.store_u16(self.used_event(), behind, Relaxed);
         }
     }
