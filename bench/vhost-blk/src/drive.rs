@@ -119,6 +119,11 @@ struct Driver<'a> {
 /// # Errors
 /// A server is not there, refuses, breaks the protocol or goes away.
 pub fn drive(run: &Run) -> Result<Report, RunError> {
+    connect(run)?.go()
+}
+
+/// Connects to all disks; all rings are empty and awake.
+fn connect(run: &Run) -> Result<Driver<'_>, RunError> {
     // Sleeps end when they should, not up to 50 µs later.
     rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))
         .map_err(io::Error::from)?;
@@ -160,7 +165,7 @@ pub fn drive(run: &Run) -> Result<Report, RunError> {
         sleeps: 0,
     };
     driver.prepare()?;
-    driver.go()
+    Ok(driver)
 }
 
 impl Driver<'_> {
@@ -317,7 +322,7 @@ impl Driver<'_> {
         Ok(true)
     }
 
-    /// Submits: in a closed loop `count` requests, in an open one those whose time has come.
+    /// Submits: in a closed loop `count` requests, in an open one all whose time has come, whatever came back.
     #[inline]
     fn refill(&mut self, index: usize, now: u64, count: usize) {
         let ring = &mut self.rings[index];
@@ -325,6 +330,7 @@ impl Driver<'_> {
         let client = &mut vm.client;
         let queue = &mut client.queues[ring.queue];
         let was_idle = queue.outstanding() == 0;
+        let count = if vm.is_closed { count } else { usize::MAX };
         for _ in 0..count {
             let since = match vm.is_closed {
                 true => now,
@@ -597,4 +603,48 @@ fn divide(pacing: Pacing, queues: usize) -> Pacing {
 fn thread_cpu() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::ceiling;
+
+    /// A run at depth 8 against the server that does nothing.
+    fn with_run(pacing: Pacing, test: impl FnOnce(&Run)) {
+        let directory = TempDir::new().unwrap();
+        let socket = directory.path().join("s");
+        let _server = ceiling::serve(&socket, None, true).unwrap();
+        test(&Run {
+            vms: vec![VmSpec {
+                pacing,
+                ..VmSpec::closed(socket, 8, 4096)
+            }],
+            options: Options::new(8, 4096),
+            mix: Mix::READS,
+            sectors: None,
+            mode: Mode::Poll,
+            warm_up: Duration::ZERO,
+            measure: Duration::from_millis(10),
+            seed: 1,
+            server: None,
+        });
+    }
+
+    #[test]
+    fn an_open_loop_submits_all_that_is_due_however_little_came_back() {
+        // Due every nanosecond: all eight slots are filled at once.
+        with_run(Pacing::Uniform(1e9), |run| {
+            let mut driver = connect(run).unwrap();
+            driver.refill(0, driver.clock.now(), 1);
+            assert_eq!(driver.vms[0].client.queues[0].free_slots(), 0);
+        });
+        with_run(Pacing::Closed, |run| {
+            let mut driver = connect(run).unwrap();
+            driver.refill(0, driver.clock.now(), 1);
+            assert_eq!(driver.vms[0].client.queues[0].free_slots(), 7);
+        });
+    }
 }
