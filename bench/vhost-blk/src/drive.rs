@@ -4,8 +4,8 @@
 //! disks does not even out a server that serves them unevenly. A ring is *awake* (visited each round, calls
 //! off) or *asleep* (a call asked for); polling rings never sleep. When all sleep, so does the thread, until a
 //! call, the next intended time, or a look at the watch: every 100 ms each ring is checked for a request
-//! without an answer for 500 ms. That is a lost wake-up, on one side or the other; it is counted, and the ring
-//! kicked so that the run goes on.
+//! without an answer for 500 ms. That is a lost wake-up, on one side or the other; it is counted, whether in the
+//! warm-up, while measuring or at the end, and the ring kicked so that the run goes on.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -233,8 +233,8 @@ impl Driver<'_> {
                 break;
             }
             if now >= next_check {
+                self.check(now, now - next_check)?;
                 next_check = now + CHECK_EVERY;
-                self.check(now)?;
             }
             let deadline = if self.is_counting { end } else { begin }.min(next_check);
             match self.run.mode {
@@ -258,12 +258,11 @@ impl Driver<'_> {
 
     fn start_counting(&mut self) {
         self.is_counting = true;
-        (self.sleeps, self.lost_calls) = (0, 0);
+        self.sleeps = 0;
         for vm in &mut self.vms {
             vm.latency.clear();
             vm.after_step.clear();
-            (vm.done, vm.bytes, vm.lost) = (0, 0, 0);
-            vm.errors = Errors::default();
+            (vm.done, vm.bytes) = (0, 0);
             for queue in &mut vm.client.queues {
                 // Calls of the warm-up that a polling driver has not read. One that sleeps may be about to be woken
                 // by them.
@@ -443,12 +442,18 @@ impl Driver<'_> {
         }
     }
 
-    /// Looks for lost wake-ups and for servers that went away.
-    fn check(&mut self, now: u64) -> Result<(), RunError> {
+    /// Looks for lost wake-ups and for servers that went away, so many nanoseconds later than it should have.
+    fn check(&mut self, now: u64, late: u64) -> Result<(), RunError> {
         for vm in &self.vms {
             if vm.client.is_hung_up() {
                 let socket = vm.client.path().display().to_string();
                 return Err(RunError::HungUp { socket });
+            }
+        }
+        if late > CHECK_EVERY {
+            // This thread did not run itself: an answer or a call may be there unread.
+            for ring in &mut self.rings {
+                ring.progress = now;
             }
         }
         for index in 0..self.rings.len() {
@@ -535,7 +540,7 @@ impl Driver<'_> {
     fn finish(&mut self, report: &mut Report) -> Result<(), RunError> {
         let until = self.clock.now() + DRAIN;
         loop {
-            let mut outstanding = 0;
+            let (mut outstanding, mut stuck) = (0, 0);
             for (index, vm) in self.vms.iter_mut().enumerate() {
                 let client = &mut vm.client;
                 for queue in &mut client.queues {
@@ -546,10 +551,12 @@ impl Driver<'_> {
                         queue.release(done.slot);
                     }
                     outstanding += u64::from(queue.outstanding());
+                    stuck += u64::from(queue.outstanding() > 0);
                 }
             }
             if outstanding == 0 || self.clock.now() > until {
                 report.unanswered = outstanding;
+                report.lost_wakeups += stuck;
                 break;
             }
             std::thread::yield_now();
@@ -631,6 +638,20 @@ mod tests {
             seed: 1,
             server: None,
         });
+    }
+
+    #[test]
+    fn silence_while_the_client_itself_was_stopped_is_not_the_servers() {
+        let second = 1_000_000_000;
+        for (late, lost) in [(second, 0), (0, 1)] {
+            with_run(Pacing::Closed, |run| {
+                let mut driver = connect(run).unwrap();
+                let now = driver.clock.now();
+                driver.refill(0, now, 1);
+                driver.check(now + second, late).unwrap();
+                assert_eq!(driver.vms[0].lost, lost);
+            });
+        }
     }
 
     #[test]

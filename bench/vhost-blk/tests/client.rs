@@ -74,7 +74,11 @@ impl Server {
     }
 
     fn drive(&self, options: Options, mode: Mode, millis: u64) -> Result<Report, RunError> {
-        drive(&Run {
+        drive(&self.run(options, mode, millis))
+    }
+
+    fn run(&self, options: Options, mode: Mode, millis: u64) -> Run {
+        Run {
             vms: vec![VmSpec::closed(
                 self.directory.path().join("s"),
                 options.depth,
@@ -92,7 +96,7 @@ impl Server {
             measure: Duration::from_millis(millis),
             seed: 3,
             server: None,
-        })
+        }
     }
 }
 
@@ -211,6 +215,23 @@ fn lost_wake_ups_are_counted_on_either_side_and_the_run_goes_on() {
             );
         }
     }
+}
+
+#[test]
+fn a_wake_up_lost_outside_the_measured_time_is_counted_too() {
+    let run = |warm_up| {
+        let server = Server::start(Naive::new(Fault::IgnoreKick(5)));
+        let mut one = options(0);
+        one.depth = 1;
+        let mut run = server.run(one, Mode::Event, 100);
+        run.warm_up = Duration::from_millis(warm_up);
+        drive(&run).unwrap()
+    };
+    let in_warm_up = run(800);
+    assert_eq!((in_warm_up.lost_wakeups, in_warm_up.unanswered), (1, 0));
+    // Not even a tenth of a second passes before the end: nobody kicks again.
+    let at_the_end = run(0);
+    assert_eq!((at_the_end.lost_wakeups, at_the_end.unanswered), (1, 1));
 }
 
 #[test]
