@@ -58,7 +58,11 @@ impl Server {
     }
 
     fn verify(&self, options: Options, millis: u64) -> Result<Verdict, VerifyError> {
-        let what = Verify {
+        verify(&self.verification(options, millis), None)
+    }
+
+    fn verification(&self, options: Options, millis: u64) -> Verify {
+        Verify {
             sockets: vec![self.directory.path().join("s")],
             options,
             first_client: 1,
@@ -69,8 +73,7 @@ impl Server {
             journal: Some(self.directory.path().join("journal")),
             only_check: false,
             seed: 3,
-        };
-        verify(&what, None)
+        }
     }
 
     fn drive(&self, options: Options, mode: Mode, millis: u64) -> Result<Report, RunError> {
@@ -182,6 +185,21 @@ fn wrong_data_is_found() {
         assert!(verdict.damaged > 0, "{fault:?}: {verdict}");
         assert!(!verdict.is_good());
     }
+}
+
+#[test]
+fn a_check_without_a_journal_fails() {
+    let server = Server::start(Naive::new(Fault::None));
+    let mut what = server.verification(options(0), 0);
+    what.only_check = true;
+    let missing = verify(&what, None);
+    assert!(
+        matches!(missing, Err(VerifyError::Journal(_))),
+        "{missing:?}"
+    );
+    assert!(server.verify(options(0), 60).unwrap().is_good());
+    let verdict = verify(&what, None).unwrap();
+    assert!(verdict.is_good() && verdict.checked > 10, "{verdict}");
 }
 
 #[test]
