@@ -152,12 +152,18 @@ impl Outstanding {
         (self.token[usize::from(id)], len)
     }
 
-    /// With IN_ORDER, the oldest request, once the device returned a batch that reaches `id`.
-    fn oldest_of_batch(&mut self, id: u16) -> Option<(u16, bool)> {
-        let oldest = self.order.as_mut()?.pop_front()?;
-        let is_last = oldest == id;
-        self.batch_end = (!is_last).then_some(id);
-        Some((oldest, is_last))
+    /// The request to end now that the device named `id`, and whether it is that one. With IN_ORDER it is the oldest:
+    /// everything up to `id` came back.
+    #[inline]
+    fn first_up_to(&mut self, id: u16) -> (u16, bool) {
+        let Some(order) = &mut self.order else {
+            return (id, true);
+        };
+        let oldest = order.pop_front();
+        let oldest = oldest.expect("`id` is outstanding, so it is in the order");
+        let is_named = oldest == id;
+        self.batch_end = (!is_named).then_some(id);
+        (oldest, is_named)
     }
 }
 
@@ -220,7 +226,19 @@ impl Ring {
     /// The device broke the protocol; the ring is of no further use.
     #[inline]
     pub fn pop(&mut self, memory: &Memory) -> Result<Option<Used>, RingError> {
-        each!(self, ring => ring.pop(memory))
+        each!(self, ring => {
+            let (id, len) = if let Some(id) = ring.outstanding.batch_end {
+                (id, 0)
+            } else if ring.has_used(memory) {
+                let (id, len) = ring.used_element(memory)?;
+                (ring.outstanding.check(id)?, len)
+            } else {
+                return Ok(None);
+            };
+            let (id, is_named) = ring.outstanding.first_up_to(id);
+            let token = ring.end(id);
+            Ok(Some(Used { token, len: if is_named { len } else { 0 } }))
+        })
     }
 
     /// Whether something came back that was not popped.
