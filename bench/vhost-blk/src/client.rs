@@ -448,16 +448,9 @@ impl Client {
                 })
             };
             let state = |num| VringState { index: ring, num };
-            let base = if keeps_rings {
-                queue.ring.base(&self.memory)
-            } else {
-                0
-            };
-            let base = match self.features & ring_feature::PACKED {
-                // A fresh packed ring starts in the first lap, whose wrap counters are 1.
-                0 => base,
-                _ if keeps_rings => base,
-                _ => queue.ring.available_base(),
+            let base = match keeps_rings {
+                true => queue.ring.base(&self.memory),
+                false => queue.ring.available_base(),
             };
             let channel = &mut self.channel;
             channel.call(Request::SetVringNum(state(layout.ring_size.into())))?;
