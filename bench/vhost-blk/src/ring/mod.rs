@@ -20,18 +20,11 @@ use crate::memory::Memory;
 pub use packed::Packed;
 pub use split::Split;
 
-/// Virtio feature bits of rings, as masks.
+/// Virtio feature bits of rings, as masks: VIRTIO_F_EVENT_IDX and so on.
 pub mod feature {
-    /// VIRTIO_F_INDIRECT_DESC.
-    pub const INDIRECT: u64 = 1 << 28;
-    /// VIRTIO_F_EVENT_IDX.
-    pub const EVENT_IDX: u64 = 1 << 29;
-    /// VIRTIO_F_VERSION_1.
-    pub const VERSION_1: u64 = 1 << 32;
-    /// VIRTIO_F_RING_PACKED.
-    pub const PACKED: u64 = 1 << 34;
-    /// VIRTIO_F_IN_ORDER.
-    pub const IN_ORDER: u64 = 1 << 35;
+    pub use vio::feature::{
+        EVENT_IDX, IN_ORDER, INDIRECT_DESC as INDIRECT, RING_PACKED as PACKED, VERSION_1,
+    };
 }
 
 /// VIRTQ_DESC_F_NEXT: the chain goes on.
