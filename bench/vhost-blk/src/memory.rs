@@ -62,16 +62,17 @@ impl Memory {
         Self::map(file, 0, len)
     }
 
-    /// Maps `len` bytes of a file from `offset`, a multiple of the page size.
+    /// Maps `len` bytes of a file, at least eight, from `offset`, a multiple of the page size.
     ///
     /// # Errors
     /// The file is shorter than that, or cannot be mapped.
     pub fn map(file: OwnedFd, offset: u64, len: usize) -> io::Result<Self> {
         let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         let end = offset.checked_add(len as u64);
-        if len == 0 || end.is_none_or(|end| end > size) {
+        // The bounds check of an access subtracts its size, eight bytes at most, from the length.
+        if len < size_of::<u64>() || end.is_none_or(|end| end > size) {
             return Err(io::Error::other(format!(
-                "a file of {size} bytes has no {len} bytes at {offset}"
+                "a file of {size} bytes has no {len} bytes, at least eight, at {offset}"
             )));
         }
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
@@ -114,7 +115,7 @@ impl Memory {
             offset <= self.len - size_of::<T>() && offset.is_multiple_of(align_of::<T>()),
             "offset outside the mapping or not aligned"
         );
-        // SAFETY: inside the mapping, by the assertion.
+        // SAFETY: inside the mapping, by the assertion: `map` refuses lengths that its subtraction would underflow.
         unsafe { self.base.as_ptr().add(offset).cast_const().cast() }
     }
 
@@ -205,5 +206,22 @@ pub(crate) fn run_only_when_idle() -> io::Result<()> {
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_has_room_for_its_widest_access() {
+        for len in [0, 1, 7] {
+            assert!(Memory::create(len).is_err(), "{len} bytes");
+        }
+        let least = Memory::create(8).unwrap();
+        least.store_u64(0, 5, Ordering::Relaxed);
+        assert_eq!(least.load_u64(0, Ordering::Relaxed), 5);
+        let outside = || least.load_u16(8, Ordering::Relaxed);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
     }
 }
