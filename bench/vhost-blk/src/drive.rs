@@ -251,7 +251,8 @@ impl Driver<'_> {
         let cpu = thread_cpu() - cpu;
         let server_cpu = self.run.server.and_then(process::cpu_time).zip(server_cpu);
         let mut report = self.report(elapsed, cpu);
-        report.server_cpu = server_cpu.map(|(after, before)| after.since(before) / report.seconds);
+        report.server_cpu = server_cpu
+            .map(|(after, before)| after.saturating_sub(before).as_secs_f64() / report.seconds);
         self.finish(&mut report)?;
         Ok(report)
     }
@@ -607,7 +608,7 @@ fn divide(pacing: Pacing, queues: usize) -> Pacing {
 }
 
 /// Nanoseconds of processor time of this thread.
-fn thread_cpu() -> u64 {
+pub(crate) fn thread_cpu() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,8 +1,8 @@
 //! The guest's memory as the front end sees it: one sealed memory file, shared with the back end.
 //!
 //! UNSAFETY: the only module of this crate with `unsafe`. It maps the file and makes every access an
-//! atomic one inside bounds that are checked here, because the back end writes the same bytes. Two calls that
-//! have no safe wrapper in the crates at hand live here too: the time-stamp counter and SCHED_IDLE.
+//! atomic one inside bounds that are checked here, because the back end writes the same bytes. What has no
+//! safe wrapper in the crates at hand lives here too: the time-stamp counter, another process's clock, SCHED_IDLE.
 //!
 //! Offsets are bytes from the start of the mapping. An access outside of it, or one that is not aligned,
 //! panics: offsets come from our own layout, never from the back end.
@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
@@ -194,6 +195,21 @@ impl Drop for Memory {
 pub(crate) fn cycles() -> u64 {
     // SAFETY: every x86-64 processor has the instruction, and the kernel lets user space use it.
     unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// The processor time of a process, or `None` where it is gone.
+pub(crate) fn process_clock(pid: u32) -> Option<Duration> {
+    let pid = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?;
+    let mut clock = 0;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: takes an integer and a place for another.
+    let found = unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } == 0;
+    // SAFETY: the structure lives across the call; a clock whose process ended is refused.
+    let is_read = found && unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
+    is_read.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
 /// Moves the calling thread to SCHED_IDLE: it runs when nobody else wants the processor.

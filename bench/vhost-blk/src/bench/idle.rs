@@ -55,11 +55,13 @@ fn connected(bench: &Bench, peer: &Peer, count: usize) -> Result<(f64, i64, u64)
     thread::sleep(Duration::from_millis(500));
     let (start, cpu) = (Instant::now(), cpu_time(server.pid()).with_context(gone)?);
     thread::sleep(Duration::from_secs_f64(bench.settings.seconds * 3.0));
-    let used = cpu_time(server.pid()).with_context(gone)?.since(cpu);
+    let used = cpu_time(server.pid())
+        .with_context(gone)?
+        .saturating_sub(cpu);
     let seconds = start.elapsed().as_secs_f64();
     let after = memory_use(server.pid()).with_context(gone)?;
     let own = after.anonymous_kib as i64 - before.anonymous_kib as i64;
-    Ok((used / seconds * 100.0, own, after.pss_kib))
+    Ok((used.as_secs_f64() / seconds * 100.0, own, after.pss_kib))
 }
 
 /// A server that never spins under a guest that sleeps: each request wakes both.
