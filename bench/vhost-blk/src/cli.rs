@@ -373,7 +373,7 @@ impl Load {
         Ok(match (self.rate, self.burst, self.step) {
             (Some(rate), _, _) if rate > 0.0 && self.uniform => Pacing::Uniform(rate),
             (Some(rate), _, _) if rate > 0.0 => Pacing::Poisson(rate),
-            (_, Some([on, off, rate]), _) if on > 0.0 && off >= 0.0 && rate > 0.0 => {
+            (_, Some([on, off, rate]), _) if on >= 1e-6 && off >= 0.0 && rate > 0.0 => {
                 Pacing::Burst {
                     on_ns: (on * 1e6) as u64,
                     off_ns: (off * 1e6) as u64,

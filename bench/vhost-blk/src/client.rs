@@ -27,22 +27,7 @@ use crate::queue::{Extent, Op, Queue, Status};
 use crate::ring::{RingError, feature as ring_feature};
 
 /// Feature bits of the block device (virtio 1.2 §5.2.3), as masks.
-pub mod feature {
-    /// VIRTIO_BLK_F_SEG_MAX.
-    pub const SEG_MAX: u64 = 1 << 2;
-    /// VIRTIO_BLK_F_RO.
-    pub const RO: u64 = 1 << 5;
-    /// VIRTIO_BLK_F_BLK_SIZE.
-    pub const BLK_SIZE: u64 = 1 << 6;
-    /// VIRTIO_BLK_F_FLUSH.
-    pub const FLUSH: u64 = 1 << 9;
-    /// VIRTIO_BLK_F_MQ.
-    pub const MQ: u64 = 1 << 12;
-    /// VIRTIO_BLK_F_DISCARD.
-    pub const DISCARD: u64 = 1 << 13;
-    /// VIRTIO_BLK_F_WRITE_ZEROES.
-    pub const WRITE_ZEROES: u64 = 1 << 14;
-}
+pub use vio::blk::request::feature;
 
 /// Bytes of the block device's configuration that are read.
 const CONFIG_LEN: u32 = 60;
@@ -448,16 +433,9 @@ impl Client {
                 })
             };
             let state = |num| VringState { index: ring, num };
-            let base = if keeps_rings {
-                queue.ring.base(&self.memory)
-            } else {
-                0
-            };
-            let base = match self.features & ring_feature::PACKED {
-                // A fresh packed ring starts in the first lap, whose wrap counters are 1.
-                0 => base,
-                _ if keeps_rings => base,
-                _ => queue.ring.available_base(),
+            let base = match keeps_rings {
+                true => queue.ring.base(&self.memory),
+                false => queue.ring.available_base(),
             };
             let channel = &mut self.channel;
             channel.call(Request::SetVringNum(state(layout.ring_size.into())))?;
@@ -585,4 +563,17 @@ fn read_config(channel: &mut Channel) -> Result<BlkConfig, ClientError> {
         max_discard_sectors: u32::from_le_bytes(word(36)),
         max_write_zeroes_sectors: u32::from_le_bytes(word(48)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::feature::{IN_ORDER, INDIRECT, PACKED};
+
+    /// The server under test has these names from the same place: here are the numbers of the specification.
+    #[test]
+    fn the_features_are_those_of_the_specification() {
+        assert_eq!(Options::new(1, 4096).features, 0x1_6000_7264);
+        assert_eq!([INDIRECT, PACKED, IN_ORDER], [1 << 28, 1 << 34, 1 << 35]);
+    }
 }

@@ -4,8 +4,8 @@
 //! disks does not even out a server that serves them unevenly. A ring is *awake* (visited each round, calls
 //! off) or *asleep* (a call asked for); polling rings never sleep. When all sleep, so does the thread, until a
 //! call, the next intended time, or a look at the watch: every 100 ms each ring is checked for a request
-//! without an answer for 500 ms. That is a lost wake-up, on one side or the other; it is counted, and the ring
-//! kicked so that the run goes on.
+//! without an answer for 500 ms. That is a lost wake-up, on one side or the other; it is counted, whether in the
+//! warm-up, while measuring or at the end, and the ring kicked so that the run goes on.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -119,6 +119,11 @@ struct Driver<'a> {
 /// # Errors
 /// A server is not there, refuses, breaks the protocol or goes away.
 pub fn drive(run: &Run) -> Result<Report, RunError> {
+    connect(run)?.go()
+}
+
+/// Connects to all disks; all rings are empty and awake.
+fn connect(run: &Run) -> Result<Driver<'_>, RunError> {
     // Sleeps end when they should, not up to 50 µs later.
     rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))
         .map_err(io::Error::from)?;
@@ -160,7 +165,7 @@ pub fn drive(run: &Run) -> Result<Report, RunError> {
         sleeps: 0,
     };
     driver.prepare()?;
-    driver.go()
+    Ok(driver)
 }
 
 impl Driver<'_> {
@@ -228,8 +233,8 @@ impl Driver<'_> {
                 break;
             }
             if now >= next_check {
+                self.check(now, now - next_check)?;
                 next_check = now + CHECK_EVERY;
-                self.check(now)?;
             }
             let deadline = if self.is_counting { end } else { begin }.min(next_check);
             match self.run.mode {
@@ -246,19 +251,19 @@ impl Driver<'_> {
         let cpu = thread_cpu() - cpu;
         let server_cpu = self.run.server.and_then(process::cpu_time).zip(server_cpu);
         let mut report = self.report(elapsed, cpu);
-        report.server_cpu = server_cpu.map(|(after, before)| after.since(before) / report.seconds);
+        report.server_cpu = server_cpu
+            .map(|(after, before)| after.saturating_sub(before).as_secs_f64() / report.seconds);
         self.finish(&mut report)?;
         Ok(report)
     }
 
     fn start_counting(&mut self) {
         self.is_counting = true;
-        (self.sleeps, self.lost_calls) = (0, 0);
+        self.sleeps = 0;
         for vm in &mut self.vms {
             vm.latency.clear();
             vm.after_step.clear();
-            (vm.done, vm.bytes, vm.lost) = (0, 0, 0);
-            vm.errors = Errors::default();
+            (vm.done, vm.bytes) = (0, 0);
             for queue in &mut vm.client.queues {
                 // Calls of the warm-up that a polling driver has not read. One that sleeps may be about to be woken
                 // by them.
@@ -317,7 +322,7 @@ impl Driver<'_> {
         Ok(true)
     }
 
-    /// Submits: in a closed loop `count` requests, in an open one those whose time has come.
+    /// Submits: in a closed loop `count` requests, in an open one all whose time has come, whatever came back.
     #[inline]
     fn refill(&mut self, index: usize, now: u64, count: usize) {
         let ring = &mut self.rings[index];
@@ -325,6 +330,7 @@ impl Driver<'_> {
         let client = &mut vm.client;
         let queue = &mut client.queues[ring.queue];
         let was_idle = queue.outstanding() == 0;
+        let count = if vm.is_closed { count } else { usize::MAX };
         for _ in 0..count {
             let since = match vm.is_closed {
                 true => now,
@@ -437,12 +443,18 @@ impl Driver<'_> {
         }
     }
 
-    /// Looks for lost wake-ups and for servers that went away.
-    fn check(&mut self, now: u64) -> Result<(), RunError> {
+    /// Looks for lost wake-ups and for servers that went away, so many nanoseconds later than it should have.
+    fn check(&mut self, now: u64, late: u64) -> Result<(), RunError> {
         for vm in &self.vms {
             if vm.client.is_hung_up() {
                 let socket = vm.client.path().display().to_string();
                 return Err(RunError::HungUp { socket });
+            }
+        }
+        if late > CHECK_EVERY {
+            // This thread did not run itself: an answer or a call may be there unread.
+            for ring in &mut self.rings {
+                ring.progress = now;
             }
         }
         for index in 0..self.rings.len() {
@@ -529,7 +541,7 @@ impl Driver<'_> {
     fn finish(&mut self, report: &mut Report) -> Result<(), RunError> {
         let until = self.clock.now() + DRAIN;
         loop {
-            let mut outstanding = 0;
+            let (mut outstanding, mut stuck) = (0, 0);
             for (index, vm) in self.vms.iter_mut().enumerate() {
                 let client = &mut vm.client;
                 for queue in &mut client.queues {
@@ -540,10 +552,12 @@ impl Driver<'_> {
                         queue.release(done.slot);
                     }
                     outstanding += u64::from(queue.outstanding());
+                    stuck += u64::from(queue.outstanding() > 0);
                 }
             }
             if outstanding == 0 || self.clock.now() > until {
                 report.unanswered = outstanding;
+                report.lost_wakeups += stuck;
                 break;
             }
             std::thread::yield_now();
@@ -594,7 +608,65 @@ fn divide(pacing: Pacing, queues: usize) -> Pacing {
 }
 
 /// Nanoseconds of processor time of this thread.
-fn thread_cpu() -> u64 {
+pub(crate) fn thread_cpu() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::ceiling;
+
+    /// A run at depth 8 against the server that does nothing.
+    fn with_run(pacing: Pacing, test: impl FnOnce(&Run)) {
+        let directory = TempDir::new().unwrap();
+        let socket = directory.path().join("s");
+        let _server = ceiling::serve(&socket, None, true).unwrap();
+        test(&Run {
+            vms: vec![VmSpec {
+                pacing,
+                ..VmSpec::closed(socket, 8, 4096)
+            }],
+            options: Options::new(8, 4096),
+            mix: Mix::READS,
+            sectors: None,
+            mode: Mode::Poll,
+            warm_up: Duration::ZERO,
+            measure: Duration::from_millis(10),
+            seed: 1,
+            server: None,
+        });
+    }
+
+    #[test]
+    fn silence_while_the_client_itself_was_stopped_is_not_the_servers() {
+        let second = 1_000_000_000;
+        for (late, lost) in [(second, 0), (0, 1)] {
+            with_run(Pacing::Closed, |run| {
+                let mut driver = connect(run).unwrap();
+                let now = driver.clock.now();
+                driver.refill(0, now, 1);
+                driver.check(now + second, late).unwrap();
+                assert_eq!(driver.vms[0].lost, lost);
+            });
+        }
+    }
+
+    #[test]
+    fn an_open_loop_submits_all_that_is_due_however_little_came_back() {
+        // Due every nanosecond: all eight slots are filled at once.
+        with_run(Pacing::Uniform(1e9), |run| {
+            let mut driver = connect(run).unwrap();
+            driver.refill(0, driver.clock.now(), 1);
+            assert_eq!(driver.vms[0].client.queues[0].free_slots(), 0);
+        });
+        with_run(Pacing::Closed, |run| {
+            let mut driver = connect(run).unwrap();
+            driver.refill(0, driver.clock.now(), 1);
+            assert_eq!(driver.vms[0].client.queues[0].free_slots(), 7);
+        });
+    }
 }

@@ -8,6 +8,9 @@
 //! for this client's own [`ceiling`]; [`host`] has CPUs and what they cost, [`process`] what a server costs;
 //! [`mod@bench`] starts servers and compares them.
 //!
+//! Rings, requests and statuses are this crate's own, from the specification: it is also the oracle of the servers'
+//! tests. Only names of feature bits come from `vio`.
+//!
 //! **The server is not trusted with the result**: what it writes into rings is checked, statuses are
 //! counted, and silence is noticed.
 //!

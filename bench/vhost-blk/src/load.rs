@@ -114,7 +114,7 @@ impl VmSpec {
     /// Reads `SOCK[,qd=N][,bs=N][,weight=W][,rate=R]` over defaults.
     ///
     /// # Errors
-    /// An unknown key or a value that is no number.
+    /// An unknown key, or a value that is no number or makes no sense.
     pub fn parse(text: &str, default: &Self) -> Result<Self, String> {
         let mut parts = text.split(',');
         let mut spec = Self {
@@ -136,15 +136,23 @@ impl VmSpec {
                 }
             }
         }
+        let is_positive = |value: f64| value > 0.0 && value.is_finite();
         let is_block = spec.block > 0 && spec.block.is_multiple_of(SECTOR);
+        let has_rate = match spec.pacing {
+            Pacing::Poisson(rate) => is_positive(rate),
+            _ => true,
+        };
         match spec {
-            spec if spec.depth > 0 && is_block && spec.weight > 0.0 => Ok(spec),
+            spec if spec.depth > 0 && is_block && has_rate && is_positive(spec.weight) => Ok(spec),
             _ => Err(format!(
-                "`{text}`: depth, block (in sectors) and weight are positive"
+                "`{text}`: depth, block (in sectors), weight and rate are positive"
             )),
         }
     }
 }
+
+/// Three years: no request has to wait longer, however low its rate, so that times do not overflow.
+const NEVER_NS: f64 = 1e17;
 
 /// The times requests are to be made at.
 #[derive(Clone, Debug)]
@@ -178,11 +186,11 @@ impl Arrivals {
 
     /// Goes on to the time after that.
     pub fn advance(&mut self, random: &mut Random) {
-        let mut gap = |rate: f64| (random.exponential() * 1e9 / rate) as u64;
+        let mut gap = |rate: f64| (random.exponential() * 1e9 / rate).min(NEVER_NS) as u64;
         self.next = match self.pacing {
             Pacing::Closed => self.next,
             Pacing::Poisson(rate) => self.next + gap(rate),
-            Pacing::Uniform(rate) => self.next + (1e9 / rate) as u64,
+            Pacing::Uniform(rate) => self.next + (1e9 / rate).min(NEVER_NS) as u64,
             Pacing::Burst {
                 on_ns,
                 off_ns,
@@ -305,6 +313,15 @@ mod tests {
     }
 
     #[test]
+    fn the_lowest_rates_do_not_overflow() {
+        let mut random = Random::new(7);
+        for pacing in [Pacing::Poisson(1e-300), Pacing::Uniform(1e-300)] {
+            let arrivals = Arrivals::new(pacing, 5, u64::MAX, &mut random);
+            assert_eq!(arrivals.next(), 5 + NEVER_NS as u64, "{pacing:?}");
+        }
+    }
+
+    #[test]
     fn bursts_are_silent_in_between_and_a_step_is_sharp() {
         let burst = Pacing::Burst {
             on_ns: 1_000,
@@ -330,7 +347,16 @@ mod tests {
         let spec = VmSpec::parse("a.sock,qd=8,bs=65536,weight=2.5,rate=10", &default).unwrap();
         assert_eq!((spec.depth, spec.block, spec.weight), (8, 65536, 2.5));
         assert_eq!(spec.pacing, Pacing::Poisson(10.0));
-        for bad in ["a,qd=0", "a,bs=100", "a,qd", "a,colour=3", "a,weight=-1"] {
+        for bad in [
+            "a,qd=0",
+            "a,bs=100",
+            "a,qd",
+            "a,colour=3",
+            "a,weight=-1",
+            "a,rate=0",
+            "a,rate=-5",
+            "a,rate=nan",
+        ] {
             assert!(VmSpec::parse(bad, &default).is_err(), "{bad}");
         }
     }

@@ -1,8 +1,8 @@
 //! The guest's memory as the front end sees it: one sealed memory file, shared with the back end.
 //!
 //! UNSAFETY: the only module of this crate with `unsafe`. It maps the file and makes every access an
-//! atomic one inside bounds that are checked here, because the back end writes the same bytes. Two calls that
-//! have no safe wrapper in the crates at hand live here too: the time-stamp counter and SCHED_IDLE.
+//! atomic one inside bounds that are checked here, because the back end writes the same bytes. What has no
+//! safe wrapper in the crates at hand lives here too: the time-stamp counter, another process's clock, SCHED_IDLE.
 //!
 //! Offsets are bytes from the start of the mapping. An access outside of it, or one that is not aligned,
 //! panics: offsets come from our own layout, never from the back end.
@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
@@ -62,16 +63,17 @@ impl Memory {
         Self::map(file, 0, len)
     }
 
-    /// Maps `len` bytes of a file from `offset`, a multiple of the page size.
+    /// Maps `len` bytes of a file, at least eight, from `offset`, a multiple of the page size.
     ///
     /// # Errors
     /// The file is shorter than that, or cannot be mapped.
     pub fn map(file: OwnedFd, offset: u64, len: usize) -> io::Result<Self> {
         let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         let end = offset.checked_add(len as u64);
-        if len == 0 || end.is_none_or(|end| end > size) {
+        // The bounds check of an access subtracts its size, eight bytes at most, from the length.
+        if len < size_of::<u64>() || end.is_none_or(|end| end > size) {
             return Err(io::Error::other(format!(
-                "a file of {size} bytes has no {len} bytes at {offset}"
+                "a file of {size} bytes has no {len} bytes, at least eight, at {offset}"
             )));
         }
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
@@ -114,7 +116,7 @@ impl Memory {
             offset <= self.len - size_of::<T>() && offset.is_multiple_of(align_of::<T>()),
             "offset outside the mapping or not aligned"
         );
-        // SAFETY: inside the mapping, by the assertion.
+        // SAFETY: inside the mapping, by the assertion: `map` refuses lengths that its subtraction would underflow.
         unsafe { self.base.as_ptr().add(offset).cast_const().cast() }
     }
 
@@ -195,6 +197,21 @@ pub(crate) fn cycles() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
+/// The processor time of a process, or `None` where it is gone.
+pub(crate) fn process_clock(pid: u32) -> Option<Duration> {
+    let pid = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?;
+    let mut clock = 0;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: takes an integer and a place for another.
+    let found = unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } == 0;
+    // SAFETY: the structure lives across the call; a clock whose process ended is refused.
+    let is_read = found && unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
+    is_read.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
 /// Moves the calling thread to SCHED_IDLE: it runs when nobody else wants the processor.
 ///
 /// # Errors
@@ -205,5 +222,22 @@ pub(crate) fn run_only_when_idle() -> io::Result<()> {
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_has_room_for_its_widest_access() {
+        for len in [0, 1, 7] {
+            assert!(Memory::create(len).is_err(), "{len} bytes");
+        }
+        let least = Memory::create(8).unwrap();
+        least.store_u64(0, 5, Ordering::Relaxed);
+        assert_eq!(least.load_u64(0, Ordering::Relaxed), 5);
+        let outside = || least.load_u16(8, Ordering::Relaxed);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
     }
 }

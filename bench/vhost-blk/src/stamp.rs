@@ -86,7 +86,7 @@ impl Stamp {
     /// Checks that a block is this write's.
     ///
     /// # Errors
-    /// What is wrong, at its first sector that is.
+    /// What is wrong, at its first sector that is. A block of another generation is whole: one of two is torn.
     pub fn check(self, block: &[u8]) -> Result<(), Damage> {
         let mut first = None;
         for (sector, bytes) in (self.sector..).zip(block.chunks_exact(SECTOR_LEN)) {
@@ -122,16 +122,15 @@ impl Stamp {
                     found,
                 });
             }
-            if found != self.generation {
-                let expected = self.generation;
-                return Err(Damage::Generation {
-                    sector,
-                    expected,
-                    found,
-                });
-            }
         }
-        Ok(())
+        match first {
+            Some(found) if found != self.generation => Err(Damage::Generation {
+                sector: self.sector,
+                expected: self.generation,
+                found,
+            }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -164,47 +163,59 @@ mod tests {
         block
     }
 
+    /// The first half of one block and the second of another.
+    fn halves(first: Stamp, second: Stamp) -> Vec<u8> {
+        [&block(first)[..2048], &block(second)[2048..]].concat()
+    }
+
     #[test]
     fn each_damage_has_its_name() {
-        assert_eq!(STAMP.check(&block(STAMP)), Ok(()));
-        let mut flipped = block(STAMP);
-        flipped[1000] ^= 4;
-        assert_eq!(STAMP.check(&flipped), Err(Damage::Checksum { sector: 73 }));
-        assert_eq!(STAMP.check(&[0; 4096]), Err(Damage::Magic { sector: 72 }));
-        let elsewhere = block(Stamp {
+        let (sector, found) = (72, 4);
+        let old = Stamp {
+            generation: found,
+            ..STAMP
+        };
+        let elsewhere = Stamp {
             sector: 80,
             ..STAMP
-        });
-        let misplaced = Damage::Misplaced {
-            sector: 72,
-            found: 80,
         };
-        assert_eq!(STAMP.check(&elsewhere), Err(misplaced));
-        let foreign = block(Stamp { client: 4, ..STAMP });
-        let owner = Damage::Foreign {
-            sector: 72,
-            client: 3,
-            found: 4,
-        };
-        assert_eq!(STAMP.check(&foreign), Err(owner));
-        let old = block(Stamp {
-            generation: 4,
+        let other = Stamp {
+            client: found,
             ..STAMP
-        });
-        let lost = Damage::Generation {
-            sector: 72,
-            expected: 5,
-            found: 4,
         };
-        assert_eq!(STAMP.check(&old), Err(lost));
-        let mut torn = block(STAMP);
-        torn[2048..].copy_from_slice(&old[2048..]);
-        let tear = Damage::Torn {
+        let mut flipped = block(STAMP);
+        flipped[1000] ^= 4;
+        let torn = |first, found| Damage::Torn {
             sector: 76,
-            first: 5,
-            found: 4,
+            first,
+            found,
         };
-        assert_eq!(STAMP.check(&torn), Err(tear));
+        let lost = Damage::Generation {
+            sector,
+            expected: 5,
+            found,
+        };
+        let foreign = Damage::Foreign {
+            sector,
+            client: 3,
+            found,
+        };
+        for (block, damage) in [
+            (flipped, Damage::Checksum { sector: 73 }),
+            (vec![0; 4096], Damage::Magic { sector }),
+            (block(elsewhere), Damage::Misplaced { sector, found: 80 }),
+            (block(other), foreign),
+            (block(old), lost),
+            (halves(STAMP, old), torn(5, 4)),
+            (halves(old, STAMP), torn(4, 5)),
+        ] {
+            assert_eq!(STAMP.check(&block), Err(damage));
+        }
+        assert_eq!(STAMP.check(&block(STAMP)), Ok(()));
+    }
+
+    #[test]
+    fn zeroes_are_told_from_anything_else() {
         assert_eq!(check_zero(1, &[0; 1024]), Ok(()));
         assert_eq!(
             check_zero(1, &block(STAMP)),

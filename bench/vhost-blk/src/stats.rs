@@ -109,9 +109,10 @@ pub struct Report {
     pub served: usize,
     /// Jain's index over served cost / weight: 1 is fair, 1/n is one disk for all.
     pub jain: f64,
-    /// Failed requests.
+    /// Failed requests, those of the warm-up among them.
     pub errors: Errors,
-    /// Requests without an answer for 500 ms, with or without a call missing; the ring was then kicked.
+    /// Requests without an answer for 500 ms, in the warm-up too, with or without a call missing; the ring was then
+    /// kicked. Also rings of which something never came back at the end.
     pub lost_wakeups: u64,
     /// Of those: the answer was in the ring, and the call did not come.
     pub lost_calls: u64,

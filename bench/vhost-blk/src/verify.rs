@@ -49,7 +49,7 @@ pub struct Verify {
     pub zeroes: bool,
     /// Journals are read from here first, if they exist, and written at the end; one file per disk.
     pub journal: Option<PathBuf>,
-    /// Only read and check what the journals know.
+    /// Only read and check what the journals know; they must exist.
     pub only_check: bool,
     /// For random numbers.
     pub seed: u64,
@@ -248,7 +248,8 @@ fn open(what: &Verify, number: usize, socket: &Path) -> Result<Disk, VerifyError
         path.push(format!(".{number}"));
         PathBuf::from(path)
     });
-    if let Some(path) = journal_path.as_ref().filter(|path| path.exists()) {
+    let is_read = |path: &&PathBuf| what.only_check || path.exists();
+    if let Some(path) = journal_path.as_ref().filter(is_read) {
         journal.load(path).map_err(VerifyError::Journal)?;
     }
     let mut ops = vec![

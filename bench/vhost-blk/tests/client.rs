@@ -58,7 +58,11 @@ impl Server {
     }
 
     fn verify(&self, options: Options, millis: u64) -> Result<Verdict, VerifyError> {
-        let what = Verify {
+        verify(&self.verification(options, millis), None)
+    }
+
+    fn verification(&self, options: Options, millis: u64) -> Verify {
+        Verify {
             sockets: vec![self.directory.path().join("s")],
             options,
             first_client: 1,
@@ -69,12 +73,15 @@ impl Server {
             journal: Some(self.directory.path().join("journal")),
             only_check: false,
             seed: 3,
-        };
-        verify(&what, None)
+        }
     }
 
     fn drive(&self, options: Options, mode: Mode, millis: u64) -> Result<Report, RunError> {
-        drive(&Run {
+        drive(&self.run(options, mode, millis))
+    }
+
+    fn run(&self, options: Options, mode: Mode, millis: u64) -> Run {
+        Run {
             vms: vec![VmSpec::closed(
                 self.directory.path().join("s"),
                 options.depth,
@@ -92,7 +99,7 @@ impl Server {
             measure: Duration::from_millis(millis),
             seed: 3,
             server: None,
-        })
+        }
     }
 }
 
@@ -181,6 +188,21 @@ fn wrong_data_is_found() {
 }
 
 #[test]
+fn a_check_without_a_journal_fails() {
+    let server = Server::start(Naive::new(Fault::None));
+    let mut what = server.verification(options(0), 0);
+    what.only_check = true;
+    let missing = verify(&what, None);
+    assert!(
+        matches!(missing, Err(VerifyError::Journal(_))),
+        "{missing:?}"
+    );
+    assert!(server.verify(options(0), 60).unwrap().is_good());
+    let verdict = verify(&what, None).unwrap();
+    assert!(verdict.is_good() && verdict.checked > 10, "{verdict}");
+}
+
+#[test]
 fn a_failed_request_is_counted() {
     let server = Server::start(Naive::new(Fault::Fail(5)));
     let verdict = server.verify(options(0), 30).unwrap();
@@ -211,6 +233,23 @@ fn lost_wake_ups_are_counted_on_either_side_and_the_run_goes_on() {
             );
         }
     }
+}
+
+#[test]
+fn a_wake_up_lost_outside_the_measured_time_is_counted_too() {
+    let run = |warm_up| {
+        let server = Server::start(Naive::new(Fault::IgnoreKick(5)));
+        let mut one = options(0);
+        one.depth = 1;
+        let mut run = server.run(one, Mode::Event, 100);
+        run.warm_up = Duration::from_millis(warm_up);
+        drive(&run).unwrap()
+    };
+    let in_warm_up = run(800);
+    assert_eq!((in_warm_up.lost_wakeups, in_warm_up.unanswered), (1, 0));
+    // Not even a tenth of a second passes before the end: nobody kicks again.
+    let at_the_end = run(0);
+    assert_eq!((at_the_end.lost_wakeups, at_the_end.unanswered), (1, 1));
 }
 
 #[test]

@@ -428,9 +428,9 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    #[test]
-    fn a_lost_write_and_a_misplaced_one_are_found() {
-        let path = image("lossy", 16);
+    /// A worker that owns the 16 blocks of a fresh image, and what was complained of.
+    fn with_worker(name: &str, test: impl FnOnce(&mut Worker<'_>, &Mutex<Vec<String>>)) {
+        let path = image(name, 16);
         let file = device::open(&path, true).unwrap();
         let complaints = Mutex::new(Vec::new());
         let listener = |event: Event<'_>| {
@@ -439,52 +439,50 @@ mod tests {
             }
         };
         let shared = Shared::new(&file, &config(Duration::ZERO, 1), &listener);
-        let mut worker = Worker::new(&shared, 0, 16);
-        worker.write(0, 4);
-        let mut old = Buffer::new(BLOCK);
-        device::read(&file, 2, &mut old).unwrap();
-        worker.write(0, 4);
-        file.write_all_at(old.bytes(), 2 * BLOCK as u64).unwrap();
-        worker.read_back();
-        assert_eq!(worker.report.errors, 1);
-        file.write_all_at(old.bytes(), 0).unwrap();
-        worker.read_back();
-        assert_eq!(worker.report.errors, 3);
-        let complaints = complaints.lock().unwrap();
-        assert_eq!(complaints[0], "block 2: generation is 1, not 2");
-        assert_eq!(complaints[1], "block 0: number is 2, not 0");
+        test(&mut Worker::new(&shared, 0, 16), &complaints);
         fs::remove_file(path).unwrap();
     }
 
     #[test]
+    fn a_lost_write_and_a_misplaced_one_are_found() {
+        with_worker("lossy", |worker, complaints| {
+            let file = worker.shared.file;
+            worker.write(0, 4);
+            let mut old = Buffer::new(BLOCK);
+            device::read(file, 2, &mut old).unwrap();
+            worker.write(0, 4);
+            file.write_all_at(old.bytes(), 2 * BLOCK as u64).unwrap();
+            worker.read_back();
+            assert_eq!(worker.report.errors, 1);
+            file.write_all_at(old.bytes(), 0).unwrap();
+            worker.read_back();
+            assert_eq!(worker.report.errors, 3);
+            let complaints = complaints.lock().unwrap();
+            assert_eq!(complaints[0], "block 2: generation is 1, not 2");
+            assert_eq!(complaints[1], "block 0: number is 2, not 0");
+        });
+    }
+
+    #[test]
     fn what_was_zeroed_must_be_zeros() {
-        let path = image("zeroed", 16);
-        let file = device::open(&path, true).unwrap();
-        let complaints = Mutex::new(Vec::new());
-        let listener = |event: Event<'_>| {
-            if let Event::Wrong(text) = event {
-                complaints.lock().unwrap().push(text.to_owned());
+        with_worker("zeroed", |worker, complaints| {
+            worker.write(0, 8);
+            worker.trim(2, 3, Trim::ZeroAndUnmap);
+            if worker.report.zeroes == 0 {
+                eprintln!("skipped: this file system cannot punch holes");
+                return;
             }
-        };
-        let shared = Shared::new(&file, &config(Duration::ZERO, 1), &listener);
-        let mut worker = Worker::new(&shared, 0, 16);
-        worker.write(0, 8);
-        worker.trim(2, 3, Trim::ZeroAndUnmap);
-        if worker.report.zeroes == 0 {
-            eprintln!("skipped: this file system cannot punch holes");
-            return fs::remove_file(path).unwrap();
-        }
-        worker.read_back();
-        assert_eq!(worker.report.errors, 0);
-        let mut ones = Buffer::new(BLOCK);
-        ones.bytes_mut().fill(1);
-        device::write(&file, 3, &ones).unwrap();
-        worker.read_back();
-        assert_eq!(
-            *complaints.lock().unwrap(),
-            ["block 3: not zeros, which it was made"]
-        );
-        fs::remove_file(path).unwrap();
+            worker.read_back();
+            assert_eq!(worker.report.errors, 0);
+            let mut ones = Buffer::new(BLOCK);
+            ones.bytes_mut().fill(1);
+            device::write(worker.shared.file, 3, &ones).unwrap();
+            worker.read_back();
+            assert_eq!(
+                *complaints.lock().unwrap(),
+                ["block 3: not zeros, which it was made"]
+            );
+        });
     }
 
     #[test]

@@ -64,7 +64,6 @@ fn weights(bench: &mut Bench) -> Result<()> {
                     .map(|share| (share / mean - 1.0).abs())
                     .fold(0.0, f64::max);
                 worst.push(error * 100.0);
-                bench.record.lost(report.lost_wakeups);
             }
             Err(error) => {
                 bench.record.failed_row("weights", &Peer::Ours, &error);

@@ -36,7 +36,7 @@ use crate::client::Options;
 use crate::drive::{Run, drive};
 use crate::host::{self, Priority, Spinners};
 use crate::load::{Mix, Mode, VmSpec};
-use crate::stats::{Report, short};
+use crate::stats::{Report, VmReport, short};
 use crate::{ceiling, ring};
 
 pub use record::{Record, Summary};
@@ -230,8 +230,9 @@ impl Bench {
         Ok(summaries)
     }
 
+    /// One repetition. Requests that failed are no measurement: a server may fail faster than it serves.
     fn once(
-        &self,
+        &mut self,
         peer: &Peer,
         disks: &[Disk],
         load: &impl Fn(&Bench, &Server) -> Run,
@@ -242,36 +243,89 @@ impl Bench {
         let server = Server::start(&self.settings, peer, disks)?;
         host::pin(self.settings.client_cpu)?;
         let mut run = load(self, &server);
-        if disks.iter().any(|disk| matches!(disk.kind, Kind::Ram(_))) && *peer != Peer::Qsd {
-            self.fill(&run)?;
+        if let Some(Kind::Ram(mib)) = disks.first().map(|disk| disk.kind)
+            && *peer != Peer::Qsd
+        {
+            fill(&run, mib).context("filling the disks")?;
         }
         run.server = Some(server.pid());
-        drive(&run)
-            .map_err(anyhow::Error::from)
-            .with_context(|| server.last_words())
-    }
-
-    /// Writes RAM disks once, so that reads do not all copy the same page of zeroes.
-    fn fill(&self, run: &Run) -> Result<()> {
-        let mut fill = run.clone();
-        for vm in &mut fill.vms {
-            let socket = vm.socket.clone();
-            *vm = VmSpec::closed(socket, 8, 65536);
+        let report = drive(&run).with_context(|| server.last_words())?;
+        if *peer != Peer::Qsd {
+            self.record.lost(report.lost_wakeups);
         }
-        fill.mix = Mix {
-            read: 0,
-            flush: 0,
-            is_sequential: true,
-        };
-        fill.mode = Mode::Poll;
-        (fill.warm_up, fill.measure) = (Duration::ZERO, Duration::from_millis(400));
-        drive(&fill)?;
-        Ok(())
+        none_failed(&report)?;
+        Ok(report)
     }
+}
+
+fn none_failed(report: &Report) -> Result<()> {
+    match report.errors.total() {
+        0 => Ok(()),
+        failed => bail!("{failed} requests failed"),
+    }
+}
+
+/// Writes RAM disks of `mib` MiB to their ends, so that reads do not all copy the same page of zeroes.
+fn fill(run: &Run, mib: u32) -> Result<()> {
+    let mut fill = run.clone();
+    for vm in &mut fill.vms {
+        let socket = vm.socket.clone();
+        *vm = VmSpec::closed(socket, 8, 65536);
+    }
+    fill.mix = Mix {
+        read: 0,
+        flush: 0,
+        is_sequential: true,
+    };
+    fill.mode = Mode::Poll;
+    fill.warm_up = Duration::ZERO;
+    for millis in [400, 1600, 6400] {
+        fill.measure = Duration::from_millis(millis);
+        let report = drive(&fill)?;
+        none_failed(&report)?;
+        let written = |vm: &VmReport| vm.iops * report.seconds * f64::from(vm.block);
+        if report
+            .vms
+            .iter()
+            .all(|vm| written(vm) >= f64::from(mib) * f64::from(1 << 20))
+        {
+            return Ok(());
+        }
+    }
+    bail!("not all of {mib} MiB is written after several seconds");
 }
 
 /// Disks in a closed loop on all sockets of a server.
 fn all(server: &Server, depth: u16) -> Vec<VmSpec> {
     let closed = |socket: &PathBuf| VmSpec::closed(socket.clone(), depth, 4096);
     server.sockets().iter().map(closed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_that_fails_its_writes_is_not_taken_for_a_full_one() {
+        for (writes_status, is_full) in [(true, true), (false, false)] {
+            let directory = TempDir::new().unwrap();
+            let socket = directory.path().join("s");
+            let _server = ceiling::serve(&socket, None, writes_status).unwrap();
+            let run = Run {
+                vms: vec![VmSpec::closed(socket, 1, 4096)],
+                options: Options::new(1, 4096),
+                mix: Mix::READS,
+                sectors: None,
+                mode: Mode::Poll,
+                warm_up: Duration::ZERO,
+                measure: Duration::ZERO,
+                seed: 1,
+                server: None,
+            };
+            let outcome = fill(&run, 1);
+            assert_eq!(outcome.is_ok(), is_full, "{outcome:?}");
+        }
+    }
 }

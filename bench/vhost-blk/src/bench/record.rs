@@ -110,7 +110,7 @@ pub struct Summary {
     pub spread_percent: f64,
     /// Not a median: all of them.
     pub lost_wakeups: u64,
-    /// Not a median: all requests that failed or never came back.
+    /// Not a median: all requests that never came back. (Where some failed, there is no row.)
     pub errors: u64,
 }
 
@@ -143,10 +143,7 @@ impl Summary {
                 0.0
             },
             lost_wakeups: reports.iter().map(|r| r.lost_wakeups).sum(),
-            errors: reports
-                .iter()
-                .map(|r| r.errors.total() + r.unanswered)
-                .sum(),
+            errors: reports.iter().map(|r| r.unanswered).sum(),
         }
     }
 }
@@ -277,9 +274,6 @@ impl Record {
         ];
         for (key, value) in numbers {
             self.number(&format!("{prefix}_{key}"), value);
-        }
-        if *peer != Peer::Qsd {
-            self.lost(summary.lost_wakeups);
         }
         let mut notes = String::new();
         if (summary.vm_max_iops - summary.iops).abs() > 1.0 {

@@ -20,18 +20,11 @@ use crate::memory::Memory;
 pub use packed::Packed;
 pub use split::Split;
 
-/// Virtio feature bits of rings, as masks.
+/// Virtio feature bits of rings, as masks: VIRTIO_F_EVENT_IDX and so on.
 pub mod feature {
-    /// VIRTIO_F_INDIRECT_DESC.
-    pub const INDIRECT: u64 = 1 << 28;
-    /// VIRTIO_F_EVENT_IDX.
-    pub const EVENT_IDX: u64 = 1 << 29;
-    /// VIRTIO_F_VERSION_1.
-    pub const VERSION_1: u64 = 1 << 32;
-    /// VIRTIO_F_RING_PACKED.
-    pub const PACKED: u64 = 1 << 34;
-    /// VIRTIO_F_IN_ORDER.
-    pub const IN_ORDER: u64 = 1 << 35;
+    pub use vio::feature::{
+        EVENT_IDX, IN_ORDER, INDIRECT_DESC as INDIRECT, RING_PACKED as PACKED, VERSION_1,
+    };
 }
 
 /// VIRTQ_DESC_F_NEXT: the chain goes on.
@@ -152,12 +145,18 @@ impl Outstanding {
         (self.token[usize::from(id)], len)
     }
 
-    /// With IN_ORDER, the oldest request, once the device returned a batch that reaches `id`.
-    fn oldest_of_batch(&mut self, id: u16) -> Option<(u16, bool)> {
-        let oldest = self.order.as_mut()?.pop_front()?;
-        let is_last = oldest == id;
-        self.batch_end = (!is_last).then_some(id);
-        Some((oldest, is_last))
+    /// The request to end now that the device named `id`, and whether it is that one. With IN_ORDER it is the oldest:
+    /// everything up to `id` came back.
+    #[inline]
+    fn first_up_to(&mut self, id: u16) -> (u16, bool) {
+        let Some(order) = &mut self.order else {
+            return (id, true);
+        };
+        let oldest = order.pop_front();
+        let oldest = oldest.expect("`id` is outstanding, so it is in the order");
+        let is_named = oldest == id;
+        self.batch_end = (!is_named).then_some(id);
+        (oldest, is_named)
     }
 }
 
@@ -220,7 +219,19 @@ impl Ring {
     /// The device broke the protocol; the ring is of no further use.
     #[inline]
     pub fn pop(&mut self, memory: &Memory) -> Result<Option<Used>, RingError> {
-        each!(self, ring => ring.pop(memory))
+        each!(self, ring => {
+            let (id, len) = if let Some(id) = ring.outstanding.batch_end {
+                (id, 0)
+            } else if ring.has_used(memory) {
+                let (id, len) = ring.used_element(memory)?;
+                (ring.outstanding.check(id)?, len)
+            } else {
+                return Ok(None);
+            };
+            let (id, is_named) = ring.outstanding.first_up_to(id);
+            let token = ring.end(id);
+            Ok(Some(Used { token, len: if is_named { len } else { 0 } }))
+        })
     }
 
     /// Whether something came back that was not popped.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
 use super::{
-    INDIRECT, NEXT, Outstanding, Places, RingError, Segment, Table, Used, feature, need_event,
+    INDIRECT, NEXT, Outstanding, Places, RingError, Segment, Table, feature, need_event,
     segment_flags, write_desc,
 };
 use crate::memory::Memory;
@@ -169,31 +169,18 @@ impl Packed {
         }
     }
 
+    /// What the device says came back next, where something did: identifier and bytes.
     #[inline]
-    pub(super) fn pop(&mut self, memory: &Memory) -> Result<Option<Used>, RingError> {
-        if let Some(id) = self.outstanding.batch_end {
-            return Ok(self.pop_of_batch(id, 0));
-        }
-        if !self.has_used(memory) {
-            return Ok(None);
-        }
+    pub(super) fn used_element(&self, memory: &Memory) -> Result<(u32, u32), RingError> {
         let at = self.desc_at(self.next_used);
         let id = memory.load_u16(at + 12, Relaxed);
         let len = memory.load_u32(at + 8, Relaxed);
-        let id = self.outstanding.check(id.into())?;
-        if self.outstanding.order.is_some() {
-            return Ok(self.pop_of_batch(id, len));
-        }
-        Ok(Some(self.end(id, len)))
+        Ok((id.into(), len))
     }
 
-    fn pop_of_batch(&mut self, id: u16, len: u32) -> Option<Used> {
-        let (oldest, is_last) = self.outstanding.oldest_of_batch(id)?;
-        Some(self.end(oldest, if is_last { len } else { 0 }))
-    }
-
+    /// Ends an outstanding request: its token.
     #[inline]
-    fn end(&mut self, id: u16, len: u32) -> Used {
+    pub(super) fn end(&mut self, id: u16) -> u16 {
         let (token, descs) = self.outstanding.end(id);
         self.ids.push(id);
         self.free += descs;
@@ -202,7 +189,7 @@ impl Packed {
             self.next_used -= self.size;
             self.used_wrap = !self.used_wrap;
         }
-        Used { token, len }
+        token
     }
 
     #[inline]

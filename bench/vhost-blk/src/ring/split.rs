@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
 use super::{
-    INDIRECT, NEXT, Outstanding, Places, RingError, Segment, Table, Used, feature, need_event,
+    INDIRECT, NEXT, Outstanding, Places, RingError, Segment, Table, feature, need_event,
     segment_flags, write_desc,
 };
 use crate::memory::Memory;
@@ -149,14 +149,9 @@ impl Split {
         }
     }
 
+    /// What the device says came back next, where something did: head and bytes.
     #[inline]
-    pub(super) fn pop(&mut self, memory: &Memory) -> Result<Option<Used>, RingError> {
-        if let Some(id) = self.outstanding.batch_end {
-            return Ok(self.pop_of_batch(id, 0));
-        }
-        if !self.has_used(memory) {
-            return Ok(None);
-        }
+    pub(super) fn used_element(&self, memory: &Memory) -> Result<(u32, u32), RingError> {
         let used = self.seen_used.wrapping_sub(self.last_used);
         let outstanding = self.outstanding.count;
         if used > outstanding {
@@ -166,20 +161,12 @@ impl Split {
         // The elements are aligned to four bytes only.
         let id = memory.load_u32(element, Relaxed);
         let len = memory.load_u32(element + 4, Relaxed);
-        let id = self.outstanding.check(id)?;
-        if self.outstanding.order.is_some() {
-            return Ok(self.pop_of_batch(id, len));
-        }
-        Ok(Some(self.end(id, len)))
+        Ok((id, len))
     }
 
-    fn pop_of_batch(&mut self, id: u16, len: u32) -> Option<Used> {
-        let (oldest, is_last) = self.outstanding.oldest_of_batch(id)?;
-        Some(self.end(oldest, if is_last { len } else { 0 }))
-    }
-
+    /// Ends an outstanding request: its token.
     #[inline]
-    fn end(&mut self, id: u16, len: u32) -> Used {
+    pub(super) fn end(&mut self, id: u16) -> u16 {
         self.last_used = self.last_used.wrapping_add(1);
         let (token, descs) = self.outstanding.end(id);
         if self.outstanding.order.is_none() {
@@ -192,7 +179,7 @@ impl Split {
         }
         // With IN_ORDER descriptors are used in ring order: `next` stays as it was, and so does the cursor.
         self.free += descs;
-        Used { token, len }
+        token
     }
 
     #[inline]
