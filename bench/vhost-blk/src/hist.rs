@@ -75,6 +75,20 @@ impl Histogram {
         }
     }
 
+    /// The mean of the values up to `limit` by the middles of their buckets, 0 of none, and the part of all that are above.
+    pub fn mean_up_to(&self, limit: u64) -> (f64, f64) {
+        let (mut count, mut sum) = (0, 0.0);
+        for (index, &values) in self.buckets[..=bucket(limit)].iter().enumerate() {
+            count += values;
+            sum += values as f64 * first(index).midpoint(first(index + 1) - 1) as f64;
+        }
+        let above = self.count - count;
+        (
+            sum / count.max(1) as f64,
+            above as f64 / self.count.max(1) as f64,
+        )
+    }
+
     /// The value below which a part of all lie, from 0 to 1: the middle of its bucket.
     pub fn quantile(&self, part: f64) -> u64 {
         let rank = (self.count as f64 * part) as u64;
@@ -137,5 +151,8 @@ mod tests {
             assert!((got - exact).abs() <= exact / 64.0, "{part}: {got}");
         }
         assert_eq!(Histogram::default().quantile(0.5), 0);
+        let (mean, above) = all.mean_up_to(250);
+        assert!((mean - 125.5).abs() <= 2.0 && (above - 0.75).abs() < 0.005);
+        assert_eq!(Histogram::default().mean_up_to(u64::MAX), (0.0, 0.0));
     }
 }

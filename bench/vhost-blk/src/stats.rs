@@ -6,11 +6,18 @@ use serde::Serialize;
 
 use crate::hist::Histogram;
 
+/// A longer latency of an idle server, in nanoseconds, is the machine's: somebody was not running. (A wake takes up to 70 µs.)
+pub const STALL_NS: u64 = 200_000;
+
 /// Nanoseconds of latency.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Latency {
     /// Mean.
     pub mean_ns: f64,
+    /// Mean of those up to [`STALL_NS`].
+    pub prompt_mean_ns: f64,
+    /// The part of all that took longer.
+    pub stalled: f64,
     /// Median.
     pub p50_ns: u64,
     /// 99 of 100 were faster.
@@ -23,8 +30,11 @@ pub struct Latency {
 
 impl From<&Histogram> for Latency {
     fn from(histogram: &Histogram) -> Self {
+        let (prompt_mean_ns, stalled) = histogram.mean_up_to(STALL_NS);
         Self {
             mean_ns: histogram.mean(),
+            prompt_mean_ns,
+            stalled,
             p50_ns: histogram.quantile(0.5),
             p99_ns: histogram.quantile(0.99),
             p999_ns: histogram.quantile(0.999),

@@ -141,6 +141,8 @@ const PARK_CPU_NS: u64 = 10_000;
 const WAKE_NS: std::ops::RangeInclusive<f64> = 2_000.0..=200_000.0;
 /// The priced policy spins at full speed for this long, in nanoseconds, and pauses between sweeps after that.
 const PRICED_EAGER_NS: u64 = 50_000;
+/// Of this many parks the priced policy measures one.
+const PARKS_PER_MEASUREMENT: u8 = 16;
 /// The first and the longest time without another try after a failure to arm, in nanoseconds.
 const ARM_RETRY_FIRST_NS: u64 = 10_000_000;
 const ARM_RETRY_LAST_NS: u64 = 1_000_000_000;
@@ -164,6 +166,8 @@ pub struct IdleState {
     park: Park,
     /// It has slept since the last work.
     has_slept: bool,
+    /// Parks until the next one that is measured.
+    until_measured: u8,
 }
 
 impl IdleState {
@@ -181,6 +185,7 @@ impl IdleState {
             gaps: Gaps::new(park, price),
             park,
             has_slept: false,
+            until_measured: 0,
             policy,
             last_work: now,
             is_idle: false,
@@ -292,17 +297,26 @@ impl IdleState {
         self.retry_ns = ARM_RETRY_FIRST_NS;
     }
 
-    /// Whether it wants to know what parks cost: see [`slept`](Self::slept).
-    pub fn is_priced(&self) -> bool {
-        matches!(self.policy, IdlePolicy::Priced(_))
+    /// About to park: whether it wants to know what that costs, see [`slept`](Self::slept). Reading the thread's clock twice takes
+    /// a microsecond, the second time before the work that ended the sleep: now and then is enough.
+    pub fn wants_cost(&mut self) -> bool {
+        let is_wanted = matches!(self.policy, IdlePolicy::Priced(_)) && self.until_measured == 0;
+        self.until_measured = if is_wanted {
+            PARKS_PER_MEASUREMENT - 1
+        } else {
+            self.until_measured.saturating_sub(1)
+        };
+        is_wanted
     }
 
-    /// It has slept: the park took `cpu_ns` of CPU time, the pollers' arming included; and a wake by a
+    /// It has slept: the park took `cpu_ns` of CPU time, the pollers' arming included, if that was measured; and a wake by a
     /// deadline was `late_ns` late, which is what any wake takes.
-    pub fn slept(&mut self, cpu_ns: u64, late_ns: Option<u64>) {
+    pub fn slept(&mut self, cpu_ns: Option<u64>, late_ns: Option<u64>) {
         self.has_slept = true;
-        let own_ns = cpu_ns.saturating_sub(self.arm_cost_ns) as f64;
-        self.park.cpu_ns += (own_ns.min(*WAKE_NS.end()) - self.park.cpu_ns) / 8.0;
+        if let Some(cpu_ns) = cpu_ns {
+            let own_ns = cpu_ns.saturating_sub(self.arm_cost_ns) as f64;
+            self.park.cpu_ns += (own_ns.min(*WAKE_NS.end()) - self.park.cpu_ns) / 8.0;
+        }
         if let Some(late_ns) = late_ns {
             let late_ns = (late_ns as f64).clamp(*WAKE_NS.start(), *WAKE_NS.end());
             self.park.wake_ns += (late_ns - self.park.wake_ns) / 8.0;

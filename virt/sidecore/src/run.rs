@@ -215,7 +215,7 @@ impl<P: Poller> Core<P> {
             late_ns: None,
             is_forced,
         };
-        let cpu_before = self.idle.is_priced().then(|| self.clock.read());
+        let before = self.idle.wants_cost().then(|| self.clock.read());
         let parked = park::<Sound, P, EventFd>(&mut self.deck, &gate, seen, &mut waiter);
         let (ready, asleep_ns, late_ns) = (waiter.ready, waiter.asleep_ns, waiter.late_ns);
         let (start, core) = (self.now, &self.board.core.0);
@@ -239,11 +239,10 @@ impl<P: Poller> Core<P> {
                 self.board.woken_by(wake);
                 self.is_first_after_wake = wake != Wake::Deadline;
                 self.idle.armed();
-                if let Some(Ok(before)) = cpu_before
-                    && let Ok(after) = self.clock.read()
-                {
-                    self.idle.slept(after.saturating_sub(before), late_ns);
-                }
+                let before = before.and_then(Result::ok);
+                let cpu_ns =
+                    before.and_then(|before| Some(self.clock.read().ok()?.saturating_sub(before)));
+                self.idle.slept(cpu_ns, late_ns);
                 self.take_events(ready);
             }
         }

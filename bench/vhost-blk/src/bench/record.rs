@@ -52,7 +52,7 @@ const QUOTED: [[&str; 4]; 6] = [
 ];
 
 /// The keys that are always there, null where they were not measured.
-const KEYS: [&str; 22] = [
+const KEYS: [&str; 24] = [
     "null_d1_vs_qsd",
     "null_d32_vs_qsd",
     "ram_d1_vs_qsd",
@@ -75,6 +75,8 @@ const KEYS: [&str; 22] = [
     "lost_wakeups",
     "adaptive_worst_vs_best_fixed",
     "fixed_worst_vs_best_fixed",
+    "adaptive_worst_vs_best_fixed_without_stalls",
+    "fixed_worst_vs_best_fixed_without_stalls",
 ];
 
 /// The median of some numbers; 0 of none.
@@ -94,6 +96,9 @@ pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
 pub struct Summary {
     pub iops: f64,
     pub mean_ns: f64,
+    /// See [`Latency`](crate::stats::Latency).
+    pub prompt_mean_ns: f64,
+    pub stalled: f64,
     pub p50_ns: f64,
     pub p99_ns: f64,
     pub kicks_per_1000: f64,
@@ -125,6 +130,8 @@ impl Summary {
         Self {
             iops,
             mean_ns: of(&|r| r.latency.mean_ns),
+            prompt_mean_ns: of(&|r| r.latency.prompt_mean_ns),
+            stalled: of(&|r| r.latency.stalled),
             p50_ns: of(&|r| r.latency.p50_ns as f64),
             p99_ns: of(&|r| r.latency.p99_ns as f64),
             kicks_per_1000: of(&Report::kicks_per_1000),
@@ -260,6 +267,8 @@ impl Record {
         let numbers = [
             ("iops", summary.iops),
             ("mean_ns", summary.mean_ns),
+            ("prompt_mean_ns", summary.prompt_mean_ns),
+            ("stalled_percent", summary.stalled * 100.0),
             ("p50_ns", summary.p50_ns),
             ("p99_ns", summary.p99_ns),
             ("kicks_per_1000", summary.kicks_per_1000),

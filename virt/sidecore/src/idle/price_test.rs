@@ -47,7 +47,7 @@ fn simulate(policy: IdlePolicy, arrivals: &[u64]) -> Outcome {
                     cpu += asleep - now + PARK;
                     now = arrival + WAKE;
                     state.armed();
-                    state.slept(PARK, None);
+                    state.slept(Some(PARK), None);
                 }
                 None => {
                     state.next(Nanos(arrival), Hints::default);
