@@ -44,7 +44,7 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
 
-bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 15 minutes -> target/report/serve.json
+bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 25 minutes -> target/report/serve.json
 	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json
 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json

@@ -197,12 +197,7 @@ impl Bench {
         load: impl Fn(&Bench, &Server) -> Run,
     ) -> Result<Vec<Option<Summary>>> {
         let mut reports: Vec<Result<Vec<Report>>> = peers.iter().map(|_| Ok(Vec::new())).collect();
-        let repetitions = match peers.len() {
-            // Many policies: three rounds of them take as long as five of two.
-            4.. => self.settings.repetitions.min(3),
-            _ => self.settings.repetitions,
-        };
-        for _ in 0..repetitions {
+        for _ in 0..self.settings.repetitions {
             for (peer, reports) in peers.iter().zip(&mut reports) {
                 if let Ok(so_far) = reports {
                     match self.once(peer, disks, &load) {
