@@ -138,6 +138,10 @@ impl Blk {
             _ => 0,
         };
         let token = ring.advance(chain);
+        if ring.is_faulted() {
+            // The journal refused it. It has run, and nobody will hear of it: the ring never goes on.
+            return Err(Violation::Journal.into());
+        }
         let staged = ring.stage(dma, token, len + 1);
         match op {
             _ if status != STATUS_OK => self.stats.errors += 1,

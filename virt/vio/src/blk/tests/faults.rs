@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
-use crate::blk::{BlkConfig, Misbehave, ROGUE_BYTES, Transfer};
+use crate::blk::{BlkConfig, BlockIo, Misbehave, ROGUE_BYTES, Transfer};
+use crate::ring::{Journal, JournalError, RawDescriptor};
 use crate::{Activity, VirtioDevice};
 
 #[test]
@@ -184,6 +185,42 @@ fn a_full_table_of_leases_delays_requests_and_fails_only_those_that_never_fit() 
     assert!((0..6).all(|slot| guest.status(slot) == STATUS_OK));
     assert_eq!(guest.status(6), STATUS_IOERR);
     assert!(guest.blk.stats().backpressure > 0);
+}
+
+/// Has no room for anything.
+struct Full;
+
+impl Journal for Full {
+    fn begin(&mut self, _head: u16, _descs: &[RawDescriptor]) -> Result<u16, JournalError> {
+        Err(JournalError)
+    }
+
+    fn complete(&mut self, _head: u16, _slot: u16) {}
+
+    fn advance(&mut self) {}
+
+    fn commit(&mut self) {}
+}
+
+#[test]
+fn a_request_that_cannot_be_recorded_is_the_last_one() {
+    let disks: [Box<dyn BlockIo>; 2] = [mem_disk(), uring(Transfer::Direct).0];
+    for disk in disks {
+        let mut guest = Guest::new(disk);
+        let mut dma = guest.dma();
+        let ring = guest.blk.ring(0).expect("it was activated");
+        ring.set_journal(Box::new(Full));
+        for slot in 0..2 {
+            guest.request(slot, kind::IN, 0, &[], &[(DATA, 512)]);
+        }
+        guest.settle(&mut dma);
+        assert!(guest.blk.needs_reset());
+        assert_eq!((guest.irq.config, guest.blk.stats().violations), (1, 1));
+        assert_eq!(guest.driver.used(), None);
+        assert_eq!(dma.iommu.leases().len(), 0);
+        guest.reactivate();
+        assert_eq!(guest.run(kind::IN, 0, &[], &[(DATA, 512)]).0, STATUS_OK);
+    }
 }
 
 #[test]
