@@ -12,7 +12,6 @@
 mod flight;
 mod model;
 mod seeds;
-mod shown_disk;
 mod steps;
 
 pub use seeds::seeds;

@@ -7,7 +7,9 @@
 use std::cell::RefCell;
 
 use guest_mem::test_utils::{ArrayMem, FlatDma};
-use guest_mem::{Access, Dma, Gpa, Iova, Lease, LeaseId, Perm, Window};
+use guest_mem::{Access, Dma, Gpa, Iova, Lease, LeaseId, Perm, PhysMem, Window};
+
+use crate::Input;
 
 /// One store of the driver.
 #[derive(Clone, Debug)]
@@ -74,15 +76,38 @@ impl Racing {
         self.driver.borrow_mut().plan = stores;
     }
 
+    /// [`plan`](Self::plan) of `count` stores as the input says, of up to 16 bytes, that each wait for `longest` accesses at most, a power of
+    /// two less one.
+    pub(crate) fn plan_from(&self, input: &mut Input<'_>, count: u8, longest: u8) {
+        let store = |_| {
+            let wait = input.u8() & longest;
+            let at = input.u16().into();
+            let len = input.u8() % 17;
+            let bytes = input.bytes(len.into()).to_vec();
+            Store { wait, at, bytes }
+        };
+        let stores = (0..count).map(store).collect();
+        self.plan(stores);
+    }
+
     /// How often the driver has stored.
     pub fn stored(&self) -> usize {
         self.driver.borrow().stored
     }
 
+    /// A word as it stands; 0 behind the end of memory.
+    pub(crate) fn load(&self, at: u64) -> u16 {
+        let mut bytes = [0; 2];
+        let _ = self.mem.read(Gpa::new(at), &mut bytes);
+        u16::from_le_bytes(bytes)
+    }
+
     /// All of memory.
     pub fn contents(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.driver.borrow().shadow.len()];
-        guest_mem::PhysMem::read(&self.mem, Gpa::new(0), &mut bytes).expect("all of it is RAM");
+        self.mem
+            .read(Gpa::new(0), &mut bytes)
+            .expect("all of it is RAM");
         bytes
     }
 

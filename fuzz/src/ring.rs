@@ -16,11 +16,11 @@
 mod journal;
 mod used;
 
-use guest_mem::{Gpa, Iova, Perm, PhysMem};
+use guest_mem::{Iova, Perm};
 use vio::ring::{Chain, Parked, Ring, RingPosition, RingStart, RingStop, Token, Watch};
 use vio::{QueueConfig, feature};
 
-use crate::racing::{Racing, Store};
+use crate::racing::Racing;
 use crate::{Input, Script};
 use journal::Record;
 use used::Staged;
@@ -143,7 +143,10 @@ impl World {
             3..=5 => self.take(),
             6 | 7 => self.stage(input),
             8 | 9 => self.publish(),
-            10 => self.race(input),
+            10 => {
+                let count = input.u8() % 4 + 1;
+                self.dma.plan_from(input, count, 63);
+            }
             11 => self.notify(input.u8()),
             12 => self.deny(input.u8()),
             13 => {
@@ -213,20 +216,13 @@ impl World {
         }
         if let RingPosition::Split { .. } = position {
             let avail = self.config.avail.raw();
-            let idx = self.load(avail + 2);
+            let idx = self.dma.load(avail + 2);
             let slot = u64::from(idx % size);
             self.dma
                 .store((avail + 4 + 2 * slot) as u32, &first.to_le_bytes());
             self.dma
                 .store(avail as u32 + 2, &idx.wrapping_add(1).to_le_bytes());
         }
-    }
-
-    /// A word as it stands; 0 behind the end of memory.
-    fn load(&self, at: u64) -> u16 {
-        let mut bytes = [0; 2];
-        let _ = self.dma.mem().read(Gpa::new(at), &mut bytes);
-        u16::from_le_bytes(bytes)
     }
 
     fn take(&mut self) {
@@ -399,16 +395,16 @@ impl World {
         let want = match (before, self.ring.position()) {
             (RingPosition::Split { next_used: old, .. }, RingPosition::Split { next_used, .. }) => {
                 if has_event_idx {
-                    let event = self.load(area + 4 + 2 * size);
+                    let event = self.dma.load(area + 4 + 2 * size);
                     // Among those just shown.
                     let shown = next_used.wrapping_sub(old);
                     (0..shown).any(|nth| old.wrapping_add(nth) == event)
                 } else {
-                    self.load(area) & 1 == 0
+                    self.dma.load(area) & 1 == 0
                 }
             }
             (RingPosition::Packed { used: old, .. }, RingPosition::Packed { used, .. }) => {
-                let (event, flags) = (self.load(area), self.load(area + 2) & 3);
+                let (event, flags) = (self.dma.load(area), self.dma.load(area + 2) & 3);
                 let event = (event & 0x7fff, event & 0x8000 != 0);
                 match flags {
                     1 => false,
@@ -456,19 +452,6 @@ impl World {
                 let _ = self.watch.as_ref().is_some_and(Watch::fires);
             }
         }
-    }
-
-    fn race(&mut self, input: &mut Input<'_>) {
-        let count = input.u8() % 4 + 1;
-        let stores = (0..count).map(|_| {
-            let wait = input.u8() % 64;
-            let at = input.u16().into();
-            let len = input.u8() % 17;
-            let bytes = input.bytes(len.into()).to_vec();
-            Store { wait, at, bytes }
-        });
-        let stores = stores.collect();
-        self.dma.plan(stores);
     }
 
     fn deny(&mut self, what: u8) {

@@ -1,6 +1,6 @@
 //! Requests in flight, ends in any order, and a driver that does not wait.
 
-use guest_mem::{Gpa, Iova, Perm, PhysMem};
+use guest_mem::{Iova, Perm, PhysMem};
 use vio::blk::{Blk, BlkConfig, Transfer};
 use vio::fake_driver::CountIrq;
 use vio::ring::{Ring, RingPosition};
@@ -11,7 +11,7 @@ use super::steps::{SECTORS, features};
 use crate::Input;
 use crate::held_disk::{Control, HeldDisk};
 use crate::offer::{Memory, offer};
-use crate::racing::{Racing, Store};
+use crate::racing::Racing;
 
 /// Visits within which a device that nobody disturbs is idle, unless it feeds itself.
 const PATIENCE: usize = 200;
@@ -83,10 +83,7 @@ impl Memory for RacingMemory<'_> {
     }
 
     fn load(&self, at: u64) -> u16 {
-        let mut bytes = [0; 2];
-        // Behind the end of memory: whatever.
-        let _ = self.0.mem().read(Gpa::new(at), &mut bytes);
-        u16::from_le_bytes(bytes)
+        self.0.load(at)
     }
 }
 
@@ -128,7 +125,10 @@ impl World {
                 let _ = self.blk.has_work(&mut self.dma);
                 self.blk.disarm(&mut self.dma);
             }
-            9 => self.race(input),
+            9 => {
+                let count = input.u8() % 4;
+                self.dma.plan_from(input, count, u8::MAX);
+            }
             10 => {
                 let what = input.u8();
                 let page = Iova::new(u64::from(what % 4) * 4096);
@@ -150,20 +150,6 @@ impl World {
             },
         }
         self.check();
-    }
-
-    /// Stores to come between the device's accesses.
-    fn race(&mut self, input: &mut Input<'_>) {
-        let count = input.u8() % 4;
-        let stores = (0..count).map(|_| {
-            let wait = input.u8();
-            let at = input.u16().into();
-            let len = input.u8() % 17;
-            let bytes = input.bytes(len.into()).to_vec();
-            Store { wait, at, bytes }
-        });
-        let stores = stores.collect();
-        self.dma.plan(stores);
     }
 
     fn offer(&mut self, input: &mut Input<'_>) {

@@ -1,5 +1,7 @@
 //! One chain per visit, beside the model.
 
+use std::any::Any;
+
 use guest_mem::test_utils::{ArrayMem, FlatDma};
 use guest_mem::{Gpa, Iova, Perm, PhysMem};
 use vio::blk::request::feature as blk_feature;
@@ -10,7 +12,6 @@ use vio::{QueueConfig, Quiesce, VirtioDevice, Visit, feature};
 
 use super::MEMORY;
 use super::model::{Bytes, End, Model, Terms};
-use super::shown_disk::{Shown, ShownDisk};
 use crate::Input;
 
 /// The disk: 16 KiB.
@@ -48,7 +49,6 @@ struct World {
     mem: ArrayMem,
     dma: FlatDma,
     blk: Blk,
-    shown: Shown,
     irq: CountIrq,
     model: Model,
     /// No page is denied, and the ring lies in memory.
@@ -73,7 +73,7 @@ fn setup(input: &mut Input<'_>) -> (u64, bool, QueueConfig) {
 pub(super) fn run(mut input: Input<'_>) {
     let (features, read_only, queue) = setup(&mut input);
     let mem = ArrayMem::new(MEMORY as u64);
-    let (disk, shown) = ShownDisk::new(MemDisk::new(image(), 4, read_only));
+    let disk = MemDisk::new(image(), 4, read_only);
     let config = BlkConfig {
         queue_size: 32,
         ..Default::default()
@@ -106,7 +106,6 @@ pub(super) fn run(mut input: Input<'_>) {
         dma: FlatDma::new(mem.clone()),
         mem,
         blk,
-        shown,
         irq: CountIrq::default(),
         model: Model {
             terms,
@@ -222,7 +221,9 @@ impl World {
     /// What is on the disk; may store a flag in the used ring.
     fn disk(&mut self) -> Vec<u8> {
         self.blk.disarm(&mut self.dma);
-        self.shown.contents()
+        let disk: &dyn Any = self.blk.backend();
+        let disk: &MemDisk = disk.downcast_ref().expect("it was made with one");
+        disk.bytes().to_vec()
     }
 
     fn parked(&mut self) -> Option<Parked> {

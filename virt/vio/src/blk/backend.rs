@@ -12,6 +12,7 @@
 //! What need not wait is not submitted: the device first offers an operation to [`run_now`](BlockIo::run_now), and
 //! only what that declines takes a slot.
 
+use std::any::Any;
 use std::os::fd::RawFd;
 
 use guest_mem::{Hva, KeepAlive};
@@ -109,8 +110,9 @@ pub struct Completion {
     pub outcome: Outcome,
 }
 
-/// A store of blocks with asynchronous operations. All calls come from the device's thread.
-pub trait BlockIo: Send {
+/// A store of blocks with asynchronous operations. All calls come from the device's thread. [`Any`], so that who made it
+/// finds it again behind [`Blk::backend`](super::Blk::backend).
+pub trait BlockIo: Any + Send {
     /// Size in bytes, a multiple of 512, constant.
     fn capacity(&self) -> u64;
 

@@ -135,8 +135,8 @@ impl VirtioDevice for Blk {
         if !self.may_run() {
             return false;
         }
-        // Slots may also wait on a parked queue, whose un-parking wakes us.
-        let starving = self.in_flight != 0 || self.free.is_empty();
+        // A slot that is taken comes back when its request ends or its parked queue goes on, and both wake us.
+        let starving = self.free.len() < self.slab.len();
         let mut violated = None;
         let work = self.queues.iter_mut().any(|queue| {
             if queue.ring.parked().is_some() {
@@ -145,7 +145,6 @@ impl VirtioDevice for Blk {
             if !queue.ended.is_empty() || queue.ring.staged() != 0 {
                 return true;
             }
-            // A queue starved of slots runs again when a request in flight ends, and that wakes us.
             if !queue.takes || (queue.starved && starving) {
                 return false;
             }

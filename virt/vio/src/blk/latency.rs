@@ -129,10 +129,10 @@ impl BlockIo for LatencyDisk {
         });
     }
 
+    /// Collects nothing: this is asked once the timer is set, and what it held back now would wake nobody.
     fn has_completions(&mut self) -> bool {
-        self.collect();
         let now = Instant::now();
-        self.held.iter().any(|(due, _)| *due <= now)
+        self.below.has_completions() || self.held.iter().any(|(due, _)| *due <= now)
     }
 
     fn cancel(&mut self, slot: u32) {
@@ -169,7 +169,8 @@ impl BlockIo for LatencyDisk {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mem::MemDisk;
+    use super::super::tests::support::readable_within;
+    use super::super::{MemDisk, SlowDisk};
     use super::*;
 
     fn disk(latency: Duration) -> LatencyDisk {
@@ -208,30 +209,43 @@ mod tests {
         assert!(poll(&mut disk).is_empty());
     }
 
+    /// Waits as an owner does that sleeps whenever it may; `between` happens behind the first arming.
+    fn wait_asleep(disk: &mut LatencyDisk, between: impl FnOnce()) -> Vec<Completion> {
+        let mut between = Some(between);
+        loop {
+            let done = poll(disk);
+            if !done.is_empty() {
+                return done;
+            }
+            disk.arm();
+            if let Some(between) = between.take() {
+                between();
+            }
+            if !disk.has_completions() {
+                let mut fds = Vec::new();
+                disk.wake_fds(&mut fds);
+                assert!(readable_within(&fds, 5000), "nothing wakes the owner");
+            }
+            disk.disarm();
+        }
+    }
+
     #[test]
     fn a_sleeping_owner_is_woken_when_it_is_due() {
         let mut disk = disk(Duration::from_millis(10));
         disk.submit(0, Op::Flush, &[]);
         disk.flush();
-        // As an owner does: arm, look again, sleep on the descriptors.
-        assert!(!disk.has_completions());
-        disk.arm();
-        let mut fds = Vec::new();
-        disk.wake_fds(&mut fds);
-        let mut wait: Vec<libc::pollfd> = fds
-            .iter()
-            .map(|fd| libc::pollfd {
-                fd: *fd,
-                events: libc::POLLIN,
-                revents: 0,
-            })
-            .collect();
-        // SAFETY: the array and its length; the call writes `revents` only.
-        let ready = unsafe { libc::poll(wait.as_mut_ptr(), wait.len() as libc::nfds_t, 5000) };
-        assert_eq!(ready, 1);
-        disk.disarm();
-        assert!(disk.has_completions());
-        assert_eq!(poll(&mut disk).len(), 1);
+        assert_eq!(wait_asleep(&mut disk, || {}).len(), 1);
+    }
+
+    #[test]
+    fn what_ends_below_behind_the_arming_is_not_slept_through() {
+        let below = Box::new(MemDisk::new(vec![0; 4096], 4, false));
+        let (below, control) = SlowDisk::new(below).unwrap();
+        let mut disk = LatencyDisk::new(Box::new(below), Duration::from_millis(20)).unwrap();
+        disk.submit(0, Op::Flush, &[]);
+        disk.flush();
+        assert_eq!(wait_asleep(&mut disk, || control.release(1)).len(), 1);
     }
 
     #[test]

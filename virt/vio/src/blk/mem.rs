@@ -1,4 +1,4 @@
-//! Disks without a file: one in memory, one that is not even there, and, for tests, one that is as slow as the test wants.
+//! Disks without a file: one in memory, and one that is not even there.
 
 use std::os::fd::RawFd;
 
@@ -74,7 +74,41 @@ fn advise_huge_pages(bytes: &mut [u8]) {
     }
 }
 
+/// What is the same in disks that touch guest memory at no time, and whose operations are over when they are submitted: they wait
+/// in the field `done` to be reported, and nobody need be woken for them.
+macro_rules! done_at_submit {
+    () => {
+        fn completes_in_order(&self) -> bool {
+            true
+        }
+
+        fn attach(&mut self, _keep: KeepAlive) {}
+
+        fn detach(&mut self) {}
+
+        fn flush(&mut self) {}
+
+        fn poll(&mut self, done: &mut Vec<Completion>) {
+            done.append(&mut self.done);
+        }
+
+        fn has_completions(&mut self) -> bool {
+            !self.done.is_empty()
+        }
+
+        fn cancel(&mut self, _slot: u32) {}
+
+        fn arm(&mut self) {}
+
+        fn disarm(&mut self) {}
+
+        fn wake_fds(&self, _fds: &mut Vec<RawFd>) {}
+    };
+}
+
 impl BlockIo for MemDisk {
+    done_at_submit!();
+
     fn capacity(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -91,10 +125,6 @@ impl BlockIo for MemDisk {
         Transfer::Memory
     }
 
-    fn completes_in_order(&self) -> bool {
-        true
-    }
-
     fn run_now(&mut self, op: Op, _pieces: &[Piece]) -> Option<Outcome> {
         self.run_without_data(op);
         Some(Outcome::Done)
@@ -103,10 +133,6 @@ impl BlockIo for MemDisk {
     fn contents(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
-
-    fn attach(&mut self, _keep: KeepAlive) {}
-
-    fn detach(&mut self) {}
 
     fn reserve(&mut self, slot: u32, len: u32) -> bool {
         self.buffers[slot as usize].resize(len as usize, 0);
@@ -128,24 +154,6 @@ impl BlockIo for MemDisk {
             outcome: Outcome::Done,
         });
     }
-
-    fn flush(&mut self) {}
-
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.done);
-    }
-
-    fn has_completions(&mut self) -> bool {
-        !self.done.is_empty()
-    }
-
-    fn cancel(&mut self, _slot: u32) {}
-
-    fn arm(&mut self) {}
-
-    fn disarm(&mut self) {}
-
-    fn wake_fds(&self, _fds: &mut Vec<RawFd>) {}
 }
 
 /// A disk without contents, for measurements: every request succeeds and moves nothing.
@@ -166,6 +174,8 @@ impl NullDisk {
 }
 
 impl BlockIo for NullDisk {
+    done_at_submit!();
+
     fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -182,17 +192,9 @@ impl BlockIo for NullDisk {
         Transfer::Nothing
     }
 
-    fn completes_in_order(&self) -> bool {
-        true
-    }
-
     fn run_now(&mut self, _op: Op, _pieces: &[Piece]) -> Option<Outcome> {
         Some(Outcome::Done)
     }
-
-    fn attach(&mut self, _keep: KeepAlive) {}
-
-    fn detach(&mut self) {}
 
     fn reserve(&mut self, _slot: u32, _len: u32) -> bool {
         true
@@ -210,22 +212,4 @@ impl BlockIo for NullDisk {
             outcome: Outcome::Done,
         });
     }
-
-    fn flush(&mut self) {}
-
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.done);
-    }
-
-    fn has_completions(&mut self) -> bool {
-        !self.done.is_empty()
-    }
-
-    fn cancel(&mut self, _slot: u32) {}
-
-    fn arm(&mut self) {}
-
-    fn disarm(&mut self) {}
-
-    fn wake_fds(&self, _fds: &mut Vec<RawFd>) {}
 }

@@ -138,6 +138,10 @@ impl Blk {
             _ => 0,
         };
         let token = ring.advance(chain);
+        if ring.is_faulted() {
+            // The journal refused it. It has run, and nobody will hear of it: the ring never goes on.
+            return Err(Violation::Journal.into());
+        }
         let staged = ring.stage(dma, token, len + 1);
         match op {
             _ if status != STATUS_OK => self.stats.errors += 1,
@@ -177,6 +181,7 @@ impl Blk {
             ..
         } = self;
         let ring = &mut queues[at].ring;
+        let is_alone = self.free.len() == slab.len();
         let own = &mut slab[slot as usize];
         own.begin(ring.index(), &parsed);
         let mut run = None;
@@ -189,7 +194,8 @@ impl Blk {
             }
             Action::Run(op) => match own.prepare(slot, op, dma, chain, &mut **io) {
                 Ok(Ready::Yes) => run = Some(op),
-                Ok(Ready::NoRoom) if self.in_flight != 0 => return Ok(Taken::NoRoom),
+                // Whoever has a slot, if only to be shown, gives room back some day.
+                Ok(Ready::NoRoom) if !is_alone => return Ok(Taken::NoRoom),
                 // Alone, and still no room: somebody else's leases fill the table.
                 Ok(Ready::NoRoom | Ready::Refused) => own.refuse(),
                 Err(stop) => return Err(ring.park(stop.into())),

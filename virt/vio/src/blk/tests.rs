@@ -3,5 +3,5 @@
 mod basic;
 mod faults;
 mod flight;
-mod support;
+pub(super) mod support;
 mod waits;

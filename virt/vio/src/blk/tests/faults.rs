@@ -1,12 +1,15 @@
 //! Faults, hostile requests and the misbehaving mode.
 
+use std::time::{Duration, Instant};
+
 use guest_mem::test_utils::FlatDma;
 use guest_mem::{Iova, Perm};
 use proptest::prelude::*;
 
 use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
-use crate::blk::{BlkConfig, Misbehave, ROGUE_BYTES, Transfer};
+use crate::blk::{BlkConfig, BlockIo, MAX_TRANSFER, Misbehave, ROGUE_BYTES, Transfer};
+use crate::ring::{Journal, JournalError, Parked, RawDescriptor};
 use crate::{Activity, VirtioDevice};
 
 #[test]
@@ -184,6 +187,74 @@ fn a_full_table_of_leases_delays_requests_and_fails_only_those_that_never_fit() 
     assert!((0..6).all(|slot| guest.status(slot) == STATUS_OK));
     assert_eq!(guest.status(6), STATUS_IOERR);
     assert!(guest.blk.stats().backpressure > 0);
+}
+
+#[test]
+fn buffers_of_requests_that_only_wait_to_be_shown_delay_others_and_fail_none() {
+    let (disk, control, _file) = slow(Transfer::Bounce);
+    let mut guest = Guest::new(disk);
+    let mut dma = guest.dma();
+    // Two that take up the whole pool have ended, and the ring is out of reach.
+    for slot in 0..2 {
+        let data = (DATA + u64::from(MAX_TRANSFER) * slot, MAX_TRANSFER);
+        guest.request(slot, kind::IN, 0, &[], &[data]);
+    }
+    guest.settle(&mut dma);
+    let used = guest.driver.config().used.align_down(4096);
+    dma.iommu.deny(used, 4096, Perm::Write);
+    control.set_open(true);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while guest.blk.in_flight() != 0 {
+        let _ = guest.blk.poll(&mut dma, &mut guest.irq, 0);
+        assert!(Instant::now() < deadline, "no completion");
+    }
+    let parked = guest.blk.ring(0).and_then(|ring| ring.parked());
+    assert_eq!(parked, Some(Parked::Fault));
+    // Another comes, and the ring goes on.
+    guest.request(2, kind::IN, 0, &[], &[(DATA + 0xa0_0000, 512)]);
+    assert!(!guest.blk.has_work(&mut dma), "nothing to do but wait");
+    dma.iommu.allow_all();
+    guest.blk.kick(0);
+    for _ in 0..3 {
+        guest.wait_used(&mut dma);
+    }
+    assert_eq!((0..3).map(|slot| guest.status(slot)).max(), Some(STATUS_OK));
+}
+
+/// Has no room for anything.
+struct Full;
+
+impl Journal for Full {
+    fn begin(&mut self, _head: u16, _descs: &[RawDescriptor]) -> Result<u16, JournalError> {
+        Err(JournalError)
+    }
+
+    fn complete(&mut self, _head: u16, _slot: u16) {}
+
+    fn advance(&mut self) {}
+
+    fn commit(&mut self) {}
+}
+
+#[test]
+fn a_request_that_cannot_be_recorded_is_the_last_one() {
+    let disks: [Box<dyn BlockIo>; 2] = [mem_disk(), uring(Transfer::Direct).0];
+    for disk in disks {
+        let mut guest = Guest::new(disk);
+        let mut dma = guest.dma();
+        let ring = guest.blk.ring(0).expect("it was activated");
+        ring.set_journal(Box::new(Full));
+        for slot in 0..2 {
+            guest.request(slot, kind::IN, 0, &[], &[(DATA, 512)]);
+        }
+        guest.settle(&mut dma);
+        assert!(guest.blk.needs_reset());
+        assert_eq!((guest.irq.config, guest.blk.stats().violations), (1, 1));
+        assert_eq!(guest.driver.used(), None);
+        assert_eq!(dma.iommu.leases().len(), 0);
+        guest.reactivate();
+        assert_eq!(guest.run(kind::IN, 0, &[], &[(DATA, 512)]).0, STATUS_OK);
+    }
 }
 
 #[test]
