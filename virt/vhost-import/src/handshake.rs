@@ -207,11 +207,18 @@ pub(crate) fn inflight_region(
     }
 }
 
-/// The descriptors of a device's rings, by queue number, and the one for errors.
+/// The descriptors of a device's rings, by queue number, and the one for errors. All eventfds that the back end has too: it can fill
+/// them and make them blocking ones at any time, so they are signalled by [`ring`] and emptied by [`sidecore::drain_eventfd`].
 pub(crate) struct RingFds {
     pub kick: Vec<OwnedFd>,
     pub call: Vec<OwnedFd>,
     pub err: OwnedFd,
+}
+
+/// Signals an eventfd that the back end has too. One that is full has been signalled often enough.
+pub(crate) fn ring(fd: &OwnedFd) {
+    // An error would say that it is no eventfd; all of them are ours.
+    let _ = sidecore::signal_eventfd(fd.as_fd());
 }
 
 /// Describes the rings, each with its base, and enables them. Done when the back end has done it.

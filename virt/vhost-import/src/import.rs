@@ -14,10 +14,10 @@ use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
 
 use crate::connection::Connection;
 use crate::error::ImportError;
-use crate::handshake::{self, RingFds};
+use crate::handshake::{self, RingFds, ring};
 use crate::link::{Link, Parts};
 use crate::memory::Memory;
-use crate::shared::{Activation, Order, Shared, raise};
+use crate::shared::{Activation, Order, Shared};
 
 /// Device type of a block device (virtio 1.2 §5.2).
 const BLOCK: u16 = 2;
@@ -250,7 +250,7 @@ impl RemoteDevice for Import {
 
     fn kick(&mut self, queue: u16) {
         if let Some(kick) = self.kick.get(usize::from(queue)) {
-            raise(kick);
+            ring(kick);
         }
     }
 

@@ -6,6 +6,7 @@
 //! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was answered; in every other
 //! case (the connection broke while they were served) what the used ring says.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::connection::{Connection, timespec};
 use crate::error::{ImportError, chain};
 use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
 use crate::memory::{Memory, RingPlace};
-use crate::shared::{Activation, Order, Shared, lower, raise};
+use crate::shared::{Activation, Order, Shared};
 
 /// Between two tries to connect: at first, and at last.
 const RETRY_FIRST: Duration = Duration::from_millis(5);
@@ -196,7 +197,7 @@ impl Link {
             return;
         }
         // An error signalled before was about rings that are gone.
-        lower(&self.fds.err);
+        sidecore::drain_eventfd(self.fds.err.as_fd());
         match active.start(connection, &self.memory, &self.fds, self.offer.protocol) {
             Ok(()) => {}
             Err(StartError::Connection(error)) => self.lose(&chain(&error)),
@@ -329,7 +330,7 @@ impl Link {
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let (has_error, has_input) = (is_ready(1), is_ready(2));
         drop(fds);
-        if has_error && lower(&self.fds.err) {
+        if has_error && sidecore::drain_eventfd(self.fds.err.as_fd()) {
             self.fail("the back end reports a ring that makes no sense");
         }
         if has_input
@@ -380,8 +381,8 @@ impl Active {
             // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
             // for it; one signal too many is harmless.
             for (ring, _) in &rings {
-                raise(&fds.kick[usize::from(ring.index)]);
-                raise(&fds.call[usize::from(ring.index)]);
+                handshake::ring(&fds.kick[usize::from(ring.index)]);
+                handshake::ring(&fds.call[usize::from(ring.index)]);
             }
         }
         Ok(())

@@ -174,12 +174,12 @@ impl Shared {
     }
 }
 
-/// Makes an eventfd readable. Full, it is readable already.
+/// Makes an eventfd of this process alone readable. Full, it is readable already.
 pub(crate) fn raise(fd: impl AsFd) {
     while rustix::io::write(&fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
 }
 
-/// Empties an eventfd; whether it was readable.
+/// Empties an eventfd of this process alone; whether it was readable.
 pub(crate) fn lower(fd: impl AsFd) -> bool {
     loop {
         match rustix::io::read(&fd, &mut [0; 8]) {

@@ -180,6 +180,48 @@ fn giving_up_makes_the_stop_done_at_once() {
     eventually("connected again", || back_end.seen().connections == 2);
 }
 
+/// An eventfd that is full and has lost O_NONBLOCK holds whoever writes it; one that is empty, whoever reads it.
+#[test]
+fn descriptors_that_the_back_end_makes_blocking_hold_nobody() {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    let back_end = BackEnd::new(plan());
+    let mut guest = Guest::connect(&back_end, 1);
+    guest.start();
+    eventually("started", || back_end.seen().is_serving(0));
+    let ring = back_end.seen().started[0].clone();
+    let vhost_user::backend::Kick::Fd(kick) = ring.kick else {
+        panic!("a descriptor")
+    };
+    let (call, err) = (ring.call.unwrap(), ring.err.unwrap());
+    for fd in [&kick, &call, &err] {
+        fcntl_setfl(fd, OFlags::empty()).unwrap();
+    }
+    if sidecore::never_waits() {
+        for fd in [&kick, &call] {
+            rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        }
+    } else {
+        eprintln!("no AIO here: without full ones");
+    }
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        guest.import.kick(0);
+        guest.stop();
+        guest.import.reset();
+        guest.start();
+        let _ = done.send(guest);
+    });
+    let mut guest = wait
+        .recv_timeout(PATIENCE)
+        .expect("the owner does not wait");
+    eventually("started again", || back_end.seen().started.len() == 2);
+    // The connection's thread signals kicks and calls.
+    let back_end = back_end.restart(plan());
+    eventually("served again", || back_end.seen().is_serving(0));
+    guest.stop();
+    assert_eq!(back_end.seen().stopped, [0]);
+}
+
 #[test]
 fn a_device_can_be_dropped_at_any_time() {
     for is_mute in [false, true] {
