@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ use crate::shared::{Activation, Order, Shared};
 const BLOCK: u16 = 2;
 /// Most queues.
 const MAX_QUEUES: u16 = 16;
+/// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing to wait for but the kernel, which
+/// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
+const END_LIMIT: Duration = Duration::from_secs(1);
 /// Between two tries to connect while nobody listens yet.
 const CONNECT_RETRY: Duration = Duration::from_millis(20);
 
@@ -63,7 +67,10 @@ impl ImportConfig {
 /// A block device that another process serves. See the crate's head.
 pub struct Import {
     shared: Arc<Shared>,
+    /// Taken when joined.
     thread: Option<JoinHandle<()>>,
+    /// Closed by the thread when it ends.
+    ended: Receiver<()>,
     memory: Memory,
     features: u64,
     queue_sizes: Vec<u16>,
@@ -148,13 +155,19 @@ impl Import {
             offer,
             connection,
         });
+        let (ending, ended) = mpsc::channel();
+        let run = move || {
+            link.run();
+            drop(ending);
+        };
         let thread = std::thread::Builder::new()
             .name(thread_name)
-            .spawn(move || link.run())
+            .spawn(run)
             .map_err(ImportError::Host)?;
         Ok(Self {
             shared,
             thread: Some(thread),
+            ended,
             memory,
             features,
             queue_sizes: vec![queue_size; wanted],
@@ -311,9 +324,15 @@ impl RemoteDevice for Import {
 impl Drop for Import {
     fn drop(&mut self) {
         self.shared.end();
-        if let Some(thread) = self.thread.take() {
+        let is_stuck = self.ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout);
+        match self.thread.take() {
+            Some(_) if is_stuck => {
+                tracing::warn!(
+                    "the thread of a back end's connection does not end; it is left behind"
+                );
+            }
             // A panic of it has been printed by its hook; the machine ends anyway.
-            let _ = thread.join();
+            thread => drop(thread.map(JoinHandle::join)),
         }
     }
 }

@@ -223,6 +223,23 @@ fn descriptors_that_the_back_end_makes_blocking_hold_nobody() {
 }
 
 #[test]
+fn a_descriptor_that_is_slow_to_close_does_not_hold_the_end() {
+    let back_end = BackEnd::new(plan());
+    let guest = Guest::connect(&back_end, 1);
+    let lingers = Plan {
+        lingers: true,
+        ..plan()
+    };
+    let back_end = back_end.restart(lingers);
+    eventually("connected again", || back_end.seen().connections == 1);
+    // The reply is on its way, or closing what came with it has begun.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    drop(guest);
+    assert!(begin.elapsed() < Duration::from_millis(2500));
+}
+
+#[test]
 fn a_device_can_be_dropped_at_any_time() {
     for is_mute in [false, true] {
         let back_end = BackEnd::new(plan());
