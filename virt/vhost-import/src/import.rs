@@ -308,7 +308,7 @@ impl RemoteDevice for Import {
         {
             self.is_overdue = true;
             self.shared.abandon(number);
-            self.shared.tell();
+            self.shared.remind();
         }
     }
 
