@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -16,7 +16,7 @@ use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
 use crate::connection::Connection;
 use crate::error::ImportError;
 use crate::handshake::{self, RingFds, ring};
-use crate::link::{Link, Parts};
+use crate::link::Link;
 use crate::memory::Memory;
 use crate::shared::{Activation, Order, Shared};
 
@@ -113,15 +113,7 @@ impl Import {
         kick: Vec<OwnedFd>,
         call: Vec<OwnedFd>,
     ) -> Result<Self, ImportError> {
-        let ImportConfig {
-            name,
-            path,
-            queues,
-            queue_size,
-            patience,
-            reply_limit,
-            stop_limit,
-        } = config;
+        let (queues, queue_size) = (config.queues, config.queue_size);
         assert!((1..=MAX_QUEUES).contains(&queues), "1 to 16 queues");
         assert!(queue_size.is_power_of_two(), "queues of a power of two");
         let wanted = usize::from(queues);
@@ -131,7 +123,7 @@ impl Import {
         );
         let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
         let memory = Memory::new(ram);
-        let mut connection = open(&path, &shared, reply_limit, patience)?;
+        let mut connection = open(&config, &shared)?;
         let offer = handshake::negotiate(&mut connection, &memory, queues, queue_size)?;
         let own_kick = kick
             .iter()
@@ -141,20 +133,10 @@ impl Import {
         let err = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| ImportError::Host(errno.into()))?;
         let (features, space) = (offer.features, offer.config.clone());
-        let thread_name = format!("link-{name}");
-        let link = Link::new(Parts {
-            name,
-            path,
-            shared: shared.clone(),
-            memory: memory.clone(),
-            fds: RingFds { kick, call, err },
-            queues,
-            queue_size,
-            reply_limit,
-            stop_limit,
-            offer,
-            connection,
-        });
+        let thread_name = format!("link-{}", config.name);
+        let fds = RingFds { kick, call, err };
+        let connected = (connection, offer);
+        let link = Link::new(config, shared.clone(), memory.clone(), fds, connected);
         let (ending, ended) = mpsc::channel();
         let run = move || {
             link.run();
@@ -185,18 +167,13 @@ impl Import {
     }
 }
 
-fn open(
-    path: &Path,
-    shared: &Shared,
-    reply_limit: Duration,
-    patience: Duration,
-) -> Result<Connection, ImportError> {
-    let deadline = Instant::now() + patience;
+fn open(config: &ImportConfig, shared: &Shared) -> Result<Connection, ImportError> {
+    let deadline = Instant::now() + config.patience;
     loop {
-        match Connection::open(path, shared.cancel.clone(), reply_limit) {
+        match Connection::open(&config.path, shared.cancel.clone(), config.reply_limit) {
             Ok(connection) => return Ok(connection),
             Err(source) if Instant::now() >= deadline => {
-                let path = path.to_owned();
+                let path = config.path.clone();
                 return Err(ImportError::Connect { path, source });
             }
             Err(_) => std::thread::sleep(CONNECT_RETRY),

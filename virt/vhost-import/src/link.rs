@@ -7,7 +7,6 @@
 //! case (the connection broke while they were served) what the used ring says.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use vio::feature;
 use crate::connection::{Connection, timespec};
 use crate::error::{ImportError, chain};
 use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
+use crate::import::ImportConfig;
 use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
 
@@ -47,19 +47,13 @@ struct Active {
 
 /// See the module's head.
 pub(crate) struct Link {
-    pub name: String,
-    pub path: PathBuf,
-    pub shared: Arc<Shared>,
-    pub memory: Memory,
-    pub fds: RingFds,
-    pub queues: u16,
-    pub queue_size: u16,
-    /// How long a reply may take, and that to a stop.
-    pub reply_limit: Duration,
-    pub stop_limit: Duration,
+    config: ImportConfig,
+    shared: Arc<Shared>,
+    memory: Memory,
+    fds: RingFds,
     /// What the guest was told at the start.
-    pub offer: Offer,
-    pub connection: Option<Connection>,
+    offer: Offer,
+    connection: Option<Connection>,
     connected_at: Instant,
     reconnect: Reconnect,
     active: Option<Active>,
@@ -98,46 +92,20 @@ impl Reconnect {
     }
 }
 
-/// What a [`Link`] is made of, but for the rings it does not have yet.
-pub(crate) struct Parts {
-    pub name: String,
-    pub path: PathBuf,
-    pub shared: Arc<Shared>,
-    pub memory: Memory,
-    pub fds: RingFds,
-    pub queues: u16,
-    pub queue_size: u16,
-    pub reply_limit: Duration,
-    pub stop_limit: Duration,
-    pub offer: Offer,
-    pub connection: Connection,
-}
-
 impl Link {
-    pub fn new(parts: Parts) -> Self {
-        let Parts {
-            name,
-            path,
-            shared,
-            memory,
-            fds,
-            queues,
-            queue_size,
-            reply_limit,
-            stop_limit,
-            offer,
-            connection,
-        } = parts;
+    /// With the first connection, and what was offered over it.
+    pub fn new(
+        config: ImportConfig,
+        shared: Arc<Shared>,
+        memory: Memory,
+        fds: RingFds,
+        (connection, offer): (Connection, Offer),
+    ) -> Self {
         Self {
-            name,
-            path,
+            config,
             shared,
             memory,
             fds,
-            queues,
-            queue_size,
-            reply_limit,
-            stop_limit,
             offer,
             connection: Some(connection),
             connected_at: Instant::now(),
@@ -202,8 +170,9 @@ impl Link {
             Ok(()) => {}
             Err(StartError::Connection(error)) => self.lose(&chain(&error)),
             Err(StartError::Broken(error)) => {
-                self.lose(&chain(&error));
-                self.fail(&chain(&error));
+                let why = chain(&error);
+                self.lose(&why);
+                self.fail(&why);
             }
         }
     }
@@ -224,10 +193,10 @@ impl Link {
             self.lose("it did not stop its rings in time");
             return;
         }
-        connection.limit = self.stop_limit;
+        connection.limit = self.config.stop_limit;
         match handshake::stop_rings(connection, &active.activation.rings) {
             Ok(bases) => {
-                connection.limit = self.reply_limit;
+                connection.limit = self.config.reply_limit;
                 active.positions = Positions::Known(bases);
             }
             // Closing the socket is the last way to say it.
@@ -246,7 +215,7 @@ impl Link {
             self.reconnect.later();
         }
         if self.reconnect.is_news(why) {
-            tracing::warn!(device = %self.name, socket = %self.path.display(), why,
+            tracing::warn!(device = %self.config.name, socket = %self.config.path.display(), why,
                 "the back end is gone; connecting again");
         }
     }
@@ -257,24 +226,28 @@ impl Link {
             && !active.is_broken
         {
             active.is_broken = true;
-            tracing::error!(device = %self.name, why, "the device needs a reset");
+            tracing::error!(device = %self.config.name, why, "the device needs a reset");
             self.shared.set_broken(active.activation.generation);
         }
     }
 
     fn connect_again(&mut self) {
-        let opened = Connection::open(&self.path, self.shared.cancel.clone(), self.reply_limit);
+        let opened = Connection::open(
+            &self.config.path,
+            self.shared.cancel.clone(),
+            self.config.reply_limit,
+        );
         let made = opened
             .map_err(|source| ImportError::Connect {
-                path: self.path.clone(),
+                path: self.config.path.clone(),
                 source,
             })
             .and_then(|mut connection| {
                 let offer = handshake::negotiate(
                     &mut connection,
                     &self.memory,
-                    self.queues,
-                    self.queue_size,
+                    self.config.queues,
+                    self.config.queue_size,
                 )?;
                 self.check_offer(&offer)?;
                 Ok((connection, offer.protocol))
@@ -286,13 +259,13 @@ impl Link {
                 self.offer.protocol = protocol;
                 self.start();
                 if self.connection.is_some() {
-                    tracing::info!(device = %self.name, "connected to the back end again");
+                    tracing::info!(device = %self.config.name, "connected to the back end again");
                 }
             }
             Err(error) => {
                 let reason = chain(&error);
                 if self.reconnect.is_news(&reason) {
-                    tracing::warn!(device = %self.name, %reason, "the back end cannot be used; trying again");
+                    tracing::warn!(device = %self.config.name, %reason, "the back end cannot be used; trying again");
                 }
                 self.reconnect.later();
             }
