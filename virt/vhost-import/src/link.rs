@@ -27,6 +27,10 @@ const RETRY_LAST: Duration = Duration::from_millis(200);
 /// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that ends sooner is no better than none.
 const STEADY: Duration = Duration::from_millis(100);
 
+/// Lines of log about the connection at once, and the time for which each more has to wait.
+const LINES: u32 = 20;
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
 /// Where the rings go on.
 #[derive(Debug)]
 enum Positions {
@@ -64,8 +68,10 @@ pub(crate) struct Link {
 struct Reconnect {
     at: Instant,
     delay: Duration,
-    /// The last reason that was logged: a back end that fails for ever fills no log.
+    /// The last reason that was looked at for the log.
     reason: String,
+    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time otherwise, fills no log.
+    whole_at: Instant,
 }
 
 impl Reconnect {
@@ -74,7 +80,15 @@ impl Reconnect {
             at: Instant::now(),
             delay: RETRY_FIRST,
             reason: String::new(),
+            whole_at: Instant::now(),
         }
+    }
+
+    /// After a connection that was a good one.
+    fn at_once(&mut self) {
+        self.at = Instant::now();
+        self.delay = RETRY_FIRST;
+        self.reason.clear();
     }
 
     fn later(&mut self) {
@@ -83,12 +97,22 @@ impl Reconnect {
     }
 
     /// Whether this is to be logged.
-    fn is_news(&mut self, reason: &str) -> bool {
-        let is_news = self.reason != reason;
-        if is_news {
-            reason.clone_into(&mut self.reason);
+    fn is_news(&mut self, reason: &str, now: Instant) -> bool {
+        if self.reason == reason {
+            return false;
         }
-        is_news
+        reason.clone_into(&mut self.reason);
+        self.admits(now)
+    }
+
+    /// Whether a line may be logged: some at once, then one each [`LINE_EVERY`].
+    fn admits(&mut self, now: Instant) -> bool {
+        let whole_at = self.whole_at.max(now);
+        let admits = whole_at - now <= (LINES - 1) * LINE_EVERY;
+        if admits {
+            self.whole_at = whole_at + LINE_EVERY;
+        }
+        admits
     }
 }
 
@@ -210,11 +234,11 @@ impl Link {
             return;
         }
         if self.connected_at.elapsed() >= STEADY {
-            self.reconnect = Reconnect::new();
+            self.reconnect.at_once();
         } else {
             self.reconnect.later();
         }
-        if self.reconnect.is_news(why) {
+        if self.reconnect.is_news(why, Instant::now()) {
             tracing::warn!(device = %self.config.name, socket = %self.config.path.display(), why,
                 "the back end is gone; connecting again");
         }
@@ -258,13 +282,13 @@ impl Link {
                 self.connected_at = Instant::now();
                 self.offer.protocol = protocol;
                 self.start();
-                if self.connection.is_some() {
+                if self.connection.is_some() && self.reconnect.admits(self.connected_at) {
                     tracing::info!(device = %self.config.name, "connected to the back end again");
                 }
             }
             Err(error) => {
                 let reason = chain(&error);
-                if self.reconnect.is_news(&reason) {
+                if self.reconnect.is_news(&reason, Instant::now()) {
                     tracing::warn!(device = %self.config.name, %reason, "the back end cannot be used; trying again");
                 }
                 self.reconnect.later();
@@ -367,4 +391,29 @@ fn is_quiet(memory: &Memory, rings: &[RingPlace]) -> bool {
     rings
         .iter()
         .all(|ring| memory.avail_idx(ring) == memory.used_idx(ring))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_back_end_that_fails_for_ever_fills_no_log() {
+        let mut reconnect = Reconnect::new();
+        let start = Instant::now();
+        let mut said = 0;
+        // Alternately, each time after a connection that was a good one.
+        for at in 0..1000 {
+            let now = start + Duration::from_millis(100) * at;
+            reconnect.at_once();
+            said += u32::from(reconnect.is_news(["gone", "refused"][at as usize % 2], now));
+            said += u32::from(reconnect.admits(now));
+        }
+        assert!((100..=LINES + 101).contains(&said), "{said}");
+        // After a rest each is said again, once.
+        let now = start + Duration::from_secs(1000);
+        reconnect.at_once();
+        assert!(reconnect.is_news("gone", now));
+        assert!(!reconnect.is_news("gone", now));
+    }
 }
