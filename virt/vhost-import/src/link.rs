@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use vhost_user::chain;
 use vhost_user::wire::ProtocolFeatures;
 use vio::feature;
 
 use crate::connection::{Connection, timespec};
-use crate::error::{ImportError, chain};
+use crate::error::ImportError;
 use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
 use crate::import::ImportConfig;
 use crate::memory::{Memory, RingPlace};

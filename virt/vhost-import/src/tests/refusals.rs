@@ -10,7 +10,7 @@ fn refused(plan: Plan, queues: u16, expected: &str) {
     let error = Guest::try_connect(config(back_end.path(), queues))
         .map(drop)
         .unwrap_err();
-    let text = crate::error::chain(&error);
+    let text = vhost_user::chain(&error);
     assert!(text.contains(expected), "{text}");
 }
 
@@ -56,7 +56,7 @@ fn what_a_device_cannot_do_without_is_named() {
 fn nobody_there_is_an_error_that_names_the_socket() {
     let dir = tempfile::tempdir().unwrap();
     let error = Guest::try_connect(config(&dir.path().join("absent"), 1));
-    let text = crate::error::chain(&error.map(drop).unwrap_err());
+    let text = vhost_user::chain(&error.map(drop).unwrap_err());
     assert!(text.contains("absent"), "{text}");
 }
 
@@ -70,7 +70,7 @@ fn a_mute_back_end_costs_no_more_than_the_limit() {
         reply_limit: Duration::from_millis(50),
         ..config(back_end.path(), 1)
     };
-    let text = crate::error::chain(&Guest::try_connect(config).map(drop).unwrap_err());
+    let text = vhost_user::chain(&Guest::try_connect(config).map(drop).unwrap_err());
     assert!(text.contains("no reply within 50ms"), "{text}");
 }
 
