@@ -13,7 +13,6 @@ use vhost_user::wire::Inflight;
 use vio::ring::chain::RawDescriptor;
 use vio::ring::{Journal, JournalError, RingStart};
 
-
 /// The region of all queues.
 pub(crate) struct InflightRegion {
     file: Arc<SharedFile>,
