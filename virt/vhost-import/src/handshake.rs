@@ -221,16 +221,20 @@ pub(crate) fn ring(fd: &OwnedFd) {
     let _ = sidecore::signal_eventfd(fd.as_fd());
 }
 
+/// The driver's features: they say how rings look, and so the region.
+pub(crate) fn set_features(connection: &mut Connection, features: u64) -> Result<(), CallError> {
+    let features = features | vhost::PROTOCOL_FEATURES;
+    connection.call(Request::SetFeatures(features)).map(drop)
+}
+
 /// Describes the rings, each with its base, and enables them. Done when the back end has done it.
 pub(crate) fn start_rings(
     connection: &mut Connection,
-    features: u64,
     inflight: Option<&InflightRegion>,
     rings: &[(RingPlace, u16)],
     fds: &RingFds,
 ) -> Result<(), StartError> {
     let host = |error| StartError::Broken(ImportError::Host(error));
-    connection.call(Request::SetFeatures(features | vhost::PROTOCOL_FEATURES))?;
     if let Some((region, file)) = inflight {
         let file = file.try_clone().map_err(host)?;
         connection.call(Request::SetInflightFd(*region, file))?;

@@ -350,6 +350,7 @@ impl Active {
     ) -> Result<(), StartError> {
         let rings = &self.activation.rings;
         let is_restart = matches!(self.positions, Positions::ByUsedIndex);
+        handshake::set_features(connection, self.activation.features)?;
         if !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
             self.inflight = None;
         } else if self.inflight.is_none() && (!is_restart || is_quiet(memory, rings)) {
@@ -373,8 +374,7 @@ impl Active {
             .collect();
         // From the first of its messages on the back end may take buffers.
         self.positions = Positions::ByUsedIndex;
-        let features = self.activation.features;
-        handshake::start_rings(connection, features, self.inflight.as_ref(), &rings, fds)?;
+        handshake::start_rings(connection, self.inflight.as_ref(), &rings, fds)?;
         if is_restart {
             // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
             // for it; one signal too many is harmless.

@@ -273,6 +273,10 @@ impl Player {
                 return Ok(Answer::Config(config));
             }
             Event::InflightWanted(_) => {
+                assert!(
+                    !seen.features.is_empty(),
+                    "it has to know the rings' layout"
+                );
                 seen.inflight_made += 1;
                 return Ok(Answer::Inflight {
                     fd: tempfile::tempfile().unwrap().into(),
