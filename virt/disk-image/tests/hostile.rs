@@ -7,8 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use disk_image::{Backing, ImageDisk, ImageErrorKind, ImageOptions};
-use support::{Driver, Random, check, has_qemu, options, raw, run, try_run};
+use disk_image::{ImageDisk, ImageErrorKind, ImageOptions};
+use support::{
+    Driver, Random, check, compress, create, folder, follow, has_qemu, options, raw, run, try_run,
+};
 use tempfile::TempDir;
 use vio::blk::{BlockIo, Op, Outcome};
 
@@ -20,12 +22,8 @@ fn image() -> Option<(TempDir, PathBuf)> {
     if !has_qemu() {
         return None;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("disk.qcow2");
-    run(&format!(
-        "qemu-img create -q -f qcow2 {} {SIZE}",
-        path.display()
-    ));
+    let (folder, path) = folder();
+    create(&path, "", SIZE);
     qemu_io(&path, "write -P 1 0 1M");
     Some((folder, path))
 }
@@ -64,13 +62,6 @@ fn refusal(path: &Path, options: ImageOptions) -> ImageErrorKind {
 fn read_only() -> ImageOptions {
     ImageOptions {
         read_only: true,
-        ..options()
-    }
-}
-
-fn follow() -> ImageOptions {
-    ImageOptions {
-        backing: Backing::Follow,
         ..options()
     }
 }
@@ -196,11 +187,7 @@ fn counts_of_shared_compressed_clusters_are_mended() {
     let raw = folder.path().join("raw");
     let bytes: Vec<u8> = (0..SIZE).map(|at| (at >> 12) as u8).collect();
     fs::write(&raw, &bytes).expect("written");
-    run(&format!(
-        "qemu-img convert -q -c -f raw -O qcow2 {} {}",
-        raw.display(),
-        path.display()
-    ));
+    compress(&raw, "", &path);
     let block = word(&path, reftable(&path));
     let mut counts = [0; 64];
     let file = fs::File::open(&path).expect("open");

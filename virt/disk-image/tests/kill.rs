@@ -10,8 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use disk_image::{Backing, ImageOptions};
-use support::{Driver, Random, check, contents, has_qemu, options, run};
+use support::{Driver, Random, check, compress, contents, create, folder, follow, has_qemu};
 use vio::blk::{Op, Outcome};
 
 const SIZE: u64 = 64 << 20;
@@ -19,13 +18,6 @@ const SIZE: u64 = 64 << 20;
 const BLOCK: u64 = 4096;
 /// What is written whole or not at all, whatever the clusters.
 const SECTOR: u64 = 512;
-
-fn image_options() -> ImageOptions {
-    ImageOptions {
-        backing: Backing::Follow,
-        ..options()
-    }
-}
 
 /// A sector says where it is and which generation wrote it; generation 0 was never written.
 fn fill(sector: &mut [u8], number: u64, generation: u64) {
@@ -47,7 +39,7 @@ fn writer() {
         .expect("set with the path")
         .parse()
         .expect("a number");
-    let mut driver = Driver::open(Path::new(&path), image_options()).expect("it opens");
+    let mut driver = Driver::open(Path::new(&path), follow()).expect("it opens");
     let mut random = Random::new(seed);
     let mut generation = seed << 32;
     let mut flying: Vec<(u32, u64, u64, u64)> = Vec::new();
@@ -220,7 +212,7 @@ fn kill_often(path: &Path, seed: u64, initial: u64) {
     }
     assert!(ended > 100, "the writers did next to nothing: {ended}");
     // And we open what they left.
-    let mut driver = Driver::open(path, image_options()).expect("it opens");
+    let mut driver = Driver::open(path, follow()).expect("it opens");
     driver.write(0, &[7; 512]).expect("written");
     drop(driver);
     check(path, true);
@@ -231,12 +223,8 @@ fn killed_writer_loses_nothing() {
     if !has_qemu() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("disk.qcow2");
-    run(&format!(
-        "qemu-img create -q -f qcow2 {} {SIZE}",
-        path.display()
-    ));
+    let (_folder, path) = folder();
+    create(&path, "", SIZE);
     kill_often(&path, 1, 0);
 }
 
@@ -246,12 +234,8 @@ fn killed_writer_of_small_clusters_loses_nothing() {
     if !has_qemu() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("disk.qcow2");
-    run(&format!(
-        "qemu-img create -q -f qcow2 -o cluster_size=512,refcount_bits=64 {} {SIZE}",
-        path.display()
-    ));
+    let (_folder, path) = folder();
+    create(&path, "cluster_size=512,refcount_bits=64", SIZE);
     kill_often(&path, 1000, 0);
 }
 
@@ -261,18 +245,13 @@ fn killed_writer_of_compressed_clusters_loses_nothing() {
     if !has_qemu() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("disk.qcow2");
+    let (folder, path) = folder();
     let raw = folder.path().join("raw");
     let mut bytes = vec![0; SIZE as usize];
     for (number, sector) in bytes.chunks_mut(SECTOR as usize).enumerate() {
         fill(sector, number as u64, 5);
     }
     std::fs::write(&raw, bytes).expect("written");
-    run(&format!(
-        "qemu-img convert -q -c -f raw -O qcow2 -o cluster_size=16k {} {}",
-        raw.display(),
-        path.display()
-    ));
+    compress(&raw, "cluster_size=16k", &path);
     kill_often(&path, 2000, 5);
 }

@@ -2,30 +2,16 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use disk_image::{Backing, ImageOptions};
-use support::{Driver, Random, check, contents, has_qemu, options, run};
-use tempfile::TempDir;
+use disk_image::ImageOptions;
+use support::{
+    Driver, Random, check, compress, contents, create, folder, follow, has_qemu, options, run,
+};
 use vio::blk::{BlockIo, Op, Outcome};
 
 /// Bytes of the disks here.
 const SIZE: u64 = 24 << 20;
-
-/// A folder, and the path of an image in it that is not there yet.
-fn folder() -> (TempDir, PathBuf) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("disk.qcow2");
-    (folder, path)
-}
-
-fn create(path: &Path, options: &str, size: u64) {
-    let comma = if options.is_empty() { "" } else { "-o " };
-    run(&format!(
-        "qemu-img create -q -f qcow2 {comma}{options} {} {size}",
-        path.display()
-    ));
-}
 
 /// Random operations, several in flight on ranges that do not touch, against a model.
 fn exercise(driver: &mut Driver, model: &mut [u8], seed: u64, rounds: usize) {
@@ -170,13 +156,6 @@ fn disk_that_ends_inside_a_cluster_holds_what_was_written() {
     random_operations("cluster_size=2M", (5 << 20) + 1536, 10);
 }
 
-fn follow() -> ImageOptions {
-    ImageOptions {
-        backing: Backing::Follow,
-        ..options()
-    }
-}
-
 /// A raw base, a compressed qcow2 on it, and an overlay that is written to.
 #[test]
 fn chain_with_compressed_clusters_holds_what_was_written() {
@@ -192,11 +171,7 @@ fn chain_with_compressed_clusters_holds_what_was_written() {
         *byte = (at >> 9) as u8;
     }
     std::fs::write(&raw, &model).expect("written");
-    run(&format!(
-        "qemu-img convert -q -c -f raw -O qcow2 {} {}",
-        raw.display(),
-        middle.display()
-    ));
+    compress(&raw, "", &middle);
     // Compressed clusters in the image that is written to.
     std::fs::copy(&middle, &path).expect("copied");
     let mut own = model.clone();

@@ -251,13 +251,9 @@ impl<P: Poller> Core<P> {
 
 /// An error and its causes, in one line.
 fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line = format!("{line}: {error}");
-        cause = error.source();
-    }
-    line
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let lines: Vec<_> = causes.map(ToString::to_string).collect();
+    lines.join(": ")
 }
 
 /// Sleeps in `epoll_wait`.

@@ -8,6 +8,7 @@ use sidecore::Turn;
 use vhost_user::backend::{
     Answer, Event, Kick, Refusal, Region, RingBase, RingConfig, RingLayout, SharedFd,
 };
+use vhost_user::chain;
 use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
 use vhost_user::wire::Inflight;
 use vio::blk::Blk;
@@ -16,7 +17,7 @@ use vio::{QueueConfig, VirtioDevice, feature};
 
 use crate::journal::InflightRegion;
 use crate::log::say;
-use crate::memory::{Memory, chain};
+use crate::memory::Memory;
 use crate::peer::{Peer, Task};
 use crate::queue::{Bell, Calls, Queue, check_eventfd};
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use guest_mem::SharedFile;
 use vhost_user::backend::{Refusal, RingConfig, RingLayout};
+use vhost_user::chain;
 use vhost_user::inflight::{
     Packed, PackedDesc, PackedPosition, PackedRing, PackedSizes, Region, Slot, Split,
     queue_region_len,
@@ -11,8 +12,6 @@ use vhost_user::inflight::{
 use vhost_user::wire::Inflight;
 use vio::ring::chain::RawDescriptor;
 use vio::ring::{Journal, JournalError, RingStart};
-
-use crate::memory::chain;
 
 /// The region of all queues.
 pub(crate) struct InflightRegion {

@@ -2,6 +2,7 @@
 
 use guest_mem::{DirectMap, ForeignRam, ForeignRegion, Gpa, Iova, PhysMem, SourceId, View};
 use vhost_user::backend::{Refusal, Region};
+use vhost_user::chain;
 
 /// The device's name in the view; there is no IOMMU that would tell devices apart.
 const SOURCE: SourceId = SourceId(0);
@@ -71,15 +72,4 @@ impl Memory {
             (inside < place.size).then(|| place.guest_addr + inside)
         })
     }
-}
-
-/// An error and its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line = format!("{line}: {error}");
-        cause = error.source();
-    }
-    line
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use sidecore::{Activity, Nanos, Turn, Wakes};
 use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, SharedFd, Step};
+use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::blk::Blk;
@@ -16,7 +17,7 @@ use crate::closer::{Closer, is_harmless};
 use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
 use crate::journal::InflightRegion;
 use crate::log::{Log, say};
-use crate::memory::{Memory, chain};
+use crate::memory::Memory;
 use crate::queue::{Calls, LOAD, Queue};
 
 /// Messages taken at one look at the socket: a front end that sends without end gets its turn again.

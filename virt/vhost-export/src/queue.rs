@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::ReadWriteFlags;
 use rustix::net::SendFlags;
 use vhost_user::backend::{Kick, Refusal, SharedFd};
 use vio::Interrupt;
@@ -38,10 +37,11 @@ impl Queue {
         }
     }
 
-    /// Empties the kick; whether it had been rung.
+    /// Empties the kick; whether it had been rung. Never waits, also where the front end has made the descriptor a blocking one
+    /// since.
     pub(crate) fn drain_kick(&self) -> bool {
         match &self.kick {
-            Kick::Fd(fd) => drain(fd),
+            Kick::Fd(fd) => sidecore::drain_eventfd(fd.as_fd()),
             Kick::Poll => false,
         }
     }
@@ -60,14 +60,6 @@ impl Queue {
             err.ring();
         }
     }
-}
-
-/// Empties an eventfd. Never waits, also where the front end has made the descriptor a blocking one since.
-pub(crate) fn drain(fd: &SharedFd) -> bool {
-    let mut count = [0; 8];
-    let mut buffers = [std::io::IoSliceMut::new(&mut count)];
-    // An offset of -1: the file has no position.
-    rustix::io::preadv2(fd, &mut buffers, u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
 }
 
 /// A descriptor by which the front end is told something.

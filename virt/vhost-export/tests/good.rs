@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::front::{Front, copy, event, fd};
-use common::{Disk, Guest, Server, feature, options, tracked, until};
+use common::{Disk, Guest, Server, feature, open_soon, options, tracked, until};
 use rustix::io::write;
 use sidecore::IdlePolicy;
 use vhost_blk::queue::Op;
@@ -91,14 +91,11 @@ fn a_reset_device_starts_anew() {
 #[test]
 fn features_change_between_drivers() {
     let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
-    let mut front = Front::connect(&server.path(0), 2, 8);
-    front.set_features(RINGS[0]);
-    front.share();
+    let mut front = Front::sharing(&server.path(0), RINGS[0], 2, 8);
     for features in RINGS.into_iter().chain(RINGS.into_iter().rev()) {
         front.set_features(features);
         for queue in 0..2 {
-            front.start(queue);
-            front.enable(queue, true);
+            front.serve(queue);
         }
         front.io().verify(16);
         for queue in 0..2 {
@@ -117,8 +114,7 @@ fn a_stopped_ring_goes_on_where_it_stood() {
             front.io().verify(60);
             let base = front.stop(0);
             assert_eq!(base, front.own_base(0));
-            front.start(0);
-            front.enable(0, true);
+            front.serve(0);
         }
     }
 }
@@ -152,9 +148,7 @@ fn what_is_queued_before_a_ring_starts_is_served() {
     let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
     for features in RINGS {
         for kicks_first in [false, true] {
-            let mut front = Front::connect(&server.path(0), 1, 8);
-            front.set_features(features);
-            front.share();
+            let mut front = Front::sharing(&server.path(0), features, 1, 8);
             if !kicks_first {
                 for block in 0..4 {
                     assert!(front.io().submit(0, Op::Write, block));
@@ -187,23 +181,9 @@ fn a_replaced_kick_kicks() {
         let request = Request::SetVringKick(fd(0, Some(copy(&new))));
         front.call(request);
         rest(&server);
-        let (memory, layout) = (&front.memory, &front.layout);
-        let own = &mut front.queues[0];
-        let slot = own.take_slot().expect("a slot");
-        let extent = vhost_blk::queue::Extent {
-            sector: 0,
-            bytes: 512,
-        };
-        assert!(own.submit(memory, layout, slot, Op::Read, extent, 0));
-        own.publish_silently(memory);
+        front.read_silently(0);
         write(&new, &1_u64.to_ne_bytes()).expect("a kick");
-        until("the kick is heard", || {
-            front.queues[0].outstanding() == 0 || {
-                let own = &mut front.queues[0];
-                let done = own.complete(&front.memory, &front.layout).expect("a ring");
-                done.inspect(|done| own.release(done.slot)).is_some()
-            }
-        });
+        until("the kick is heard", || front.take_done());
         // The old one again, for the client's next requests.
         let request = front.kick_request(0);
         front.call(request);
@@ -231,9 +211,7 @@ fn a_replaced_call_is_called() {
             until("it is there", || {
                 front.queues[0].ring().has_used(&front.memory)
             });
-            let (memory, layout) = (&front.memory, &front.layout);
-            let done = front.queues[0].complete(memory, layout).expect("a ring");
-            front.queues[0].release(done.expect("it was used").slot);
+            assert!(front.take_done());
         }
         // None at all: the driver polls.
         front.call(Request::SetVringCall(fd(0, None)));
@@ -245,27 +223,13 @@ fn a_replaced_call_is_called() {
 fn a_front_end_that_never_kicks_is_polled() {
     let mut server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
     for features in RINGS {
-        let mut front = Front::connect(&server.path(0), 1, 8);
-        front.set_features(features);
-        front.share();
+        let mut front = Front::sharing(&server.path(0), features, 1, 8);
         front.describe(0);
         front.call(Request::SetVringKick(fd(0, None)));
         front.enable(0, true);
         for block in 0..50 {
-            let (memory, layout) = (&front.memory, &front.layout);
-            let own = &mut front.queues[0];
-            let slot = own.take_slot().expect("a slot");
-            let extent = vhost_blk::queue::Extent {
-                sector: block,
-                bytes: 512,
-            };
-            assert!(own.submit(memory, layout, slot, Op::Read, extent, 0));
-            own.publish_silently(memory);
-            until("it is seen without a kick", || {
-                let own = &mut front.queues[0];
-                let done = own.complete(&front.memory, &front.layout).expect("a ring");
-                done.inspect(|done| own.release(done.slot)).is_some()
-            });
+            front.read_silently(block);
+            until("it is seen without a kick", || front.take_done());
         }
         // A descriptor after all: the core may sleep again.
         let request = front.kick_request(0);
@@ -294,19 +258,9 @@ fn memory_changes_under_requests_in_flight() {
         let extra = vhost_blk::memory::Memory::create(1 << 20).expect("memory");
         for round in 0..6 {
             control.set_open(false);
-            for block in 0..8 {
-                let queue = (block % 2) as u16;
-                assert!(front.io().submit(queue, Op::Read, block));
-            }
-            until("they are in flight", || control.held() == 8);
+            front.put_in_flight(&control, 2, Op::Read, 0..8);
             // The change waits for them; the answer says that it has happened.
-            let opener = {
-                let control = control.clone();
-                std::thread::spawn(move || {
-                    std::thread::sleep(Duration::from_millis(2));
-                    control.set_open(true);
-                })
-            };
+            let opener = open_soon(&control);
             match round % 3 {
                 0 => front.call(Request::AddMemReg(spare, copy(extra.file()))),
                 1 => front.call(Request::RemMemReg(spare)),
@@ -335,20 +289,8 @@ fn a_ring_whose_memory_was_away_goes_on_when_it_is_back() {
         });
         front.call(Request::AddMemReg(region, copy(front.memory.file())));
         // The driver was told that nobody needs its kicks.
-        let (memory, layout) = (&front.memory, &front.layout);
-        let own = &mut front.queues[0];
-        let slot = own.take_slot().expect("a slot");
-        let extent = vhost_blk::queue::Extent {
-            sector: 0,
-            bytes: 512,
-        };
-        assert!(own.submit(memory, layout, slot, Op::Read, extent, 0));
-        own.publish_silently(memory);
-        until("the ring is served again", || {
-            let own = &mut front.queues[0];
-            let done = own.complete(&front.memory, &front.layout).expect("a ring");
-            done.inspect(|done| own.release(done.slot)).is_some()
-        });
+        front.read_silently(0);
+        until("the ring is served again", || front.take_done());
         front.io().verify(8);
     }
 }
@@ -360,23 +302,13 @@ fn a_ring_stops_with_nothing_in_flight_while_others_are_busy() {
     for features in unordered() {
         control.set_open(false);
         let mut front = Front::running(&server.path(0), features, 2, 8);
-        for block in 0..8 {
-            assert!(front.io().submit((block % 2) as u16, Op::Write, block));
-        }
-        until("they are in flight", || control.held() == 8);
-        let opener = {
-            let control = control.clone();
-            std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(2));
-                control.set_open(true);
-            })
-        };
+        front.put_in_flight(&control, 2, Op::Write, 0..8);
+        let opener = open_soon(&control);
         let base = front.stop(0);
         opener.join().expect("no panic");
         assert_eq!(base, front.own_base(0));
         assert_eq!(front.io().drain(), (8, 0));
-        front.start(0);
-        front.enable(0, true);
+        front.serve(0);
         front.io().verify(8);
     }
 }
@@ -416,9 +348,7 @@ fn a_ring_with_requests_to_replay_can_be_stopped() {
     let server = Server::start(IdlePolicy::Sleep, vec![disk]);
     for features in unordered() {
         control.set_open(false);
-        let mut front = Front::connect(&server.path(0), 1, 8);
-        front.set_features(features);
-        front.share();
+        let mut front = Front::sharing(&server.path(0), features, 1, 8);
         let wanted = vhost_user::wire::Inflight {
             mmap_size: 0,
             mmap_offset: 0,
@@ -427,12 +357,8 @@ fn a_ring_with_requests_to_replay_can_be_stopped() {
         };
         let (inflight, file) = front.channel.inflight(wanted).expect("a region");
         front.call(Request::SetInflightFd(inflight, copy(&file)));
-        front.start(0);
-        front.enable(0, true);
-        for block in 0..4 {
-            assert!(front.io().submit(0, Op::Write, block));
-        }
-        until("they are in flight", || control.held() == 4);
+        front.serve(0);
+        front.put_in_flight(&control, 1, Op::Write, 0..4);
         let mut next = Front::connect_again(front, &server.path(0));
         control.set_open(true);
         next.call(Request::SetInflightFd(inflight, copy(&file)));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::front::{Front, copy, event, fd};
 use common::raw::NOWHERE;
-use common::{Disk, Guest, Server, feature, options, until};
+use common::{Disk, Guest, Server, feature, open_soon, options, until};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 use sidecore::IdlePolicy;
@@ -163,8 +163,7 @@ fn regions_that_lie_are_refused() {
     }
     assert!((32..=64).contains(&taken), "{taken}");
     front.share();
-    front.start(0);
-    front.enable(0, true);
+    front.serve(0);
     front.io().verify(8);
     drop(front);
     scene.check_next("lying regions");
@@ -187,8 +186,7 @@ fn memory_cut_off_during_requests_ends_the_connection() {
         front.set_features(if round % 2 == 0 { 0 } else { feature::PACKED });
         front.share();
         for queue in 0..2 {
-            front.start(queue);
-            front.enable(queue, true);
+            front.serve(queue);
         }
         front.io().verify(8);
         scene.control.set_open(false);
@@ -261,9 +259,7 @@ fn kicks_and_calls_must_be_eventfds() {
     for which in 0..3 {
         // User-mode Linux is called by a socket.
         for (what, misfit) in misfits().into_iter().skip(usize::from(which != 0)) {
-            let mut front = Front::connect(&scene.server.path(0), 1, 8);
-            front.set_features(feature::EVENT_IDX);
-            front.share();
+            let mut front = Front::sharing(&scene.server.path(0), feature::EVENT_IDX, 1, 8);
             front.describe(0);
             let kick = front.kick_request(0);
             let _ = match which {
@@ -501,10 +497,7 @@ fn requests_that_never_end_are_cancelled_when_their_front_end_goes() {
     for _ in 0..3 {
         let mut front = scene.front(2);
         scene.control.set_open(false);
-        for block in 0..8 {
-            assert!(front.io().submit((block % 2) as u16, Op::Read, block));
-        }
-        until("they are in flight", || scene.control.held() == 8);
+        front.put_in_flight(&scene.control, 2, Op::Read, 0..8);
         drop(front);
         let start = Instant::now();
         // Connects at once, and is served when the last connection's requests are over.
@@ -556,10 +549,7 @@ fn a_stop_cancels_only_its_own_ring() {
     let mut scene = Scene::new();
     let mut front = scene.front(2);
     scene.control.set_open(false);
-    for block in 0..8 {
-        assert!(front.io().submit((block % 2) as u16, Op::Read, 900 + block));
-    }
-    until("they are in flight", || scene.control.held() == 8);
+    front.put_in_flight(&scene.control, 2, Op::Read, 900..908);
     front.stop(0);
     assert_eq!(scene.control.held(), 4);
     assert_eq!(front.io().collect(), (0, 4));
@@ -614,9 +604,7 @@ fn inflight_regions_that_are_wrong_harm_nobody_else() {
     let mut random = Random::new(3);
     for round in 0..60 {
         let features = [0, feature::EVENT_IDX, feature::PACKED][round % 3];
-        let mut front = Front::connect(&scene.server.path(0), 2, 8);
-        front.set_features(features);
-        front.share();
+        let mut front = Front::sharing(&scene.server.path(0), features, 2, 8);
         let (wanted, file) = front
             .channel
             .inflight(inflight(2, 256, 0))
@@ -671,9 +659,7 @@ fn inflight_regions_that_are_wrong_harm_nobody_else() {
 fn inflight_regions_that_are_too_small_or_shrink() {
     let mut scene = Scene::new();
     for packed in [0, feature::PACKED] {
-        let mut front = Front::connect(&scene.server.path(0), 2, 8);
-        front.set_features(packed);
-        front.share();
+        let mut front = Front::sharing(&scene.server.path(0), packed, 2, 8);
         let file = |len| {
             let file = memfd_create("inflight", MemfdFlags::CLOEXEC).expect("a file");
             ftruncate(&file, len).expect("it grows");
@@ -696,9 +682,7 @@ fn inflight_regions_that_are_too_small_or_shrink() {
             let given = front.channel.call(Request::SetInflightFd(shape, misfit));
             given.expect_err(what);
             if front.channel.value(Request::GetFeatures).is_err() {
-                front = Front::connect(&scene.server.path(0), 2, 8);
-                front.set_features(packed);
-                front.share();
+                front = Front::sharing(&scene.server.path(0), packed, 2, 8);
             }
         }
         // Too small for the rings: said when they start.
@@ -719,13 +703,9 @@ fn inflight_regions_that_are_too_small_or_shrink() {
             inflight(2, 256, 1 << 16),
             copy(&region),
         ));
-        front.start(0);
-        front.enable(0, true);
+        front.serve(0);
         scene.control.set_open(false);
-        for block in 0..4 {
-            assert!(front.io().submit(0, Op::Write, block));
-        }
-        until("they are in flight", || scene.control.held() == 4);
+        front.put_in_flight(&scene.control, 1, Op::Write, 0..4);
         ftruncate(&region, 0).expect("it shrinks");
         scene.control.set_open(true);
         // Whether the guest is served on or not is its front end's affair; the rest of the world is not.
@@ -763,17 +743,8 @@ fn messages_out_of_order() {
     front.io().verify(0);
     // No memory under a running ring, and a reset in the middle of requests.
     scene.control.set_open(false);
-    for block in 0..4 {
-        assert!(front.io().submit(0, Op::Write, block));
-    }
-    until("they are in flight", || scene.control.held() == 4);
-    let opener = {
-        let control = scene.control.clone();
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(5));
-            control.set_open(true);
-        })
-    };
+    front.put_in_flight(&scene.control, 1, Op::Write, 0..4);
+    let opener = open_soon(&scene.control);
     front.call(Request::SetMemTable(Vec::new()));
     opener.join().expect("no panic");
     front.queues[0].kick();
@@ -787,8 +758,7 @@ fn messages_out_of_order() {
     let kick = front.kick_request(0);
     front.refused(kick);
     front.share();
-    front.start(0);
-    front.enable(0, true);
+    front.serve(0);
     let mut only_first = front.io();
     assert!(only_first.submit(0, Op::Write, 0));
     assert_eq!(only_first.drain(), (1, 0));

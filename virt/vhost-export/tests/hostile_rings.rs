@@ -64,10 +64,7 @@ impl Scene {
         }
         self.check(what);
         // A guest that resets its device gets a working one.
-        front.stop(0);
-        front.fresh_rings();
-        front.start(0);
-        front.enable(0, true);
+        front.restart();
         front.io().verify(8);
         // So does one that has lost its connection.
         drop(front);
@@ -330,9 +327,7 @@ fn a_chain_offered_over_and_over() {
 fn areas_that_overlap() {
     let mut scene = Scene::new(IdlePolicy::Sleep);
     for offset in [0, 16, 4096, 4096 + 4] {
-        let mut front = Front::connect(&scene.server.path(0), 1, 8);
-        front.set_features(SPLIT);
-        front.share();
+        let mut front = Front::sharing(&scene.server.path(0), SPLIT, 1, 8);
         front.describe(0);
         let places = front.layout.places(0);
         front.call(Request::SetVringAddr(vhost_user::wire::VringAddr {
@@ -350,10 +345,7 @@ fn areas_that_overlap() {
             front.avail(&[0, 1, 2]);
             scene.check("overlapping areas");
         }
-        front.stop(0);
-        front.fresh_rings();
-        front.start(0);
-        front.enable(0, true);
+        front.restart();
         front.io().verify(8);
     }
 }
@@ -451,10 +443,7 @@ fn noise_breaks_nothing_but_its_own_device() {
         if round % 10 == 0 {
             scene.check("noise");
         }
-        front.stop(0);
-        front.fresh_rings();
-        front.start(0);
-        front.enable(0, true);
+        front.restart();
         front.io().verify(4);
     }
 }
@@ -465,9 +454,7 @@ fn rings_outside_memory_are_refused_or_rest() {
     let mut scene = Scene::new(IdlePolicy::Sleep);
     let path = scene.server.path(0);
     let last = !4095;
-    let mut front = Front::connect(&path, 1, 8);
-    front.set_features(SPLIT);
-    front.share();
+    let mut front = Front::sharing(&path, SPLIT, 1, 8);
     let user = front.layout.user(0);
     let end = front.regions()[0].user_addr + front.regions()[0].size;
     for (desc, avail, used, is_taken) in [
@@ -506,8 +493,7 @@ fn rings_outside_memory_are_refused_or_rest() {
         }
     }
     front.fresh_rings();
-    front.start(0);
-    front.enable(0, true);
+    front.serve(0);
     front.io().verify(8);
     scene.check("rings outside memory");
 }

@@ -5,41 +5,23 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::front::Front;
-use common::{Disk, Server, feature, options, until};
+use common::{Disk, Server, feature, options, reads, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore::IdlePolicy;
 use vhost_blk::Options;
 use vhost_blk::drive::{Run, drive};
-use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
 use vhost_blk::queue::Op;
 use vhost_blk::stats::Report;
 use vio::{Rate, RateLimits};
 
 fn run(server: &Server, disk: usize, depth: u16, block: u32, measure: Duration) -> Report {
+    let options = Options {
+        block,
+        ..options(feature::EVENT_IDX, 1, depth)
+    };
     let run = Run {
-        vms: vec![VmSpec {
-            socket: server.path(disk),
-            depth,
-            block,
-            weight: 1.0,
-            pacing: Pacing::Closed,
-            group: 0,
-        }],
-        options: Options {
-            block,
-            ..options(feature::EVENT_IDX, 1, depth)
-        },
-        mix: Mix {
-            read: 100,
-            flush: 0,
-            is_sequential: false,
-        },
-        sectors: None,
-        mode: Mode::Event,
         warm_up: Duration::from_millis(100),
-        measure,
-        seed: 1,
-        server: None,
+        ..reads(server.path(disk), options, measure)
     };
     let report = drive(&run).expect("the run works");
     assert_eq!(report.errors.total(), 0);
@@ -143,8 +125,7 @@ fn a_limited_device_without_rings_lets_the_core_sleep() {
         });
     };
     rests("the core sleeps with a stopped ring");
-    front.start(0);
-    front.enable(0, true);
+    front.serve(0);
     assert!(front.io().submit(0, Op::Write, 2));
     front.io().drain();
     drop(front);
@@ -174,10 +155,7 @@ fn a_call_waits_under_load_no_longer_than_it_may() {
         let server = Server::start(IdlePolicy::Sleep, vec![disk]);
         let mut front = Front::running(&server.path(0), features, 1, 8);
         wait_for_call(&front, Duration::ZERO);
-        for block in 0..8 {
-            assert!(front.io().submit(0, Op::Write, block));
-        }
-        until("they are in flight", || control.held() == 8);
+        front.put_in_flight(&control, 1, Op::Write, 0..8);
         assert!(front.queues[0].ring().arm(&front.memory));
         // Seven are left: more is about to come.
         control.release(1);

@@ -5,10 +5,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Disk, Server, feature, options};
+use common::{Disk, Server, feature, options, reads};
 use sidecore::IdlePolicy;
-use vhost_blk::drive::{Run, drive};
-use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
+use vhost_blk::Options;
+use vhost_blk::drive::drive;
+use vhost_blk::load::Pacing;
 
 /// Sleeps of the core in the test below, in all.
 fn forced_sleeps() -> u64 {
@@ -27,29 +28,11 @@ fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
     ];
     for features in styles {
         let mut server = Server::start(IdlePolicy::Sleep, vec![Disk::null("null")]);
-        let options = options(features, 1, 1);
-        let mut run = Run {
-            vms: vec![VmSpec {
-                socket: server.path(0),
-                depth: 1,
-                block: 512,
-                weight: 1.0,
-                pacing: Pacing::Closed,
-                group: 0,
-            }],
-            options,
-            mix: Mix {
-                read: 100,
-                flush: 0,
-                is_sequential: false,
-            },
-            sectors: None,
-            mode: Mode::Event,
-            warm_up: Duration::ZERO,
-            measure: Duration::from_millis(500),
-            seed: 1,
-            server: None,
+        let options = Options {
+            block: 512,
+            ..options(features, 1, 1)
         };
+        let mut run = reads(server.path(0), options, Duration::from_millis(500));
         while server.core().stats().core.sleeps < forced_sleeps() / 4 {
             let report = drive(&run).expect("the run works");
             // A guest that asks again as soon as it is answered often finds the core still on its way into sleep, which

@@ -120,15 +120,3 @@ pub enum ImportError {
     #[error("the host refuses what the connection needs")]
     Host(#[source] io::Error),
 }
-
-/// An error and its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        cause = error.source();
-    }
-    line
-}

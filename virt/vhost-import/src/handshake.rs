@@ -207,23 +207,34 @@ pub(crate) fn inflight_region(
     }
 }
 
-/// The descriptors of a device's rings, by queue number, and the one for errors.
+/// The descriptors of a device's rings, by queue number, and the one for errors. All eventfds that the back end has too: it can fill
+/// them and make them blocking ones at any time, so they are signalled by [`ring`] and emptied by [`sidecore::drain_eventfd`].
 pub(crate) struct RingFds {
     pub kick: Vec<OwnedFd>,
     pub call: Vec<OwnedFd>,
     pub err: OwnedFd,
 }
 
+/// Signals an eventfd that the back end has too. One that is full has been signalled often enough.
+pub(crate) fn ring(fd: &OwnedFd) {
+    // An error would say that it is no eventfd; all of them are ours.
+    let _ = sidecore::signal_eventfd(fd.as_fd());
+}
+
+/// The driver's features: they say how rings look, and so the region.
+pub(crate) fn set_features(connection: &mut Connection, features: u64) -> Result<(), CallError> {
+    let features = features | vhost::PROTOCOL_FEATURES;
+    connection.call(Request::SetFeatures(features)).map(drop)
+}
+
 /// Describes the rings, each with its base, and enables them. Done when the back end has done it.
 pub(crate) fn start_rings(
     connection: &mut Connection,
-    features: u64,
     inflight: Option<&InflightRegion>,
     rings: &[(RingPlace, u16)],
     fds: &RingFds,
 ) -> Result<(), StartError> {
     let host = |error| StartError::Broken(ImportError::Host(error));
-    connection.call(Request::SetFeatures(features | vhost::PROTOCOL_FEATURES))?;
     if let Some((region, file)) = inflight {
         let file = file.try_clone().map_err(host)?;
         connection.call(Request::SetInflightFd(*region, file))?;

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,15 +15,18 @@ use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
 
 use crate::connection::Connection;
 use crate::error::ImportError;
-use crate::handshake::{self, RingFds};
-use crate::link::{Link, Parts};
+use crate::handshake::{self, RingFds, ring};
+use crate::link::Link;
 use crate::memory::Memory;
-use crate::shared::{Activation, Order, Shared, raise};
+use crate::shared::{Activation, Order, Shared};
 
 /// Device type of a block device (virtio 1.2 §5.2).
 const BLOCK: u16 = 2;
 /// Most queues.
 const MAX_QUEUES: u16 = 16;
+/// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing to wait for but the kernel, which
+/// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
+const END_LIMIT: Duration = Duration::from_secs(1);
 /// Between two tries to connect while nobody listens yet.
 const CONNECT_RETRY: Duration = Duration::from_millis(20);
 
@@ -63,7 +67,10 @@ impl ImportConfig {
 /// A block device that another process serves. See the crate's head.
 pub struct Import {
     shared: Arc<Shared>,
+    /// Taken when joined.
     thread: Option<JoinHandle<()>>,
+    /// Closed by the thread when it ends.
+    ended: Receiver<()>,
     memory: Memory,
     features: u64,
     queue_sizes: Vec<u16>,
@@ -106,15 +113,7 @@ impl Import {
         kick: Vec<OwnedFd>,
         call: Vec<OwnedFd>,
     ) -> Result<Self, ImportError> {
-        let ImportConfig {
-            name,
-            path,
-            queues,
-            queue_size,
-            patience,
-            reply_limit,
-            stop_limit,
-        } = config;
+        let (queues, queue_size) = (config.queues, config.queue_size);
         assert!((1..=MAX_QUEUES).contains(&queues), "1 to 16 queues");
         assert!(queue_size.is_power_of_two(), "queues of a power of two");
         let wanted = usize::from(queues);
@@ -124,7 +123,7 @@ impl Import {
         );
         let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
         let memory = Memory::new(ram);
-        let mut connection = open(&path, &shared, reply_limit, patience)?;
+        let mut connection = open(&config, &shared)?;
         let offer = handshake::negotiate(&mut connection, &memory, queues, queue_size)?;
         let own_kick = kick
             .iter()
@@ -134,27 +133,23 @@ impl Import {
         let err = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| ImportError::Host(errno.into()))?;
         let (features, space) = (offer.features, offer.config.clone());
-        let thread_name = format!("link-{name}");
-        let link = Link::new(Parts {
-            name,
-            path,
-            shared: shared.clone(),
-            memory: memory.clone(),
-            fds: RingFds { kick, call, err },
-            queues,
-            queue_size,
-            reply_limit,
-            stop_limit,
-            offer,
-            connection,
-        });
+        let thread_name = format!("link-{}", config.name);
+        let fds = RingFds { kick, call, err };
+        let connected = (connection, offer);
+        let link = Link::new(config, shared.clone(), memory.clone(), fds, connected);
+        let (ending, ended) = mpsc::channel();
+        let run = move || {
+            link.run();
+            drop(ending);
+        };
         let thread = std::thread::Builder::new()
             .name(thread_name)
-            .spawn(move || link.run())
+            .spawn(run)
             .map_err(ImportError::Host)?;
         Ok(Self {
             shared,
             thread: Some(thread),
+            ended,
             memory,
             features,
             queue_sizes: vec![queue_size; wanted],
@@ -172,18 +167,13 @@ impl Import {
     }
 }
 
-fn open(
-    path: &Path,
-    shared: &Shared,
-    reply_limit: Duration,
-    patience: Duration,
-) -> Result<Connection, ImportError> {
-    let deadline = Instant::now() + patience;
+fn open(config: &ImportConfig, shared: &Shared) -> Result<Connection, ImportError> {
+    let deadline = Instant::now() + config.patience;
     loop {
-        match Connection::open(path, shared.cancel.clone(), reply_limit) {
+        match Connection::open(&config.path, shared.cancel.clone(), config.reply_limit) {
             Ok(connection) => return Ok(connection),
             Err(source) if Instant::now() >= deadline => {
-                let path = path.to_owned();
+                let path = config.path.clone();
                 return Err(ImportError::Connect { path, source });
             }
             Err(_) => std::thread::sleep(CONNECT_RETRY),
@@ -250,7 +240,7 @@ impl RemoteDevice for Import {
 
     fn kick(&mut self, queue: u16) {
         if let Some(kick) = self.kick.get(usize::from(queue)) {
-            raise(kick);
+            ring(kick);
         }
     }
 
@@ -295,7 +285,7 @@ impl RemoteDevice for Import {
         {
             self.is_overdue = true;
             self.shared.abandon(number);
-            self.shared.tell();
+            self.shared.remind();
         }
     }
 
@@ -311,9 +301,15 @@ impl RemoteDevice for Import {
 impl Drop for Import {
     fn drop(&mut self) {
         self.shared.end();
-        if let Some(thread) = self.thread.take() {
+        let is_stuck = self.ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout);
+        match self.thread.take() {
+            Some(_) if is_stuck => {
+                tracing::warn!(
+                    "the thread of a back end's connection does not end; it is left behind"
+                );
+            }
             // A panic of it has been printed by its hook; the machine ends anyway.
-            let _ = thread.join();
+            thread => drop(thread.map(JoinHandle::join)),
         }
     }
 }

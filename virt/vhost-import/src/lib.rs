@@ -21,7 +21,8 @@
 //! nothing was in flight or everything completes in order (VIRTIO_F_IN_ORDER); otherwise the device needs a reset, and the log says why.
 //!
 //! **The back end is not trusted** with our time: every reply is bounded in size, and has a limit ([`ImportConfig`]); a stop that
-//! outlasts it ends the connection. It is trusted with guest memory, as vhost-user is built: it maps all of it.
+//! outlasts it ends the connection. What no limit reaches (descriptors of its own that are slow to close) holds the link thread, hence
+//! its own disk, and nobody else. It is trusted with guest memory, as vhost-user is built: it maps all of it.
 //!
 //! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), devices behind an IOMMU
 //! (IOTLB messages), a configuration that changes at run time (BACKEND_REQ), migration. None of them is offered to the guest.

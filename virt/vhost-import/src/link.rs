@@ -6,25 +6,31 @@
 //! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was answered; in every other
 //! case (the connection broke while they were served) what the used ring says.
 
-use std::path::PathBuf;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use vhost_user::chain;
 use vhost_user::wire::ProtocolFeatures;
 use vio::feature;
 
 use crate::connection::{Connection, timespec};
-use crate::error::{ImportError, chain};
+use crate::error::ImportError;
 use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
+use crate::import::ImportConfig;
 use crate::memory::{Memory, RingPlace};
-use crate::shared::{Activation, Order, Shared, lower, raise};
+use crate::shared::{Activation, Order, Shared};
 
 /// Between two tries to connect: at first, and at last.
 const RETRY_FIRST: Duration = Duration::from_millis(5);
 const RETRY_LAST: Duration = Duration::from_millis(200);
 /// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that ends sooner is no better than none.
 const STEADY: Duration = Duration::from_millis(100);
+
+/// Lines of log about the connection at once, and the time for which each more has to wait.
+const LINES: u32 = 20;
+const LINE_EVERY: Duration = Duration::from_secs(1);
 
 /// Where the rings go on.
 #[derive(Debug)]
@@ -46,19 +52,13 @@ struct Active {
 
 /// See the module's head.
 pub(crate) struct Link {
-    pub name: String,
-    pub path: PathBuf,
-    pub shared: Arc<Shared>,
-    pub memory: Memory,
-    pub fds: RingFds,
-    pub queues: u16,
-    pub queue_size: u16,
-    /// How long a reply may take, and that to a stop.
-    pub reply_limit: Duration,
-    pub stop_limit: Duration,
+    config: ImportConfig,
+    shared: Arc<Shared>,
+    memory: Memory,
+    fds: RingFds,
     /// What the guest was told at the start.
-    pub offer: Offer,
-    pub connection: Option<Connection>,
+    offer: Offer,
+    connection: Option<Connection>,
     connected_at: Instant,
     reconnect: Reconnect,
     active: Option<Active>,
@@ -69,8 +69,10 @@ pub(crate) struct Link {
 struct Reconnect {
     at: Instant,
     delay: Duration,
-    /// The last reason that was logged: a back end that fails for ever fills no log.
+    /// The last reason that was looked at for the log.
     reason: String,
+    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time otherwise, fills no log.
+    whole_at: Instant,
 }
 
 impl Reconnect {
@@ -79,7 +81,15 @@ impl Reconnect {
             at: Instant::now(),
             delay: RETRY_FIRST,
             reason: String::new(),
+            whole_at: Instant::now(),
         }
+    }
+
+    /// After a connection that was a good one.
+    fn at_once(&mut self) {
+        self.at = Instant::now();
+        self.delay = RETRY_FIRST;
+        self.reason.clear();
     }
 
     fn later(&mut self) {
@@ -88,55 +98,39 @@ impl Reconnect {
     }
 
     /// Whether this is to be logged.
-    fn is_news(&mut self, reason: &str) -> bool {
-        let is_news = self.reason != reason;
-        if is_news {
-            reason.clone_into(&mut self.reason);
+    fn is_news(&mut self, reason: &str, now: Instant) -> bool {
+        if self.reason == reason {
+            return false;
         }
-        is_news
+        reason.clone_into(&mut self.reason);
+        self.admits(now)
+    }
+
+    /// Whether a line may be logged: some at once, then one each [`LINE_EVERY`].
+    fn admits(&mut self, now: Instant) -> bool {
+        let whole_at = self.whole_at.max(now);
+        let admits = whole_at - now <= (LINES - 1) * LINE_EVERY;
+        if admits {
+            self.whole_at = whole_at + LINE_EVERY;
+        }
+        admits
     }
 }
 
-/// What a [`Link`] is made of, but for the rings it does not have yet.
-pub(crate) struct Parts {
-    pub name: String,
-    pub path: PathBuf,
-    pub shared: Arc<Shared>,
-    pub memory: Memory,
-    pub fds: RingFds,
-    pub queues: u16,
-    pub queue_size: u16,
-    pub reply_limit: Duration,
-    pub stop_limit: Duration,
-    pub offer: Offer,
-    pub connection: Connection,
-}
-
 impl Link {
-    pub fn new(parts: Parts) -> Self {
-        let Parts {
-            name,
-            path,
-            shared,
-            memory,
-            fds,
-            queues,
-            queue_size,
-            reply_limit,
-            stop_limit,
-            offer,
-            connection,
-        } = parts;
+    /// With the first connection, and what was offered over it.
+    pub fn new(
+        config: ImportConfig,
+        shared: Arc<Shared>,
+        memory: Memory,
+        fds: RingFds,
+        (connection, offer): (Connection, Offer),
+    ) -> Self {
         Self {
-            name,
-            path,
+            config,
             shared,
             memory,
             fds,
-            queues,
-            queue_size,
-            reply_limit,
-            stop_limit,
             offer,
             connection: Some(connection),
             connected_at: Instant::now(),
@@ -196,13 +190,14 @@ impl Link {
             return;
         }
         // An error signalled before was about rings that are gone.
-        lower(&self.fds.err);
+        sidecore::drain_eventfd(self.fds.err.as_fd());
         match active.start(connection, &self.memory, &self.fds, self.offer.protocol) {
             Ok(()) => {}
             Err(StartError::Connection(error)) => self.lose(&chain(&error)),
             Err(StartError::Broken(error)) => {
-                self.lose(&chain(&error));
-                self.fail(&chain(&error));
+                let why = chain(&error);
+                self.lose(&why);
+                self.fail(&why);
             }
         }
     }
@@ -223,10 +218,10 @@ impl Link {
             self.lose("it did not stop its rings in time");
             return;
         }
-        connection.limit = self.stop_limit;
+        connection.limit = self.config.stop_limit;
         match handshake::stop_rings(connection, &active.activation.rings) {
             Ok(bases) => {
-                connection.limit = self.reply_limit;
+                connection.limit = self.config.reply_limit;
                 active.positions = Positions::Known(bases);
             }
             // Closing the socket is the last way to say it.
@@ -240,12 +235,12 @@ impl Link {
             return;
         }
         if self.connected_at.elapsed() >= STEADY {
-            self.reconnect = Reconnect::new();
+            self.reconnect.at_once();
         } else {
             self.reconnect.later();
         }
-        if self.reconnect.is_news(why) {
-            tracing::warn!(device = %self.name, socket = %self.path.display(), why,
+        if self.reconnect.is_news(why, Instant::now()) {
+            tracing::warn!(device = %self.config.name, socket = %self.config.path.display(), why,
                 "the back end is gone; connecting again");
         }
     }
@@ -256,24 +251,28 @@ impl Link {
             && !active.is_broken
         {
             active.is_broken = true;
-            tracing::error!(device = %self.name, why, "the device needs a reset");
+            tracing::error!(device = %self.config.name, why, "the device needs a reset");
             self.shared.set_broken(active.activation.generation);
         }
     }
 
     fn connect_again(&mut self) {
-        let opened = Connection::open(&self.path, self.shared.cancel.clone(), self.reply_limit);
+        let opened = Connection::open(
+            &self.config.path,
+            self.shared.cancel.clone(),
+            self.config.reply_limit,
+        );
         let made = opened
             .map_err(|source| ImportError::Connect {
-                path: self.path.clone(),
+                path: self.config.path.clone(),
                 source,
             })
             .and_then(|mut connection| {
                 let offer = handshake::negotiate(
                     &mut connection,
                     &self.memory,
-                    self.queues,
-                    self.queue_size,
+                    self.config.queues,
+                    self.config.queue_size,
                 )?;
                 self.check_offer(&offer)?;
                 Ok((connection, offer.protocol))
@@ -284,14 +283,14 @@ impl Link {
                 self.connected_at = Instant::now();
                 self.offer.protocol = protocol;
                 self.start();
-                if self.connection.is_some() {
-                    tracing::info!(device = %self.name, "connected to the back end again");
+                if self.connection.is_some() && self.reconnect.admits(self.connected_at) {
+                    tracing::info!(device = %self.config.name, "connected to the back end again");
                 }
             }
             Err(error) => {
                 let reason = chain(&error);
-                if self.reconnect.is_news(&reason) {
-                    tracing::warn!(device = %self.name, %reason, "the back end cannot be used; trying again");
+                if self.reconnect.is_news(&reason, Instant::now()) {
+                    tracing::warn!(device = %self.config.name, %reason, "the back end cannot be used; trying again");
                 }
                 self.reconnect.later();
             }
@@ -329,7 +328,7 @@ impl Link {
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let (has_error, has_input) = (is_ready(1), is_ready(2));
         drop(fds);
-        if has_error && lower(&self.fds.err) {
+        if has_error && sidecore::drain_eventfd(self.fds.err.as_fd()) {
             self.fail("the back end reports a ring that makes no sense");
         }
         if has_input
@@ -351,6 +350,7 @@ impl Active {
     ) -> Result<(), StartError> {
         let rings = &self.activation.rings;
         let is_restart = matches!(self.positions, Positions::ByUsedIndex);
+        handshake::set_features(connection, self.activation.features)?;
         if !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
             self.inflight = None;
         } else if self.inflight.is_none() && (!is_restart || is_quiet(memory, rings)) {
@@ -374,14 +374,13 @@ impl Active {
             .collect();
         // From the first of its messages on the back end may take buffers.
         self.positions = Positions::ByUsedIndex;
-        let features = self.activation.features;
-        handshake::start_rings(connection, features, self.inflight.as_ref(), &rings, fds)?;
+        handshake::start_rings(connection, self.inflight.as_ref(), &rings, fds)?;
         if is_restart {
             // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
             // for it; one signal too many is harmless.
             for (ring, _) in &rings {
-                raise(&fds.kick[usize::from(ring.index)]);
-                raise(&fds.call[usize::from(ring.index)]);
+                handshake::ring(&fds.kick[usize::from(ring.index)]);
+                handshake::ring(&fds.call[usize::from(ring.index)]);
             }
         }
         Ok(())
@@ -393,4 +392,29 @@ fn is_quiet(memory: &Memory, rings: &[RingPlace]) -> bool {
     rings
         .iter()
         .all(|ring| memory.avail_idx(ring) == memory.used_idx(ring))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_back_end_that_fails_for_ever_fills_no_log() {
+        let mut reconnect = Reconnect::new();
+        let start = Instant::now();
+        let mut said = 0;
+        // Alternately, each time after a connection that was a good one.
+        for at in 0..1000 {
+            let now = start + Duration::from_millis(100) * at;
+            reconnect.at_once();
+            said += u32::from(reconnect.is_news(["gone", "refused"][at as usize % 2], now));
+            said += u32::from(reconnect.admits(now));
+        }
+        assert!((100..=LINES + 101).contains(&said), "{said}");
+        // After a rest each is said again, once.
+        let now = start + Duration::from_secs(1000);
+        reconnect.at_once();
+        assert!(reconnect.is_news("gone", now));
+        assert!(!reconnect.is_news("gone", now));
+    }
 }

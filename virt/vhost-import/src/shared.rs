@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -53,6 +53,9 @@ pub(crate) struct Shared {
     has_news: AtomicBool,
     /// Wakes the owner.
     news: OwnedFd,
+    /// `has_news` and `news` change together under it: news that set the one before and the other after they were taken would leave a
+    /// descriptor that nobody empties, and an owner that cannot sleep. The owner only tries it.
+    telling: Mutex<()>,
     /// Wakes the thread between requests.
     bell: OwnedFd,
     /// Ends the thread's wait for a reply.
@@ -71,6 +74,7 @@ impl Shared {
             is_over: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
             news: fd()?,
+            telling: Mutex::default(),
             bell: fd()?,
             cancel: Arc::new(fd()?),
         })
@@ -110,10 +114,20 @@ impl Shared {
         self.has_news.load(Ordering::Acquire)
     }
 
-    /// Empties the descriptor first: news that comes in between is looked at twice and not lost.
+    /// From now on there is none. If some is just being told, there is still some.
     pub fn take_news(&self) {
+        let _telling = match self.telling.try_lock() {
+            Ok(telling) => telling,
+            Err(TryLockError::Poisoned(telling)) => telling.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         lower(&self.news);
         self.has_news.store(false, Ordering::SeqCst);
+    }
+
+    /// Makes the owner itself look: it is awake.
+    pub fn remind(&self) {
+        self.has_news.store(true, Ordering::SeqCst);
     }
 
     pub fn news_fd(&self) -> &OwnedFd {
@@ -153,6 +167,7 @@ impl Shared {
 
     /// Wakes the owner.
     pub fn tell(&self) {
+        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         self.has_news.store(true, Ordering::SeqCst);
         raise(&self.news);
     }
@@ -174,17 +189,39 @@ impl Shared {
     }
 }
 
-/// Makes an eventfd readable. Full, it is readable already.
+/// Makes an eventfd of this process alone readable. Full, it is readable already.
 pub(crate) fn raise(fd: impl AsFd) {
     while rustix::io::write(&fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
 }
 
-/// Empties an eventfd; whether it was readable.
+/// Empties an eventfd of this process alone; whether it was readable.
 pub(crate) fn lower(fd: impl AsFd) -> bool {
     loop {
         match rustix::io::read(&fd, &mut [0; 8]) {
             Err(Errno::INTR) => {}
             read => return read.is_ok(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn taken_news_leaves_nothing_that_wakes() {
+        let shared = Arc::new(Shared::new().unwrap());
+        for _ in 0..2_000 {
+            let other = shared.clone();
+            let teller = std::thread::spawn(move || other.tell());
+            while !shared.has_news() {
+                std::thread::yield_now();
+            }
+            while shared.has_news() {
+                shared.take_news();
+            }
+            teller.join().unwrap();
+            assert!(!lower(&shared.news), "it wakes, and nobody would look");
         }
     }
 }

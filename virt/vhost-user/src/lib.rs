@@ -28,12 +28,15 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod chain;
 pub mod channel;
 pub mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzz;
 pub mod inflight;
 pub mod wire;
+
+pub use chain::chain;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

@@ -8,7 +8,7 @@
 //! up or moves them; interrupts themselves never come here, so the ledger does not count them.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
@@ -121,8 +121,10 @@ impl CallLines for KvmCalls {
     fn forget(&mut self, queue: u16) {
         let line = &self.lines[usize::from(queue)];
         if !line.is_connected {
-            // An error says that there is nothing to drop.
-            let _ = line.fd.read();
+            // SAFETY: the descriptor belongs to `line.fd`, which outlives this call.
+            let fd = unsafe { BorrowedFd::borrow_raw(line.fd.as_raw_fd()) };
+            // Whoever signals it can make it a descriptor whose reader waits.
+            sidecore::drain_eventfd(fd);
         }
     }
 }

@@ -2,11 +2,12 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::os::fd::{BorrowedFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use disk_image::{ImageDisk, ImageError, ImageFormat, ImageOptions};
+use disk_image::{Backing, ImageDisk, ImageError, ImageFormat, ImageOptions};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tempfile::TempDir;
 use vio::blk::{BlockIo, Completion, Op, Outcome};
 
 /// Whether QEMU's tools are here; says so if not.
@@ -37,6 +38,40 @@ pub fn run(line: &str) -> String {
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A folder, and the path of an image in it that is not there yet.
+pub fn folder() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.qcow2");
+    (folder, path)
+}
+
+/// The argument of qemu-img for these options of the format, or none.
+fn argument(options: &str) -> String {
+    match options {
+        "" => String::new(),
+        options => format!("-o {options}"),
+    }
+}
+
+/// A qcow2 image of `size` bytes without data.
+pub fn create(path: &Path, options: &str, size: u64) {
+    let argument = argument(options);
+    run(&format!(
+        "qemu-img create -q -f qcow2 {argument} {} {size}",
+        path.display()
+    ));
+}
+
+/// The contents of a raw image as a qcow2 image of compressed clusters.
+pub fn compress(raw: &Path, options: &str, path: &Path) {
+    let argument = argument(options);
+    run(&format!(
+        "qemu-img convert -q -c -f raw -O qcow2 {argument} {} {}",
+        raw.display(),
+        path.display()
+    ));
 }
 
 /// `qemu-img check`: no corruption, and no leak unless allowed.
@@ -93,6 +128,14 @@ pub fn options() -> ImageOptions {
     ImageOptions {
         depth: 32,
         ..ImageOptions::default()
+    }
+}
+
+/// As [`options`], with what is behind the image.
+pub fn follow() -> ImageOptions {
+    ImageOptions {
+        backing: Backing::Follow,
+        ..options()
     }
 }
 

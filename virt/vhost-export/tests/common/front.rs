@@ -7,12 +7,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use vhost_blk::channel::{Channel, ChannelError};
 use vhost_blk::layout::Layout;
 use vhost_blk::memory::Memory;
-use vhost_blk::queue::Queue;
+use vhost_blk::queue::{Extent, Op, Queue, SECTOR};
 use vhost_blk::ring::feature as ring;
 use vhost_user::frontend::Reply;
 use vhost_user::wire::{
     MemRegion, ProtocolFeatures, Request, VringAddr, VringFd, VringState, feature as vhost,
 };
+
+use vio::blk::SlowControl;
 
 use super::{BLOCK, Io, PATIENCE};
 
@@ -64,13 +66,19 @@ impl Front {
     /// All of it at once: features, memory, rings.
     #[track_caller]
     pub fn running(path: &Path, ring_features: u64, queues: u16, depth: u16) -> Self {
+        let mut front = Self::sharing(path, ring_features, queues, depth);
+        for queue in 0..queues {
+            front.serve(queue);
+        }
+        front
+    }
+
+    /// Features and memory, but no ring yet.
+    #[track_caller]
+    pub fn sharing(path: &Path, ring_features: u64, queues: u16, depth: u16) -> Self {
         let mut front = Self::connect(path, queues, depth);
         front.set_features(ring_features);
         front.share();
-        for queue in 0..queues {
-            front.start(queue);
-            front.enable(queue, true);
-        }
         front
     }
 
@@ -191,6 +199,59 @@ impl Front {
     pub fn enable(&mut self, queue: u16, enable: bool) {
         let index = queue.into();
         self.call(Request::SetVringEnable { index, enable });
+    }
+
+    /// Starts a ring and enables it.
+    #[track_caller]
+    pub fn serve(&mut self, queue: u16) {
+        self.start(queue);
+        self.enable(queue, true);
+    }
+
+    /// As when the guest resets a device of one ring.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.stop(0);
+        self.fresh_rings();
+        self.serve(0);
+    }
+
+    /// Submits these blocks, each to the next of the first `queues` queues, and waits until the disk holds them all.
+    #[track_caller]
+    pub fn put_in_flight(
+        &mut self,
+        control: &SlowControl,
+        queues: u64,
+        op: Op,
+        blocks: std::ops::Range<u64>,
+    ) {
+        let count = blocks.clone().count();
+        for block in blocks {
+            assert!(self.io().submit((block % queues) as u16, op, block));
+        }
+        super::until("they are in flight", || control.held() == count);
+    }
+
+    /// Makes a read of one sector available in queue 0, and kicks nobody.
+    #[track_caller]
+    pub fn read_silently(&mut self, sector: u64) {
+        let own = &mut self.queues[0];
+        let slot = own.take_slot().expect("a slot");
+        let extent = Extent {
+            sector,
+            bytes: SECTOR,
+        };
+        assert!(own.submit(&self.memory, &self.layout, slot, Op::Read, extent, 0));
+        own.publish_silently(&self.memory);
+    }
+
+    /// Takes a request of queue 0 that has come back, if there is one; what it has read is not looked at.
+    #[track_caller]
+    pub fn take_done(&mut self) -> bool {
+        let own = &mut self.queues[0];
+        let done = own.complete(&self.memory, &self.layout);
+        let done = done.expect("the device keeps to the protocol");
+        done.inspect(|done| own.release(done.slot)).is_some()
     }
 
     /// GET_VRING_BASE.

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sidecore::{Handle, IdlePolicy, Reply, Sidecore, SidecoreBuilder};
+use vhost_blk::drive::Run;
 use vhost_blk::layout::Layout;
+use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
 use vhost_blk::memory::Memory;
 use vhost_blk::queue::{Done, Extent, Op, Queue, SECTOR, Status};
 use vhost_blk::{Client, Options};
@@ -154,6 +156,41 @@ pub fn tracked(features: u64, queues: u16, depth: u16) -> Options {
         protocol: options.protocol | vhost_user::wire::ProtocolFeatures::INFLIGHT_SHMFD,
         ..options
     }
+}
+
+/// A run of random reads by one guest that asks again as soon as it is answered.
+pub fn reads(socket: PathBuf, options: Options, measure: Duration) -> Run {
+    Run {
+        vms: vec![VmSpec {
+            socket,
+            depth: options.depth,
+            block: options.block,
+            weight: 1.0,
+            pacing: Pacing::Closed,
+            group: 0,
+        }],
+        options,
+        mix: Mix {
+            read: 100,
+            flush: 0,
+            is_sequential: false,
+        },
+        sectors: None,
+        mode: Mode::Event,
+        warm_up: Duration::ZERO,
+        measure,
+        seed: 1,
+        server: None,
+    }
+}
+
+/// Lets a disk's requests go when somebody has begun to wait for them.
+pub fn open_soon(control: &SlowControl) -> thread::JoinHandle<()> {
+    let control = control.clone();
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(2));
+        control.set_open(true);
+    })
 }
 
 /// Waits for a condition.

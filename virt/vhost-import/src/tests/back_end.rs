@@ -1,5 +1,7 @@
 //! The other side: a listener, and a thread that plays the daemon to one session after the other.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ pub struct Plan {
     pub refuses_rings: bool,
     /// It takes connections and says nothing.
     pub is_mute: bool,
+    /// With each reply comes a descriptor that takes three seconds to close.
+    pub lingers: bool,
 }
 
 impl Default for Plan {
@@ -50,6 +54,7 @@ impl Default for Plan {
             ignores_stop: false,
             refuses_rings: false,
             is_mute: false,
+            lingers: false,
         }
     }
 }
@@ -152,6 +157,19 @@ impl Drop for BackEnd {
     }
 }
 
+/// A TCP socket whose last close waits: its peer reads nothing, and it is to linger.
+fn lingering() -> OwnedFd {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    let linger = Some(Duration::from_secs(3));
+    rustix::net::sockopt::set_socket_linger(&socket, linger).unwrap();
+    // Its end would reset the connection.
+    std::mem::forget(listener);
+    socket.into()
+}
+
 struct Player {
     plan: Plan,
     seen: Arc<Mutex<Seen>>,
@@ -221,7 +239,9 @@ impl Player {
                 }
                 Err(_) => return,
             };
-            if let Some(reply) = reply {
+            if let Some(mut reply) = reply {
+                // Sending it closes ours: the other side's is the last, unless it is very quick (then this one waits, and the test sees nothing).
+                reply.fds.extend(plan.lingers.then(lingering));
                 sender.push(reply).unwrap();
                 if sender.flush(socket).is_err() {
                     return;
@@ -253,6 +273,10 @@ impl Player {
                 return Ok(Answer::Config(config));
             }
             Event::InflightWanted(_) => {
+                assert!(
+                    !seen.features.is_empty(),
+                    "it has to know the rings' layout"
+                );
                 seen.inflight_made += 1;
                 return Ok(Answer::Inflight {
                     fd: tempfile::tempfile().unwrap().into(),

@@ -10,7 +10,7 @@ fn refused(plan: Plan, queues: u16, expected: &str) {
     let error = Guest::try_connect(config(back_end.path(), queues))
         .map(drop)
         .unwrap_err();
-    let text = crate::error::chain(&error);
+    let text = vhost_user::chain(&error);
     assert!(text.contains(expected), "{text}");
 }
 
@@ -56,7 +56,7 @@ fn what_a_device_cannot_do_without_is_named() {
 fn nobody_there_is_an_error_that_names_the_socket() {
     let dir = tempfile::tempdir().unwrap();
     let error = Guest::try_connect(config(&dir.path().join("absent"), 1));
-    let text = crate::error::chain(&error.map(drop).unwrap_err());
+    let text = vhost_user::chain(&error.map(drop).unwrap_err());
     assert!(text.contains("absent"), "{text}");
 }
 
@@ -70,7 +70,7 @@ fn a_mute_back_end_costs_no_more_than_the_limit() {
         reply_limit: Duration::from_millis(50),
         ..config(back_end.path(), 1)
     };
-    let text = crate::error::chain(&Guest::try_connect(config).map(drop).unwrap_err());
+    let text = vhost_user::chain(&Guest::try_connect(config).map(drop).unwrap_err());
     assert!(text.contains("no reply within 50ms"), "{text}");
 }
 
@@ -178,6 +178,65 @@ fn giving_up_makes_the_stop_done_at_once() {
     guest.import.reset();
     assert!(!guest.import.needs_reset());
     eventually("connected again", || back_end.seen().connections == 2);
+}
+
+/// An eventfd that is full and has lost O_NONBLOCK holds whoever writes it; one that is empty, whoever reads it.
+#[test]
+fn descriptors_that_the_back_end_makes_blocking_hold_nobody() {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    let back_end = BackEnd::new(plan());
+    let mut guest = Guest::connect(&back_end, 1);
+    guest.start();
+    eventually("started", || back_end.seen().is_serving(0));
+    let ring = back_end.seen().started[0].clone();
+    let vhost_user::backend::Kick::Fd(kick) = ring.kick else {
+        panic!("a descriptor")
+    };
+    let (call, err) = (ring.call.unwrap(), ring.err.unwrap());
+    for fd in [&kick, &call, &err] {
+        fcntl_setfl(fd, OFlags::empty()).unwrap();
+    }
+    if sidecore::never_waits() {
+        for fd in [&kick, &call] {
+            rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        }
+    } else {
+        eprintln!("no AIO here: without full ones");
+    }
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        guest.import.kick(0);
+        guest.stop();
+        guest.import.reset();
+        guest.start();
+        let _ = done.send(guest);
+    });
+    let mut guest = wait
+        .recv_timeout(PATIENCE)
+        .expect("the owner does not wait");
+    eventually("started again", || back_end.seen().started.len() == 2);
+    // The connection's thread signals kicks and calls.
+    let back_end = back_end.restart(plan());
+    eventually("served again", || back_end.seen().is_serving(0));
+    guest.stop();
+    assert_eq!(back_end.seen().stopped, [0]);
+}
+
+#[test]
+fn a_descriptor_that_is_slow_to_close_does_not_hold_the_end() {
+    let back_end = BackEnd::new(plan());
+    let guest = Guest::connect(&back_end, 1);
+    let lingers = Plan {
+        lingers: true,
+        ..plan()
+    };
+    let back_end = back_end.restart(lingers);
+    eventually("connected again", || back_end.seen().connections == 1);
+    // The reply is on its way, or closing what came with it has begun.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    drop(guest);
+    assert!(begin.elapsed() < Duration::from_millis(2500));
 }
 
 #[test]
