@@ -16,7 +16,7 @@ fn count() -> usize {
 /// # Panics
 /// If so.
 pub(crate) fn leaves_none(body: impl FnOnce()) {
-    // This thread's, made at the first signal and kept.
+    // What all threads share, made at the first signal and kept.
     sidecore::never_waits();
     let before = count();
     body();

@@ -16,7 +16,7 @@
 //!
 //! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8).
 //!
-//! UNSAFETY: five system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit` and copies what it
+//! UNSAFETY: system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit` and copies what it
 //! needs; it writes events into an array of ours during `io_getevents`, and a count into one of eight bytes during `preadv2`; all are
 //! references of ours, valid for the call.
 #![expect(unsafe_code, reason = "system calls; see the head comment")]
@@ -26,6 +26,7 @@ use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
     ptr,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use crate::sys::EventFd;
@@ -62,18 +63,23 @@ const _: () = assert!(size_of::<Iocb>() == 64);
 #[derive(Clone, Copy, Debug, Default)]
 struct IoEvent([u64; 4]);
 
-/// One thread's context.
+/// A context; one thread at a time uses it.
 #[derive(Debug)]
 struct Signaller {
     context: libc::c_ulong,
-    /// Always writable, never read.
-    ready: EventFd,
+    ready: &'static EventFd,
     since_reap: std::cell::Cell<u32>,
 }
 
 impl Signaller {
     fn new() -> io::Result<Self> {
-        let ready = EventFd::new()?;
+        let ready = match READY.get() {
+            Some(ready) => ready,
+            None => {
+                let ready = EventFd::new()?;
+                READY.get_or_init(|| ready)
+            }
+        };
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes one word into `context`, which is ours and 0, as it has to be.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH, &raw mut context) };
@@ -139,20 +145,39 @@ impl Signaller {
     }
 }
 
-impl Drop for Signaller {
+/// What is polled: always writable, never read.
+static READY: OnceLock<EventFd> = OnceLock::new();
+
+/// Contexts of threads that have ended, for the next ones. None is ever given back to the kernel before the process ends:
+/// `io_destroy(2)` waits for two RCU grace periods, 30 ms where nothing is wrong, and has been seen to wait for 20 s.
+static SPARE: Mutex<Vec<Signaller>> = Mutex::new(Vec::new());
+
+/// A thread's context, if there is one for it.
+#[derive(Debug)]
+struct Own(Option<Signaller>);
+
+impl Own {
+    fn get() -> Self {
+        // In a statement of its own: it is unlocked before another one is made.
+        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Own(spare.or_else(|| Signaller::new().ok()))
+    }
+}
+
+impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: no pointers; the context is ours, and nothing of it is in use.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.extend(self.0.take());
     }
 }
 
 thread_local! {
-    static SIGNALLER: OnceCell<Option<Signaller>> = const { OnceCell::new() };
+    static SIGNALLER: OnceCell<Own> = const { OnceCell::new() };
 }
 
 /// Whether [`signal_eventfd`] never waits on this thread: whether the kernel gave it an AIO context.
 pub fn never_waits() -> bool {
-    SIGNALLER.with(|own| own.get_or_init(|| Signaller::new().ok()).is_some())
+    SIGNALLER.with(|own| own.get_or_init(Own::get).0.is_some())
 }
 
 /// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor is in and whoever else has it;
@@ -161,7 +186,7 @@ pub fn never_waits() -> bool {
 /// # Errors
 /// It is no eventfd.
 pub fn signal_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
-    SIGNALLER.with(|own| match own.get_or_init(|| Signaller::new().ok()) {
+    SIGNALLER.with(|own| match &own.get_or_init(Own::get).0 {
         Some(signaller) => signaller.signal(fd.as_raw_fd()),
         None => write_one(fd),
     })
@@ -222,6 +247,23 @@ mod tests {
         let mut count = [0; 8];
         fd.read_exact(&mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1000);
+    }
+
+    #[test]
+    fn threads_that_follow_each_other_share_a_context() {
+        if !never_waits() {
+            eprintln!("skipped: no AIO here");
+            return;
+        }
+        let context = || {
+            let of_thread = || {
+                SIGNALLER.with(|own| own.get_or_init(Own::get).0.as_ref().map(|own| own.context))
+            };
+            thread::spawn(of_thread).join().unwrap().unwrap()
+        };
+        // Other tests' threads may take the one or the other meanwhile: not as many as there are rounds.
+        let contexts: std::collections::HashSet<_> = (0..100).map(|_| context()).collect();
+        assert!(contexts.len() < 50, "{}", contexts.len());
     }
 
     #[test]

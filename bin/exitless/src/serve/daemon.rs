@@ -20,11 +20,9 @@ const SILENCE: Duration = Duration::from_secs(2);
 pub fn run(config: Config) -> Result<u8> {
     let signals = Signals::block().context("blocking signals")?;
     raise_descriptor_limit();
-    // On a thread of its own, so that what it asks the kernel for is given back.
-    if !std::thread::spawn(sidecore::never_waits)
-        .join()
-        .unwrap_or(false)
-    {
+    // On a thread that ends: the first core takes over what it got from the kernel.
+    let never_waits = std::thread::spawn(sidecore::never_waits).join();
+    if !never_waits.unwrap_or(false) {
         tracing::warn!(
             "the kernel gives no AIO context (CONFIG_AIO, a seccomp filter, fs.aio-max-nr): a front end that fills the \
              eventfd it is called by, and makes it a blocking one, can hold its core"
