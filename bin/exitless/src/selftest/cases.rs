@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::demo::median;
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -308,21 +309,24 @@ fn idle() -> Case {
     Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
-            // The least of several windows: whatever else runs on an emulated host only adds to it.
+            // Several windows, of which the middle one counts: on an emulated host whatever else runs then adds to one.
             let script = "workload reads /dev/vda --count 50 --no-markers && sleep 1 && \
-                          for i in 1 2 3 4; do workload idle --seconds 3 || exit 1; done";
+                          for i in 1 2 3 4 5; do workload idle --seconds 3 || exit 1; done";
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.idle = "adaptive";
             let outcome = guest.run(host)?;
-            let share = outcome
+            let share = |window: &serde_json::Value| {
+                let used = window["sidecore"]["cpu_ns"].as_f64()?;
+                Some(used / window["duration_ns"].as_f64()?)
+            };
+            let shares = outcome
                 .windows()
                 .iter()
-                .map(|window| {
-                    let ns = |value: &serde_json::Value| value.as_f64().unwrap_or(f64::NAN);
-                    ns(&window["sidecore"]["cpu_ns"]) / ns(&window["duration_ns"])
-                })
-                .reduce(f64::min)
-                .context("the guest marked no window")?;
+                .map(share)
+                .collect::<Option<Vec<f64>>>()
+                .context("a window without the sidecore's time")?;
+            ensure!(shares.len() == 5, "{} windows of 5", shares.len());
+            let share = median(shares);
             ensure!(share < 0.01, "{:.2} % of a CPU", share * 100.0);
             Ok(format!("{:.2} %", share * 100.0))
         },
