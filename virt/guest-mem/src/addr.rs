@@ -10,94 +10,14 @@
 
 use std::fmt;
 
-/// Size of the smallest page of every table format here, in bytes.
-pub const PAGE_SIZE: u64 = 4096;
+use address::address_space;
+pub use address::{Iova, PAGE_SIZE};
 
-macro_rules! address {
-    ($(#[$doc:meta])* $name:ident, $tag:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-        #[repr(transparent)]
-        pub struct $name(u64);
-
-        impl $name {
-            /// The address with this numeric value.
-            #[inline]
-            pub const fn new(raw: u64) -> Self {
-                Self(raw)
-            }
-
-            /// The numeric value, for registers, table entries and messages.
-            #[inline]
-            pub const fn raw(self) -> u64 {
-                self.0
-            }
-
-            /// The address `bytes` further on; `None` past the end of the 64-bit space.
-            #[inline]
-            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
-                match self.0.checked_add(bytes) {
-                    Some(raw) => Some(Self(raw)),
-                    None => None,
-                }
-            }
-
-            /// Bytes from `base` to `self`; `None` where `self` lies below `base`.
-            #[inline]
-            pub const fn offset_from(self, base: Self) -> Option<u64> {
-                self.0.checked_sub(base.0)
-            }
-
-            /// The start of the `size`-byte block holding this address; `size` is a power of two.
-            #[inline]
-            pub const fn align_down(self, size: u64) -> Self {
-                debug_assert!(size.is_power_of_two());
-                Self(self.0 & !(size - 1))
-            }
-
-            /// Offset inside its `size`-byte block, in bytes; `size` is a power of two.
-            #[inline]
-            pub const fn offset_in(self, size: u64) -> u64 {
-                debug_assert!(size.is_power_of_two());
-                self.0 & (size - 1)
-            }
-
-            /// Whether the address is a multiple of `size`, a power of two.
-            #[inline]
-            pub const fn is_aligned(self, size: u64) -> bool {
-                self.offset_in(size) == 0
-            }
-
-            /// Bytes from here to the end of its 4 KiB page, 1 to 4096.
-            #[inline]
-            pub const fn left_in_page(self) -> u64 {
-                PAGE_SIZE - self.offset_in(PAGE_SIZE)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!($tag, "({:#x})"), self.0)
-            }
-        }
-
-        impl fmt::LowerHex for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::LowerHex::fmt(&self.0, f)
-            }
-        }
-    };
-}
-
-address! {
+address_space! {
     /// Guest-physical address.
     Gpa, "Gpa"
 }
-address! {
-    /// I/O virtual address: what a device puts on the bus.
-    Iova, "Iova"
-}
-address! {
+address_space! {
     /// Host-virtual address: a pointer of this process, as a number.
     Hva, "Hva"
 }

@@ -1,0 +1,213 @@
+//! What is asked for and what is given: sizes in pages of 4 KiB, ends inclusive.
+
+use core::fmt;
+
+use address::{Iova, PAGE_SHIFT, PAGE_SIZE};
+
+/// Number of an IOVA page: the address shifted right by [`PAGE_SHIFT`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct IovaPfn(u64);
+
+impl IovaPfn {
+    /// Highest page number of a 64-bit space.
+    pub const MAX: Self = Self(u64::MAX >> PAGE_SHIFT);
+
+    /// The page with this number; `raw` is at most [`Self::MAX`], higher bits are dropped.
+    #[inline]
+    pub const fn new(raw: u64) -> Self {
+        Self(raw & Self::MAX.0)
+    }
+
+    /// The page that holds `iova`.
+    #[inline]
+    pub const fn of(iova: Iova) -> Self {
+        Self(iova.raw() >> PAGE_SHIFT)
+    }
+
+    /// The number.
+    #[inline]
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// First byte of the page.
+    #[inline]
+    pub const fn start(self) -> Iova {
+        Iova::new(self.0 << PAGE_SHIFT)
+    }
+}
+
+impl fmt::Debug for IovaPfn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IovaPfn({:#x})", self.0)
+    }
+}
+
+/// One or more whole IOVA pages that lie in the 64-bit space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IovaRange {
+    first: IovaPfn,
+    pages: u64,
+}
+
+impl IovaRange {
+    /// `pages` pages from `first` on; `None` for no pages, or where the last one lies past the space.
+    #[inline]
+    pub const fn new(first: IovaPfn, pages: u64) -> Option<Self> {
+        if pages == 0 || pages - 1 > IovaPfn::MAX.0 - first.0 {
+            return None;
+        }
+        Some(Self { first, pages })
+    }
+
+    /// First page.
+    #[inline]
+    pub const fn first(self) -> IovaPfn {
+        self.first
+    }
+
+    /// Last page, inclusive.
+    #[inline]
+    pub const fn last(self) -> IovaPfn {
+        IovaPfn(self.first.0 + (self.pages - 1))
+    }
+
+    /// Number of pages, at least 1.
+    #[inline]
+    pub const fn pages(self) -> u64 {
+        self.pages
+    }
+
+    /// First byte.
+    #[inline]
+    pub const fn start(self) -> Iova {
+        self.first.start()
+    }
+
+    /// Length in bytes; `None` for the whole 64-bit space.
+    #[inline]
+    pub const fn len(self) -> Option<u64> {
+        self.pages.checked_mul(PAGE_SIZE)
+    }
+
+    /// Never: a range has at least one page.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        false
+    }
+
+    /// Whether a page lies in both.
+    #[inline]
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.first.0 <= other.last().0 && other.first.0 <= self.last().0
+    }
+
+    /// Whether every page of `other` lies in `self`.
+    #[inline]
+    pub const fn contains(self, other: Self) -> bool {
+        self.first.0 <= other.first.0 && other.last().0 <= self.last().0
+    }
+}
+
+impl fmt::Debug for IovaRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "[{:#x}; {} pages]",
+            self.first.0 << PAGE_SHIFT,
+            self.pages
+        )
+    }
+}
+
+impl fmt::Display for IovaRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// What a range is wanted for.
+///
+/// A range of `pages` pages is aligned to the power of two that holds it unless more is asked for: a
+/// device that is given 3 pages never sees them cross a 16 KiB boundary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub(crate) pages: u64,
+    pub(crate) last: IovaPfn,
+    pub(crate) align_order: u8,
+    pub(crate) phys: Option<address::PhysAddr>,
+    pub(crate) access: Access,
+}
+
+/// What a device may do with a page. Only [`IdentityAllocator`](crate::IdentityAllocator) looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Access {
+    /// The device reads (data goes to the device).
+    Read = 1,
+    /// The device writes (data comes from the device).
+    Write = 2,
+    /// Both.
+    ReadWrite = 3,
+}
+
+impl Request {
+    /// `pages` pages anywhere in the aperture.
+    #[inline]
+    pub const fn pages(pages: u64) -> Self {
+        Self {
+            pages,
+            last: IovaPfn::MAX,
+            align_order: 0,
+            phys: None,
+            access: Access::ReadWrite,
+        }
+    }
+
+    /// No page above `last`: what the device's DMA mask allows.
+    #[inline]
+    pub const fn at_most(self, last: IovaPfn) -> Self {
+        Self { last, ..self }
+    }
+
+    /// Aligned to `2^order` pages, if that is more than the size's own alignment. `order` is at most 52.
+    #[inline]
+    pub const fn aligned(self, order: u8) -> Self {
+        Self {
+            align_order: order,
+            ..self
+        }
+    }
+
+    /// The memory behind the range starts at `phys`, and the device may do `access` with it.
+    #[inline]
+    pub const fn for_memory(self, phys: address::PhysAddr, access: Access) -> Self {
+        Self {
+            phys: Some(phys),
+            access,
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_wraps_is_not_made() {
+        assert!(IovaRange::new(IovaPfn::new(5), 0).is_none());
+        assert!(IovaRange::new(IovaPfn::MAX, 2).is_none());
+        assert!(IovaRange::new(IovaPfn::MAX, u64::MAX).is_none());
+        let all = IovaRange::new(IovaPfn::new(0), 1 << 52).expect("the whole space");
+        assert_eq!((all.last(), all.len()), (IovaPfn::MAX, None));
+    }
+
+    #[test]
+    fn ends_are_inclusive() {
+        let range = |first, pages| IovaRange::new(IovaPfn::new(first), pages).expect("fits");
+        assert!(range(4, 4).overlaps(range(7, 1)) && !range(4, 4).overlaps(range(8, 1)));
+        assert!(range(4, 4).contains(range(4, 4)) && !range(4, 4).contains(range(7, 2)));
+    }
+}

@@ -1,0 +1,81 @@
+//! A spinning lock. It disables no interrupts and queues nobody: what must not wait takes [`Lock::try_lock`].
+
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+
+#[cfg(loom)]
+type Inner<T> = loom::sync::Mutex<T>;
+#[cfg(loom)]
+type InnerGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
+#[cfg(not(loom))]
+type Inner<T> = spin::mutex::SpinMutex<T>;
+#[cfg(not(loom))]
+type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
+
+/// A value behind a test-and-test-and-set lock.
+pub struct Lock<T>(Inner<T>);
+
+impl<T> Lock<T> {
+    /// An open lock around `value`.
+    pub fn new(value: T) -> Self {
+        Self(Inner::new(value))
+    }
+
+    /// Spins until the value is ours.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        #[cfg(loom)]
+        return Guard(self.0.lock().expect("loom ends the model at a panic"));
+        #[cfg(not(loom))]
+        Guard(self.0.lock())
+    }
+
+    /// The value, if nobody holds it now.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        #[cfg(loom)]
+        return self.0.try_lock().ok().map(Guard);
+        #[cfg(not(loom))]
+        self.0.try_lock().map(Guard)
+    }
+
+    /// The value, which nobody else can hold.
+    #[inline]
+    pub fn get_mut(&mut self) -> &mut T {
+        #[cfg(loom)]
+        return self.0.get_mut().expect("loom ends the model at a panic");
+        #[cfg(not(loom))]
+        self.0.get_mut()
+    }
+}
+
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> fmt::Debug for Lock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lock")
+    }
+}
+
+/// The value of a [`Lock`] while it is held.
+pub struct Guard<'a, T>(InnerGuard<'a, T>);
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
