@@ -39,8 +39,10 @@ mod index;
 mod shelf;
 mod slab;
 
+mod art;
 mod lru;
 mod optimistic;
+mod rtc;
 mod sharing;
 mod stacked;
 
@@ -49,6 +51,7 @@ pub use key::Key;
 pub use lru::LruCache;
 pub use optimistic::{OptimisticCache, RESIDENCY_NS};
 pub use risk::{Counts, RiskContract, Violation, Windows};
+pub use rtc::{CYCLE_NS, RtcCache};
 pub use sharing::{SharingCache, SharingTable};
 pub use stacked::Stacked;
 
@@ -136,3 +139,6 @@ pub trait Expire: Send + Sync {
     /// An entry of the batch was not taken from this cache: a mistake of the caller.
     fn torn_down(&self, batch: &mut Batch, now_ns: u64);
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

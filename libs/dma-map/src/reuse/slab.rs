@@ -267,3 +267,6 @@ impl Expire for Slab {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod model;
