@@ -140,5 +140,6 @@ pub trait Expire: Send + Sync {
     fn torn_down(&self, batch: &mut Batch, now_ns: u64);
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;

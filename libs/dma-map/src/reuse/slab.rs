@@ -268,5 +268,6 @@ impl Expire for Slab {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod model;
