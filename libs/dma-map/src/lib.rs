@@ -2,3 +2,5 @@
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
+
+pub mod reuse;
