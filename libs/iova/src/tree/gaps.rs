@@ -536,6 +536,17 @@ impl Gaps {
             return false;
         }
         let siblings = self.nodes[parent as usize].len as usize;
+        if len == 0 && siblings == 1 {
+            // The parent is empty with it, and joins a neighbour of its own.
+            if is_leaf {
+                let [before, after, ..] = self.nodes[node as usize].kids;
+                self.nodes[before as usize].kids[AFTER] = after;
+                self.nodes[after as usize].kids[BEFORE] = before;
+            }
+            self.nodes[parent as usize].len = 0;
+            self.free_node(node);
+            return true;
+        }
         let fits = |other: usize| {
             let kid = self.nodes[parent as usize].kids[other];
             len + self.nodes[kid as usize].len as usize <= FANOUT * 3 / 4
@@ -647,6 +658,46 @@ mod tests {
             })
             .max()
             .expect("one page always fits")
+    }
+
+    /// Every second page is a gap, then runs of them vanish in every order; full and nearly empty nodes lie side by
+    /// side.
+    #[test]
+    fn nodes_split_join_and_vanish() {
+        const GAPS: u64 = 6000;
+        for run in [1, 3, 40, 500, GAPS] {
+            let mut gaps = Gaps::new(&[]);
+            gaps.top = 2 * GAPS;
+            let mut left = std::collections::BTreeSet::new();
+            for step in 0..GAPS {
+                // 7 and 6000 have no common factor.
+                let page = 1 + step * 7 % GAPS * 2;
+                gaps.give(page, page);
+                left.insert(page);
+            }
+            gaps.check();
+            let mut seed = run;
+            while !left.is_empty() {
+                seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(11);
+                let from = (seed >> 33) % (2 * GAPS);
+                let doomed: Vec<u64> = left.range(from..).copied().take(run as usize).collect();
+                // Downwards, each run in turn.
+                for &page in doomed.iter().rev() {
+                    assert_eq!(gaps.take(1, 0, page), Some(page));
+                    left.remove(&page);
+                }
+                if left.len() % 16 == 0 || run > 3 {
+                    gaps.check();
+                }
+                if doomed.is_empty() {
+                    let &lowest = left.first().expect("not empty");
+                    assert_eq!(gaps.take(1, 0, lowest), Some(lowest));
+                    left.remove(&lowest);
+                }
+            }
+            gaps.check();
+            assert_eq!((gaps.height, gaps.holds(1, 1)), (1, false));
+        }
     }
 
     #[test]
