@@ -49,4 +49,15 @@ allocators! {
         let config = MagazineConfig { size: 3, depot: 1 };
         MagazineAllocator::with_config(aperture, cores, config).expect("cores")
     },
+    // Too narrow for identity: all of it is the fallback's.
+    identity in 0 cuts: |aperture, cores| IdentityAllocator::new(aperture, cores, 46).expect("cores"),
+    // The arena is the whole aperture, so that all of it can be allocated.
+    slab in 0 cuts: |aperture, cores| {
+        let config = SlabConfig { arena_pages: u64::MAX, list: 128 };
+        SlabAllocator::with_config(aperture, cores, config).expect("cores")
+    },
+    slab_small in 0 cuts: |aperture, cores| {
+        let config = SlabConfig { arena_pages: u64::MAX, list: 2 };
+        SlabAllocator::with_config(aperture, cores, config).expect("cores")
+    },
 }

@@ -172,7 +172,7 @@ impl Local {
         range: IovaRange,
     ) -> Place {
         let page = range.first().raw();
-        match chunk.meta.tag.load(Ordering::Acquire) & !PENDING {
+        match chunk.tag_word().load(Ordering::Acquire) & !PENDING {
             tag if tag == self.tag => Place::Own,
             AWAY if chunk.order(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {

@@ -79,16 +79,41 @@ pub(super) struct Chunk {
     pub(super) freed: Line,
 }
 
+/// Where loom looks for orders to try. Of its own accord loom 0.7 tries a store of one thread before a load of another only
+/// if nobody loaded in between; two read-modify-writes it always tries in both orders.
+#[cfg(loom)]
+#[derive(Debug)]
+struct Touch(AtomicU64);
+#[cfg(not(loom))]
+#[derive(Debug, Default)]
+struct Touch;
+
+#[cfg(loom)]
+impl Default for Touch {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl Touch {
+    #[inline(always)]
+    fn touch(&self) {
+        #[cfg(loom)]
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Eight words on a cache line of their own.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Line([AtomicU64; WORDS]);
+pub(super) struct Line([AtomicU64; WORDS], Touch);
 
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Meta {
     /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), and [`PENDING`].
-    pub(super) tag: AtomicU64,
+    tag: AtomicU64,
+    touch: Touch,
     /// Class of each word.
     pub(super) orders: [AtomicU8; WORDS],
     /// Words of no class, a bit each. Owner only.
@@ -99,11 +124,15 @@ pub(super) struct Meta {
 
 impl Line {
     fn new() -> Self {
-        Self(core::array::from_fn(|_| AtomicU64::new(0)))
+        Self(
+            core::array::from_fn(|_| AtomicU64::new(0)),
+            Touch::default(),
+        )
     }
 
     #[inline]
     pub(super) fn word(&self, word: usize) -> &AtomicU64 {
+        self.1.touch();
         #[cfg(not(loom))]
         return &self.0[word % WORDS];
         #[cfg(loom)]
@@ -130,6 +159,7 @@ impl Chunk {
             pinned: Line::new(),
             meta: Meta {
                 tag: AtomicU64::new(NOBODY),
+                touch: Touch::default(),
                 orders: core::array::from_fn(|_| AtomicU8::new(FREE)),
                 open: AtomicU8::new(ALL_WORDS),
                 run: AtomicU64::new(0),
@@ -161,9 +191,16 @@ impl Chunk {
         self.meta.open.store(open, Ordering::Relaxed);
     }
 
+    /// [`Meta::tag`].
+    #[inline]
+    pub(super) fn tag_word(&self) -> &AtomicU64 {
+        self.meta.touch.touch();
+        &self.meta.tag
+    }
+
     #[inline]
     pub(super) fn tag(&self) -> u64 {
-        self.meta.tag.load(Ordering::Relaxed)
+        self.tag_word().load(Ordering::Relaxed)
     }
 
     /// What is allocated in the word of `range`, if the chunk is tagged `tag` and exactly `range` is allocated there, and
@@ -218,7 +255,7 @@ impl Chunk {
     #[inline]
     pub(super) fn notify(&self) {
         if self.tag() & PENDING == 0 {
-            self.meta.tag.fetch_or(PENDING, Ordering::AcqRel);
+            self.tag_word().fetch_or(PENDING, Ordering::AcqRel);
         }
     }
 

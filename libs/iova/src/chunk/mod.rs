@@ -271,7 +271,7 @@ impl IovaAllocator for ChunkAllocator {
             for zone in &shared.zones {
                 for (_, chunk) in zone.known_chunks() {
                     chunk.wipe();
-                    chunk.meta.tag.store(NOBODY, Ordering::Release);
+                    chunk.tag_word().store(NOBODY, Ordering::Release);
                 }
                 zone.fill();
             }

@@ -14,8 +14,7 @@ use std::sync::Mutex;
 use std::vec::Vec;
 
 use loom::model::Builder;
-use loom::sync::atomic::AtomicBool;
-use loom::sync::{Arc, mpsc};
+use loom::sync::mpsc;
 use loom::thread;
 
 use super::*;
@@ -30,6 +29,7 @@ pub(super) fn plants(mutant: Mutant) -> bool {
     *PLANTED.lock().expect("nobody panics with it") == Some(mutant)
 }
 
+/// Whether anything goes wrong with this planted.
 fn explore(planted: Option<Mutant>, model: impl Fn() + Send + Sync + 'static) -> bool {
     let _alone = ALONE
         .lock()
@@ -108,23 +108,22 @@ fn pins_and_retires() {
     let mut all: Vec<_> = (0..3).map(|_| owner.alloc(WORD).expect("free")).collect();
     let contested = all.pop().expect("three");
     let mut stranger = space.claim(CoreId(1)).expect("free");
-    let is_pinned = Arc::new(AtomicBool::new(false));
-    let pinned = Arc::clone(&is_pinned);
     let (tell, told) = mpsc::channel();
     let other = thread::spawn(move || {
-        if let Ok(range) = stranger.pin(contested) {
-            pinned.store(true, Ordering::SeqCst);
-            let is_retired: bool = told.recv().unwrap_or(false);
+        let pinned = stranger.pin(contested);
+        let is_retired: bool = told.recv().unwrap_or(false);
+        if let Ok(pinned) = pinned {
             assert!(
                 !is_retired,
                 "the leaf table under a pinned range was retired"
             );
-            stranger.unpin(range);
+            stranger.unpin(pinned);
         }
         stranger
     });
     // The mistake of a driver: it unmaps what another core is unmapping.
     let _ = owner.free(contested);
+    owner.local.sweep(&owner.shared, 0, true);
     let retired: Vec<_> = core::iter::from_fn(|| owner.retire()).collect();
     let is_retired = retired
         .iter()

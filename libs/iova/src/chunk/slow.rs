@@ -257,7 +257,7 @@ impl Local {
         let page = zone.page(index);
         let chunk = zone.make_block(page).chunk(page);
         chunk.wipe();
-        chunk.meta.tag.store(self.tag, Ordering::Release);
+        chunk.tag_word().store(self.tag, Ordering::Release);
         self.lanes[lane].own.push(page);
         self.lanes[lane].roomy.push(page);
         self.publish(shared);
@@ -268,7 +268,7 @@ impl Local {
     pub(super) fn adopt(&mut self, shared: &Shared, lane: usize, page: u64) {
         let chunk = &shared.zones[lane].make_block(page).chunk(page);
         // Read-modify-write: a stranger's mark of now stays.
-        chunk.meta.tag.fetch_or(self.tag, Ordering::AcqRel);
+        chunk.tag_word().fetch_or(self.tag, Ordering::AcqRel);
         let own = &mut self.lanes[lane];
         own.own.push(page);
         if chunk.open() != 0 {
@@ -316,7 +316,7 @@ impl Local {
         // Before the words: a mark set after a word was read here is set by someone who then sees `PENDING` clear, because
         // his read-modify-write of the word follows ours.
         if !plants(Mutant::ForgetsMarks) {
-            chunk.meta.tag.fetch_and(!PENDING, Ordering::AcqRel);
+            chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
         }
         let mut claimed = 0;
         for word in 0..WORDS {
@@ -333,11 +333,11 @@ impl Local {
             claimed |= chunk.claimed.get(word);
         }
         if plants(Mutant::ForgetsMarks) {
-            chunk.meta.tag.fetch_and(!PENDING, Ordering::AcqRel);
+            chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
         }
         if claimed != 0 {
             // Still pinned by strangers: our own frees must go on looking.
-            chunk.meta.tag.fetch_or(PENDING, Ordering::AcqRel);
+            chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
         }
     }
 
@@ -446,13 +446,13 @@ impl Local {
                     if pinned != 0 {
                         chunk.claimed.word(word).fetch_or(pinned, Ordering::AcqRel);
                         chunk.pinned.set(word, 0);
-                        chunk.meta.tag.fetch_or(PENDING, Ordering::AcqRel);
+                        chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
                     }
                 }
                 if chunk.is_empty() {
                     release(zone, page, shared.retires);
                 } else {
-                    chunk.meta.tag.fetch_and(PENDING, Ordering::AcqRel);
+                    chunk.tag_word().fetch_and(PENDING, Ordering::AcqRel);
                     zone.orphans.put(zone.index(page));
                 }
             }
@@ -501,7 +501,7 @@ impl Local {
                 self.lanes[lane].leaving.insert(0, page);
                 continue;
             }
-            chunk.meta.tag.store(AWAY, Ordering::Release);
+            chunk.tag_word().store(AWAY, Ordering::Release);
             return Some(RetiredChunk {
                 first: IovaPfn::new(page),
             });
@@ -531,7 +531,7 @@ impl Local {
             let page = zone.page(chunk);
             let chunk = zone.make_block(page).chunk(page);
             chunk.wipe();
-            chunk.meta.tag.store(AWAY, Ordering::Relaxed);
+            chunk.tag_word().store(AWAY, Ordering::Relaxed);
         }
         let page = zone.page(index);
         let head = known(zone, page);
@@ -591,7 +591,9 @@ pub(super) fn known(zone: &Zone, page: u64) -> &Chunk {
 
 /// Puts an emptied chunk where others find it.
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
-    known(zone, page).meta.tag.store(NOBODY, Ordering::Release);
+    known(zone, page)
+        .tag_word()
+        .store(NOBODY, Ordering::Release);
     let set = if is_spent { &zone.spent } else { &zone.free };
     set.put(zone.index(page));
 }
