@@ -22,7 +22,7 @@ mod model;
 mod serial;
 
 pub use combine::Combiner;
-pub use model::{DeviceFault, ModelDevice, ModelIotlb};
+pub use model::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
 pub use serial::SerialFlush;
 
 use iova::IovaRange;
