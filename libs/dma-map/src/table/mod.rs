@@ -2,7 +2,10 @@
 
 mod error;
 pub mod format;
+pub mod locked;
 pub mod memory;
+mod radix;
+mod tree;
 pub mod vtd;
 
 use address::{Iova, PhysAddr};
@@ -10,7 +13,10 @@ use iova::{Access, IovaRange};
 
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{ENTRIES, Entry, Format, Leaf};
+#[cfg(not(loom))]
+pub use memory::{Arena, HostMemory};
 pub use memory::{Table, TableMemory};
+pub use radix::{GlobalLockTable, IoPageTable, LeafSizes, RwLockTable, TableConfig};
 pub use vtd::VtdSecondLevel;
 
 /// Where an address goes.
