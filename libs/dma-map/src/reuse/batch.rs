@@ -36,6 +36,19 @@ impl Expired {
 pub struct Batch {
     entries: Vec<Expired>,
     room: usize,
+    /// Who filled it, where it is not empty.
+    taker: Taker,
+}
+
+/// Who takes mappings out of a cache: only it can give their places back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taker {
+    /// Nobody yet.
+    Nobody,
+    /// The cache whose memory lies at this address, by its owner.
+    Owner(usize),
+    /// The same, by another thread.
+    Stranger(usize),
 }
 
 impl Batch {
@@ -45,6 +58,7 @@ impl Batch {
         Self {
             entries: Vec::with_capacity(room),
             room,
+            taker: Taker::Nobody,
         }
     }
 
@@ -66,15 +80,32 @@ impl Batch {
         self.entries.len() == self.room
     }
 
-    /// Adds one; the caller has seen that there is room.
+    /// Adds one for `taker`; there is room.
+    ///
+    /// # Panics
+    /// The batch holds another's.
     #[inline]
-    pub(super) fn push(&mut self, expired: Expired) {
+    pub(super) fn push(&mut self, taker: Taker, expired: Expired) {
         debug_assert!(!self.is_full());
+        if self.entries.is_empty() {
+            self.taker = taker;
+        }
+        assert!(
+            self.taker == taker,
+            "a batch holds the mappings of one cache, taken by its owner or by others, until they are torn down"
+        );
         self.entries.push(expired);
     }
 
-    /// Takes everything out.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = Expired> + '_ {
+    /// Takes everything out, all of which `taker` has put in.
+    ///
+    /// # Panics
+    /// The batch holds another's.
+    pub(super) fn take(&mut self, taker: Taker) -> impl Iterator<Item = Expired> + '_ {
+        assert!(
+            self.entries.is_empty() || self.taker == taker,
+            "a batch goes back to whom it was filled by"
+        );
         self.entries.drain(..)
     }
 }

@@ -31,6 +31,9 @@ impl Key {
     /// the access. A larger mapping spreads its cost over its pages anyway.
     pub const MAX_PAGES: u64 = (1 << 10) - 1;
 
+    /// Page 0 for reading, where a key has to stand for none.
+    pub(super) const FIRST: Self = Self(1 << 2 | 1);
+
     /// The key of `pages` pages from `phys` on; `None` where `phys` is not a multiple of 4 KiB, `pages` is 0 or more
     /// than [`MAX_PAGES`](Self::MAX_PAGES), or the last page lies past the address space.
     #[inline]

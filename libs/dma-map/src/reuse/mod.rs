@@ -35,9 +35,22 @@ mod batch;
 mod key;
 mod risk;
 
+mod index;
+mod shelf;
+mod slab;
+
+mod lru;
+mod optimistic;
+mod sharing;
+mod stacked;
+
 pub use batch::{Batch, Expired};
 pub use key::Key;
+pub use lru::LruCache;
+pub use optimistic::{OptimisticCache, RESIDENCY_NS};
 pub use risk::{Counts, RiskContract, Violation, Windows};
+pub use sharing::{SharingCache, SharingTable};
+pub use stacked::Stacked;
 
 use alloc::sync::Arc;
 
