@@ -3,6 +3,8 @@
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaRange};
 
+use crate::reuse::Key;
+
 /// Memory that is contiguous for the CPU's side of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -72,11 +74,12 @@ impl Direction {
 pub struct Mapping {
     pub(super) iova: Iova,
     pub(super) len: u64,
-    /// Pages allocated from the page of `iova` on: at least those mapped. 0: nothing was allocated (`off`).
+    /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
     pub(super) allocated: u64,
     /// Which mapper made it.
     pub(super) domain: usize,
-    pub(super) is_reusable: bool,
+    /// What a reuse cache knows it by.
+    pub(super) key: Option<Key>,
 }
 
 impl Mapping {
