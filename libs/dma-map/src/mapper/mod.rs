@@ -49,7 +49,8 @@ mod queue;
 mod reclaim;
 mod request;
 mod shared;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use bounce::Bounce;
