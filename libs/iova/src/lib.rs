@@ -10,6 +10,7 @@ mod claims;
 mod error;
 mod linear;
 mod locked;
+mod magazine;
 mod range;
 mod states;
 mod stats;
@@ -20,6 +21,7 @@ pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, R
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
 pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};
+pub use magazine::{MagazineAllocator, MagazineConfig, MagazineCore};
 pub use range::{Access, IovaPfn, IovaRange, Request};
 pub use stats::Stats;
 pub use tree::{TreeAllocator, TreeCore};

@@ -1,8 +1,8 @@
 //! Every allocator against a map of what is out. A new one is one more line of [`allocators!`].
 #![cfg(not(loom))]
-#![expect(missing_docs, reason = "a test")]
 
 mod driver;
+mod random;
 
 use driver::{World, run};
 use iova::*;
@@ -39,4 +39,10 @@ allocators! {
     tree: |aperture, cores| TreeAllocator::new(aperture, cores).expect("cores"),
     linear: |aperture, cores| LinearAllocator::new(aperture, cores).expect("cores"),
     eiovar: |aperture, cores| EiovaRAllocator::new(aperture, cores).expect("cores"),
+    magazine: |aperture, cores| MagazineAllocator::new(aperture, cores).expect("cores"),
+    // Magazines of 3, depots of 1: every exchange happens all the time.
+    magazine_small: |aperture, cores| {
+        let config = MagazineConfig { size: 3, depot: 1 };
+        MagazineAllocator::with_config(aperture, cores, config).expect("cores")
+    },
 }

@@ -1,8 +1,7 @@
 //! Threads that allocate, hand ranges to each other and free them; a shared bitmap shows overlaps.
 #![cfg(not(loom))]
-#![expect(missing_docs, reason = "a test")]
 
-mod driver;
+mod random;
 
 use std::{
     sync::{
@@ -13,8 +12,8 @@ use std::{
     thread,
 };
 
-use driver::Random;
 use iova::*;
+use random::Random;
 
 const THREADS: usize = 4;
 const STEPS: usize = 60_000;
@@ -132,7 +131,7 @@ macro_rules! allocators {
     ($($name:ident: $make:expr,)*) => {$(
         #[test]
         fn $name() {
-            stress($make(aperture(), THREADS).expect("cores"));
+            stress(($make)(aperture(), THREADS).expect("cores"));
         }
     )*};
 }
@@ -141,4 +140,8 @@ allocators! {
     tree: TreeAllocator::new,
     linear: LinearAllocator::new,
     eiovar: EiovaRAllocator::new,
+    magazine: MagazineAllocator::new,
+    magazine_small: |aperture, cores| {
+        MagazineAllocator::with_config(aperture, cores, MagazineConfig { size: 3, depot: 1 })
+    },
 }
