@@ -6,8 +6,10 @@ extern crate alloc;
 
 mod allocator;
 mod aperture;
+mod backing;
 mod claims;
 mod error;
+mod identity;
 mod linear;
 mod locked;
 mod magazine;
@@ -20,6 +22,7 @@ mod wanted;
 pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, RetiredChunk};
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
+pub use identity::{IdentityAllocator, IdentityCore};
 pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};
 pub use magazine::{MagazineAllocator, MagazineConfig, MagazineCore};
 pub use range::{Access, IovaPfn, IovaRange, Request};
