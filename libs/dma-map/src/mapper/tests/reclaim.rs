@@ -40,10 +40,8 @@ fn tables_are_released_after_one_epoch_under_every_policy() {
             left.tables[0] <= 1 && left.retired == 0,
             "{policy:?}: {left:?}"
         );
-        assert!(
-            needed >= world.memory.used() + 7,
-            "{policy:?}: {needed} pages before"
-        );
+        // Strict policies give some back on the way; the peak shows that there were many.
+        assert!(left.peak >= world.memory.used() + 7, "{policy:?}: {left:?}");
     }
 }
 
