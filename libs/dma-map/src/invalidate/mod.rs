@@ -23,7 +23,7 @@ mod serial;
 
 pub use combine::Combiner;
 pub use model::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
-pub use serial::SerialFlush;
+pub use serial::{GLOBAL_NS, PAGE_NS, SerialFlush};
 
 use iova::IovaRange;
 use thiserror::Error;

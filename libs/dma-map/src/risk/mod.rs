@@ -6,7 +6,7 @@
 //! of the cores' maxima stands for the maximum: too large rather than too small. A strict unmap that waits for its
 //! invalidation is not stale meanwhile: it has not returned.
 //!
-//! Flow: each core counts in a line of its own ([`Counters`]), when it gives IOVAs back; [`DmaMapper::risk`] adds the
+//! Flow: each core counts in a line of its own (`Counters`), when it gives IOVAs back; [`DmaMapper::risk`] adds the
 //! lines up on demand. Nothing here is written on the path of an unmap.
 //!
 //! [`DmaMapper::risk`]: crate::DmaMapper::risk
