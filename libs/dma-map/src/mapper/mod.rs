@@ -42,7 +42,9 @@
 //! and PASIDs.
 
 mod bounce;
+mod core_list;
 mod core_map;
+mod core_return;
 mod core_unmap;
 mod error;
 mod idle;
@@ -310,6 +312,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
 const SHARED_PER_CORE: usize = 4096;
 
 /// The first `pages` pages of what was allocated.
+#[inline]
 fn first_pages(allocated: IovaRange, pages: u64) -> IovaRange {
     IovaRange::new(allocated.first(), pages).expect("no more pages than were allocated")
 }
