@@ -147,10 +147,10 @@ impl Shared {
             if !class.has_slab_of(first) {
                 let mut tree = self.backing.tree.lock();
                 self.backing.give_one(&mut tree, first, order);
-            } else if self.backing.states.clear(first, order) {
-                if let Some(number) = class.push(first) {
-                    self.backing.tree.lock().give(slab_range(number));
-                }
+            } else if self.backing.states.clear(first, order)
+                && let Some(number) = class.push(first)
+            {
+                self.backing.tree.lock().give(slab_range(number));
             }
         }
         pages
@@ -347,10 +347,8 @@ impl SlabCore {
 
     #[cold]
     fn alloc_slow(&mut self, is_listed: bool, wanted: &Wanted) -> Result<IovaRange, AllocError> {
-        if is_listed {
-            if let Some(first) = self.refill(wanted.order) {
-                return Ok(range_at(first, wanted.pages));
-            }
+        if is_listed && let Some(first) = self.refill(wanted.order) {
+            return Ok(range_at(first, wanted.pages));
         }
         if let Some(range) = self.direct(wanted) {
             return Ok(range);
@@ -418,11 +416,11 @@ impl CoreAllocator for SlabCore {
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         self.answer();
         let backing = &self.shared.backing;
-        if let Some(order) = Backing::small_order(range) {
-            if backing.states.release(range.first().raw(), order) {
-                self.push(range, order);
-                return Ok(());
-            }
+        if let Some(order) = Backing::small_order(range)
+            && backing.states.release(range.first().raw(), order)
+        {
+            self.push(range, order);
+            return Ok(());
         }
         backing.with_large(range, |tree| tree.free(range))?;
         self.count(-1, range.pages());

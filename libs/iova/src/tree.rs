@@ -13,9 +13,9 @@
 //! Who owns what: one [`lines::Lock`] guards everything, and is held for one operation. Handles own nothing, so
 //! that `park` does nothing.
 //!
-//! Cost: one contended line and two or three descents of the tree per allocation and free; about 100 ns a pair
-//! with 65,536 ranges out at random on one thread, and it does not scale with cores. Memory: 16 bytes per range out
-//! at up to 3/4 full (powers of two), 40 bytes per gap; not given back before a reset.
+//! Cost: one contended line and two or three descents of the tree per allocation and free; `tree_speed` in the tests
+//! prints it. It does not scale with cores. Memory: 16 bytes per range out
+//! at up to 3/4 full (powers of two), about 30 bytes per gap; not given back before a reset.
 //!
 //! Left out: chunks (`retire` never has one); a lower limit per request (reserve what a device must not see).
 

@@ -352,7 +352,7 @@ impl<A: IovaAllocator> Driver<A> {
         let is_pin = self.random.below(2) == 0;
         let core = self.core();
         let result = match is_pin {
-            true => core.pin(range).map(|pinned| drop(pinned)),
+            true => core.pin(range).map(drop),
             false => core.free(range),
         };
         let error = result.expect_err("nothing of the kind is out");
