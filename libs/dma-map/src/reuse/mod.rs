@@ -138,6 +138,10 @@ pub trait Expire: Send + Sync {
     /// # Panics
     /// An entry of the batch was not taken from this cache: a mistake of the caller.
     fn torn_down(&self, batch: &mut Batch, now_ns: u64);
+
+    /// What can be seen from outside: mappings that are stale now, and the windows and number of those that
+    /// were expired from outside. Part of what [`ReuseCache::counts`] gives.
+    fn counts(&self) -> Counts;
 }
 
 #[cfg(test)]

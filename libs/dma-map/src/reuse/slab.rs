@@ -30,7 +30,7 @@ use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 use super::batch::Taker;
 use super::key::PackedRange;
-use super::{Batch, Expire, Expired, Progress, Windows};
+use super::{Batch, Counts, Expire, Expired, Progress, Windows};
 
 const OWNED: u64 = 0;
 const EXPIRING: u64 = 1;
@@ -228,6 +228,16 @@ impl Slab {
 }
 
 impl Expire for Slab {
+    fn counts(&self) -> Counts {
+        let (stale, expired, windows) = Slab::counts(self);
+        Counts {
+            stale,
+            expired,
+            windows,
+            ..Counts::default()
+        }
+    }
+
     /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through all slots once
     /// for each time that something was published or has become due.
     fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
