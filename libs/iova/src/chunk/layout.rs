@@ -85,17 +85,17 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 struct Touch(AtomicU64);
 #[cfg(not(loom))]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Touch;
 
-#[cfg(loom)]
-impl Default for Touch {
-    fn default() -> Self {
-        Self(AtomicU64::new(0))
-    }
-}
-
 impl Touch {
+    fn new() -> Self {
+        #[cfg(loom)]
+        return Self(AtomicU64::new(0));
+        #[cfg(not(loom))]
+        Self
+    }
+
     #[inline(always)]
     fn touch(&self) {
         #[cfg(loom)]
@@ -126,7 +126,7 @@ impl Line {
     fn new() -> Self {
         Self(
             core::array::from_fn(|_| AtomicU64::new(0)),
-            Touch::default(),
+            Touch::new(),
         )
     }
 
@@ -159,7 +159,7 @@ impl Chunk {
             pinned: Line::new(),
             meta: Meta {
                 tag: AtomicU64::new(NOBODY),
-                touch: Touch::default(),
+                touch: Touch::new(),
                 orders: core::array::from_fn(|_| AtomicU8::new(FREE)),
                 open: AtomicU8::new(ALL_WORDS),
                 run: AtomicU64::new(0),
