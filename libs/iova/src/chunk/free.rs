@@ -5,7 +5,7 @@ use lines::Ordering;
 
 use super::Shared;
 use super::handle::Local;
-use super::layout::{AWAY, Chunk, MAX_ORDER, NOBODY, PENDING, RUN, bit_of, word_of};
+use super::layout::{AWAY, Chunk, MAX_ORDER, NOBODY, PENDING, RUN, bit_of, get, set, word_of};
 use super::slow::{head_of, known, release};
 use super::zone::Zone;
 use super::{Mutant, plants};
@@ -39,7 +39,7 @@ impl Local {
                 Ok(())
             }
             Place::Run => {
-                if is_run(chunk, range) && chunk.claimed.get(0) & 1 != 0 {
+                if is_run(chunk, range) && get(chunk.claimed(0)) & 1 != 0 {
                     return Err(FreeError::NotAllocated { range });
                 }
                 self.free_run(shared, zone, chunk, range)
@@ -71,10 +71,9 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                chunk
-                    .own_unmarked(self.tag, range)
-                    .ok_or_else(|| diagnose(chunk, range))?;
-                chunk.pinned.set(word, chunk.pinned.get(word) | bit);
+                if !chunk.pin_own(self.tag, range) {
+                    return Err(diagnose(chunk, range));
+                }
                 Ok(Pinned {
                     range,
                     is_foreign: false,
@@ -84,12 +83,12 @@ impl Local {
                 if !is_run(chunk, range) {
                     return Err(diagnose(chunk, range));
                 }
-                if chunk.claimed.word(0).fetch_or(1, Ordering::AcqRel) & 1 != 0 {
+                if chunk.claimed(0).fetch_or(1, Ordering::AcqRel) & 1 != 0 {
                     return Err(FreeError::NotAllocated { range });
                 }
                 if !is_run(chunk, range) {
                     // Freed between our look and our claim.
-                    chunk.claimed.word(0).fetch_and(!1, Ordering::AcqRel);
+                    chunk.claimed(0).fetch_and(!1, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
                 Ok(Pinned {
@@ -101,14 +100,13 @@ impl Local {
                 if !chunk.check_foreign(range) {
                     return Err(diagnose(chunk, range));
                 }
-                if chunk.claimed.word(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+                if chunk.claimed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
                     return Err(FreeError::NotAllocated { range });
                 }
                 // Whoever freed or retired before our claim is seen now; whoever does after it sees the claim.
-                let gone =
-                    !chunk.allocated.get(word) | chunk.freed.get(word) | chunk.pinned.get(word);
+                let gone = !get(chunk.out(word)) | get(chunk.freed(word));
                 if gone & bit != 0 && !plants(Mutant::TrustsItsClaim) {
-                    chunk.claimed.word(word).fetch_and(!bit, Ordering::AcqRel);
+                    chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
                 chunk.notify();
@@ -131,10 +129,9 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                chunk.pinned.set(word, chunk.pinned.get(word) & !bit);
                 self.free_own(shared, chunk, range);
-                if chunk.claimed.get(word) & bit != 0 {
-                    chunk.claimed.word(word).fetch_and(!bit, Ordering::AcqRel);
+                if get(chunk.claimed(word)) & bit != 0 {
+                    chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                 }
             }
             Place::Run => {
@@ -155,10 +152,11 @@ impl Local {
             return shared.rest.unpin(range);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
-        if chunk.tag() & !PENDING == self.tag && chunk.pinned.get(word) & bit != 0 {
-            chunk.pinned.set(word, chunk.pinned.get(word) & !bit);
+        if chunk.tag() & !PENDING == self.tag && get(chunk.pinned(word)) & bit != 0 {
+            set(chunk.pinned(word), get(chunk.pinned(word)) & !bit);
+            set(chunk.out(word), get(chunk.out(word)) | bit);
         } else {
-            chunk.claimed.word(word).fetch_and(!bit, Ordering::AcqRel);
+            chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
@@ -186,8 +184,9 @@ impl Local {
     fn free_own(&mut self, shared: &Shared, chunk: &Chunk, range: IovaRange) {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        let before = chunk.allocated.get(word);
-        chunk.allocated.set(word, before & !bit);
+        let before = chunk.allocated(word);
+        set(chunk.out(word), get(chunk.out(word)) & !bit);
+        set(chunk.pinned(word), get(chunk.pinned(word)) & !bit);
         let order = usize::from(chunk.order(word));
         if order <= MAX_ORDER && before & bit != 0 {
             self.keep(shared, page, order);
@@ -207,8 +206,7 @@ impl Local {
         // One of several freers wins.
         if !is_run(head, range)
             || head
-                .meta
-                .run
+                .run()
                 .compare_exchange(chunks, 0, Ordering::AcqRel, Ordering::Relaxed)
                 .is_err()
         {
@@ -231,7 +229,7 @@ impl Local {
 /// Whether exactly `range` is a run that starts in this chunk.
 fn is_run(chunk: &Chunk, range: IovaRange) -> bool {
     range.first().raw().is_multiple_of(CHUNK_PAGES)
-        && chunk.meta.run.load(Ordering::Acquire) * CHUNK_PAGES == range.pages()
+        && chunk.run().load(Ordering::Acquire) * CHUNK_PAGES == range.pages()
 }
 
 /// Why `range` is not what is allocated there.
@@ -240,12 +238,12 @@ fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
     let is_taken = match head_of(chunk, page) {
         Some((start, _)) => {
             let word = word_of(start);
-            chunk.allocated.get(word) & !chunk.freed.get(word) & bit_of(start) != 0
+            chunk.allocated(word) & !get(chunk.freed(word)) & bit_of(start) != 0
         }
         None => chunk.order(0) == RUN,
     };
     let (word, bit) = (word_of(page), bit_of(page));
-    let is_exact = range.pages() == 1 << chunk.order(word) && chunk.allocated.get(word) & bit != 0;
+    let is_exact = range.pages() == 1 << chunk.order(word) && chunk.allocated(word) & bit != 0;
     if is_taken && !is_exact {
         FreeError::Mismatch { range }
     } else {

@@ -10,7 +10,7 @@ use lines::Ordering;
 
 use super::Shared;
 use super::lane::Lane;
-use super::layout::{BLOCK_SHIFT, Block, Chunk, MAX_ORDER, PENDING, bit_of, word_of};
+use super::layout::{BLOCK_SHIFT, Block, Chunk, MAX_ORDER, PENDING, bit_of, get, set, word_of};
 use super::zone::MAX_ZONES;
 use crate::{
     AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
@@ -104,9 +104,7 @@ impl Local {
         let page = self.lanes[self.preferred % MAX_ZONES].ready[order].pop()?;
         let chunk = self.hot.chunk(shared, page)?;
         let word = word_of(page);
-        chunk
-            .allocated
-            .set(word, chunk.allocated.get(word) | bit_of(page));
+        set(chunk.out(word), get(chunk.out(word)) | bit_of(page));
         Some(IovaRange::within_space(page, 1 << order))
     }
 
@@ -176,7 +174,7 @@ impl CoreAllocator for ChunkCore {
             && let Some(before) = chunk.own_unmarked(local.tag, range)
         {
             let word = word_of(page);
-            chunk.allocated.set(word, before & !bit_of(page));
+            set(chunk.out(word), before & !bit_of(page));
             let order = usize::from(chunk.order(word));
             local.keep(shared, page, order);
             return Ok(());
@@ -189,12 +187,8 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         let page = range.first().raw();
         if let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.own_unmarked(local.tag, range).is_some()
+            && chunk.pin_own(local.tag, range)
         {
-            let word = word_of(page);
-            chunk
-                .pinned
-                .set(word, chunk.pinned.get(word) | bit_of(page));
             return Ok(Pinned {
                 range,
                 is_foreign: false,
@@ -212,11 +206,10 @@ impl CoreAllocator for ChunkCore {
             && chunk.tag() & !PENDING == local.tag
         {
             let (word, bit) = (word_of(page), bit_of(page));
-            let (order, pinned) = (usize::from(chunk.order(word)), chunk.pinned.get(word));
+            let (order, pinned) = (usize::from(chunk.order(word)), get(chunk.pinned(word)));
             // Not pinned any more: a claim, since a park of ours.
             if order <= MAX_ORDER && pinned & bit != 0 {
-                chunk.pinned.set(word, pinned & !bit);
-                chunk.allocated.set(word, chunk.allocated.get(word) & !bit);
+                set(chunk.pinned(word), pinned & !bit);
                 local.keep(shared, page, order);
                 return;
             }

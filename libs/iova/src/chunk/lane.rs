@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::layout::{Chunk, FULL, MAX_ORDER, word_of};
+use super::layout::{Chunk, FULL, MAX_ORDER, get, set, word_of};
 
 /// Ranges a core keeps ready, by class: 128 to 512 pages of each.
 pub(super) const READY: [usize; MAX_ORDER + 1] = [128, 64, 32, 16, 8, 8, 4, 2, 2];
@@ -67,9 +67,9 @@ impl Lane {
 
     /// Returns ranges to their word; `base` is its first page.
     pub(super) fn unhold(&mut self, chunk: &Chunk, base: u64, order: usize, bits: u64) {
-        let before = chunk.held.get(word_of(base));
+        let before = get(chunk.held(word_of(base)));
         let after = before & !bits;
-        chunk.held.set(word_of(base), after);
+        set(chunk.held(word_of(base)), after);
         if before == FULL[order] {
             self.partial[order].push(base);
         }

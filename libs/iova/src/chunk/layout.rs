@@ -4,12 +4,12 @@
 //!
 //! | line | written by | says |
 //! |---|---|---|
-//! | `allocated` | owner | pages at which an allocated range starts |
-//! | `pinned` | owner | of those, the ones the owner has pinned |
-//! | `held` | owner | pages of ranges that are allocated or that the owner keeps ready |
-//! | `tag`, `orders`, `open` | owner, at a change of class or owner; strangers set `PENDING` | whose it is, what each word holds |
-//! | `claimed` | strangers, by read-modify-write | ranges that a stranger has pinned |
-//! | `freed` | strangers, by read-modify-write | ranges that strangers gave back and the owner has not seen yet |
+//! | `out`, `pinned`, `held`, `order` of a word | owner | where a range starts that may be freed; that the owner has pinned; that is one of these or kept ready; the size of its ranges |
+//! | `claimed`, `freed` of a word | strangers, by read-modify-write | ranges that a stranger has pinned; that strangers gave back and the owner has not seen yet |
+//! | `tag` and the rest of a chunk | owner; strangers set `PENDING` | whose the chunk is, which words have no class |
+//!
+//! Each word has lines of its own, because an owner that hands out one word while a stranger gives back another must not
+//! wait for him.
 //!
 //! The owner's loads and stores of its own lines are relaxed: what it says reaches a stranger with the range itself,
 //! by whatever handed the range over.
@@ -29,7 +29,7 @@ pub(super) const WORDS: usize = 2;
 pub(super) const WORD_PAGES: u64 = 64;
 /// Pages of a block, as a power of two.
 pub(super) const BLOCK_SHIFT: u32 = if cfg!(loom) { 10 } else { 13 };
-/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 6 KiB of bookkeeping).
+/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 18 KiB of bookkeeping).
 pub(super) const BLOCK_CHUNKS: usize = 1 << (BLOCK_SHIFT - 9);
 /// Largest size class inside a chunk: 256 pages. 512 pages and more are runs of whole chunks.
 pub(super) const MAX_ORDER: usize = 8;
@@ -69,14 +69,34 @@ pub(super) const fn words_of(order: usize) -> usize {
 }
 
 #[derive(Debug)]
-#[repr(C, align(128))]
 pub(super) struct Chunk {
-    pub(super) allocated: Line,
-    pub(super) pinned: Line,
-    pub(super) meta: Meta,
-    pub(super) held: Line,
-    pub(super) claimed: Line,
-    pub(super) freed: Line,
+    meta: Meta,
+    words: [Word; WORDS],
+}
+
+#[derive(Debug)]
+#[repr(C, align(128))]
+struct Word {
+    owners: Owners,
+    strangers: Strangers,
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Owners {
+    out: AtomicU64,
+    pinned: AtomicU64,
+    held: AtomicU64,
+    order: AtomicU8,
+    touch: Touch,
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Strangers {
+    claimed: AtomicU64,
+    freed: AtomicU64,
+    touch: Touch,
 }
 
 /// Where loom looks for orders to try. Of its own accord loom 0.7 tries a store of one thread before a load of another only
@@ -103,84 +123,123 @@ impl Touch {
     }
 }
 
-/// Eight words on a cache line of their own.
 #[derive(Debug)]
-#[repr(align(64))]
-pub(super) struct Line([AtomicU64; WORDS], Touch);
-
-#[derive(Debug)]
-#[repr(align(64))]
-pub(super) struct Meta {
+#[repr(align(128))]
+struct Meta {
     /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), and [`PENDING`].
     tag: AtomicU64,
     touch: Touch,
-    /// Class of each word.
-    pub(super) orders: [AtomicU8; WORDS],
     /// Words of no class, a bit each. Owner only.
-    pub(super) open: AtomicU8,
+    open: AtomicU8,
     /// Chunks of the run that starts here; 0 where none does.
-    pub(super) run: AtomicU64,
+    run: AtomicU64,
 }
 
-impl Line {
+/// A relaxed load.
+#[inline]
+pub(super) fn get(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}
+
+/// A relaxed store, of what only the caller writes.
+#[inline]
+pub(super) fn set(word: &AtomicU64, value: u64) {
+    word.store(value, Ordering::Relaxed);
+}
+
+impl Word {
     fn new() -> Self {
-        Self(
-            core::array::from_fn(|_| AtomicU64::new(0)),
-            Touch::new(),
-        )
-    }
-
-    #[inline]
-    pub(super) fn word(&self, word: usize) -> &AtomicU64 {
-        self.1.touch();
-        #[cfg(not(loom))]
-        return &self.0[word % WORDS];
-        #[cfg(loom)]
-        &self.0[word]
-    }
-
-    /// A relaxed load.
-    #[inline]
-    pub(super) fn get(&self, word: usize) -> u64 {
-        self.word(word).load(Ordering::Relaxed)
-    }
-
-    /// A relaxed store, of a line that only the caller writes.
-    #[inline]
-    pub(super) fn set(&self, word: usize, value: u64) {
-        self.word(word).store(value, Ordering::Relaxed);
+        Self {
+            owners: Owners {
+                out: AtomicU64::new(0),
+                pinned: AtomicU64::new(0),
+                held: AtomicU64::new(0),
+                order: AtomicU8::new(FREE),
+                touch: Touch::new(),
+            },
+            strangers: Strangers {
+                claimed: AtomicU64::new(0),
+                freed: AtomicU64::new(0),
+                touch: Touch::new(),
+            },
+        }
     }
 }
 
 impl Chunk {
     fn new() -> Self {
         Self {
-            allocated: Line::new(),
-            pinned: Line::new(),
             meta: Meta {
                 tag: AtomicU64::new(NOBODY),
                 touch: Touch::new(),
-                orders: core::array::from_fn(|_| AtomicU8::new(FREE)),
                 open: AtomicU8::new(ALL_WORDS),
                 run: AtomicU64::new(0),
             },
-            held: Line::new(),
-            claimed: Line::new(),
-            freed: Line::new(),
+            words: core::array::from_fn(|_| Word::new()),
         }
     }
 
     #[inline]
+    fn owners(&self, word: usize) -> &Owners {
+        let owners = &self.words[word % WORDS].owners;
+        owners.touch.touch();
+        owners
+    }
+
+    #[inline]
+    fn strangers(&self, word: usize) -> &Strangers {
+        let strangers = &self.words[word % WORDS].strangers;
+        strangers.touch.touch();
+        strangers
+    }
+
+    /// Where a range starts that is allocated, and not pinned by the owner.
+    #[inline]
+    pub(super) fn out(&self, word: usize) -> &AtomicU64 {
+        &self.owners(word).out
+    }
+
+    /// Where a range starts that is allocated, and pinned by the owner.
+    #[inline]
+    pub(super) fn pinned(&self, word: usize) -> &AtomicU64 {
+        &self.owners(word).pinned
+    }
+
+    /// Where a range starts that is allocated, or kept ready.
+    #[inline]
+    pub(super) fn held(&self, word: usize) -> &AtomicU64 {
+        &self.owners(word).held
+    }
+
+    /// Where a range starts that a stranger has pinned.
+    #[inline]
+    pub(super) fn claimed(&self, word: usize) -> &AtomicU64 {
+        &self.strangers(word).claimed
+    }
+
+    /// Where a range starts that a stranger gave back.
+    #[inline]
+    pub(super) fn freed(&self, word: usize) -> &AtomicU64 {
+        &self.strangers(word).freed
+    }
+
+    /// Chunks of the run that starts here.
+    pub(super) fn run(&self) -> &AtomicU64 {
+        &self.meta.run
+    }
+
+    /// Where a range starts that is allocated, as far as the owner knows.
+    pub(super) fn allocated(&self, word: usize) -> u64 {
+        get(self.out(word)) | get(self.pinned(word))
+    }
+
+    #[inline]
     pub(super) fn order(&self, word: usize) -> u8 {
-        #[cfg(not(loom))]
-        let order = &self.meta.orders[word % WORDS];
-        #[cfg(loom)]
-        let order = &self.meta.orders[word];
-        order.load(Ordering::Relaxed)
+        self.owners(word).order.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_order(&self, word: usize, order: u8) {
-        self.meta.orders[word].store(order, Ordering::Relaxed);
+        self.owners(word).order.store(order, Ordering::Relaxed);
     }
 
     pub(super) fn open(&self) -> u8 {
@@ -203,8 +262,8 @@ impl Chunk {
         self.tag_word().load(Ordering::Relaxed)
     }
 
-    /// What is allocated in the word of `range`, if the chunk is tagged `tag` and exactly `range` is allocated there, and
-    /// nobody has pinned it or given it back.
+    /// What is out in the word of `range`, if the chunk is tagged `tag` and exactly `range` is allocated there, and nobody has
+    /// pinned it or given it back.
     #[inline]
     pub(super) fn own_unmarked(&self, tag: u64, range: IovaRange) -> Option<u64> {
         let page = range.first().raw();
@@ -213,12 +272,25 @@ impl Chunk {
         if now & !PENDING != tag || range.pages() != 1 << self.order(word) {
             return None;
         }
-        let mut marked = self.pinned.get(word);
+        let out = get(self.out(word));
+        let mut free = out;
         if now & PENDING != 0 {
-            marked |= self.claimed.get(word) | self.freed.get(word);
+            free &= !(get(self.claimed(word)) | get(self.freed(word)));
         }
-        let allocated = self.allocated.get(word);
-        (allocated & !marked & bit != 0).then_some(allocated)
+        (free & bit != 0).then_some(out)
+    }
+
+    /// Pins a range of ours; `false` where [`Self::own_unmarked`] has none.
+    #[inline]
+    pub(super) fn pin_own(&self, tag: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let (word, bit) = (word_of(page), bit_of(page));
+        let Some(out) = self.own_unmarked(tag, range) else {
+            return false;
+        };
+        set(self.out(word), out & !bit);
+        set(self.pinned(word), get(self.pinned(word)) | bit);
+        true
     }
 
     /// Whether another core than that with `tag` owns the chunk.
@@ -234,8 +306,8 @@ impl Chunk {
     pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        let marked = self.pinned.get(word) | self.claimed.get(word) | self.freed.get(word);
-        range.pages() == 1 << self.order(word) && self.allocated.get(word) & !marked & bit != 0
+        let marked = get(self.claimed(word)) | get(self.freed(word));
+        range.pages() == 1 << self.order(word) && get(self.out(word)) & !marked & bit != 0
     }
 
     /// Marks a range as freed, for its owner to take back.
@@ -244,7 +316,7 @@ impl Chunk {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
         // Release: what we did with the range comes before its next use. Acquire: see `drain`.
-        if self.freed.word(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+        if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return Err(FreeError::NotAllocated { range });
         }
         self.notify();
@@ -273,7 +345,7 @@ impl Chunk {
     pub(super) fn unassign(&self, first: usize, order: usize) {
         let words = words_of(order);
         debug_assert_eq!(
-            self.held.get(first),
+            get(self.held(first)),
             0,
             "something is allocated or kept there"
         );
@@ -301,16 +373,16 @@ impl Chunk {
     /// Makes it as new, for its next owner. Strangers who still believe in an old range may have left marks.
     pub(super) fn wipe(&self) {
         for word in 0..WORDS {
-            self.allocated.set(word, 0);
-            self.pinned.set(word, 0);
-            self.held.set(word, 0);
+            set(self.out(word), 0);
+            set(self.pinned(word), 0);
+            set(self.held(word), 0);
             self.set_order(word, FREE);
             // Read-modify-write: the next stranger's mark reads from it, and so sees what was written before.
-            self.claimed.word(word).swap(0, Ordering::AcqRel);
-            self.freed.word(word).swap(0, Ordering::AcqRel);
+            self.claimed(word).swap(0, Ordering::AcqRel);
+            self.freed(word).swap(0, Ordering::AcqRel);
         }
         self.set_open(ALL_WORDS);
-        self.meta.run.store(0, Ordering::Relaxed);
+        set(self.run(), 0);
     }
 }
 
@@ -358,7 +430,7 @@ pub(super) const fn bit_of(page: u64) -> u64 {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Chunk>() == 384);
+const _: () = assert!(size_of::<Chunk>() == 128 * 9);
 
 #[cfg(all(test, not(loom)))]
 mod tests {

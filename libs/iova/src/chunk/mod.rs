@@ -13,7 +13,7 @@
 //!                                                          freed │ an open word │ an orphan │ a free chunk │ the tree
 //! free:  directory ─▶ chunk ─ ours? exact? ─▶ clear the bit      another's: set a bit in a line that strangers write
 //! ```
-//! * The owner writes `allocated` and `pinned`; strangers write `claimed` and `freed`, by read-modify-write
+//! * The owner writes `out` and `pinned`; strangers write `claimed` and `freed`, by read-modify-write
 //!   (`layout` says which line is whose). A free is checked before anything changes: exactly that range must be
 //!   allocated, unpinned and not given back before.
 //! * A core that parks leaves chunks in use as *orphans*; whoever needs a chunk, or frees in one, adopts it.
@@ -31,7 +31,7 @@
 //! # Cost
 //! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private stack). Freeing another core's
 //! range: one read-modify-write, and two to three line transfers per word of 64 pages however many of them are freed
-//! together. Bookkeeping: 384 bytes per chunk in use, made in blocks of 16.
+//! together. Bookkeeping: 1,152 bytes per chunk in use, made in blocks of 16.
 //!
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
@@ -63,7 +63,7 @@ use crate::{
 pub use handle::ChunkCore;
 use handle::{Hot, Local};
 use lane::Lane;
-use layout::{Chunk, MAX_ORDER, NOBODY, PENDING, RUN, WORDS};
+use layout::{Chunk, MAX_ORDER, NOBODY, PENDING, RUN, WORDS, get};
 #[cfg(debug_assertions)]
 use layout::{FREE, FULL};
 use zone::{MAX_ZONES, Zone};
@@ -344,7 +344,7 @@ impl Shared {
 /// What a chunk that somebody has adds to the account.
 fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     if chunk.order(0) == RUN {
-        let chunks = chunk.meta.run.load(Ordering::Relaxed);
+        let chunks = chunk.run().load(Ordering::Relaxed);
         stats.live_ranges += 1;
         stats.live_pages += chunks * CHUNK_PAGES;
         stats.chunks += chunks;
@@ -354,7 +354,7 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     for word in 0..WORDS {
         let order = usize::from(chunk.order(word));
         if order <= MAX_ORDER {
-            let ranges = (chunk.allocated.get(word) & !chunk.freed.get(word)).count_ones();
+            let ranges = (chunk.allocated(word) & !get(chunk.freed(word))).count_ones();
             stats.live_ranges += u64::from(ranges);
             live += u64::from(ranges) << order;
         }
@@ -440,13 +440,13 @@ impl Drop for Shared {
                     } else {
                         0
                     };
-                    let allocated = chunk.allocated.get(word);
+                    let allocated = chunk.allocated(word);
                     assert!(
                         !is_free || allocated == 0,
                         "word {word} of chunk {page:#x} is free and in use"
                     );
                     assert_eq!(
-                        (allocated | chunk.held.get(word)) & !legal,
+                        (allocated | get(chunk.held(word))) & !legal,
                         0,
                         "word {word} of chunk {page:#x}, class {order}"
                     );

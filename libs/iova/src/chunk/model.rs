@@ -37,6 +37,7 @@ fn explore(planted: Option<Mutant>, model: impl Fn() + Send + Sync + 'static) ->
     *PLANTED.lock().expect("nobody panics with it") = planted;
     let mut builder = Builder::new();
     builder.preemption_bound = Some(3);
+    builder.max_branches = 10_000;
     let found = catch_unwind(AssertUnwindSafe(|| builder.check(model))).is_err();
     *PLANTED.lock().expect("nobody panics with it") = None;
     found
@@ -73,7 +74,7 @@ fn gives_back() {
     assert_eq!(live, own.len() as u64, "what was given back is free");
     let marks = owner.shared.zones[0]
         .known_chunks()
-        .map(|(_, chunk)| chunk.freed.get(0) | chunk.freed.get(1));
+        .map(|(_, chunk)| get(chunk.freed(0)) | get(chunk.freed(1)));
     assert_eq!(
         marks.fold(0, |all, marks| all | marks),
         0,

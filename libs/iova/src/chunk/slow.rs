@@ -12,8 +12,8 @@ use lines::{AtomicU64, Ordering};
 use super::Shared;
 use super::handle::{Local, order_of};
 use super::layout::{
-    AWAY, Chunk, FULL, MAX_ORDER, NOBODY, PENDING, RUN, TAIL, WORD_PAGES, WORDS, bit_of, word_base,
-    word_of, words_of,
+    AWAY, Chunk, FULL, MAX_ORDER, NOBODY, PENDING, RUN, TAIL, WORD_PAGES, WORDS, bit_of, get, set,
+    word_base, word_of, words_of,
 };
 use super::zone::Zone;
 use super::{Mutant, plants};
@@ -128,9 +128,7 @@ impl Local {
         let at = ready.iter().rposition(|page| page + last <= bound)?;
         let page = ready.remove(at);
         let (word, chunk) = (word_of(page), self.chunk(shared, page));
-        chunk
-            .allocated
-            .set(word, chunk.allocated.get(word) | bit_of(page));
+        set(chunk.out(word), get(chunk.out(word)) | bit_of(page));
         Some(IovaRange::within_space(page, 1 << order))
     }
 
@@ -186,7 +184,7 @@ impl Local {
             return false;
         };
         let word = word_of(base);
-        let mut held = chunk.held.get(word);
+        let mut held = get(chunk.held(word));
         while held != FULL[order] {
             let bit = FULL[order] & !held;
             if !own.keep(base + u64::from(bit.trailing_zeros()), order) {
@@ -194,7 +192,7 @@ impl Local {
             }
             held |= bit & bit.wrapping_neg();
         }
-        chunk.held.set(word, held);
+        set(chunk.held(word), held);
         if held == FULL[order] {
             own.partial[order].swap_remove(at);
         }
@@ -280,7 +278,7 @@ impl Local {
                 continue;
             }
             own.add_word(order);
-            let held = chunk.held.get(word);
+            let held = get(chunk.held(word));
             if held != FULL[order] {
                 own.partial[order].push(page + word as u64 * WORD_PAGES);
             }
@@ -320,17 +318,17 @@ impl Local {
         }
         let mut claimed = 0;
         for word in 0..WORDS {
-            let mut freed = chunk.freed.word(word).load(Ordering::Acquire);
+            let mut freed = chunk.freed(word).load(Ordering::Acquire);
             // Ends when no stranger freed between two looks; each turn more takes one more range of at most 64.
             loop {
                 self.take_back(chunk, page, lane, word, freed);
-                let seen = chunk.freed.word(word).fetch_and(!freed, Ordering::AcqRel);
+                let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
                 if seen & !freed == 0 {
                     break;
                 }
                 freed = seen & !freed;
             }
-            claimed |= chunk.claimed.get(word);
+            claimed |= get(chunk.claimed(word));
         }
         if plants(Mutant::ForgetsMarks) {
             chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
@@ -341,27 +339,21 @@ impl Local {
         }
     }
 
-    /// What strangers freed in one word. `allocated` is cleared before the marks that say so: at each moment one of
+    /// What strangers freed in one word. `out` is cleared before the marks that say so: at each moment one of
     /// them tells a second freer that he is too late.
     fn take_back(&mut self, chunk: &Chunk, page: u64, lane: usize, word: usize, freed: u64) {
         if freed == 0 {
             return;
         }
-        let before = chunk.allocated.get(word);
-        let after = before & !freed;
-        chunk.allocated.set(word, after);
-        chunk.pinned.set(word, chunk.pinned.get(word) & !freed);
-        if chunk.claimed.get(word) & freed != 0 {
-            chunk.claimed.word(word).fetch_and(!freed, Ordering::AcqRel);
+        let back = chunk.allocated(word) & freed;
+        set(chunk.out(word), get(chunk.out(word)) & !freed);
+        set(chunk.pinned(word), get(chunk.pinned(word)) & !freed);
+        if get(chunk.claimed(word)) & freed != 0 {
+            chunk.claimed(word).fetch_and(!freed, Ordering::AcqRel);
         }
         let order = usize::from(chunk.order(word));
-        if order <= MAX_ORDER && before != after {
-            self.lanes[lane].unhold(
-                chunk,
-                page + word as u64 * WORD_PAGES,
-                order,
-                before & freed,
-            );
+        if order <= MAX_ORDER && back != 0 {
+            self.lanes[lane].unhold(chunk, page + word as u64 * WORD_PAGES, order, back);
         }
     }
 
@@ -379,7 +371,7 @@ impl Local {
             own.partial[order].retain(|base| {
                 let chunk = known(zone, *base);
                 let word = word_of(*base);
-                if chunk.held.get(word) != 0 {
+                if get(chunk.held(word)) != 0 {
                     return true;
                 }
                 if chunk.open() == 0 {
@@ -436,16 +428,17 @@ impl Local {
                 let chunk = known(zone, page);
                 for word in 0..WORDS {
                     let order = usize::from(chunk.order(word));
-                    let allocated = chunk.allocated.get(word);
-                    chunk.held.set(word, allocated);
+                    let allocated = chunk.allocated(word);
+                    set(chunk.held(word), allocated);
                     if order <= MAX_ORDER && allocated == 0 {
                         chunk.unassign(word, order);
                     }
                     // A pin of ours must be known to whoever owns the chunk next.
-                    let pinned = chunk.pinned.get(word);
+                    let pinned = get(chunk.pinned(word));
                     if pinned != 0 {
-                        chunk.claimed.word(word).fetch_or(pinned, Ordering::AcqRel);
-                        chunk.pinned.set(word, 0);
+                        chunk.claimed(word).fetch_or(pinned, Ordering::AcqRel);
+                        set(chunk.pinned(word), 0);
+                        set(chunk.out(word), allocated);
                         chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
                     }
                 }
@@ -497,7 +490,7 @@ impl Local {
             let Some(page) = taken else { continue };
             let chunk = known(zone, page);
             // Read-modify-write: a stranger who claims after this sees that nothing is allocated, and lets go.
-            if (0..WORDS).any(|word| chunk.claimed.word(word).fetch_or(0, Ordering::AcqRel) != 0) {
+            if (0..WORDS).any(|word| chunk.claimed(word).fetch_or(0, Ordering::AcqRel) != 0) {
                 self.lanes[lane].leaving.insert(0, page);
                 continue;
             }
@@ -536,7 +529,7 @@ impl Local {
         let page = zone.page(index);
         let head = known(zone, page);
         head.set_order(0, RUN);
-        head.meta.run.store(count as u64, Ordering::Release);
+        head.run().store(count as u64, Ordering::Release);
         Some(IovaRange::within_space(page, count as u64 * CHUNK_PAGES))
     }
 
