@@ -5,7 +5,7 @@ use lines::Ordering;
 
 use super::Shared;
 use super::handle::Local;
-use super::layout::{AWAY, Chunk, MAX_ORDER, NOBODY, PENDING, RUN, bit_of, get, set, word_of};
+use super::layout::{AWAY, Chunk, NOBODY, PENDING, RUN, bit_of, get, set, word_of};
 use super::slow::{head_of, known, release};
 use super::zone::Zone;
 use super::{Mutant, plants};
@@ -172,7 +172,7 @@ impl Local {
         let page = range.first().raw();
         match chunk.tag_word().load(Ordering::Acquire) & !PENDING {
             tag if tag == self.tag => Place::Own,
-            AWAY if chunk.order(0) == RUN => Place::Run,
+            AWAY if chunk.class(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {
                 self.adopt(shared, lane, zone.page(zone.index(page)));
                 Place::Own
@@ -187,9 +187,8 @@ impl Local {
         let before = chunk.allocated(word);
         set(chunk.out(word), get(chunk.out(word)) & !bit);
         set(chunk.pinned(word), get(chunk.pinned(word)) & !bit);
-        let order = usize::from(chunk.order(word));
-        if order <= MAX_ORDER && before & bit != 0 {
-            self.keep(shared, page, order);
+        if before & bit != 0 {
+            self.keep(shared, page, chunk.class(word));
         }
     }
 
@@ -240,10 +239,10 @@ fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
             let word = word_of(start);
             chunk.allocated(word) & !get(chunk.freed(word)) & bit_of(start) != 0
         }
-        None => chunk.order(0) == RUN,
+        None => chunk.class(0) == RUN,
     };
     let (word, bit) = (word_of(page), bit_of(page));
-    let is_exact = range.pages() == 1 << chunk.order(word) && chunk.allocated(word) & bit != 0;
+    let is_exact = range.pages() == chunk.pages(word) && chunk.allocated(word) & bit != 0;
     if is_taken && !is_exact {
         FreeError::Mismatch { range }
     } else {

@@ -9,8 +9,10 @@ use core::marker::PhantomData;
 use lines::Ordering;
 
 use super::Shared;
-use super::lane::Lane;
-use super::layout::{BLOCK_SHIFT, Block, Chunk, MAX_ORDER, PENDING, bit_of, get, set, word_of};
+use super::lane::{Lane, Ready};
+use super::layout::{
+    BLOCK_SHIFT, Block, Chunk, MAX_ORDER, PENDING, bit_of, class_of, get, set, word_of,
+};
 use super::zone::MAX_ZONES;
 use crate::{
     AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
@@ -40,6 +42,7 @@ pub(super) struct Local {
     pub(super) lanes: [Lane; MAX_ZONES],
     /// The lane that is tried first.
     pub(super) preferred: usize,
+    pub(super) ready: Ready,
     /// Freed runs whose chunks wait to be retired.
     pub(super) leaving_runs: Vec<u64>,
 }
@@ -86,22 +89,10 @@ pub(super) fn order_of(pages: u64) -> usize {
 }
 
 impl Local {
-    /// The number of the lane of a page that lies in a zone: zones lie highest first.
-    #[inline]
-    pub(super) fn lane_of(&self, page: u64) -> usize {
-        if page >= self.lanes[0].first {
-            0
-        } else if page >= self.lanes[1].first {
-            1
-        } else {
-            2
-        }
-    }
-
     /// A range that is kept ready.
     #[inline(always)]
     fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
-        let page = self.lanes[self.preferred % MAX_ZONES].ready[order].pop()?;
+        let page = self.ready.of(class_of(self.preferred, order)).pop()?;
         let chunk = self.hot.chunk(shared, page)?;
         let word = word_of(page);
         set(chunk.out(word), get(chunk.out(word)) | bit_of(page));
@@ -118,10 +109,9 @@ impl Local {
 
     /// Keeps a freed range of ours ready for the next request of its class.
     #[inline(always)]
-    pub(super) fn keep(&mut self, shared: &Shared, page: u64, order: usize) {
-        let lane = self.lane_of(page);
-        if !self.lanes[lane].keep(page, order) {
-            self.spill(shared, lane, page, order);
+    pub(super) fn keep(&mut self, shared: &Shared, page: u64, class: u8) {
+        if !self.ready.keep(class, page) {
+            self.spill(shared, page, class);
         }
     }
 
@@ -175,8 +165,8 @@ impl CoreAllocator for ChunkCore {
         {
             let word = word_of(page);
             set(chunk.out(word), before & !bit_of(page));
-            let order = usize::from(chunk.order(word));
-            local.keep(shared, page, order);
+            let class = chunk.class(word);
+            local.keep(shared, page, class);
             return Ok(());
         }
         local.free_elsewhere(shared, range)
@@ -206,11 +196,11 @@ impl CoreAllocator for ChunkCore {
             && chunk.tag() & !PENDING == local.tag
         {
             let (word, bit) = (word_of(page), bit_of(page));
-            let (order, pinned) = (usize::from(chunk.order(word)), get(chunk.pinned(word)));
+            let (class, pinned) = (chunk.class(word), get(chunk.pinned(word)));
             // Not pinned any more: a claim, since a park of ours.
-            if order <= MAX_ORDER && pinned & bit != 0 {
+            if pinned & bit != 0 {
                 set(chunk.pinned(word), pinned & !bit);
-                local.keep(shared, page, order);
+                local.keep(shared, page, class);
                 return;
             }
         }

@@ -2,24 +2,61 @@
 
 use alloc::vec::Vec;
 
-use super::layout::{Chunk, FULL, MAX_ORDER, get, set, word_of};
+use super::layout::{CLASSES, CLASSES_PER_LANE, Chunk, FULL, MAX_ORDER, get, set, word_of};
 
 /// Ranges a core keeps ready, by class: 128 to 512 pages of each.
 pub(super) const READY: [usize; MAX_ORDER + 1] = [128, 64, 32, 16, 8, 8, 4, 2, 2];
 
-/// One core's ranges, words and chunks of one zone.
+/// Free ranges of one core, by class: the first pages, the one freed last on top. Room for [`READY`] is made with the first
+/// word of a class.
+#[derive(Debug)]
+pub(super) struct Ready([Vec<u64>; CLASSES]);
+
+impl Ready {
+    pub(super) fn new() -> Self {
+        Self(core::array::from_fn(|_| Vec::new()))
+    }
+
+    /// The ranges of a class.
+    #[inline(always)]
+    pub(super) fn of(&mut self, class: u8) -> &mut Vec<u64> {
+        &mut self.0[usize::from(class) % CLASSES]
+    }
+
+    /// Keeps a range ready; `false` where there are enough.
+    #[inline(always)]
+    pub(super) fn keep(&mut self, class: u8, page: u64) -> bool {
+        let ready = self.of(class);
+        let has_room = ready.len() < ready.capacity();
+        if has_room {
+            ready.push(page);
+        }
+        has_room
+    }
+
+    /// Makes room for a class.
+    pub(super) fn open(&mut self, class: u8) {
+        let room = READY[usize::from(class) % CLASSES_PER_LANE];
+        let ready = self.of(class);
+        if ready.capacity() == 0 {
+            ready.reserve_exact(room);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.iter_mut().for_each(Vec::clear);
+    }
+}
+
+/// One core's words and chunks of one zone.
 ///
-/// A free range of a word is in the word (its `held` bit is clear) or ready (it is set, as it is for an allocated one). A
+/// A free range of a word is in the word (its `held` bit is clear) or [`Ready`] (it is set, as it is for an allocated one). A
 /// word of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with an open word is in
 /// `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]
 pub(super) struct Lane {
-    /// First and last page of the zone.
-    pub(super) first: u64,
+    /// Last page of the zone.
     pub(super) last: u64,
-    /// First pages of ranges of each class, the one freed last on top. Its capacity, [`READY`], is made with the first word
-    /// of the class.
-    pub(super) ready: [Vec<u64>; MAX_ORDER + 1],
     /// First pages of words of each class with something free. Has room for every word of the class, so that a free
     /// allocates no memory.
     pub(super) partial: [Vec<u64>; MAX_ORDER + 1],
@@ -39,11 +76,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(first: u64, last: u64) -> Self {
+    pub(super) fn new(last: u64) -> Self {
         Self {
-            first,
             last,
-            ready: Default::default(),
             partial: Default::default(),
             words: [0; MAX_ORDER + 1],
             roomy: Vec::new(),
@@ -52,17 +87,6 @@ impl Lane {
             emptied: 0,
             credit: 0,
         }
-    }
-
-    /// Keeps a range ready; `false` where there are enough.
-    #[inline]
-    pub(super) fn keep(&mut self, page: u64, order: usize) -> bool {
-        let ready = &mut self.ready[order];
-        let has_room = ready.len() < ready.capacity();
-        if has_room {
-            ready.push(page);
-        }
-        has_room
     }
 
     /// Returns ranges to their word; `base` is its first page.
@@ -83,8 +107,5 @@ impl Lane {
         self.words[order] += 1;
         let missing = self.words[order].saturating_sub(self.partial[order].len());
         self.partial[order].reserve(missing);
-        if self.ready[order].capacity() == 0 {
-            self.ready[order].reserve_exact(READY[order]);
-        }
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! | line | written by | says |
 //! |---|---|---|
-//! | `out`, `pinned`, `held`, `order` of a word | owner | where a range starts that may be freed; that the owner has pinned; that is one of these or kept ready; the size of its ranges |
+//! | `out`, `pinned`, `held`, `pages`, `class` of a word | owner | where a range starts that may be freed; that the owner has pinned; that is one of these or kept ready; the size of its ranges |
 //! | `claimed`, `freed` of a word | strangers, by read-modify-write | ranges that a stranger has pinned; that strangers gave back and the owner has not seen yet |
 //! | `tag` and the rest of a chunk | owner; strangers set `PENDING` | whose the chunk is, which words have no class |
 //!
@@ -36,7 +36,7 @@ pub(super) const MAX_ORDER: usize = 8;
 /// Every word of a chunk, as bits of [`Chunk::open`].
 pub(super) const ALL_WORDS: u8 = ((1_u16 << WORDS) - 1) as u8;
 
-/// What [`Chunk::orders`] says of a word of no class: no range has `2^FREE` pages.
+/// What [`Chunk::class`] says of a word of no class.
 pub(super) const FREE: u8 = 63;
 /// A word that belongs to a range of class 7 or 8 which starts in an earlier word.
 pub(super) const TAIL: u8 = 62;
@@ -63,6 +63,17 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
     1,
 ];
 
+/// Classes of one zone: the orders, and some numbers nobody uses.
+pub(super) const CLASSES_PER_LANE: usize = 16;
+/// Classes of all zones, and the marks above.
+pub(super) const CLASSES: usize = 64;
+
+/// The class of ranges of an order in a zone.
+#[inline]
+pub(super) const fn class_of(lane: usize, order: usize) -> u8 {
+    (lane * CLASSES_PER_LANE + order) as u8
+}
+
 /// How many words a range of this class takes at least.
 pub(super) const fn words_of(order: usize) -> usize {
     if order <= 6 { 1 } else { 1 << (order - 6) }
@@ -87,7 +98,10 @@ struct Owners {
     out: AtomicU64,
     pinned: AtomicU64,
     held: AtomicU64,
-    order: AtomicU8,
+    /// Pages of a range of this word; 0 in a word of no class.
+    pages: AtomicU64,
+    /// [`class_of`] its ranges, or [`FREE`], [`TAIL`], [`RUN`].
+    class: AtomicU8,
     touch: Touch,
 }
 
@@ -154,7 +168,8 @@ impl Word {
                 out: AtomicU64::new(0),
                 pinned: AtomicU64::new(0),
                 held: AtomicU64::new(0),
-                order: AtomicU8::new(FREE),
+                pages: AtomicU64::new(0),
+                class: AtomicU8::new(FREE),
                 touch: Touch::new(),
             },
             strangers: Strangers {
@@ -233,13 +248,35 @@ impl Chunk {
         get(self.out(word)) | get(self.pinned(word))
     }
 
+    /// Pages of a range of this word; 0 in a word of no class.
     #[inline]
-    pub(super) fn order(&self, word: usize) -> u8 {
-        self.owners(word).order.load(Ordering::Relaxed)
+    pub(super) fn pages(&self, word: usize) -> u64 {
+        get(&self.owners(word).pages)
     }
 
-    pub(super) fn set_order(&self, word: usize, order: u8) {
-        self.owners(word).order.store(order, Ordering::Relaxed);
+    /// [`class_of`] a word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
+    #[inline]
+    pub(super) fn class(&self, word: usize) -> u8 {
+        self.owners(word).class.load(Ordering::Relaxed)
+    }
+
+    /// The order of a word's ranges; above [`MAX_ORDER`] for a word of no class.
+    pub(super) fn order(&self, word: usize) -> usize {
+        match self.class(word) {
+            RUN.. => usize::MAX,
+            class => usize::from(class) % CLASSES_PER_LANE,
+        }
+    }
+
+    pub(super) fn set_class(&self, word: usize, class: u8) {
+        let owners = self.owners(word);
+        owners.class.store(class, Ordering::Relaxed);
+        let pages = if class < RUN {
+            1 << self.order(word)
+        } else {
+            0
+        };
+        set(&owners.pages, pages);
     }
 
     pub(super) fn open(&self) -> u8 {
@@ -269,15 +306,15 @@ impl Chunk {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
         let now = self.tag();
-        if now & !PENDING != tag || range.pages() != 1 << self.order(word) {
-            return None;
-        }
         let out = get(self.out(word));
         let mut free = out;
-        if now & PENDING != 0 {
+        if now != tag {
+            if now != tag | PENDING {
+                return None;
+            }
             free &= !(get(self.claimed(word)) | get(self.freed(word)));
         }
-        (free & bit != 0).then_some(out)
+        (range.pages() == self.pages(word) && free & bit != 0).then_some(out)
     }
 
     /// Pins a range of ours; `false` where [`Self::own_unmarked`] has none.
@@ -307,7 +344,7 @@ impl Chunk {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
         let marked = get(self.claimed(word)) | get(self.freed(word));
-        range.pages() == 1 << self.order(word) && get(self.out(word)) & !marked & bit != 0
+        range.pages() == self.pages(word) && get(self.out(word)) & !marked & bit != 0
     }
 
     /// Marks a range as freed, for its owner to take back.
@@ -332,11 +369,11 @@ impl Chunk {
     }
 
     /// Gives `words` words from `first` on to a class.
-    pub(super) fn assign(&self, first: usize, order: usize) {
+    pub(super) fn assign(&self, first: usize, lane: usize, order: usize) {
         let words = words_of(order);
-        self.set_order(first, order as u8);
+        self.set_class(first, class_of(lane, order));
         for tail in first + 1..first + words {
-            self.set_order(tail, TAIL);
+            self.set_class(tail, TAIL);
         }
         self.set_open(self.open() & !word_bits(first, words));
     }
@@ -350,7 +387,7 @@ impl Chunk {
             "something is allocated or kept there"
         );
         for word in first..first + words {
-            self.set_order(word, FREE);
+            self.set_class(word, FREE);
         }
         self.set_open(self.open() | word_bits(first, words));
     }
@@ -376,7 +413,7 @@ impl Chunk {
             set(self.out(word), 0);
             set(self.pinned(word), 0);
             set(self.held(word), 0);
-            self.set_order(word, FREE);
+            self.set_class(word, FREE);
             // Read-modify-write: the next stranger's mark reads from it, and so sees what was written before.
             self.claimed(word).swap(0, Ordering::AcqRel);
             self.freed(word).swap(0, Ordering::AcqRel);
@@ -448,10 +485,10 @@ mod tests {
     fn large_classes_take_aligned_groups_of_words() {
         let block = Block::new();
         let chunk = block.chunk(0);
-        chunk.assign(1, 0);
+        chunk.assign(1, 0, 0);
         assert_eq!(chunk.find_open(7), Some(2));
-        chunk.assign(2, 7);
-        assert_eq!((chunk.order(2), chunk.order(3)), (7, TAIL));
+        chunk.assign(2, 0, 7);
+        assert_eq!((chunk.order(2), chunk.class(3)), (7, TAIL));
         assert_eq!(chunk.find_open(8), Some(4));
         assert_eq!(chunk.find_open(0), Some(0));
         chunk.unassign(2, 7);

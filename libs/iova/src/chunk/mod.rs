@@ -62,7 +62,7 @@ use crate::{
 };
 pub use handle::ChunkCore;
 use handle::{Hot, Local};
-use lane::Lane;
+use lane::{Lane, Ready};
 use layout::{Chunk, MAX_ORDER, NOBODY, PENDING, RUN, WORDS, get};
 #[cfg(debug_assertions)]
 use layout::{FREE, FULL};
@@ -229,8 +229,8 @@ impl IovaAllocator for ChunkAllocator {
         let shared = Arc::clone(&self.shared);
         shared.claims.claim(core)?;
         let lane = |at: usize| match shared.zones.get(at) {
-            Some(zone) => Lane::new(zone.base(), zone.last()),
-            None => Lane::new(u64::MAX, u64::MAX),
+            Some(zone) => Lane::new(zone.last()),
+            None => Lane::new(u64::MAX),
         };
         let preferred = if shared.lowest_first {
             shared.zones.len().saturating_sub(1)
@@ -244,6 +244,7 @@ impl IovaAllocator for ChunkAllocator {
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
             preferred,
+            ready: Ready::new(),
             leaving_runs: Vec::new(),
         };
         Ok(ChunkCore {
@@ -343,7 +344,7 @@ impl Shared {
 
 /// What a chunk that somebody has adds to the account.
 fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
-    if chunk.order(0) == RUN {
+    if chunk.class(0) == RUN {
         let chunks = chunk.run().load(Ordering::Relaxed);
         stats.live_ranges += 1;
         stats.live_pages += chunks * CHUNK_PAGES;
@@ -352,7 +353,7 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     }
     let mut live = 0;
     for word in 0..WORDS {
-        let order = usize::from(chunk.order(word));
+        let order = chunk.order(word);
         if order <= MAX_ORDER {
             let ranges = (chunk.allocated(word) & !get(chunk.freed(word))).count_ones();
             stats.live_ranges += u64::from(ranges);
@@ -434,12 +435,9 @@ impl Drop for Shared {
                 );
 
                 for word in 0..WORDS {
+                    let class = chunk.class(word);
                     let order = chunk.order(word);
-                    let legal = if usize::from(order) <= MAX_ORDER {
-                        FULL[usize::from(order)]
-                    } else {
-                        0
-                    };
+                    let legal = if order <= MAX_ORDER { FULL[order] } else { 0 };
                     let allocated = chunk.allocated(word);
                     assert!(
                         !is_free || allocated == 0,
@@ -453,7 +451,7 @@ impl Drop for Shared {
                     let is_open = chunk.open() >> word & 1 != 0;
                     assert_eq!(
                         is_open,
-                        order == FREE || order == RUN,
+                        class == FREE || class == RUN,
                         "word {word} of chunk {page:#x}"
                     );
                 }

@@ -12,8 +12,8 @@ use lines::{AtomicU64, Ordering};
 use super::Shared;
 use super::handle::{Local, order_of};
 use super::layout::{
-    AWAY, Chunk, FULL, MAX_ORDER, NOBODY, PENDING, RUN, TAIL, WORD_PAGES, WORDS, bit_of, get, set,
-    word_base, word_of, words_of,
+    AWAY, CLASSES_PER_LANE, Chunk, FULL, MAX_ORDER, NOBODY, PENDING, RUN, TAIL, WORD_PAGES, WORDS,
+    bit_of, class_of, get, set, word_base, word_of, words_of,
 };
 use super::zone::Zone;
 use super::{Mutant, plants};
@@ -123,7 +123,7 @@ impl Local {
         order: usize,
         bound: u64,
     ) -> Option<IovaRange> {
-        let ready = &mut self.lanes[lane].ready[order];
+        let ready = self.ready.of(class_of(lane, order));
         let last = (1 << order) - 1;
         let at = ready.iter().rposition(|page| page + last <= bound)?;
         let page = ready.remove(at);
@@ -148,6 +148,7 @@ impl Local {
             return Some(at);
         }
         let roomy = self.lanes[lane].roomy.len();
+        let class = class_of(lane, order);
         for at in (0..roomy).rev() {
             let page = self.lanes[lane].roomy[at];
             if page + CHUNK_PAGES - 1 > bound {
@@ -157,7 +158,7 @@ impl Local {
             let Some(word) = chunk.find_open(order) else {
                 continue;
             };
-            chunk.assign(word, order);
+            chunk.assign(word, lane, order);
             let is_full = chunk.open() == 0;
             let lane = &mut self.lanes[lane];
             lane.add_word(order);
@@ -165,7 +166,9 @@ impl Local {
                 lane.roomy.swap_remove(at);
             }
             lane.partial[order].push(page + word as u64 * WORD_PAGES);
-            return Some(lane.partial[order].len() - 1);
+            let at = lane.partial[order].len() - 1;
+            self.ready.open(class);
+            return Some(at);
         }
         None
     }
@@ -187,7 +190,10 @@ impl Local {
         let mut held = get(chunk.held(word));
         while held != FULL[order] {
             let bit = FULL[order] & !held;
-            if !own.keep(base + u64::from(bit.trailing_zeros()), order) {
+            if !self.ready.keep(
+                class_of(lane, order),
+                base + u64::from(bit.trailing_zeros()),
+            ) {
                 break;
             }
             held |= bit & bit.wrapping_neg();
@@ -202,19 +208,22 @@ impl Local {
     /// Returns half of the ranges kept ready to their words, and one more that was freed.
     #[cold]
     #[inline(never)]
-    pub(super) fn spill(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
-        let half = self.lanes[lane].ready[order].len() / 2;
+    pub(super) fn spill(&mut self, shared: &Shared, page: u64, class: u8) {
+        let lane = usize::from(class) / CLASSES_PER_LANE;
+        let order = usize::from(class) % CLASSES_PER_LANE;
+        let half = self.ready.of(class).len() / 2;
         self.unready(shared, lane, order, half);
         self.put_back(shared, lane, page, order);
     }
 
     /// Returns the `count` ranges of a class that were freed first to their words.
     fn unready(&mut self, shared: &Shared, lane: usize, order: usize, count: usize) {
+        let class = class_of(lane, order);
         for at in 0..count {
-            let page = self.lanes[lane].ready[order][at];
+            let page = self.ready.of(class)[at];
             self.put_back(shared, lane, page, order);
         }
-        self.lanes[lane].ready[order].drain(..count);
+        self.ready.of(class).drain(..count);
     }
 
     fn put_back(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
@@ -273,11 +282,12 @@ impl Local {
             own.roomy.push(page);
         }
         for word in 0..WORDS {
-            let order = usize::from(chunk.order(word));
+            let order = chunk.order(word);
             if order > MAX_ORDER {
                 continue;
             }
             own.add_word(order);
+            self.ready.open(class_of(lane, order));
             let held = get(chunk.held(word));
             if held != FULL[order] {
                 own.partial[order].push(page + word as u64 * WORD_PAGES);
@@ -351,7 +361,7 @@ impl Local {
         if get(chunk.claimed(word)) & freed != 0 {
             chunk.claimed(word).fetch_and(!freed, Ordering::AcqRel);
         }
-        let order = usize::from(chunk.order(word));
+        let order = chunk.order(word);
         if order <= MAX_ORDER && back != 0 {
             self.lanes[lane].unhold(chunk, page + word as u64 * WORD_PAGES, order, back);
         }
@@ -363,7 +373,7 @@ impl Local {
         let zone = &shared.zones[lane];
         for order in 0..=MAX_ORDER {
             if deep {
-                let all = self.lanes[lane].ready[order].len();
+                let all = self.ready.of(class_of(lane, order)).len();
                 self.unready(shared, lane, order, all);
             }
             let own = &mut self.lanes[lane];
@@ -416,18 +426,18 @@ impl Local {
 
     /// Gives back everything: empty chunks to the space, the others without an owner.
     pub(super) fn deposit(&mut self, shared: &Shared) {
+        self.ready.clear();
         for (lane, zone) in shared.zones.iter().enumerate() {
             self.collect(shared, lane);
             let own = &mut self.lanes[lane];
             own.emptied = 0;
-            own.ready.iter_mut().for_each(Vec::clear);
             own.partial.iter_mut().for_each(Vec::clear);
             own.words = [0; MAX_ORDER + 1];
             own.roomy.clear();
             for page in own.own.drain(..).chain(own.leaving.drain(..)) {
                 let chunk = known(zone, page);
                 for word in 0..WORDS {
-                    let order = usize::from(chunk.order(word));
+                    let order = chunk.order(word);
                     let allocated = chunk.allocated(word);
                     set(chunk.held(word), allocated);
                     if order <= MAX_ORDER && allocated == 0 {
@@ -528,7 +538,7 @@ impl Local {
         }
         let page = zone.page(index);
         let head = known(zone, page);
-        head.set_order(0, RUN);
+        head.set_class(0, RUN);
         head.run().store(count as u64, Ordering::Release);
         Some(IovaRange::within_space(page, count as u64 * CHUNK_PAGES))
     }
@@ -599,10 +609,10 @@ pub(super) fn bump(counter: &AtomicU64) {
 /// The start of the range of a class in which a page of this word would lie.
 pub(super) fn head_of(chunk: &Chunk, page: u64) -> Option<(u64, usize)> {
     let mut base = word_base(page);
-    while chunk.order(word_of(base)) == TAIL {
+    while chunk.class(word_of(base)) == TAIL {
         base -= WORD_PAGES;
     }
-    let order = usize::from(chunk.order(word_of(base)));
+    let order = chunk.order(word_of(base));
     let start = if order <= 6 {
         page & !((1 << order) - 1)
     } else {
