@@ -93,8 +93,17 @@ struct Line(AtomicU64);
 /// # Errors
 /// The CPUs cannot be used.
 pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
+    round_trip_of(here, there, RUNS)
+}
+
+/// The same of `count` runs of 100 trips each, at least one.
+///
+/// # Errors
+/// The CPUs cannot be used.
+pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<(f64, f64)> {
+    let count = count.max(1);
     let lines = Arc::new((Line::default(), Line::default()));
-    let trips = TRIPS * (RUNS as u64 + 1);
+    let trips = TRIPS * (count as u64 + 1);
     let other = Arc::clone(&lines);
     let echo = thread::spawn(move || {
         let pinned = pin(there);
@@ -110,7 +119,7 @@ pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
     let pinned = pin(here);
     let mut runs = Vec::new();
     let mut trip = 0;
-    for run in 0..=RUNS {
+    for run in 0..=count {
         let start = Instant::now();
         for _ in 0..TRIPS {
             trip += 1;
@@ -129,7 +138,7 @@ pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
     echo.join()
         .map_err(|_| io::Error::other("the echo thread panicked"))??;
     runs.sort_by(f64::total_cmp);
-    Ok((runs[RUNS / 2], runs[0]))
+    Ok((runs[count / 2], runs[0]))
 }
 
 /// The processor time of the calling thread since it began.
