@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::PAGE_SIZE;
 use anyhow::{Result, anyhow};
 use offset_allocator::{Allocation, Allocator};
 use range_alloc::RangeAllocator;
@@ -92,12 +93,12 @@ impl Worker for Locked<Allocator<u32>> {
     }
 }
 
-/// `vm-allocator`: an interval tree, first fit.
+/// `vm-allocator`: an interval tree, first fit; in bytes, since its ranges have at least two units.
 ///
 /// # Errors
 /// The crate refuses the space.
 pub fn vm_allocator() -> Result<Peer<AddressAllocator>> {
-    let allocator = AddressAllocator::new(FIRST_PAGE, LAST_PAGE)
+    let allocator = AddressAllocator::new(FIRST_PAGE * PAGE_SIZE, LAST_PAGE * PAGE_SIZE)
         .map_err(|error| anyhow!("vm-allocator: {error:?}"))?;
     Ok(Peer::new(allocator))
 }
