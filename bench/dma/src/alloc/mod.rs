@@ -2,6 +2,8 @@
 
 pub mod loops;
 pub mod peers;
+pub mod quoted;
+pub mod section;
 pub mod subject;
 
 /// First page that allocators hand out: page 0 is left out, drivers take it for "none".
