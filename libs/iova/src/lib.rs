@@ -6,12 +6,17 @@ extern crate alloc;
 
 mod allocator;
 mod aperture;
+mod claims;
 mod error;
+mod locked;
 mod range;
 mod stats;
+mod tree;
+mod wanted;
 
 pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, RetiredChunk};
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
 pub use range::{Access, IovaPfn, IovaRange, Request};
 pub use stats::Stats;
+pub use tree::{TreeAllocator, TreeCore};

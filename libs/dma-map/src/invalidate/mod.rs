@@ -1,0 +1,143 @@
+//! Invalidation: making the IOMMU forget what its IOTLB and its page-walk caches remember.
+//!
+//! An [`Invalidator`] belongs to one domain. Work flows: a batch of [`Command`]s is submitted and answers with a
+//! [`Ticket`]; the ticket is polled or waited for; from then on no device access uses what the commands name, as
+//! long as the entries were cleared before the submission. (The shape is VT-d's queued invalidation: descriptors,
+//! then a wait descriptor; AMD's COMPLETION_WAIT and SMMUv3's CMD_SYNC are alike.)
+//!
+//! | implementation | for |
+//! |---|---|
+//! | [`SerialFlush`] | benches: hardware that works on one command at a time, each taking a given time |
+//! | [`ModelIotlb`] | tests: caches translations *and table pointers*, and serves them until it is told to forget |
+//! | [`NullInvalidator`] | no hardware caches anything; also what a VFIO or iommufd container is, whose unmap call invalidates |
+//!
+//! [`Combiner`] lets the unmaps of many cores meet in one batch and one wait.
+//!
+//! Who calls: `DmaMapper` and its cores, on any thread, from several at once. An implementation must not call back
+//! into the mapper. A wait may fail ([`InvalidateError`]): what it should have covered is then as stale as before.
+//! Left out: device TLBs (ATS) and PASIDs; an implementation for such a device adds them to the same commands.
+
+mod combine;
+mod model;
+mod serial;
+
+pub use combine::Combiner;
+pub use model::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
+pub use serial::SerialFlush;
+
+use iova::IovaRange;
+use thiserror::Error;
+
+/// What to forget, within the domain of the [`Invalidator`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// The translations of these pages. Cached table pointers may stay (VT-d: page-selective with IH set).
+    Pages(IovaRange),
+    /// Every translation of the domain, and every pointer to its tables.
+    Domain,
+    /// Everything of every domain.
+    Global,
+}
+
+/// What completes a batch. Tickets of one invalidator complete in no particular order unless it says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Why an invalidation is not known to be complete. The translations it named may still be in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum InvalidateError {
+    /// The hardware did not answer in time (VT-d: ITE in the fault status register, or no wait status).
+    #[error("an invalidation was not answered for {waited_ns} ns")]
+    TimedOut {
+        /// How long it was waited for, in nanoseconds.
+        waited_ns: u64,
+    },
+    /// The hardware refused a command or has stopped its queue (VT-d: IQE, ICE).
+    #[error("the invalidation queue stopped with status {status:#x}")]
+    Stopped {
+        /// What the hardware says, raw.
+        status: u64,
+    },
+}
+
+/// The hardware that caches translations of one domain, as seen by whoever changes them.
+///
+/// # Contract
+/// After a ticket is complete, no access of a device of the domain uses a translation that a command of its batch
+/// names and that was not in the tables at some moment after [`submit`](Self::submit) was called.
+/// The protection of unmapped memory rests on this; the memory safety of this crate does not.
+pub trait Invalidator: Send + Sync {
+    /// Hands the hardware a batch. The caller polls or waits for the ticket; a slow or full queue is waited for here.
+    /// Stores made before the call are visible to the hardware's walks when it obeys.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]; some commands may have been carried out.
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError>;
+
+    /// Whether the batch is complete. Acquires what the hardware did before.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]; the ticket is void then.
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError>;
+
+    /// Returns when the batch is complete.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    fn wait(&self, ticket: Ticket) -> Result<(), InvalidateError> {
+        while !self.poll(ticket)? {
+            lines::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Submits and waits.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit) and [`poll`](Self::poll).
+    fn flush(&self, commands: &[Command]) -> Result<(), InvalidateError> {
+        self.wait(self.submit(commands)?)
+    }
+
+    /// From how many [`Command::Pages`] in one batch on a [`Command::Domain`] is cheaper.
+    fn whole_domain_from(&self) -> usize {
+        32
+    }
+}
+
+impl<I: Invalidator + ?Sized> Invalidator for alloc::sync::Arc<I> {
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        (**self).submit(commands)
+    }
+
+    #[inline]
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        (**self).poll(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), InvalidateError> {
+        (**self).wait(ticket)
+    }
+
+    fn whole_domain_from(&self) -> usize {
+        (**self).whole_domain_from()
+    }
+}
+
+/// Hardware without caches: every batch is complete when it is submitted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NullInvalidator;
+
+impl Invalidator for NullInvalidator {
+    #[inline]
+    fn submit(&self, _commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        // The stores that cleared the entries come before whatever the caller does next, device walks included.
+        lines::fence(lines::Ordering::SeqCst);
+        Ok(Ticket(0))
+    }
+
+    #[inline]
+    fn poll(&self, _ticket: Ticket) -> Result<bool, InvalidateError> {
+        Ok(true)
+    }
+}

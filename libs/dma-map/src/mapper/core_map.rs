@@ -1,0 +1,524 @@
+//! One core's handle, and how it maps.
+
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use core::{cell::Cell, marker::PhantomData};
+
+use address::{Iova, PAGE_SIZE, PhysAddr};
+use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
+use lines::Ordering;
+
+use super::error::DmaMapError;
+use super::idle::IdlePins;
+use super::policy::{Optimistic, Reuse};
+use super::queue::Queue;
+use super::reclaim::Quarantine;
+use super::request::{DeviceSegment, Direction, Mapping, Segment};
+use super::shared::{BATCH, Shared};
+use super::{first_pages, lines::Told};
+use crate::clock::Clock;
+use crate::invalidate::{Command, Invalidator};
+use crate::reuse::{
+    Batch, Key, OptimisticCache, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
+};
+use crate::table::{self, PageTable};
+
+/// Places of the queue under policies that queue only what an invalidation failed for.
+const STRICT_ROOM: usize = 64;
+
+/// What a core has where mappings are reused.
+pub(super) struct Reused {
+    pub(super) cache: Box<dyn ReuseCache>,
+    /// What the cache lets go of; empty between calls, unless an invalidation failed.
+    pub(super) batch: Batch,
+    /// The entries of `batch` are cleared.
+    pub(super) is_cleared: bool,
+    pub(super) idle: IdlePins,
+}
+
+impl Reused {
+    fn new(reuse: Reuse, table: Option<&Arc<SharingTable>>) -> Option<Self> {
+        let idle = |idle: Optimistic| {
+            let residency = u64::try_from(idle.residency.as_nanos()).unwrap_or(u64::MAX);
+            OptimisticCache::new(idle.quota, residency)
+        };
+        let shared = || {
+            let table = table.expect("a policy that shares has a table");
+            SharingCache::new(Arc::clone(table))
+        };
+        let (cache, quota): (Box<dyn ReuseCache>, usize) = match reuse {
+            Reuse::Never => return None,
+            Reuse::Shared => (Box::new(shared()), 0),
+            Reuse::Optimistic(kept) => (Box::new(idle(kept)), kept.quota),
+            Reuse::SharedOptimistic(kept) => {
+                (Box::new(Stacked::new(shared(), idle(kept))), kept.quota)
+            }
+        };
+        Some(Self {
+            cache,
+            batch: Batch::with_room(BATCH),
+            is_cleared: false,
+            idle: IdlePins::new(quota),
+        })
+    }
+}
+
+/// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
+///
+/// Dropping it gives everything back; what an invalidation that fails then keeps from being given back is
+/// adopted by the other cores after a later one.
+pub struct MapperCore<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> {
+    pub(super) shared: Arc<Shared<A, T, I, C>>,
+    pub(super) alloc: A::Core,
+    pub(super) core: usize,
+    pub(super) queue: Queue,
+    pub(super) quarantine: Quarantine,
+    pub(super) reused: Option<Reused>,
+    /// What our line said when we last looked.
+    pub(super) notices: u64,
+    /// Age of the queue's oldest entry at which it is flushed, in nanoseconds.
+    pub(super) age_ns: u64,
+    /// Mappings freed since chunks were last looked for.
+    pub(super) freed: u32,
+    /// When the reuse cache last told what it has counted.
+    pub(super) published_ns: u64,
+    pub(super) commands: Vec<Command>,
+    /// Not `Sync`: one thread at a time.
+    is_not_sync: PhantomData<Cell<()>>,
+}
+
+impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+    pub(super) fn new(shared: Arc<Shared<A, T, I, C>>, alloc: A::Core) -> Self {
+        let core = alloc.core().0;
+        shared.used.fetch_max(core + 1, Ordering::AcqRel);
+        shared.combiner.join(core);
+        let line = &shared.lines[core];
+        let window = shared.policy.window();
+        // Whoever had the handle before left nothing in a queue, and the line as it is.
+        let queue = Queue::new(
+            window.map_or(STRICT_ROOM, |window| window.entries),
+            line.owner.queued.load(Ordering::Relaxed),
+        );
+        let quarantine = Quarantine::new(line.owner.retired.load(Ordering::Relaxed));
+        let left = line.left.lock().take();
+        let reused = left.or_else(|| Reused::new(shared.policy.reuse, shared.sharing.as_ref()));
+        let mut expiry = line.expiry.lock();
+        expiry.expirer = reused.as_ref().and_then(|reused| reused.cache.expirer());
+        drop(expiry);
+        Self {
+            age_ns: u64::try_from(shared.age.as_nanos()).unwrap_or(u64::MAX),
+            // Not what it says now: what was left there is looked at once.
+            notices: line.flusher.notices.load(Ordering::Relaxed).wrapping_sub(1),
+            shared,
+            alloc,
+            core,
+            queue,
+            quarantine,
+            reused,
+            freed: 0,
+            published_ns: 0,
+            commands: Vec::with_capacity(BATCH),
+            is_not_sync: PhantomData,
+        }
+    }
+
+    /// Which core this is.
+    pub fn id(&self) -> CoreId {
+        self.alloc.core()
+    }
+
+    /// Maps memory as one stretch of IOVAs. Several segments have to meet at page boundaries. The device may do
+    /// what `direction` says, with the whole of each page that the memory touches.
+    ///
+    /// A page may be mapped any number of times, with any directions.
+    ///
+    /// # Errors
+    /// [`DmaMapError`]; nothing is mapped then.
+    #[inline]
+    pub fn map(
+        &mut self,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<Mapping, DmaMapError> {
+        match segments {
+            &[segment] => self.map_one(segment, direction, true),
+            segments => self.map_joined(segments, direction),
+        }
+    }
+
+    /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
+    /// reuse.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    pub fn map_coherent(
+        &mut self,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<Mapping, DmaMapError> {
+        match segments {
+            &[segment] => self.map_one(segment, direction, false),
+            segments => self.map_joined(segments, direction),
+        }
+    }
+
+    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to
+    /// be told to `out`: one element for segments that meet at a page boundary, as long as the device takes it.
+    ///
+    /// # Errors
+    /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
+    pub fn map_list(
+        &mut self,
+        segments: &[Segment],
+        direction: Direction,
+        out: &mut Vec<DeviceSegment>,
+    ) -> Result<Mapping, DmaMapError> {
+        let pages = self.check_list(segments)?;
+        if self.shared.policy.is_off {
+            return self.list_off(segments, out);
+        }
+        let mapping = self.map_pages(segments, pages, direction)?;
+        let mut page = mapping.range().start().raw();
+        let mut element: Option<DeviceSegment> = None;
+        let mut before: Option<Segment> = None;
+        for &segment in segments {
+            let joins = before.is_some_and(|before| before.joins(segment));
+            match &mut element {
+                Some(element) if joins => element.len += segment.len,
+                _ => {
+                    self.put(element.take(), out);
+                    let iova = Iova::new(page | segment.phys.offset_in(PAGE_SIZE));
+                    let len = segment.len;
+                    element = Some(DeviceSegment { iova, len });
+                }
+            }
+            before = Some(segment);
+            page += segment.pages().expect("checked") * PAGE_SIZE;
+        }
+        self.put(element, out);
+        Ok(mapping)
+    }
+
+    /// Adds an element in pieces that the device takes.
+    fn put(&self, element: Option<DeviceSegment>, out: &mut Vec<DeviceSegment>) {
+        let Some(DeviceSegment { mut iova, mut len }) = element else {
+            return;
+        };
+        let max = self.shared.limits.max_segment.max(1);
+        while len > max {
+            out.push(DeviceSegment { iova, len: max });
+            iova = iova.checked_add(max).expect("inside the mapping");
+            len -= max;
+        }
+        out.push(DeviceSegment { iova, len });
+    }
+
+    #[inline]
+    fn map_one(
+        &mut self,
+        segment: Segment,
+        direction: Direction,
+        may_reuse: bool,
+    ) -> Result<Mapping, DmaMapError> {
+        let shared = &*self.shared;
+        let Some(pages) = segment.pages() else {
+            return Err(no_segment(0, segment));
+        };
+        if segment.len > shared.limits.max_segment {
+            return Err(too_long(segment.len, shared.limits.max_segment));
+        }
+        if shared.policy.is_off {
+            return self.map_off(segment, direction);
+        }
+        let phys = segment.phys.align_down(PAGE_SIZE);
+        let access = direction.access();
+        let key = match may_reuse && self.reused.is_some() {
+            true => Key::new(phys, pages, access),
+            false => None,
+        };
+        let (start, allocated) = match key {
+            Some(key) => self.map_reusable(key)?,
+            None => {
+                let allocated = self.make(phys, pages, access)?;
+                (allocated.start(), allocated.pages())
+            }
+        };
+        Ok(Mapping {
+            iova: Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE)),
+            len: segment.len,
+            allocated,
+            domain: self.domain(),
+            key,
+        })
+    }
+
+    /// An IOVA for pages that are mapped there now. Gives all that was allocated.
+    #[inline]
+    fn make(
+        &mut self,
+        phys: PhysAddr,
+        pages: u64,
+        access: Access,
+    ) -> Result<IovaRange, DmaMapError> {
+        let request = self.request(pages).for_memory(phys, access);
+        let allocated = match self.alloc.alloc(request) {
+            Ok(allocated) => allocated,
+            Err(error) => self.alloc_again(request, error)?,
+        };
+        let range = first_pages(allocated, pages);
+        match self.shared.table.map(range, phys, access) {
+            Ok(()) => Ok(allocated),
+            Err(error) => self.map_again(allocated, range, phys, access, error),
+        }
+    }
+
+    #[inline]
+    fn request(&self, pages: u64) -> Request {
+        Request::pages(pages).at_most(self.shared.last_page)
+    }
+
+    /// No IOVA: everything cached goes back first, and others are asked.
+    #[cold]
+    fn alloc_again(
+        &mut self,
+        request: Request,
+        error: AllocError,
+    ) -> Result<IovaRange, DmaMapError> {
+        if let AllocError::Impossible { .. } = error {
+            return Err(DmaMapError::Alloc(error));
+        }
+        self.shared.ask_others(self.core);
+        // A failed invalidation leaves less to be given back; the allocator says whether it suffices.
+        let _ = self.give_back();
+        self.alloc.alloc(request).map_err(DmaMapError::Alloc)
+    }
+
+    /// The table refused: where it has no memory, tables that nobody needs are given back first.
+    #[cold]
+    fn map_again(
+        &mut self,
+        allocated: IovaRange,
+        range: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+        error: table::MapError,
+    ) -> Result<IovaRange, DmaMapError> {
+        let mut result = Err(error);
+        if let table::MapError::OutOfTables { .. } = error
+            && self.shared.reclaims
+            && self.give_back().is_ok()
+        {
+            result = self.shared.table.map(range, phys, access);
+        }
+        result.map(|()| allocated).map_err(|error| {
+            self.alloc
+                .free(allocated)
+                .expect("this core has just allocated it");
+            DmaMapError::Table(error)
+        })
+    }
+
+    /// A mapping that is found, or else made and told to the cache. Gives the start, and the pages allocated where
+    /// they are known, else 0.
+    #[inline]
+    fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError> {
+        let now = self.shared.clock.coarse();
+        let reused = self.reused.as_mut().expect("the caller has looked");
+        if let Some(range) = reused.cache.acquire(key, now) {
+            // Live elsewhere, it has no pin here.
+            let Some(pinned) = reused.idle.remove(range.first()) else {
+                return Ok((range.start(), 0));
+            };
+            let pages = pinned.range().pages();
+            self.alloc.unpin(pinned);
+            return Ok((range.start(), pages));
+        }
+        let allocated = self.make(key.phys(), key.pages(), key.access())?;
+        let range = first_pages(allocated, key.pages());
+        if let Some(reused) = &mut self.reused {
+            reused.cache.adopt(key, range, now);
+        }
+        Ok((allocated.start(), allocated.pages()))
+    }
+
+    #[cold]
+    fn map_joined(
+        &mut self,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<Mapping, DmaMapError> {
+        let pages = self.check_list(segments)?;
+        for (index, pair) in segments.windows(2).enumerate() {
+            if !pair[0].joins(pair[1]) {
+                return Err(DmaMapError::Gap { index });
+            }
+        }
+        let len = segments.iter().map(|segment| segment.len).sum();
+        if len > self.shared.limits.max_segment {
+            return Err(too_long(len, self.shared.limits.max_segment));
+        }
+        if self.shared.policy.is_off {
+            // Without translation it is contiguous only where the memory is.
+            let mut end = segments[0].phys.raw();
+            for (index, segment) in segments.iter().enumerate() {
+                if segment.phys.raw() != end {
+                    return Err(DmaMapError::Gap { index: index - 1 });
+                }
+                end = end.wrapping_add(segment.len);
+            }
+            return self.map_off(Segment::new(segments[0].phys, len), direction);
+        }
+        self.map_pages(segments, pages, direction)
+    }
+
+    /// Pages of all segments.
+    fn check_list(&self, segments: &[Segment]) -> Result<u64, DmaMapError> {
+        let mut pages = 0_u64;
+        for (index, &segment) in segments.iter().enumerate() {
+            let more = segment.pages().ok_or(no_segment(index, segment))?;
+            pages = pages
+                .checked_add(more)
+                .filter(|pages| *pages <= iova::IovaPfn::MAX.raw())
+                .ok_or(wraps(index, segment))?;
+        }
+        match pages {
+            0 => Err(DmaMapError::NoSegments),
+            pages => Ok(pages),
+        }
+    }
+
+    /// One stretch for all segments, each from a page of its own on.
+    fn map_pages(
+        &mut self,
+        segments: &[Segment],
+        pages: u64,
+        direction: Direction,
+    ) -> Result<Mapping, DmaMapError> {
+        // A list that fails halfway has been seen by the device, and needs a place in the queue.
+        self.make_room().map_err(DmaMapError::Invalidation)?;
+        let access = direction.access();
+        let request = self
+            .request(pages)
+            .for_memory(segments[0].phys.align_down(PAGE_SIZE), access);
+        let allocated = match self.alloc.alloc(request) {
+            Ok(allocated) => allocated,
+            Err(error) => self.alloc_again(request, error)?,
+        };
+        let mut done = 0;
+        for segment in segments {
+            let more = segment.pages().expect("checked");
+            let first = iova::IovaPfn::new(allocated.first().raw() + done);
+            let range = IovaRange::new(first, more).expect("inside what was allocated");
+            let phys = segment.phys.align_down(PAGE_SIZE);
+            if let Err(error) = self.shared.table.map(range, phys, access) {
+                self.undo(allocated, done);
+                return Err(DmaMapError::Table(error));
+            }
+            done += more;
+        }
+        let last = segments[segments.len() - 1];
+        let offset = segments[0].phys.offset_in(PAGE_SIZE);
+        let unused = PAGE_SIZE - 1 - (last.phys.raw() + (last.len - 1)) % PAGE_SIZE;
+        Ok(Mapping {
+            iova: Iova::new(allocated.start().raw() | offset),
+            len: pages * PAGE_SIZE - offset - unused,
+            allocated: allocated.pages(),
+            domain: self.domain(),
+            key: None,
+        })
+    }
+
+    /// Which mapper this is.
+    #[inline]
+    pub(super) fn domain(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
+    #[cold]
+    fn map_off(
+        &mut self,
+        segment: Segment,
+        direction: Direction,
+    ) -> Result<Mapping, DmaMapError> {
+        let limits = &self.shared.limits;
+        let last = limits.last.raw();
+        let phys = if segment.phys.raw() + (segment.len - 1) <= last {
+            segment.phys
+        } else {
+            limits
+                .bounce
+                .as_ref()
+                .and_then(|bounce| bounce.bounce(segment, last, direction))
+                .ok_or(unaddressable(segment, last))?
+        };
+        Ok(self.untranslated(phys, segment.len))
+    }
+
+    fn list_off(
+        &mut self,
+        segments: &[Segment],
+        out: &mut Vec<DeviceSegment>,
+    ) -> Result<Mapping, DmaMapError> {
+        let last = self.shared.limits.last.raw();
+        for &segment in segments {
+            if segment.phys.raw() + (segment.len - 1) > last {
+                return Err(unaddressable(segment, last));
+            }
+        }
+        for segment in segments {
+            let iova = Iova::new(segment.phys.raw());
+            self.put(Some(DeviceSegment { iova, len: segment.len }), out);
+        }
+        Ok(self.untranslated(segments[0].phys, segments[0].len))
+    }
+
+    /// Without translation the device's address is the memory's.
+    fn untranslated(&self, phys: PhysAddr, len: u64) -> Mapping {
+        Mapping {
+            iova: Iova::new(phys.raw()),
+            len,
+            allocated: 0,
+            domain: self.domain(),
+            key: None,
+        }
+    }
+
+    /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
+    /// itself whenever mappings are torn down or the core parks.
+    pub fn publish(&mut self) {
+        let Some(reused) = &self.reused else { return };
+        let outside = reused.cache.expirer().map(|expirer| expirer.counts());
+        let told = Told {
+            counts: reused.cache.counts(),
+            outside: outside.map_or(Windows::EMPTY, |counts| counts.windows),
+        };
+        *self.shared.lines[self.core].reuse.lock() = told;
+        self.published_ns = self.shared.clock.coarse();
+    }
+}
+
+#[cold]
+fn no_segment(index: usize, segment: Segment) -> DmaMapError {
+    match segment.len {
+        0 => DmaMapError::Empty {
+            index,
+            phys: segment.phys,
+        },
+        _ => wraps(index, segment),
+    }
+}
+
+#[cold]
+fn wraps(index: usize, Segment { phys, len }: Segment) -> DmaMapError {
+    DmaMapError::Wraps { index, phys, len }
+}
+
+#[cold]
+fn too_long(len: u64, max: u64) -> DmaMapError {
+    DmaMapError::TooLong { len, max }
+}
+
+#[cold]
+fn unaddressable(segment: Segment, last: u64) -> DmaMapError {
+    let phys = segment.phys;
+    DmaMapError::Unaddressable { phys, last }
+}

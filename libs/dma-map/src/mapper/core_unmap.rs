@@ -1,0 +1,556 @@
+//! How a core unmaps, and how what it unmapped comes back.
+
+use address::{Iova, PAGE_SIZE};
+use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
+use lines::Ordering;
+
+use super::error::DmaUnmapError;
+use super::policy::{Reuse, Teardown};
+use super::queue::Entry;
+use super::request::{Mapping, range_of};
+use super::shared::Orphan;
+use super::{MapperCore, first_pages};
+use crate::clock::Clock;
+use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
+use crate::reuse::{Key, Progress, Released};
+use crate::table::{PageTable, UnmapError};
+
+/// How often an unmap by address looks again whether another user of a shared mapping has let go of the pin.
+const PIN_SPINS: u32 = 1 << 16;
+/// Completed invalidations that one unmap gives IOVAs back for.
+const POLLS: u32 = 4;
+/// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
+const PUBLISH_NS: u64 = 100_000_000;
+
+impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+    /// Ends a mapping of this mapper, whichever core made it.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]. The mapping lives on, and [`unmap_at`](Self::unmap_at) can end it, where the error says so.
+    #[inline]
+    pub fn unmap(&mut self, mapping: Mapping) -> Result<(), DmaUnmapError> {
+        let iova = mapping.iova;
+        if mapping.domain != self.domain() {
+            return Err(DmaUnmapError::OtherDomain { iova });
+        }
+        if self.shared.policy.is_off {
+            return self.unmap_off(iova, mapping.len);
+        }
+        let range = mapping.range();
+        self.make_ready(iova)?;
+        let pinned = match IovaRange::new(range.first(), mapping.allocated) {
+            Some(allocated) => self.pin(allocated)?,
+            None => self.pin_found(range)?,
+        };
+        let pinned = match mapping.key {
+            Some(key) => match self.let_go(key, range, pinned) {
+                Some(pinned) => pinned,
+                None => return Ok(()),
+            },
+            None => pinned,
+        };
+        self.tear_down(iova, range, pinned)
+    }
+
+    /// Ends the mapping of `len` bytes at `iova`, for callers that keep only these. Any `iova` and `len` that touch the
+    /// same pages name the same mapping.
+    ///
+    /// Under a policy that shares, each user ends its use once; who ends another's is not found out.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]: nothing, or something else, is mapped there. Nothing has changed, except where it says so.
+    pub fn unmap_at(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        let range = range_of(iova, len).ok_or(DmaUnmapError::NoRange { iova, len })?;
+        if self.shared.policy.is_off {
+            return self.unmap_off(iova, len);
+        }
+        self.make_ready(iova)?;
+        let pinned = self.pin_found(range)?;
+        if self.reused.is_none() {
+            return self.tear_down(iova, range, pinned);
+        }
+        let key = match self.key_of(range) {
+            Ok(key) => key,
+            Err(error) => {
+                self.alloc.unpin(pinned);
+                return Err(DmaUnmapError::Table(error));
+            }
+        };
+        let pinned = match key {
+            Some(key) => match self.let_go(key, range, pinned) {
+                Some(pinned) => pinned,
+                None => return Ok(()),
+            },
+            None => pinned,
+        };
+        self.tear_down(iova, range, pinned)
+    }
+
+    /// What a reuse cache knows the mapping of `range` by; `None` where it is not one stretch of memory.
+    fn key_of(&self, range: IovaRange) -> Result<Option<Key>, UnmapError> {
+        let lookup = |page: u64| {
+            let iova = IovaPfn::new(range.first().raw() + page).start();
+            let found = self.shared.table.lookup(iova);
+            found.ok_or(UnmapError::NotMapped { iova })
+        };
+        let first = lookup(0)?;
+        let Some(key) = Key::new(first.phys, range.pages().min(u64::from(u16::MAX)), first.access)
+        else {
+            return Ok(None);
+        };
+        for page in 1..range.pages() {
+            let found = lookup(page)?;
+            if first.phys.checked_add(page * PAGE_SIZE) != Some(found.phys)
+                || found.access != first.access
+            {
+                return Ok(None);
+            }
+        }
+        Ok(Some(key))
+    }
+
+    /// Pins what is allocated exactly so. Where mappings are shared, another user may hold the pin for a moment.
+    #[inline]
+    fn pin(&mut self, allocated: IovaRange) -> Result<Pinned, DmaUnmapError> {
+        match self.alloc.pin(allocated) {
+            Ok(pinned) => Ok(pinned),
+            Err(error) => self.pin_again(allocated, error),
+        }
+    }
+
+    #[cold]
+    fn pin_again(
+        &mut self,
+        allocated: IovaRange,
+        mut error: FreeError,
+    ) -> Result<Pinned, DmaUnmapError> {
+        if let Reuse::Shared | Reuse::SharedOptimistic(_) = self.shared.policy.reuse {
+            for _ in 0..PIN_SPINS {
+                let FreeError::NotAllocated { .. } = error else {
+                    break;
+                };
+                lines::spin_loop();
+                match self.alloc.pin(allocated) {
+                    Ok(pinned) => return Ok(pinned),
+                    Err(again) => error = again,
+                }
+            }
+        }
+        Err(DmaUnmapError::NotAllocated(error))
+    }
+
+    /// Pins the allocation of which exactly `range` is mapped: that range, or the power of two that holds it, which some
+    /// allocators give instead.
+    fn pin_found(&mut self, range: IovaRange) -> Result<Pinned, DmaUnmapError> {
+        let refused = match self.alloc.pin(range) {
+            Ok(pinned) => return Ok(pinned),
+            Err(error) => error,
+        };
+        let rounded = range
+            .pages()
+            .checked_next_power_of_two()
+            .filter(|pages| *pages != range.pages())
+            .and_then(|pages| IovaRange::new(range.first(), pages));
+        if let (FreeError::Mismatch { .. }, Some(rounded)) = (refused, rounded)
+            && let Ok(pinned) = self.alloc.pin(rounded)
+        {
+            let beyond = IovaPfn::new(range.last().raw() + 1).start();
+            if self.shared.table.lookup(beyond).is_none() {
+                return Ok(pinned);
+            }
+            let last = rounded.last();
+            self.alloc.unpin(pinned);
+            return Err(DmaUnmapError::Partial { range, last });
+        }
+        self.pin_again(range, refused)
+    }
+
+    /// Ends one use of a mapping that a cache may keep. Gives the pin back where it has to be torn down.
+    #[inline]
+    fn let_go(&mut self, key: Key, range: IovaRange, pinned: Pinned) -> Option<Pinned> {
+        let now = self.shared.clock.coarse();
+        let Some(reused) = &mut self.reused else {
+            return Some(pinned);
+        };
+        let rest = match reused.cache.release(key, range, now, &mut reused.batch) {
+            Released::Kept => {
+                reused.idle.insert(pinned);
+                None
+            }
+            Released::InUse => {
+                self.alloc.unpin(pinned);
+                None
+            }
+            Released::TearDown => Some(pinned),
+        };
+        if !reused.batch.is_empty() {
+            // Where it fails the batch stays, counted as stale, and the next unmap tries again.
+            let _ = self.tear_down_batch();
+        }
+        rest
+    }
+
+    /// Tears down what the cache has let go of, with one invalidation.
+    #[cold]
+    fn tear_down_batch(&mut self) -> Result<(), InvalidateError> {
+        let Some(reused) = &mut self.reused else {
+            return Ok(());
+        };
+        if reused.batch.is_empty() {
+            return Ok(());
+        }
+        if !reused.is_cleared {
+            self.shared.clear(&reused.batch);
+            reused.is_cleared = true;
+        }
+        let entries = reused.batch.entries().iter();
+        let ranges = entries.clone().map(|expired| expired.range());
+        self.shared
+            .invalidate(self.core, ranges, &mut self.commands)?;
+        for expired in entries {
+            if let Some(pinned) = reused.idle.remove(expired.range().first()) {
+                self.alloc.free_pinned(pinned);
+            }
+        }
+        let now = self.shared.clock.now();
+        reused.cache.torn_down(&mut reused.batch, now);
+        reused.is_cleared = false;
+        if now.saturating_sub(self.published_ns) >= PUBLISH_NS {
+            self.publish();
+        }
+        Ok(())
+    }
+
+    /// Clears the entries and lets the policy decide when the IOVA is free.
+    #[inline]
+    fn tear_down(
+        &mut self,
+        iova: Iova,
+        range: IovaRange,
+        pinned: Pinned,
+    ) -> Result<(), DmaUnmapError> {
+        if let Err(error) = self.shared.table.unmap(range) {
+            self.alloc.unpin(pinned);
+            return Err(DmaUnmapError::Table(error));
+        }
+        let done = match self.shared.policy.teardown {
+            Teardown::Deferred(_) => {
+                self.enqueue(pinned, None);
+                self.flush_when_due()
+            }
+            Teardown::Async(_) => self.submit(range, pinned),
+            Teardown::StrictLock | Teardown::Strict | Teardown::Combining => {
+                self.invalidate_now(range, pinned)
+            }
+        };
+        done.map_err(|source| DmaUnmapError::NotInvalidated { iova, source })
+    }
+
+    #[inline]
+    fn invalidate_now(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
+        let shared = &*self.shared;
+        let commands = [Command::Pages(range)];
+        let done = match shared.policy.teardown {
+            Teardown::Combining => shared.combiner.flush(&shared.invalidator, self.core, range),
+            Teardown::StrictLock => {
+                let _turn = shared.strict.lock();
+                shared.invalidator.flush(&commands)
+            }
+            _ => shared.invalidator.flush(&commands),
+        };
+        if let Err(error) = done {
+            self.enqueue(pinned, None);
+            return Err(error);
+        }
+        self.alloc.free_pinned(pinned);
+        self.count_freed();
+        if !self.queue.is_empty() {
+            // The hardware answers again: what it did not answer for can go.
+            let _ = self.flush_queue();
+        }
+        Ok(())
+    }
+
+    /// Asynchronous: the ticket goes into the queue; what has completed comes out.
+    fn submit(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
+        let submitted = self.shared.invalidator.submit(&[Command::Pages(range)]);
+        self.enqueue(pinned, submitted.ok());
+        submitted?;
+        for _ in 0..POLLS {
+            if !self.free_completed()? {
+                break;
+            }
+        }
+        self.flush_when_due()
+    }
+
+    /// Frees the oldest entry if its own invalidation is complete.
+    fn free_completed(&mut self) -> Result<bool, InvalidateError> {
+        let Some(ticket) = self.queue.front().and_then(|entry| entry.ticket) else {
+            return Ok(false);
+        };
+        match self.shared.invalidator.poll(ticket) {
+            Ok(false) => Ok(false),
+            Ok(true) => {
+                self.free_front(self.shared.clock.coarse());
+                Ok(true)
+            }
+            Err(error) => {
+                self.queue.void_ticket();
+                Err(error)
+            }
+        }
+    }
+
+    /// The front of the queue cannot be used any more, as of `now`.
+    fn free_front(&mut self, now: u64) {
+        if let Some(entry) = self.queue.pop() {
+            self.alloc.free_pinned(entry.pinned);
+            let line = &self.shared.lines[self.core];
+            line.counters.closed(now.saturating_sub(entry.since_ns), 1);
+            // What is not stale any more is as good as covered; only flushers and this core's own tickets
+            // raise the number, under no common lock, hence the maximum.
+            line.flusher
+                .covered
+                .fetch_max(self.queue.first(), Ordering::Relaxed);
+        }
+    }
+
+    /// Adds to the queue, in which [`make_ready`](Self::make_ready) has seen room.
+    #[inline]
+    fn enqueue(&mut self, pinned: Pinned, ticket: Option<Ticket>) {
+        let now = self.shared.clock.coarse();
+        let line = &self.shared.lines[self.core];
+        if self.queue.is_empty() {
+            line.owner.oldest_ns.store(now, Ordering::Relaxed);
+        }
+        self.queue.push(Entry {
+            pinned,
+            since_ns: now,
+            ticket,
+        });
+        // Release: a flush that notes this number comes after the entries were cleared.
+        line.owner
+            .queued
+            .store(self.queue.next(), Ordering::Release);
+    }
+
+    /// Flushes when the queue is full, or its oldest entry too old and nobody else is flushing.
+    #[inline]
+    fn flush_when_due(&mut self) -> Result<(), InvalidateError> {
+        let Some(oldest) = self.queue.front() else {
+            return Ok(());
+        };
+        let since = oldest.since_ns;
+        if !self.queue.is_full()
+            && self.shared.clock.coarse().saturating_sub(since) < self.age_ns
+        {
+            return Ok(());
+        }
+        self.flush_queue()
+    }
+
+    /// Waits until a flush has covered some of the queue, ours if it has to be, and frees what is covered.
+    #[cold]
+    fn flush_queue(&mut self) -> Result<(), InvalidateError> {
+        let shared = &*self.shared;
+        let line = &shared.lines[self.core];
+        line.counters.saw(self.queue.len() as u64);
+        let first = self.queue.first();
+        let flushed =
+            shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) <= first);
+        self.heed();
+        flushed
+    }
+
+    /// Looks whether others have left something for us, and sees to it that the queue has room for one.
+    #[inline]
+    fn make_ready(&mut self, iova: Iova) -> Result<(), DmaUnmapError> {
+        let line = &self.shared.lines[self.core].flusher;
+        // Acquire: what was written before the notice is seen.
+        if line.notices.load(Ordering::Acquire) != self.notices {
+            self.heed();
+        }
+        if self.queue.is_full() {
+            let made = self.make_room();
+            return made.map_err(|source| DmaUnmapError::NoRoom { iova, source });
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the queue has room for one.
+    pub(super) fn make_room(&mut self) -> Result<(), InvalidateError> {
+        if !self.queue.is_full() {
+            return Ok(());
+        }
+        // Tickets that have completed meanwhile; where none has, or none counts, a flush.
+        while let Ok(true) = self.free_completed() {}
+        match self.queue.is_full() {
+            true => self.flush_queue(),
+            false => Ok(()),
+        }
+    }
+
+    /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
+    /// gives back what it caches where it was asked to.
+    #[cold]
+    pub(super) fn heed(&mut self) {
+        let line = &self.shared.lines[self.core];
+        self.notices = line.flusher.notices.load(Ordering::Acquire);
+        let freed = self.free_covered();
+        self.release_covered();
+        self.free_returned();
+        if self.shared.has_orphans.load(Ordering::Relaxed) {
+            self.adopt_orphans();
+        }
+        let line = &self.shared.lines[self.core];
+        if line.flusher.is_asked.load(Ordering::Relaxed) {
+            line.flusher.is_asked.store(false, Ordering::Relaxed);
+            let _ = self.drain_cache();
+            self.alloc.park();
+        }
+        if freed > 0 {
+            self.retire_chunks();
+        }
+    }
+
+    /// Frees the covered part of the queue. Entries of one coarse time are counted together.
+    fn free_covered(&mut self) -> usize {
+        let line = &self.shared.lines[self.core];
+        // Acquire, and before the time: pairs with the flusher's stores in the other order.
+        let covered = line.flusher.covered.load(Ordering::Acquire);
+        let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
+        line.counters.saw(self.queue.len() as u64);
+        let (mut freed, mut run, mut since) = (0, 0, 0);
+        while let Some(entry) = self.queue.pop_covered(covered) {
+            if entry.since_ns != since && run > 0 {
+                line.counters.closed(closed_ns.saturating_sub(since), run);
+                run = 0;
+            }
+            since = entry.since_ns;
+            run += 1;
+            freed += 1;
+            self.alloc.free_pinned(entry.pinned);
+        }
+        if run > 0 {
+            line.counters.closed(closed_ns.saturating_sub(since), run);
+        }
+        if let Some(oldest) = self.queue.front() {
+            line.owner.oldest_ns.store(oldest.since_ns, Ordering::Relaxed);
+        }
+        freed
+    }
+
+    /// Frees idle mappings that others have torn down.
+    fn free_returned(&mut self) {
+        let Some(reused) = &mut self.reused else {
+            return;
+        };
+        let returned = core::mem::take(&mut *self.shared.lines[self.core].returned.lock());
+        for range in returned {
+            if let Some(pinned) = reused.idle.remove(range.first()) {
+                self.alloc.free_pinned(pinned);
+            }
+        }
+    }
+
+    /// Tears down every idle mapping of this core.
+    fn drain_cache(&mut self) -> Result<(), InvalidateError> {
+        loop {
+            self.tear_down_batch()?;
+            let Some(reused) = &mut self.reused else {
+                return Ok(());
+            };
+            let progress = reused.cache.drain(&mut reused.batch);
+            self.tear_down_batch()?;
+            if progress == Progress::Done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
+    #[cold]
+    pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
+        let drained = self.drain_cache();
+        while let Ok(true) = self.free_completed() {}
+        let flushed = match self.queue.is_empty() {
+            true => Ok(()),
+            false => self.flush_all(),
+        };
+        self.heed();
+        self.alloc.park();
+        self.retire_chunks();
+        self.close_quarantine();
+        drained.and(flushed)
+    }
+
+    /// Flushes until all of the queue is covered.
+    fn flush_all(&mut self) -> Result<(), InvalidateError> {
+        let shared = &*self.shared;
+        let line = &shared.lines[self.core];
+        let next = self.queue.next();
+        shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) < next)
+    }
+
+    /// Before a core rests: everything it keeps goes back, to the space and to the table's memory. The handle
+    /// remains usable.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]: what it should have covered waits for the next flush, and for the next call here.
+    pub fn park(&mut self) -> Result<(), InvalidateError> {
+        let given = self.give_back();
+        self.publish();
+        given
+    }
+
+    /// A list failed after `mapped` pages, which the device may have used: they go as after an unmap.
+    #[cold]
+    pub(super) fn undo(&mut self, allocated: IovaRange, mapped: u64) {
+        let pinned = self
+            .alloc
+            .pin(allocated)
+            .expect("this core has just allocated it");
+        if mapped == 0 {
+            self.alloc.free_pinned(pinned);
+            return;
+        }
+        let range = first_pages(allocated, mapped);
+        let cleared = self.shared.table.unmap(range);
+        debug_assert_eq!(cleared, Ok(()), "this core has just mapped it");
+        match self.shared.invalidator.flush(&[Command::Pages(range)]) {
+            Ok(()) => self.alloc.free_pinned(pinned),
+            // `map_pages` has seen room.
+            Err(_) => self.enqueue(pinned, None),
+        }
+    }
+
+    fn unmap_off(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        if let Some(bounce) = &self.shared.limits.bounce {
+            // Memory that was not bounced needs nothing.
+            let _ = bounce.unbounce(address::PhysAddr::new(iova.raw()), len);
+        }
+        Ok(())
+    }
+}
+
+impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
+    fn drop(&mut self) {
+        let given = self.give_back();
+        self.publish();
+        let line = &self.shared.lines[self.core];
+        let mut orphans = self.shared.orphans.lock();
+        if given.is_err() || !self.queue.is_empty() {
+            while let Some(entry) = self.queue.pop() {
+                let orphan = Orphan::Mapping(entry.pinned, entry.since_ns);
+                orphans.waiting.push(orphan);
+            }
+        }
+        let chunks = self.quarantine.take_all();
+        orphans
+            .waiting
+            .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table)));
+        drop(orphans);
+        *line.left.lock() = self.reused.take();
+    }
+}

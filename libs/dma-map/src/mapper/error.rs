@@ -1,0 +1,146 @@
+//! What can go wrong between a driver and its device. Errors leave mappings, tables and allocators as they were, except
+//! where they say otherwise.
+
+use address::{Iova, PhysAddr};
+use iova::{AllocError, Aperture, ClaimError, FreeError, IovaPfn, IovaRange};
+use thiserror::Error;
+
+use crate::invalidate::InvalidateError;
+use crate::table;
+
+/// Why memory was not mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaMapError {
+    /// There is no segment.
+    #[error("the list has no segment")]
+    NoSegments,
+    /// A segment has no bytes.
+    #[error("segment {index} at {phys:#x} is empty")]
+    Empty {
+        /// Its place in the list.
+        index: usize,
+        /// Its address.
+        phys: PhysAddr,
+    },
+    /// A segment, or the list, is longer than the address space.
+    #[error("segment {index}, {len:#x} bytes at {phys:#x}, reaches past the address space")]
+    Wraps {
+        /// Its place in the list.
+        index: usize,
+        /// Its address.
+        phys: PhysAddr,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// The device cannot take so much in one element.
+    #[error("{len:#x} bytes in one element, the device takes {max:#x}")]
+    TooLong {
+        /// Bytes asked for.
+        len: u64,
+        /// Most bytes the device takes.
+        max: u64,
+    },
+    /// Two segments do not meet at a page boundary, so that they have no contiguous IOVA. `map_list` takes them.
+    #[error("segments {index} and {} do not meet at a page boundary", index + 1)]
+    Gap {
+        /// Place of the first of the two.
+        index: usize,
+    },
+    /// No IOVA is free.
+    #[error("no iova")]
+    Alloc(#[source] AllocError),
+    /// The table refused.
+    #[error("no entry")]
+    Table(#[source] table::MapError),
+    /// The memory lies above what the device can address, and nothing bounces it.
+    #[error("{phys:#x} lies above {last:#x}, the last byte that the device can address")]
+    Unaddressable {
+        /// First byte of the memory.
+        phys: PhysAddr,
+        /// Last byte the device can address.
+        last: u64,
+    },
+    /// There is no room among the mappings that wait for an invalidation, and the invalidation failed.
+    #[error("no invalidation")]
+    Invalidation(#[source] InvalidateError),
+}
+
+/// Why a mapping was not ended, or not completely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaUnmapError {
+    /// No bytes, or past the end of the space.
+    #[error("{len:#x} bytes at {iova:#x} are no range")]
+    NoRange {
+        /// First byte given.
+        iova: Iova,
+        /// Bytes given.
+        len: u64,
+    },
+    /// The mapping was made by another mapper. It is still mapped there.
+    #[error("{iova:#x} belongs to another domain")]
+    OtherDomain {
+        /// First byte of the mapping.
+        iova: Iova,
+    },
+    /// Nothing of that extent is mapped there: never was, is not any more, or is being unmapped by another core.
+    #[error("no such mapping")]
+    NotAllocated(#[source] FreeError),
+    /// A part of what was mapped there was given: its pages go on to `last`.
+    #[error("{range} is a part of the mapping that ends at page {last:#x}", last = last.raw())]
+    Partial {
+        /// Pages given.
+        range: IovaRange,
+        /// Last page of the mapping.
+        last: IovaPfn,
+    },
+    /// Allocated there, but not mapped so by this crate: somebody else changes the table.
+    #[error("the table does not have it")]
+    Table(#[source] table::UnmapError),
+    /// The mapping waits for an earlier invalidation which failed again; it lives, and
+    /// [`unmap_at`](super::MapperCore::unmap_at) may try again.
+    #[error("{iova:#x} is still mapped: no room among the mappings that wait for an invalidation")]
+    NoRoom {
+        /// First byte of the mapping.
+        iova: Iova,
+        /// Why nothing could be invalidated.
+        #[source]
+        source: InvalidateError,
+    },
+    /// The entries are cleared, but devices may still use what they remember: the invalidation failed. The IOVA stays
+    /// out of circulation until a later one succeeds, and counts as stale until then.
+    #[error("{iova:#x} is unmapped and may still be used by the device")]
+    NotInvalidated {
+        /// First byte of the mapping.
+        iova: Iova,
+        /// Why.
+        #[source]
+        source: InvalidateError,
+    },
+}
+
+/// Why a mapper was not made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DomainError {
+    /// The device cannot address a single page of the allocator's space.
+    #[error(
+        "the device addresses up to {last:#x}, the space begins at page {first:#x}",
+        first = aperture.first().raw()
+    )]
+    NothingAddressable {
+        /// Last byte that the device addresses.
+        last: u64,
+        /// The allocator's space.
+        aperture: Aperture,
+    },
+    /// The queue of unmapped mappings needs at least one place and at most 65,536.
+    #[error("a queue of {entries} entries: there must be 1 to 65536")]
+    Entries {
+        /// Places asked for.
+        entries: usize,
+    },
+}
+
+/// Why a core has no handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("no handle of the allocator")]
+pub struct NoCore(#[from] pub ClaimError);

@@ -1,0 +1,310 @@
+//! Mapping for DMA: memory in, addresses for a device out, and back, under a policy.
+//!
+//! A [`DmaMapper`] is one domain: an IOVA space, a table, an invalidator, a clock, and a [`Policy`]. All cores share
+//! it; each maps and unmaps through a [`MapperCore`] of its own, which takes no lock to find out that it is alone.
+//!
+//! | policy | unmap returns | stale mappings |
+//! |---|---|---|
+//! | [`STRICT_LOCK`](Policy::STRICT_LOCK) | after its invalidation, one core after the other (baseline) | 0 |
+//! | [`STRICT`](Policy::STRICT) | after its invalidation | 0 |
+//! | [`STRICT_COMBINING`](Policy::STRICT_COMBINING) | after an invalidation that it may share with other cores | 0 |
+//! | [`SHARED`](Policy::SHARED) | as strict, for the last user of a page | 0 |
+//! | [`ASYNC`](Policy::ASYNC) | when the invalidation is submitted | ≤ 250 per core, 10 ms |
+//! | [`DEFERRED`](Policy::DEFERRED) | at once; one flush for all, later | ≤ 250 per core, 10 ms |
+//! | [`optimistic`](Policy::optimistic) | at once; the mapping stays for its next user | ≤ quota per core, 10 ms |
+//! | [`OFF`](Policy::OFF) | at once; no translation | everything, always |
+//!
+//! **An unmap**: pin the IOVA (the allocator: it is allocated exactly so, nobody else frees it, its leaf table stays) →
+//! clear the entries → invalidate, or queue → free the IOVA. Between the clearing and the end of an invalidation that
+//! began after it, the IOVA is never given out again.
+//!
+//! **Deferred**: a core's queue fills until it is full or its oldest entry too old, then whoever notices flushes for
+//! everybody (`lines.rs` says how cores and flushers meet). [`DmaMapper::tick`], from any thread, flushes for cores that
+//! are quiet and expires their idle mappings; their IOVAs come back when they next run.
+//!
+//! **Table pages** come back by chunks (`reclaim.rs`): a 2 MiB chunk in which nothing is allocated is retired, its
+//! table taken out of the tree, and released by the invalidation that the queue waits for anyway.
+//!
+//! **Failures**: every error says what and where and leaves things as they were, but for a failed invalidation: entries are
+//! cleared then, and the IOVA waits, counted as stale, in the same queue until a later invalidation succeeds. When the
+//! queue is full of such, unmaps are refused.
+//!
+//! Ownership: a [`MapperCore`] is one thread's at a time. What it writes that others read are lines of its own. Locks:
+//! one per mapper for flushes, one per core for expiring its idle mappings; neither is taken by map or unmap
+//! on their common paths. Nothing is called back while a lock is held, except the invalidator.
+//! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
+//! lines that change once per flush. No clock is read but the coarse one.
+//!
+//! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), lists that bounce,
+//! PASIDs, and identity mappings that share entries.
+
+mod bounce;
+mod core_map;
+mod core_unmap;
+mod error;
+mod idle;
+mod lines;
+mod policy;
+mod queue;
+mod reclaim;
+mod request;
+mod shared;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use bounce::Bounce;
+pub use core_map::MapperCore;
+pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
+pub use policy::{DeviceLimits, Optimistic, Policy, Reuse, Teardown, Window};
+pub use request::{DeviceSegment, Direction, Mapping, Segment};
+
+use ::lines::{AtomicBool, AtomicUsize, CachePadded, Lock};
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use iova::{CoreId, IovaAllocator, IovaRange};
+
+use crate::clock::Clock;
+use crate::invalidate::{Combiner, InvalidateError, Invalidator};
+use crate::reuse::SharingTable;
+use crate::risk::{Counters, Risk, RiskContract, Windows};
+use crate::table::PageTable;
+use shared::{Flush, Orphans, Shared};
+
+/// What a mapper works with.
+pub struct Domain<A, T, I, C> {
+    /// IOVAs.
+    pub allocator: A,
+    /// Their translation. Nobody else maps or unmaps in it.
+    pub table: T,
+    /// What makes the hardware forget it.
+    pub invalidator: I,
+    /// Time.
+    pub clock: C,
+}
+
+/// Maps memory for the devices of one domain. Clones are the same mapper.
+///
+/// ```
+/// use dma_map::invalidate::NullInvalidator;
+/// use dma_map::table::{HostMemory, IoPageTable, TableConfig, VtdSecondLevel};
+/// use dma_map::{DeviceLimits, Direction, DmaMapper, Domain, ManualClock, Policy, Segment};
+/// use iova::{Aperture, CoreId, TreeAllocator};
+/// use address::PhysAddr;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let domain = Domain {
+///     allocator: TreeAllocator::new(Aperture::of_bits(39)?, 2)?,
+///     table: IoPageTable::<VtdSecondLevel, _>::new(HostMemory::new(), TableConfig::default())?,
+///     invalidator: NullInvalidator,
+///     clock: ManualClock::new(),
+/// };
+/// let mapper = DmaMapper::new(domain, Policy::STRICT, DeviceLimits::of_bits(32))?;
+/// let mut core = mapper.core(CoreId(0))?;
+/// let buffer = Segment::new(PhysAddr::new(0x12345), 1500);
+/// let mapping = core.map(&[buffer], Direction::ToDevice)?;
+/// assert_eq!(mapping.iova().raw() & 0xfff, 0x345);
+/// core.unmap(mapping)?;
+/// assert_eq!(mapper.risk().stale_max, 0);
+/// # Ok(()) }
+/// ```
+pub struct DmaMapper<A, T, I, C>(Arc<Shared<A, T, I, C>>);
+
+impl<A, T, I, C> Clone for DmaMapper<A, T, I, C> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I, C> {
+    /// A mapper that keeps the table pages it once needed.
+    ///
+    /// # Errors
+    /// [`DomainError`].
+    pub fn new(
+        domain: Domain<A, T, I, C>,
+        policy: Policy,
+        limits: DeviceLimits,
+    ) -> Result<Self, DomainError> {
+        Self::build(domain, policy, limits, false)
+    }
+
+    /// A mapper that gives table pages back when nothing is allocated in their 2 MiB.
+    ///
+    /// # Safety
+    /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that is allocated. The
+    /// invalidator keeps its contract. Nobody but this mapper looks up, maps or unmaps in the table or allocates
+    /// from the allocator.
+    #[expect(
+        unsafe_code,
+        reason = "allocator and invalidator are safe traits, and table pages are freed on their word"
+    )]
+    pub unsafe fn new_reclaiming(
+        domain: Domain<A, T, I, C>,
+        policy: Policy,
+        limits: DeviceLimits,
+    ) -> Result<Self, DomainError> {
+        Self::build(domain, policy, limits, true)
+    }
+
+    fn build(
+        domain: Domain<A, T, I, C>,
+        policy: Policy,
+        limits: DeviceLimits,
+        reclaims: bool,
+    ) -> Result<Self, DomainError> {
+        let aperture = domain.allocator.aperture();
+        let last_page = limits.last_page();
+        if !policy.is_off && last_page < aperture.usable()[0].first() {
+            return Err(DomainError::NothingAddressable {
+                last: limits.last.raw(),
+                aperture: aperture.clone(),
+            });
+        }
+        let entries = policy.window().map_or(1, |window| window.entries);
+        if !(1..=1 << 16).contains(&entries) {
+            return Err(DomainError::Entries { entries });
+        }
+        let cores = domain.allocator.cores();
+        let is_shared = matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_));
+        Ok(Self(Arc::new(Shared {
+            policy,
+            limits,
+            last_page,
+            age: policy.window().map_or(shared::AGE, |window| window.age),
+            lines: (0..cores).map(|_| Default::default()).collect(),
+            used: AtomicUsize::new(0),
+            flush: CachePadded::new(Lock::new(Flush::default())),
+            strict: CachePadded::new(Lock::new(())),
+            combiner: Combiner::new(cores),
+            sharing: is_shared.then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
+            reclaims,
+            orphans: Lock::new(Orphans::default()),
+            has_orphans: AtomicBool::new(false),
+            orphan_windows: Counters::default(),
+            allocator: domain.allocator,
+            table: domain.table,
+            invalidator: domain.invalidator,
+            clock: domain.clock,
+        })))
+    }
+
+    /// The handle of one core.
+    ///
+    /// # Errors
+    /// [`NoCore`]: it is in use, or the allocator was made for fewer cores.
+    pub fn core(&self, core: CoreId) -> Result<MapperCore<A, T, I, C>, NoCore> {
+        Ok(MapperCore::new(
+            Arc::clone(&self.0),
+            self.0.allocator.claim(core)?,
+        ))
+    }
+
+    /// Any free handle.
+    ///
+    /// # Errors
+    /// [`NoCore`]: all are in use.
+    pub fn register(&self) -> Result<MapperCore<A, T, I, C>, NoCore> {
+        Ok(MapperCore::new(
+            Arc::clone(&self.0),
+            self.0.allocator.register()?,
+        ))
+    }
+
+    /// It is `now` nanoseconds: closes every window that has been open for the policy's age, for cores that are quiet as
+    /// well, and expires idle mappings. To be called by one thread or several, about every millisecond: the
+    /// period adds to the age that mappings reach. Does nothing that a busy core waits for, except that it flushes.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]: some windows stay open; the next tick tries again.
+    pub fn tick(&self, now: u64) -> Result<(), InvalidateError> {
+        self.0.tick(now)
+    }
+
+    /// Closes every window now, for all that was unmapped before the call; idle mappings are torn down as well.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]: some windows stay open.
+    pub fn flush(&self) -> Result<(), InvalidateError> {
+        let expired = self.0.expire(self.0.clock.now(), true);
+        self.0.flush_if(|| true).and(expired)
+    }
+
+    /// What went stale, and what may. Reads the lines of all cores. What the reuse caches of cores have seen is as they
+    /// last told it: see [`MapperCore::publish`].
+    pub fn risk(&self) -> Risk {
+        let shared = &*self.0;
+        let mut windows = Windows::EMPTY;
+        shared.orphan_windows.add_to(&mut windows);
+        let (mut stale_now, mut stale_max) = (0, 0);
+        for line in shared.lines() {
+            stale_now += line.stale();
+            stale_max += line.counters.add_to(&mut windows).max(line.stale());
+            let (idle, idle_max) = line.add_reuse(&mut windows);
+            stale_now += idle;
+            stale_max += idle_max;
+        }
+        Risk {
+            is_unprotected: shared.policy.is_off,
+            stale_now,
+            stale_max,
+            windows,
+            contract: self.contract(),
+        }
+    }
+
+    /// What the policy promises for all cores together.
+    pub fn contract(&self) -> RiskContract {
+        let policy = &self.0.policy;
+        if policy.is_off {
+            return RiskContract {
+                max_stale: None,
+                max_age_ns: None,
+                survives_quiet_owner: false,
+            };
+        }
+        let cores = self.0.lines.len() as u64;
+        let of = |count: usize, age: Duration| RiskContract {
+            max_stale: Some((count as u64).saturating_mul(cores)),
+            max_age_ns: Some(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
+            survives_quiet_owner: true,
+        };
+        let teardown = policy.window().map_or(RiskContract::STRICT, |window| {
+            of(window.entries, window.age)
+        });
+        match policy.reuse {
+            Reuse::Never | Reuse::Shared => teardown,
+            Reuse::Optimistic(idle) | Reuse::SharedOptimistic(idle) => {
+                teardown.and(of(idle.quota, idle.residency))
+            }
+        }
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        self.0.policy
+    }
+
+    /// The table: for its root and its statistics.
+    pub fn table(&self) -> &T {
+        &self.0.table
+    }
+
+    /// The allocator: for its statistics.
+    pub fn allocator(&self) -> &A {
+        &self.0.allocator
+    }
+
+    /// The invalidator.
+    pub fn invalidator(&self) -> &I {
+        &self.0.invalidator
+    }
+}
+
+/// Live mappings per core that the reverse lookup of `Reuse::Shared` remembers.
+const SHARED_PER_CORE: usize = 4096;
+
+/// The first `pages` pages of what was allocated.
+fn first_pages(allocated: IovaRange, pages: u64) -> IovaRange {
+    IovaRange::new(allocated.first(), pages).expect("no more pages than were allocated")
+}

@@ -1,0 +1,176 @@
+//! Policies as values: what happens between a driver's unmap and the device's last access.
+
+use alloc::boxed::Box;
+use core::time::Duration;
+
+use address::Iova;
+use iova::IovaPfn;
+
+use super::Bounce;
+
+/// When an unmapped mapping is invalidated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Teardown {
+    /// Before unmap returns, one core after the other behind one lock: what stock kernels do, kept as the baseline.
+    StrictLock,
+    /// Before unmap returns; the invalidator orders the cores.
+    Strict,
+    /// Before unmap returns, together with what other cores unmap at the moment.
+    Combining,
+    /// Submitted before unmap returns, and not waited for; the IOVA returns when it is complete.
+    Async(Window),
+    /// Some time later, one for all: per-core queues, flushed when one is full or its oldest entry too old.
+    Deferred(Window),
+}
+
+/// The bound of a policy that lets mappings go stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Most stale mappings of one core, 1 to 65,536.
+    pub entries: usize,
+    /// Longest time until the invalidation is begun. What lets it hold for a core that does nothing is
+    /// [`tick`](super::DmaMapper::tick), whose period adds to it.
+    pub age: Duration,
+}
+
+impl Window {
+    /// As Linux had it when the papers measured it: 250 entries, 10 ms.
+    pub const DEFAULT: Self = Self {
+        entries: 250,
+        age: Duration::from_millis(10),
+    };
+}
+
+/// Which mappings are found again instead of made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// None.
+    Never,
+    /// Live ones of any core (approximate sharing).
+    Shared,
+    /// Idle ones of the same core: an unmap leaves the entries for a while (optimistic teardown).
+    Optimistic(Optimistic),
+    /// Both.
+    SharedOptimistic(Optimistic),
+}
+
+/// The bound of optimistic teardown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Optimistic {
+    /// Most idle mappings of one core.
+    pub quota: usize,
+    /// Longest time that a mapping is idle.
+    pub residency: Duration,
+}
+
+impl Optimistic {
+    /// `quota` mappings for 10 ms.
+    pub const fn of(quota: usize) -> Self {
+        Self {
+            quota,
+            residency: Duration::from_millis(10),
+        }
+    }
+}
+
+/// What a mapper does with an unmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// No translation at all: the IOVA is the physical address. The other fields mean nothing then.
+    pub is_off: bool,
+    /// What is found again.
+    pub reuse: Reuse,
+    /// How the rest ends.
+    pub teardown: Teardown,
+}
+
+impl Policy {
+    const fn of(reuse: Reuse, teardown: Teardown) -> Self {
+        Self {
+            is_off: false,
+            reuse,
+            teardown,
+        }
+    }
+
+    /// No protection.
+    pub const OFF: Self = Self {
+        is_off: true,
+        reuse: Reuse::Never,
+        teardown: Teardown::Strict,
+    };
+    /// Strict behind a plain lock.
+    pub const STRICT_LOCK: Self = Self::of(Reuse::Never, Teardown::StrictLock);
+    /// Strict.
+    pub const STRICT: Self = Self::of(Reuse::Never, Teardown::Strict);
+    /// Strict, many cores in one invalidation.
+    pub const STRICT_COMBINING: Self = Self::of(Reuse::Never, Teardown::Combining);
+    /// Live mappings are shared, the last user's unmap is strict.
+    pub const SHARED: Self = Self::of(Reuse::Shared, Teardown::Strict);
+    /// Invalidations are submitted and not waited for.
+    pub const ASYNC: Self = Self::of(Reuse::Never, Teardown::Async(Window::DEFAULT));
+    /// 250 entries, 10 ms.
+    pub const DEFERRED: Self = Self::of(Reuse::Never, Teardown::Deferred(Window::DEFAULT));
+
+    /// Optimistic teardown with `quota` idle mappings per core for 10 ms.
+    pub const fn optimistic(quota: usize) -> Self {
+        Self::of(
+            Reuse::Optimistic(Optimistic::of(quota)),
+            Teardown::Strict,
+        )
+    }
+
+    /// The same policy with another reuse.
+    pub const fn with_reuse(self, reuse: Reuse) -> Self {
+        Self { reuse, ..self }
+    }
+
+    /// The same policy with another teardown.
+    pub const fn with_teardown(self, teardown: Teardown) -> Self {
+        Self { teardown, ..self }
+    }
+
+    /// The window of its teardown, where it has one.
+    pub(super) const fn window(&self) -> Option<Window> {
+        match self.teardown {
+            Teardown::Async(window) | Teardown::Deferred(window) => Some(window),
+            Teardown::StrictLock | Teardown::Strict | Teardown::Combining => None,
+        }
+    }
+}
+
+/// What a device can address, and what stands in for memory that it cannot.
+pub struct DeviceLimits {
+    /// Last byte that the device addresses: its DMA mask.
+    pub last: Iova,
+    /// Most bytes in one element of a device's list.
+    pub max_segment: u64,
+    /// For `Policy::OFF`.
+    pub bounce: Option<Box<dyn Bounce>>,
+}
+
+impl DeviceLimits {
+    /// A device of `bits` address bits, 12 to 64; fewer and more count as these.
+    pub fn of_bits(bits: u32) -> Self {
+        Self {
+            last: Iova::new(u64::MAX >> (64 - bits.clamp(12, 64))),
+            max_segment: u64::MAX,
+            bounce: None,
+        }
+    }
+
+    pub(super) fn last_page(&self) -> IovaPfn {
+        // A page that the device addresses only in part is not given.
+        match self.last.raw().checked_add(1) {
+            None => IovaPfn::MAX,
+            Some(end) => IovaPfn::new((end >> address::PAGE_SHIFT).saturating_sub(1)),
+        }
+    }
+}
+
+impl Default for DeviceLimits {
+    /// 64 bits, segments of any length.
+    fn default() -> Self {
+        Self::of_bits(64)
+    }
+}

@@ -1,0 +1,116 @@
+//! What is asked for, and what is given.
+
+use address::{Iova, PAGE_SIZE, PhysAddr};
+use iova::{Access, IovaRange};
+
+use crate::reuse::Key;
+
+/// Memory that is contiguous for the CPU's side of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte; need not begin a page.
+    pub phys: PhysAddr,
+    /// Bytes, at least 1.
+    pub len: u64,
+}
+
+impl Segment {
+    /// `len` bytes from `phys` on.
+    #[inline]
+    pub const fn new(phys: PhysAddr, len: u64) -> Self {
+        Self { phys, len }
+    }
+
+    /// Pages that it touches; `None` for no bytes, or where the last page lies past the space.
+    #[inline]
+    pub(super) fn pages(self) -> Option<u64> {
+        let last = self.phys.checked_add(self.len.checked_sub(1)?)?;
+        Some((last.raw() >> address::PAGE_SHIFT) - (self.phys.raw() >> address::PAGE_SHIFT) + 1)
+    }
+
+    /// Whether `next` continues it without a gap inside a page.
+    pub(super) fn joins(self, next: Self) -> bool {
+        self.phys.offset_in(PAGE_SIZE).wrapping_add(self.len) & (PAGE_SIZE - 1) == 0
+            && next.phys.is_aligned(PAGE_SIZE)
+    }
+}
+
+/// A stretch of IOVAs that a device is given as one element of its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSegment {
+    /// First byte.
+    pub iova: Iova,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Which way data goes: what the device may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// The device reads.
+    ToDevice,
+    /// The device writes.
+    FromDevice,
+    /// Both.
+    Bidirectional,
+}
+
+impl Direction {
+    /// The permission of the entries.
+    #[inline]
+    pub const fn access(self) -> Access {
+        match self {
+            Self::ToDevice => Access::Read,
+            Self::FromDevice => Access::Write,
+            Self::Bidirectional => Access::ReadWrite,
+        }
+    }
+}
+
+/// A mapping: the right to unmap it, once. It is not `Clone`; one that is dropped stays mapped, and
+/// [`unmap_at`](super::MapperCore::unmap_at) still ends it.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a mapping that is dropped stays mapped"]
+pub struct Mapping {
+    pub(super) iova: Iova,
+    pub(super) len: u64,
+    /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
+    pub(super) allocated: u64,
+    /// Which mapper made it.
+    pub(super) domain: usize,
+    /// What a reuse cache knows it by.
+    pub(super) key: Option<Key>,
+}
+
+impl Mapping {
+    /// What the device is told: the first byte, with the offset inside the page that the memory has.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: a mapping has at least one byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The pages it touches.
+    #[inline]
+    pub fn range(&self) -> IovaRange {
+        range_of(self.iova, self.len).expect("a mapping lies in the space")
+    }
+}
+
+/// The pages of `len` bytes from `iova` on; `None` for no bytes, or past the end of the space.
+#[inline]
+pub(super) fn range_of(iova: Iova, len: u64) -> Option<IovaRange> {
+    let segment = Segment::new(PhysAddr::new(iova.raw()), len);
+    IovaRange::new(iova::IovaPfn::of(iova), segment.pages()?)
+}

@@ -1,0 +1,138 @@
+//! Open addressing from keys to places: linear probing, at most half full, deletion by shifting back.
+//!
+//! An entry is one word: 32 bits of the key's hash (which also say where the entry wants to be, so that shifting
+//! needs no key) and the place plus one; 0 is free. One key may be there more than once. The hash is not secret: a
+//! driver that chooses its pages so that they collide slows itself, by at most one probe for each place.
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use super::Key;
+
+/// The odd number nearest to 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// 32 well-mixed bits of a key.
+#[inline]
+pub(super) fn hash(key: Key) -> u32 {
+    let word = key.word();
+    ((word ^ word >> 29).wrapping_mul(GOLDEN) >> 32) as u32
+}
+
+pub(super) struct Index {
+    entries: Box<[u64]>,
+    /// Shifts a hash to its home.
+    shift: u32,
+}
+
+impl Index {
+    /// For at most `places` entries.
+    pub(super) fn new(places: usize) -> Self {
+        let len = (places * 2).next_power_of_two().max(8);
+        assert!(len <= 1 << 31, "at most 2^30 places");
+        Self {
+            entries: vec![0; len].into_boxed_slice(),
+            shift: u32::BITS - len.ilog2(),
+        }
+    }
+
+    #[inline]
+    fn mask(&self) -> usize {
+        self.entries.len() - 1
+    }
+
+    #[inline]
+    fn home(&self, hash: u32) -> usize {
+        (hash >> self.shift) as usize
+    }
+
+    /// The first entry of `hash` whose place `is_it` accepts: where it is, and the place.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        hash: u32,
+        mut is_it: impl FnMut(u32) -> bool,
+    ) -> Option<(usize, u32)> {
+        let mut at = self.home(hash);
+        loop {
+            let entry = self.entries[at & self.mask()];
+            if entry == 0 {
+                return None;
+            }
+            let place = entry as u32 - 1;
+            if (entry >> 32) as u32 == hash && is_it(place) {
+                return Some((at & self.mask(), place));
+            }
+            at += 1;
+        }
+    }
+
+    /// Adds an entry; there are fewer than the places it was made for.
+    #[inline]
+    pub(super) fn insert(&mut self, hash: u32, place: u32) {
+        let mask = self.mask();
+        let mut at = self.home(hash);
+        while self.entries[at & mask] != 0 {
+            at += 1;
+        }
+        self.entries[at & mask] = u64::from(hash) << 32 | u64::from(place + 1);
+    }
+
+    /// Removes the entry that [`find`](Self::find) found at `hole`, and closes the gap.
+    #[inline]
+    pub(super) fn remove(&mut self, mut hole: usize) {
+        let mask = self.mask();
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let entry = self.entries[at];
+            if entry == 0 {
+                break;
+            }
+            let home = self.home((entry >> 32) as u32);
+            let is_reachable_from_hole =
+                at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask;
+            if is_reachable_from_hole {
+                self.entries[hole] = entry;
+                hole = at;
+            }
+        }
+        self.entries[hole] = 0;
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.entries)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Hashes of few values, at both ends of the table, so that runs wrap and gaps close across homes.
+        #[test]
+        fn finds_what_was_inserted_and_not_removed(
+            ops in proptest::collection::vec((0u32..8, 0u32..32, any::<bool>()), 1..400)
+        ) {
+            let mut index = Index::new(16);
+            let mut model: Vec<(u32, u32)> = Vec::new();
+            for (spread, place, is_insert) in ops {
+                let hash = (spread % 4).wrapping_sub(2) << 27 | spread;
+                if is_insert && model.len() < 16 && !model.iter().any(|&(_, p)| p == place) {
+                    index.insert(hash, place);
+                    model.push((hash, place));
+                } else if let Some(at) = model.iter().position(|&(_, p)| p == place) {
+                    let (hash, place) = model.swap_remove(at);
+                    let (at, _) = index.find(hash, |p| p == place).unwrap();
+                    index.remove(at);
+                }
+                for &(hash, place) in &model {
+                    prop_assert_eq!(index.find(hash, |p| p == place).map(|f| f.1), Some(place));
+                }
+                prop_assert_eq!(index.entries.iter().filter(|&&e| e != 0).count(), model.len());
+            }
+        }
+    }
+}

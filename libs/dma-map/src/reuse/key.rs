@@ -1,0 +1,159 @@
+//! What a mapping is found by, and the range it was given, in one word each.
+
+use core::fmt;
+
+use address::{PAGE_SIZE, PhysAddr};
+use iova::{Access, IovaPfn, IovaRange};
+
+/// Bits of a packed word below the page number.
+const LOW: u64 = PAGE_SIZE - 1;
+
+/// Which memory is mapped, and what the device may do with it: one 64-bit word.
+///
+/// The word is the address of the first page, with the number of pages in bits 2 to 11 and the access in bits 0
+/// and 1. So no two of (page, pages, access) share a key.
+///
+/// ```
+/// use address::PhysAddr;
+/// use dma_map::reuse::Key;
+/// use iova::Access;
+/// let page = PhysAddr::new(0x7000);
+/// let read = Key::new(page, 1, Access::Read).expect("one page, aligned");
+/// assert_ne!(Some(read), Key::new(page, 1, Access::ReadWrite));
+/// assert_eq!(Key::new(PhysAddr::new(0x7001), 1, Access::Read), None);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Key(u64);
+
+impl Key {
+    /// Most pages of a mapping that is worth keeping here: the ten bits that a page-aligned address leaves beside
+    /// the access. A larger mapping spreads its cost over its pages anyway.
+    pub const MAX_PAGES: u64 = (1 << 10) - 1;
+
+    /// Page 0 for reading, where a key has to stand for none.
+    pub(super) const FIRST: Self = Self(1 << 2 | 1);
+
+    /// The key of `pages` pages from `phys` on; `None` where `phys` is not a multiple of 4 KiB, `pages` is 0 or more
+    /// than [`MAX_PAGES`](Self::MAX_PAGES), or the last page lies past the address space.
+    #[inline]
+    pub const fn new(phys: PhysAddr, pages: u64, access: Access) -> Option<Self> {
+        if !phys.is_aligned(PAGE_SIZE) || pages == 0 || pages > Self::MAX_PAGES {
+            return None;
+        }
+        if phys.checked_add(pages * PAGE_SIZE - 1).is_none() {
+            return None;
+        }
+        Some(Self(phys.raw() | pages << 2 | access as u64))
+    }
+
+    /// First byte of the memory.
+    #[inline]
+    pub const fn phys(self) -> PhysAddr {
+        PhysAddr::new(self.0 & !LOW)
+    }
+
+    /// Number of pages, 1 to [`MAX_PAGES`](Self::MAX_PAGES).
+    #[inline]
+    pub const fn pages(self) -> u64 {
+        (self.0 & LOW) >> 2
+    }
+
+    /// What the device may do.
+    #[inline]
+    pub const fn access(self) -> Access {
+        match self.0 & 3 {
+            1 => Access::Read,
+            2 => Access::Write,
+            _ => Access::ReadWrite,
+        }
+    }
+
+    /// The word.
+    #[inline]
+    pub(super) const fn word(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Key({:#x}; {} pages, {:?})",
+            self.phys(),
+            self.pages(),
+            self.access()
+        )
+    }
+}
+
+/// An IOVA range in one word: its start, and its pages in the twelve bits below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(super) struct PackedRange(u64);
+
+impl PackedRange {
+    /// `None` for more than 4095 pages.
+    #[inline]
+    pub(super) const fn new(range: IovaRange) -> Option<Self> {
+        if range.pages() > LOW {
+            return None;
+        }
+        Some(Self(range.start().raw() | range.pages()))
+    }
+
+    /// A word that [`word`](Self::word) gave.
+    #[inline]
+    pub(super) const fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    #[inline]
+    pub(super) const fn word(self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    pub(super) fn range(self) -> IovaRange {
+        IovaRange::new(IovaPfn::of(address::Iova::new(self.0)), self.0 & LOW)
+            .expect("packed from a range")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_gives_back_its_parts() {
+        for (phys, pages, access) in [
+            (0, 1, Access::Read),
+            (0x7000, 1023, Access::Write),
+            (!LOW, 1, Access::ReadWrite),
+        ] {
+            let key = Key::new(PhysAddr::new(phys), pages, access).unwrap();
+            assert_eq!(
+                (key.phys().raw(), key.pages(), key.access()),
+                (phys, pages, access)
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_refuses_what_it_cannot_hold() {
+        for (phys, pages) in [(1, 1), (0, 0), (0, 1024), (!LOW, 2), (0, u64::MAX)] {
+            assert_eq!(Key::new(PhysAddr::new(phys), pages, Access::Read), None);
+        }
+    }
+
+    #[test]
+    fn a_range_comes_back() {
+        for (first, pages) in [(0, 1), (IovaPfn::MAX.raw(), 1), (77, 4095)] {
+            let range = IovaRange::new(IovaPfn::new(first), pages).unwrap();
+            assert_eq!(PackedRange::new(range).unwrap().range(), range);
+        }
+        let large = IovaRange::new(IovaPfn::new(0), 4096).unwrap();
+        assert_eq!(PackedRange::new(large), None);
+    }
+}

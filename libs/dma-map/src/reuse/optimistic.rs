@@ -1,0 +1,286 @@
+//! Optimistic teardown: an unmapped mapping stays, in the hope of being mapped again.
+//!
+//! After vIOMMU (USENIX ATC 2011), §3.4: the mapping goes when more than a quota are idle (256 and 4096 in the
+//! paper) or when it has been idle for its residency (10 ms by default), whichever comes first. An idle mapping
+//! leaves the order when it is acquired and comes to its young end when it is released, so one list is the
+//! first-in-first-out of ages and the least-recently-used order of eviction at once.
+//!
+//! One cache belongs to one core. What that core alone needs, the index and the order, is its plain memory; what others
+//! have to see in order to expire the mappings of a core that is quiet lies in a slab of atomics (`slab.rs`, where
+//! the protocol is). A mapping that is in use is not in here: it may be released on another core and then rests there.
+//!
+//! Room: the mapping that takes the last free slot makes a batch of the oldest go, together; their slots are free
+//! again when their invalidation is complete. Until then, should none be left, the youngest is refused. So there are
+//! never more stale mappings than slots.
+//!
+//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, and
+//! two to four lines of the core's own. Memory: 64 bytes for each mapping of the quota, allocated at construction.
+//!
+//! Dropping the cache leaves its mappings where they are: its [`Expire`] still takes them.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+
+use iova::IovaRange;
+
+use super::batch::Taker;
+use super::key::PackedRange;
+use super::shelf::Shelf;
+use super::slab::Slab;
+use super::{
+    Batch, Counts, Expire, Expired, Key, Progress, Released, ReuseCache, RiskContract, Windows,
+};
+
+/// Residency where nothing else is asked for: 10 ms.
+pub const RESIDENCY_NS: u64 = 10_000_000;
+
+/// Most mappings that are evicted together. More would empty the cache for a burst, fewer share the price of an
+/// invalidation less.
+const EVICT_MAX: usize = 64;
+
+/// The idle mappings of one core.
+pub struct OptimisticCache {
+    slab: Arc<Slab>,
+    /// By place: the slot's number. The value is the time of the release.
+    shelf: Shelf<u64>,
+    /// Places that somebody else had taken when the owner came; their slots were still EXPIRING.
+    limbo: VecDeque<u32>,
+    residency_ns: u64,
+    evict: usize,
+    /// Nothing is due before; the copy of what the slab was told.
+    due_ns: u64,
+    published: u64,
+    own: Counts,
+}
+
+impl OptimisticCache {
+    /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
+    /// `residency_ns`.
+    pub fn new(quota: usize, residency_ns: u64) -> Self {
+        let shelf = Shelf::new(quota);
+        let quota = shelf.places();
+        Self {
+            slab: Arc::new(Slab::new(quota, residency_ns)),
+            shelf,
+            limbo: VecDeque::with_capacity(quota),
+            residency_ns,
+            evict: evicted_together(quota),
+            due_ns: 0,
+            published: 0,
+            own: Counts::default(),
+        }
+    }
+
+    fn taker(&self) -> Taker {
+        Taker::Owner(self.slab.id())
+    }
+
+    /// Whether the look at the oldest mapping can wait. False as well where the clock has gone back by so much
+    /// that `due_ns` would be late.
+    #[inline]
+    fn is_early(&self, now_ns: u64) -> bool {
+        self.due_ns.wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
+    }
+
+    /// A place that is no longer linked was taken by somebody else.
+    #[cold]
+    fn lose(&mut self, place: u32) {
+        if self.slab.slot(place).is_owned() {
+            self.shelf.give_back(place);
+        } else {
+            self.limbo.push_back(place);
+        }
+    }
+
+    /// Frees places that have come back from those who expired them.
+    fn reclaim(&mut self) {
+        for _ in 0..self.limbo.len() {
+            let Some(place) = self.limbo.pop_front() else {
+                return;
+            };
+            self.lose(place);
+        }
+    }
+
+    /// Takes a linked place out, and its mapping if nobody else has it.
+    fn take(&mut self, place: u32, batch: &mut Batch) -> bool {
+        let since_ns = self.shelf.value(place);
+        let found = self.shelf.locate(place);
+        self.shelf.take_out(found);
+        let Some(range) = self.slab.slot(place).take(since_ns) else {
+            self.lose(place);
+            return false;
+        };
+        let expired = Expired {
+            range,
+            since_ns,
+            slot: place,
+        };
+        batch.push(self.taker(), expired);
+        true
+    }
+
+    /// After a release: something is due, or no place is free.
+    #[cold]
+    fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
+        let before = batch.entries().len();
+        let _ = self.expire(now_ns, batch);
+        if !self.shelf.is_full() || batch.entries().len() > before {
+            return;
+        }
+        self.reclaim();
+        let mut wanted = self.evict;
+        while self.shelf.is_full() && wanted > 0 && !batch.is_full() {
+            let Some(oldest) = self.shelf.oldest() else {
+                return;
+            };
+            if self.take(oldest, batch) {
+                self.own.evicted += 1;
+                wanted -= 1;
+            }
+        }
+    }
+
+    #[cold]
+    fn release_without_room(
+        &mut self,
+        key: Key,
+        range: PackedRange,
+        now_ns: u64,
+        batch: &mut Batch,
+    ) -> Released {
+        self.make_room(now_ns, batch);
+        if self.shelf.is_full() {
+            self.own.evicted += 1;
+            return Released::TearDown;
+        }
+        self.keep(key, range, now_ns, batch)
+    }
+
+    #[inline]
+    fn keep(&mut self, key: Key, range: PackedRange, now_ns: u64, batch: &mut Batch) -> Released {
+        let Some(place) = self.shelf.insert(key, range, now_ns) else {
+            return self.release_without_room(key, range, now_ns, batch);
+        };
+        self.slab.slot(place).publish(range, now_ns);
+        self.published += 1;
+        self.slab.announce(self.published);
+        let occupied = u64::from(self.shelf.occupied());
+        self.own.stale_max = self.own.stale_max.max(occupied);
+        if self.shelf.is_full() || !self.is_early(now_ns) {
+            self.make_room(now_ns, batch);
+        }
+        Released::Kept
+    }
+}
+
+/// How many go together where `quota` are kept: an eighth, at least 1.
+pub(super) fn evicted_together(quota: usize) -> usize {
+    (quota / 8).clamp(1, EVICT_MAX)
+}
+
+impl ReuseCache for OptimisticCache {
+    #[inline]
+    fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
+        while let Some(found) = self.shelf.find(key) {
+            let since_ns = self.shelf.value(found.place);
+            let is_ours = self.slab.slot(found.place).reuse(since_ns);
+            self.shelf.take_out(found);
+            if is_ours {
+                let range = self.shelf.range(found.place);
+                self.shelf.give_back(found.place);
+                self.own.windows.record(now_ns.saturating_sub(since_ns));
+                self.own.hits += 1;
+                return Some(range);
+            }
+            self.lose(found.place);
+        }
+        self.own.misses += 1;
+        None
+    }
+
+    #[inline]
+    fn adopt(&mut self, _key: Key, _range: IovaRange, _now_ns: u64) {}
+
+    #[inline]
+    fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
+        match PackedRange::new(range) {
+            Some(range) => self.keep(key, range, now_ns, batch),
+            None => Released::TearDown,
+        }
+    }
+
+    fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
+        while let Some(oldest) = self.shelf.oldest() {
+            let since_ns = self.shelf.value(oldest);
+            if now_ns.saturating_sub(since_ns) < self.residency_ns {
+                break;
+            }
+            if batch.is_full() {
+                return Progress::More;
+            }
+            if self.take(oldest, batch) {
+                self.own.expired += 1;
+            }
+        }
+        let from_ns = match self.shelf.oldest() {
+            // A clock that has gone back counts from where it is.
+            Some(oldest) => self.shelf.value(oldest).min(now_ns),
+            None => now_ns,
+        };
+        self.due_ns = from_ns.saturating_add(self.residency_ns);
+        self.slab.set_due(self.due_ns);
+        Progress::Done
+    }
+
+    fn drain(&mut self, batch: &mut Batch) -> Progress {
+        while let Some(oldest) = self.shelf.oldest() {
+            if batch.is_full() {
+                return Progress::More;
+            }
+            self.take(oldest, batch);
+        }
+        self.reclaim();
+        Progress::Done
+    }
+
+    fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
+        for Expired { since_ns, slot, .. } in batch.take(self.taker()) {
+            self.own.windows.record(now_ns.saturating_sub(since_ns));
+            self.slab.slot(slot).finish();
+            self.shelf.give_back(slot);
+        }
+    }
+
+    fn expirer(&self) -> Option<Arc<dyn Expire>> {
+        Some(self.slab.clone())
+    }
+
+    fn contract(&self) -> RiskContract {
+        RiskContract {
+            max_stale: Some(self.shelf.places() as u64),
+            max_age_ns: Some(self.slab.residency_ns()),
+            survives_quiet_owner: true,
+        }
+    }
+
+    /// `stale_max` is what the owner saw: it counts a mapping that somebody else has torn down until the owner
+    /// meets its slot.
+    fn counts(&self) -> Counts {
+        let (stale, expired, windows) = self.slab.counts();
+        let mut counts = Counts {
+            stale,
+            expired: self.own.expired + expired,
+            entries: stale,
+            bytes: size_of::<Self>()
+                + self.limbo.capacity() * size_of::<u32>()
+                + self.shelf.bytes()
+                + self.slab.bytes(),
+            ..self.own
+        };
+        counts.windows = Windows::EMPTY;
+        counts.windows.add(&self.own.windows);
+        counts.windows.add(&windows);
+        counts
+    }
+}

@@ -1,0 +1,194 @@
+//! Approximate sharing: a page that is mapped already is not mapped again.
+//!
+//! After vIOMMU (USENIX ATC 2011), §3.2 and 3.3: a reverse table from pages to live mappings, with a count of
+//! users; the last user's unmap tears the mapping down, so nothing is ever stale. The table is approximate: it is
+//! limited, and forgets the mapping it has not used for longest. A forgotten mapping costs a second one of the
+//! same page, no more. It is forgotten only while it has one user: that user's unmap finds nothing and tears
+//! down what is its alone.
+//!
+//! All cores share the table, since a mapping may be released where it was not made. It is cut into shards by
+//! key, each under its own lock, taken once per call for a lookup of a few lines: two cores meet only where they
+//! handle pages of the same shard at the same time.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use iova::IovaRange;
+use lines::{CachePadded, Lock};
+
+use super::index::hash;
+use super::key::PackedRange;
+use super::shelf::{Found, Shelf};
+use super::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
+
+/// The live mappings of one key each. The value is the number of users; those of one user are linked.
+struct Shard {
+    shelf: Shelf<u64>,
+    forgotten: u64,
+}
+
+impl Shard {
+    fn acquire(&mut self, key: Key) -> Option<IovaRange> {
+        let Found { place, .. } = self.shelf.find(key)?;
+        let users = self.shelf.value_mut(place);
+        *users += 1;
+        if *users == 2 {
+            // From here on it cannot be forgotten.
+            self.shelf.unlink(place);
+        }
+        Some(self.shelf.range(place))
+    }
+
+    fn adopt(&mut self, key: Key, range: PackedRange) {
+        if self.shelf.find(key).is_some() {
+            // Another core's, or the one remembered when this was made: one is enough.
+            return;
+        }
+        if self.shelf.is_full() {
+            let Some(oldest) = self.shelf.oldest() else {
+                // All have several users.
+                return;
+            };
+            let found = self.shelf.locate(oldest);
+            self.shelf.take_out(found);
+            self.shelf.give_back(oldest);
+            self.forgotten += 1;
+        }
+        self.shelf.insert(key, range, 1);
+    }
+
+    fn release(&mut self, key: Key, range: IovaRange) -> Released {
+        let Some(found) = self.shelf.find(key) else {
+            return Released::TearDown;
+        };
+        let place = found.place;
+        if self.shelf.range(place) != range {
+            return Released::TearDown;
+        }
+        let users = self.shelf.value_mut(place);
+        *users -= 1;
+        match *users {
+            0 => {
+                self.shelf.take_out(found);
+                self.shelf.give_back(place);
+                return Released::TearDown;
+            }
+            1 => self.shelf.link(place),
+            _ => {}
+        }
+        Released::InUse
+    }
+}
+
+/// The live mappings of a domain that its cores can find.
+pub struct SharingTable {
+    shards: Box<[CachePadded<Lock<Shard>>]>,
+}
+
+impl SharingTable {
+    /// Remembers about `mappings` mappings in `shards` shards, rounded up to a power of two; four for each core
+    /// keep cores apart.
+    pub fn new(mappings: usize, shards: usize) -> Arc<Self> {
+        let shards = shards.clamp(1, 1 << 16).next_power_of_two();
+        let each = mappings.div_ceil(shards);
+        let shard = || Shard {
+            shelf: Shelf::new(each),
+            forgotten: 0,
+        };
+        let shards = (0..shards).map(|_| CachePadded::new(Lock::new(shard())));
+        Arc::new(Self {
+            shards: shards.collect(),
+        })
+    }
+
+    /// By the low bits of the hash: the shards' indexes use the high ones.
+    #[inline]
+    fn shard(&self, key: Key) -> &Lock<Shard> {
+        &self.shards[hash(key) as usize & (self.shards.len() - 1)]
+    }
+}
+
+/// One core's way into a [`SharingTable`].
+pub struct SharingCache {
+    table: Arc<SharingTable>,
+    hits: u64,
+    misses: u64,
+}
+
+impl SharingCache {
+    /// A handle; any number of them share the table.
+    pub fn new(table: Arc<SharingTable>) -> Self {
+        Self {
+            table,
+            hits: 0,
+            misses: 0,
+        }
+    }
+}
+
+impl ReuseCache for SharingCache {
+    #[inline]
+    fn acquire(&mut self, key: Key, _now_ns: u64) -> Option<IovaRange> {
+        let found = self.table.shard(key).lock().acquire(key);
+        match found {
+            Some(_) => self.hits += 1,
+            None => self.misses += 1,
+        }
+        found
+    }
+
+    #[inline]
+    fn adopt(&mut self, key: Key, range: IovaRange, _now_ns: u64) {
+        if let Some(range) = PackedRange::new(range) {
+            self.table.shard(key).lock().adopt(key, range);
+        }
+    }
+
+    #[inline]
+    fn release(
+        &mut self,
+        key: Key,
+        range: IovaRange,
+        _now_ns: u64,
+        _batch: &mut Batch,
+    ) -> Released {
+        self.table.shard(key).lock().release(key, range)
+    }
+
+    fn expire(&mut self, _now_ns: u64, _batch: &mut Batch) -> Progress {
+        Progress::Done
+    }
+
+    fn drain(&mut self, _batch: &mut Batch) -> Progress {
+        Progress::Done
+    }
+
+    fn torn_down(&mut self, batch: &mut Batch, _now_ns: u64) {
+        assert!(batch.is_empty(), "nothing is taken from a sharing table");
+    }
+
+    fn expirer(&self) -> Option<Arc<dyn Expire>> {
+        None
+    }
+
+    fn contract(&self) -> RiskContract {
+        RiskContract::STRICT
+    }
+
+    /// Hits and misses of this core; the rest of the whole table. `evicted` are the mappings forgotten.
+    fn counts(&self) -> Counts {
+        let mut counts = Counts {
+            hits: self.hits,
+            misses: self.misses,
+            bytes: size_of_val(&*self.table.shards),
+            ..Counts::default()
+        };
+        for shard in &self.table.shards {
+            let shard = shard.lock();
+            counts.entries += u64::from(shard.shelf.occupied());
+            counts.evicted += shard.forgotten;
+            counts.bytes += shard.shelf.bytes();
+        }
+        counts
+    }
+}

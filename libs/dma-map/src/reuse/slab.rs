@@ -1,0 +1,279 @@
+//! The idle mappings of one core, as every thread sees them: who takes one, by what order of stores and loads.
+//!
+//! A slot is one idle mapping, in two words: its state and its IOVA range.
+//!
+//! ```text
+//!            owner: release, publish(t)                 owner or anyone: take(t)
+//!   OWNED ───────────────────────────────▶ IDLE(t) ───────────────────────────────▶ EXPIRING
+//!     ▲ ▲                                     │                                         │
+//!     │ └──── owner: acquire, reuse(t) ───────┘                                         │
+//!     └──────────────── whoever took it, after the invalidation: finish ────────────────┘
+//! ```
+//! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was released at time t and
+//! is anybody's. Both ways out of it are a compare-and-swap, so exactly one thread gets it: the owner to hand the
+//! mapping out once more, or one thread to tear it down. *EXPIRING* is the taker's alone.
+//!
+//! Pairs:
+//! * `publish` stores IDLE with release; `take` acquires it. So the taker sees the range (a relaxed store before
+//!   it) and everything its owner did while the mapping was live, page-table entries included.
+//! * `finish` stores OWNED with release; [`Slot::is_owned`] and the owner's failed `reuse` acquire it. So the
+//!   owner writes a new range only after the taker has read the old one, and the teardown is before the slot's next use.
+//! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker reads it after its
+//!   swap has succeeded: that IDLE(t) may by then be a later idleness with the same t does no harm.
+//!
+//! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of slots.
+
+use alloc::boxed::Box;
+
+use iova::IovaRange;
+use lines::{AtomicU64, CachePadded, Lock, Ordering};
+
+use super::batch::Taker;
+use super::key::PackedRange;
+use super::{Batch, Counts, Expire, Expired, Progress, Windows};
+
+const OWNED: u64 = 0;
+const EXPIRING: u64 = 1;
+/// Lowest bits of an idle state; the time lies above.
+const IDLE: u64 = 2;
+const STATE_BITS: u32 = 2;
+const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
+/// Latest time a state can hold, ns: 146 years.
+const LATEST: u64 = u64::MAX >> STATE_BITS;
+
+/// The state of a mapping that is idle since `since_ns`.
+#[inline]
+fn idle(since_ns: u64) -> u64 {
+    since_ns.min(LATEST) << STATE_BITS | IDLE
+}
+
+/// One idle mapping.
+pub(super) struct Slot {
+    state: AtomicU64,
+    /// A [`PackedRange`]; written by the owner, in OWNED only.
+    range: AtomicU64,
+}
+
+impl Slot {
+    pub(super) fn new() -> Self {
+        Self {
+            state: AtomicU64::new(OWNED),
+            range: AtomicU64::new(1),
+        }
+    }
+
+    /// Owner, of an OWNED slot: offers the mapping to everyone.
+    #[inline]
+    pub(super) fn publish(&self, range: PackedRange, since_ns: u64) {
+        self.range.store(range.word(), Ordering::Relaxed);
+        // Pairs with `take`: without it the taker could tear down the slot's previous range.
+        self.state.store(idle(since_ns), Ordering::Release);
+    }
+
+    /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or has.
+    #[inline]
+    pub(super) fn reuse(&self, since_ns: u64) -> bool {
+        let from = idle(since_ns);
+        self.state
+            .compare_exchange(from, OWNED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Anyone: takes a mapping that is idle since `since_ns`, to tear it down.
+    #[inline]
+    pub(super) fn take(&self, since_ns: u64) -> Option<IovaRange> {
+        let from = idle(since_ns);
+        self.state
+            .compare_exchange(from, EXPIRING, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        // Nobody writes it before `finish`.
+        Some(PackedRange::from_word(self.range.load(Ordering::Relaxed)).range())
+    }
+
+    /// Whoever took it: the mapping is gone, the slot is the owner's.
+    #[inline]
+    pub(super) fn finish(&self) {
+        // Relaxed: the taker itself stored EXPIRING, or got the batch from who did.
+        let state = self.state.load(Ordering::Relaxed);
+        assert!(
+            state == EXPIRING,
+            "a mapping is torn down once, by who took it"
+        );
+        // Pairs with `is_owned` and `reuse`.
+        self.state.store(OWNED, Ordering::Release);
+    }
+
+    /// Whether an expired slot has come back.
+    #[inline]
+    pub(super) fn is_owned(&self) -> bool {
+        self.state.load(Ordering::Acquire) == OWNED
+    }
+
+    /// Since when it is idle, if it is. Only a hint: it orders nothing, `take` decides.
+    #[inline]
+    fn idle_since(&self) -> Option<u64> {
+        let state = self.state.load(Ordering::Relaxed);
+        (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
+    }
+
+    fn is_stale(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != OWNED
+    }
+}
+
+/// What the owner tells those who look for something to expire. Written by the owner only.
+struct Notice {
+    /// Nothing is due before this time, ns.
+    due_ns: AtomicU64,
+    /// How often something was published.
+    published: AtomicU64,
+}
+
+/// What those who expire know together. Its lock is held while they look, not while they tear down.
+#[derive(Default)]
+struct Outside {
+    /// `Notice::published` when the slots were last looked through, and the oldest that stayed then.
+    looked: Option<(u64, u64)>,
+    expired: u64,
+    windows: Windows,
+}
+
+/// The slots of one core.
+pub(super) struct Slab {
+    residency_ns: u64,
+    notice: CachePadded<Notice>,
+    outside: CachePadded<Lock<Outside>>,
+    slots: Box<[Slot]>,
+}
+
+impl Slab {
+    pub(super) fn new(slots: usize, residency_ns: u64) -> Self {
+        Self {
+            residency_ns,
+            notice: CachePadded::new(Notice {
+                due_ns: AtomicU64::new(0),
+                published: AtomicU64::new(0),
+            }),
+            outside: CachePadded::default(),
+            slots: (0..slots).map(|_| Slot::new()).collect(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, place: u32) -> &Slot {
+        &self.slots[place as usize]
+    }
+
+    pub(super) fn residency_ns(&self) -> u64 {
+        self.residency_ns
+    }
+
+    /// Owner: something was published for the `count`th time. Release, and after the slot's own store: who sees the
+    /// number sees what was published up to it, so that a look through the slots misses nothing it answers for.
+    #[inline]
+    pub(super) fn announce(&self, count: u64) {
+        self.notice.published.store(count, Ordering::Release);
+    }
+
+    /// Owner: nothing is due before `due_ns`. Relaxed: who sees the value before looks in vain, or one call later.
+    #[inline]
+    pub(super) fn set_due(&self, due_ns: u64) {
+        self.notice.due_ns.store(due_ns, Ordering::Relaxed);
+    }
+
+    /// Stale mappings now; what was expired from outside; and how long that had been stale.
+    pub(super) fn counts(&self) -> (u64, u64, Windows) {
+        let stale = self.slots.iter().filter(|slot| slot.is_stale()).count() as u64;
+        let outside = self.outside.lock();
+        (stale, outside.expired, outside.windows)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.slots)
+    }
+
+    /// Address that stands for this slab in batches.
+    pub(super) fn id(&self) -> usize {
+        (&raw const *self).addr()
+    }
+
+    /// Takes what is idle since `last_ns` or longer. Slots are looked through in their order, not by age.
+    fn collect(&self, outside: &mut Outside, last_ns: u64, batch: &mut Batch) -> Progress {
+        let published = self.notice.published.load(Ordering::Acquire);
+        let mut oldest_left = u64::MAX;
+        for (place, slot) in (0u32..).zip(&self.slots) {
+            let Some(since_ns) = slot.idle_since() else {
+                continue;
+            };
+            if since_ns > last_ns {
+                oldest_left = oldest_left.min(since_ns);
+                continue;
+            }
+            if batch.is_full() {
+                return Progress::More;
+            }
+            if let Some(range) = slot.take(since_ns) {
+                let expired = Expired {
+                    range,
+                    since_ns,
+                    slot: place,
+                };
+                batch.push(Taker::Stranger(self.id()), expired);
+                outside.expired += 1;
+            }
+        }
+        outside.looked = Some((published, oldest_left));
+        Progress::Done
+    }
+}
+
+impl Expire for Slab {
+    fn counts(&self) -> Counts {
+        let (stale, expired, windows) = Slab::counts(self);
+        Counts {
+            stale,
+            expired,
+            windows,
+            ..Counts::default()
+        }
+    }
+
+    /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through all slots once
+    /// for each time that something was published or has become due.
+    fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
+        let Some(last_ns) = now_ns.checked_sub(self.residency_ns) else {
+            return Progress::Done;
+        };
+        if now_ns < self.notice.due_ns.load(Ordering::Relaxed) {
+            return Progress::Done;
+        }
+        let Some(mut outside) = self.outside.try_lock() else {
+            return Progress::Done;
+        };
+        if let Some((published, oldest)) = outside.looked
+            && published == self.notice.published.load(Ordering::Acquire)
+            && oldest > last_ns
+        {
+            return Progress::Done;
+        }
+        self.collect(&mut outside, last_ns, batch)
+    }
+
+    fn drain(&self, batch: &mut Batch) -> Progress {
+        let Some(mut outside) = self.outside.try_lock() else {
+            return Progress::Done;
+        };
+        self.collect(&mut outside, u64::MAX, batch)
+    }
+
+    fn torn_down(&self, batch: &mut Batch, now_ns: u64) {
+        if batch.is_empty() {
+            return;
+        }
+        let mut outside = self.outside.lock();
+        for Expired { since_ns, slot, .. } in batch.take(Taker::Stranger(self.id())) {
+            outside.windows.record(now_ns.saturating_sub(since_ns));
+            self.slot(slot).finish();
+        }
+    }
+}

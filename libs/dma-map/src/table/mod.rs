@@ -1,0 +1,147 @@
+//! IO page tables: what a device's addresses go through, changed by many cores while the device reads them.
+
+mod error;
+pub mod format;
+pub mod locked;
+pub mod memory;
+mod radix;
+mod tree;
+pub mod vtd;
+
+use address::{Iova, PhysAddr};
+use iova::{Access, IovaRange};
+
+pub use error::{ConfigError, MapError, UnmapError};
+pub use format::{ENTRIES, Entry, Format, Leaf};
+#[cfg(not(loom))]
+pub use memory::{Arena, HostMemory};
+pub use memory::{Table, TableMemory};
+pub use radix::{GlobalLockTable, IoPageTable, LeafSizes, RwLockTable, TableConfig};
+pub use vtd::VtdSecondLevel;
+
+/// Where an address goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// Where that very byte goes.
+    pub phys: PhysAddr,
+    /// What the device may do there.
+    pub access: Access,
+    /// Size of the leaf that says so, in pages of 4 KiB: 1, 512 or 512 × 512.
+    pub leaf_pages: u64,
+}
+
+/// Table pages of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStats {
+    /// Tables by level, leaf tables first; the root is among them.
+    pub tables: [usize; format::MAX_LEVELS as usize],
+    /// Tables out of the tree that wait for their release.
+    pub retired: usize,
+    /// Most pages there ever were, those retired among them.
+    pub peak: usize,
+}
+
+impl TableStats {
+    /// All pages, those retired among them.
+    pub fn pages(&self) -> usize {
+        self.tables.iter().sum::<usize>() + self.retired
+    }
+}
+
+/// A table taken out of the tree: devices may still walk it.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the page is lost until it is released"]
+pub struct RetiredTable {
+    page: PhysAddr,
+    root: PhysAddr,
+    range: IovaRange,
+}
+
+impl RetiredTable {
+    /// What the table translated: the range to invalidate, page-walk caches included.
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// The page of the table.
+    pub fn page(&self) -> PhysAddr {
+        self.page
+    }
+}
+
+/// A tree of tables that translates IOVAs, shared by all cores.
+///
+/// Whoever maps, unmaps or looks up a range **owns** its IOVAs for the time of the call: they are allocated to the
+/// caller, or pinned, and nobody else calls for them. Calls for different IOVAs run side by side. A caller who breaks
+/// this may find a mapping lost or doubled; errors are exact only for owners.
+///
+/// Neither `map` nor `unmap` invalidates anything: stores are release, so whatever orders the caller's next store
+/// (the tail of an invalidation queue) after them suffices.
+#[expect(
+    unsafe_code,
+    reason = "giving a table page back rests on what the device still holds"
+)]
+pub trait PageTable: Send + Sync {
+    /// Maps all of `range` to the memory from `phys` on, with the largest leaves that alignment, the configuration
+    /// and existing tables allow. All or nothing.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing is mapped then and no table page was added.
+    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError>;
+
+    /// Unmaps all of `range`, which may cover several mappings and no part of a leaf. All or nothing. Tables stay.
+    ///
+    /// # Errors
+    /// [`UnmapError`]; nothing is unmapped then.
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError>;
+
+    /// Where `iova` goes now.
+    fn lookup(&self, iova: Iova) -> Option<Translation>;
+
+    /// Maps as [`map`](Self::map), by single pages that count how often they are mapped: for identity mappings,
+    /// where callers share an IOVA because they share the page. These ranges need no owner. Never mix with `map`.
+    ///
+    /// # Errors
+    /// [`MapError::Differs`] where a page is mapped otherwise, [`MapError::CountOverflow`] where it is mapped too
+    /// often, or another [`MapError`]. No page is mapped once more then; see `undone`.
+    fn map_counted(&self, range: IovaRange, phys: PhysAddr, access: Access)
+    -> Result<(), MapError>;
+
+    /// Takes back one [`map_counted`](Self::map_counted) of each page. Gives the smallest range that holds the
+    /// pages of which this was the last: they are to be invalidated.
+    ///
+    /// # Errors
+    /// [`UnmapError`]; nothing is unmapped then, unless another thread at the same time unmaps what it never
+    /// mapped: pages before the one named may be, then.
+    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError>;
+
+    /// The page of the root table, for the device's context entry. Whoever gives it to a device takes it away
+    /// again, and waits for the invalidation, before the table is dropped: its pages are freed then.
+    fn root(&self) -> PhysAddr;
+
+    /// Levels.
+    fn levels(&self) -> u32;
+
+    /// Pages by level. Exact when nobody maps at the time.
+    fn stats(&self) -> TableStats;
+
+    /// All table pages, those retired among them.
+    fn table_pages(&self) -> usize {
+        self.stats().pages()
+    }
+
+    /// Takes the table that translates exactly `chunk` (512 pages, or a power of 512, aligned) out of the tree, if
+    /// there is one and it is empty, and keeps its page. Also makes way for a leaf of the chunk's size.
+    ///
+    /// # Safety
+    /// No other call concerns an IOVA of `chunk` from here until this call returns, and none that began before is
+    /// running: whoever walks holds the IOVA allocated or pinned, and here nobody does.
+    unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable>;
+
+    /// Gives the page of a retired table back to the memory.
+    ///
+    /// # Safety
+    /// An invalidation of [`RetiredTable::range`], page-walk caches included, was submitted after `retire_leaf`
+    /// returned and has completed: no device holds the address of the page.
+    unsafe fn release(&self, retired: RetiredTable);
+}

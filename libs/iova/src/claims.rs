@@ -1,0 +1,86 @@
+//! Which cores have their handles.
+//!
+//! A handle is one core's exclusive way in, so taking it is a lock held for as long as the handle lives. A reset
+//! takes all of them, so that nobody works meanwhile.
+
+use alloc::{boxed::Box, vec::Vec};
+
+use lines::{AtomicBool, Ordering};
+
+use crate::{ApertureError, ClaimError, CoreId, MAX_CORES, ResetError};
+
+/// One flag per core: whether its handle is out.
+pub(crate) struct Claims(Box<[AtomicBool]>);
+
+impl Claims {
+    pub(crate) fn new(cores: usize) -> Result<Self, ApertureError> {
+        if !(1..=MAX_CORES).contains(&cores) {
+            return Err(ApertureError::Cores { cores });
+        }
+        Ok(Self((0..cores).map(|_| AtomicBool::new(false)).collect()))
+    }
+
+    pub(crate) fn cores(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Takes the handle of `core`. Acquire: pairs with [`Self::release`], after which everything that the last
+    /// owner left behind is seen.
+    pub(crate) fn claim(&self, core: CoreId) -> Result<(), ClaimError> {
+        let cores = self.cores();
+        let flag = self
+            .0
+            .get(core.0)
+            .ok_or(ClaimError::NoSuchCore { core, cores })?;
+        match flag.swap(true, Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(ClaimError::InUse { core }),
+        }
+    }
+
+    /// Gives back what [`Self::claim`] took.
+    pub(crate) fn release(&self, core: CoreId) {
+        self.0[core.0].store(false, Ordering::Release);
+    }
+
+    /// Whether the handle of core number `core` is out now.
+    pub(crate) fn is_claimed(&self, core: usize) -> bool {
+        self.0[core].load(Ordering::Relaxed)
+    }
+
+    /// Runs `work` while no core has a handle nor can get one.
+    pub(crate) fn while_idle<R>(&self, work: impl FnOnce() -> R) -> Result<R, ResetError> {
+        let cores = || (0..self.cores()).map(CoreId);
+        let taken: Vec<CoreId> = cores().filter(|&core| self.claim(core).is_ok()).collect();
+        let claimed = self.cores() - taken.len();
+        let result = (claimed == 0).then(work);
+        taken.into_iter().for_each(|core| self.release(core));
+        result.ok_or(ResetError { claimed })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_has_one_handle_and_a_reset_needs_all() {
+        let claims = Claims::new(2).expect("two cores");
+        claims.claim(CoreId(1)).expect("free");
+        assert_eq!(
+            claims.claim(CoreId(1)),
+            Err(ClaimError::InUse { core: CoreId(1) })
+        );
+        assert_eq!(claims.while_idle(|| ()), Err(ResetError { claimed: 1 }));
+        claims.claim(CoreId(0)).expect("the refused reset let go");
+        claims.release(CoreId(0));
+        claims.release(CoreId(1));
+        assert_eq!(claims.while_idle(|| 5), Ok(5));
+        let none = ClaimError::NoSuchCore {
+            core: CoreId(2),
+            cores: 2,
+        };
+        assert_eq!(claims.claim(CoreId(2)), Err(none));
+        assert!(Claims::new(0).is_err() && Claims::new(MAX_CORES + 1).is_err());
+    }
+}

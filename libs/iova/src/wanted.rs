@@ -1,0 +1,114 @@
+//! A request, checked: what every allocator does with it first.
+
+use crate::{AllocError, Aperture, IovaPfn, IovaRange, Request};
+
+/// Pages in the 64-bit space, as a power of two.
+const MAX_ORDER: u8 = 52;
+
+/// A request that some space could satisfy. `2^order >= pages > 0`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) pages: u64,
+    /// The range starts at a multiple of `2^order` pages.
+    pub(crate) order: u8,
+    pub(crate) last: IovaPfn,
+}
+
+/// The smallest order whose block holds `pages` pages (at least 1).
+#[inline]
+pub(crate) const fn order_of(pages: u64) -> u8 {
+    (u64::BITS - (pages - 1).leading_zeros()) as u8
+}
+
+impl Wanted {
+    #[inline]
+    pub(crate) fn of(request: &Request) -> Result<Self, AllocError> {
+        let pages = request.pages;
+        if pages.wrapping_sub(1) >= 1 << MAX_ORDER || request.align_order > MAX_ORDER {
+            return Err(AllocError::Impossible {
+                pages,
+                align_order: request.align_order,
+            });
+        }
+        Ok(Self {
+            pages,
+            order: order_of(pages).max(request.align_order),
+            last: request.last,
+        })
+    }
+
+    /// The same with the size rounded up to a power of two.
+    #[inline]
+    pub(crate) fn rounded(self) -> Self {
+        Self {
+            pages: 1 << order_of(self.pages),
+            ..self
+        }
+    }
+
+    /// Why there was no range: none is free now, or none ever will be.
+    #[cold]
+    pub(crate) fn failure(&self, aperture: &Aperture, asked: usize) -> AllocError {
+        let could_fit = |usable: &IovaRange| {
+            place(
+                usable.first().raw(),
+                usable.last().raw(),
+                self.pages,
+                self.order,
+            )
+            .is_some()
+        };
+        if aperture.usable().iter().any(could_fit) {
+            AllocError::Exhausted {
+                pages: self.pages,
+                last: self.last.min(aperture.last()),
+                asked,
+            }
+        } else {
+            AllocError::Impossible {
+                pages: self.pages,
+                align_order: self.order,
+            }
+        }
+    }
+}
+
+/// Highest multiple of `2^order` in `first..=last` from which `pages` pages stay inside.
+#[inline]
+pub(crate) fn place(first: u64, last: u64, pages: u64, order: u8) -> Option<u64> {
+    let start = (last + 1).checked_sub(pages)? >> order << order;
+    (start >= first).then_some(start)
+}
+
+/// A range inside an aperture, which an allocator has checked.
+#[inline]
+pub(crate) fn range_at(first: u64, pages: u64) -> IovaRange {
+    IovaRange::new(IovaPfn::new(first), pages).expect("a range inside a range")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_alignments_are_checked_once() {
+        assert!(Wanted::of(&Request::pages(0)).is_err());
+        assert!(Wanted::of(&Request::pages(u64::MAX)).is_err());
+        assert!(Wanted::of(&Request::pages((1 << 52) + 1)).is_err());
+        assert!(Wanted::of(&Request::pages(1).aligned(53)).is_err());
+        let order = |request: Request| Wanted::of(&request).map(|w| w.order);
+        assert_eq!(order(Request::pages(1 << 52)), Ok(52));
+        assert_eq!(order(Request::pages(3)), Ok(2));
+        assert_eq!(order(Request::pages(5).aligned(2)), Ok(3));
+        assert_eq!(order(Request::pages(1).aligned(9)), Ok(9));
+    }
+
+    #[test]
+    fn the_highest_aligned_place_is_found() {
+        assert_eq!(place(1, 10, 3, 2), Some(8));
+        assert_eq!(place(1, 9, 3, 2), Some(4));
+        assert_eq!(place(5, 9, 3, 2), None);
+        assert_eq!(place(0, 1, 3, 2), None);
+        assert_eq!(place(7, 7, 1, 0), Some(7));
+    }
+}
