@@ -3,9 +3,11 @@
 //! | section | what |
 //! |---|---|
 //! | `alloc` | the loops a, b, c over every allocator of `iova` and three crates of other people |
-#![forbid(unsafe_code)]
+//! | `map` | the loops d: deferred and strict policies, with and without tables |
+#![deny(unsafe_code)]
 
 mod alloc;
+mod map;
 mod measure;
 mod record;
 
@@ -42,7 +44,10 @@ struct Args {
 type Section = fn(&Turns, &mut Record);
 
 /// The sections, in their order.
-const SECTIONS: [(&str, Section); 1] = [("alloc", alloc::section::measure)];
+const SECTIONS: [(&str, Section); 2] = [
+    ("alloc", alloc::section::measure),
+    ("map", map::section::measure),
+];
 
 fn main() -> Result<()> {
     let args = Args::parse();

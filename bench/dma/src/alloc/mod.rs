@@ -1,5 +1,7 @@
 //! IOVA allocation: the loops a, b, c and x over every allocator of `iova` and its peers.
 
+use iova::{Aperture, ApertureError, IovaPfn};
+
 pub mod loops;
 pub mod peers;
 pub mod quoted;
@@ -10,3 +12,14 @@ pub mod subject;
 pub const FIRST_PAGE: u64 = 1;
 /// Last page, inclusive.
 pub const LAST_PAGE: u64 = (1 << 36) - 1;
+
+/// The allocator that the targets are about, and that mappers here allocate from.
+pub type Best = iova::TreeAllocator;
+
+/// The space of every allocator here: [`FIRST_PAGE`] to [`LAST_PAGE`], nothing reserved.
+///
+/// # Errors
+/// None: the space has pages.
+pub fn space() -> Result<Aperture, ApertureError> {
+    Aperture::new(IovaPfn::new(FIRST_PAGE), IovaPfn::new(LAST_PAGE), &[])
+}

@@ -1,11 +1,12 @@
 //! The loops over everything that allocates, and the figures that come from them.
 
 use anyhow::Result;
+use iova::TreeAllocator;
 
 use super::loops::{self, Sizes, WINDOW};
-use super::subject::{Nothing, OnePage, Subject};
-use super::{peers, quoted};
-use crate::measure::{Case, Outcome, Tasks, Turns};
+use super::subject::{Nothing, OnePage, Ours, Subject};
+use super::{Best, peers, quoted, space};
+use crate::measure::{Case, Tasks, Turns};
 use crate::record::Record;
 
 /// A loop and how many threads run it.
@@ -138,6 +139,10 @@ fn peer<S: Subject>(name: &'static str, make: impl Fn() -> Result<S> + 'static) 
 /// Everything that allocates; the first one is what the targets are about.
 pub fn entries() -> Vec<Entry> {
     vec![
+        ours("chunk", |cores| Ok(Ours(Best::new(space()?, cores)?))),
+        ours("tree", |cores| {
+            Ok(Ours(TreeAllocator::new(space()?, cores)?))
+        }),
         peer("range_alloc", || Ok(peers::range_alloc())),
         peer("offset_allocator", || Ok(peers::offset_allocator())),
         peer("vm_allocator", peers::vm_allocator),
