@@ -3,6 +3,7 @@
 //! | section | what |
 //! |---|---|
 //! | `alloc` | the loops a, b, c over every allocator of `iova` and three crates of other people |
+//! | `table` | p-S over the lock-free table and the locked ones, and through the real allocator |
 //! | `map` | the loops d: deferred and strict policies, with and without tables |
 #![deny(unsafe_code)]
 
@@ -10,6 +11,7 @@ mod alloc;
 mod map;
 mod measure;
 mod record;
+mod table;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,8 +46,9 @@ struct Args {
 type Section = fn(&Turns, &mut Record);
 
 /// The sections, in their order.
-const SECTIONS: [(&str, Section); 2] = [
+const SECTIONS: [(&str, Section); 3] = [
     ("alloc", alloc::section::measure),
+    ("table", table::section::measure),
     ("map", map::section::measure),
 ];
 

@@ -114,7 +114,7 @@ impl Record {
         self.measured(&format!("{key}_ns_raw"), &outcome.ns, 2);
         self.measured(&format!("{key}_mps_raw"), &outcome.mps, 3);
         let mut scaled = "-".to_owned();
-        if case.threads == 1 {
+        if case.threads == 1 && !case.is_fixed {
             let ns = self.scale.single(median);
             self.number(&format!("{key}_ns"), ns, 2);
             scaled = ns_text(ns);

@@ -83,7 +83,7 @@ fn row<'a, T: PageTable + 'static>(
     });
     Row {
         key: format!("{prefix}_{name}_f{flush_ns}"),
-        case,
+        case: if flush_ns > 0 { case.fixed() } else { case },
         sink: facts,
         policy: name,
     }
@@ -96,7 +96,7 @@ fn bare<'a>(threads: usize, flush_ns: u64) -> Row<'a> {
     });
     Row {
         key: format!("d_bare_f{flush_ns}"),
-        case,
+        case: if flush_ns > 0 { case.fixed() } else { case },
         sink: Sink::default(),
         policy: "",
     }

@@ -18,6 +18,8 @@ pub struct Case<'a> {
     pub threads: usize,
     /// Threads that sleep inside the loop cannot be told from disturbed ones.
     pub may_sleep: bool,
+    /// Waits of fixed length are part of it, so that it does not scale with the machine.
+    pub is_fixed: bool,
     /// Makes the threads.
     pub make: Box<dyn Fn() -> Result<Tasks> + 'a>,
 }
@@ -33,7 +35,17 @@ impl<'a> Case<'a> {
             name: name.into(),
             threads,
             may_sleep: false,
+            is_fixed: false,
             make: Box::new(make),
+        }
+    }
+
+    /// The same with waits of fixed length.
+    #[must_use]
+    pub fn fixed(self) -> Self {
+        Self {
+            is_fixed: true,
+            ..self
         }
     }
 
