@@ -5,11 +5,13 @@
 //! | `alloc` | the loops a, b, c over every allocator of `iova` and three crates of other people |
 //! | `table` | p-S over the lock-free table and the locked ones, and through the real allocator |
 //! | `map` | the loops d: deferred and strict policies, with and without tables |
+//! | `nic` | a network card's load: the share of `off` that each policy reaches; stale mappings; percentiles |
 #![deny(unsafe_code)]
 
 mod alloc;
 mod map;
 mod measure;
+mod nic;
 mod record;
 mod table;
 
@@ -46,10 +48,11 @@ struct Args {
 type Section = fn(&Turns, &mut Record);
 
 /// The sections, in their order.
-const SECTIONS: [(&str, Section); 3] = [
+const SECTIONS: [(&str, Section); 4] = [
     ("alloc", alloc::section::measure),
     ("table", table::section::measure),
     ("map", map::section::measure),
+    ("nic", nic::section::measure),
 ];
 
 fn main() -> Result<()> {

@@ -8,7 +8,11 @@
 //!   lies beyond it scales. Of an operation's time (wall / operations of both threads) the part `F × commands /
 //!   operations` is kept as it is, the rest is multiplied by 120 / round trip. Commands are counted, not assumed:
 //!   where several unmaps share one command, each has its part of F. A ratio of two such figures is the ratio of the
-//!   scaled ones.
+//!   scaled ones;
+//! * **a share of `off` under a load padded to a fixed time**: the padding and the flushes are kept as they are, the
+//!   rest of a packet's time is scaled as one thread's. Loads without padding, and two threads, are given as measured.
+//!
+//! The ratio of two threads' throughput to one's is twice the inverse of the times' ratio, and scaled through it.
 
 /// The floor on the machine of the notes, nanoseconds.
 pub const NOTES_FLOOR_NS: f64 = 1.67;
@@ -40,6 +44,12 @@ impl Scale {
     /// Time of two threads against time of one.
     pub fn ratio(&self, ratio: f64) -> f64 {
         ratio / self.private_ratio.unwrap_or(1.0)
+    }
+
+    /// Time of one thread's operation of which `fixed_ns` were waits of fixed length.
+    pub fn beyond_wait(&self, ns: f64, fixed_ns: f64) -> f64 {
+        let fixed = fixed_ns.clamp(0.0, ns);
+        fixed + self.single(ns - fixed)
     }
 
     /// Time of an operation of which `fixed_ns` were spent in flushes of fixed length.
@@ -84,6 +94,7 @@ mod tests {
         assert!((HERE.beyond_flush(1000.0, 500.0, 240.0) - 750.0).abs() < 1e-9);
         // Two operations shared each command of 500 ns.
         assert!((HERE.beyond_flush(400.0, 250.0, 240.0) - 325.0).abs() < 1e-9);
+        assert!((HERE.beyond_wait(600.0, 500.0) - 550.0).abs() < 1e-9);
         // A clock that was read a little late takes no time away.
         assert_eq!(HERE.beyond_flush(499.0, 500.0, 240.0), 499.0);
     }
