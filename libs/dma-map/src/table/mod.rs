@@ -1,9 +1,12 @@
 //! IO page tables: what a device's addresses go through, changed by many cores while the device reads them.
 
+pub mod amd;
 mod error;
 pub mod format;
 pub mod locked;
 pub mod memory;
+#[cfg(all(test, loom))]
+mod model;
 mod radix;
 mod tree;
 pub mod vtd;
@@ -11,6 +14,7 @@ pub mod vtd;
 use address::{Iova, PhysAddr};
 use iova::{Access, IovaRange};
 
+pub use amd::AmdV1;
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{ENTRIES, Entry, Format, Leaf};
 #[cfg(not(loom))]
