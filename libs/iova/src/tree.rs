@@ -97,6 +97,22 @@ impl Tree {
         found.is_some_and(|found| found.pages == range.pages())
     }
 
+    /// Pins what is allocated and not pinned, which keeps it from [`Self::free`], or the other way round.
+    pub(crate) fn set_pinned(
+        &mut self,
+        range: IovaRange,
+        is_pinned: bool,
+    ) -> Result<(), FreeError> {
+        let found = self.find(range, !is_pinned)?;
+        self.live.set_pinned(found, is_pinned);
+        Ok(())
+    }
+
+    /// Size of the range out that starts at `first`.
+    pub(crate) fn pages_at(&self, first: IovaPfn) -> Option<u64> {
+        self.live.find(first.raw()).map(|found| found.pages)
+    }
+
     /// Ranges out.
     pub(crate) fn live_ranges(&self) -> u64 {
         self.live.len() as u64
@@ -203,9 +219,7 @@ impl Space for Tree {
     }
 
     fn set_pinned(&mut self, range: IovaRange, is_pinned: bool) -> Result<(), FreeError> {
-        let found = self.find(range, !is_pinned)?;
-        self.live.set_pinned(found, is_pinned);
-        Ok(())
+        Tree::set_pinned(self, range, is_pinned)
     }
 
     fn stats(&self) -> Stats {

@@ -1,0 +1,654 @@
+//! `MagazineAllocator`: free ranges kept in magazines by each core (*Utilizing the IOMMU Scalably*, USENIX ATC 2015,
+//! §4.3, after Bonwick and Adams, *Magazines and Vmem*, USENIX ATC 2001).
+//!
+//! Sizes up to 2^9 pages are rounded up to a power of two and belong to a class per power; a range asked for with more
+//! alignment than that is of the class of its alignment. A core has two magazines of [`MagazineConfig::size`] ranges
+//! per class. `alloc` pops, `free` pushes, whoever allocated; when the loaded magazine is empty (full) it
+//! trades places with the other; when both are, one is exchanged at the class's depot. So at least a
+//! magazine's worth of operations lies between two visits of a depot (the replenishment guarantee; a magazine that
+//! the tree could fill only in part near exhaustion is the exception). A depot with nothing to give sends
+//! the core to the [tree](crate::TreeAllocator), which fills a magazine under one lock; a depot that is full sends the
+//! magazine's ranges back there, so that caches are bounded. Larger ranges come from the tree and go back to it.
+//!
+//! **Limits.** Classes exist twice: for ranges within 32 bits, and for the rest. A request that allows the whole
+//! aperture takes from the upper ones, one that allows 32 bits or more from the lower ones; no magazine is ever searched.
+//! A limit below 32 bits goes to the tree.
+//!
+//! **Checks.** One byte per page tells what starts there ([`states`](crate::states), which also says what two buggy
+//! frees at the same instant can do). Freeing twice, in part, or what was never allocated is an error.
+//!
+//! **Exhaustion.** The core gives its magazines and all depots back to the tree and tries again; then it raises the
+//! flag of every core that holds cached ranges. They give everything back at their next operation or when parked;
+//! the error says how many were asked.
+//!
+//! Who owns what: magazines belong to the handle, depots and the tree have a [`lines::Lock`] each, of which no two are
+//! held at once. Counters are the core's, in a line of its own, stored relaxed and summed by `stats`.
+//!
+//! Cost: `alloc` and `free` that hit a magazine touch only memory of their core and the page's byte. Bound of
+//! cached ranges per class: `2 * size` per core and `size * depot` in the depot.
+//!
+//! Left out: magazines that shrink by age; chunk ownership (`retire` never has one).
+
+mod depot;
+#[cfg(all(test, loom))]
+mod model;
+
+use alloc::{boxed::Box, sync::Arc};
+use core::fmt;
+
+use depot::{Depot, Rack, Sound};
+use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
+
+use crate::{
+    AllocError, Aperture, ApertureError, ClaimError, CoreAllocator, CoreId, FreeError,
+    IovaAllocator, IovaPfn, IovaRange, Pinned, Request, ResetError, Stats,
+    claims::Claims,
+    states::{ORDERS, State, States},
+    tree::Tree,
+    wanted::{Wanted, order_of, range_at},
+};
+
+/// Last page that a device with 32 address bits reaches.
+const LOW_LAST: u64 = 0xf_ffff;
+/// Classes: an order, within 32 bits or above.
+const CLASSES: usize = 2 * ORDERS;
+
+/// How much is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MagazineConfig {
+    /// Ranges in a magazine, 1 to 4096. The paper's, and the default: 127.
+    pub size: usize,
+    /// Full magazines that a class's depot keeps, up to 4096. Default: 32.
+    pub depot: usize,
+}
+
+impl Default for MagazineConfig {
+    fn default() -> Self {
+        Self {
+            size: 127,
+            depot: 32,
+        }
+    }
+}
+
+/// Per-core magazines of free ranges over a tree.
+///
+/// ```
+/// use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, MagazineAllocator, Request};
+///
+/// let space = MagazineAllocator::new(Aperture::of_bits(48)?, 2)?;
+/// let (mut rx, mut tx) = (space.claim(CoreId(0))?, space.claim(CoreId(1))?);
+/// let buffer = rx.alloc(Request::pages(3))?;
+/// assert_eq!(buffer.pages(), 4);
+/// tx.free(buffer)?; // as cheap as if `rx` freed it
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MagazineAllocator(Arc<Shared>);
+
+struct Shared {
+    aperture: Aperture,
+    config: MagazineConfig,
+    claims: Claims,
+    states: States,
+    tree: Lock<Tree>,
+    depots: Box<[CachePadded<Depot>]>,
+    flags: Box<[CachePadded<AtomicBool>]>,
+    counters: Box<[CachePadded<Counters>]>,
+}
+
+/// What a core has done, as a difference: sums over all cores are the truth, one core's may be negative
+/// (modulo 2^64). Written by the core alone.
+#[derive(Default)]
+struct Counters {
+    /// Ranges allocated less ranges freed.
+    ranges: AtomicU64,
+    /// The same in pages.
+    pages: AtomicU64,
+    /// Pages got from depots and tree less pages given: with `pages`, what the core has cached.
+    taken: AtomicU64,
+    slow: AtomicU64,
+}
+
+/// The core's own copy, so that the shared line is only stored to.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    ranges: u64,
+    pages: u64,
+    taken: u64,
+    slow: u64,
+}
+
+impl MagazineAllocator {
+    /// All of `aperture` free, for `cores` cores (1 to [`MAX_CORES`](crate::MAX_CORES)).
+    ///
+    /// # Errors
+    /// [`ApertureError::Cores`].
+    pub fn new(aperture: Aperture, cores: usize) -> Result<Self, ApertureError> {
+        Self::with_config(aperture, cores, MagazineConfig::default())
+    }
+
+    /// The same with other bounds of the caches; values outside their ranges are clamped.
+    ///
+    /// # Errors
+    /// [`ApertureError::Cores`].
+    pub fn with_config(
+        aperture: Aperture,
+        cores: usize,
+        config: MagazineConfig,
+    ) -> Result<Self, ApertureError> {
+        let config = MagazineConfig {
+            size: config.size.clamp(1, 4096),
+            depot: config.depot.min(4096),
+        };
+        let depot = |_| CachePadded::new(Depot::new(config.depot));
+        Ok(Self(Arc::new(Shared {
+            claims: Claims::new(cores)?,
+            states: States::new(&aperture),
+            tree: Lock::new(Tree::new(aperture.usable())),
+            depots: (0..CLASSES).map(depot).collect(),
+            flags: (0..cores)
+                .map(|_| CachePadded::new(AtomicBool::new(false)))
+                .collect(),
+            counters: (0..cores).map(|_| CachePadded::default()).collect(),
+            config,
+            aperture,
+        })))
+    }
+}
+
+impl Counters {
+    fn load(&self) -> Counts {
+        // Relaxed: each is a number of its own; sums while others work are approximate.
+        Counts {
+            ranges: self.ranges.load(Ordering::Relaxed),
+            pages: self.pages.load(Ordering::Relaxed),
+            taken: self.taken.load(Ordering::Relaxed),
+            slow: self.slow.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Shared {
+    fn class_of(&self, range_last: u64, order: u8) -> usize {
+        usize::from(order) + if range_last <= LOW_LAST { 0 } else { ORDERS }
+    }
+
+    /// The class to serve a request of `order` from, whose limit is `last`; none below 32 bits.
+    #[inline]
+    fn class_for(&self, order: u8, last: u64) -> Option<usize> {
+        let top = self.aperture.last().raw();
+        match (last >= top, last >= LOW_LAST) {
+            (true, _) => Some(self.class_of(top, order)),
+            (false, true) => Some(usize::from(order)),
+            (false, false) => None,
+        }
+    }
+
+    /// Highest page of a class's ranges.
+    fn class_last(&self, class: usize) -> u64 {
+        let top = self.aperture.last().raw();
+        if class < ORDERS {
+            top.min(LOW_LAST)
+        } else {
+            top
+        }
+    }
+
+    /// Cached ranges of one class back to the tree; how many pages.
+    fn return_to_tree(&self, ranges: impl Iterator<Item = u64>, class: usize) -> u64 {
+        let order = (class % ORDERS) as u8;
+        let mut tree = self.tree.lock();
+        let mut pages = 0;
+        for first in ranges {
+            pages += 1 << order;
+            // The second copy of a range that two cores freed at once is dropped here.
+            if self.states.clear(first, order) {
+                let freed = tree.free(range_at(first, 1 << order));
+                debug_assert_eq!(freed, Ok(()), "what is cached is the tree's");
+            }
+        }
+        pages
+    }
+
+    fn drain_depots(&self) {
+        for (class, depot) in self.depots.iter().enumerate() {
+            while let Some(magazine) = depot.pop_full() {
+                self.return_to_tree(magazine.into_iter(), class);
+            }
+        }
+    }
+
+    /// Asks every other core that holds anything to drain; how many there are.
+    fn ask_others(&self, own: usize) -> usize {
+        let others = (0..self.claims.cores()).filter(|&core| core != own);
+        let holding = others.filter(|&core| {
+            let counts = self.counters[core].load();
+            self.claims.is_claimed(core) && counts.taken != counts.pages
+        });
+        holding
+            .map(|core| self.flags[core].store(true, Ordering::Relaxed))
+            .count()
+    }
+
+    #[cold]
+    fn refusal(&self, range: IovaRange) -> FreeError {
+        let (first, last) = (range.first(), range.last());
+        if !self.aperture.allows(range) {
+            return FreeError::Outside { range };
+        }
+        let is_out = match self.states.state(first.raw()) {
+            // Pinned by somebody, who is about to free it.
+            State::Pinned(order) if 1 << order == range.pages() => false,
+            State::Allocated(_) | State::Pinned(_) => true,
+            State::Cached | State::None => {
+                let is_small = range.pages() <= 1 << (ORDERS - 1);
+                let large = self.tree.lock().pages_at(first);
+                let is_large_out = large.is_some_and(|pages| pages > 1 << (ORDERS - 1));
+                is_large_out || is_small && self.states.is_any_out(first, last)
+            }
+        };
+        match is_out {
+            true => FreeError::Mismatch { range },
+            false => FreeError::NotAllocated { range },
+        }
+    }
+}
+
+impl IovaAllocator for MagazineAllocator {
+    type Core = MagazineCore;
+
+    fn claim(&self, core: CoreId) -> Result<MagazineCore, ClaimError> {
+        self.0.claims.claim(core)?;
+        Ok(MagazineCore {
+            counts: self.0.counters[core.0].load(),
+            racks: core::array::from_fn(|_| Rack::default()),
+            shared: Arc::clone(&self.0),
+            core,
+        })
+    }
+
+    fn cores(&self) -> usize {
+        self.0.claims.cores()
+    }
+
+    fn aperture(&self) -> &Aperture {
+        &self.0.aperture
+    }
+
+    fn stats(&self) -> Stats {
+        let shared = &*self.0;
+        let mut sum = Counts::default();
+        for counts in shared.counters.iter().map(|counters| counters.load()) {
+            sum.ranges = sum.ranges.wrapping_add(counts.ranges);
+            sum.pages = sum.pages.wrapping_add(counts.pages);
+            sum.slow += counts.slow;
+        }
+        let cores = shared.claims.cores();
+        let claimed = (0..cores).filter(|&core| shared.claims.is_claimed(core));
+        // Magazines that handles may have made; a bound.
+        let racks = claimed.count() * CLASSES * 2 * shared.config.size * size_of::<u64>();
+        let depots: usize = shared.depots.iter().map(|depot| depot.bytes()).sum();
+        let lines = size_of_val(&*shared.depots)
+            + size_of_val(&*shared.flags)
+            + size_of_val(&*shared.counters);
+        let states = shared.states.bytes();
+        let tree = shared.tree.lock();
+        Stats {
+            live_ranges: sum.ranges,
+            live_pages: sum.pages,
+            cached_pages: tree.live_pages().saturating_sub(sum.pages),
+            chunks: tree.chunks(),
+            bytes: tree.bytes() + states + depots + lines + racks + cores,
+            slow: sum.slow,
+        }
+    }
+
+    fn reset(&self) -> Result<(), ResetError> {
+        let shared = &*self.0;
+        shared.claims.while_idle(|| {
+            shared.depots.iter().for_each(|depot| depot.clear());
+            shared.states.clear_all();
+            *shared.tree.lock() = Tree::new(shared.aperture.usable());
+            for counters in &shared.counters {
+                let Counters {
+                    ranges,
+                    pages,
+                    taken,
+                    slow,
+                } = &**counters;
+                [ranges, pages, taken, slow]
+                    .into_iter()
+                    .for_each(|counter| counter.store(0, Ordering::Relaxed));
+            }
+        })
+    }
+}
+
+impl fmt::Debug for MagazineAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MagazineAllocator")
+            .field("config", &self.0.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            self.drain_depots();
+            let ranges = self.counters.iter().map(|c| c.load().ranges);
+            let sum = ranges.fold(0, u64::wrapping_add);
+            let tree = self.tree.get_mut();
+            // Every handle has parked: what the tree misses is what callers hold.
+            debug_assert_eq!(tree.live_ranges(), sum, "ranges were lost or doubled");
+        }
+    }
+}
+
+/// One core's magazines in a [`MagazineAllocator`]. Dropped, it gives them back.
+pub struct MagazineCore {
+    shared: Arc<Shared>,
+    core: CoreId,
+    racks: [Rack; CLASSES],
+    counts: Counts,
+}
+
+impl MagazineCore {
+    /// Counts a range of `pages` pages out (`sign` 1) or back in (-1).
+    #[inline]
+    fn count(&mut self, sign: i64, pages: u64) {
+        self.counts.ranges = self.counts.ranges.wrapping_add_signed(sign);
+        self.counts.pages = self.counts.pages.wrapping_add_signed(sign * pages as i64);
+        let shared = &self.shared.counters[self.core.0];
+        shared.ranges.store(self.counts.ranges, Ordering::Relaxed);
+        shared.pages.store(self.counts.pages, Ordering::Relaxed);
+    }
+
+    /// Counts pages that came (or, negative, went) between this core and the others or the tree.
+    fn count_slow(&mut self, pages: i64) {
+        self.counts.slow += 1;
+        self.counts.taken = self.counts.taken.wrapping_add_signed(pages);
+        let shared = &self.shared.counters[self.core.0];
+        shared.slow.store(self.counts.slow, Ordering::Relaxed);
+        shared.taken.store(self.counts.taken, Ordering::Relaxed);
+    }
+
+    /// Does what another core asked for.
+    #[inline]
+    fn answer(&mut self) {
+        // Relaxed: a request without data; it is seen at one of the next operations.
+        if self.shared.flags[self.core.0].load(Ordering::Relaxed) {
+            self.park();
+        }
+    }
+
+    /// A cached range of a class.
+    #[inline]
+    fn pop(&mut self, class: usize, order: u8) -> Option<u64> {
+        loop {
+            let first = self.racks[class].pop()?;
+            if self.shared.states.take(first, order) {
+                return Some(first);
+            }
+            self.drop_copy(order);
+        }
+    }
+
+    /// A second copy of a range that two cores freed at once: it is gone from the caches, and was counted free
+    /// twice.
+    #[cold]
+    fn drop_copy(&mut self, order: u8) {
+        self.count(1, 1 << order);
+    }
+
+    /// Both magazines are empty: from the depot, or from the tree.
+    #[cold]
+    fn refill(&mut self, class: usize, order: u8) -> Option<u64> {
+        let size = self.shared.config.size;
+        if self.racks[class].refill(&self.shared.depots[class]) {
+            self.count_slow((size as i64) << order);
+            return self.pop(class, order);
+        }
+        let shared = &*self.shared;
+        let limit = IovaPfn::new(shared.class_last(class));
+        let magazine = self.racks[class].filling(size);
+        let mut direct = None;
+        let mut tree = shared.tree.lock();
+        while magazine.len() < size {
+            let Some(range) = tree.alloc(1 << order, order, limit) else {
+                break;
+            };
+            let first = range.first().raw();
+            if shared.class_of(range.last().raw(), order) != class {
+                // The upper space has run out: this one belongs to the lower class when it comes back.
+                shared.states.set_allocated(first, order);
+                direct = Some(first);
+                break;
+            }
+            shared.states.set_cached(first, order);
+            magazine.push(first);
+        }
+        drop(tree);
+        let cached = magazine.len();
+        // Handed out from the top down, as the tree gave them.
+        magazine.reverse();
+        let got = cached + usize::from(direct.is_some());
+        self.count_slow((got as i64) << order);
+        if cached == 0 {
+            return direct;
+        }
+        if let Some(first) = direct {
+            // It was taken beyond need; the magazine's come first.
+            self.return_direct(first, order);
+        }
+        self.pop(class, order)
+    }
+
+    /// An allocated range that nobody has: back to the tree.
+    fn return_direct(&mut self, first: u64, order: u8) {
+        let shared = &*self.shared;
+        shared.states.release(first, order);
+        let class = shared.class_of(first, order);
+        let pages = shared.return_to_tree(core::iter::once(first), class);
+        self.count_slow(-(pages as i64));
+    }
+
+    /// From the tree, for this request alone.
+    fn direct(&mut self, wanted: &Wanted) -> Option<IovaRange> {
+        let mut tree = self.shared.tree.lock();
+        let range = tree.alloc(wanted.pages, wanted.order, wanted.last)?;
+        drop(tree);
+        if wanted.pages <= 1 << (ORDERS - 1) {
+            let order = order_of(wanted.pages);
+            self.shared.states.set_allocated(range.first().raw(), order);
+        }
+        self.count_slow(wanted.pages as i64);
+        Some(range)
+    }
+
+    #[cold]
+    fn alloc_slow(
+        &mut self,
+        class: Option<usize>,
+        wanted: &Wanted,
+    ) -> Result<IovaRange, AllocError> {
+        if let Some(class) = class {
+            if let Some(first) = self.refill(class, wanted.order) {
+                return Ok(range_at(first, wanted.pages));
+            }
+        }
+        if let Some(range) = self.direct(wanted) {
+            return Ok(range);
+        }
+        self.park();
+        self.shared.drain_depots();
+        self.direct(wanted).ok_or_else(|| {
+            let asked = self.shared.ask_others(self.core.0);
+            wanted.failure(&self.shared.aperture, asked)
+        })
+    }
+
+    /// A range that is marked cached, into a magazine.
+    #[inline]
+    fn push(&mut self, range: IovaRange, order: u8) {
+        let first = range.first().raw();
+        let class = self.shared.class_of(range.last().raw(), order);
+        self.count(-1, range.pages());
+        if !self.racks[class].push(first) {
+            self.push_slow(first, class);
+        }
+    }
+
+    #[cold]
+    fn push_slow(&mut self, first: u64, class: usize) {
+        let Self { shared, racks, .. } = self;
+        let (depot, size) = (&shared.depots[class], shared.config.size);
+        let slots = racks[class].bytes();
+        let overflow = racks[class].make_room::<Sound>(depot, size);
+        // A magazine made for the first time gives nothing away.
+        if racks[class].bytes() == slots {
+            self.count_slow(-((size as i64) << (class % ORDERS)));
+        }
+        if let Some(magazine) = overflow {
+            self.shared.return_to_tree(magazine.into_iter(), class);
+        }
+        let has_room = self.racks[class].push(first);
+        debug_assert!(has_room, "an empty magazine is loaded");
+    }
+
+    /// The order of a range whose state is a byte's.
+    #[inline]
+    fn order(range: IovaRange) -> Option<u8> {
+        let pages = range.pages();
+        (pages.is_power_of_two() && pages <= 1 << (ORDERS - 1))
+            .then(|| pages.trailing_zeros() as u8)
+    }
+
+    /// Ranges that only the tree knows.
+    fn with_large<R>(
+        &mut self,
+        range: IovaRange,
+        work: impl FnOnce(&mut Tree) -> Result<R, FreeError>,
+    ) -> Result<R, FreeError> {
+        // Small ones are in the tree too, cached and all: their bytes decide.
+        if range.pages() <= 1 << (ORDERS - 1) {
+            return Err(self.shared.refusal(range));
+        }
+        let done = work(&mut self.shared.tree.lock());
+        done.map_err(|error| match error {
+            // What the tree calls out may be cached.
+            FreeError::Mismatch { range } => self.shared.refusal(range),
+            error => error,
+        })
+    }
+}
+
+impl CoreAllocator for MagazineCore {
+    fn core(&self) -> CoreId {
+        self.core
+    }
+
+    fn alloc(&mut self, request: Request) -> Result<IovaRange, AllocError> {
+        let mut wanted = Wanted::of(&request)?;
+        self.answer();
+        let mut class = None;
+        if usize::from(wanted.order) < ORDERS {
+            wanted.pages = 1 << wanted.order;
+            class = self.shared.class_for(wanted.order, wanted.last.raw());
+        } else if wanted.pages <= 1 << (ORDERS - 1) {
+            wanted = wanted.rounded();
+        }
+        let hit = class.and_then(|class| self.pop(class, wanted.order));
+        let range = match hit {
+            Some(first) => range_at(first, wanted.pages),
+            None => self.alloc_slow(class, &wanted)?,
+        };
+        self.count(1, range.pages());
+        Ok(range)
+    }
+
+    fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
+        self.answer();
+        if let Some(order) = Self::order(range) {
+            if self.shared.states.release(range.first().raw(), order) {
+                self.push(range, order);
+                return Ok(());
+            }
+        }
+        self.with_large(range, |tree| tree.free(range))?;
+        self.count(-1, range.pages());
+        self.count_slow(-(range.pages() as i64));
+        Ok(())
+    }
+
+    fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
+        self.answer();
+        let is_pinned = Self::order(range)
+            .is_some_and(|order| self.shared.states.pin(range.first().raw(), order));
+        if !is_pinned {
+            self.with_large(range, |tree| tree.set_pinned(range, true))?;
+        }
+        Ok(Pinned {
+            range,
+            is_foreign: false,
+        })
+    }
+
+    fn free_pinned(&mut self, pinned: Pinned) {
+        let range = pinned.range;
+        if let Some(order) = Self::order(range) {
+            let first = range.first().raw();
+            self.shared.states.release_pinned(first, order);
+            self.push(range, order);
+            return;
+        }
+        let free = |tree: &mut Tree| {
+            tree.set_pinned(range, false)?;
+            tree.free(range)
+        };
+        self.with_large(range, free)
+            .expect("what was pinned is allocated");
+        self.count(-1, range.pages());
+        self.count_slow(-(range.pages() as i64));
+    }
+
+    fn unpin(&mut self, pinned: Pinned) {
+        let range = pinned.range;
+        match Self::order(range) {
+            Some(order) => self.shared.states.unpin(range.first().raw(), order),
+            None => self
+                .with_large(range, |tree| tree.set_pinned(range, false))
+                .expect("what was pinned is allocated"),
+        }
+    }
+
+    fn park(&mut self) {
+        // Before the caches are emptied: what is freed later is not part of what was asked for.
+        self.shared.flags[self.core.0].store(false, Ordering::Relaxed);
+        for class in 0..CLASSES {
+            let ranges = self.racks[class].drain();
+            let pages = self.shared.return_to_tree(ranges, class);
+            if pages > 0 {
+                self.count_slow(-(pages as i64));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for MagazineCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MagazineCore")
+            .field("core", &self.core)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for MagazineCore {
+    fn drop(&mut self) {
+        self.park();
+        self.shared.claims.release(self.core);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,147 @@
+//! Threads that allocate, hand ranges to each other and free them; a shared bitmap shows overlaps.
+#![cfg(not(loom))]
+
+mod random;
+
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use iova::*;
+use random::Random;
+
+const THREADS: usize = 4;
+const STEPS: usize = 60_000;
+const PAGES: u64 = 1 << 14;
+
+/// A bit per page.
+struct Bitmap(Vec<AtomicU64>);
+
+impl Bitmap {
+    /// Flips the bits of a range, all of which must have been `expected`.
+    fn flip(&self, range: IovaRange, expected: bool) {
+        for page in range.first().raw()..=range.last().raw() {
+            let (word, bit) = (page as usize / 64, 1 << (page % 64));
+            let was = self.0[word].fetch_xor(bit, Ordering::AcqRel) & bit != 0;
+            assert_eq!(was, expected, "page {page:#x} of {range}");
+        }
+    }
+}
+
+fn give_back(
+    core: &mut impl CoreAllocator,
+    range: IovaRange,
+    bitmap: &Bitmap,
+    random: &mut Random,
+) {
+    if random.below(2) == 0 {
+        bitmap.flip(range, true);
+        core.free(range).expect("it is ours");
+        return;
+    }
+    let pinned = core.pin(range).expect("it is ours");
+    assert!(core.free(range).is_err());
+    bitmap.flip(range, true);
+    core.free_pinned(pinned);
+}
+
+fn work(
+    mut core: impl CoreAllocator,
+    inbox: &mpsc::Receiver<IovaRange>,
+    next: mpsc::SyncSender<IovaRange>,
+    bitmap: &Bitmap,
+) -> (usize, usize) {
+    let mut random = Random::new(core.core().0 as u64);
+    let (mut done, mut failed) = (0, 0);
+    for step in 0..STEPS {
+        let pages = 1 + random.below(if step % 16 == 0 { 600 } else { 16 });
+        match core.alloc(Request::pages(pages)) {
+            Ok(range) => {
+                bitmap.flip(range, false);
+                done += 1;
+                if let Err(mpsc::TrySendError::Full(range)) = next.try_send(range) {
+                    give_back(&mut core, range, bitmap, &mut random);
+                }
+            }
+            Err(_) => failed += 1,
+        }
+        while let Ok(range) = inbox.try_recv() {
+            give_back(&mut core, range, bitmap, &mut random);
+            if random.below(3) == 0 {
+                break;
+            }
+        }
+        if random.below(5000) == 0 {
+            core.park();
+        }
+    }
+    drop(next);
+    while let Ok(range) = inbox.recv() {
+        give_back(&mut core, range, bitmap, &mut random);
+    }
+    (done, failed)
+}
+
+fn stress(space: impl IovaAllocator) {
+    let words = (PAGES / 64) as usize + 1;
+    let bitmap = Bitmap((0..words).map(|_| AtomicU64::new(0)).collect());
+    let (senders, inboxes): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::sync_channel(64)).unzip();
+    let start = Barrier::new(THREADS);
+    let mut senders = senders.into_iter();
+    let first = senders.next();
+    let senders = senders.chain(first);
+    let (done, failed) = thread::scope(|scope| {
+        let threads: Vec<_> = inboxes
+            .into_iter()
+            .zip(senders)
+            .map(|(inbox, next)| {
+                let core = space.register().expect("a handle each");
+                let (bitmap, start) = (&bitmap, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    work(core, &inbox, next, bitmap)
+                })
+            })
+            .collect();
+        let results = threads.into_iter().map(|t| t.join().expect("no panic"));
+        results.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    });
+    println!("{done} allocations, {failed} refused");
+    assert!(done > STEPS, "the space was nearly always full");
+    assert!(bitmap.0.iter().all(|w| w.load(Ordering::Acquire) == 0));
+    let stats = space.stats();
+    assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
+    let mut core = space.register().expect("all came back");
+    for _ in 0..PAGES / 4096 - 1 {
+        core.alloc(Request::pages(4096))
+            .expect("everything is free");
+    }
+}
+
+fn aperture() -> Aperture {
+    Aperture::new(IovaPfn::new(1), IovaPfn::new(PAGES - 1), &[]).expect("pages")
+}
+
+macro_rules! allocators {
+    ($($name:ident: $make:expr,)*) => {$(
+        #[test]
+        fn $name() {
+            stress(($make)(aperture(), THREADS).expect("cores"));
+        }
+    )*};
+}
+
+allocators! {
+    tree: TreeAllocator::new,
+    linear: LinearAllocator::new,
+    eiovar: EiovaRAllocator::new,
+    magazine: MagazineAllocator::new,
+    magazine_small: |aperture, cores| {
+        MagazineAllocator::with_config(aperture, cores, MagazineConfig { size: 3, depot: 1 })
+    },
+}
