@@ -257,9 +257,7 @@ impl<F: Format> ModelDevice<F> {
         if allowed as u8 & access as u8 != access as u8 {
             return Err(DeviceFault::Denied { iova, allowed });
         }
-        Ok(PhysAddr::new(
-            phys.raw() | iova.raw() & (PAGE_SIZE - 1),
-        ))
+        Ok(PhysAddr::new(phys.raw() | iova.raw() & (PAGE_SIZE - 1)))
     }
 
     /// From the lowest table that is remembered down to the page.

@@ -289,6 +289,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         self.shared.ask_others(self.core);
         // A failed invalidation leaves less to be given back; the allocator says whether it suffices.
         let _ = self.give_back();
+        // What others have unmapped can be freed as soon as they run.
+        let _ = self
+            .shared
+            .flush_if(|| self.shared.lines().iter().any(|l| l.stale() > 0));
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
@@ -434,11 +438,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     }
 
     #[cold]
-    fn map_off(
-        &mut self,
-        segment: Segment,
-        direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
+    fn map_off(&mut self, segment: Segment, direction: Direction) -> Result<Mapping, DmaMapError> {
         let limits = &self.shared.limits;
         let last = limits.last.raw();
         let phys = if segment.phys.raw() + (segment.len - 1) <= last {
@@ -466,7 +466,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
         for segment in segments {
             let iova = Iova::new(segment.phys.raw());
-            self.put(Some(DeviceSegment { iova, len: segment.len }), out);
+            self.put(
+                Some(DeviceSegment {
+                    iova,
+                    len: segment.len,
+                }),
+                out,
+            );
         }
         Ok(self.untranslated(segments[0].phys, segments[0].len))
     }

@@ -94,8 +94,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             found.ok_or(UnmapError::NotMapped { iova })
         };
         let first = lookup(0)?;
-        let Some(key) = Key::new(first.phys, range.pages().min(u64::from(u16::MAX)), first.access)
-        else {
+        let Some(key) = Key::new(
+            first.phys,
+            range.pages().min(u64::from(u16::MAX)),
+            first.access,
+        ) else {
             return Ok(None);
         };
         for page in 1..range.pages() {
@@ -342,9 +345,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return Ok(());
         };
         let since = oldest.since_ns;
-        if !self.queue.is_full()
-            && self.shared.clock.coarse().saturating_sub(since) < self.age_ns
-        {
+        if !self.queue.is_full() && self.shared.clock.coarse().saturating_sub(since) < self.age_ns {
             return Ok(());
         }
         self.flush_queue()
@@ -357,8 +358,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let line = &shared.lines[self.core];
         line.counters.saw(self.queue.len() as u64);
         let first = self.queue.first();
-        let flushed =
-            shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) <= first);
+        let flushed = shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) <= first);
         self.heed();
         flushed
     }
@@ -436,7 +436,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             line.counters.closed(closed_ns.saturating_sub(since), run);
         }
         if let Some(oldest) = self.queue.front() {
-            line.owner.oldest_ns.store(oldest.since_ns, Ordering::Relaxed);
+            line.owner
+                .oldest_ns
+                .store(oldest.since_ns, Ordering::Relaxed);
         }
         freed
     }

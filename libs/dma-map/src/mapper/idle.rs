@@ -15,7 +15,10 @@ pub(super) struct IdlePins {
 }
 
 fn empty(slots: usize) -> Box<[Option<Pinned>]> {
-    (0..slots).map(|_| None).collect::<Vec<_>>().into_boxed_slice()
+    (0..slots)
+        .map(|_| None)
+        .collect::<Vec<_>>()
+        .into_boxed_slice()
 }
 
 impl IdlePins {

@@ -87,15 +87,16 @@ pub struct Domain<A, T, I, C> {
 ///
 /// ```
 /// use dma_map::invalidate::NullInvalidator;
-/// use dma_map::table::{HostMemory, IoPageTable, TableConfig, VtdSecondLevel};
+/// use dma_map::table::{HostMemory, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 /// use dma_map::{DeviceLimits, Direction, DmaMapper, Domain, ManualClock, Policy, Segment};
 /// use iova::{Aperture, CoreId, TreeAllocator};
 /// use address::PhysAddr;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = TableConfig { levels: 3, leaves: LeafSizes::FOUR_K };
 /// let domain = Domain {
 ///     allocator: TreeAllocator::new(Aperture::of_bits(39)?, 2)?,
-///     table: IoPageTable::<VtdSecondLevel, _>::new(HostMemory::new(), TableConfig::default())?,
+///     table: IoPageTable::<VtdSecondLevel, _>::new(HostMemory::new(), config)?,
 ///     invalidator: NullInvalidator,
 ///     clock: ManualClock::new(),
 /// };

@@ -114,10 +114,7 @@ impl Policy {
 
     /// Optimistic teardown with `quota` idle mappings per core for 10 ms.
     pub const fn optimistic(quota: usize) -> Self {
-        Self::of(
-            Reuse::Optimistic(Optimistic::of(quota)),
-            Teardown::Strict,
-        )
+        Self::of(Reuse::Optimistic(Optimistic::of(quota)), Teardown::Strict)
     }
 
     /// The same policy with another reuse.

@@ -1,0 +1,223 @@
+//! Errors say what and where, and leave things as they were.
+
+use iova::Access;
+
+use super::*;
+use crate::invalidate::InvalidateError;
+
+#[test]
+fn memory_that_is_none_is_refused() {
+    let world = world(Policy::STRICT);
+    let mut core = world.core(0);
+    let end = PhysAddr::new(u64::MAX - 10);
+    let to = Direction::ToDevice;
+    assert_eq!(core.map(&[], to), Err(DmaMapError::NoSegments));
+    let (index, phys) = (0, PhysAddr::new(7));
+    assert_eq!(
+        core.map(&[Segment::new(phys, 0)], to),
+        Err(DmaMapError::Empty { index, phys })
+    );
+    let (phys, len) = (end, 12);
+    assert_eq!(
+        core.map(&[Segment::new(phys, len)], to),
+        Err(DmaMapError::Wraps { index, phys, len })
+    );
+    let index = 1;
+    assert_eq!(
+        core.map(&[page(1), Segment::new(phys, len)], to),
+        Err(DmaMapError::Wraps { index, phys, len })
+    );
+    let huge = core.map(&[Segment::new(PhysAddr::new(0), u64::MAX)], to);
+    assert!(matches!(huge, Err(DmaMapError::Alloc(_))), "{huge:?}");
+    let above = core.map(&[Segment::new(PhysAddr::new(1 << 60), 1)], to);
+    assert!(matches!(above, Err(DmaMapError::Table(_))), "{above:?}");
+    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+}
+
+#[test]
+fn a_list_that_fails_halfway_leaves_nothing() {
+    let world = world(Policy::DEFERRED);
+    let mut core = world.core(0);
+    let list = [page(1), page(2), Segment::new(PhysAddr::new(1 << 60), 1)];
+    let mut out = Vec::new();
+    let failed = core.map_list(&list, Direction::ToDevice, &mut out);
+    assert!(matches!(failed, Err(DmaMapError::Table(_))) && out.is_empty());
+    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(
+        world.iotlb.commands(),
+        1,
+        "the device may have seen the first two"
+    );
+}
+
+#[test]
+fn another_domains_mapping_is_refused() {
+    let (here, there) = (world(Policy::STRICT), world(Policy::STRICT));
+    let (mut core, mut other) = (here.core(0), there.core(0));
+    let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();
+    let decoy = other.map(&[page(2)], Direction::ToDevice).unwrap();
+    assert_eq!(mapping.iova(), decoy.iova(), "or the test shows nothing");
+    let (iova, len) = (mapping.iova(), mapping.len());
+    assert_eq!(
+        other.unmap(mapping),
+        Err(DmaUnmapError::OtherDomain { iova })
+    );
+    assert!(here.device.access(iova, Access::Read).is_ok());
+    assert!(there.device.access(iova, Access::Read).is_ok());
+    core.unmap_at(iova, len).unwrap();
+    other.unmap(decoy).unwrap();
+}
+
+/// A device that does not answer: the unmap says so, the IOVA is not given out, and comes back when it answers.
+#[test]
+fn an_invalidation_that_times_out_keeps_the_iova() {
+    for policy in [
+        Policy::STRICT,
+        Policy::STRICT_LOCK,
+        Policy::STRICT_COMBINING,
+    ] {
+        let world = World::of(space(2, 1), policy, DeviceLimits::default());
+        let mut core = world.core(0);
+        let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();
+        let iova = mapping.iova();
+        world.device.access(iova, Access::Read).unwrap();
+        world.iotlb.die_for(1);
+        let source = InvalidateError::TimedOut {
+            waited_ns: 1_000_000_000,
+        };
+        assert_eq!(
+            core.unmap(mapping),
+            Err(DmaUnmapError::NotInvalidated { iova, source })
+        );
+        assert!(
+            world.device.access(iova, Access::Read).is_ok(),
+            "it did not answer"
+        );
+        let risk = world.mapper.risk();
+        assert_eq!(
+            risk.stale_now, 1,
+            "a strict policy that could not keep its promise says so"
+        );
+        assert!(risk.check(0).is_err());
+        let other = core.map(&[page(2)], Direction::ToDevice).unwrap();
+        assert_ne!(other.iova(), iova);
+        core.unmap(other).unwrap();
+        // That one was answered, and a flush for the first follows it.
+        assert!(world.device.access(iova, Access::Read).is_err());
+        assert_eq!(world.mapper.risk().stale_now, 0);
+        core.park().unwrap();
+        assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    }
+}
+
+#[test]
+fn a_dead_device_fills_the_queue_and_then_unmaps_are_refused() {
+    let window = Window {
+        entries: 4,
+        ..Window::DEFAULT
+    };
+    let policy = Policy::DEFERRED.with_teardown(Teardown::Deferred(window));
+    let world = world(policy);
+    let mut core = world.core(0);
+    world.iotlb.die_for(1000);
+    let mut refused = 0;
+    for i in 0..6 {
+        let mapping = core.map(&[page(i)], Direction::ToDevice).unwrap();
+        let (iova, len) = (mapping.iova(), mapping.len());
+        match core.unmap(mapping) {
+            Ok(()) => assert!(i < 3),
+            Err(DmaUnmapError::NotInvalidated { .. }) => assert_eq!(i, 3),
+            Err(DmaUnmapError::NoRoom { .. }) => {
+                assert!(i > 3);
+                refused += 1;
+                assert!(world.device.access(iova, Access::Read).is_ok(), "it lives");
+                assert!(core.unmap_at(iova, len).is_err());
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!((refused, world.mapper.risk().stale_now), (2, 4));
+    drop(core);
+    assert_eq!(
+        world.mapper.risk().stale_now,
+        4,
+        "nothing is forgotten with the handle"
+    );
+    world.iotlb.die_for(0);
+    world.mapper.flush().unwrap();
+    assert_eq!(world.mapper.risk().stale_now, 0);
+    world.core(1).park().unwrap();
+    assert_eq!(
+        world.mapper.allocator().stats().live_ranges,
+        2,
+        "those refused"
+    );
+}
+
+#[test]
+fn an_idle_mapping_of_a_dead_device_stays_reported() {
+    let world = world(Policy::optimistic(16));
+    let mut core = world.core(0);
+    let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();
+    let iova = mapping.iova();
+    world.device.access(iova, Access::Read).unwrap();
+    core.unmap(mapping).unwrap();
+    world.iotlb.die_for(2);
+    assert!(core.park().is_err());
+    drop(core);
+    assert!(world.device.access(iova, Access::Read).is_ok());
+    assert_eq!(world.mapper.risk().stale_now, 1);
+    let mut core = world.core(0);
+    core.park().unwrap();
+    assert!(world.device.access(iova, Access::Read).is_err());
+    assert_eq!(world.mapper.risk().stale_now, 0);
+    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+}
+
+#[test]
+fn without_translation_high_memory_is_bounced_or_refused() {
+    struct Pool;
+    impl Bounce for Pool {
+        fn bounce(&self, segment: Segment, last: u64, _: Direction) -> Option<PhysAddr> {
+            assert!(segment.len <= last);
+            Some(PhysAddr::new(0x4000))
+        }
+        fn unbounce(&self, at: PhysAddr, _: u64) -> bool {
+            at.raw() == 0x4000
+        }
+    }
+    let high = Segment::new(PhysAddr::new(1 << 40), 64);
+    let limits = DeviceLimits::of_bits(32);
+    let last = limits.last.raw();
+    let world = World::of(space(64, 1), Policy::OFF, limits);
+    let mut core = world.core(0);
+    let phys = high.phys;
+    assert_eq!(
+        core.map(&[high], Direction::ToDevice),
+        Err(DmaMapError::Unaddressable { phys, last })
+    );
+    let low = core.map(&[page(7)], Direction::ToDevice).unwrap();
+    assert_eq!(low.iova().raw(), 7 << 12);
+    core.unmap(low).unwrap();
+    assert!(world.mapper.risk().is_unprotected);
+    let limits = DeviceLimits {
+        bounce: Some(Box::new(Pool)),
+        ..DeviceLimits::of_bits(32)
+    };
+    let world = World::of(space(64, 1), Policy::OFF, limits);
+    let mut core = world.core(0);
+    let bounced = core.map(&[high], Direction::ToDevice).unwrap();
+    assert_eq!(bounced.iova().raw(), 0x4000);
+    core.unmap(bounced).unwrap();
+}
+
+#[test]
+fn stacked_policies_report_the_sum() {
+    let (guest, host) = (world(Policy::DEFERRED), world(Policy::optimistic(256)));
+    let stacked = guest.mapper.risk().over(&host.mapper.risk());
+    assert_eq!(stacked.contract.max_stale, Some(3 * (250 + 256)));
+    assert_eq!(stacked.contract.max_age_ns, Some(20_000_000));
+    let off = world(Policy::OFF);
+    let open = guest.mapper.risk().over(&off.mapper.risk());
+    assert_eq!(open.contract.max_age_ns, None);
+}
