@@ -27,11 +27,13 @@ demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits
 
 test: setup-clients ## all tests: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	EXITLESS_LAB=1 cargo test --release --workspace --quiet
+	cargo test --release --quiet -p lines -p dma-lines --features lines/probe,dma-lines/probe
 	$(EXITLESS) selftest
 
 check: setup ## format, lints, documentation, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	cargo clippy --release -p lines -p dma-lines --features lines/probe,dma-lines/probe --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \

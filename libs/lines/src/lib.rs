@@ -19,14 +19,13 @@ mod padded;
 pub mod probe;
 
 #[cfg(all(not(feature = "probe"), not(loom)))]
+pub use core::hint::spin_loop;
+#[cfg(all(not(feature = "probe"), not(loom)))]
 pub use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
 };
 #[cfg(not(loom))]
-pub use core::{
-    hint::spin_loop,
-    sync::atomic::{Ordering, fence},
-};
+pub use core::sync::atomic::{Ordering, fence};
 #[cfg(loom)]
 pub use loom::{
     hint::spin_loop,
@@ -42,4 +41,5 @@ pub use padded::CachePadded;
 #[cfg(all(feature = "probe", not(loom)))]
 pub use probe::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Guard, Lock,
+    spin_loop,
 };

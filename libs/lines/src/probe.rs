@@ -7,9 +7,10 @@
 //!
 //! **How work flows.** One thread drives everything: [`start`], then before each operation [`set_core`], then
 //! [`counts`] or [`stop`]. The machine belongs to the thread; other threads, and this one before `start`, count
-//! nothing. Operations run to their end one after another, so the same program counts the same each time; what it
-//! cannot show is waiting: no simulated core ever finds a lock held. Re-models in a harness add plain memory by
-//! [`touch_read`] and [`touch_write`].
+//! nothing. Operations that run to their end one after another never wait for each other; to show waiting, a harness
+//! gives each core a thread, lets one of them run at a time, hands the machine over with [`take`] and [`resume`],
+//! and does so whenever a core spins ([`on_spin`]). Either way the same program counts the same each time. Re-models
+//! add plain memory by [`touch_read`] and [`touch_write`].
 //!
 //! **Left out.** Plain memory (that of one core by design, or a lock's: of it only the first line is counted, when
 //! the guard is used), capacity and conflict misses, the prefetcher's second line, what a fence costs.
@@ -32,6 +33,7 @@ mod lock;
 mod machine;
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::vec::Vec;
 
 pub use atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
@@ -40,6 +42,7 @@ pub use machine::{CORES_MAX, Counts, LINE, Machine};
 
 std::thread_local! {
     static MACHINE: RefCell<Option<Machine>> = const { RefCell::new(None) };
+    static ON_SPIN: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
 /// Runs `action` on this thread's machine, if there is one. A thread that ends may have lost it already.
@@ -52,12 +55,37 @@ fn with<R>(action: impl FnOnce(&mut Machine) -> R) -> Option<R> {
 
 /// Begins to count on this thread: core 0 works, all caches are empty, all counts 0.
 pub fn start() {
-    MACHINE.with(|machine| *machine.borrow_mut() = Some(Machine::new()));
+    resume(Machine::new());
 }
 
 /// Ends counting on this thread; `None` where it had not begun.
 pub fn stop() -> Option<Counts> {
-    MACHINE.with(|machine| machine.borrow_mut().take().map(|machine| machine.counts()))
+    take().map(|machine| machine.counts())
+}
+
+/// Ends counting on this thread and gives the machine, with which another may go on.
+pub fn take() -> Option<Machine> {
+    MACHINE.with(|machine| machine.borrow_mut().take())
+}
+
+/// Counts on this thread with a machine that has counted before. One that this thread had is dropped.
+pub fn resume(machine: Machine) {
+    MACHINE.with(|current| *current.borrow_mut() = Some(machine));
+}
+
+/// What this thread does instead of a pause whenever it waits for another core: let that core run.
+pub fn on_spin(action: Option<Rc<dyn Fn()>>) {
+    ON_SPIN.with(|current| *current.borrow_mut() = action);
+}
+
+/// A pause in a loop that waits for another core, or what [`on_spin`] says.
+pub fn spin_loop() {
+    // Not borrowed during the call: another thread runs meanwhile, on which this may be called, and it may be replaced.
+    let action = ON_SPIN.with(|current| current.borrow().clone());
+    match action {
+        Some(action) => action(),
+        None => core::hint::spin_loop(),
+    }
 }
 
 /// From here on `core` works.

@@ -120,3 +120,34 @@ fn nothing_counts_before_the_start_nor_on_other_threads() {
     assert!(word.load(Ordering::Relaxed).is_null());
     assert_eq!(probe::stop().map(|counts| counts.accesses), Some(1));
 }
+
+#[test]
+fn a_core_that_finds_a_lock_held_looks_while_another_runs() {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    let lock: &'static CachePadded<Lock<u64>> = Box::leak(Box::default());
+    probe::start();
+    // Core 0 holds the lock; core 1 finds it so, and looks three times until it is let go.
+    let held = Rc::new(RefCell::new((0, Some(lock.lock()))));
+    let state = Rc::clone(&held);
+    probe::on_spin(Some(Rc::new(move || {
+        let mut state = state.borrow_mut();
+        state.0 += 1;
+        if state.0 == 3 {
+            probe::set_core(0);
+            state.1 = None;
+            probe::set_core(1);
+        }
+    })));
+    probe::set_core(1);
+    drop(lock.lock());
+    probe::on_spin(None);
+    assert_eq!(held.borrow().0, 3);
+    let machine = probe::take().expect("it was started");
+    // The failed attempt fetches the line; the looks find it; the release fetches it back; the next look and attempt.
+    let counts = machine.counts();
+    assert_eq!((counts.locks, counts.transfers()), (2, 4));
+    probe::resume(machine);
+    assert_eq!(probe::stop(), Some(counts));
+}

@@ -5,7 +5,7 @@ use core::ops::{Deref, DerefMut};
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
-use super::with;
+use super::{spin_loop, with};
 
 /// A value behind a test-and-test-and-set lock.
 pub struct Lock<T>(SpinMutex<T>);
@@ -19,21 +19,36 @@ impl<T> Lock<T> {
     /// Spins until the value is ours.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
-        let guard = self.0.lock();
-        Guard::taken(core::ptr::from_ref(self).addr(), guard)
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            // As the lock that this stands for: it looks until the lock is open, and only then tries to take it.
+            while self.is_locked() {
+                spin_loop();
+            }
+        }
     }
 
     /// The value, if nobody holds it now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let flag = core::ptr::from_ref(self).addr();
-        match self.0.try_lock() {
-            Some(guard) => Some(Guard::taken(flag, guard)),
-            None => {
-                with(|machine| machine.write(flag, 1));
-                None
-            }
-        }
+        let flag = self.flag();
+        // A compare-and-swap takes the line also when it fails.
+        with(|machine| machine.write(flag, 1));
+        let guard = self.0.try_lock()?;
+        with(super::Machine::lock);
+        Some(Guard { guard, flag })
+    }
+
+    fn is_locked(&self) -> bool {
+        with(|machine| machine.read(self.flag(), 1));
+        self.0.is_locked()
+    }
+
+    /// The lock's address stands for its flag's.
+    fn flag(&self) -> usize {
+        core::ptr::from_ref(self).addr()
     }
 
     /// The value, which nobody else can hold.
@@ -61,15 +76,7 @@ pub struct Guard<'a, T> {
     flag: usize,
 }
 
-impl<'a, T> Guard<'a, T> {
-    fn taken(flag: usize, guard: SpinMutexGuard<'a, T>) -> Self {
-        with(|machine| {
-            machine.lock();
-            machine.write(flag, 1);
-        });
-        Self { guard, flag }
-    }
-
+impl<T> Guard<'_, T> {
     /// The first byte stands for the value: which parts are used cannot be seen, and a value without bytes has none.
     fn first_byte(&self) -> (usize, usize) {
         let value: &T = &self.guard;
