@@ -1,10 +1,10 @@
 //! The loops over everything that allocates, and the figures that come from them.
 
 use anyhow::Result;
-use iova::TreeAllocator;
+use iova::{EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, TreeAllocator};
 
 use super::loops::{self, Sizes, WINDOW};
-use super::subject::{Nothing, OnePage, Ours, Subject};
+use super::subject::{Identity, Nothing, OnePage, Ours, Subject};
 use super::{Best, peers, quoted, space};
 use crate::measure::{Case, Tasks, Turns};
 use crate::record::Record;
@@ -140,8 +140,20 @@ fn peer<S: Subject>(name: &'static str, make: impl Fn() -> Result<S> + 'static) 
 pub fn entries() -> Vec<Entry> {
     vec![
         ours("chunk", |cores| Ok(Ours(Best::new(space()?, cores)?))),
+        ours("magazine", |cores| {
+            Ok(Ours(MagazineAllocator::new(space()?, cores)?))
+        }),
+        ours("identity", |cores| {
+            Ok(Identity(IdentityAllocator::new(space()?, cores, 46)?))
+        }),
         ours("tree", |cores| {
             Ok(Ours(TreeAllocator::new(space()?, cores)?))
+        }),
+        ours("eiovar", |cores| {
+            Ok(Ours(EiovaRAllocator::new(space()?, cores)?))
+        }),
+        ours("linear", |cores| {
+            Ok(Ours(LinearAllocator::new(space()?, cores)?))
         }),
         peer("range_alloc", || Ok(peers::range_alloc())),
         peer("offset_allocator", || Ok(peers::offset_allocator())),

@@ -17,5 +17,5 @@ pub mod turns;
 pub use primitives::Primitives;
 pub use random::Random;
 pub use scale::Scale;
-pub use threads::{BATCH, Run, Task, Tasks, run};
+pub use threads::{BATCH, Task, Tasks, run};
 pub use turns::{Case, Outcome, Turns};
