@@ -6,13 +6,23 @@
 //! | `table` | p-S over the lock-free table and the locked ones, and through the real allocator |
 //! | `map` | the loops d: deferred and strict policies, with and without tables |
 //! | `nic` | a network card's load: the share of `off` that each policy reaches; stale mappings; percentiles |
+//! | `memory` | leaf tables after c-1 and after an epoch; table pages over a hundred iterations |
+//! | `reuse` | LRU, optimistic teardown and the reverse translation cache: hit rate, time, bytes |
+//! | `model` | four to 16 cores, by the discrete-event model; never a measurement |
+//!
+//! Figures go to one flat JSON object, plots beside it, and with `--docs` a results page that is made from the object
+//! alone, losses included. How figures are scaled is said in `measure/scale.rs`.
 #![deny(unsafe_code)]
 
 mod alloc;
 mod map;
 mod measure;
+mod memory;
+mod model;
 mod nic;
+mod plots;
 mod record;
+mod reuse;
 mod table;
 
 use std::path::PathBuf;
@@ -48,11 +58,14 @@ struct Args {
 type Section = fn(&Turns, &mut Record);
 
 /// The sections, in their order.
-const SECTIONS: [(&str, Section); 4] = [
+const SECTIONS: [(&str, Section); 7] = [
     ("alloc", alloc::section::measure),
     ("table", table::section::measure),
     ("map", map::section::measure),
     ("nic", nic::section::measure),
+    ("memory", memory::measure),
+    ("reuse", reuse::measure),
+    ("model", model::measure),
 ];
 
 fn main() -> Result<()> {

@@ -108,6 +108,11 @@ impl Workload {
     }
 }
 
+/// Names of our allocators in keys; the first is the one that the targets are about.
+pub const ALLOCATORS: [&str; 6] = ["chunk", "magazine", "identity", "tree", "eiovar", "linear"];
+/// Names of the peers.
+pub const PEERS: [&str; 3] = ["range_alloc", "offset_allocator", "vm_allocator"];
+
 /// An allocator that runs the loops.
 pub struct Entry {
     /// Its name in keys.
@@ -250,5 +255,37 @@ fn derive(record: &mut Record) {
         let rtt = record.get(&format!("{ours}_rtt_ns"));
         let scaled = net.zip(rtt).map(|(net, rtt)| scale.crossing(net, rtt));
         record.both(key, net, scaled, 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_of_names_are_those_of_the_entries() {
+        let names: Vec<_> = entries().iter().map(|entry| entry.name).collect();
+        let listed: Vec<_> = ALLOCATORS.iter().chain(&PEERS).copied().collect();
+        assert_eq!(names, listed);
+    }
+
+    #[test]
+    fn every_allocator_runs_every_loop() {
+        for entry in entries().iter().filter(|entry| !entry.is_peer) {
+            for workload in &WORKLOADS {
+                // Filling the larger windows of the linear scan takes its time.
+                if workload.name == "a1_w65536" {
+                    continue;
+                }
+                let mut tasks = (entry.tasks)(workload)
+                    .unwrap_or_else(|error| panic!("{} {}: {error:#}", entry.name, workload.name));
+                if matches!(workload.kind, Kind::Window { .. }) {
+                    for task in &mut tasks {
+                        task.batch(&std::sync::atomic::AtomicBool::new(false));
+                    }
+                }
+                tasks.iter_mut().for_each(|task| task.finish());
+            }
+        }
     }
 }

@@ -118,6 +118,8 @@ pub fn measure(turns: &Turns, record: &mut Record) {
             sequence.reuse_256(),
             4,
         );
+        let live = sequence.reuse.live as f64 / sequence.reuse.maps.max(1) as f64;
+        record.number(&format!("nic_{}_reuse_live", load.name), live, 4);
         for threads in 1..=1 + usize::from(load.has_two) {
             shares(turns, record, load, &sequence, threads, &mut worst);
         }
