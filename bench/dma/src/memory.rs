@@ -89,7 +89,7 @@ struct C1Tables {
 }
 
 fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
-    let mapper = mapper(Best::new(space()?, threads)?, policy, true)?;
+    let mapper = mapper(Best::retiring(space()?, threads)?, policy, true)?;
     let mut cores = Vec::new();
     for id in 0..threads {
         cores.push((mapper.core(CoreId(id))?, Random::new(id), Vec::new()));
@@ -226,7 +226,7 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
         (
             "reclaimed",
             "with reclamation",
-            iterations(Best::new(space()?, 2)?, true, count)?,
+            iterations(Best::retiring(space()?, 2)?, true, count)?,
         ),
         (
             "kept",
@@ -272,9 +272,11 @@ mod tests {
 
     #[test]
     fn what_gives_tables_back_never_has_more() {
-        let allocator = || Best::new(space().expect("pages"), 2).expect("2 cores");
-        let with = iterations(allocator(), true, 3).expect("runs");
-        let without = iterations(allocator(), false, 3).expect("runs");
+        let space = || space().expect("pages");
+        let with = Best::retiring(space(), 2).expect("2 cores");
+        let with = iterations(with, true, 3).expect("runs");
+        let without = Best::new(space(), 2).expect("2 cores");
+        let without = iterations(without, false, 3).expect("runs");
         assert!(
             with.iter()
                 .zip(&without)

@@ -8,6 +8,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use dma_map::table::{
@@ -441,6 +442,37 @@ fn without_memory_for_tables_nothing_is_mapped_and_none_is_kept() {
 }
 
 #[test]
+fn host_memory_recycles_pages_and_gives_them_out_zeroed() {
+    let memory = HostMemory::with_limit(100);
+    let mut held: Vec<_> = (0..100).map(|_| memory.alloc().unwrap()).collect();
+    assert_eq!(memory.alloc(), None, "the limit");
+    held.sort();
+    held.dedup();
+    assert_eq!((held.len(), memory.pages_in_use()), (100, 100));
+    for &page in &held {
+        assert!(page.is_aligned(PAGE_SIZE));
+        // SAFETY: allocated above, freed below.
+        let entries = unsafe { memory.entries(page) };
+        entries.iter().for_each(|e| e.store(1, Ordering::Relaxed));
+        // SAFETY: allocated above and freed once; the reference is not used again.
+        unsafe { memory.free(page) };
+    }
+    assert_eq!(memory.pages_in_use(), 0);
+    // More than the pool holds: the last ones are new.
+    for _ in 0..100 {
+        let page = memory.alloc().unwrap();
+        // SAFETY: just allocated, and not freed.
+        let entries = unsafe { memory.entries(page) };
+        assert!(entries.iter().all(|e| e.load(Ordering::Relaxed) == 0));
+        held.push(page);
+    }
+    for page in held.split_off(100) {
+        // SAFETY: allocated in the loop above, and freed once.
+        unsafe { memory.free(page) };
+    }
+}
+
+#[test]
 fn counted_mappings_count_and_overflow() {
     let memory = HostMemory::new();
     let table = Vtd::new(&memory, config(4, LeafSizes::ONE_G)).unwrap();
@@ -518,10 +550,8 @@ fn an_arena_holds_tables_and_gets_all_of_them_back() {
         let root = (table.root().raw() - base.raw()) as usize;
         // SAFETY: the region's pages hold atomic words, which are only accessed atomically.
         let word = |page: usize, index| unsafe {
-            let word = memory
-                .add(page + 8 * index)
-                .cast::<std::sync::atomic::AtomicU64>();
-            word.as_ref().load(std::sync::atomic::Ordering::Acquire)
+            let word = memory.add(page + 8 * index).cast::<AtomicU64>();
+            word.as_ref().load(Ordering::Acquire)
         };
         let mut page = root;
         for index in [0, turn as usize, 0] {
@@ -540,11 +570,7 @@ fn an_arena_holds_tables_and_gets_all_of_them_back() {
     let page = arena.alloc().unwrap();
     // SAFETY: just allocated.
     let entries = unsafe { arena.entries(page) };
-    assert!(
-        entries
-            .iter()
-            .all(|e| e.load(std::sync::atomic::Ordering::Relaxed) == 0)
-    );
+    assert!(entries.iter().all(|e| e.load(Ordering::Relaxed) == 0));
     drop(arena);
     // SAFETY: allocated above with this layout; the arena is gone.
     unsafe { dealloc(memory.as_ptr(), layout) };

@@ -12,6 +12,8 @@ use dma_map::table::{
 use iova::{Access, IovaPfn, IovaRange};
 
 const THREADS: u64 = 4;
+/// Divides the number of rounds: an interpreter is a thousand times slower.
+const SLOWER: u64 = if cfg!(miri) { 2000 } else { 1 };
 const CONFIG: TableConfig = TableConfig {
     levels: 4,
     leaves: LeafSizes::TWO_M,
@@ -76,7 +78,11 @@ fn hammer<P: PageTable>(table: &P, rounds: u64) {
     });
     let stats = table.stats();
     assert_eq!(stats.retired, 0);
-    assert_eq!(stats.tables[0], 8, "the shared leaf tables: {stats:?}");
+    let all_used = rounds >= 10_000;
+    assert!(
+        stats.tables[0] == 8 || !all_used,
+        "the shared leaf tables: {stats:?}"
+    );
     for chunk in 0..8 {
         retire(table, (1 << 20) + chunk * 512);
     }
@@ -118,13 +124,13 @@ fn retire<P: PageTable>(table: &P, first: u64) {
 fn owners_do_not_disturb_each_other() {
     let memory = HostMemory::new();
     let table = IoPageTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
-    hammer(&table, 200_000);
+    hammer(&table, 200_000 / SLOWER);
     drop(table);
     let table = RwLockTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
-    hammer(&table, 20_000);
+    hammer(&table, 20_000 / SLOWER);
     drop(table);
     let table = GlobalLockTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
-    hammer(&table, 20_000);
+    hammer(&table, 20_000 / SLOWER);
     drop(table);
     assert_eq!(memory.pages_in_use(), 0);
 }
@@ -144,7 +150,7 @@ fn the_last_of_a_counted_page_is_told_so() {
                 let mut random = Random::of(id);
                 let mut held = Vec::new();
                 start.wait();
-                for _ in 0..100_000 {
+                for _ in 0..100_000 / SLOWER {
                     if held.len() < 64 && random.below(2) == 0 {
                         let from = 508 + random.below(PAGES);
                         let range = pages(from, 1 + random.below(516 - from));

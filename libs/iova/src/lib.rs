@@ -7,6 +7,7 @@ extern crate alloc;
 mod allocator;
 mod aperture;
 mod backing;
+pub mod chunk;
 mod claims;
 mod error;
 mod identity;
@@ -21,6 +22,7 @@ mod wanted;
 
 pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, RetiredChunk};
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
+pub use chunk::{ChunkAllocator, ChunkCore};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
 pub use identity::{IdentityAllocator, IdentityCore};
 pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};

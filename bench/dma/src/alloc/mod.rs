@@ -14,7 +14,7 @@ pub const FIRST_PAGE: u64 = 1;
 pub const LAST_PAGE: u64 = (1 << 36) - 1;
 
 /// The allocator that the targets are about, and that mappers here allocate from.
-pub type Best = iova::MagazineAllocator;
+pub type Best = iova::ChunkAllocator;
 
 /// The space of every allocator here: [`FIRST_PAGE`] to [`LAST_PAGE`], nothing reserved.
 ///

@@ -145,7 +145,7 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
             return None;
         }
         let mut at = (self.root, self.follow(self.root));
-        // Levels by name, so that shifts are constants: a loop over them costs 3 ns more.
+        // Levels by name, so that shifts are constants: a loop over them costs 2 ns more.
         if self.levels == 5 {
             at = self.step(at, pfn, 5)?;
         }
