@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-serve bench-serve-lab soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-lab soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,12 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
+
+bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 12 minutes, 2 idle CPUs -> target/report/dma.json, target/report/dma/
+	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
+
+bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
+	cargo run --release --quiet -p dma-bench -- --again --report $(REPORT)/dma.json --docs docs/dma-results.md
 
 bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 25 minutes -> target/report/serve.json
 	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json

@@ -15,22 +15,25 @@
 #![deny(unsafe_code)]
 
 mod alloc;
+mod docs;
 mod map;
 mod measure;
 mod memory;
 mod model;
 mod nic;
+mod paper;
 mod plots;
 mod record;
 mod reuse;
 mod table;
 
+use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use report::{Host, host};
+use report::{Host, Object, host};
 
 use measure::{Primitives, Turns};
 use record::Record;
@@ -47,6 +50,12 @@ struct Args {
     /// Only these sections.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// Write the results page there, from the figures alone.
+    #[arg(long, value_name = "FILE")]
+    docs: Option<PathBuf>,
+    /// Measure nothing: page and plots from the figures that `--report` names.
+    #[arg(long)]
+    again: bool,
     /// Length of one run, milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 200)]
     millis: u64,
@@ -70,6 +79,29 @@ const SECTIONS: [(&str, Section); 7] = [
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if !args.again {
+        measure(&args)?;
+    }
+    let named = || args.report.display().to_string();
+    let figures = Object::read(&args.report).with_context(named)?;
+    let plots = args.report.with_extension("");
+    let drawn = plots::draw(&figures, &plots).with_context(|| plots.display().to_string())?;
+    println!(
+        "\nfigures: {}; {} plots in {}",
+        args.report.display(),
+        drawn.len(),
+        plots.display()
+    );
+    if let Some(file) = &args.docs {
+        fs::write(file, docs::page(&figures, &drawn))
+            .with_context(|| file.display().to_string())?;
+        println!("results page: {}", file.display());
+    }
+    Ok(())
+}
+
+/// Runs the sections; what is there is written after each.
+fn measure(args: &Args) -> Result<()> {
     let mut turns = Turns {
         time: Duration::from_millis(args.millis),
         runs: usize::from(args.runs),
@@ -89,6 +121,5 @@ fn main() -> Result<()> {
         }
     }
     record.summary();
-    println!("\nfigures: {}", args.report.display());
     Ok(())
 }

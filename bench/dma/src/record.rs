@@ -167,11 +167,6 @@ impl Record {
         self.object.get(key)
     }
 
-    /// Everything.
-    pub fn object(&self) -> &Object {
-        &self.object
-    }
-
     /// Writes what is there, so that nothing is lost if a later section fails.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ pub const PAGES: [u64; 3] = [256, 65_536, 2_097_152];
 pub const TABLES: [&str; 3] = ["lock_free", "rw_locks", "global_lock"];
 
 /// Linux's `generic_pt` in the notes: one thread, two shared, two disjoint.
-const QUOTED: [[&str; 3]; 3] = [
+pub const QUOTED: [[&str; 3]; 3] = [
     ["71.4", "119", "71.6"],
     ["78.0", "117", "79.3"],
     ["216", "217", ""],
