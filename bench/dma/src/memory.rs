@@ -60,10 +60,27 @@ fn leaf_tables<A: IovaAllocator>(mapper: &Mapper<A>) -> usize {
     mapper.table().stats().tables[0]
 }
 
-/// A buffer of `pages` pages, somewhere in 64 GiB, so that no two lie together.
-fn buffer(random: &mut Random, pages: u64) -> Segment {
-    let page = (1 << 20) + (random.next() >> 40 & !31);
-    Segment::new(PhysAddr::new(page << PAGE_SHIFT), pages << PAGE_SHIFT)
+/// Buffers of up to 32 pages in 64 GiB of memory: never two that lie together, and none a second time before half a
+/// million others, so that no two that are mapped share a page (an identity mapping would find it mapped).
+struct Buffers {
+    count: u64,
+    random: Random,
+}
+
+impl Buffers {
+    fn new(id: usize) -> Self {
+        Self {
+            count: (id as u64) << 18,
+            random: Random::new(id),
+        }
+    }
+
+    fn next(&mut self, pages: u64) -> Segment {
+        self.count += 1;
+        let slot = self.count.wrapping_mul(0x9e37_79b1) & 0x7_ffff;
+        let page = (1 << 20) + slot * 32;
+        Segment::new(PhysAddr::new(page << PAGE_SHIFT), pages << PAGE_SHIFT)
+    }
 }
 
 /// Chunks that the allocator touches after c-1.
@@ -92,22 +109,22 @@ fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
     let mapper = mapper(Best::retiring(space()?, threads)?, policy, true)?;
     let mut cores = Vec::new();
     for id in 0..threads {
-        cores.push((mapper.core(CoreId(id))?, Random::new(id), Vec::new()));
+        cores.push((mapper.core(CoreId(id))?, Buffers::new(id), Vec::new()));
     }
-    for (core, random, window) in &mut cores {
+    for (core, buffers, window) in &mut cores {
         for _ in 0..WINDOW {
-            let pages = 1 + (random.next() >> 20 & 31);
-            window.push(core.map(&[buffer(random, pages)], Direction::FromDevice)?);
+            let pages = 1 + (buffers.random.next() >> 20 & 31);
+            window.push(core.map(&[buffers.next(pages)], Direction::FromDevice)?);
         }
     }
     for _ in 0..BATCHES {
-        for (core, random, window) in &mut cores {
+        for (core, buffers, window) in &mut cores {
             for _ in 0..1024 {
-                let r = random.next();
+                let r = buffers.random.next();
                 let at = (r >> 32) as usize % window.len();
                 core.unmap(window.swap_remove(at))?;
                 let pages = 1 + (r >> 20 & 31);
-                window.push(core.map(&[buffer(random, pages)], Direction::FromDevice)?);
+                window.push(core.map(&[buffers.next(pages)], Direction::FromDevice)?);
             }
         }
     }
@@ -119,9 +136,9 @@ fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
     }
     for _ in 0..2 {
         mapper.flush()?;
-        for (core, random, _) in &mut cores {
+        for (core, buffers, _) in &mut cores {
             // Cores look after what is theirs when they run.
-            let mapping = core.map(&[buffer(random, 1)], Direction::FromDevice)?;
+            let mapping = core.map(&[buffers.next(1)], Direction::FromDevice)?;
             core.unmap(mapping)?;
         }
     }
@@ -145,10 +162,10 @@ fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
 fn iterations<A: IovaAllocator>(allocator: A, reclaims: bool, count: usize) -> Result<Vec<usize>> {
     let mapper = mapper(allocator, Policy::DEFERRED, reclaims)?;
     let mut cores = [mapper.core(CoreId(0))?, mapper.core(CoreId(1))?];
-    let mut random = Random::new(0);
+    let mut buffers = Buffers::new(0);
     (0..count)
         .map(|_| {
-            iteration(&mapper, &mut cores, &mut random)?;
+            iteration(&mapper, &mut cores, &mut buffers)?;
             Ok(mapper.table().table_pages())
         })
         .collect()
@@ -157,23 +174,23 @@ fn iterations<A: IovaAllocator>(allocator: A, reclaims: bool, count: usize) -> R
 fn iteration<A: IovaAllocator>(
     mapper: &Mapper<A>,
     cores: &mut [Core<A>; 2],
-    random: &mut Random,
+    buffers: &mut Buffers,
 ) -> Result<()> {
     let mut live: Vec<(usize, Mapping)> = Vec::with_capacity(RANGES);
     for at in 0..RANGES {
-        let pages = 1 + (random.next() >> 20 & 31);
-        let mapping = cores[at % 2].map(&[buffer(random, pages)], Direction::FromDevice)?;
+        let pages = 1 + (buffers.random.next() >> 20 & 31);
+        let mapping = cores[at % 2].map(&[buffers.next(pages)], Direction::FromDevice)?;
         live.push((at % 2, mapping));
     }
     while !live.is_empty() {
-        let at = (random.next() >> 32) as usize % live.len();
+        let at = (buffers.random.next() >> 32) as usize % live.len();
         let (core, mapping) = live.swap_remove(at);
         cores[core].unmap(mapping)?;
     }
     mapper.flush()?;
     for core in cores {
         // Cores look after what is theirs when they run.
-        let mapping = core.map(&[buffer(random, 1)], Direction::FromDevice)?;
+        let mapping = core.map(&[buffers.next(1)], Direction::FromDevice)?;
         core.unmap(mapping)?;
     }
     Ok(mapper.flush()?)

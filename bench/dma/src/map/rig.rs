@@ -176,6 +176,7 @@ impl<T: PageTable + 'static> Rig<T> {
     }
 
     /// The mapper.
+    #[cfg(test)]
     pub fn mapper(&self) -> &Mapper<T> {
         &self.mapper
     }

@@ -118,6 +118,12 @@ fn run(turns: &Turns, record: &mut Record, rows: Vec<Row<'_>>, threads: usize, f
             let pairs = outcome.runs.last().map_or(1, |run| run.pairs.max(1));
             let flushed = facts.flushed_ns / pairs as f64;
             record.number(&format!("{key}_{threads}thr_flushed_ns"), flushed, 1);
+            let commands = facts.commands as f64 / pairs as f64;
+            record.number(
+                &format!("{key}_{threads}thr_commands_per_pair"),
+                commands,
+                4,
+            );
         }
     }
 }
