@@ -27,10 +27,10 @@ pub(super) const WORDS: usize = 2;
 
 /// Pages of a word.
 pub(super) const WORD_PAGES: u64 = 64;
-/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 6 KiB of bookkeeping).
-pub(super) const BLOCK_CHUNKS: usize = 16;
 /// Pages of a block, as a power of two.
-pub(super) const BLOCK_SHIFT: u32 = 13;
+pub(super) const BLOCK_SHIFT: u32 = if cfg!(loom) { 10 } else { 13 };
+/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 6 KiB of bookkeeping).
+pub(super) const BLOCK_CHUNKS: usize = 1 << (BLOCK_SHIFT - 9);
 /// Largest size class inside a chunk: 256 pages. 512 pages and more are runs of whole chunks.
 pub(super) const MAX_ORDER: usize = 8;
 /// Every word of a chunk, as bits of [`Chunk::open`].

@@ -462,5 +462,25 @@ impl Drop for Shared {
     }
 }
 
+/// Mistakes that the model plants to prove that it would find them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mutant {
+    /// Clears the owner's call to look after the words were read, not before.
+    ForgetsMarks,
+    /// Claims a range without looking again whether it is still allocated.
+    TrustsItsClaim,
+}
+
+/// Whether this mistake is planted: never, outside the model.
+#[inline(always)]
+fn plants(_mutant: Mutant) -> bool {
+    #[cfg(all(test, loom))]
+    return model::plants(_mutant);
+    #[cfg(not(all(test, loom)))]
+    false
+}
+
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -16,6 +16,7 @@ use super::layout::{
     word_of, words_of,
 };
 use super::zone::Zone;
+use super::{Mutant, plants};
 use crate::wanted::Wanted;
 use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request, RetiredChunk};
 
@@ -298,7 +299,7 @@ impl Local {
     }
 
     /// Takes back what strangers freed in any chunk of a lane.
-    fn collect(&mut self, shared: &Shared, lane: usize) {
+    pub(super) fn collect(&mut self, shared: &Shared, lane: usize) {
         self.lanes[lane].credit = 0;
         let zone = &shared.zones[lane];
         for at in 0..self.lanes[lane].own.len() {
@@ -314,7 +315,9 @@ impl Local {
     pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
         // Before the words: a mark set after a word was read here is set by someone who then sees `PENDING` clear, because
         // his read-modify-write of the word follows ours.
-        chunk.meta.tag.fetch_and(!PENDING, Ordering::AcqRel);
+        if !plants(Mutant::ForgetsMarks) {
+            chunk.meta.tag.fetch_and(!PENDING, Ordering::AcqRel);
+        }
         let mut claimed = 0;
         for word in 0..WORDS {
             let mut freed = chunk.freed.word(word).load(Ordering::Acquire);
@@ -328,6 +331,9 @@ impl Local {
                 freed = seen & !freed;
             }
             claimed |= chunk.claimed.get(word);
+        }
+        if plants(Mutant::ForgetsMarks) {
+            chunk.meta.tag.fetch_and(!PENDING, Ordering::AcqRel);
         }
         if claimed != 0 {
             // Still pinned by strangers: our own frees must go on looking.
