@@ -369,10 +369,10 @@ impl MagazineCore {
         class: Option<usize>,
         wanted: &Wanted,
     ) -> Result<IovaRange, AllocError> {
-        if let Some(class) = class {
-            if let Some(first) = self.refill(class, wanted.order) {
-                return Ok(range_at(first, wanted.pages));
-            }
+        if let Some(class) = class
+            && let Some(first) = self.refill(class, wanted.order)
+        {
+            return Ok(range_at(first, wanted.pages));
         }
         if let Some(range) = self.direct(wanted) {
             return Ok(range);
@@ -442,16 +442,15 @@ impl CoreAllocator for MagazineCore {
 
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         self.answer();
-        if let Some(order) = Backing::small_order(range) {
-            if self
+        if let Some(order) = Backing::small_order(range)
+            && self
                 .shared
                 .backing
                 .states
                 .release(range.first().raw(), order)
-            {
-                self.push(range, order);
-                return Ok(());
-            }
+        {
+            self.push(range, order);
+            return Ok(());
         }
         self.shared
             .backing

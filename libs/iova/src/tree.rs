@@ -30,7 +30,7 @@ use live::Live;
 use crate::{
     AllocError, Aperture, CHUNK_PAGES, FreeError, IovaPfn, IovaRange, Stats,
     locked::{Space, locked_allocator},
-    wanted::{Wanted, range_at},
+    wanted::{Wanted, order_of, range_at},
 };
 
 locked_allocator! {
@@ -77,11 +77,23 @@ impl Tree {
         align_order: u8,
         last: IovaPfn,
     ) -> Option<IovaRange> {
-        let order = align_order.max(crate::wanted::order_of(pages));
+        let range = self.take(pages, align_order, last)?;
+        self.live.insert(range.first().raw(), pages);
+        Some(range)
+    }
+
+    /// As [`Self::alloc`], for an owner inside this crate who gives it back unchecked: no caller can free it.
+    pub(crate) fn take(&mut self, pages: u64, align_order: u8, last: IovaPfn) -> Option<IovaRange> {
+        let order = align_order.max(order_of(pages));
         let first = self.gaps.take(pages, order, last.raw())?;
-        self.live.insert(first, pages);
         self.live_pages += pages;
         Some(range_at(first, pages))
+    }
+
+    /// Gives back what [`Self::take`] gave, or a part of it.
+    pub(crate) fn give(&mut self, range: IovaRange) {
+        self.live_pages -= range.pages();
+        self.gaps.give(range.first().raw(), range.last().raw());
     }
 
     /// Takes back exactly what [`Self::alloc`] gave, if it is not pinned.
@@ -92,6 +104,7 @@ impl Tree {
     }
 
     /// Whether `range` is exactly one that [`Self::alloc`] gave.
+    #[cfg(test)]
     pub(crate) fn is_allocated(&self, range: IovaRange) -> bool {
         let found = self.live.find(range.first().raw());
         found.is_some_and(|found| found.pages == range.pages())
@@ -118,7 +131,7 @@ impl Tree {
         self.live.len() as u64
     }
 
-    /// Pages of the ranges out.
+    /// Pages of the ranges out, and of those that were [taken](Self::take).
     pub(crate) fn live_pages(&self) -> u64 {
         self.live_pages
     }
@@ -157,8 +170,7 @@ impl Tree {
 
     fn remove(&mut self, range: IovaRange, found: live::Found) {
         self.live.remove(found);
-        self.live_pages -= range.pages();
-        self.gaps.give(range.first().raw(), range.last().raw());
+        self.give(range);
     }
 
     fn find(&self, range: IovaRange, is_pinned: bool) -> Result<live::Found, FreeError> {
@@ -182,7 +194,7 @@ impl Tree {
         }
     }
 
-    /// Panics where gaps and ranges out do not divide the usable pages. Linear.
+    /// Panics where gaps and ranges out do not divide the usable pages (nothing may be [taken](Self::take)). Linear.
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self) {
         self.gaps.check();

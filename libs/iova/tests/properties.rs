@@ -51,4 +51,13 @@ allocators! {
     },
     // Too narrow for identity: all of it is the fallback's.
     identity: |aperture, cores| IdentityAllocator::new(aperture, cores, 46).expect("cores"),
+    // The arena is the whole aperture, so that all of it can be allocated.
+    slab: |aperture, cores| {
+        let config = SlabConfig { arena_pages: u64::MAX, list: 128 };
+        SlabAllocator::with_config(aperture, cores, config).expect("cores")
+    },
+    slab_small: |aperture, cores| {
+        let config = SlabConfig { arena_pages: u64::MAX, list: 2 };
+        SlabAllocator::with_config(aperture, cores, config).expect("cores")
+    },
 }

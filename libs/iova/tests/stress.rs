@@ -147,4 +147,5 @@ allocators! {
         MagazineAllocator::with_config(aperture, cores, MagazineConfig { size: 3, depot: 1 })
     },
     identity: |aperture, cores| IdentityAllocator::new(aperture, cores, 46),
+    slab: SlabAllocator::new,
 }

@@ -49,8 +49,19 @@ impl World {
     }
 }
 
+/// What one core does.
+fn work<S: Steps>(world: &World, held: usize) {
+    let mut rack = Rack::default();
+    for _ in 0..2 {
+        let out: Vec<u64> = (0..held).filter_map(|_| world.alloc(&mut rack)).collect();
+        out.into_iter()
+            .for_each(|range| world.free::<S>(&mut rack, range));
+    }
+    world.tree.lock().extend(rack.drain());
+}
+
 /// Each core allocates `held` ranges and frees them, twice; then every range is in the tree again.
-fn explore<S: Steps>(ranges: u64, held: usize, size: usize) {
+fn explore<S: Steps + 'static>(ranges: u64, held: usize, size: usize) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
@@ -59,18 +70,9 @@ fn explore<S: Steps>(ranges: u64, held: usize, size: usize) {
             tree: Lock::new((0..ranges).collect()),
             size,
         });
-        let work = |world: &World| {
-            let mut rack = Rack::default();
-            for _ in 0..2 {
-                let out: Vec<u64> = (0..held).filter_map(|_| world.alloc(&mut rack)).collect();
-                out.into_iter()
-                    .for_each(|range| world.free::<S>(&mut rack, range));
-            }
-            world.tree.lock().extend(rack.drain());
-        };
         let other = Arc::clone(&world);
-        let other = thread::spawn(move || work(&other));
-        work(&world);
+        let other = thread::spawn(move || work::<S>(&other, held));
+        work::<S>(&world, held);
         other.join().expect("loom ends the model at a panic");
         let mut all = world.tree.lock();
         while let Some(magazine) = world.depot.pop_full() {

@@ -93,7 +93,7 @@ proptest! {
                     let Some(got) = got else { continue };
                     let start = got.first().raw();
                     prop_assert!(start % (1 << w.order) == 0 && got.last() <= w.last);
-                    if w.order == crate::wanted::order_of(w.pages) {
+                    if w.order == order_of(w.pages) {
                         prop_assert_eq!(highest.map(|h| h.1), Some(start));
                     }
                     let gap = naive.0.range(..=start).next_back().map(|(&gap, _)| gap);
