@@ -206,6 +206,10 @@ impl IovaAllocator for IdentityAllocator {
         }
     }
 
+    fn is_counted(&self, range: IovaRange) -> bool {
+        self.0.is_identity(range).unwrap_or(false)
+    }
+
     fn reset(&self) -> Result<(), ResetError> {
         let shared = &*self.0;
         shared.claims.while_idle(|| {

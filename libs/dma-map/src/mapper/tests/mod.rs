@@ -4,13 +4,14 @@ mod errors;
 mod hostile;
 mod protection;
 mod quiet;
+mod reclaim;
 mod threads;
 
 use alloc::sync::Arc;
 use core::time::Duration;
 
 use address::PhysAddr;
-use iova::{Aperture, CoreId, IovaAllocator, IovaPfn, TreeAllocator};
+use iova::{Aperture, ChunkAllocator, CoreId, IovaAllocator, IovaPfn, TreeAllocator};
 
 use super::*;
 use crate::clock::ManualClock;
@@ -80,6 +81,12 @@ impl<A: IovaAllocator> World<A> {
 pub(super) fn space(pages: u64, cores: usize) -> TreeAllocator {
     let aperture = Aperture::new(IovaPfn::new(1), IovaPfn::new(pages), &[]).unwrap();
     TreeAllocator::new(aperture, cores).unwrap()
+}
+
+/// The same, of chunks that are given back.
+pub(super) fn chunks(pages: u64, cores: usize) -> ChunkAllocator {
+    let aperture = Aperture::new(IovaPfn::new(1), IovaPfn::new(pages), &[]).unwrap();
+    ChunkAllocator::retiring(aperture, cores).unwrap()
 }
 
 pub(super) fn world(policy: Policy) -> World {
