@@ -36,6 +36,7 @@ check: setup ## format, lints, documentation, licences, each fuzz target for 30 
 	cargo clippy --release -p lines -p dma-lines --features lines/probe,dma-lines/probe --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-map --lib --release model
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
 	@./scripts/fuzz.sh

@@ -5,7 +5,6 @@
 //! leaf tables differ (`disjoint`: two chunks). The locks of *Utilizing the IOMMU Scalably* stand beside. Prints the least
 //! and the median of `turns` (5) runs of 0.2 s, in ns on the CPU for a map and an unmap, loop included.
 
-use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, OnceLock};
 use std::thread;
@@ -82,7 +81,7 @@ fn run<P: PageTable>(table: &P, split: Split, pages: u64) -> f64 {
                         v ^= v << 25;
                         v ^= v >> 27;
                         let random = v.wrapping_mul(0x2545_F491_4F6C_DD1D);
-                        let range = black_box(one(page(split, thread, pages, random)));
+                        let range = one(page(split, thread, pages, random));
                         table
                             .map(range, PhysAddr::new(0x5000_0000), Access::ReadWrite)
                             .expect("ours, and not mapped");

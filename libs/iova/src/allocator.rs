@@ -85,7 +85,7 @@ pub trait CoreAllocator: Send {
     /// Frees what was pinned, by this core or another.
     fn free_pinned(&mut self, pinned: Pinned);
 
-    /// Lets go of what was pinned: it is allocated as before.
+    /// Lets go of what this core pinned: it is allocated as before.
     fn unpin(&mut self, pinned: Pinned);
 
     /// Gives everything cached back to the space. The handle remains usable.

@@ -6,6 +6,7 @@ extern crate alloc;
 
 mod allocator;
 mod aperture;
+pub mod chunk;
 mod claims;
 mod error;
 mod linear;
@@ -19,6 +20,7 @@ mod wanted;
 
 pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, RetiredChunk};
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
+pub use chunk::{ChunkAllocator, ChunkCore};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
 pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};
 pub use magazine::{MagazineAllocator, MagazineConfig, MagazineCore};

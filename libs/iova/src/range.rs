@@ -61,6 +61,16 @@ impl IovaRange {
         Some(Self { first, pages })
     }
 
+    /// A range that its maker knows to lie in the space.
+    #[inline]
+    pub(crate) const fn within_space(first: u64, pages: u64) -> Self {
+        debug_assert!(pages > 0 && pages - 1 <= IovaPfn::MAX.0 - first);
+        Self {
+            first: IovaPfn(first),
+            pages,
+        }
+    }
+
     /// First page.
     #[inline]
     pub const fn first(self) -> IovaPfn {

@@ -10,38 +10,42 @@ use iova::*;
 const SEEDS: u64 = 6;
 
 macro_rules! allocators {
-    ($($name:ident: $make:expr,)*) => {$(
+    ($($name:ident in $cuts:literal cuts: $make:expr,)*) => {$(
         mod $name {
             use super::*;
 
             #[test]
             fn holds_in_a_tiny_space() {
                 for seed in 0..SEEDS {
-                    run($make, &World::tiny(1), seed);
-                    run($make, &World::tiny(3), seed);
+                    run($make, &World::tiny(1).in_parts($cuts), seed);
+                    run($make, &World::tiny(3).in_parts($cuts), seed);
                 }
             }
 
             #[test]
             fn holds_with_large_ranges_in_a_tight_space() {
-                (0..SEEDS).for_each(|seed| run($make, &World::tight(3), seed));
+                (0..SEEDS).for_each(|seed| run($make, &World::tight(3).in_parts($cuts), seed));
             }
 
             #[test]
             fn holds_in_a_roomy_space() {
-                (0..SEEDS).for_each(|seed| run($make, &World::roomy(4), seed));
+                (0..SEEDS).for_each(|seed| run($make, &World::roomy(4).in_parts($cuts), seed));
             }
         }
     )*};
 }
 
 allocators! {
-    tree: |aperture, cores| TreeAllocator::new(aperture, cores).expect("cores"),
-    linear: |aperture, cores| LinearAllocator::new(aperture, cores).expect("cores"),
-    eiovar: |aperture, cores| EiovaRAllocator::new(aperture, cores).expect("cores"),
-    magazine: |aperture, cores| MagazineAllocator::new(aperture, cores).expect("cores"),
+    tree in 0 cuts: |aperture, cores| TreeAllocator::new(aperture, cores).expect("cores"),
+    linear in 0 cuts: |aperture, cores| LinearAllocator::new(aperture, cores).expect("cores"),
+    eiovar in 0 cuts: |aperture, cores| EiovaRAllocator::new(aperture, cores).expect("cores"),
+    magazine in 0 cuts: |aperture, cores| MagazineAllocator::new(aperture, cores).expect("cores"),
+    chunk in 3 cuts: |aperture, cores| ChunkAllocator::new(aperture, cores).expect("cores"),
+    // One chunk below each limit: the tree has nearly everything.
+    chunk_small in 26 cuts: |aperture, cores| ChunkAllocator::tuned(aperture, cores, 1, false, true).expect("cores"),
+    chunk_retiring in 3 cuts: |aperture, cores| ChunkAllocator::retiring(aperture, cores).expect("cores"),
     // Magazines of 3, depots of 1: every exchange happens all the time.
-    magazine_small: |aperture, cores| {
+    magazine_small in 0 cuts: |aperture, cores| {
         let config = MagazineConfig { size: 3, depot: 1 };
         MagazineAllocator::with_config(aperture, cores, config).expect("cores")
     },

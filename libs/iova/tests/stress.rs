@@ -141,6 +141,8 @@ allocators! {
     linear: LinearAllocator::new,
     eiovar: EiovaRAllocator::new,
     magazine: MagazineAllocator::new,
+    chunk: ChunkAllocator::new,
+    chunk_retiring: ChunkAllocator::retiring,
     magazine_small: |aperture, cores| {
         MagazineAllocator::with_config(aperture, cores, MagazineConfig { size: 3, depot: 1 })
     },

@@ -39,8 +39,10 @@ mod index;
 mod shelf;
 mod slab;
 
+mod art;
 mod lru;
 mod optimistic;
+mod rtc;
 mod sharing;
 mod stacked;
 
@@ -49,6 +51,7 @@ pub use key::Key;
 pub use lru::LruCache;
 pub use optimistic::{OptimisticCache, RESIDENCY_NS};
 pub use risk::{Counts, RiskContract, Violation, Windows};
+pub use rtc::{CYCLE_NS, RtcCache};
 pub use sharing::{SharingCache, SharingTable};
 pub use stacked::Stacked;
 
@@ -140,3 +143,7 @@ pub trait Expire: Send + Sync {
     /// were expired from outside. Part of what [`ReuseCache::counts`] gives.
     fn counts(&self) -> Counts;
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

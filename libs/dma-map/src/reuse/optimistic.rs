@@ -14,7 +14,7 @@
 //! never more stale mappings than slots.
 //!
 //! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, and
-//! two to four lines of the core's own. Memory: 64 bytes for each mapping of the quota, allocated at construction.
+//! two to four lines of the core's own. Memory: 68 bytes for each mapping of the quota (a power of two), allocated at construction.
 //!
 //! Dropping the cache leaves its mappings where they are: its [`Expire`] still takes them.
 

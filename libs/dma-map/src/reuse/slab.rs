@@ -277,3 +277,7 @@ impl Expire for Slab {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(loom)]
+mod model;

@@ -77,6 +77,18 @@ impl<F: Format, M: TableMemory, L: Locking> IoPageTable<F, M, L> {
         Ok(Self { tree, leaves })
     }
 
+    /// An empty table whose tables are installed with another ordering than release, to show what goes wrong.
+    #[cfg(all(test, loom))]
+    pub(super) fn with_install_order(
+        memory: M,
+        config: TableConfig,
+        order: lines::Ordering,
+    ) -> Self {
+        let mut table = Self::new(memory, config).expect("the configuration of the model is valid");
+        table.tree.install_order = order;
+        table
+    }
+
     /// Where its pages come from.
     pub fn memory(&self) -> &M {
         self.tree.memory()
@@ -195,6 +207,9 @@ impl<F: Format, M: TableMemory, L: Locking> IoPageTable<F, M, L> {
     ) -> Result<(), MapError> {
         self.check(range, phys)?;
         let (first, last) = (range.first().raw(), range.last().raw());
+        if F::MAX_COUNT == 0 {
+            return Err(overflow::<F>(first));
+        }
         let job = Job {
             first,
             phys,
@@ -398,9 +413,6 @@ impl Job {
         let mut missing = 0;
         for (at, from, to) in parts(level, first, last) {
             missing += match node.child(at) {
-                Child::Empty if level == 1 && F::MAX_COUNT == 0 => {
-                    return Err(overflow::<F>(from));
-                }
                 Child::Empty => self.tables(level, from, to),
                 Child::Table(child) => self.check_counted(child, from, to)?,
                 Child::Leaf(leaf) => {
@@ -439,7 +451,6 @@ impl Job {
         loop {
             let (from, to) = match node.child(at) {
                 Child::Leaf(leaf) => (Some(leaf), self.once_more::<F>(leaf, page, 1)?),
-                _ if F::MAX_COUNT == 0 => return Err(overflow::<F>(page)),
                 _ => (None, self.leaf(page, 1)),
             };
             if node.swap(at, from, Some(to)) {

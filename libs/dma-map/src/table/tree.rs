@@ -8,7 +8,7 @@
 //!   freed only by [`Tree::release`], after that;
 //! * new pages are published by a *release* compare-and-swap and entries are loaded by *acquire*, so whoever
 //!   finds the page finds its zeros too. With a relaxed swap he may find what the page held before: entries
-//!   of a table that is gone. (`tests/model.rs` makes that mistake on purpose.)
+//!   of a table that is gone. (`model.rs` makes that mistake on purpose.)
 //!
 //! A [`Node`] is a table in use by a call. It does not outlive the call, which is what makes "nobody walks"
 //! a promise that owners of IOVAs can make.
@@ -144,26 +144,42 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
         if !self.translates(pfn) {
             return None;
         }
-        let mut page = self.root;
-        let mut table = self.follow(page);
-        let mut level = self.levels;
-        while level > 1 {
-            let entry = self.locking.read(page, || {
-                table[index(pfn.raw(), level)].load(Ordering::Acquire)
-            });
-            if !F::is_table(entry, level) {
-                return None;
-            }
-            page = F::phys(entry);
-            table = self.follow(page);
-            level -= 1;
+        let mut at = (self.root, self.follow(self.root));
+        // Levels by name, so that shifts are constants: a loop over them costs 2 ns more.
+        if self.levels == 5 {
+            at = self.step(at, pfn, 5)?;
         }
+        if self.levels >= 4 {
+            at = self.step(at, pfn, 4)?;
+        }
+        if self.levels >= 3 {
+            at = self.step(at, pfn, 3)?;
+        }
+        let (page, table) = self.step(at, pfn, 2)?;
         Some(Node {
             tree: self,
             page,
             table,
-            level,
+            level: 1,
         })
+    }
+
+    /// The next table on the way to `pfn` from one at `level`.
+    #[inline(always)]
+    fn step<'t>(
+        &'t self,
+        (page, table): (PhysAddr, &'t Table),
+        pfn: IovaPfn,
+        level: u32,
+    ) -> Option<(PhysAddr, &'t Table)> {
+        let slot = &table[index(pfn.raw(), level)];
+        // Acquire: pairs with `install`.
+        let entry = self.locking.read(page, || slot.load(Ordering::Acquire));
+        if !F::is_table(entry, level) {
+            return None;
+        }
+        let page = F::phys(entry);
+        Some((page, self.follow(page)))
     }
 
     /// `pages` pages for tables to be installed; `None` if there are not so many.

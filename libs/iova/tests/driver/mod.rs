@@ -30,9 +30,16 @@ pub struct World {
     /// Beyond that many live ranges more is freed than allocated.
     pub target: usize,
     pub steps: usize,
+    /// How often a block of an empty space may have to be halved before it can be had.
+    pub cuts: usize,
 }
 
 impl World {
+    /// For an allocator that hands its space out in parts, with no block across a border.
+    pub fn in_parts(self, cuts: usize) -> Self {
+        Self { cuts, ..self }
+    }
+
     /// A few hundred pages around holes: nearly always exhausted.
     pub fn tiny(cores: usize) -> Self {
         let reserved = [range(100, 28), range(300, 1), range(690, 100)];
@@ -42,6 +49,7 @@ impl World {
             max_pages: 40,
             target: 60,
             steps: 12_000,
+            cuts: 0,
         }
     }
 
@@ -55,6 +63,7 @@ impl World {
             max_pages: 4096,
             target: 30,
             steps: 12_000,
+            cuts: 0,
         }
     }
 
@@ -66,6 +75,7 @@ impl World {
             max_pages: 4096,
             target: 700,
             steps: 30_000,
+            cuts: 0,
         }
     }
 }
@@ -75,7 +85,8 @@ impl World {
 struct Model {
     /// By first page: pages, and whether pinned.
     out: BTreeMap<u64, (u64, bool)>,
-    pinned: Vec<Pinned>,
+    /// With the core that pinned it, the only one that may let go.
+    pinned: Vec<(CoreId, Pinned)>,
     freed: Vec<IovaRange>,
 }
 
@@ -260,11 +271,13 @@ impl<A: IovaAllocator> Driver<A> {
             return;
         };
         let range = range(first, pages);
-        match self.core().pin(range) {
+        let core = self.core();
+        let id = core.core();
+        match core.pin(range) {
             Ok(pinned) => {
                 assert!(!is_pinned && pinned.range() == range);
                 self.model.out.insert(first, (pages, true));
-                self.model.pinned.push(pinned);
+                self.model.pinned.push((id, pinned));
             }
             Err(error) => {
                 assert!(is_pinned);
@@ -278,10 +291,11 @@ impl<A: IovaAllocator> Driver<A> {
             return;
         }
         let at = self.random.one_of(self.model.pinned.len());
-        let pinned = self.model.pinned.swap_remove(at);
+        let (id, pinned) = self.model.pinned.swap_remove(at);
         let range = pinned.range();
         if self.random.below(3) == 0 {
-            self.core().unpin(pinned);
+            let owner = self.cores.iter_mut().find(|core| core.core() == id);
+            owner.expect("every core has its handle").unpin(pinned);
             let known = self.model.out.get_mut(&range.first().raw());
             known.expect("pinned").1 = false;
         } else {
@@ -407,16 +421,25 @@ impl<A: IovaAllocator> Driver<A> {
                 next += 1 << order;
             }
         }
-        orders.sort_unstable_by(|a, b| b.cmp(a));
-        for &order in &orders {
+        orders.sort_unstable();
+        let mut halves = 0;
+        while let Some(order) = orders.pop() {
             let pages = 1 << order;
             let got = self.core().alloc(Request::pages(pages));
             let got = got.or_else(|_| {
                 self.cores.iter_mut().for_each(CoreAllocator::park);
                 self.core().alloc(Request::pages(pages))
             });
-            let got = got.expect("everything was freed");
-            self.granted(got, pages, order, u64::MAX);
+            match got {
+                Ok(got) => self.granted(got, pages, order, u64::MAX),
+                // A space that is cut into parts has no block that crosses a cut.
+                Err(_) if halves < self.world.cuts && order > 0 => {
+                    halves += 1;
+                    orders.extend([order - 1; 2]);
+                    orders.sort_unstable();
+                }
+                Err(error) => panic!("everything was freed: {error}"),
+            }
         }
         self.cores.iter_mut().for_each(CoreAllocator::park);
         assert!(matches!(

@@ -1,0 +1,220 @@
+//! The slot protocol in every order that loom knows, with what each ordering and each swap is there for taken away in
+//! turn: the model has to notice every time. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
+
+use alloc::sync::Arc;
+
+use address::PhysAddr;
+use iova::{Access, IovaPfn, IovaRange};
+use lines::{AtomicU64, Ordering};
+use loom::thread;
+
+use super::super::{Batch, Expire, Key, OptimisticCache, Progress, Released, ReuseCache};
+use super::{OWNED, PackedRange, Slot, idle};
+
+fn iova(number: u64) -> IovaRange {
+    IovaRange::new(IovaPfn::new(number), 1).expect("one page")
+}
+
+fn packed(number: u64) -> PackedRange {
+    PackedRange::new(iova(number)).expect("one page")
+}
+
+/// Steps of the protocol that a run may replace by weaker ones.
+#[derive(Clone, Copy)]
+struct Steps {
+    publish: fn(&Slot, PackedRange, u64),
+    reuse: fn(&Slot, u64) -> bool,
+    finish: fn(&Slot),
+}
+
+const REAL: Steps = Steps {
+    publish: Slot::publish,
+    reuse: Slot::reuse,
+    finish: Slot::finish,
+};
+
+/// Mutant: looks, then stores, as if nobody else could come between.
+fn reuse_by_store(slot: &Slot, since_ns: u64) -> bool {
+    if slot.state.load(Ordering::Acquire) != idle(since_ns) {
+        return false;
+    }
+    slot.state.store(OWNED, Ordering::Release);
+    true
+}
+
+/// Mutant: the range may be seen after the state.
+fn publish_relaxed(slot: &Slot, range: PackedRange, since_ns: u64) {
+    slot.range.store(range.word(), Ordering::Relaxed);
+    slot.state.store(idle(since_ns), Ordering::Relaxed);
+}
+
+/// Mutant: the owner may have the slot before the mapping is gone.
+fn finish_relaxed(slot: &Slot) {
+    slot.state.store(OWNED, Ordering::Relaxed);
+}
+
+/// One slot and the page-table entry of the mapping in it: the number of the IOVA page, 0 for none. Relaxed: only
+/// the slot orders it.
+struct World {
+    slot: Slot,
+    entry: AtomicU64,
+}
+
+/// Any thread but the owner: expires what is idle since 1. Whether it got it.
+fn expire(world: &World, steps: Steps) -> bool {
+    let Some(range) = world.slot.take(1) else {
+        return false;
+    };
+    assert_eq!(
+        range,
+        iova(7),
+        "the taker sees the range that was published"
+    );
+    let was = world.entry.load(Ordering::Relaxed);
+    assert_eq!(was, 7, "the taker finds the mapping in place");
+    world.entry.store(0, Ordering::Relaxed);
+    (steps.finish)(&world.slot);
+    true
+}
+
+/// An owner that maps, unmaps, reuses, while strangers expire.
+fn run(strangers: usize, steps: Steps) {
+    loom::model(move || {
+        let world = Arc::new(World {
+            slot: Slot::new(),
+            entry: AtomicU64::new(0),
+        });
+        let strangers: Vec<_> = (0..strangers)
+            .map(|_| {
+                let world = world.clone();
+                thread::spawn(move || expire(&world, steps))
+            })
+            .collect();
+        world.entry.store(7, Ordering::Relaxed);
+        (steps.publish)(&world.slot, packed(7), 1);
+        let is_reused = (steps.reuse)(&world.slot, 1);
+        if is_reused {
+            // A driver has it: whatever others do, it stays.
+            thread::yield_now();
+            let is_mapped = world.entry.load(Ordering::Relaxed) == 7;
+            assert!(is_mapped, "a mapping in use was torn down");
+        } else if world.slot.is_owned() {
+            let is_gone = world.entry.load(Ordering::Relaxed) == 0;
+            assert!(is_gone, "the slot came back before the mapping was gone");
+        }
+        let ends = strangers.into_iter().map(|s| s.join().expect("it ends"));
+        let takers = usize::from(is_reused) + ends.filter(|&took| took).count();
+        assert_eq!(takers, 1, "one got it");
+        assert!(world.slot.is_owned(), "the slot is the owner's again");
+        let is_mapped = world.entry.load(Ordering::Relaxed) == 7;
+        assert_eq!(is_mapped, is_reused, "mapped if and only if reused");
+    });
+}
+
+fn is_caught(strangers: usize, steps: Steps) -> bool {
+    std::panic::catch_unwind(|| run(strangers, steps)).is_err()
+}
+
+#[test]
+fn model_one_thread_gets_an_idle_mapping() {
+    run(1, REAL);
+    run(2, REAL);
+}
+
+#[test]
+fn model_catches_reuse_by_a_plain_store() {
+    let reuse = reuse_by_store;
+    assert!(is_caught(1, Steps { reuse, ..REAL }));
+}
+
+#[test]
+fn model_catches_a_relaxed_publication() {
+    let publish = publish_relaxed;
+    assert!(is_caught(1, Steps { publish, ..REAL }));
+}
+
+#[test]
+fn model_catches_a_slot_given_back_too_early() {
+    let finish = finish_relaxed;
+    assert!(is_caught(1, Steps { finish, ..REAL }));
+}
+
+fn page(number: u64) -> Key {
+    Key::new(PhysAddr::new(number << 12), 1, Access::ReadWrite).expect("one page")
+}
+
+/// The whole cache with two slots: an owner that releases, acquires and releases, and a timer that expires. At most two
+/// involuntary switches in a run: the cache has too many steps for all orders.
+#[test]
+fn model_a_cache_loses_no_slot_and_no_mapping() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let mut cache = OptimisticCache::new(2, 10);
+        let expirer: Arc<dyn Expire> = cache.expirer().expect("it has one");
+        // Page-table entries of IOVA pages 1 and 2.
+        let entries = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let timer = thread::spawn({
+            let entries = entries.clone();
+            move || {
+                let mut batch = Batch::with_room(2);
+                let _ = expirer.expire(20, &mut batch);
+                tear_down(&entries, &batch);
+                expirer.torn_down(&mut batch, 20);
+            }
+        });
+        let mut batch = Batch::with_room(2);
+        entries[0].store(1, Ordering::Relaxed);
+        let mut none = Batch::with_room(1);
+        assert_eq!(
+            cache.release(page(5), iova(1), 0, &mut none),
+            Released::Kept
+        );
+        tear_down(&entries, &none);
+        cache.torn_down(&mut none, 0);
+        let second = match cache.acquire(page(5), 5) {
+            Some(range) => {
+                assert_eq!(range, iova(1));
+                assert_eq!(entries[0].load(Ordering::Relaxed), 1, "a hit is mapped");
+                range
+            }
+            None => {
+                entries[1].store(1, Ordering::Relaxed);
+                iova(2)
+            }
+        };
+        if cache.release(page(5), second, 6, &mut batch) == Released::TearDown {
+            entry(&entries, second).store(0, Ordering::Relaxed);
+        }
+        tear_down(&entries, &batch);
+        cache.torn_down(&mut batch, 6);
+        timer.join().expect("it ends");
+        assert_eq!(cache.drain(&mut batch), Progress::Done);
+        tear_down(&entries, &batch);
+        cache.torn_down(&mut batch, 30);
+        assert_eq!(cache.counts().stale, 0);
+        for entry in entries.iter() {
+            assert_eq!(entry.load(Ordering::Relaxed), 0, "all is torn down");
+        }
+        assert_eq!(
+            cache.release(page(5), iova(1), 31, &mut batch),
+            Released::Kept
+        );
+    });
+}
+
+fn entry(entries: &[AtomicU64; 2], range: IovaRange) -> &AtomicU64 {
+    match range.first().raw() {
+        1 => &entries[0],
+        _ => &entries[1],
+    }
+}
+
+fn tear_down(entries: &[AtomicU64; 2], batch: &Batch) {
+    for expired in batch.entries() {
+        let entry = entry(entries, expired.range());
+        assert_eq!(entry.load(Ordering::Relaxed), 1, "it is mapped until here");
+        entry.store(0, Ordering::Relaxed);
+    }
+}

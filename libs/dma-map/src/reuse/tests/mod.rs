@@ -1,0 +1,236 @@
+//! What the caches do, seen as the mapper sees them.
+
+mod against_model;
+mod quiet_owner;
+mod stress;
+mod twins;
+
+use address::PhysAddr;
+use iova::{Access, IovaPfn, IovaRange};
+
+use super::*;
+
+/// One page for reading and writing.
+fn page(number: u64) -> Key {
+    Key::new(PhysAddr::new(number << 12), 1, Access::ReadWrite).unwrap()
+}
+
+fn iova(number: u64) -> IovaRange {
+    IovaRange::new(IovaPfn::new(number), 1).unwrap()
+}
+
+/// The IOVA pages of a batch, in its order.
+fn numbers(batch: &Batch) -> Vec<u64> {
+    let ranges = batch.entries().iter().map(Expired::range);
+    ranges.map(|range| range.first().raw()).collect()
+}
+
+#[test]
+fn accesses_and_sizes_do_not_alias() {
+    let mut batch = Batch::with_room(8);
+    let of = |pages, access| Key::new(PhysAddr::new(0x5000), pages, access).unwrap();
+    let mut caches: [Box<dyn ReuseCache>; 4] = [
+        Box::new(LruCache::new(8, 100)),
+        Box::new(OptimisticCache::new(8, 100)),
+        Box::new(RtcCache::new(100)),
+        Box::new(SharingCache::new(SharingTable::new(8, 2))),
+    ];
+    for cache in &mut caches {
+        cache.adopt(of(1, Access::Read), iova(7), 0);
+        if cache.contract().max_stale != Some(0) {
+            let kept = cache.release(of(1, Access::Read), iova(7), 0, &mut batch);
+            assert_eq!(kept, Released::Kept);
+        }
+        for (pages, access) in [
+            (1, Access::Write),
+            (1, Access::ReadWrite),
+            (2, Access::Read),
+        ] {
+            assert_eq!(cache.acquire(of(pages, access), 1), None);
+        }
+        assert_eq!(cache.acquire(of(1, Access::Read), 1), Some(iova(7)));
+        assert!((cache.counts().hit_rate() - 0.25).abs() < 1e-9);
+        assert!(cache.counts().bytes_per_entry() > 0.0);
+    }
+}
+
+#[test]
+fn a_full_cache_lets_the_oldest_go_together() {
+    let mut cache = OptimisticCache::new(16, 1000);
+    let mut batch = Batch::with_room(64);
+    for number in 0..15 {
+        let kept = cache.release(page(number), iova(number), number, &mut batch);
+        assert_eq!((kept, batch.is_empty()), (Released::Kept, true));
+    }
+    // Used again: no longer the oldest.
+    assert_eq!(cache.acquire(page(0), 20), Some(iova(0)));
+    assert_eq!(
+        cache.release(page(0), iova(0), 20, &mut batch),
+        Released::Kept
+    );
+    assert_eq!(
+        cache.release(page(15), iova(15), 21, &mut batch),
+        Released::Kept
+    );
+    assert_eq!(numbers(&batch), [1, 2]);
+    assert_eq!(cache.counts().stale, 16);
+    cache.torn_down(&mut batch, 30);
+    assert_eq!((cache.counts().stale, cache.counts().stale_max), (14, 16));
+    assert_eq!(cache.counts().windows.max_ns, 29);
+    assert_eq!(cache.acquire(page(1), 31), None);
+}
+
+#[test]
+fn what_is_not_torn_down_keeps_its_place() {
+    let mut cache = OptimisticCache::new(2, 1000);
+    let mut batch = Batch::with_room(8);
+    for number in 0..2 {
+        assert_eq!(
+            cache.release(page(number), iova(number), 0, &mut batch),
+            Released::Kept
+        );
+    }
+    assert_eq!(numbers(&batch), [0]);
+    // One of two places is on its way out, the other goes now; none is left for the youngest.
+    let refused = cache.release(page(2), iova(2), 0, &mut batch);
+    assert_eq!(refused, Released::TearDown);
+    assert_eq!(numbers(&batch), [0, 1]);
+    assert_eq!(cache.counts().stale, 2);
+    cache.torn_down(&mut batch, 1);
+    assert_eq!(
+        cache.release(page(2), iova(2), 1, &mut batch),
+        Released::Kept
+    );
+}
+
+#[test]
+fn a_range_too_long_for_a_word_is_not_kept() {
+    let mut batch = Batch::with_room(1);
+    let long = IovaRange::new(IovaPfn::new(0), 1 << 20).unwrap();
+    for cache in [
+        &mut LruCache::new(4, 10) as &mut dyn ReuseCache,
+        &mut OptimisticCache::new(4, 10),
+        &mut RtcCache::new(10),
+        &mut SharingCache::new(SharingTable::new(4, 1)),
+    ] {
+        cache.adopt(page(1), long, 0);
+        assert_eq!(cache.acquire(page(1), 0), None);
+        assert_eq!(
+            cache.release(page(1), long, 0, &mut batch),
+            Released::TearDown
+        );
+    }
+}
+
+#[test]
+#[should_panic(expected = "a batch goes back to whom it was filled by")]
+fn a_strangers_batch_is_not_the_owners() {
+    let mut cache = OptimisticCache::new(4, 10);
+    let mut batch = Batch::with_room(4);
+    assert_eq!(
+        cache.release(page(1), iova(1), 0, &mut batch),
+        Released::Kept
+    );
+    let expirer = cache.expirer().unwrap();
+    assert_eq!(expirer.expire(10, &mut batch), Progress::Done);
+    cache.torn_down(&mut batch, 10);
+}
+
+#[test]
+#[should_panic(expected = "a batch holds the mappings of one cache")]
+fn two_caches_do_not_fill_one_batch() {
+    let mut batch = Batch::with_room(4);
+    let mut caches = [OptimisticCache::new(4, 10), OptimisticCache::new(4, 10)];
+    for cache in &mut caches {
+        assert_eq!(
+            cache.release(page(1), iova(1), 0, &mut Batch::with_room(1)),
+            Released::Kept
+        );
+        let _ = cache.drain(&mut batch);
+    }
+}
+
+#[test]
+fn a_shared_mapping_is_torn_down_by_its_last_user_on_whichever_core() {
+    let table = SharingTable::new(64, 4);
+    let mut cores = [SharingCache::new(table.clone()), SharingCache::new(table)];
+    let mut batch = Batch::with_room(1);
+    assert_eq!(cores[0].acquire(page(3), 0), None);
+    cores[0].adopt(page(3), iova(9), 0);
+    assert_eq!(cores[1].acquire(page(3), 0), Some(iova(9)));
+    assert_eq!(
+        cores[1].release(page(3), iova(9), 0, &mut batch),
+        Released::InUse
+    );
+    assert_eq!(
+        cores[1].release(page(3), iova(9), 0, &mut batch),
+        Released::TearDown
+    );
+    assert_eq!(cores[0].acquire(page(3), 0), None);
+    assert_eq!(cores[0].counts().entries, 0);
+}
+
+#[test]
+fn a_sharing_table_forgets_only_what_has_one_user() {
+    let mut cache = SharingCache::new(SharingTable::new(2, 1));
+    let mut batch = Batch::with_room(1);
+    for number in 0..2 {
+        cache.adopt(page(number), iova(number), 0);
+        assert_eq!(cache.acquire(page(number), 0), Some(iova(number)));
+    }
+    // Both have two users: there is no room for a third.
+    cache.adopt(page(2), iova(2), 0);
+    assert_eq!(cache.acquire(page(2), 0), None);
+    assert_eq!(
+        cache.release(page(0), iova(0), 0, &mut batch),
+        Released::InUse
+    );
+    cache.adopt(page(2), iova(2), 0);
+    assert_eq!(cache.acquire(page(2), 0), Some(iova(2)));
+    assert_eq!(cache.counts().evicted, 1);
+    // Forgotten with its one user, whose unmap is the last.
+    assert_eq!(
+        cache.release(page(0), iova(0), 0, &mut batch),
+        Released::TearDown
+    );
+}
+
+#[test]
+fn rtc_entries_rest_for_three_to_four_cycles() {
+    let mut batch = Batch::with_room(8);
+    for (released_ns, last_ns) in [(100, 499), (199, 499)] {
+        let mut cache = RtcCache::new(100);
+        assert_eq!(
+            cache.release(page(1), iova(1), released_ns, &mut batch),
+            Released::Kept
+        );
+        for now_ns in released_ns..=last_ns {
+            assert_eq!(cache.expire(now_ns, &mut batch), Progress::Done);
+            assert!(batch.is_empty(), "at {now_ns}");
+        }
+        assert_eq!(cache.expire(last_ns + 1, &mut batch), Progress::Done);
+        assert_eq!(numbers(&batch), [1]);
+        cache.torn_down(&mut batch, last_ns + 1);
+        cache.contract().check(&cache.counts(), 0).unwrap();
+    }
+}
+
+#[test]
+fn rtc_does_not_expire_what_is_in_use() {
+    let mut cache = RtcCache::new(100);
+    let mut batch = Batch::with_room(8);
+    assert_eq!(
+        cache.release(page(1), iova(1), 0, &mut batch),
+        Released::Kept
+    );
+    assert_eq!(cache.acquire(page(1), 50), Some(iova(1)));
+    assert_eq!(cache.acquire(page(1), 60), None, "REUSING counts no users");
+    assert_eq!(cache.expire(10_000, &mut batch), Progress::Done);
+    assert!(batch.is_empty());
+    assert_eq!(
+        cache.release(page(1), iova(1), 10_000, &mut batch),
+        Released::Kept
+    );
+    assert_eq!(cache.expire(10_400, &mut batch), Progress::Done);
+    assert_eq!(numbers(&batch), [1]);
+}

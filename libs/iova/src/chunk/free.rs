@@ -1,0 +1,253 @@
+//! Frees and pins that are not a core's own business: ranges of other cores' chunks, orphans, runs, the tree's ranges, and
+//! everything that is wrong.
+
+use lines::Ordering;
+
+use super::Shared;
+use super::handle::Local;
+use super::layout::{AWAY, Chunk, MAX_ORDER, NOBODY, PENDING, RUN, bit_of, word_of};
+use super::slow::{head_of, known, release};
+use super::zone::Zone;
+use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
+
+/// Where a range of a zone lies.
+enum Place {
+    /// In a chunk that is ours now.
+    Own,
+    /// In a chunk of someone else, or of nobody.
+    Foreign,
+    /// It is whole chunks.
+    Run,
+}
+
+impl Local {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn free_slow(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
+        self.answer(shared);
+        let Some((lane, zone, chunk)) = shared.locate(range)? else {
+            return shared.rest.free(range);
+        };
+        match self.place(shared, lane, zone, chunk, range) {
+            Place::Own => {
+                let tag = self.tag;
+                chunk
+                    .own_unmarked(tag, range)
+                    .ok_or_else(|| diagnose(chunk, range))?;
+                self.free_own(shared, chunk, range);
+                Ok(())
+            }
+            Place::Run => {
+                if is_run(chunk, range) && chunk.claimed.get(0) & 1 != 0 {
+                    return Err(FreeError::NotAllocated { range });
+                }
+                self.free_run(shared, zone, chunk, range)
+            }
+            Place::Foreign => {
+                if !chunk.check_foreign(range) {
+                    return Err(diagnose(chunk, range));
+                }
+                chunk.give_back(range)
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn pin_slow(
+        &mut self,
+        shared: &Shared,
+        range: IovaRange,
+    ) -> Result<Pinned, FreeError> {
+        self.answer(shared);
+        let Some((lane, zone, chunk)) = shared.locate(range)? else {
+            shared.rest.pin(range)?;
+            return Ok(Pinned {
+                range,
+                is_foreign: true,
+            });
+        };
+        let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
+        match self.place(shared, lane, zone, chunk, range) {
+            Place::Own => {
+                chunk
+                    .own_unmarked(self.tag, range)
+                    .ok_or_else(|| diagnose(chunk, range))?;
+                chunk.pinned.set(word, chunk.pinned.get(word) | bit);
+                Ok(Pinned {
+                    range,
+                    is_foreign: false,
+                })
+            }
+            Place::Run => {
+                if !is_run(chunk, range) {
+                    return Err(diagnose(chunk, range));
+                }
+                if chunk.claimed.word(0).fetch_or(1, Ordering::AcqRel) & 1 != 0 {
+                    return Err(FreeError::NotAllocated { range });
+                }
+                if !is_run(chunk, range) {
+                    // Freed between our look and our claim.
+                    chunk.claimed.word(0).fetch_and(!1, Ordering::AcqRel);
+                    return Err(FreeError::NotAllocated { range });
+                }
+                Ok(Pinned {
+                    range,
+                    is_foreign: true,
+                })
+            }
+            Place::Foreign => {
+                if !chunk.check_foreign(range) {
+                    return Err(diagnose(chunk, range));
+                }
+                if chunk.claimed.word(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+                    return Err(FreeError::NotAllocated { range });
+                }
+                // Whoever freed or retired before our claim is seen now; whoever does after it sees the claim.
+                let gone =
+                    !chunk.allocated.get(word) | chunk.freed.get(word) | chunk.pinned.get(word);
+                if gone & bit != 0 {
+                    chunk.claimed.word(word).fetch_and(!bit, Ordering::AcqRel);
+                    return Err(FreeError::NotAllocated { range });
+                }
+                chunk.notify();
+                Ok(Pinned {
+                    range,
+                    is_foreign: true,
+                })
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn free_pinned_slow(&mut self, shared: &Shared, pinned: Pinned) {
+        self.answer(shared);
+        let range = pinned.range;
+        let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
+            return shared.rest.free_pinned(range);
+        };
+        let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
+        match self.place(shared, lane, zone, chunk, range) {
+            Place::Own => {
+                chunk.pinned.set(word, chunk.pinned.get(word) & !bit);
+                self.free_own(shared, chunk, range);
+                if chunk.claimed.get(word) & bit != 0 {
+                    chunk.claimed.word(word).fetch_and(!bit, Ordering::AcqRel);
+                }
+            }
+            Place::Run => {
+                let freed = self.free_run(shared, zone, chunk, range);
+                debug_assert!(freed.is_ok(), "a pinned run stays as it is: {freed:?}");
+            }
+            Place::Foreign => {
+                let freed = chunk.give_back(range);
+                debug_assert!(freed.is_ok(), "a pinned range stays allocated: {freed:?}");
+            }
+        }
+    }
+
+    #[cold]
+    pub(super) fn unpin_slow(&mut self, shared: &Shared, pinned: Pinned) {
+        let range = pinned.range;
+        let Ok(Some((_, _, chunk))) = shared.locate(range) else {
+            return shared.rest.unpin(range);
+        };
+        let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
+        if chunk.tag() & !PENDING == self.tag && chunk.pinned.get(word) & bit != 0 {
+            chunk.pinned.set(word, chunk.pinned.get(word) & !bit);
+        } else {
+            chunk.claimed.word(word).fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Whose a range is. An orphan becomes ours: somebody must take notice of what is freed in it.
+    fn place(
+        &mut self,
+        shared: &Shared,
+        lane: usize,
+        zone: &Zone,
+        chunk: &Chunk,
+        range: IovaRange,
+    ) -> Place {
+        let page = range.first().raw();
+        match chunk.meta.tag.load(Ordering::Acquire) & !PENDING {
+            tag if tag == self.tag => Place::Own,
+            AWAY if chunk.order(0) == RUN => Place::Run,
+            NOBODY if zone.orphans.take(zone.index(page)) => {
+                self.adopt(shared, lane, zone.page(zone.index(page)));
+                Place::Own
+            }
+            _ => Place::Foreign,
+        }
+    }
+
+    fn free_own(&mut self, shared: &Shared, chunk: &Chunk, range: IovaRange) {
+        let page = range.first().raw();
+        let (word, bit) = (word_of(page), bit_of(page));
+        let before = chunk.allocated.get(word);
+        chunk.allocated.set(word, before & !bit);
+        let order = usize::from(chunk.order(word));
+        if order <= MAX_ORDER && before & bit != 0 {
+            self.keep(shared, page, order);
+        }
+    }
+
+    /// Frees whole chunks.
+    fn free_run(
+        &mut self,
+        shared: &Shared,
+        zone: &Zone,
+        head: &Chunk,
+        range: IovaRange,
+    ) -> Result<(), FreeError> {
+        let chunks = range.pages() / CHUNK_PAGES;
+        let page = range.first().raw();
+        // One of several freers wins.
+        if !is_run(head, range)
+            || head
+                .meta
+                .run
+                .compare_exchange(chunks, 0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+        {
+            return Err(diagnose(head, range));
+        }
+        shared.count_slow(self.id);
+        for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
+            known(zone, chunk).wipe();
+            if shared.retires {
+                self.leaving_runs.push(chunk);
+            } else {
+                release(zone, chunk, false);
+            }
+        }
+        self.publish(shared);
+        Ok(())
+    }
+}
+
+/// Whether exactly `range` is a run that starts in this chunk.
+fn is_run(chunk: &Chunk, range: IovaRange) -> bool {
+    range.first().raw().is_multiple_of(CHUNK_PAGES)
+        && chunk.meta.run.load(Ordering::Acquire) * CHUNK_PAGES == range.pages()
+}
+
+/// Why `range` is not what is allocated there.
+fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
+    let page = range.first().raw();
+    let is_taken = match head_of(chunk, page) {
+        Some((start, _)) => {
+            let word = word_of(start);
+            chunk.allocated.get(word) & !chunk.freed.get(word) & bit_of(start) != 0
+        }
+        None => chunk.order(0) == RUN,
+    };
+    let (word, bit) = (word_of(page), bit_of(page));
+    let is_exact = range.pages() == 1 << chunk.order(word) && chunk.allocated.get(word) & bit != 0;
+    if is_taken && !is_exact {
+        FreeError::Mismatch { range }
+    } else {
+        FreeError::NotAllocated { range }
+    }
+}

@@ -1,0 +1,262 @@
+//! One core's handle: the paths that most operations take, without a lock and without a read-modify-write.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+
+use lines::Ordering;
+
+use super::Shared;
+use super::lane::Lane;
+use super::layout::{BLOCK_SHIFT, Block, Chunk, MAX_ORDER, PENDING, bit_of, word_of};
+use super::zone::MAX_ZONES;
+use crate::{
+    AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
+};
+
+/// Blocks whose place the handle remembers.
+const HOT: usize = 8;
+
+/// The handle of one core of a [`ChunkAllocator`](super::ChunkAllocator).
+pub struct ChunkCore {
+    pub(super) shared: Arc<Shared>,
+    pub(super) local: Local,
+    /// One thread at a time: makes the handle `Send` and not `Sync`.
+    pub(super) alone: PhantomData<Cell<()>>,
+}
+
+/// What one core has for itself.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) id: CoreId,
+    /// How chunks of this core are tagged.
+    pub(super) tag: u64,
+    /// The last call for drains that was answered.
+    pub(super) drained: u64,
+    pub(super) hot: Hot,
+    /// One lane per zone, highest first; those past the last zone are never reached.
+    pub(super) lanes: [Lane; MAX_ZONES],
+    /// The lane that is tried first.
+    pub(super) preferred: usize,
+    /// Freed runs whose chunks wait to be retired.
+    pub(super) leaving_runs: Vec<u64>,
+}
+
+/// A direct-mapped cache of the directory.
+#[derive(Debug)]
+pub(super) struct Hot {
+    keys: [u64; HOT],
+    blocks: [Option<Arc<Block>>; HOT],
+}
+
+impl Hot {
+    pub(super) fn new() -> Self {
+        Self {
+            keys: [u64::MAX; HOT],
+            blocks: Default::default(),
+        }
+    }
+
+    /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
+    #[inline]
+    pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
+        let key = page >> BLOCK_SHIFT;
+        let slot = key as usize % HOT;
+        if self.keys[slot] != key {
+            self.load(shared, page, slot)?;
+        }
+        self.blocks[slot].as_ref().map(|block| block.chunk(page))
+    }
+
+    #[cold]
+    fn load(&mut self, shared: &Shared, page: u64, slot: usize) -> Option<()> {
+        let block = shared.zone_of(page)?.1.block(page)?;
+        self.keys[slot] = page >> BLOCK_SHIFT;
+        self.blocks[slot] = Some(Arc::clone(block));
+        Some(())
+    }
+}
+
+/// The class of a range of so many pages; past [`MAX_ORDER`] for 0 and for more than 256.
+#[inline]
+pub(super) fn order_of(pages: u64) -> usize {
+    (u64::BITS - pages.wrapping_sub(1).leading_zeros()) as usize
+}
+
+impl Local {
+    /// The number of the lane of a page that lies in a zone: zones lie highest first.
+    #[inline]
+    pub(super) fn lane_of(&self, page: u64) -> usize {
+        if page >= self.lanes[0].first {
+            0
+        } else if page >= self.lanes[1].first {
+            1
+        } else {
+            2
+        }
+    }
+
+    /// A range that is kept ready.
+    #[inline(always)]
+    fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
+        let page = self.lanes[self.preferred % MAX_ZONES].ready[order].pop()?;
+        let chunk = self.hot.chunk(shared, page)?;
+        let word = word_of(page);
+        chunk
+            .allocated
+            .set(word, chunk.allocated.get(word) | bit_of(page));
+        Some(IovaRange::within_space(page, 1 << order))
+    }
+
+    /// Makes ranges of the newest word with something free ready.
+    #[inline(never)]
+    fn refill(&mut self, shared: &Shared, order: usize) -> bool {
+        let lane = self.preferred % MAX_ZONES;
+        let words = self.lanes[lane].partial[order].len();
+        words > 0 && self.make_ready(shared, lane, order, words - 1)
+    }
+
+    /// Keeps a freed range of ours ready for the next request of its class.
+    #[inline(always)]
+    pub(super) fn keep(&mut self, shared: &Shared, page: u64, order: usize) {
+        let lane = self.lane_of(page);
+        if !self.lanes[lane].keep(page, order) {
+            self.spill(shared, lane, page, order);
+        }
+    }
+
+    /// A free in another core's chunk.
+    #[inline(never)]
+    fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
+        if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
+            && chunk.is_anothers(self.tag)
+            && chunk.check_foreign(range)
+        {
+            return chunk.give_back(range);
+        }
+        self.free_slow(shared, range)
+    }
+}
+
+impl CoreAllocator for ChunkCore {
+    fn core(&self) -> CoreId {
+        self.local.id
+    }
+
+    // Inlined whatever its size: out of line, the request and the answer would go through memory, which costs more than
+    // everything else here.
+    #[inline(always)]
+    fn alloc(&mut self, request: Request) -> Result<IovaRange, AllocError> {
+        let Self { shared, local, .. } = self;
+        let order = order_of(request.pages);
+        if order <= MAX_ORDER
+            && usize::from(request.align_order) <= order
+            && request.last.raw() >= local.lanes[local.preferred % MAX_ZONES].last
+            && shared.drain.load(Ordering::Relaxed) == local.drained
+        {
+            if let Some(range) = local.take(shared, order) {
+                return Ok(range);
+            }
+            if local.refill(shared, order)
+                && let Some(range) = local.take(shared, order)
+            {
+                return Ok(range);
+            }
+        }
+        local.alloc_slow(shared, request)
+    }
+
+    #[inline(always)]
+    fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
+        let Self { shared, local, .. } = self;
+        let page = range.first().raw();
+        if let Some(chunk) = local.hot.chunk(shared, page)
+            && let Some(before) = chunk.own_unmarked(local.tag, range)
+        {
+            let word = word_of(page);
+            chunk.allocated.set(word, before & !bit_of(page));
+            let order = usize::from(chunk.order(word));
+            local.keep(shared, page, order);
+            return Ok(());
+        }
+        local.free_elsewhere(shared, range)
+    }
+
+    #[inline(always)]
+    fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
+        let Self { shared, local, .. } = self;
+        let page = range.first().raw();
+        if let Some(chunk) = local.hot.chunk(shared, page)
+            && chunk.own_unmarked(local.tag, range).is_some()
+        {
+            let word = word_of(page);
+            chunk
+                .pinned
+                .set(word, chunk.pinned.get(word) | bit_of(page));
+            return Ok(Pinned {
+                range,
+                is_foreign: false,
+            });
+        }
+        local.pin_slow(shared, range)
+    }
+
+    #[inline(always)]
+    fn free_pinned(&mut self, pinned: Pinned) {
+        let Self { shared, local, .. } = self;
+        let page = pinned.range.first().raw();
+        if !pinned.is_foreign
+            && let Some(chunk) = local.hot.chunk(shared, page)
+            && chunk.tag() & !PENDING == local.tag
+        {
+            let (word, bit) = (word_of(page), bit_of(page));
+            let (order, pinned) = (usize::from(chunk.order(word)), chunk.pinned.get(word));
+            // Not pinned any more: a claim, since a park of ours.
+            if order <= MAX_ORDER && pinned & bit != 0 {
+                chunk.pinned.set(word, pinned & !bit);
+                chunk.allocated.set(word, chunk.allocated.get(word) & !bit);
+                local.keep(shared, page, order);
+                return;
+            }
+        }
+        local.free_pinned_slow(shared, pinned);
+    }
+
+    fn unpin(&mut self, pinned: Pinned) {
+        self.local.unpin_slow(&self.shared, pinned);
+    }
+
+    fn park(&mut self) {
+        self.local.deposit(&self.shared);
+    }
+
+    fn retire(&mut self) -> Option<RetiredChunk> {
+        self.local.retire_one(&self.shared)
+    }
+
+    fn recycle(&mut self, chunk: RetiredChunk) {
+        let page = chunk.first.raw();
+        let (_, zone) = self
+            .shared
+            .zone_of(page)
+            .expect("a retired chunk is one of a zone");
+        zone.free.put(zone.index(page));
+    }
+}
+
+impl fmt::Debug for ChunkCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChunkCore")
+            .field("local", &self.local)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ChunkCore {
+    fn drop(&mut self) {
+        self.park();
+        self.shared.claims.release(self.local.id);
+    }
+}

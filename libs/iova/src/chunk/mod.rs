@@ -1,0 +1,466 @@
+//! Chunks: 2 MiB of IOVA that one core owns, behind which lies one leaf table.
+//!
+//! # What
+//! An allocator made for page tables: a *chunk* is the 512 pages that one leaf table maps, and one core owns it. So a core
+//! allocates and frees without a lock and without an atomic read-modify-write, no two cores write entries of the same
+//! leaf table, and the allocator knows, without counting anything per entry, when a leaf table is empty.
+//!
+//! # Flow
+//! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and a bit in it says that
+//! a range starts there.
+//! ```text
+//! alloc: current word of the class ─ bit ─▶ range          nothing left: a word with something free │ what strangers
+//!                                                          freed │ an open word │ an orphan │ a free chunk │ the tree
+//! free:  directory ─▶ chunk ─ ours? exact? ─▶ clear the bit      another's: set a bit in a line that strangers write
+//! ```
+//! * The owner writes `allocated` and `pinned`; strangers write `claimed` and `freed`, by read-modify-write
+//!   (`layout` says which line is whose). A free is checked before anything changes: exactly that range must be
+//!   allocated, unpinned and not given back before.
+//! * A core that parks leaves chunks in use as *orphans*; whoever needs a chunk, or frees in one, adopts it.
+//! * Ranges of 512 pages and more are runs of whole chunks from the same set of free chunks; what fits no chunk (odd ends of
+//!   the aperture, more than a zone holds) comes from a locked tree.
+//! * A chunk in which nothing is allocated goes back to the space, or, for a space made with
+//!   [`ChunkAllocator::retiring`], to [`retire`](crate::CoreAllocator::retire): whoever owns the page table clears the entry
+//!   that leads to the leaf table, and recycles the chunk after an invalidation.
+//!
+//! # Why a chunk cannot be retired under somebody's feet
+//! Whoever walks the page table under an IOVA has it allocated, or pinned. The owner pins by a bit of its own and retires
+//! itself, so the two cannot meet. A stranger claims by read-modify-write and *then* looks whether the range is still
+//! allocated; the owner empties the chunk and *then* looks, by read-modify-write, for claims. One of the two sees the other.
+//!
+//! # Cost
+//! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private stack). Freeing another core's
+//! range: one read-modify-write, and two to three line transfers per word of 64 pages however many of them are freed
+//! together. Bookkeeping: 384 bytes per chunk in use, made in blocks of 16.
+//!
+//! # Left out
+//! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
+//! range was given out again cannot always be told from a right one. Sizes are rounded up to powers of two below
+//! 512 pages and to whole chunks above. A limit that cuts a zone wastes what lies above the last whole word below it.
+
+mod bitmap;
+mod free;
+mod handle;
+mod lane;
+mod layout;
+mod slow;
+mod zone;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+
+use lines::{AtomicU64, CachePadded, Lock, Ordering};
+
+use crate::claims::Claims;
+use crate::tree::Tree;
+use crate::{
+    Aperture, ApertureError, CHUNK_PAGES, ClaimError, CoreId, FreeError, IovaAllocator, IovaPfn,
+    IovaRange, ResetError, Stats,
+};
+pub use handle::ChunkCore;
+use handle::{Hot, Local};
+use lane::Lane;
+use layout::{Chunk, MAX_ORDER, NOBODY, PENDING, RUN, WORDS};
+#[cfg(debug_assertions)]
+use layout::{FREE, FULL};
+use zone::{MAX_ZONES, Zone};
+
+/// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address limit.
+pub const DEFAULT_ZONE_CHUNKS: usize = 1 << 14;
+
+/// Allocates from 2 MiB chunks that one core owns each. See the [module](self).
+///
+/// ```
+/// use iova::{Aperture, ChunkAllocator, CoreAllocator, CoreId, IovaAllocator, Request};
+///
+/// let space = ChunkAllocator::new(Aperture::of_bits(48)?, 2)?;
+/// let (mut first, mut second) = (space.claim(CoreId(0))?, space.claim(CoreId(1))?);
+/// let packet = first.alloc(Request::pages(1))?;
+/// let buffer = second.alloc(Request::pages(3))?;
+/// assert_eq!(buffer.pages(), 4); // a power of two: all of it must be freed
+/// second.free(packet)?; // any core may
+/// assert!(first.free(packet).is_err()); // but only once
+/// first.free(buffer)?;
+/// assert_eq!(space.stats().live_ranges, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct ChunkAllocator {
+    shared: Arc<Shared>,
+}
+
+/// What all cores see.
+struct Shared {
+    aperture: Aperture,
+    /// Highest first; at most one per address limit.
+    zones: Vec<Zone>,
+    rest: Rest,
+    claims: Claims,
+    /// Calls for drains so far. Every core compares it with the last one it answered.
+    drain: CachePadded<AtomicU64>,
+    /// Emptied chunks wait for their leaf tables to be reclaimed.
+    retires: bool,
+    lowest_first: bool,
+    cores: Box<[CachePadded<Published>]>,
+}
+
+/// What one core writes for others to read now and then.
+#[derive(Debug)]
+struct Published {
+    /// Operations that left its own memory.
+    slow: AtomicU64,
+    /// Chunks it keeps.
+    chunks: AtomicU64,
+}
+
+impl Published {
+    fn new() -> Self {
+        Self {
+            slow: AtomicU64::new(0),
+            chunks: AtomicU64::new(0),
+        }
+    }
+}
+
+/// How a space of chunks is made.
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    zone_chunks: usize,
+    retires: bool,
+    lowest_first: bool,
+}
+
+impl ChunkAllocator {
+    /// All of `aperture` free, for `cores` cores.
+    ///
+    /// # Errors
+    /// [`ApertureError::Cores`].
+    pub fn new(aperture: Aperture, cores: usize) -> Result<Self, ApertureError> {
+        Self::with(aperture, cores, Options::default())
+    }
+
+    /// The same for an IO page table that gives leaf tables back: an emptied chunk is not used again before
+    /// [`retire`](crate::CoreAllocator::retire) had a chance to take it.
+    ///
+    /// # Errors
+    /// [`ApertureError::Cores`].
+    pub fn retiring(aperture: Aperture, cores: usize) -> Result<Self, ApertureError> {
+        Self::with(
+            aperture,
+            cores,
+            Options {
+                retires: true,
+                ..Options::default()
+            },
+        )
+    }
+
+    /// As [`Self::new`] or [`Self::retiring`] (`retires`), with at most `zone_chunks` chunks (at least 1) below each
+    /// address limit, and handing out low addresses first (`lowest_first`) as devices want whose DMA costs more above 4 GiB.
+    ///
+    /// # Errors
+    /// [`ApertureError::Cores`].
+    pub fn tuned(
+        aperture: Aperture,
+        cores: usize,
+        zone_chunks: usize,
+        retires: bool,
+        lowest_first: bool,
+    ) -> Result<Self, ApertureError> {
+        Self::with(
+            aperture,
+            cores,
+            Options {
+                zone_chunks,
+                retires,
+                lowest_first,
+            },
+        )
+    }
+
+    fn with(aperture: Aperture, cores: usize, options: Options) -> Result<Self, ApertureError> {
+        let claims = Claims::new(cores)?;
+        let (zones, rest) = zone::cut(&aperture, options.zone_chunks.max(1));
+        Ok(Self {
+            shared: Arc::new(Shared {
+                rest: Rest {
+                    tree: Lock::new(Tree::new(&rest)),
+                    usable: rest,
+                },
+                aperture,
+                zones,
+                claims,
+                drain: CachePadded::new(AtomicU64::new(0)),
+                retires: options.retires,
+                lowest_first: options.lowest_first,
+                cores: (0..cores)
+                    .map(|_| CachePadded::new(Published::new()))
+                    .collect(),
+            }),
+        })
+    }
+}
+
+impl fmt::Debug for ChunkAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChunkAllocator")
+            .field("aperture", &self.shared.aperture)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            zone_chunks: DEFAULT_ZONE_CHUNKS,
+            retires: false,
+            lowest_first: false,
+        }
+    }
+}
+
+impl IovaAllocator for ChunkAllocator {
+    type Core = ChunkCore;
+
+    fn claim(&self, core: CoreId) -> Result<ChunkCore, ClaimError> {
+        let shared = Arc::clone(&self.shared);
+        shared.claims.claim(core)?;
+        let lane = |at: usize| match shared.zones.get(at) {
+            Some(zone) => Lane::new(zone.base(), zone.last()),
+            None => Lane::new(u64::MAX, u64::MAX),
+        };
+        let preferred = if shared.lowest_first {
+            shared.zones.len().saturating_sub(1)
+        } else {
+            0
+        };
+        let local = Local {
+            id: core,
+            tag: core.0 as u64 + 1,
+            drained: shared.drain.load(Ordering::Relaxed),
+            hot: Hot::new(),
+            lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
+            preferred,
+            leaving_runs: Vec::new(),
+        };
+        Ok(ChunkCore {
+            shared,
+            local,
+            alone: PhantomData,
+        })
+    }
+
+    fn cores(&self) -> usize {
+        self.shared.claims.cores()
+    }
+
+    fn aperture(&self) -> &Aperture {
+        &self.shared.aperture
+    }
+
+    fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    fn reset(&self) -> Result<(), ResetError> {
+        let shared = &self.shared;
+        shared.claims.while_idle(|| {
+            for zone in &shared.zones {
+                for (_, chunk) in zone.known_chunks() {
+                    chunk.wipe();
+                    chunk.meta.tag.store(NOBODY, Ordering::Release);
+                }
+                zone.fill();
+            }
+            *shared.rest.tree.lock() = Tree::new(&shared.rest.usable);
+        })
+    }
+}
+
+impl Shared {
+    /// The zone that a page lies in, and its number.
+    fn zone_of(&self, page: u64) -> Option<(usize, &Zone)> {
+        self.zones
+            .iter()
+            .enumerate()
+            .find(|(_, zone)| zone.contains(page))
+    }
+
+    /// The chunk in which a range starts; `None` where it is the tree's.
+    fn locate(&self, range: IovaRange) -> Result<Option<(usize, &Zone, &Chunk)>, FreeError> {
+        if !self.aperture.allows(range) {
+            return Err(FreeError::Outside { range });
+        }
+        let page = range.first().raw();
+        let Some((lane, zone)) = self.zone_of(page) else {
+            return Ok(None);
+        };
+        let block = zone.block(page).ok_or(FreeError::NotAllocated { range })?;
+        Ok(Some((lane, zone, block.chunk(page))))
+    }
+
+    fn count_slow(&self, core: CoreId) {
+        slow::bump(&self.cores[core.0].slow);
+    }
+
+    /// Other cores that keep chunks.
+    fn others(&self, core: CoreId) -> usize {
+        let keeps =
+            |at: &usize| *at != core.0 && self.cores[*at].chunks.load(Ordering::Relaxed) != 0;
+        (0..self.cores.len()).filter(keeps).count()
+    }
+
+    fn stats(&self) -> Stats {
+        let tree = self.rest.tree.lock();
+        let mut stats = Stats {
+            live_ranges: tree.live_ranges(),
+            live_pages: tree.live_pages(),
+            chunks: tree.chunks(),
+            bytes: tree.bytes() + size_of::<Self>() + size_of_val(&*self.cores),
+            slow: self
+                .cores
+                .iter()
+                .map(|core| core.slow.load(Ordering::Relaxed))
+                .sum(),
+            ..Stats::default()
+        };
+        drop(tree);
+        for zone in &self.zones {
+            stats.bytes += zone.bytes();
+            for (page, chunk) in zone.known_chunks() {
+                let is_kept = chunk.tag() & !PENDING != NOBODY || !zone.free.has(zone.index(page));
+                if is_kept {
+                    add_chunk(&mut stats, chunk);
+                }
+            }
+        }
+        stats
+    }
+}
+
+/// What a chunk that somebody has adds to the account.
+fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
+    if chunk.order(0) == RUN {
+        let chunks = chunk.meta.run.load(Ordering::Relaxed);
+        stats.live_ranges += 1;
+        stats.live_pages += chunks * CHUNK_PAGES;
+        stats.chunks += chunks;
+        return;
+    }
+    let mut live = 0;
+    for word in 0..WORDS {
+        let order = usize::from(chunk.order(word));
+        if order <= MAX_ORDER {
+            let ranges = (chunk.allocated.get(word) & !chunk.freed.get(word)).count_ones();
+            stats.live_ranges += u64::from(ranges);
+            live += u64::from(ranges) << order;
+        }
+    }
+    stats.live_pages += live;
+    // The later chunks of a run are the head's, and retired ones nobody's.
+    if chunk.tag() & !PENDING != layout::AWAY {
+        stats.chunks += 1;
+        stats.cached_pages += CHUNK_PAGES - live;
+    }
+}
+
+/// What no zone covers.
+struct Rest {
+    tree: Lock<Tree>,
+    usable: Vec<IovaRange>,
+}
+
+impl Rest {
+    fn alloc(&self, pages: u64, order: u8, last: IovaPfn) -> Option<IovaRange> {
+        if self.usable.is_empty() {
+            return None;
+        }
+        self.tree.lock().alloc(pages, order, last)
+    }
+
+    fn free(&self, range: IovaRange) -> Result<(), FreeError> {
+        let mut tree = self.tree.lock();
+        tree.free(range)
+            .map_err(|error| refusal(&tree, range, error))
+    }
+
+    fn pin(&self, range: IovaRange) -> Result<(), FreeError> {
+        let mut tree = self.tree.lock();
+        tree.set_pinned(range, true)
+            .map_err(|error| refusal(&tree, range, error))
+    }
+
+    fn unpin(&self, range: IovaRange) {
+        let unpinned = self.tree.lock().set_pinned(range, false);
+        debug_assert!(
+            unpinned.is_ok(),
+            "a pinned range stays as it is: {unpinned:?}"
+        );
+    }
+
+    fn free_pinned(&self, range: IovaRange) {
+        let mut tree = self.tree.lock();
+        let freed = tree
+            .set_pinned(range, false)
+            .and_then(|()| tree.free(range));
+        debug_assert!(freed.is_ok(), "a pinned range stays as it is: {freed:?}");
+    }
+}
+
+/// What is outside the tree may still be in the space: the rest of it is in zones.
+fn refusal(tree: &Tree, range: IovaRange, error: FreeError) -> FreeError {
+    match error {
+        FreeError::Outside { .. } if tree.pages_at(range.first()).is_some() => {
+            FreeError::Mismatch { range }
+        }
+        FreeError::Outside { .. } => FreeError::NotAllocated { range },
+        error => error,
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Shared {
+    /// Each word holds starts of its class only, and what is in the set of free chunks is empty.
+    fn drop(&mut self) {
+        for zone in &self.zones {
+            for (page, chunk) in zone.known_chunks() {
+                let is_free = zone.free.has(zone.index(page)) || zone.spent.has(zone.index(page));
+                assert!(
+                    !is_free || chunk.is_empty(),
+                    "chunk {page:#x} is free and has classes"
+                );
+
+                for word in 0..WORDS {
+                    let order = chunk.order(word);
+                    let legal = if usize::from(order) <= MAX_ORDER {
+                        FULL[usize::from(order)]
+                    } else {
+                        0
+                    };
+                    let allocated = chunk.allocated.get(word);
+                    assert!(
+                        !is_free || allocated == 0,
+                        "word {word} of chunk {page:#x} is free and in use"
+                    );
+                    assert_eq!(
+                        (allocated | chunk.held.get(word)) & !legal,
+                        0,
+                        "word {word} of chunk {page:#x}, class {order}"
+                    );
+                    let is_open = chunk.open() >> word & 1 != 0;
+                    assert_eq!(
+                        is_open,
+                        order == FREE || order == RUN,
+                        "word {word} of chunk {page:#x}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
