@@ -6,9 +6,11 @@ extern crate alloc;
 
 mod allocator;
 mod aperture;
+mod backing;
 pub mod chunk;
 mod claims;
 mod error;
+mod identity;
 mod linear;
 mod locked;
 mod magazine;
@@ -22,6 +24,7 @@ pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, R
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
 pub use chunk::{ChunkAllocator, ChunkCore};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
+pub use identity::{IdentityAllocator, IdentityCore};
 pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};
 pub use magazine::{MagazineAllocator, MagazineConfig, MagazineCore};
 pub use range::{Access, IovaPfn, IovaRange, Request};

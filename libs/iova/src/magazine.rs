@@ -37,15 +37,16 @@ use alloc::{boxed::Box, sync::Arc};
 use core::fmt;
 
 use depot::{Depot, Rack, Sound};
-use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
+use lines::{AtomicBool, CachePadded, Ordering};
 
 use crate::{
     AllocError, Aperture, ApertureError, ClaimError, CoreAllocator, CoreId, FreeError,
     IovaAllocator, IovaPfn, IovaRange, Pinned, Request, ResetError, Stats,
+    backing::{Backing, Counters, Counts, SMALL_PAGES},
     claims::Claims,
-    states::{ORDERS, State, States},
+    states::ORDERS,
     tree::Tree,
-    wanted::{Wanted, order_of, range_at},
+    wanted::{Wanted, range_at},
 };
 
 /// Last page that a device with 32 address bits reaches.
@@ -86,36 +87,12 @@ impl Default for MagazineConfig {
 pub struct MagazineAllocator(Arc<Shared>);
 
 struct Shared {
-    aperture: Aperture,
+    backing: Backing,
     config: MagazineConfig,
     claims: Claims,
-    states: States,
-    tree: Lock<Tree>,
     depots: Box<[CachePadded<Depot>]>,
     flags: Box<[CachePadded<AtomicBool>]>,
     counters: Box<[CachePadded<Counters>]>,
-}
-
-/// What a core has done, as a difference: sums over all cores are the truth, one core's may be negative
-/// (modulo 2^64). Written by the core alone.
-#[derive(Default)]
-struct Counters {
-    /// Ranges allocated less ranges freed.
-    ranges: AtomicU64,
-    /// The same in pages.
-    pages: AtomicU64,
-    /// Pages got from depots and tree less pages given: with `pages`, what the core has cached.
-    taken: AtomicU64,
-    slow: AtomicU64,
-}
-
-/// The core's own copy, so that the shared line is only stored to.
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    ranges: u64,
-    pages: u64,
-    taken: u64,
-    slow: u64,
 }
 
 impl MagazineAllocator {
@@ -143,28 +120,14 @@ impl MagazineAllocator {
         let depot = |_| CachePadded::new(Depot::new(config.depot));
         Ok(Self(Arc::new(Shared {
             claims: Claims::new(cores)?,
-            states: States::new(&aperture),
-            tree: Lock::new(Tree::new(aperture.usable())),
+            backing: Backing::new(aperture),
             depots: (0..CLASSES).map(depot).collect(),
             flags: (0..cores)
                 .map(|_| CachePadded::new(AtomicBool::new(false)))
                 .collect(),
             counters: (0..cores).map(|_| CachePadded::default()).collect(),
             config,
-            aperture,
         })))
-    }
-}
-
-impl Counters {
-    fn load(&self) -> Counts {
-        // Relaxed: each is a number of its own; sums while others work are approximate.
-        Counts {
-            ranges: self.ranges.load(Ordering::Relaxed),
-            pages: self.pages.load(Ordering::Relaxed),
-            taken: self.taken.load(Ordering::Relaxed),
-            slow: self.slow.load(Ordering::Relaxed),
-        }
     }
 }
 
@@ -176,7 +139,7 @@ impl Shared {
     /// The class to serve a request of `order` from, whose limit is `last`; none below 32 bits.
     #[inline]
     fn class_for(&self, order: u8, last: u64) -> Option<usize> {
-        let top = self.aperture.last().raw();
+        let top = self.backing.aperture.last().raw();
         match (last >= top, last >= LOW_LAST) {
             (true, _) => Some(self.class_of(top, order)),
             (false, true) => Some(usize::from(order)),
@@ -186,7 +149,7 @@ impl Shared {
 
     /// Highest page of a class's ranges.
     fn class_last(&self, class: usize) -> u64 {
-        let top = self.aperture.last().raw();
+        let top = self.backing.aperture.last().raw();
         if class < ORDERS {
             top.min(LOW_LAST)
         } else {
@@ -194,26 +157,11 @@ impl Shared {
         }
     }
 
-    /// Cached ranges of one class back to the tree; how many pages.
-    fn return_to_tree(&self, ranges: impl Iterator<Item = u64>, class: usize) -> u64 {
-        let order = (class % ORDERS) as u8;
-        let mut tree = self.tree.lock();
-        let mut pages = 0;
-        for first in ranges {
-            pages += 1 << order;
-            // The second copy of a range that two cores freed at once is dropped here.
-            if self.states.clear(first, order) {
-                let freed = tree.free(range_at(first, 1 << order));
-                debug_assert_eq!(freed, Ok(()), "what is cached is the tree's");
-            }
-        }
-        pages
-    }
-
     fn drain_depots(&self) {
         for (class, depot) in self.depots.iter().enumerate() {
             while let Some(magazine) = depot.pop_full() {
-                self.return_to_tree(magazine.into_iter(), class);
+                self.backing
+                    .give(magazine.into_iter(), (class % ORDERS) as u8);
             }
         }
     }
@@ -228,29 +176,6 @@ impl Shared {
         holding
             .map(|core| self.flags[core].store(true, Ordering::Relaxed))
             .count()
-    }
-
-    #[cold]
-    fn refusal(&self, range: IovaRange) -> FreeError {
-        let (first, last) = (range.first(), range.last());
-        if !self.aperture.allows(range) {
-            return FreeError::Outside { range };
-        }
-        let is_out = match self.states.state(first.raw()) {
-            // Pinned by somebody, who is about to free it.
-            State::Pinned(order) if 1 << order == range.pages() => false,
-            State::Allocated(_) | State::Pinned(_) => true,
-            State::Cached | State::None => {
-                let is_small = range.pages() <= 1 << (ORDERS - 1);
-                let large = self.tree.lock().pages_at(first);
-                let is_large_out = large.is_some_and(|pages| pages > 1 << (ORDERS - 1));
-                is_large_out || is_small && self.states.is_any_out(first, last)
-            }
-        };
-        match is_out {
-            true => FreeError::Mismatch { range },
-            false => FreeError::NotAllocated { range },
-        }
     }
 }
 
@@ -272,17 +197,12 @@ impl IovaAllocator for MagazineAllocator {
     }
 
     fn aperture(&self) -> &Aperture {
-        &self.0.aperture
+        &self.0.backing.aperture
     }
 
     fn stats(&self) -> Stats {
         let shared = &*self.0;
-        let mut sum = Counts::default();
-        for counts in shared.counters.iter().map(|counters| counters.load()) {
-            sum.ranges = sum.ranges.wrapping_add(counts.ranges);
-            sum.pages = sum.pages.wrapping_add(counts.pages);
-            sum.slow += counts.slow;
-        }
+        let sum = Counters::sum(shared.counters.iter().map(|counters| &**counters));
         let cores = shared.claims.cores();
         let claimed = (0..cores).filter(|&core| shared.claims.is_claimed(core));
         // Magazines that handles may have made; a bound.
@@ -291,8 +211,8 @@ impl IovaAllocator for MagazineAllocator {
         let lines = size_of_val(&*shared.depots)
             + size_of_val(&*shared.flags)
             + size_of_val(&*shared.counters);
-        let states = shared.states.bytes();
-        let tree = shared.tree.lock();
+        let states = shared.backing.states.bytes();
+        let tree = shared.backing.tree.lock();
         Stats {
             live_ranges: sum.ranges,
             live_pages: sum.pages,
@@ -307,19 +227,8 @@ impl IovaAllocator for MagazineAllocator {
         let shared = &*self.0;
         shared.claims.while_idle(|| {
             shared.depots.iter().for_each(|depot| depot.clear());
-            shared.states.clear_all();
-            *shared.tree.lock() = Tree::new(shared.aperture.usable());
-            for counters in &shared.counters {
-                let Counters {
-                    ranges,
-                    pages,
-                    taken,
-                    slow,
-                } = &**counters;
-                [ranges, pages, taken, slow]
-                    .into_iter()
-                    .for_each(|counter| counter.store(0, Ordering::Relaxed));
-            }
+            shared.backing.reset();
+            shared.counters.iter().for_each(|counters| counters.clear());
         })
     }
 }
@@ -336,11 +245,14 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if cfg!(debug_assertions) {
             self.drain_depots();
-            let ranges = self.counters.iter().map(|c| c.load().ranges);
-            let sum = ranges.fold(0, u64::wrapping_add);
-            let tree = self.tree.get_mut();
+            let sum = Counters::sum(self.counters.iter().map(|counters| &**counters));
+            let tree = self.backing.tree.get_mut();
             // Every handle has parked: what the tree misses is what callers hold.
-            debug_assert_eq!(tree.live_ranges(), sum, "ranges were lost or doubled");
+            debug_assert_eq!(
+                tree.live_ranges(),
+                sum.ranges,
+                "ranges were lost or doubled"
+            );
         }
     }
 }
@@ -354,23 +266,15 @@ pub struct MagazineCore {
 }
 
 impl MagazineCore {
-    /// Counts a range of `pages` pages out (`sign` 1) or back in (-1).
     #[inline]
     fn count(&mut self, sign: i64, pages: u64) {
-        self.counts.ranges = self.counts.ranges.wrapping_add_signed(sign);
-        self.counts.pages = self.counts.pages.wrapping_add_signed(sign * pages as i64);
         let shared = &self.shared.counters[self.core.0];
-        shared.ranges.store(self.counts.ranges, Ordering::Relaxed);
-        shared.pages.store(self.counts.pages, Ordering::Relaxed);
+        self.counts.count(sign, pages, shared);
     }
 
-    /// Counts pages that came (or, negative, went) between this core and the others or the tree.
     fn count_slow(&mut self, pages: i64) {
-        self.counts.slow += 1;
-        self.counts.taken = self.counts.taken.wrapping_add_signed(pages);
         let shared = &self.shared.counters[self.core.0];
-        shared.slow.store(self.counts.slow, Ordering::Relaxed);
-        shared.taken.store(self.counts.taken, Ordering::Relaxed);
+        self.counts.count_slow(pages, shared);
     }
 
     /// Does what another core asked for.
@@ -387,7 +291,7 @@ impl MagazineCore {
     fn pop(&mut self, class: usize, order: u8) -> Option<u64> {
         loop {
             let first = self.racks[class].pop()?;
-            if self.shared.states.take(first, order) {
+            if self.shared.backing.states.take(first, order) {
                 return Some(first);
             }
             self.drop_copy(order);
@@ -413,7 +317,7 @@ impl MagazineCore {
         let limit = IovaPfn::new(shared.class_last(class));
         let magazine = self.racks[class].filling(size);
         let mut direct = None;
-        let mut tree = shared.tree.lock();
+        let mut tree = shared.backing.tree.lock();
         while magazine.len() < size {
             let Some(range) = tree.alloc(1 << order, order, limit) else {
                 break;
@@ -421,11 +325,11 @@ impl MagazineCore {
             let first = range.first().raw();
             if shared.class_of(range.last().raw(), order) != class {
                 // The upper space has run out: this one belongs to the lower class when it comes back.
-                shared.states.set_allocated(first, order);
+                shared.backing.states.set_allocated(first, order);
                 direct = Some(first);
                 break;
             }
-            shared.states.set_cached(first, order);
+            shared.backing.states.set_cached(first, order);
             magazine.push(first);
         }
         drop(tree);
@@ -447,21 +351,14 @@ impl MagazineCore {
     /// An allocated range that nobody has: back to the tree.
     fn return_direct(&mut self, first: u64, order: u8) {
         let shared = &*self.shared;
-        shared.states.release(first, order);
-        let class = shared.class_of(first, order);
-        let pages = shared.return_to_tree(core::iter::once(first), class);
+        shared.backing.states.release(first, order);
+        let pages = shared.backing.give(core::iter::once(first), order);
         self.count_slow(-(pages as i64));
     }
 
     /// From the tree, for this request alone.
     fn direct(&mut self, wanted: &Wanted) -> Option<IovaRange> {
-        let mut tree = self.shared.tree.lock();
-        let range = tree.alloc(wanted.pages, wanted.order, wanted.last)?;
-        drop(tree);
-        if wanted.pages <= 1 << (ORDERS - 1) {
-            let order = order_of(wanted.pages);
-            self.shared.states.set_allocated(range.first().raw(), order);
-        }
+        let range = self.shared.backing.direct(wanted)?;
         self.count_slow(wanted.pages as i64);
         Some(range)
     }
@@ -484,7 +381,7 @@ impl MagazineCore {
         self.shared.drain_depots();
         self.direct(wanted).ok_or_else(|| {
             let asked = self.shared.ask_others(self.core.0);
-            wanted.failure(&self.shared.aperture, asked)
+            wanted.failure(&self.shared.backing.aperture, asked)
         })
     }
 
@@ -510,36 +407,12 @@ impl MagazineCore {
             self.count_slow(-((size as i64) << (class % ORDERS)));
         }
         if let Some(magazine) = overflow {
-            self.shared.return_to_tree(magazine.into_iter(), class);
+            self.shared
+                .backing
+                .give(magazine.into_iter(), (class % ORDERS) as u8);
         }
         let has_room = self.racks[class].push(first);
         debug_assert!(has_room, "an empty magazine is loaded");
-    }
-
-    /// The order of a range whose state is a byte's.
-    #[inline]
-    fn order(range: IovaRange) -> Option<u8> {
-        let pages = range.pages();
-        (pages.is_power_of_two() && pages <= 1 << (ORDERS - 1))
-            .then(|| pages.trailing_zeros() as u8)
-    }
-
-    /// Ranges that only the tree knows.
-    fn with_large<R>(
-        &mut self,
-        range: IovaRange,
-        work: impl FnOnce(&mut Tree) -> Result<R, FreeError>,
-    ) -> Result<R, FreeError> {
-        // Small ones are in the tree too, cached and all: their bytes decide.
-        if range.pages() <= 1 << (ORDERS - 1) {
-            return Err(self.shared.refusal(range));
-        }
-        let done = work(&mut self.shared.tree.lock());
-        done.map_err(|error| match error {
-            // What the tree calls out may be cached.
-            FreeError::Mismatch { range } => self.shared.refusal(range),
-            error => error,
-        })
     }
 }
 
@@ -555,7 +428,7 @@ impl CoreAllocator for MagazineCore {
         if usize::from(wanted.order) < ORDERS {
             wanted.pages = 1 << wanted.order;
             class = self.shared.class_for(wanted.order, wanted.last.raw());
-        } else if wanted.pages <= 1 << (ORDERS - 1) {
+        } else if wanted.pages <= SMALL_PAGES {
             wanted = wanted.rounded();
         }
         let hit = class.and_then(|class| self.pop(class, wanted.order));
@@ -569,13 +442,20 @@ impl CoreAllocator for MagazineCore {
 
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         self.answer();
-        if let Some(order) = Self::order(range) {
-            if self.shared.states.release(range.first().raw(), order) {
+        if let Some(order) = Backing::small_order(range) {
+            if self
+                .shared
+                .backing
+                .states
+                .release(range.first().raw(), order)
+            {
                 self.push(range, order);
                 return Ok(());
             }
         }
-        self.with_large(range, |tree| tree.free(range))?;
+        self.shared
+            .backing
+            .with_large(range, |tree| tree.free(range))?;
         self.count(-1, range.pages());
         self.count_slow(-(range.pages() as i64));
         Ok(())
@@ -583,10 +463,12 @@ impl CoreAllocator for MagazineCore {
 
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
         self.answer();
-        let is_pinned = Self::order(range)
-            .is_some_and(|order| self.shared.states.pin(range.first().raw(), order));
+        let is_pinned = Backing::small_order(range)
+            .is_some_and(|order| self.shared.backing.states.pin(range.first().raw(), order));
         if !is_pinned {
-            self.with_large(range, |tree| tree.set_pinned(range, true))?;
+            self.shared
+                .backing
+                .with_large(range, |tree| tree.set_pinned(range, true))?;
         }
         Ok(Pinned {
             range,
@@ -596,9 +478,9 @@ impl CoreAllocator for MagazineCore {
 
     fn free_pinned(&mut self, pinned: Pinned) {
         let range = pinned.range;
-        if let Some(order) = Self::order(range) {
+        if let Some(order) = Backing::small_order(range) {
             let first = range.first().raw();
-            self.shared.states.release_pinned(first, order);
+            self.shared.backing.states.release_pinned(first, order);
             self.push(range, order);
             return;
         }
@@ -606,7 +488,9 @@ impl CoreAllocator for MagazineCore {
             tree.set_pinned(range, false)?;
             tree.free(range)
         };
-        self.with_large(range, free)
+        self.shared
+            .backing
+            .with_large(range, free)
             .expect("what was pinned is allocated");
         self.count(-1, range.pages());
         self.count_slow(-(range.pages() as i64));
@@ -614,9 +498,11 @@ impl CoreAllocator for MagazineCore {
 
     fn unpin(&mut self, pinned: Pinned) {
         let range = pinned.range;
-        match Self::order(range) {
-            Some(order) => self.shared.states.unpin(range.first().raw(), order),
+        match Backing::small_order(range) {
+            Some(order) => self.shared.backing.states.unpin(range.first().raw(), order),
             None => self
+                .shared
+                .backing
                 .with_large(range, |tree| tree.set_pinned(range, false))
                 .expect("what was pinned is allocated"),
         }
@@ -627,7 +513,7 @@ impl CoreAllocator for MagazineCore {
         self.shared.flags[self.core.0].store(false, Ordering::Relaxed);
         for class in 0..CLASSES {
             let ranges = self.racks[class].drain();
-            let pages = self.shared.return_to_tree(ranges, class);
+            let pages = self.shared.backing.give(ranges, (class % ORDERS) as u8);
             if pages > 0 {
                 self.count_slow(-(pages as i64));
             }

@@ -49,4 +49,6 @@ allocators! {
         let config = MagazineConfig { size: 3, depot: 1 };
         MagazineAllocator::with_config(aperture, cores, config).expect("cores")
     },
+    // Too narrow for identity: all of it is the fallback's.
+    identity: |aperture, cores| IdentityAllocator::new(aperture, cores, 46).expect("cores"),
 }

@@ -16,7 +16,7 @@ use iova::*;
 use random::Random;
 
 const THREADS: usize = 4;
-const STEPS: usize = 60_000;
+const STEPS: usize = 20_000;
 const PAGES: u64 = 1 << 14;
 
 /// A bit per page.
@@ -146,4 +146,5 @@ allocators! {
     magazine_small: |aperture, cores| {
         MagazineAllocator::with_config(aperture, cores, MagazineConfig { size: 3, depot: 1 })
     },
+    identity: |aperture, cores| IdentityAllocator::new(aperture, cores, 46),
 }

@@ -20,7 +20,7 @@ use crate::invalidate::{Command, Invalidator};
 use crate::reuse::{
     Batch, Key, OptimisticCache, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
 };
-use crate::table::{self, PageTable};
+use crate::table::{MapError, PageTable};
 
 /// Places of the queue under policies that queue only what an invalidation failed for.
 const STRICT_ROOM: usize = 64;
@@ -265,6 +265,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             Err(error) => self.alloc_again(request, error)?,
         };
         let range = first_pages(allocated, pages);
+        if self.shared.allocator.is_counted(allocated) {
+            return self.make_counted(allocated, phys, access);
+        }
         match self.shared.table.map(range, phys, access) {
             Ok(()) => Ok(allocated),
             Err(error) => self.map_again(allocated, range, phys, access, error),
@@ -274,6 +277,38 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     #[inline]
     fn request(&self, pages: u64) -> Request {
         Request::pages(pages).at_most(self.shared.last_page)
+    }
+
+    /// An identity range: others may have mapped it, so the table counts. Where it cannot count further, or has
+    /// something else there, an IOVA that does not stand for its memory.
+    fn make_counted(
+        &mut self,
+        allocated: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<IovaRange, DmaMapError> {
+        let error = match self.shared.table.map_counted(allocated, phys, access) {
+            Ok(()) => return Ok(allocated),
+            Err(error) => error,
+        };
+        let (MapError::CountOverflow { undone, .. } | MapError::Differs { undone, .. }) = error
+        else {
+            self.alloc.free(allocated).expect("just allocated");
+            return Err(DmaMapError::Table(error));
+        };
+        let flushed = match IovaRange::new(allocated.first(), undone) {
+            Some(seen) => self.shared.invalidator.flush(&[Command::Pages(seen)]),
+            None => Ok(()),
+        };
+        self.alloc.free(allocated).expect("just allocated");
+        flushed.map_err(DmaMapError::Invalidation)?;
+        let request = self.request(allocated.pages());
+        let other = self.alloc.alloc(request).map_err(DmaMapError::Alloc)?;
+        let range = first_pages(other, allocated.pages());
+        match self.shared.table.map(range, phys, access) {
+            Ok(()) => Ok(other),
+            Err(error) => self.map_again(other, range, phys, access, error),
+        }
     }
 
     /// No IOVA: everything cached goes back first, and others are asked.
@@ -304,10 +339,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         range: IovaRange,
         phys: PhysAddr,
         access: Access,
-        error: table::MapError,
+        error: MapError,
     ) -> Result<IovaRange, DmaMapError> {
         let mut result = Err(error);
-        if let table::MapError::OutOfTables { .. } = error
+        if let MapError::OutOfTables { .. } = error
             && self.shared.reclaims
             && self.give_back().is_ok()
         {
@@ -400,9 +435,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         // A list that fails halfway has been seen by the device, and needs a place in the queue.
         self.make_room().map_err(DmaMapError::Invalidation)?;
         let access = direction.access();
-        let request = self
-            .request(pages)
-            .for_memory(segments[0].phys.align_down(PAGE_SIZE), access);
+        // Not for the memory of the first: the others lie elsewhere.
+        let request = self.request(pages);
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
             Err(error) => self.alloc_again(request, error)?,

@@ -203,7 +203,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return Ok(());
         }
         if !reused.is_cleared {
-            self.shared.clear(&reused.batch);
+            self.shared.clear_batch(&reused.batch);
             reused.is_cleared = true;
         }
         let entries = reused.batch.entries().iter();
@@ -232,10 +232,18 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         range: IovaRange,
         pinned: Pinned,
     ) -> Result<(), DmaUnmapError> {
-        if let Err(error) = self.shared.table.unmap(range) {
-            self.alloc.unpin(pinned);
-            return Err(DmaUnmapError::Table(error));
-        }
+        let range = match self.shared.clear(pinned.range(), range) {
+            Ok(Some(cleared)) => cleared,
+            Ok(None) => {
+                // Counted, and still mapped by others.
+                self.alloc.free_pinned(pinned);
+                return Ok(());
+            }
+            Err(error) => {
+                self.alloc.unpin(pinned);
+                return Err(DmaUnmapError::Table(error));
+            }
+        };
         let done = match self.shared.policy.teardown {
             Teardown::Deferred(_) => {
                 self.enqueue(pinned, None);

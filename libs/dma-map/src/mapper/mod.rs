@@ -35,8 +35,11 @@
 //! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
 //! lines that change once per flush. No clock is read but the coarse one.
 //!
+//! **Identity** allocators give one IOVA to all who map a page: the table counts (`map_counted`), and the last unmap
+//! invalidates. Where a count overflows, the page gets an IOVA of its own.
+//!
 //! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), lists that bounce,
-//! PASIDs, and identity mappings that share entries.
+//! and PASIDs.
 
 mod bounce;
 mod core_map;
@@ -49,7 +52,8 @@ mod queue;
 mod reclaim;
 mod request;
 mod shared;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use bounce::Bounce;

@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
 use crate::reuse::{Batch, Progress, SharingTable};
 use crate::risk::Counters;
-use crate::table::{PageTable, RetiredTable};
+use crate::table::{PageTable, RetiredTable, UnmapError};
 
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;
@@ -183,7 +183,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
                 return Ok(());
             }
             if !expiry.is_cleared {
-                self.clear(batch);
+                self.clear_batch(batch);
                 expiry.is_cleared = true;
             }
             // Room for a few: who unmaps much here does it in one domain command.
@@ -214,11 +214,25 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         self.invalidator.flush(commands)
     }
 
+    /// Clears the entries of `range`, for which `allocated` was allocated. Gives what is to be invalidated: nothing where
+    /// the entries are counted and others still use them.
+    #[inline]
+    pub(super) fn clear(
+        &self,
+        allocated: IovaRange,
+        range: IovaRange,
+    ) -> Result<Option<IovaRange>, UnmapError> {
+        match self.allocator.is_counted(allocated) {
+            true => self.table.unmap_counted(range),
+            false => self.table.unmap(range).map(|()| Some(range)),
+        }
+    }
+
     /// Clears the entries of a batch. Its mappings are pinned by the core that kept them, so they are mapped.
-    pub(super) fn clear(&self, batch: &Batch) {
+    pub(super) fn clear_batch(&self, batch: &Batch) {
         for expired in batch.entries() {
-            let cleared = self.table.unmap(expired.range());
-            debug_assert_eq!(cleared, Ok(()), "an idle mapping is mapped");
+            let cleared = self.clear(expired.range(), expired.range());
+            debug_assert!(cleared.is_ok(), "an idle mapping is mapped: {cleared:?}");
         }
     }
 

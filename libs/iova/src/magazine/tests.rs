@@ -136,7 +136,10 @@ fn a_range_freed_twice_at_once_does_not_stay_doubled() {
     let range = one.alloc(Request::pages(1)).expect("room");
     // As if both had loaded "allocated" before either stored "cached".
     one.free(range).expect("out");
-    one.shared.states.set_allocated(range.first().raw(), 0);
+    one.shared
+        .backing
+        .states
+        .set_allocated(range.first().raw(), 0);
     two.free(range).expect("looks out");
     let first = one.alloc(Request::pages(1)).expect("room");
     let second = two.alloc(Request::pages(1)).expect("room");

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use address::Iova;
-use iova::Access;
+use iova::{Access, IdentityAllocator};
 
 use super::*;
 use crate::invalidate::DeviceFault;
@@ -213,5 +213,33 @@ fn no_iova_lies_above_the_mask() {
     assert!(held.iter().all(|mapping| mapping.iova() <= last));
     for mapping in held.drain(..) {
         core.unmap(mapping).unwrap();
+    }
+}
+
+#[test]
+fn an_identity_mapping_ends_with_its_last_user() {
+    for policy in policies() {
+        let aperture = Aperture::of_bits(39).unwrap();
+        let space = IdentityAllocator::new(aperture, 2, 36).unwrap();
+        let world = World::of(space, policy, DeviceLimits::default());
+        let (mut one, mut two) = (world.core(0), world.core(1));
+        let first = one.map(&[page(5)], Direction::ToDevice).unwrap();
+        let second = two.map(&[page(5)], Direction::ToDevice).unwrap();
+        let iova = first.iova();
+        assert_eq!((iova.raw(), second.iova()), ((1 << 36) + (5 << 12), iova));
+        two.unmap(first).unwrap();
+        assert!(world.device.access(iova, Access::Read).is_ok());
+        one.unmap(second).unwrap();
+        one.park().unwrap();
+        two.park().unwrap();
+        world.mapper.flush().unwrap();
+        assert!(
+            world.device.access(iova, Access::Read).is_err(),
+            "{policy:?}"
+        );
+        assert!(world.mapper.table().lookup(iova).is_none());
+        if matches!(policy.reuse, Reuse::Never) {
+            assert!(one.unmap_at(iova, 1).is_err());
+        }
     }
 }
