@@ -88,7 +88,7 @@ impl fmt::Display for Table {
         writeln!(f)?;
         for row in &self.rows {
             let name = format!("{} {}", row.workload, row.subject);
-            let goal = row.goal.map_or(String::from("-"), |goal| short(goal));
+            let goal = row.goal.map_or(String::from("-"), short);
             write!(f, "{name:<24}{goal:>8}")?;
             for counted in &row.counted {
                 let miss = row.goal.is_some_and(|goal| counted.transfers > goal + 1e-9);
