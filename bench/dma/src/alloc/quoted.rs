@@ -23,8 +23,11 @@ const LINUX: [(&str, usize, &str, &str); 16] = [
     ("x1", 2, "11.1 (loop alone)", ""),
 ];
 
+/// Workload, threads, nanoseconds.
+type Figure = (&'static str, usize, &'static str);
+
 /// Crate, a-1 and c-1 with one and two threads.
-const PEERS: [(&str, [(&str, usize, &str); 4]); 4] = [
+const PEERS: [(&str, [Figure; 4]); 4] = [
     (
         "range_alloc",
         [

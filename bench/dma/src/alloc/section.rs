@@ -1,7 +1,10 @@
 //! The loops over everything that allocates, and the figures that come from them.
 
 use anyhow::Result;
-use iova::{EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, TreeAllocator};
+use iova::{
+    EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, SlabAllocator,
+    TreeAllocator,
+};
 
 use super::loops::{self, Sizes, WINDOW};
 use super::subject::{Identity, Nothing, OnePage, Ours, Subject};
@@ -109,16 +112,21 @@ impl Workload {
 }
 
 /// Names of our allocators in keys; the first is the one that the targets are about.
-pub const ALLOCATORS: [&str; 6] = ["chunk", "magazine", "identity", "tree", "eiovar", "linear"];
+pub const ALLOCATORS: [&str; 7] = [
+    "chunk", "magazine", "identity", "slab", "tree", "eiovar", "linear",
+];
 /// Names of the peers.
 pub const PEERS: [&str; 3] = ["range_alloc", "offset_allocator", "vm_allocator"];
+
+/// Makes an allocator and the threads of a loop over it.
+type MakeTasks = dyn Fn(&Workload) -> Result<Tasks>;
 
 /// An allocator that runs the loops.
 pub struct Entry {
     /// Its name in keys.
     pub name: &'static str,
     is_peer: bool,
-    tasks: Box<dyn Fn(&Workload) -> Result<Tasks>>,
+    tasks: Box<MakeTasks>,
 }
 
 /// One of ours: made anew for every run, for as many cores as the loop has threads.
@@ -150,6 +158,9 @@ pub fn entries() -> Vec<Entry> {
         }),
         ours("identity", |cores| {
             Ok(Identity(IdentityAllocator::new(space()?, cores, 46)?))
+        }),
+        ours("slab", |cores| {
+            Ok(Ours(SlabAllocator::new(space()?, cores)?))
         }),
         ours("tree", |cores| {
             Ok(Ours(TreeAllocator::new(space()?, cores)?))

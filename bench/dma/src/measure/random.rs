@@ -12,10 +12,6 @@ impl Random {
 
     /// The next number; loops take its upper bits.
     #[inline]
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "an endless stream needs no Option"
-    )]
     pub fn next(&mut self) -> u64 {
         let mut v = self.0;
         v ^= v >> 12;

@@ -85,11 +85,13 @@ pub struct Turns {
     pub cpus: Vec<usize>,
 }
 
+/// A run, and the round trip beside it.
+type Attempt = (Run, Option<f64>);
+
 impl Turns {
     /// Measures the cases; one that fails, or that needs more CPUs than there are, has its error.
     pub fn measure(&self, cases: &[Case<'_>]) -> Vec<Result<Outcome>> {
-        let mut found: Vec<Result<Vec<(Run, Option<f64>)>>> =
-            cases.iter().map(|_| Ok(Vec::new())).collect();
+        let mut found: Vec<Result<Vec<Attempt>>> = cases.iter().map(|_| Ok(Vec::new())).collect();
         for _ in 0..self.runs {
             for (case, found) in cases.iter().zip(&mut found) {
                 if let Ok(so_far) = found {
@@ -118,8 +120,8 @@ impl Turns {
     }
 
     /// One run, and up to two more if others disturbed it: the least disturbed of them.
-    fn attempt(&self, case: &Case<'_>) -> Result<(Run, Option<f64>)> {
-        let mut best: Option<(Run, Option<f64>)> = None;
+    fn attempt(&self, case: &Case<'_>) -> Result<Attempt> {
+        let mut best: Option<Attempt> = None;
         for _ in 0..3 {
             let before = (case.threads > 1).then(|| self.round_trip()).flatten();
             let found = run((case.make)()?, &self.cpus, self.time)?;
@@ -141,7 +143,7 @@ impl Turns {
     }
 }
 
-fn outcome(case: &Case<'_>, found: &[(Run, Option<f64>)]) -> Outcome {
+fn outcome(case: &Case<'_>, found: &[Attempt]) -> Outcome {
     let of = |value: &dyn Fn(&Run) -> f64| {
         Measured::of(found.iter().map(|(run, _)| value(run))).expect("there are runs")
     };
