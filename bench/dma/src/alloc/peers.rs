@@ -70,25 +70,18 @@ pub fn offset_allocator() -> Peer<Allocator<u32>> {
     Peer::new(Allocator::new(u32::MAX))
 }
 
-/// An allocation, once there is one.
-#[derive(Clone, Copy, Default)]
-pub struct Offset(Option<Allocation<u32>>);
-
 impl Worker for Locked<Allocator<u32>> {
-    type Range = Offset;
+    type Range = Allocation<u32>;
 
     #[inline]
-    fn alloc(&mut self, pages: u64) -> Offset {
+    fn alloc(&mut self, pages: u64) -> Allocation<u32> {
         let pages = u32::try_from(pages).expect("ranges of the loops are small");
         let found = self.lock().allocate(pages);
-        Offset(Some(
-            found.expect("the space is far larger than the window"),
-        ))
+        found.expect("the space is far larger than the window")
     }
 
     #[inline]
-    fn free(&mut self, range: Offset) {
-        let range = range.0.expect("a slot is filled before it is emptied");
+    fn free(&mut self, range: Allocation<u32>) {
         self.lock().free(range);
     }
 }
@@ -103,26 +96,19 @@ pub fn vm_allocator() -> Result<Peer<AddressAllocator>> {
     Ok(Peer::new(allocator))
 }
 
-/// A range, once there is one.
-#[derive(Clone, Copy, Default)]
-pub struct Interval(Option<RangeInclusive>);
-
 impl Worker for Locked<AddressAllocator> {
-    type Range = Interval;
+    type Range = RangeInclusive;
 
     #[inline]
-    fn alloc(&mut self, pages: u64) -> Interval {
+    fn alloc(&mut self, pages: u64) -> RangeInclusive {
         let found = self
             .lock()
             .allocate(pages, pages.next_power_of_two(), AllocPolicy::FirstMatch);
-        Interval(Some(
-            found.expect("the space is far larger than the window"),
-        ))
+        found.expect("the space is far larger than the window")
     }
 
     #[inline]
-    fn free(&mut self, range: Interval) {
-        let range = range.0.expect("a slot is filled before it is emptied");
+    fn free(&mut self, range: RangeInclusive) {
         self.lock().free(&range).expect("it was allocated");
     }
 }

@@ -7,7 +7,7 @@ use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Req
 /// One core's way to ranges.
 pub trait Worker: Send + 'static {
     /// What stands for a range until it is freed.
-    type Range: Copy + Send + Sync + Default + 'static;
+    type Range: Copy + Send + 'static;
 
     /// A range of `pages` pages, aligned to the power of two that holds them where the allocator can align.
     fn alloc(&mut self, pages: u64) -> Self::Range;
@@ -67,48 +67,36 @@ where
 /// A core's handle.
 pub struct Core<C>(C);
 
-/// A range that may not be there yet: loops hold arrays of them.
-#[derive(Clone, Copy, Default)]
-pub struct Held(Option<IovaRange>);
-
-impl Held {
-    /// The range.
-    pub fn range(self) -> IovaRange {
-        self.0.expect("a slot is filled before it is emptied")
-    }
-
-    #[inline]
-    fn one_page(page: u64) -> Self {
-        Self(IovaRange::new(IovaPfn::new(page), 1))
-    }
+/// The range of one page.
+#[inline]
+fn one_page(page: u64) -> IovaRange {
+    IovaRange::new(IovaPfn::new(page), 1).expect("it was a range")
 }
 
 impl<C: CoreAllocator + 'static> Worker for Core<C> {
-    type Range = Held;
+    type Range = IovaRange;
 
     #[inline]
-    fn alloc(&mut self, pages: u64) -> Held {
+    fn alloc(&mut self, pages: u64) -> IovaRange {
         let range = self.0.alloc(Request::pages(pages));
-        Held(Some(
-            range.expect("the space is far larger than the window"),
-        ))
+        range.expect("the space is far larger than the window")
     }
 
     #[inline]
-    fn free(&mut self, range: Held) {
-        self.0.free(range.range()).expect("it was allocated");
+    fn free(&mut self, range: IovaRange) {
+        self.0.free(range).expect("it was allocated");
     }
 }
 
 impl<C: CoreAllocator + 'static> OnePage for Core<C> {
     #[inline]
-    fn page(range: Held) -> u64 {
-        range.range().first().raw()
+    fn page(range: IovaRange) -> u64 {
+        range.first().raw()
     }
 
     #[inline]
-    fn at(page: u64) -> Held {
-        Held::one_page(page)
+    fn at(page: u64) -> IovaRange {
+        one_page(page)
     }
 }
 
@@ -150,10 +138,10 @@ pub struct IdentityCore<C> {
 }
 
 impl<C: CoreAllocator + 'static> Worker for IdentityCore<C> {
-    type Range = Held;
+    type Range = IovaRange;
 
     #[inline]
-    fn alloc(&mut self, pages: u64) -> Held {
+    fn alloc(&mut self, pages: u64) -> IovaRange {
         let size = pages.next_power_of_two();
         let start = (self.next + size - 1) & !(size - 1);
         self.next = (start + size) & (IDENTITY_PAGES - 1);
@@ -161,26 +149,24 @@ impl<C: CoreAllocator + 'static> Worker for IdentityCore<C> {
         let request =
             Request::pages(pages).for_memory(PhysAddr::new(page << PAGE_SHIFT), Access::ReadWrite);
         let range = self.core.alloc(request);
-        Held(Some(
-            range.expect("the space is far larger than the window"),
-        ))
+        range.expect("the space is far larger than the window")
     }
 
     #[inline]
-    fn free(&mut self, range: Held) {
-        self.core.free(range.range()).expect("it was allocated");
+    fn free(&mut self, range: IovaRange) {
+        self.core.free(range).expect("it was allocated");
     }
 }
 
 impl<C: CoreAllocator + 'static> OnePage for IdentityCore<C> {
     #[inline]
-    fn page(range: Held) -> u64 {
-        range.range().first().raw()
+    fn page(range: IovaRange) -> u64 {
+        range.first().raw()
     }
 
     #[inline]
-    fn at(page: u64) -> Held {
-        Held::one_page(page)
+    fn at(page: u64) -> IovaRange {
+        one_page(page)
     }
 }
 

@@ -52,10 +52,10 @@ impl Time {
     /// A clock, calibrated once per program.
     pub fn shared() -> Arc<Self> {
         static PRECISE: std::sync::OnceLock<report::clock::Clock> = std::sync::OnceLock::new();
-        Arc::new(Self {
-            precise: *PRECISE.get_or_init(report::clock::Clock::new),
-            coarse: CachePadded::new(AtomicU64::new(0)),
-        })
+        let precise = *PRECISE.get_or_init(report::clock::Clock::new);
+        // It has been running for as long as the program: at 0, what is stamped before the first tick looked that old.
+        let coarse = CachePadded::new(AtomicU64::new(precise.now()));
+        Arc::new(Self { precise, coarse })
     }
 }
 
@@ -110,7 +110,10 @@ pub struct Facts {
     pub commands: u64,
     /// Stale mappings.
     pub risk: Risk,
-    /// Whether the documented bound held; the period of ticks and 1 ms for a late tick are allowed for.
+    /// The longest time between two ticks: on a busy machine the thread that ticks runs late, and the bounds on ages
+    /// hold up to that.
+    pub tick_max_ns: u64,
+    /// Whether the documented bound held, up to the longest time between two ticks and 100 µs for what a tick does.
     pub is_within_bound: bool,
 }
 
@@ -119,6 +122,7 @@ pub struct Rig<T: PageTable + 'static> {
     mapper: Mapper<T>,
     costs: Costs,
     stop: Arc<AtomicBool>,
+    tick_max_ns: Arc<AtomicU64>,
     ticker: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -144,16 +148,22 @@ impl<T: PageTable + 'static> Rig<T> {
         };
         let mapper = DmaMapper::new(domain, policy, DeviceLimits::default())?;
         let stop = Arc::new(AtomicBool::new(false));
+        let tick_max_ns = Arc::new(AtomicU64::new(0));
         let ticker = {
             let (mapper, stop) = (mapper.clone(), Arc::clone(&stop));
+            let tick_max_ns = Arc::clone(&tick_max_ns);
             thread::Builder::new()
                 .name("tick".into())
                 .spawn(move || {
                     // On another CPU it would disturb the one that is measured; it works all the same.
                     let _ = host::pin(tick_on);
+                    let mut last = clock.now();
                     while !stop.load(Ordering::Relaxed) {
+                        let now = clock.now();
                         // The hardware here never fails.
-                        let _ = mapper.tick(clock.now());
+                        let _ = mapper.tick(now);
+                        tick_max_ns.fetch_max(clock.now() - last, Ordering::Relaxed);
+                        last = now;
                         thread::sleep(TICK);
                     }
                 })
@@ -163,6 +173,7 @@ impl<T: PageTable + 'static> Rig<T> {
             mapper,
             costs,
             stop,
+            tick_max_ns,
             ticker: Mutex::new(Some(ticker)),
         }))
     }
@@ -192,11 +203,12 @@ impl<T: PageTable + 'static> Rig<T> {
         } else {
             self.costs.page_ns
         };
-        let slack = TICK + Duration::from_millis(1);
+        let tick_max_ns = self.tick_max_ns.load(Ordering::Relaxed);
         Facts {
             flushed_ns: (commands * each) as f64,
             commands,
-            is_within_bound: risk.check(slack.as_nanos() as u64).is_ok(),
+            tick_max_ns,
+            is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
             risk,
         }
     }

@@ -64,7 +64,7 @@ impl<'a> Case<'a> {
 pub struct Outcome {
     /// Nanoseconds of a pair, per thread, as measured.
     pub ns: Measured,
-    /// Millions of pairs per second, all threads.
+    /// Millions of pairs per second, all threads; of one thread by its processor time.
     pub mps: Measured,
     /// A cache line's round trip, beside each run of two threads.
     pub rtt_ns: Option<Measured>,
@@ -153,7 +153,13 @@ fn outcome(case: &Case<'_>, found: &[Attempt]) -> Outcome {
         .filter(|(run, _)| !is_alone && !case.may_sleep && run.on_cpu < UNDISTURBED);
     Outcome {
         ns: of(&|run| if is_alone { run.cpu_ns } else { run.wall_ns }),
-        mps: of(&|run| run.per_second / 1e6),
+        mps: of(&|run| {
+            if is_alone {
+                1e3 / run.cpu_ns
+            } else {
+                run.per_second / 1e6
+            }
+        }),
         rtt_ns: Measured::of(found.iter().filter_map(|(_, rtt)| *rtt)),
         disturbed: disturbed.count(),
         runs: found.iter().map(|(run, _)| *run).collect(),

@@ -268,6 +268,7 @@ fn percentiles(turns: &Turns, record: &mut Record, load: &Load, sequence: &Arc<S
 struct Worst {
     stale_max: u64,
     age_ns: u64,
+    tick_max_ns: u64,
     last: Option<Facts>,
     broken: usize,
     runs: usize,
@@ -277,6 +278,7 @@ impl Worst {
     fn add(&mut self, facts: &Facts) {
         self.stale_max = self.stale_max.max(facts.risk.stale_max);
         self.age_ns = self.age_ns.max(facts.risk.windows.max_ns);
+        self.tick_max_ns = self.tick_max_ns.max(facts.tick_max_ns);
         self.broken += usize::from(!facts.is_within_bound);
         self.runs += 1;
         self.last = Some(facts.clone());
@@ -285,7 +287,7 @@ impl Worst {
 
 fn risks(record: &mut Record, worst: &[Worst]) {
     println!(
-        "\nstale mappings over all loads\n{:24} {:>9} {:>12} {:>9} {:>12}  runs outside the bound (age: + 2 ms for ticks)",
+        "\nstale mappings over all loads\n{:24} {:>9} {:>12} {:>9} {:>12}  runs outside the bound (the longest time between two ticks is added to its age)",
         "", "most", "longest, us", "bound", "bound, us"
     );
     for (named, worst) in POLICIES.iter().zip(worst) {
