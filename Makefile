@@ -47,7 +47,7 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
 
-bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 12 minutes, 2 idle CPUs -> target/report/dma.json, target/report/dma/
+bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 8 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
 	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
 
 bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma

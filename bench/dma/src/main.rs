@@ -31,7 +31,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use report::{Host, Object, host};
 
@@ -102,6 +102,10 @@ fn main() -> Result<()> {
 
 /// Runs the sections; what is there is written after each.
 fn measure(args: &Args) -> Result<()> {
+    let is_section = |only: &&String| SECTIONS.iter().any(|(name, _)| name == only);
+    if let Some(unknown) = args.only.iter().find(|only| !is_section(only)) {
+        bail!("there is no section {unknown}");
+    }
     let mut turns = Turns {
         time: Duration::from_millis(args.millis),
         runs: usize::from(args.runs),
