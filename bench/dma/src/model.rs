@@ -5,6 +5,8 @@
 
 use dma_model::{Check, Constants, System, run, validate};
 
+use report::Measured;
+
 use crate::measure::Turns;
 use crate::record::Record;
 
@@ -60,9 +62,17 @@ fn system(record: &Record, name: &str) -> Option<System> {
     })
 }
 
+/// The round trip beside the measured rows that the model is compared with.
+fn round_trip(record: &Record) -> Option<f64> {
+    let rows = SYSTEMS
+        .iter()
+        .filter_map(|(.., row)| record.get(&format!("{row}_2thr_rtt_ns")));
+    Measured::of(rows).map(|rtt| rtt.median)
+}
+
 /// Plays the systems whose rows were measured.
 pub fn measure(_: &Turns, record: &mut Record) {
-    let (Some(rtt), Some(lock_ns)) = (record.get("rtt_ns"), record.get("lock_ns")) else {
+    let (Some(rtt), Some(lock_ns)) = (round_trip(record), record.get("lock_ns")) else {
         println!("\nmodel: not played: no round trip was measured");
         return;
     };

@@ -115,9 +115,12 @@ impl Record {
         self.measured(&format!("{key}_mps_raw"), &outcome.mps, 3);
         let mut scaled = "-".to_owned();
         if case.threads == 1 && !case.is_fixed {
-            let ns = self.scale.single(median);
+            let ns = self.scale.with_floor(outcome.floor_ns).single(median);
             self.number(&format!("{key}_ns"), ns, 2);
             scaled = ns_text(ns);
+        }
+        if let Some(floor) = outcome.floor_ns {
+            self.number(&format!("{key}_floor_ns"), floor, 3);
         }
         let rtt = outcome.rtt_ns.map(|rtt| rtt.median);
         if let Some(rtt) = rtt {

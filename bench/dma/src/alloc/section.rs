@@ -240,7 +240,7 @@ fn derive(record: &mut Record) {
         ("slow_65536_ns", "a1_w65536_chunk_1thr"),
     ] {
         let ns = raw(record, row);
-        record.both(key, ns, ns.map(|ns| scale.single(ns)), 2);
+        record.both(key, ns, record.get(&format!("{row}_ns")), 2);
     }
     let ratio = |record: &Record, name: &str| {
         let (one, two) = (format!("{name}_1thr"), format!("{name}_2thr"));

@@ -151,7 +151,7 @@ fn mps(record: &Record, policy: &str) -> Option<(f64, f64)> {
 
 fn derive(record: &mut Record) {
     let deferred = record.get("d_deferred_f0_1thr_ns_raw");
-    let scaled = deferred.map(|ns| record.scale().single(ns));
+    let scaled = record.get("d_deferred_f0_1thr_ns");
     record.both("deferred_ns", deferred, scaled, 2);
     let lock = mps(record, "strict_lock");
     for (key, policy) in [

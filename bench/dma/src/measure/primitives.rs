@@ -7,12 +7,13 @@
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lines::Lock;
 use report::Measured;
 
-use super::threads::{BATCH, Task};
+use super::threads::{BATCH, Task, run};
 use super::turns::{Case, Outcome, Turns};
 use super::{Random, Scale};
 
@@ -79,6 +80,22 @@ impl Task for Locking {
     }
 }
 
+fn magazine() -> Box<Floor> {
+    Box::new(Floor(Box::new(Magazine {
+        len: 64,
+        objects: [0; MAGAZINE],
+    })))
+}
+
+/// The floor now, nanoseconds: processors that share a core with somebody else's have another one from second to
+/// second, so each turn of one-thread figures has its own.
+///
+/// # Errors
+/// The CPU cannot be used.
+pub fn floor(cpus: &[usize], time: Duration) -> Result<f64> {
+    Ok(run(vec![magazine()], cpus, time)?.cpu_ns)
+}
+
 /// The primitives of one run of the program.
 #[derive(Clone, Debug)]
 pub struct Primitives {
@@ -100,12 +117,6 @@ impl Primitives {
     /// # Errors
     /// The CPUs cannot be used.
     pub fn measure(turns: &Turns) -> Result<Self> {
-        let magazine = || {
-            Box::new(Floor(Box::new(Magazine {
-                len: 64,
-                objects: [0; MAGAZINE],
-            })))
-        };
         let private = |id| Box::new(Private(Random::new(id))) as Box<dyn Task>;
         let cases = [
             Case::new("floor", 1, || Ok(vec![magazine()])),

@@ -1,7 +1,7 @@
 //! From this machine to the one of our notes, so that a figure can be compared with a target.
 //!
 //! A figure is given as measured (`_raw`) and scaled by a primitive of the same run:
-//! * one thread: nanoseconds × 1.67 / [floor](super::primitives);
+//! * one thread: nanoseconds × 1.67 / [floor](super::primitives), the floor being measured in the same turns;
 //! * what crosses between two cores (b-32): nanoseconds × 120 / round trip;
 //! * two threads against one: the ratio / the same ratio of a loop in which threads share nothing;
 //! * **two threads and a flush that takes a fixed time F**: a busy wait takes as long on every machine, so only what
@@ -31,6 +31,15 @@ pub struct Scale {
 }
 
 impl Scale {
+    /// The same scale where the floor was measured beside the figure.
+    #[must_use]
+    pub fn with_floor(self, floor_ns: Option<f64>) -> Self {
+        Self {
+            floor_ns: floor_ns.unwrap_or(self.floor_ns),
+            ..self
+        }
+    }
+
     /// What one thread takes.
     pub fn single(&self, ns: f64) -> f64 {
         ns * NOTES_FLOOR_NS / self.floor_ns

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use report::{Measured, host};
 
+use super::primitives;
 use super::threads::{Run, Tasks, run};
 
 /// The part of a two-thread run that both threads must have been running.
@@ -68,6 +69,8 @@ pub struct Outcome {
     pub mps: Measured,
     /// A cache line's round trip, beside each run of two threads.
     pub rtt_ns: Option<Measured>,
+    /// The floor beside the runs of one thread.
+    pub floor_ns: Option<f64>,
     /// Runs of those above in which a thread was not running all the time, because others use the machine.
     pub disturbed: usize,
     /// Of each run in its turn, so that two cases can be compared turn by turn.
@@ -92,7 +95,11 @@ impl Turns {
     /// Measures the cases; one that fails, or that needs more CPUs than there are, has its error.
     pub fn measure(&self, cases: &[Case<'_>]) -> Vec<Result<Outcome>> {
         let mut found: Vec<Result<Vec<Attempt>>> = cases.iter().map(|_| Ok(Vec::new())).collect();
+        let mut floors = Vec::new();
         for _ in 0..self.runs {
+            if cases.iter().any(|case| case.threads == 1) {
+                floors.extend(primitives::floor(&self.cpus, self.time / 8));
+            }
             for (case, found) in cases.iter().zip(&mut found) {
                 if let Ok(so_far) = found {
                     match self.attempt(case) {
@@ -102,10 +109,11 @@ impl Turns {
                 }
             }
         }
+        let floor_ns = Measured::of(floors).map(|floor| floor.median);
         cases
             .iter()
             .zip(found)
-            .map(|(case, found)| Ok(outcome(case, &found?)))
+            .map(|(case, found)| Ok(outcome(case, &found?, floor_ns)))
             .collect()
     }
 
@@ -143,7 +151,7 @@ impl Turns {
     }
 }
 
-fn outcome(case: &Case<'_>, found: &[Attempt]) -> Outcome {
+fn outcome(case: &Case<'_>, found: &[Attempt], floor_ns: Option<f64>) -> Outcome {
     let of = |value: &dyn Fn(&Run) -> f64| {
         Measured::of(found.iter().map(|(run, _)| value(run))).expect("there are runs")
     };
@@ -161,6 +169,7 @@ fn outcome(case: &Case<'_>, found: &[Attempt]) -> Outcome {
             }
         }),
         rtt_ns: Measured::of(found.iter().filter_map(|(_, rtt)| *rtt)),
+        floor_ns: floor_ns.filter(|_| is_alone),
         disturbed: disturbed.count(),
         runs: found.iter().map(|(run, _)| *run).collect(),
     }

@@ -189,7 +189,7 @@ fn shares(
         let fixed = flushed(outcome, &facts) + load.packets.pad_ns as f64;
         let scaled = if threads == 1 && load.packets.pad_ns > 0 {
             let pad = load.packets.pad_ns as f64;
-            let scale = record.scale();
+            let scale = record.scale().with_floor(outcome.floor_ns);
             scale.beyond_wait(off.ns.median, pad) / scale.beyond_wait(outcome.ns.median, fixed)
         } else {
             raw
