@@ -83,6 +83,11 @@ impl Record {
             or_dash(scale.private_ratio, 3),
             or_dash(scale.rtt_ns, 0)
         );
+        if scale.private_ratio.is_some_and(|ratio| ratio > 1.1) {
+            println!(
+                "WARNING: two threads that share nothing disturb each other: figures of two mean little"
+            );
+        }
         Self { object, scale }
     }
 

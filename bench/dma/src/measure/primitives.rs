@@ -145,7 +145,8 @@ impl Primitives {
             rtt_ns: self.rtt_ns.map(|rtt| rtt.median),
             private_ratio: self
                 .private_2thr_ns
-                .map(|two| two.median / self.private_ns.median),
+                // The least of both: a thread that others kept from running would flatter every ratio that is divided.
+                .map(|two| two.min / self.private_ns.min),
         }
     }
 }
