@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-serve bench-serve-lab soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-lab soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,11 +27,13 @@ demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits
 
 test: setup-clients ## all tests: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	EXITLESS_LAB=1 cargo test --release --workspace --quiet
+	cargo test --release --quiet -p lines -p dma-lines --features lines/probe,dma-lines/probe
 	$(EXITLESS) selftest
 
 check: setup ## format, lints, documentation, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	cargo clippy --release -p lines -p dma-lines --features lines/probe,dma-lines/probe --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-map --lib --release model
@@ -44,6 +46,12 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
+
+bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 8 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
+	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
+
+bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
+	cargo run --release --quiet -p dma-bench -- --again --report $(REPORT)/dma.json --docs docs/dma-results.md
 
 bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 25 minutes -> target/report/serve.json
 	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use report::short;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vhost_blk::client::Options;
 use vhost_blk::killer::Killer;
 use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
 use vhost_blk::ring::feature;
-use vhost_blk::stats::{micros, short};
+use vhost_blk::stats::micros;
 use vhost_blk::verify::{Verify, verify};
 use vhost_blk::{Run, bench, ceiling, drive, host};
 use vhost_user::wire::ProtocolFeatures;

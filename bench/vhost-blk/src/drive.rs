@@ -11,10 +11,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use report::clock::Clock;
 use rustix::event::{Timespec, epoll};
 
 use crate::client::{Client, ClientError, Options};
-use crate::clock::Clock;
 use crate::hist::Histogram;
 use crate::load::{Arrivals, Mix, Mode, Pacing, Requests, VmSpec};
 use crate::process;

@@ -1,25 +1,11 @@
-//! The machine under the measurement: CPUs, and what they cost each other.
+//! The machine under the measurement: priority, and processors kept awake.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-/// Runs the calling thread, and what it starts, on one CPU.
-///
-/// # Errors
-/// There is no such CPU, or it is not ours to use.
-pub fn pin(cpu: usize) -> io::Result<()> {
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
+pub use report::host::{cpus, pin, round_trip};
 
 /// The priority of this thread and of what it starts, until dropped.
 ///
@@ -58,70 +44,6 @@ impl Drop for Priority {
             let _ = std::fs::write(AUTOGROUP, before);
         }
     }
-}
-
-/// The CPUs this thread may run on, in order.
-///
-/// # Errors
-/// The kernel does not say.
-pub fn cpus() -> io::Result<Vec<usize>> {
-    let set = sched_getaffinity(None)?;
-    Ok((0..CpuSet::MAX_CPU)
-        .filter(|&cpu| set.is_set(cpu))
-        .collect())
-}
-
-/// Round trips per run, and runs: short ones, so that most of them are free of whoever else runs here.
-const TRIPS: u64 = 100;
-const RUNS: usize = 2001;
-
-/// Two lines apart, so that nothing else moves with it.
-#[repr(align(128))]
-#[derive(Default)]
-struct Line(AtomicU64);
-
-/// A cache line's round trip between two CPUs, nanoseconds: the median of many short runs and the fastest.
-///
-/// # Errors
-/// The CPUs cannot be used.
-pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
-    let lines = Arc::new((Line::default(), Line::default()));
-    let trips = TRIPS * (RUNS as u64 + 1);
-    let other = Arc::clone(&lines);
-    let echo = thread::spawn(move || {
-        let pinned = pin(there);
-        for trip in 1..=trips {
-            while other.0.0.load(Ordering::Acquire) != trip {
-                std::hint::spin_loop();
-            }
-            other.1.0.store(trip, Ordering::Release);
-        }
-        pinned
-    });
-    let before = sched_getaffinity(None)?;
-    let pinned = pin(here);
-    let mut runs = Vec::new();
-    let mut trip = 0;
-    for run in 0..=RUNS {
-        let start = Instant::now();
-        for _ in 0..TRIPS {
-            trip += 1;
-            lines.0.0.store(trip, Ordering::Release);
-            while lines.1.0.load(Ordering::Acquire) != trip {
-                std::hint::spin_loop();
-            }
-        }
-        // The first run warms up.
-        if run > 0 {
-            runs.push(start.elapsed().as_nanos() as f64 / TRIPS as f64);
-        }
-    }
-    sched_setaffinity(None, &before)?;
-    pinned?;
-    echo.join()
-        .map_err(|_| io::Error::other("the echo thread panicked"))??;
-    runs.sort_by(f64::total_cmp);
-    Ok((runs[RUNS / 2], runs[0]))
 }
 
 /// Threads of the lowest class, one per CPU, that keep it from halting: a processor that has to be woken

@@ -21,7 +21,6 @@ pub mod bench;
 pub mod ceiling;
 pub mod channel;
 pub mod client;
-pub mod clock;
 pub mod drive;
 pub mod hist;
 pub mod host;

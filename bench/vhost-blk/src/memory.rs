@@ -189,14 +189,6 @@ impl Drop for Memory {
     }
 }
 
-/// The counter behind [`Clock`](crate::clock::Clock): cycles of the time-stamp counter.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(crate) fn cycles() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction, and the kernel lets user space use it.
-    unsafe { std::arch::x86_64::_rdtsc() }
-}
-
 /// The processor time of a process, or `None` where it is gone.
 pub(crate) fn process_clock(pid: u32) -> Option<Duration> {
     let pid = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use report::short;
 use serde::Serialize;
 
 use crate::hist::Histogram;
@@ -163,17 +164,6 @@ impl Report {
 
 fn per_1000(events: u64, requests: u64) -> f64 {
     events as f64 * 1000.0 / requests.max(1) as f64
-}
-
-/// A count with a unit prefix: `1.76 M`, `41.1 k`.
-pub fn short(value: f64) -> String {
-    match value {
-        v if v >= 1e9 => format!("{:.2} G", v / 1e9),
-        v if v >= 1e6 => format!("{:.2} M", v / 1e6),
-        v if v >= 1e4 => format!("{:.1} k", v / 1e3),
-        v if v >= 10.0 => format!("{v:.0}"),
-        v => format!("{v:.2}"),
-    }
 }
 
 /// Microseconds: `1.02`, `23.0`, `145`.

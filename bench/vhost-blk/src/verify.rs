@@ -12,11 +12,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use report::clock::Clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use crate::client::{Client, ClientError, Options, feature};
-use crate::clock::Clock;
 use crate::drive::{LOST_AFTER, REAP};
 use crate::journal::{Content, Journal};
 use crate::killer::Killer;

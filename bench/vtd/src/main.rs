@@ -16,18 +16,18 @@ mod guest;
 mod measure;
 mod threads;
 
+use std::hint;
 use std::path::PathBuf;
-use std::{fs, hint};
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use guest_mem::{Dma, Iova, PAGE_SIZE, Perm, View};
-use serde_json::{Map, Value};
+use report::{Host, Measured, Object};
 use vtd::AccessLen;
 use vtd::spec::registers;
 
 use guest::{DISK, Guest, IOVA, PAGES, Quiet};
-use measure::{Measured, measure};
+use measure::measure;
 
 /// Measures the emulated VT-d unit on this machine.
 #[derive(Parser)]
@@ -106,48 +106,21 @@ fn main() -> Result<()> {
         ("reaction_ns", threads::reaction()?),
         ("pingpong_ns", threads::pingpong()?),
     ];
-    let mut report = Map::new();
-    let machine = lines_value("/proc/cpuinfo", "model name");
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    report.insert("machine".into(), machine.clone().into());
-    report.insert("kernel".into(), kernel.trim().into());
-    report.insert("mode".into(), "native, release, no virtual machine".into());
-    report.insert(
-        "commit".into(),
-        option_env!("EXITLESS_COMMIT").unwrap_or("unknown").into(),
-    );
+    let host = Host::read();
+    let mut report = Object::new(&host, "native, release, no virtual machine");
     println!(
-        "the emulated VT-d unit on {machine}, Linux {}",
-        kernel.trim()
+        "the emulated VT-d unit on {}, Linux {}",
+        host.model, host.kernel
     );
     println!("{:<24}{:>12}{:>12}{:>12}", "ns", "median", "min", "max");
     for (key, measured) in &rows {
         let Measured { median, min, max } = measured;
         println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
-        report.insert((*key).into(), round(*median));
-        report.insert(format!("{key}_spread"), round(max - min));
+        report.measured(key, measured, 1);
     }
-    if let Some(dir) = args.report.parent() {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    }
-    fs::write(
-        &args.report,
-        serde_json::to_string_pretty(&Value::Object(report))? + "\n",
-    )
-    .with_context(|| format!("writing {}", args.report.display()))?;
+    report
+        .write(&args.report)
+        .with_context(|| format!("writing {}", args.report.display()))?;
     println!("figures: {}", args.report.display());
     Ok(())
-}
-
-fn round(ns: f64) -> Value {
-    ((ns * 10.0).round() / 10.0).into()
-}
-
-fn lines_value(path: &str, key: &str) -> String {
-    fs::read_to_string(path)
-        .unwrap_or_default()
-        .lines()
-        .find(|line| line.starts_with(key))
-        .and_then(|line| line.split_once(':'))
-        .map_or_else(|| "unknown".into(), |(_, value)| value.trim().to_owned())
 }

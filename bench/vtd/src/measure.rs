@@ -2,16 +2,7 @@
 
 use std::time::Instant;
 
-/// Nanoseconds of one operation over several runs.
-#[derive(Clone, Copy, Debug)]
-pub struct Measured {
-    /// Middle run.
-    pub median: f64,
-    /// Fastest run.
-    pub min: f64,
-    /// Slowest run.
-    pub max: f64,
-}
+use report::Measured;
 
 /// Runs of each measurement.
 const RUNS: usize = 15;
@@ -33,11 +24,6 @@ pub fn measure(operations: u32, mut each: impl FnMut(u32)) -> Measured {
 }
 
 /// Median and spread of these.
-pub fn of(mut runs: Vec<f64>) -> Measured {
-    runs.sort_by(f64::total_cmp);
-    Measured {
-        median: runs[runs.len() / 2],
-        min: runs[0],
-        max: runs[runs.len() - 1],
-    }
+pub fn of(runs: Vec<f64>) -> Measured {
+    Measured::of(runs).expect("there are runs")
 }

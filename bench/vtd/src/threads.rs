@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use guest_mem::{Gpa, PhysMem, RegPage, RegisterPage};
+use report::Measured;
 use vtd::front::Shared;
 use vtd::spec::registers::IQT;
 
 use crate::guest::{Guest, Quiet, STATUS};
-use crate::measure::{self, Measured};
+use crate::measure;
 
 /// Round trips in one run.
 const TRIPS: u32 = 20_000;

@@ -71,7 +71,7 @@ fn weights(bench: &mut Bench) -> Result<()> {
             }
         }
     }
-    let error = super::record::median(worst);
+    let error = report::median(worst);
     bench.record.number("weights_error_percent", error);
     bench.record.line(&format!(
         "weights 1:1:2:2:4:4: at most {error:.1} % from the share"

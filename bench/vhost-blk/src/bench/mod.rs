@@ -22,21 +22,22 @@ mod disks;
 mod fair;
 mod idle;
 mod open;
+mod plots;
 mod policies;
 mod record;
 mod server;
-mod svg;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use report::short;
 
 use crate::client::Options;
 use crate::drive::{Run, drive};
 use crate::host::{self, Priority, Spinners};
 use crate::load::{Mix, Mode, VmSpec};
-use crate::stats::{Report, VmReport, short};
+use crate::stats::{Report, VmReport};
 use crate::{ceiling, ring};
 
 pub use record::{Record, Summary};

@@ -1,14 +1,14 @@
 //! Rows and keys: the table people read and the object programs read, from one source.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde_json::{Map, Value, json};
+use report::{Host, Object, median, short};
+use serde_json::{Value, json};
 
-use super::svg;
+use super::plots;
 use super::{Peer, Settings};
-use crate::stats::{Report, micros, short};
+use crate::stats::{Report, micros};
 
 /// Other people's programs, measured by another client on the machine of our notes: name, depth 1 and 32
 /// polling, depth 1 sleeping (IOPS; p50/p99 in µs).
@@ -79,17 +79,6 @@ const KEYS: [&str; 24] = [
     "fixed_worst_vs_best_fixed_without_stalls",
 ];
 
-/// The median of some numbers; 0 of none.
-pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
-    let mut numbers: Vec<_> = numbers.into_iter().collect();
-    numbers.sort_by(f64::total_cmp);
-    match numbers.len() {
-        0 => 0.0,
-        len if len % 2 == 1 => numbers[len / 2],
-        len => f64::midpoint(numbers[len / 2 - 1], numbers[len / 2]),
-    }
-}
-
 /// Medians over the repetitions of one row.
 #[derive(Clone, Debug, Default)]
 #[expect(missing_docs, reason = "as in `Report`")]
@@ -158,47 +147,28 @@ impl Summary {
 /// What was measured so far.
 #[derive(Debug)]
 pub struct Record {
-    keys: Map<String, Value>,
+    keys: Object,
     has_heading: bool,
 }
 
 impl Record {
     /// With the machine and the settings as its first keys.
     pub fn new(settings: &Settings) -> Self {
-        let mut keys = Map::new();
+        let mut keys = Object::new(
+            &Host::read(),
+            "native, one CPU for the server, one for the client",
+        );
         for key in KEYS {
-            keys.insert(key.to_owned(), Value::Null);
+            keys.missing(key);
         }
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let cpuinfo = read("/proc/cpuinfo");
-        let model = cpuinfo
-            .lines()
-            .find_map(|line| line.strip_prefix("model name"));
-        let model = model.map_or("unknown", |line| line.trim_start_matches(['\t', ' ', ':']));
-        let commit = std::env::var("EXITLESS_COMMIT").unwrap_or_else(|_| "unknown".to_owned());
-        let load = read("/proc/loadavg");
-        let load: f64 = load
-            .split(' ')
-            .next()
-            .and_then(|word| word.parse().ok())
-            .unwrap_or(0.0);
-        let cpus = std::thread::available_parallelism().map_or(0, usize::from);
         let facts = [
-            ("machine", json!(format!("{model}, {cpus} CPUs"))),
-            ("kernel", json!(read("/proc/sys/kernel/osrelease").trim())),
-            (
-                "mode",
-                json!("native, one CPU for the server, one for the client"),
-            ),
-            ("commit", json!(commit)),
-            ("load_average", json!(load)),
             ("repetitions", json!(settings.repetitions)),
             ("seconds", json!(settings.seconds)),
             ("spinners", json!(settings.spinners)),
             ("idle_policy", json!(settings.idle)),
         ];
         for (key, value) in facts {
-            keys.insert(key.to_owned(), value);
+            keys.value(key, value);
         }
         Self {
             keys,
@@ -217,25 +187,27 @@ impl Record {
             "seconds",
             "spinners",
         ] {
-            println!("{key:12} {}", self.keys[key].to_string().trim_matches('"'));
+            println!(
+                "{key:12} {}",
+                self.keys.keys()[key].to_string().trim_matches('"')
+            );
         }
         if self.get("load_average").is_some_and(|load| load > 1.0) {
             println!(
                 "WARNING: others use this machine (load average {}): figures mean little",
-                self.keys["load_average"]
+                self.keys.keys()["load_average"]
             );
         }
     }
 
     /// Sets a key.
     pub fn number(&mut self, key: &str, value: f64) {
-        // A number that is none (0 / 0 of a row without requests) is null.
-        self.keys.insert(key.to_owned(), json!(value));
+        self.keys.number(key, value);
     }
 
     /// A key's number, if it was measured.
     pub fn get(&self, key: &str) -> Option<f64> {
-        self.keys.get(key)?.as_f64()
+        self.keys.get(key)
     }
 
     /// Adds to the wake-ups lost by our server.
@@ -334,7 +306,7 @@ impl Record {
         self.columns();
         println!("{name:26} {:5} not measured: {error:#}", peer.name());
         self.keys
-            .insert(format!("{name}_{}_iops", peer.name()), Value::Null);
+            .value(&format!("{name}_{}_iops", peer.name()), Value::Null);
     }
 
     /// A line of text.
@@ -347,11 +319,9 @@ impl Record {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        let text = serde_json::to_string_pretty(&self.keys)?;
-        fs::write(path, text + "\n").with_context(|| path.display().to_string())
+        self.keys
+            .write(path)
+            .with_context(|| path.display().to_string())
     }
 
     /// Prints the keys and what is quoted, and draws the plots.
@@ -373,20 +343,8 @@ impl Record {
             }
         }
         self.write(path)?;
-        svg::draw(&self.keys, path)?;
+        plots::draw(&self.keys, path)?;
         println!("\nwritten: {} and plots beside it", path.display());
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians_of_odd_even_and_nothing() {
-        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median([]), 0.0);
     }
 }

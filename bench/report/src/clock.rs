@@ -21,11 +21,11 @@ impl Clock {
     /// Compares the counter with the monotonic clock for 20 ms.
     #[cfg(target_arch = "x86_64")]
     pub fn new() -> Self {
-        let (start, zero) = both(crate::memory::cycles);
+        let (start, zero) = both(cycles);
         while start.elapsed() < Duration::from_millis(20) {
             std::hint::spin_loop();
         }
-        let (end, last) = both(crate::memory::cycles);
+        let (end, last) = both(cycles);
         let (elapsed, cycles) = (end - start, last.wrapping_sub(zero));
         let scale = (elapsed.as_nanos() << 32) / u128::from(cycles.max(1));
         Self {
@@ -48,7 +48,7 @@ impl Clock {
     pub fn now(&self) -> u64 {
         #[cfg(target_arch = "x86_64")]
         {
-            let cycles = crate::memory::cycles().wrapping_sub(self.zero);
+            let cycles = cycles().wrapping_sub(self.zero);
             ((u128::from(cycles) * u128::from(self.scale)) >> 32) as u64
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -67,6 +67,15 @@ impl Default for Clock {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// The counter behind [`Clock`]: cycles of the time-stamp counter.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[expect(unsafe_code, reason = "the intrinsic is declared so")]
+fn cycles() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and the kernel lets user space use it.
+    unsafe { std::arch::x86_64::_rdtsc() }
 }
 
 /// The monotonic clock and the counter at the same time: of some tries the one with the least between two readings

@@ -1,0 +1,229 @@
+//! Re-models of what stock kernels do, for comparison: the shape of the shared data, written from its public description,
+//! with every shared word told to the line probe. They allocate and wait correctly but are no kernel's code.
+//!
+//! **Tree** (the path behind the per-CPU caches): one lock; ranges in a balanced tree, a node of one line each; a
+//! cursor at the range allocated last. Allocating walks down the address space from the cursor, neighbour by
+//! neighbour, to the first gap; freeing searches from the root and moves the cursor up. The tree is taken to
+//! be perfectly balanced, and rebalancing to write only the parent: to the kernel's advantage.
+//!
+//! **Queue** (strict, Intel): one lock per unit around the ring of descriptors and their states. An unmap writes its
+//! invalidation and a wait descriptor (16 bytes each, and an `int` of state each) and polls the state of its wait
+//! under the lock, letting go of it between two looks. That the hardware writes these states is not counted.
+
+use anyhow::Result;
+use lines::probe::{self, Machine, touch_read, touch_write};
+use lines::{CachePadded, Lock};
+
+use crate::alloc::{WINDOW, random_turns};
+use crate::map::FLUSH_ROUNDS;
+use crate::turns::{self, Rounds};
+use crate::{PerOp, Random};
+
+/// A range of one page, with a line to itself.
+type Node = CachePadded<u64>;
+
+/// Ranges by page, highest last; each the index of its node.
+struct Tree {
+    order: Vec<(u64, usize)>,
+    nodes: Vec<Node>,
+    free: Vec<usize>,
+    /// The page allocated last, or the lowest above a page freed since.
+    cursor: u64,
+    top: u64,
+}
+
+impl Tree {
+    fn new(top: u64) -> Self {
+        Self {
+            order: Vec::new(),
+            nodes: Vec::new(),
+            free: Vec::new(),
+            cursor: top,
+            top,
+        }
+    }
+
+    /// Walks from the root to `page`, reading the nodes on the way; where it is, or would be.
+    fn descend(&self, page: u64) -> Result<usize, usize> {
+        self.order.binary_search_by(|(at, node)| {
+            touch_read(&self.nodes[*node]);
+            at.cmp(&page)
+        })
+    }
+
+    /// The nodes linked to the one at `place`: its neighbour stands for the parent.
+    fn relink(&self, place: usize) {
+        let parent = place.checked_sub(1).or(Some(place + 1));
+        if let Some((_, node)) = parent.and_then(|at| self.order.get(at)) {
+            touch_write(&self.nodes[*node]);
+        }
+    }
+
+    fn alloc(&mut self) -> u64 {
+        // The cursor points to its node: no search.
+        let below = self.order.partition_point(|(at, _)| *at < self.cursor);
+        let mut page = self.cursor - 1;
+        for (at, node) in self.order[..below].iter().rev() {
+            touch_read(&self.nodes[*node]);
+            if *at < page {
+                break;
+            }
+            page = at - 1;
+        }
+        assert!(page > 0, "the space is larger than what the workload holds");
+        let node = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(Node::new(0));
+            self.nodes.len() - 1
+        });
+        let place = self.descend(page).unwrap_or_else(|place| place);
+        self.order.insert(place, (page, node));
+        touch_write(&self.nodes[node]);
+        self.relink(place);
+        self.cursor = page;
+        page
+    }
+
+    fn free(&mut self, page: u64) {
+        let place = self
+            .descend(page)
+            .expect("the workload frees what it holds");
+        self.relink(place);
+        let (_, node) = self.order.remove(place);
+        touch_write(&self.nodes[node]);
+        self.free.push(node);
+        if page >= self.cursor {
+            self.cursor = self.order.get(place).map_or(self.top, |(at, _)| *at);
+        }
+    }
+}
+
+/// `a1` on the tree path.
+///
+/// # Errors
+/// None.
+pub fn tree(cores: usize) -> Result<PerOp> {
+    let mut state = Tree::new(1 << 36);
+    // A node never moves: its line is its identity.
+    state.nodes.reserve(cores * WINDOW);
+    let shared = CachePadded::new(Lock::new(state));
+    let mut held = vec![Vec::new(); cores];
+    for window in &mut held {
+        window.extend((0..WINDOW).map(|_| shared.lock().alloc()));
+    }
+    let mut randoms: Vec<_> = (0..cores).map(Random::new).collect();
+    let turns = (2048 / cores).clamp(32, 256);
+    random_turns(cores, (turns, turns), |core| {
+        let held: &mut Vec<u64> = &mut held[core];
+        if held.len() == WINDOW {
+            let page = held.swap_remove(randoms[core].below(WINDOW));
+            shared.lock().free(page);
+        } else {
+            held.push(shared.lock().alloc());
+        }
+        Ok(())
+    })
+}
+
+/// Descriptors of the ring: two for each waiting core.
+const RING: usize = 256;
+
+/// Descriptors are 16 bytes, states 4: four and sixteen on a line.
+struct Queue {
+    descriptors: [CachePadded<[u128; 4]>; RING / 4],
+    states: [CachePadded<[u32; 16]>; RING / 16],
+    tail: usize,
+    /// The round in which the hardware, which works in order, has done everything.
+    busy_until: u64,
+}
+
+impl Queue {
+    fn new() -> Self {
+        Self {
+            descriptors: std::array::from_fn(|_| CachePadded::default()),
+            states: std::array::from_fn(|_| CachePadded::default()),
+            tail: 0,
+            busy_until: 0,
+        }
+    }
+
+    /// Writes an invalidation and a wait; gives the place of the wait and when the hardware does it.
+    fn submit(&mut self, now: u64) -> (usize, u64) {
+        let wait = (self.tail + 1) % RING;
+        touch_write(&self.descriptors[wait / 4][..2]);
+        touch_write(&self.states[wait / 16][..2]);
+        self.tail = (wait + 1) % RING;
+        self.busy_until = self.busy_until.max(now) + FLUSH_ROUNDS;
+        (wait, self.busy_until)
+    }
+}
+
+/// `dstr_busy` on the queue: submit, then look under the lock until it is done, and take the descriptors back.
+///
+/// # Errors
+/// None, unless a simulated core panics.
+pub fn strict(cores: usize) -> Result<PerOp> {
+    let queue = CachePadded::new(Lock::new(Queue::new()));
+    let rounds = Rounds::default();
+    let ops = (256 / cores).max(2);
+    let play = |machine, ops| {
+        turns::run(
+            machine,
+            &rounds,
+            &mut vec![(); cores],
+            |_, (), hand_over| {
+                for _ in 0..ops {
+                    let mut held = queue.lock();
+                    let (wait, done) = held.submit(rounds.now());
+                    loop {
+                        touch_read(&held.states[wait / 16][0]);
+                        if rounds.now() >= done {
+                            break;
+                        }
+                        drop(held);
+                        lines::spin_loop();
+                        held = queue.lock();
+                    }
+                    touch_write(&held.states[wait / 16][..2]);
+                    drop(held);
+                    hand_over();
+                }
+                Ok(())
+            },
+        )
+    };
+    let mut machine = play(Machine::new(), 1)?;
+    machine.clear();
+    probe::resume(play(machine, ops)?);
+    let counts = probe::stop().unwrap_or_default();
+    Ok(PerOp::of(counts, (ops * cores) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_gives_each_page_once_and_the_nearest_gap_below_its_cursor() {
+        let mut tree = Tree::new(100);
+        let pages: Vec<_> = (0..5).map(|_| tree.alloc()).collect();
+        assert_eq!(pages, [99, 98, 97, 96, 95]);
+        tree.free(97);
+        tree.free(99);
+        assert_eq!([(); 3].map(|()| tree.alloc()), [99, 97, 94]);
+        assert_eq!(tree.order.len(), 6);
+        tree.free(94);
+        assert_eq!(tree.alloc(), 94);
+    }
+
+    #[test]
+    fn one_core_moves_no_line_and_several_move_what_notes_expect() {
+        assert_eq!(tree(1).unwrap().transfers, 0.0);
+        assert_eq!(strict(1).unwrap().transfers, 0.0);
+        let two = tree(2).unwrap();
+        assert_eq!(two.locks, 2.0);
+        assert!(two.transfers >= 3.0, "{two:?}");
+        let waits = strict(4).unwrap();
+        assert!(waits.transfers >= 4.0 && waits.locks > 2.0, "{waits:?}");
+        assert_eq!(waits, strict(4).unwrap());
+    }
+}

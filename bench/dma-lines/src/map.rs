@@ -1,0 +1,247 @@
+//! The mapping workloads: tables and `DmaMapper` on an allocator.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use address::{PAGE_SIZE, PhysAddr};
+use anyhow::Result;
+use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
+use dma_map::mapper::{Teardown, Window};
+use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::{
+    DeviceLimits, Direction, DmaMapper, Domain, ManualClock, MapperCore, Mapping, Policy, Segment,
+};
+use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
+use lines::CachePadded;
+use lines::probe::{self, Machine};
+
+use crate::alloc::{WINDOW, claim, random_turns};
+use crate::turns::{self, Rounds};
+use crate::{PerOp, Random};
+
+/// Deferred with the queue of workload d-def.
+pub const DEFERRED: Policy = Policy::DEFERRED.with_teardown(Teardown::Deferred(Window {
+    entries: 256,
+    age: Window::DEFAULT.age,
+}));
+
+/// The strict policies, each with the most transfers per operation that it should have.
+pub const STRICT: [(&str, Policy, Option<f64>); 3] = [
+    ("strict-lock", Policy::STRICT_LOCK, None),
+    ("strict", Policy::STRICT, Some(3.0)),
+    ("combining", Policy::STRICT_COMBINING, Some(3.0)),
+];
+
+/// How many turns of everybody a flush takes: 500 ns, where a core's look at a waiting line takes about 100.
+pub const FLUSH_ROUNDS: u64 = 5;
+
+type Table = IoPageTable<VtdSecondLevel, HostMemory>;
+
+fn table() -> Result<Table> {
+    let config = TableConfig {
+        levels: 4,
+        leaves: LeafSizes::FOUR_K,
+    };
+    Ok(IoPageTable::new(HostMemory::new(), config)?)
+}
+
+/// Memory of a core: a page for each range of its window, and more than one core's apart.
+fn memory(core: usize, page: usize) -> PhysAddr {
+    PhysAddr::new((((core as u64) << 16) + page as u64 + 1) * PAGE_SIZE)
+}
+
+/// `map`: each core replaces a random mapped page of its window, without any invalidation.
+///
+/// # Errors
+/// The allocator's or the table's.
+pub fn tables<A: IovaAllocator>(allocator: A, cores: usize) -> Result<PerOp> {
+    let table = table()?;
+    let mut handles = claim(&allocator, cores)?;
+    let mut randoms: Vec<_> = (0..cores).map(Random::new).collect();
+    let make = |handle: &mut A::Core, phys| -> Result<IovaRange> {
+        let range = handle.alloc(Request::pages(1))?;
+        table.map(range, phys, Access::ReadWrite)?;
+        Ok(range)
+    };
+    let mut held: Vec<Vec<IovaRange>> = Vec::new();
+    for (core, handle) in handles.iter_mut().enumerate() {
+        let fill = (0..WINDOW).map(|page| make(handle, memory(core, page)));
+        held.push(fill.collect::<Result<_>>()?);
+    }
+    random_turns(cores, (512, 512), |core| {
+        let (handle, held) = (&mut handles[core], &mut held[core]);
+        let page = randoms[core].below(WINDOW);
+        if held.len() == WINDOW {
+            let range = held.swap_remove(page);
+            table.unmap(range)?;
+            handle.free(range)?;
+        } else {
+            held.push(make(handle, memory(core, page))?);
+        }
+        Ok(())
+    })
+}
+
+/// One core's handle and what it has mapped, oldest first.
+struct Worker<A: IovaAllocator, I: Invalidator> {
+    core: usize,
+    handle: MapperCore<A, Table, I, ManualClock>,
+    held: VecDeque<Mapping>,
+    page: usize,
+}
+
+impl<A: IovaAllocator, I: Invalidator> Worker<A, I> {
+    fn map(&mut self) -> Result<()> {
+        self.page = (self.page + 1) % (2 * WINDOW);
+        let segment = Segment::new(memory(self.core, self.page), PAGE_SIZE);
+        let mapping = self.handle.map(&[segment], Direction::FromDevice)?;
+        self.held.push_back(mapping);
+        Ok(())
+    }
+
+    /// Half an operation: the oldest mapping ends, or a new one begins.
+    fn turn(&mut self) -> Result<()> {
+        if self.held.len() < WINDOW {
+            return self.map();
+        }
+        let oldest = self.held.pop_front();
+        Ok(oldest.map_or(Ok(()), |oldest| self.handle.unmap(oldest))?)
+    }
+}
+
+fn workers<A: IovaAllocator, I: Invalidator>(
+    allocator: A,
+    invalidator: I,
+    cores: usize,
+    policy: Policy,
+) -> Result<Vec<Worker<A, I>>> {
+    let domain = Domain {
+        allocator,
+        table: table()?,
+        invalidator,
+        clock: ManualClock::new(),
+    };
+    let mapper = DmaMapper::new(domain, policy, DeviceLimits::default())?;
+    let worker = |core| {
+        let mut worker = Worker {
+            core,
+            handle: mapper.core(CoreId(core))?,
+            held: VecDeque::new(),
+            page: 0,
+        };
+        (0..WINDOW).try_for_each(|_| worker.map())?;
+        Ok(worker)
+    };
+    (0..cores).map(worker).collect()
+}
+
+/// `ddef` and `dstr`: each core replaces its oldest mapping of 256; no two at once.
+///
+/// # Errors
+/// The mapper's.
+pub fn alone<A: IovaAllocator>(allocator: A, cores: usize, policy: Policy) -> Result<PerOp> {
+    let hardware = Hardware::new(Rounds::default(), 0);
+    let mut workers = workers(allocator, hardware, cores, policy)?;
+    random_turns(cores, (1024, 1024), |core| workers[core].turn())
+}
+
+/// Hardware that does one batch after the other, in rounds of the simulated cores. The least that a queue of commands
+/// shares is counted: the word by which a place is taken, and the lines of the descriptors, one of 16 bytes for each
+/// command and one for the wait. Its registers are no cache lines, and whoever waits has a status to itself.
+struct Hardware {
+    rounds: Rounds,
+    flush_rounds: u64,
+    free_at: AtomicU64,
+    tail: CachePadded<lines::AtomicUsize>,
+    descriptors: Vec<CachePadded<[u128; 4]>>,
+}
+
+impl Hardware {
+    fn new(rounds: Rounds, flush_rounds: u64) -> Self {
+        Self {
+            rounds,
+            flush_rounds,
+            free_at: AtomicU64::new(0),
+            tail: CachePadded::default(),
+            descriptors: (0..64).map(|_| CachePadded::default()).collect(),
+        }
+    }
+}
+
+impl Invalidator for Hardware {
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        let count = commands.len() + 1;
+        let first = self.tail.fetch_add(count, Ordering::Relaxed);
+        for at in first..first + count {
+            probe::touch_write(&self.descriptors[at / 4 % self.descriptors.len()][at % 4]);
+        }
+        // One core runs at a time: nothing comes between.
+        let free_at = self.free_at.load(Ordering::Relaxed);
+        let end = free_at.max(self.rounds.now()) + self.flush_rounds;
+        self.free_at.store(end, Ordering::Relaxed);
+        Ok(Ticket(end))
+    }
+
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        Ok(self.rounds.now() >= ticket.0)
+    }
+}
+
+/// `dstr_busy`: the same with all cores at once; who waits hands over to the next.
+///
+/// # Errors
+/// The mapper's.
+pub fn busy<A: IovaAllocator>(allocator: A, cores: usize, policy: Policy) -> Result<PerOp>
+where
+    A::Core: Send,
+{
+    let rounds = Rounds::default();
+    let hardware = Hardware::new(rounds.clone(), FLUSH_ROUNDS);
+    let mut workers = workers(allocator, hardware, cores, policy)?;
+    let ops = (256 / cores).max(2);
+    let mut play = |machine, ops| {
+        turns::run(machine, &rounds, &mut workers, |_, worker, hand_over| {
+            for _ in 0..2 * ops {
+                worker.turn()?;
+                hand_over();
+            }
+            Ok(())
+        })
+    };
+    let mut machine = play(Machine::new(), 1)?;
+    machine.clear();
+    probe::resume(play(machine, ops)?);
+    let counts = probe::stop().unwrap_or_default();
+    Ok(PerOp::of(counts, (ops * cores) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use iova::TreeAllocator;
+
+    use super::*;
+    use crate::aperture;
+
+    fn tree(cores: usize) -> TreeAllocator {
+        TreeAllocator::new(aperture().unwrap(), cores).unwrap()
+    }
+
+    #[test]
+    fn one_core_moves_no_line() {
+        assert_eq!(tables(tree(1), 1).unwrap().transfers, 0.0);
+        for (_, policy, _) in STRICT {
+            assert_eq!(alone(tree(1), 1, policy).unwrap().transfers, 0.0);
+            assert_eq!(busy(tree(1), 1, policy).unwrap().transfers, 0.0);
+        }
+        assert_eq!(alone(tree(1), 1, DEFERRED).unwrap().transfers, 0.0);
+    }
+
+    #[test]
+    fn cores_that_share_leaf_tables_pay_for_it_and_counts_repeat() {
+        let two = tables(tree(2), 2).unwrap();
+        // Beside the lock's line at half of the four calls: entries next to those of the other core.
+        assert!(two.transfers > 1.2, "{two:?}");
+        let busy = || busy(tree(4), 4, Policy::STRICT_LOCK).unwrap();
+        assert_eq!(busy(), busy());
+    }
+}

@@ -1,0 +1,129 @@
+//! `make bench-dma`: what IOVA allocation and DMA mapping cost on this machine, beside what others reached.
+//!
+//! | section | what |
+//! |---|---|
+//! | `alloc` | the loops a, b, c over every allocator of `iova` and three crates of other people |
+//! | `table` | p-S over the lock-free table and the locked ones, and through the real allocator |
+//! | `map` | the loops d: deferred and strict policies, with and without tables |
+//! | `nic` | a network card's load: the share of `off` that each policy reaches; stale mappings; percentiles |
+//! | `memory` | leaf tables after c-1 and after an epoch; table pages over a hundred iterations |
+//! | `reuse` | LRU, optimistic teardown and the reverse translation cache: hit rate, time, bytes |
+//! | `model` | four to 16 cores, by the discrete-event model; never a measurement |
+//!
+//! Figures go to one flat JSON object, plots beside it, and with `--docs` a results page that is made from the object
+//! alone, losses included. How figures are scaled is said in `measure/scale.rs`.
+#![deny(unsafe_code)]
+
+mod alloc;
+mod docs;
+mod map;
+mod measure;
+mod memory;
+mod model;
+mod nic;
+mod paper;
+mod plots;
+mod record;
+mod reuse;
+mod table;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use report::{Host, Object, host};
+
+use measure::{Primitives, Turns};
+use record::Record;
+
+/// Measures IOVA allocation and DMA mapping on this machine.
+#[derive(Parser)]
+struct Args {
+    /// Where the figures go, as one JSON object; plots lie in a directory beside it.
+    #[arg(long, value_name = "FILE", default_value = "target/report/dma.json")]
+    report: PathBuf,
+    /// Short runs: a test that everything runs, no figures.
+    #[arg(long)]
+    quick: bool,
+    /// Only these sections.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Write the results page there, from the figures alone.
+    #[arg(long, value_name = "FILE")]
+    docs: Option<PathBuf>,
+    /// Measure nothing: page and plots from the figures that `--report` names.
+    #[arg(long)]
+    again: bool,
+    /// Length of one run, milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 200)]
+    millis: u64,
+    /// Runs of each figure.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=50))]
+    runs: u8,
+}
+
+type Section = fn(&Turns, &mut Record);
+
+/// The sections, in their order.
+const SECTIONS: [(&str, Section); 7] = [
+    ("alloc", alloc::section::measure),
+    ("table", table::section::measure),
+    ("map", map::section::measure),
+    ("nic", nic::section::measure),
+    ("memory", memory::measure),
+    ("reuse", reuse::measure),
+    ("model", model::measure),
+];
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    if !args.again {
+        measure(&args)?;
+    }
+    let named = || args.report.display().to_string();
+    let figures = Object::read(&args.report).with_context(named)?;
+    let plots = args.report.with_extension("");
+    let drawn = plots::draw(&figures, &plots).with_context(|| plots.display().to_string())?;
+    println!(
+        "\nfigures: {}; {} plots in {}",
+        args.report.display(),
+        drawn.len(),
+        plots.display()
+    );
+    if let Some(file) = &args.docs {
+        fs::write(file, docs::page(&figures, &drawn))
+            .with_context(|| file.display().to_string())?;
+        println!("results page: {}", file.display());
+    }
+    Ok(())
+}
+
+/// Runs the sections; what is there is written after each.
+fn measure(args: &Args) -> Result<()> {
+    let is_section = |only: &&String| SECTIONS.iter().any(|(name, _)| name == only);
+    if let Some(unknown) = args.only.iter().find(|only| !is_section(only)) {
+        bail!("there is no section {unknown}");
+    }
+    let mut turns = Turns {
+        time: Duration::from_millis(args.millis),
+        runs: usize::from(args.runs),
+        cpus: host::cpus().context("which CPUs there are")?,
+    };
+    if args.quick {
+        (turns.time, turns.runs) = (Duration::from_millis(2), 1);
+    }
+    let primitives = Primitives::measure(&turns)?;
+    let mut record = Record::new(&Host::read(), &turns, &primitives, args.quick);
+    for (name, section) in SECTIONS {
+        if args.only.is_empty() || args.only.iter().any(|only| only == name) {
+            section(&turns, &mut record);
+            record
+                .write(&args.report)
+                .with_context(|| args.report.display().to_string())?;
+        }
+    }
+    record.summary();
+    Ok(())
+}

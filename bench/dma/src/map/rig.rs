@@ -1,0 +1,226 @@
+//! A mapper ready to be measured: allocator, table, hardware that takes a fixed time, clock, and who ticks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dma_map::invalidate::SerialFlush;
+use dma_map::mapper::Teardown;
+use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
+use iova::CoreId;
+use lines::{AtomicU64, CachePadded};
+use report::host;
+
+use crate::alloc::{Best, space};
+
+/// The table that is measured: VT-d second level, four levels, no locks.
+pub type Table = IoPageTable<VtdSecondLevel, HostMemory>;
+/// The hardware.
+pub type Hardware = Arc<SerialFlush<Arc<Time>>>;
+/// A mapper over a table.
+pub type Mapper<T> = DmaMapper<Best, T, Hardware, Arc<Time>>;
+/// One core of it.
+pub type Core<T> = MapperCore<Best, T, Hardware, Arc<Time>>;
+
+/// What tables are configured as.
+pub const CONFIG: TableConfig = TableConfig {
+    levels: 4,
+    leaves: LeafSizes::ONE_G,
+};
+
+/// The period of ticks; it adds to the age of stale mappings.
+pub const TICK: Duration = Duration::from_millis(1);
+
+/// An empty table.
+///
+/// # Errors
+/// No memory.
+pub fn table() -> Result<Table> {
+    Ok(Table::new(HostMemory::new(), CONFIG)?)
+}
+
+/// Time of all cores: the time-stamp counter, and a coarse time that ticks advance.
+pub struct Time {
+    precise: report::clock::Clock,
+    coarse: CachePadded<AtomicU64>,
+}
+
+impl Time {
+    /// A clock, calibrated once per program.
+    pub fn shared() -> Arc<Self> {
+        static PRECISE: std::sync::OnceLock<report::clock::Clock> = std::sync::OnceLock::new();
+        let precise = *PRECISE.get_or_init(report::clock::Clock::new);
+        // It has been running for as long as the program: at 0, what is stamped before the first tick looked that old.
+        let coarse = CachePadded::new(AtomicU64::new(precise.now()));
+        Arc::new(Self { precise, coarse })
+    }
+}
+
+impl Clock for Time {
+    #[inline]
+    fn now(&self) -> u64 {
+        self.precise.now()
+    }
+
+    #[inline]
+    fn coarse(&self) -> u64 {
+        // Relaxed: an old value is an earlier time.
+        self.coarse.load(Ordering::Relaxed)
+    }
+
+    fn advance(&self, now: u64) {
+        self.coarse.fetch_max(now, Ordering::Relaxed);
+    }
+}
+
+/// How long the hardware takes for a command, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// For pages.
+    pub page_ns: u64,
+    /// For a domain or everything.
+    pub global_ns: u64,
+}
+
+impl Costs {
+    /// Those of the NIC-like load.
+    pub const USUAL: Self = Self {
+        page_ns: 500,
+        global_ns: 1000,
+    };
+
+    /// Every command takes as long.
+    pub const fn all(ns: u64) -> Self {
+        Self {
+            page_ns: ns,
+            global_ns: ns,
+        }
+    }
+}
+
+/// What a mapper and its hardware say after a run.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Nanoseconds that the hardware was busy: commands × their costs.
+    pub flushed_ns: f64,
+    /// Commands.
+    pub commands: u64,
+    /// Stale mappings.
+    pub risk: Risk,
+    /// The longest time between two ticks: on a busy machine the thread that ticks runs late, and the bounds on ages
+    /// hold up to that.
+    pub tick_max_ns: u64,
+    /// Whether the documented bound held, up to the longest time between two ticks and 100 µs for what a tick does.
+    pub is_within_bound: bool,
+}
+
+/// A mapper, its hardware, and the thread that ticks.
+pub struct Rig<T: PageTable + 'static> {
+    mapper: Mapper<T>,
+    costs: Costs,
+    stop: Arc<AtomicBool>,
+    tick_max_ns: Arc<AtomicU64>,
+    ticker: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl<T: PageTable + 'static> Rig<T> {
+    /// A mapper for `cores` cores. `tick_on` is the CPU of the thread that ticks.
+    ///
+    /// # Errors
+    /// The policy does not fit, or no thread can be made.
+    pub fn new(
+        table: T,
+        policy: Policy,
+        costs: Costs,
+        cores: usize,
+        tick_on: usize,
+    ) -> Result<Arc<Self>> {
+        let clock = Time::shared();
+        let hardware = SerialFlush::with_costs(clock.clone(), costs.page_ns, costs.global_ns);
+        let domain = Domain {
+            allocator: Best::new(space()?, cores)?,
+            table,
+            invalidator: Arc::new(hardware),
+            clock: clock.clone(),
+        };
+        let mapper = DmaMapper::new(domain, policy, DeviceLimits::default())?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let tick_max_ns = Arc::new(AtomicU64::new(0));
+        let ticker = {
+            let (mapper, stop) = (mapper.clone(), Arc::clone(&stop));
+            let tick_max_ns = Arc::clone(&tick_max_ns);
+            thread::Builder::new()
+                .name("tick".into())
+                .spawn(move || {
+                    // On another CPU it would disturb the one that is measured; it works all the same.
+                    let _ = host::pin(tick_on);
+                    let mut last = clock.now();
+                    while !stop.load(Ordering::Relaxed) {
+                        let now = clock.now();
+                        // The hardware here never fails.
+                        let _ = mapper.tick(now);
+                        tick_max_ns.fetch_max(clock.now() - last, Ordering::Relaxed);
+                        last = now;
+                        thread::sleep(TICK);
+                    }
+                })
+                .context("the thread that ticks")?
+        };
+        Ok(Arc::new(Self {
+            mapper,
+            costs,
+            stop,
+            tick_max_ns,
+            ticker: Mutex::new(Some(ticker)),
+        }))
+    }
+
+    /// The handle of core `id`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn core(&self, id: usize) -> Result<Core<T>> {
+        Ok(self.mapper.core(CoreId(id))?)
+    }
+
+    /// The mapper.
+    #[cfg(test)]
+    pub fn mapper(&self) -> &Mapper<T> {
+        &self.mapper
+    }
+
+    /// What happened so far.
+    pub fn facts(&self) -> Facts {
+        let risk = self.mapper.risk();
+        let (_, commands) = self.mapper.invalidator().counts();
+        // Deferred policies flush globally, all others by page; no policy here does both often.
+        let is_global = matches!(self.mapper.policy().teardown, Teardown::Deferred(_));
+        let each = if is_global {
+            self.costs.global_ns
+        } else {
+            self.costs.page_ns
+        };
+        let tick_max_ns = self.tick_max_ns.load(Ordering::Relaxed);
+        Facts {
+            flushed_ns: (commands * each) as f64,
+            commands,
+            tick_max_ns,
+            is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
+            risk,
+        }
+    }
+}
+
+impl<T: PageTable + 'static> Drop for Rig<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut ticker = self.ticker.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ticker) = ticker.take() {
+            // It has no way to panic.
+            let _ = ticker.join();
+        }
+    }
+}

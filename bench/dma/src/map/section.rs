@@ -1,0 +1,204 @@
+//! The loops d, their keys, and p50 and p99 of map and unmap.
+
+use anyhow::Result;
+use dma_map::Policy;
+use dma_map::table::PageTable;
+
+use super::loops::{self, Sink};
+use super::no_table::NoTable;
+use super::policies::DEFERRED_256;
+use super::rig::{Costs, Rig, table};
+use crate::alloc::subject::Ours;
+use crate::alloc::{Best, space};
+use crate::measure::{Case, Tasks, Turns};
+use crate::record::Record;
+
+/// The policies of the loops d: those that keep no mappings, for here no page comes back.
+const D_POLICIES: [(&str, Policy); 5] = [
+    ("strict_lock", Policy::STRICT_LOCK),
+    ("strict", Policy::STRICT),
+    ("strict_combining", Policy::STRICT_COMBINING),
+    ("async", Policy::ASYNC),
+    ("deferred", DEFERRED_256),
+];
+
+/// What a command takes, nanoseconds.
+pub const FLUSHES: [u64; 3] = [0, 500, 1000];
+
+/// Linux's deferred and strict frees in the notes: threads, flush, deferred, strict.
+const QUOTED: [(usize, u64, &str, &str); 6] = [
+    (1, 0, "38.8", "28.3"),
+    (1, 500, "", "568"),
+    (1, 1000, "47.4", "1067"),
+    (2, 0, "46.7", "290"),
+    (2, 500, "", "1353"),
+    (2, 1000, "49.9", "2375"),
+];
+
+/// One row: a policy, over a table or over none.
+struct Row<'a> {
+    key: String,
+    case: Case<'a>,
+    sink: Sink,
+    policy: &'a str,
+}
+
+/// Runs the loops d.
+pub fn measure(turns: &Turns, record: &mut Record) {
+    for flush_ns in FLUSHES {
+        for threads in [1, 2] {
+            let mut rows = Vec::new();
+            for (name, policy) in D_POLICIES {
+                rows.push(row(turns, "d", name, policy, threads, flush_ns, || {
+                    Ok(NoTable)
+                }));
+                rows.push(row(turns, "dt", name, policy, threads, flush_ns, table));
+            }
+            rows.push(bare(threads, flush_ns));
+            run(turns, record, rows, threads, flush_ns);
+        }
+    }
+    derive(record);
+}
+
+fn row<'a, T: PageTable + 'static>(
+    turns: &'a Turns,
+    prefix: &str,
+    name: &'a str,
+    policy: Policy,
+    threads: usize,
+    flush_ns: u64,
+    table: impl Fn() -> Result<T> + 'a,
+) -> Row<'a> {
+    let sink = Sink::default();
+    let facts = sink.clone();
+    let title = match prefix {
+        "d" => format!("d {name}"),
+        _ => format!("d {name} with tables"),
+    };
+    let case = Case::new(title, threads, move || -> Result<Tasks> {
+        let tick_on = turns.cpus.last().copied().unwrap_or(0);
+        let rig = Rig::new(table()?, policy, Costs::all(flush_ns), threads, tick_on)?;
+        loops::windows(&rig, threads, &sink)
+    });
+    Row {
+        key: format!("{prefix}_{name}_f{flush_ns}"),
+        case: if flush_ns > 0 { case.fixed() } else { case },
+        sink: facts,
+        policy: name,
+    }
+}
+
+fn bare<'a>(threads: usize, flush_ns: u64) -> Row<'a> {
+    let case = Case::new("d lock around a wait, nothing else", threads, move || {
+        let subject = Ours(Best::new(space()?, threads)?);
+        loops::bare(&subject, threads, flush_ns)
+    });
+    Row {
+        key: format!("d_bare_f{flush_ns}"),
+        case: if flush_ns > 0 { case.fixed() } else { case },
+        sink: Sink::default(),
+        policy: "",
+    }
+}
+
+fn run(turns: &Turns, record: &mut Record, rows: Vec<Row<'_>>, threads: usize, flush_ns: u64) {
+    let s = if threads == 1 { "" } else { "s" };
+    record.section(&format!(
+        "d: unmap the oldest of 256, map another; {threads} thread{s}, a command takes {flush_ns} ns"
+    ));
+    let (cases, others): (Vec<_>, Vec<_>) = rows
+        .into_iter()
+        .map(|row| (row.case, (row.key, row.sink, row.policy)))
+        .unzip();
+    let found = turns.measure(&cases);
+    for ((case, (key, sink, policy)), outcome) in cases.iter().zip(others).zip(&found) {
+        record.row(&key, case, outcome, quoted(policy, threads, flush_ns));
+        if let (Ok(outcome), Some(facts)) = (outcome, sink.take().last()) {
+            let pairs = outcome.runs.last().map_or(1, |run| run.pairs.max(1));
+            let flushed = facts.flushed_ns / pairs as f64;
+            record.number(&format!("{key}_{threads}thr_flushed_ns"), flushed, 1);
+            let commands = facts.commands as f64 / pairs as f64;
+            record.number(
+                &format!("{key}_{threads}thr_commands_per_pair"),
+                commands,
+                4,
+            );
+        }
+    }
+}
+
+fn quoted(policy: &str, threads: usize, flush_ns: u64) -> &'static str {
+    let found = QUOTED
+        .iter()
+        .find(|(of, flush, ..)| (*of, *flush) == (threads, flush_ns));
+    match (policy, found) {
+        ("deferred", Some((.., deferred, _))) => deferred,
+        ("strict_lock", Some((.., strict))) => strict,
+        _ => "",
+    }
+}
+
+/// What two threads reach together, in millions per second: as measured, and scaled beyond the flush.
+fn mps(record: &Record, policy: &str) -> Option<(f64, f64)> {
+    let key = format!("d_{policy}_f500_2thr");
+    let raw = record.get(&format!("{key}_mps_raw"))?;
+    let flushed = record.get(&format!("{key}_flushed_ns"))?;
+    let rtt = record.get(&format!("{key}_rtt_ns"))?;
+    let scaled = record.scale().beyond_flush(1000.0 / raw, flushed, rtt);
+    Some((raw, 1000.0 / scaled))
+}
+
+fn derive(record: &mut Record) {
+    let deferred = record.get("d_deferred_f0_1thr_ns_raw");
+    let scaled = record.get("d_deferred_f0_1thr_ns");
+    record.both("deferred_ns", deferred, scaled, 2);
+    let lock = mps(record, "strict_lock");
+    for (key, policy) in [
+        ("strict_2thr_500ns_vs_lock", "strict"),
+        ("combining_2thr_500ns_vs_lock", "strict_combining"),
+    ] {
+        if let (Some((raw, scaled)), Some((lock_raw, lock))) = (mps(record, policy), lock) {
+            record.both(key, Some(raw / lock_raw), Some(scaled / lock), 3);
+        }
+    }
+    let combining = mps(record, "strict_combining");
+    record.both(
+        "combining_2thr_500ns_mps",
+        combining.map(|(raw, _)| raw),
+        combining.map(|(_, scaled)| scaled),
+        3,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use iova::IovaAllocator;
+
+    use super::*;
+    use crate::measure::BATCH;
+
+    #[test]
+    fn a_window_over_every_policy_unmaps_what_it_maps() {
+        for (name, policy) in D_POLICIES {
+            let sink = Sink::default();
+            let rig =
+                Rig::new(table().expect("memory"), policy, Costs::all(0), 2, 0).expect("fits");
+            let mut tasks = loops::windows(&rig, 2, &sink).expect("cores");
+            for task in &mut tasks {
+                assert_eq!(task.batch(&AtomicBool::new(false)), BATCH, "{name}");
+            }
+            tasks.iter_mut().for_each(|task| task.finish());
+            drop(tasks);
+            assert_eq!(rig.mapper().allocator().stats().live_ranges, 0, "{name}");
+            let facts = sink.take();
+            assert_eq!(facts.len(), 1);
+            if name.starts_with("strict") {
+                assert_eq!(facts[0].risk.stale_max, 0, "{name}");
+                assert!(facts[0].commands >= 2 * BATCH / 2, "{name}");
+            }
+        }
+    }
+}

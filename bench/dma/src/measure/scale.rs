@@ -1,0 +1,110 @@
+//! From this machine to the one of our notes, so that a figure can be compared with a target.
+//!
+//! A figure is given as measured (`_raw`) and scaled by a primitive of the same run:
+//! * one thread: nanoseconds × 1.67 / [floor](super::primitives), the floor being measured in the same turns;
+//! * what crosses between two cores (b-32): nanoseconds × 120 / round trip;
+//! * two threads against one: the ratio / the same ratio of a loop in which threads share nothing;
+//! * **two threads and a flush that takes a fixed time F**: a busy wait takes as long on every machine, so only what
+//!   lies beyond it scales. Of an operation's time (wall / operations of both threads) the part `F × commands /
+//!   operations` is kept as it is, the rest is multiplied by 120 / round trip. Commands are counted, not assumed:
+//!   where several unmaps share one command, each has its part of F. A ratio of two such figures is the ratio of the
+//!   scaled ones;
+//! * **a share of `off` under a load padded to a fixed time**: the padding and the flushes are kept as they are, the
+//!   rest of a packet's time is scaled as one thread's. Loads without padding, and two threads, are given as measured.
+//!
+//! The ratio of two threads' throughput to one's is twice the inverse of the times' ratio, and scaled through it.
+
+/// The floor on the machine of the notes, nanoseconds.
+pub const NOTES_FLOOR_NS: f64 = 1.67;
+/// The round trip there, nanoseconds.
+pub const NOTES_RTT_NS: f64 = 120.0;
+
+/// The primitives of this run, as far as figures are scaled by them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// Owner-only pop and push.
+    pub floor_ns: f64,
+    /// A cache line there and back; `None` where there is one CPU.
+    pub rtt_ns: Option<f64>,
+    /// Two threads that share nothing against one; `None` where there is one CPU.
+    pub private_ratio: Option<f64>,
+}
+
+impl Scale {
+    /// The same scale where the floor was measured beside the figure.
+    #[must_use]
+    pub fn with_floor(self, floor_ns: Option<f64>) -> Self {
+        Self {
+            floor_ns: floor_ns.unwrap_or(self.floor_ns),
+            ..self
+        }
+    }
+
+    /// What one thread takes.
+    pub fn single(&self, ns: f64) -> f64 {
+        ns * NOTES_FLOOR_NS / self.floor_ns
+    }
+
+    /// What crosses between cores, by the round trip measured beside it.
+    pub fn crossing(&self, ns: f64, rtt_ns: f64) -> f64 {
+        ns * NOTES_RTT_NS / rtt_ns
+    }
+
+    /// Time of two threads against time of one.
+    pub fn ratio(&self, ratio: f64) -> f64 {
+        ratio / self.private_ratio.unwrap_or(1.0)
+    }
+
+    /// Time of one thread's operation of which `fixed_ns` were waits of fixed length.
+    pub fn beyond_wait(&self, ns: f64, fixed_ns: f64) -> f64 {
+        let fixed = fixed_ns.clamp(0.0, ns);
+        fixed + self.single(ns - fixed)
+    }
+
+    /// Time of an operation of which `fixed_ns` were spent in flushes of fixed length.
+    pub fn beyond_flush(&self, ns: f64, fixed_ns: f64, rtt_ns: f64) -> f64 {
+        let fixed = fixed_ns.clamp(0.0, ns);
+        fixed + self.crossing(ns - fixed, rtt_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Scale = Scale {
+        floor_ns: 3.34,
+        rtt_ns: Some(240.0),
+        private_ratio: Some(1.1),
+    };
+
+    #[test]
+    fn a_machine_half_as_fast_is_scaled_by_two() {
+        assert!((HERE.single(10.0) - 5.0).abs() < 1e-9);
+        assert!((HERE.crossing(40.0, 240.0) - 20.0).abs() < 1e-9);
+        assert!((HERE.ratio(1.1) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_machine_of_the_notes_scales_nothing() {
+        let notes = Scale {
+            floor_ns: NOTES_FLOOR_NS,
+            rtt_ns: Some(NOTES_RTT_NS),
+            private_ratio: Some(1.0),
+        };
+        assert_eq!(notes.single(21.0), 21.0);
+        assert_eq!(notes.crossing(20.0, NOTES_RTT_NS), 20.0);
+        assert_eq!(notes.beyond_flush(676.0, 500.0, NOTES_RTT_NS), 676.0);
+    }
+
+    #[test]
+    fn only_what_lies_beyond_the_flush_scales() {
+        // 1,000 ns of which 500 waited: the other 500 are halved.
+        assert!((HERE.beyond_flush(1000.0, 500.0, 240.0) - 750.0).abs() < 1e-9);
+        // Two operations shared each command of 500 ns.
+        assert!((HERE.beyond_flush(400.0, 250.0, 240.0) - 325.0).abs() < 1e-9);
+        assert!((HERE.beyond_wait(600.0, 500.0) - 550.0).abs() < 1e-9);
+        // A clock that was read a little late takes no time away.
+        assert_eq!(HERE.beyond_flush(499.0, 500.0, 240.0), 499.0);
+    }
+}

@@ -1,0 +1,303 @@
+//! Memory of page tables: how many leaf tables the loops need, and what remains after a hundred iterations.
+//!
+//! * **c-1**: leaf tables of 256 live ranges of 1 to 32 pages after random replacement, by what the allocator says it
+//!   touches (live and cached), and by the tables that stand behind a strict mapper that gives them back;
+//! * **after an epoch**: everything is unmapped, one flush passes, each core makes one mapping more;
+//! * **iterations**: each maps 4,096 ranges of 1 to 32 pages on two cores, unmaps them in random order, and flushes.
+#![expect(
+    unsafe_code,
+    reason = "a mapper that gives tables back trusts its allocator; those here are ours and tested for it"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use address::{PAGE_SHIFT, PhysAddr};
+use anyhow::Result;
+use dma_map::invalidate::NullInvalidator;
+use dma_map::table::PageTable;
+use dma_map::{
+    DeviceLimits, Direction, DmaMapper, Domain, ManualClock, MapperCore, Mapping, Policy, Segment,
+};
+use iova::{CoreId, IdentityAllocator, IovaAllocator};
+
+use crate::alloc::loops::{Sizes, WINDOW, windows};
+use crate::alloc::subject::{Ours, Subject};
+use crate::alloc::{Best, space};
+use crate::map::rig::{Table, table};
+use crate::measure::{Random, Turns};
+use crate::record::Record;
+
+/// Iterations of the last part.
+pub const ITERATIONS: usize = 100;
+/// Ranges of an iteration, both cores together.
+const RANGES: usize = 4096;
+/// Batches of 1,024 pairs in c-1.
+const BATCHES: usize = 200;
+
+type Mapper<A> = DmaMapper<A, Table, NullInvalidator, ManualClock>;
+type Core<A> = MapperCore<A, Table, NullInvalidator, ManualClock>;
+
+fn mapper<A: IovaAllocator>(allocator: A, policy: Policy, reclaims: bool) -> Result<Mapper<A>> {
+    let domain = Domain {
+        allocator,
+        table: table()?,
+        invalidator: NullInvalidator,
+        clock: ManualClock::new(),
+    };
+    let limits = DeviceLimits::default();
+    Ok(if reclaims {
+        // SAFETY: the allocators of `iova` give out nothing of a chunk between `retire` and `recycle`, nor anything
+        // that is allocated, which their tests check; there is no hardware to forget anything; and nobody else has the
+        // table or the allocator, which were made here.
+        unsafe { DmaMapper::new_reclaiming(domain, policy, limits) }?
+    } else {
+        DmaMapper::new(domain, policy, limits)?
+    })
+}
+
+fn leaf_tables<A: IovaAllocator>(mapper: &Mapper<A>) -> usize {
+    mapper.table().stats().tables[0]
+}
+
+/// Buffers of up to 32 pages in 64 GiB of memory: never two that lie together, and none a second time before half a
+/// million others, so that no two that are mapped share a page (an identity mapping would find it mapped).
+struct Buffers {
+    count: u64,
+    random: Random,
+}
+
+impl Buffers {
+    fn new(id: usize) -> Self {
+        Self {
+            count: (id as u64) << 18,
+            random: Random::new(id),
+        }
+    }
+
+    fn next(&mut self, pages: u64) -> Segment {
+        self.count += 1;
+        let slot = self.count.wrapping_mul(0x9e37_79b1) & 0x7_ffff;
+        let page = (1 << 20) + slot * 32;
+        Segment::new(PhysAddr::new(page << PAGE_SHIFT), pages << PAGE_SHIFT)
+    }
+}
+
+/// Chunks that the allocator touches after c-1.
+fn c1_chunks(threads: usize) -> Result<Option<u64>> {
+    let subject = Arc::new(Ours(Best::new(space()?, threads)?));
+    let mut tasks = windows(&*subject, threads, WINDOW, 1, Sizes::UpTo32 { shift: 20 })?;
+    for _ in 0..BATCHES {
+        for task in &mut tasks {
+            task.batch(&AtomicBool::new(false));
+        }
+    }
+    let chunks = subject.stats().map(|stats| stats.chunks);
+    tasks.iter_mut().for_each(|task| task.finish());
+    Ok(chunks)
+}
+
+/// What c-1 over a mapper leaves: leaf tables with everything mapped, after everything is unmapped and an epoch has passed, and
+/// after the cores are parked.
+struct C1Tables {
+    mapped: usize,
+    after_epoch: usize,
+    parked: usize,
+}
+
+fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
+    let mapper = mapper(Best::retiring(space()?, threads)?, policy, true)?;
+    let mut cores = Vec::new();
+    for id in 0..threads {
+        cores.push((mapper.core(CoreId(id))?, Buffers::new(id), Vec::new()));
+    }
+    for (core, buffers, window) in &mut cores {
+        for _ in 0..WINDOW {
+            let pages = 1 + (buffers.random.next() >> 20 & 31);
+            window.push(core.map(&[buffers.next(pages)], Direction::FromDevice)?);
+        }
+    }
+    for _ in 0..BATCHES {
+        for (core, buffers, window) in &mut cores {
+            for _ in 0..1024 {
+                let r = buffers.random.next();
+                let at = (r >> 32) as usize % window.len();
+                core.unmap(window.swap_remove(at))?;
+                let pages = 1 + (r >> 20 & 31);
+                window.push(core.map(&[buffers.next(pages)], Direction::FromDevice)?);
+            }
+        }
+    }
+    let mapped = leaf_tables(&mapper);
+    for (core, _, window) in &mut cores {
+        for mapping in window.drain(..) {
+            core.unmap(mapping)?;
+        }
+    }
+    for _ in 0..2 {
+        mapper.flush()?;
+        for (core, buffers, _) in &mut cores {
+            // Cores look after what is theirs when they run.
+            let mapping = core.map(&[buffers.next(1)], Direction::FromDevice)?;
+            core.unmap(mapping)?;
+        }
+    }
+    mapper.flush()?;
+    let after_epoch = leaf_tables(&mapper);
+    for (core, ..) in &mut cores {
+        core.park()?;
+    }
+    mapper.flush()?;
+    for (core, ..) in &mut cores {
+        core.park()?;
+    }
+    Ok(C1Tables {
+        mapped,
+        after_epoch,
+        parked: leaf_tables(&mapper),
+    })
+}
+
+/// Table pages after each iteration.
+fn iterations<A: IovaAllocator>(allocator: A, reclaims: bool, count: usize) -> Result<Vec<usize>> {
+    let mapper = mapper(allocator, Policy::DEFERRED, reclaims)?;
+    let mut cores = [mapper.core(CoreId(0))?, mapper.core(CoreId(1))?];
+    let mut buffers = Buffers::new(0);
+    (0..count)
+        .map(|_| {
+            iteration(&mapper, &mut cores, &mut buffers)?;
+            Ok(mapper.table().table_pages())
+        })
+        .collect()
+}
+
+fn iteration<A: IovaAllocator>(
+    mapper: &Mapper<A>,
+    cores: &mut [Core<A>; 2],
+    buffers: &mut Buffers,
+) -> Result<()> {
+    let mut live: Vec<(usize, Mapping)> = Vec::with_capacity(RANGES);
+    for at in 0..RANGES {
+        let pages = 1 + (buffers.random.next() >> 20 & 31);
+        let mapping = cores[at % 2].map(&[buffers.next(pages)], Direction::FromDevice)?;
+        live.push((at % 2, mapping));
+    }
+    while !live.is_empty() {
+        let at = (buffers.random.next() >> 32) as usize % live.len();
+        let (core, mapping) = live.swap_remove(at);
+        cores[core].unmap(mapping)?;
+    }
+    mapper.flush()?;
+    for core in cores {
+        // Cores look after what is theirs when they run.
+        let mapping = core.map(&[buffers.next(1)], Direction::FromDevice)?;
+        core.unmap(mapping)?;
+    }
+    Ok(mapper.flush()?)
+}
+
+/// Counts; nothing here is timed.
+pub fn measure(turns: &Turns, record: &mut Record) {
+    if let Err(error) = run(turns, record) {
+        println!("\npage-table memory: not measured: {error:#}");
+    }
+}
+
+fn run(turns: &Turns, record: &mut Record) -> Result<()> {
+    println!("\nleaf tables after c-1 (in the notes: Linux 19 and 37, ideal 9 and 17)");
+    println!(
+        "{:10} {:>10} {:>14} {:>16} {:>12} {:>8}",
+        "cores", "allocator", "strict mapper", "deferred mapper", "after epoch", "parked"
+    );
+    for threads in [1, 2] {
+        let suffix = if threads == 1 { "" } else { "_2thr" };
+        let chunks = c1_chunks(threads)?;
+        let strict = c1_tables(threads, Policy::STRICT)?;
+        let deferred = c1_tables(threads, Policy::DEFERRED)?;
+        if let Some(chunks) = chunks {
+            record.number(&format!("leaf_tables_c1{suffix}"), chunks as f64, 0);
+        }
+        for (key, value) in [
+            ("c1_strict_mapper", strict.mapped),
+            ("c1_deferred_mapper", deferred.mapped),
+            ("after_epoch", deferred.after_epoch),
+            ("after_epoch_strict", strict.after_epoch),
+            ("parked", deferred.parked),
+        ] {
+            record.number(&format!("leaf_tables_{key}{suffix}"), value as f64, 0);
+        }
+        println!(
+            "{threads:<10} {:>10} {:>14} {:>16} {:>12} {:>8}",
+            chunks.map_or_else(|| "-".to_owned(), |chunks| chunks.to_string()),
+            strict.mapped,
+            deferred.mapped,
+            deferred.after_epoch,
+            deferred.parked
+        );
+    }
+    let count = if turns.runs == 1 { 5 } else { ITERATIONS };
+    println!("\ntable pages (4 KiB) after so many iterations, deferred, two cores");
+    println!("{:32} {:>8} {:>8} {:>8} {:>8}", "", 1, 10, 50, count);
+    let identity = || IdentityAllocator::new(space()?, 2, 46);
+    for (name, title, pages) in [
+        (
+            "reclaimed",
+            "with reclamation",
+            iterations(Best::retiring(space()?, 2)?, true, count)?,
+        ),
+        (
+            "kept",
+            "without",
+            iterations(Best::new(space()?, 2)?, false, count)?,
+        ),
+        (
+            "identity",
+            "identity, without",
+            iterations(identity()?, false, count)?,
+        ),
+    ] {
+        let at = |iteration: usize| pages.get(iteration - 1).copied();
+        for iteration in [1, 2, 5, 10, 20, 50, 100] {
+            if let Some(pages) = at(iteration) {
+                let key = format!("table_pages_{name}_after_{iteration}");
+                record.number(&key, pages as f64, 0);
+            }
+        }
+        let text = |iteration| at(iteration).map_or_else(|| "-".to_owned(), |at| at.to_string());
+        println!(
+            "{title:32} {:>8} {:>8} {:>8} {:>8}",
+            text(1),
+            text(10),
+            text(50),
+            text(count)
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strict_mapper_over_c1_has_tables_for_what_is_mapped() {
+        let of = c1_tables(1, Policy::STRICT).expect("runs");
+        // 256 ranges of 16.5 pages on average lie in 9 leaf tables at best.
+        assert!(of.mapped >= 9, "{}", of.mapped);
+        assert!(of.after_epoch <= of.mapped && of.parked <= of.after_epoch);
+    }
+
+    #[test]
+    fn what_gives_tables_back_never_has_more() {
+        let space = || space().expect("pages");
+        let with = Best::retiring(space(), 2).expect("2 cores");
+        let with = iterations(with, true, 3).expect("runs");
+        let without = Best::new(space(), 2).expect("2 cores");
+        let without = iterations(without, false, 3).expect("runs");
+        assert!(
+            with.iter()
+                .zip(&without)
+                .all(|(with, without)| with <= without)
+        );
+    }
+}

@@ -1,0 +1,211 @@
+//! Rows for people and keys for programs, from one source.
+//!
+//! A row `ROW` of T threads has the keys `ROW_Tthr_ns_raw` (a pair, per thread; `_spread` beside it), `ROW_Tthr_mps_raw`
+//! (all threads), for one thread `ROW_1thr_ns` (scaled), for two `ROW_2thr_rtt_ns` and `ROW_2thr_disturbed`. What
+//! was not measured is null.
+
+use std::path::Path;
+
+use anyhow::Result;
+use report::object::round;
+use report::{Host, Measured, Object, short};
+
+use crate::measure::{Case, Outcome, Primitives, Scale, Turns};
+
+/// The keys that are always there, null where they were not measured.
+pub const KEYS: [&str; 18] = [
+    "a1_ns",
+    "c1_ns",
+    "a1_2thr_ratio",
+    "b32_ns",
+    "slow_65536_ns",
+    "slow_2thr_ratio",
+    "map_unmap_ns",
+    "map_unmap_2thr_ratio",
+    "deferred_ns",
+    "strict_2thr_500ns_vs_lock",
+    "combining_2thr_500ns_vs_lock",
+    "combining_2thr_500ns_mps",
+    "leaf_tables_c1",
+    "leaf_tables_c1_2thr",
+    "leaf_tables_after_epoch",
+    "opt4096_share",
+    "deferred_share",
+    "strict_share",
+];
+
+/// What was measured so far.
+pub struct Record {
+    object: Object,
+    scale: Scale,
+}
+
+impl Record {
+    /// With the machine and its primitives as the first keys.
+    pub fn new(host: &Host, turns: &Turns, primitives: &Primitives, is_quick: bool) -> Self {
+        let mode = format!(
+            "native, release, threads pinned, {} runs of {} ms{}",
+            turns.runs,
+            turns.time.as_millis(),
+            if is_quick {
+                ", quick: figures mean little"
+            } else {
+                ""
+            }
+        );
+        let mut object = Object::new(host, &mode);
+        for key in KEYS {
+            object.missing(key);
+        }
+        object.measured("floor_ns", &primitives.floor_ns, 3);
+        object.measured("lock_ns", &primitives.lock_ns, 3);
+        object.measured("private_ns", &primitives.private_ns, 3);
+        if let Some(two) = &primitives.private_2thr_ns {
+            object.measured("private_2thr_ns", two, 3);
+        }
+        if let Some(rtt) = &primitives.rtt_ns {
+            object.measured("rtt_ns", rtt, 1);
+        }
+        let scale = primitives.scale();
+        println!("{}, Linux {}, commit {}", host, host.kernel, host.commit);
+        println!("{mode}");
+        if host.load_average > 1.0 {
+            println!(
+                "WARNING: others use this machine (load average {}): figures mean little",
+                host.load_average
+            );
+        }
+        println!(
+            "floor {:.2} ns, lock {:.2} ns, private loop {:.2} ns, 2 threads x {}, round trip {} ns",
+            scale.floor_ns,
+            primitives.lock_ns.median,
+            primitives.private_ns.median,
+            or_dash(scale.private_ratio, 3),
+            or_dash(scale.rtt_ns, 0)
+        );
+        if scale.private_ratio.is_some_and(|ratio| ratio > 1.1) {
+            println!(
+                "WARNING: two threads that share nothing disturb each other: figures of two mean little"
+            );
+        }
+        Self { object, scale }
+    }
+
+    /// How figures are scaled.
+    pub fn scale(&self) -> Scale {
+        self.scale
+    }
+
+    /// A title, and the heads of the columns of [`row`](Self::row).
+    pub fn section(&self, title: &str) {
+        println!(
+            "\n{title}\n{:40} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}  quoted: Linux 7.3.4 on the notes' machine",
+            "ns a pair, per thread", "min", "median", "max", "scaled", "M/s", "RTT"
+        );
+    }
+
+    /// A row, printed and kept.
+    pub fn row(&mut self, row: &str, case: &Case<'_>, outcome: &Result<Outcome>, quoted: &str) {
+        let key = format!("{row}_{}thr", case.threads);
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                println!("{:40} not measured: {error:#}", case.name);
+                self.object.missing(&format!("{key}_ns_raw"));
+                return;
+            }
+        };
+        let Measured { min, median, max } = outcome.ns;
+        self.measured(&format!("{key}_ns_raw"), &outcome.ns, 2);
+        self.measured(&format!("{key}_mps_raw"), &outcome.mps, 3);
+        let mut scaled = "-".to_owned();
+        if case.threads == 1 && !case.is_fixed {
+            let ns = self.scale.with_floor(outcome.floor_ns).single(median);
+            self.number(&format!("{key}_ns"), ns, 2);
+            scaled = ns_text(ns);
+        }
+        if let Some(floor) = outcome.floor_ns {
+            self.number(&format!("{key}_floor_ns"), floor, 3);
+        }
+        let rtt = outcome.rtt_ns.map(|rtt| rtt.median);
+        if let Some(rtt) = rtt {
+            self.number(&format!("{key}_rtt_ns"), rtt, 1);
+            self.number(&format!("{key}_disturbed"), outcome.disturbed as f64, 0);
+        }
+        let note = match outcome.disturbed {
+            0 => "",
+            _ => " (disturbed)",
+        };
+        println!(
+            "{:40} {:>9} {:>9} {:>9} {scaled:>9} {:>9} {:>6}  {quoted}{note}",
+            case.name,
+            ns_text(min),
+            ns_text(median),
+            ns_text(max),
+            short(outcome.mps.median),
+            or_dash(rtt, 0)
+        );
+    }
+
+    /// A figure with its spread.
+    pub fn measured(&mut self, key: &str, measured: &Measured, digits: i32) {
+        self.object.measured(key, measured, digits);
+    }
+
+    /// A number.
+    pub fn number(&mut self, key: &str, value: f64, digits: i32) {
+        self.object.number(key, round(value, digits));
+    }
+
+    /// A figure as measured and as scaled; nothing where there is none.
+    pub fn both(&mut self, key: &str, raw: Option<f64>, scaled: Option<f64>, digits: i32) {
+        if let (Some(raw), Some(scaled)) = (raw, scaled) {
+            self.number(key, scaled, digits);
+            self.number(&format!("{key}_raw"), raw, digits);
+        }
+    }
+
+    /// Text.
+    pub fn text(&mut self, key: &str, text: &str) {
+        self.object.value(key, text);
+    }
+
+    /// A key's number, if it was measured.
+    pub fn get(&self, key: &str) -> Option<f64> {
+        self.object.get(key)
+    }
+
+    /// Writes what is there, so that nothing is lost if a later section fails.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        Ok(self.object.write(path)?)
+    }
+
+    /// Prints the keys that are always there.
+    pub fn summary(&self) {
+        println!("\n{:32} {:>10} {:>10}", "", "scaled", "raw");
+        for key in KEYS {
+            println!(
+                "{key:32} {:>10} {:>10}",
+                or_dash(self.get(key), 3),
+                or_dash(self.get(&format!("{key}_raw")), 3)
+            );
+        }
+    }
+}
+
+/// A number with so many decimals, or a dash.
+pub fn or_dash(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// Nanoseconds with as many digits as they deserve.
+pub fn ns_text(ns: f64) -> String {
+    match ns {
+        ns if ns < 100.0 => format!("{ns:.2}"),
+        ns if ns < 10_000.0 => format!("{ns:.0}"),
+        ns => short(ns),
+    }
+}

@@ -1,0 +1,175 @@
+//! p-S: of S pages whose tables are there, map a random one and unmap it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use address::PhysAddr;
+use anyhow::Result;
+use dma_map::table::PageTable;
+use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request};
+
+use crate::measure::{BATCH, Random, Task, Tasks};
+
+/// Where the pages begin: 4 GiB.
+const BASE: u64 = 0x1_0000_0000 >> 12;
+
+/// Which pages a thread takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Page `2k + id`: each leaf table is written by both.
+    Shared,
+    /// Page `k + id × S/2`: as far apart as the pages are, which for S = 256 is half a leaf table.
+    Disjoint,
+    /// As `Disjoint` with leaf tables of their own, however small S is.
+    OwnLeaves,
+}
+
+/// Threads of p-S over a table; `pages` (S) is a power of two, at least 4.
+///
+/// # Errors
+/// The tables cannot be made.
+pub fn pairs<T: PageTable + 'static>(
+    table: &Arc<T>,
+    threads: usize,
+    pages: u64,
+    split: Split,
+) -> Result<Tasks> {
+    let of = |id: u64| {
+        let (start, step) = match split {
+            Split::Shared => (id, 2),
+            Split::Disjoint => (id * pages / 2, 1),
+            Split::OwnLeaves => (id * (pages / 2).max(512), 1),
+        };
+        (0..pages / 2).map(move |k| BASE + start + k * step)
+    };
+    (0..threads)
+        .map(|id| task(table, id, of(id as u64).collect()))
+        .collect()
+}
+
+/// The same with pages that each thread was given by its own core of an allocator: S/2 each.
+///
+/// # Errors
+/// The tables cannot be made, or the allocator has not so many cores.
+pub fn allocated<T: PageTable + 'static, A: IovaAllocator>(
+    table: &Arc<T>,
+    allocator: &A,
+    threads: usize,
+    pages: u64,
+) -> Result<Tasks> {
+    // The ranges stay allocated; the allocator ends with the run.
+    let of = |id| -> Result<Vec<u64>> {
+        let mut core = allocator.claim(CoreId(id))?;
+        (0..pages / 2)
+            .map(|_| Ok(core.alloc(Request::pages(1))?.first().raw()))
+            .collect()
+    };
+    let pages = (0..threads).map(of).collect::<Result<Vec<_>>>()?;
+    pages
+        .into_iter()
+        .enumerate()
+        .map(|(id, pages)| task(table, id, pages))
+        .collect()
+}
+
+fn one(page: u64) -> IovaRange {
+    IovaRange::new(IovaPfn::new(page), 1).expect("a page below 2^52")
+}
+
+/// Builds the tables, and makes the thread.
+fn task<T: PageTable + 'static>(
+    table: &Arc<T>,
+    id: usize,
+    pages: Vec<u64>,
+) -> Result<Box<dyn Task>> {
+    let mut ranges = Vec::with_capacity(pages.len());
+    for page in pages {
+        table.map(one(page), PhysAddr::new(0x1000), Access::ReadWrite)?;
+        table.unmap(one(page))?;
+        ranges.push(one(page));
+    }
+    // With consecutive pages the range is computed, as the loop of the notes does, and not looked up.
+    let step = match ranges[..] {
+        [first, second, ..] => second.first().raw().wrapping_sub(first.first().raw()),
+        _ => 0,
+    };
+    let start = ranges[0].first().raw();
+    let is_regular = ranges
+        .iter()
+        .enumerate()
+        .all(|(k, range)| range.first().raw() == start.wrapping_add(step.wrapping_mul(k as u64)));
+    let (table, random) = (Arc::clone(table), Random::new(id));
+    Ok(if is_regular {
+        let mask = ranges.len() as u64 - 1;
+        Box::new(Pairs {
+            table,
+            random,
+            range: move |r: u64| one(start.wrapping_add(((r >> 20) & mask).wrapping_mul(step))),
+        })
+    } else {
+        let mask = ranges.len() - 1;
+        Box::new(Pairs {
+            table,
+            random,
+            range: move |r: u64| ranges[(r >> 20) as usize & mask],
+        })
+    })
+}
+
+struct Pairs<T, F> {
+    table: Arc<T>,
+    random: Random,
+    range: F,
+}
+
+impl<T: PageTable, F: Fn(u64) -> IovaRange + Send> Task for Pairs<T, F> {
+    fn batch(&mut self, _: &AtomicBool) -> u64 {
+        for _ in 0..BATCH {
+            let range = std::hint::black_box((self.range)(self.random.next()));
+            self.table
+                .map(range, PhysAddr::new(0x5000_0000), Access::ReadWrite)
+                .expect("ours, and not mapped");
+            self.table.unmap(range).expect("just mapped");
+        }
+        BATCH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::{Best, space};
+    use crate::map::rig::table;
+
+    #[test]
+    fn pairs_leave_nothing_mapped_and_stay_in_their_tables() {
+        for (split, leaves) in [
+            (Split::Shared, 1),
+            (Split::Disjoint, 1),
+            (Split::OwnLeaves, 2),
+        ] {
+            let table = Arc::new(table().expect("memory"));
+            let mut tasks = pairs(&table, 2, 256, split).expect("tables");
+            let built = table.stats().tables[0];
+            assert_eq!(built, leaves, "{split:?}");
+            for task in &mut tasks {
+                assert_eq!(task.batch(&AtomicBool::new(false)), BATCH);
+            }
+            assert_eq!(table.stats().tables[0], built);
+            let start = IovaPfn::new(BASE).start();
+            let mapped = (0..2048 * 4096).step_by(4096).filter(|at| {
+                let iova = start.checked_add(*at).expect("below the end");
+                table.lookup(iova).is_some()
+            });
+            assert_eq!(mapped.count(), 0);
+        }
+    }
+
+    #[test]
+    fn threads_get_pages_of_their_own() {
+        let allocator = Best::new(space().expect("pages"), 2).expect("2 cores");
+        let tasks =
+            allocated(&Arc::new(table().expect("memory")), &allocator, 2, 256).expect("tables");
+        assert_eq!(tasks.len(), 2);
+    }
+}

@@ -1,0 +1,114 @@
+//! p-S over the tables, and what two threads through the real allocator cost.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use dma_map::table::{GlobalLockTable, HostMemory, PageTable, RwLockTable, VtdSecondLevel};
+
+use super::loops::{self, Split};
+use crate::alloc::{Best, space};
+use crate::map::rig::{self, CONFIG};
+use crate::measure::{Case, Turns};
+use crate::record::Record;
+
+/// S: one leaf table's worth, 128, and 4,096 of them (16 MiB of entries).
+pub const PAGES: [u64; 3] = [256, 65_536, 2_097_152];
+
+/// Names of the tables in keys.
+pub const TABLES: [&str; 3] = ["lock_free", "rw_locks", "global_lock"];
+
+/// Linux's `generic_pt` in the notes: one thread, two shared, two disjoint.
+pub const QUOTED: [[&str; 3]; 3] = [
+    ["71.4", "119", "71.6"],
+    ["78.0", "117", "79.3"],
+    ["216", "217", ""],
+];
+
+/// How threads share, as rows name it.
+const SPLITS: [(&str, usize, Split); 4] = [
+    ("alone", 1, Split::Shared),
+    ("shared", 2, Split::Shared),
+    ("disjoint", 2, Split::Disjoint),
+    ("own_leaves", 2, Split::OwnLeaves),
+];
+
+/// Runs p-S.
+pub fn measure(turns: &Turns, record: &mut Record) {
+    for (pages, quoted) in PAGES.into_iter().zip(QUOTED) {
+        for (index, (name, threads, split)) in SPLITS.into_iter().enumerate() {
+            if split == Split::OwnLeaves && pages > 512 {
+                continue;
+            }
+            let case = |title: &str| format!("p-{pages} {title}");
+            let (lock_free, rw, global) = (
+                plain(case("lock-free"), threads, pages, split, rig::table),
+                plain(case("lock per table"), threads, pages, split, || {
+                    Ok(RwLockTable::<VtdSecondLevel, _>::new(
+                        HostMemory::new(),
+                        CONFIG,
+                    )?)
+                }),
+                plain(case("global lock"), threads, pages, split, || {
+                    Ok(GlobalLockTable::<VtdSecondLevel, _>::new(
+                        HostMemory::new(),
+                        CONFIG,
+                    )?)
+                }),
+            );
+            let cases = [lock_free, rw, global];
+            let s = if threads == 1 { "" } else { "s" };
+            record.section(&format!(
+                "p-{pages}: map and unmap a page, {threads} thread{s}, {}",
+                name.replace('_', " ")
+            ));
+            let found = turns.measure(&cases);
+            for ((table, case), outcome) in TABLES.iter().zip(&cases).zip(&found) {
+                let key = format!("p{pages}_{name}_{table}");
+                let quoted = match *table {
+                    "lock_free" => quoted.get(index).copied().unwrap_or(""),
+                    _ => "",
+                };
+                record.row(&key, case, outcome, quoted);
+            }
+        }
+    }
+    through_the_allocator(turns, record);
+}
+
+fn plain<'a, T: PageTable + 'static>(
+    title: String,
+    threads: usize,
+    pages: u64,
+    split: Split,
+    table: impl Fn() -> Result<T> + 'a,
+) -> Case<'a> {
+    Case::new(title, threads, move || {
+        loops::pairs(&Arc::new(table()?), threads, pages, split)
+    })
+}
+
+fn through_the_allocator(turns: &Turns, record: &mut Record) {
+    let cases = [1, 2].map(|threads| {
+        Case::new("p-256 with allocated pages", threads, move || {
+            let allocator = Best::new(space()?, threads)?;
+            loops::allocated(&Arc::new(rig::table()?), &allocator, threads, 256)
+        })
+    });
+    record.section("p-256, the pages from the allocator, 1 and 2 threads");
+    for (case, outcome) in cases.iter().zip(turns.measure(&cases)) {
+        record.row("p256_allocated", case, &outcome, "");
+    }
+    let scale = record.scale();
+    let alone = record.get("p256_alone_lock_free_1thr_ns_raw");
+    let scaled = record.get("p256_alone_lock_free_1thr_ns");
+    record.both("map_unmap_ns", alone, scaled, 2);
+    let one = record.get("p256_allocated_1thr_ns_raw");
+    let two = record.get("p256_allocated_2thr_ns_raw");
+    let ratio = one.zip(two).map(|(one, two)| two / one);
+    record.both(
+        "map_unmap_2thr_ratio",
+        ratio,
+        ratio.map(|of| scale.ratio(of)),
+        3,
+    );
+}

@@ -1,0 +1,166 @@
+//! The machine under the measurement: which it is, its CPUs, and what they cost each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use std::{fmt, fs, io, thread};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+/// What a figure is worth nothing without.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    /// The processor's name.
+    pub model: String,
+    /// How many processors this program may use.
+    pub cpus: usize,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Of the sources: `EXITLESS_COMMIT`, as the makefile exports it.
+    pub commit: String,
+    /// Of the last minute: above 1, others use this machine.
+    pub load_average: f64,
+}
+
+impl Host {
+    /// Asks the kernel; what it does not say is "unknown".
+    pub fn read() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model = cpuinfo
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"));
+        Self {
+            model: model
+                .map_or("unknown", |line| line.trim_start_matches(['\t', ' ', ':']))
+                .to_owned(),
+            cpus: thread::available_parallelism().map_or(0, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            commit: std::env::var("EXITLESS_COMMIT").unwrap_or_else(|_| "unknown".to_owned()),
+            load_average: read("/proc/loadavg")
+                .split(' ')
+                .next()
+                .and_then(|word| word.parse().ok())
+                .unwrap_or(0.0),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} CPUs", self.model, self.cpus)
+    }
+}
+
+/// Runs the calling thread, and what it starts, on one CPU.
+///
+/// # Errors
+/// There is no such CPU, or it is not ours to use.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::Error::from_raw_os_error(
+            rustix::io::Errno::INVAL.raw_os_error(),
+        ));
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// The CPUs this thread may run on, in order.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn cpus() -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&cpu| set.is_set(cpu))
+        .collect())
+}
+
+/// Round trips per run, and runs: short ones, so that most of them are free of whoever else runs here.
+const TRIPS: u64 = 100;
+const RUNS: usize = 2001;
+
+/// Two lines apart, so that nothing else moves with it.
+#[repr(align(128))]
+#[derive(Default)]
+struct Line(AtomicU64);
+
+/// A cache line's round trip between two CPUs, nanoseconds: the median of many short runs and the fastest.
+///
+/// # Errors
+/// The CPUs cannot be used.
+pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
+    round_trip_of(here, there, RUNS)
+}
+
+/// The same of `count` runs of 100 trips each, at least one.
+///
+/// # Errors
+/// The CPUs cannot be used.
+pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<(f64, f64)> {
+    let count = count.max(1);
+    let lines = Arc::new((Line::default(), Line::default()));
+    let trips = TRIPS * (count as u64 + 1);
+    let other = Arc::clone(&lines);
+    let echo = thread::spawn(move || {
+        let pinned = pin(there);
+        for trip in 1..=trips {
+            while other.0.0.load(Ordering::Acquire) != trip {
+                std::hint::spin_loop();
+            }
+            other.1.0.store(trip, Ordering::Release);
+        }
+        pinned
+    });
+    let before = sched_getaffinity(None)?;
+    let pinned = pin(here);
+    let mut runs = Vec::new();
+    let mut trip = 0;
+    for run in 0..=count {
+        let start = Instant::now();
+        for _ in 0..TRIPS {
+            trip += 1;
+            lines.0.0.store(trip, Ordering::Release);
+            while lines.1.0.load(Ordering::Acquire) != trip {
+                std::hint::spin_loop();
+            }
+        }
+        // The first run warms up.
+        if run > 0 {
+            runs.push(start.elapsed().as_nanos() as f64 / TRIPS as f64);
+        }
+    }
+    sched_setaffinity(None, &before)?;
+    pinned?;
+    echo.join()
+        .map_err(|_| io::Error::other("the echo thread panicked"))??;
+    runs.sort_by(f64::total_cmp);
+    Ok((runs[count / 2], runs[0]))
+}
+
+/// The processor time of the calling thread since it began.
+pub fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    // Neither is negative: the thread has run since it began.
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_works_uses_its_time() {
+        let (before, start) = (thread_time(), Instant::now());
+        while thread_time() - before < Duration::from_millis(2) {}
+        assert!(start.elapsed() >= Duration::from_millis(2));
+    }
+
+    #[test]
+    fn there_is_no_such_cpu() {
+        assert!(pin(CpuSet::MAX_CPU).is_err());
+    }
+}
