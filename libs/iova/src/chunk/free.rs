@@ -5,7 +5,7 @@ use lines::Ordering;
 
 use super::Shared;
 use super::handle::Local;
-use super::layout::{AWAY, Chunk, NOBODY, PENDING, RUN, bit_of, get, set, word_of};
+use super::layout::{AWAY, Chunk, MARKS, NOBODY, PENDING, RUN, bit_of, get, set, word_of};
 use super::slow::{head_of, known, release};
 use super::zone::Zone;
 use super::{Mutant, plants};
@@ -109,7 +109,7 @@ impl Local {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                chunk.notify();
+                chunk.notify(PENDING);
                 Ok(Pinned {
                     range,
                     is_foreign: true,
@@ -152,7 +152,7 @@ impl Local {
             return shared.rest.unpin(range);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
-        if chunk.tag() & !PENDING == self.tag && get(chunk.pinned(word)) & bit != 0 {
+        if chunk.tag() & !MARKS == self.tag && get(chunk.pinned(word)) & bit != 0 {
             set(chunk.pinned(word), get(chunk.pinned(word)) & !bit);
             set(chunk.out(word), get(chunk.out(word)) | bit);
         } else {
@@ -170,7 +170,7 @@ impl Local {
         range: IovaRange,
     ) -> Place {
         let page = range.first().raw();
-        match chunk.tag_word().load(Ordering::Acquire) & !PENDING {
+        match chunk.tag_word().load(Ordering::Acquire) & !MARKS {
             tag if tag == self.tag => Place::Own,
             AWAY if chunk.class(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {

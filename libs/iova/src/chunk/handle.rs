@@ -11,7 +11,7 @@ use lines::Ordering;
 use super::Shared;
 use super::lane::{Lane, Ready};
 use super::layout::{
-    BLOCK_SHIFT, Block, Chunk, MAX_ORDER, PENDING, bit_of, class_of, get, set, word_of,
+    BLOCK_SHIFT, Block, Chunk, MARKS, MAX_ORDER, bit_of, class_of, get, set, word_of,
 };
 use super::zone::MAX_ZONES;
 use crate::{
@@ -119,10 +119,9 @@ impl Local {
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
-            && chunk.is_anothers(self.tag)
-            && chunk.check_foreign(range)
+            && let Some(result) = chunk.free_foreign(self.tag, range)
         {
-            return chunk.give_back(range);
+            return result;
         }
         self.free_slow(shared, range)
     }
@@ -193,7 +192,7 @@ impl CoreAllocator for ChunkCore {
         let page = pinned.range.first().raw();
         if !pinned.is_foreign
             && let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.tag() & !PENDING == local.tag
+            && chunk.tag() & !MARKS == local.tag
         {
             let (word, bit) = (word_of(page), bit_of(page));
             let (class, pinned) = (chunk.class(word), get(chunk.pinned(word)));

@@ -5,7 +5,7 @@
 //! | line | written by | says |
 //! |---|---|---|
 //! | `out`, `pinned`, `held`, `pages`, `class` of a word | owner | where a range starts that may be freed; that the owner has pinned; that is one of these or kept ready; the size of its ranges |
-//! | `claimed`, `freed` of a word | strangers, by read-modify-write | ranges that a stranger has pinned; that strangers gave back and the owner has not seen yet |
+//! | `claimed`, `freed` | strangers, by read-modify-write | ranges that a stranger has pinned; that strangers gave back and the owner has not seen yet |
 //! | `tag` and the rest of a chunk | owner; strangers set `PENDING` | whose the chunk is, which words have no class |
 //!
 //! Each word has lines of its own, because an owner that hands out one word while a stranger gives back another must not
@@ -43,12 +43,16 @@ pub(super) const TAIL: u8 = 62;
 /// The first word of a run of whole chunks, whose length [`Chunk::run`] has.
 pub(super) const RUN: u8 = 61;
 
+/// In [`Chunk::tag`]: strangers have given back everything that was out in some word.
+pub(super) const RIPE: u64 = 1 << 61;
 /// In [`Chunk::tag`]: strangers have pinned ranges or given them back since the owner last looked.
 pub(super) const PENDING: u64 = 1 << 63;
 /// Owner of a chunk that nobody has: free, or an orphan.
 pub(super) const NOBODY: u64 = 0;
 /// Owner of a chunk out of circulation, or part of a run.
 pub(super) const AWAY: u64 = 1 << 62;
+/// The part of [`Chunk::tag`] that is not the owner.
+pub(super) const MARKS: u64 = PENDING | RIPE;
 
 /// Bits at which ranges of a class may start in a word.
 pub(super) const FULL: [u64; MAX_ORDER + 1] = [
@@ -80,16 +84,25 @@ pub(super) const fn words_of(order: usize) -> usize {
 }
 
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(super) struct Chunk {
     meta: Meta,
+    claims: Claims,
     words: [Word; WORDS],
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Claims {
+    words: [AtomicU64; WORDS],
+    touch: Touch,
 }
 
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct Word {
     owners: Owners,
-    strangers: Strangers,
+    strangers: Freed,
 }
 
 #[derive(Debug)]
@@ -107,8 +120,7 @@ struct Owners {
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Strangers {
-    claimed: AtomicU64,
+struct Freed {
     freed: AtomicU64,
     touch: Touch,
 }
@@ -138,7 +150,7 @@ impl Touch {
 }
 
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(align(64))]
 struct Meta {
     /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), and [`PENDING`].
     tag: AtomicU64,
@@ -172,8 +184,7 @@ impl Word {
                 class: AtomicU8::new(FREE),
                 touch: Touch::new(),
             },
-            strangers: Strangers {
-                claimed: AtomicU64::new(0),
+            strangers: Freed {
                 freed: AtomicU64::new(0),
                 touch: Touch::new(),
             },
@@ -190,6 +201,10 @@ impl Chunk {
                 open: AtomicU8::new(ALL_WORDS),
                 run: AtomicU64::new(0),
             },
+            claims: Claims {
+                words: core::array::from_fn(|_| AtomicU64::new(0)),
+                touch: Touch::new(),
+            },
             words: core::array::from_fn(|_| Word::new()),
         }
     }
@@ -199,13 +214,6 @@ impl Chunk {
         let owners = &self.words[word % WORDS].owners;
         owners.touch.touch();
         owners
-    }
-
-    #[inline]
-    fn strangers(&self, word: usize) -> &Strangers {
-        let strangers = &self.words[word % WORDS].strangers;
-        strangers.touch.touch();
-        strangers
     }
 
     /// Where a range starts that is allocated, and not pinned by the owner.
@@ -229,13 +237,16 @@ impl Chunk {
     /// Where a range starts that a stranger has pinned.
     #[inline]
     pub(super) fn claimed(&self, word: usize) -> &AtomicU64 {
-        &self.strangers(word).claimed
+        self.claims.touch.touch();
+        &self.claims.words[word % WORDS]
     }
 
     /// Where a range starts that a stranger gave back.
     #[inline]
     pub(super) fn freed(&self, word: usize) -> &AtomicU64 {
-        &self.strangers(word).freed
+        let strangers = &self.words[word % WORDS].strangers;
+        strangers.touch.touch();
+        &strangers.freed
     }
 
     /// Chunks of the run that starts here.
@@ -309,7 +320,7 @@ impl Chunk {
         let out = get(self.out(word));
         let mut free = out;
         if now != tag {
-            if now != tag | PENDING {
+            if now & !MARKS != tag {
                 return None;
             }
             free &= !(get(self.claimed(word)) | get(self.freed(word)));
@@ -330,21 +341,23 @@ impl Chunk {
         true
     }
 
-    /// Whether another core than that with `tag` owns the chunk.
+    /// Gives `range` back to its owner, another core than the one with `tag`; `None` where the slow path must find out what is
+    /// wrong or special.
     #[inline]
-    pub(super) fn is_anothers(&self, tag: u64) -> bool {
-        let owner = self.tag() & !PENDING;
-        owner != tag && owner != NOBODY && owner != AWAY
+    pub(super) fn free_foreign(&self, tag: u64, range: IovaRange) -> Option<Result<(), FreeError>> {
+        let owner = self.tag() & !MARKS;
+        let is_anothers = owner != tag && owner != NOBODY && owner != AWAY;
+        (is_anothers && self.check_foreign(range)).then(|| self.give_back(range))
     }
 
-    /// Whether exactly `range` is allocated, and neither pinned nor given back, in a chunk of another core, as far as can be
-    /// seen.
+    /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as can be seen. Whether it was
+    /// given back is not looked at: that line is written next, and to read it first would fetch it twice.
     #[inline]
     pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        let marked = get(self.claimed(word)) | get(self.freed(word));
-        range.pages() == self.pages(word) && get(self.out(word)) & !marked & bit != 0
+        let out = get(self.out(word)) & !get(self.claimed(word));
+        range.pages() == self.pages(word) && out & bit != 0
     }
 
     /// Marks a range as freed, for its owner to take back.
@@ -353,18 +366,20 @@ impl Chunk {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
         // Release: what we did with the range comes before its next use. Acquire: see `drain`.
-        if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+        let before = self.freed(word).fetch_or(bit, Ordering::AcqRel);
+        if before & bit != 0 {
             return Err(FreeError::NotAllocated { range });
         }
-        self.notify();
+        let is_all = before | bit == get(self.out(word));
+        self.notify(if is_all { MARKS } else { PENDING });
         Ok(())
     }
 
     /// Tells the owner to look. After the mark itself: see `drain`.
     #[inline]
-    pub(super) fn notify(&self) {
-        if self.tag() & PENDING == 0 {
-            self.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+    pub(super) fn notify(&self, marks: u64) {
+        if self.tag() & marks != marks {
+            self.tag_word().fetch_or(marks, Ordering::AcqRel);
         }
     }
 

@@ -63,7 +63,7 @@ use crate::{
 pub use handle::ChunkCore;
 use handle::{Hot, Local};
 use lane::{Lane, Ready};
-use layout::{Chunk, MAX_ORDER, NOBODY, PENDING, RUN, WORDS, get};
+use layout::{Chunk, MARKS, MAX_ORDER, NOBODY, RUN, WORDS, get};
 #[cfg(debug_assertions)]
 use layout::{FREE, FULL};
 use zone::{MAX_ZONES, Zone};
@@ -332,7 +332,7 @@ impl Shared {
         for zone in &self.zones {
             stats.bytes += zone.bytes();
             for (page, chunk) in zone.known_chunks() {
-                let is_kept = chunk.tag() & !PENDING != NOBODY || !zone.free.has(zone.index(page));
+                let is_kept = chunk.tag() & !MARKS != NOBODY || !zone.free.has(zone.index(page));
                 if is_kept {
                     add_chunk(&mut stats, chunk);
                 }
@@ -362,7 +362,7 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     }
     stats.live_pages += live;
     // The later chunks of a run are the head's, and retired ones nobody's.
-    if chunk.tag() & !PENDING != layout::AWAY {
+    if chunk.tag() & !MARKS != layout::AWAY {
         stats.chunks += 1;
         stats.cached_pages += CHUNK_PAGES - live;
     }

@@ -67,9 +67,9 @@ fn gives_back() {
     // What strangers gave back is looked for here.
     let mut own = Vec::new();
     own.extend(owner.alloc(WORD));
-    owner.local.collect(&owner.shared, 0);
+    owner.local.collect_now(&owner.shared, 0, slow::Look::All);
     let stranger = other.join().expect("loom ends the model at a panic");
-    owner.local.collect(&owner.shared, 0);
+    owner.local.collect_now(&owner.shared, 0, slow::Look::All);
     let live = space.stats().live_ranges;
     assert_eq!(live, own.len() as u64, "what was given back is free");
     let marks = owner.shared.zones[0]

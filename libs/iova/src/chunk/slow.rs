@@ -12,13 +12,22 @@ use lines::{AtomicU64, Ordering};
 use super::Shared;
 use super::handle::{Local, order_of};
 use super::layout::{
-    AWAY, CLASSES_PER_LANE, Chunk, FULL, MAX_ORDER, NOBODY, PENDING, RUN, TAIL, WORD_PAGES, WORDS,
-    bit_of, class_of, get, set, word_base, word_of, words_of,
+    AWAY, CLASSES_PER_LANE, Chunk, FULL, MARKS, MAX_ORDER, NOBODY, PENDING, RIPE, RUN, TAIL,
+    WORD_PAGES, WORDS, bit_of, class_of, get, set, word_base, word_of, words_of,
 };
 use super::zone::Zone;
 use super::{Mutant, plants};
 use crate::wanted::Wanted;
 use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request, RetiredChunk};
+
+/// What to look for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Words that strangers have emptied.
+    Ripe,
+    /// Everything that strangers freed.
+    All,
+}
 
 impl Local {
     #[cold]
@@ -96,18 +105,20 @@ impl Local {
             return Some(range);
         }
         self.lanes[lane].credit += 8;
-        if self.lanes[lane].partial[order].is_empty()
-            && self.lanes[lane].credit >= self.lanes[lane].own.len()
-        {
-            self.collect(shared, lane);
+        if self.lanes[lane].partial[order].is_empty() {
+            self.collect(shared, lane, Look::Ripe);
         }
-        // Each turn makes something available that the next one finds: at most one sweep and one chunk.
+        // Each turn makes something available that the next one finds: at most one look, one sweep and one chunk.
+        let mut look = Look::All;
         loop {
             if let Some(at) = self.find_word(shared, lane, order, bound) {
                 self.make_ready(shared, lane, order, at);
                 return self.take_ready(shared, lane, order, bound);
             }
-            if self.lanes[lane].emptied > 0 {
+            if look == Look::All {
+                self.collect(shared, lane, look);
+                look = Look::Ripe;
+            } else if self.lanes[lane].emptied > 0 {
                 self.sweep(shared, lane, false);
             } else if !self.acquire(shared, lane, bound) {
                 return None;
@@ -306,15 +317,41 @@ impl Local {
         }
     }
 
+    /// Takes back what strangers freed in any chunk of a lane, if there is credit to look.
+    pub(super) fn collect(&mut self, shared: &Shared, lane: usize, look: Look) {
+        let own = &mut self.lanes[lane];
+        if own.credit < own.own.len() {
+            return;
+        }
+        own.credit -= own.own.len();
+        self.collect_now(shared, lane, look);
+    }
+
     /// Takes back what strangers freed in any chunk of a lane.
-    pub(super) fn collect(&mut self, shared: &Shared, lane: usize) {
-        self.lanes[lane].credit = 0;
+    pub(super) fn collect_now(&mut self, shared: &Shared, lane: usize, look: Look) {
         let zone = &shared.zones[lane];
         for at in 0..self.lanes[lane].own.len() {
             let page = self.lanes[lane].own[at];
             let chunk = known(zone, page);
-            if chunk.tag() & PENDING != 0 {
+            let tag = chunk.tag();
+            if look == Look::All && tag & PENDING != 0 {
                 self.drain(chunk, page, lane);
+            } else if tag & RIPE != 0 {
+                self.harvest(chunk, page, lane);
+            }
+        }
+    }
+
+    /// Takes back the words of a chunk of ours in which strangers have freed everything: whoever is filling another word is
+    /// not disturbed.
+    fn harvest(&mut self, chunk: &Chunk, page: u64, lane: usize) {
+        // Before the words, as in `drain`; `PENDING` stays, so that what is left is not forgotten.
+        chunk.tag_word().fetch_and(!RIPE, Ordering::AcqRel);
+        for word in 0..WORDS {
+            let freed = chunk.freed(word).load(Ordering::Acquire);
+            if freed != 0 && freed == chunk.allocated(word) {
+                self.take_back(chunk, page, lane, word, freed);
+                chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
             }
         }
     }
@@ -324,7 +361,7 @@ impl Local {
         // Before the words: a mark set after a word was read here is set by someone who then sees `PENDING` clear, because
         // his read-modify-write of the word follows ours.
         if !plants(Mutant::ForgetsMarks) {
-            chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
+            chunk.tag_word().fetch_and(!MARKS, Ordering::AcqRel);
         }
         let mut claimed = 0;
         for word in 0..WORDS {
@@ -341,7 +378,7 @@ impl Local {
             claimed |= get(chunk.claimed(word));
         }
         if plants(Mutant::ForgetsMarks) {
-            chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
+            chunk.tag_word().fetch_and(!MARKS, Ordering::AcqRel);
         }
         if claimed != 0 {
             // Still pinned by strangers: our own frees must go on looking.
@@ -428,7 +465,7 @@ impl Local {
     pub(super) fn deposit(&mut self, shared: &Shared) {
         self.ready.clear();
         for (lane, zone) in shared.zones.iter().enumerate() {
-            self.collect(shared, lane);
+            self.collect_now(shared, lane, Look::All);
             let own = &mut self.lanes[lane];
             own.emptied = 0;
             own.partial.iter_mut().for_each(Vec::clear);
@@ -455,7 +492,7 @@ impl Local {
                 if chunk.is_empty() {
                     release(zone, page, shared.retires);
                 } else {
-                    chunk.tag_word().fetch_and(PENDING, Ordering::AcqRel);
+                    chunk.tag_word().fetch_and(MARKS, Ordering::AcqRel);
                     zone.orphans.put(zone.index(page));
                 }
             }
@@ -483,9 +520,7 @@ impl Local {
             let own = &mut self.lanes[lane];
             own.credit += 32;
             if own.leaving.is_empty() && own.own.len() > 1 {
-                if own.credit >= own.own.len() {
-                    self.collect(shared, lane);
-                }
+                self.collect(shared, lane, Look::All);
                 if self.lanes[lane].emptied > 0 {
                     self.sweep(shared, lane, true);
                 }
