@@ -48,7 +48,10 @@ impl Local {
                 if !chunk.check_foreign(range) {
                     return Err(diagnose(chunk, range));
                 }
-                chunk.give_back(range)
+                match chunk.give_back(range) {
+                    true => Ok(()),
+                    false => Err(FreeError::NotAllocated { range }),
+                }
             }
         }
     }
@@ -140,7 +143,7 @@ impl Local {
             }
             Place::Foreign => {
                 let freed = chunk.give_back(range);
-                debug_assert!(freed.is_ok(), "a pinned range stays allocated: {freed:?}");
+                debug_assert!(freed, "a pinned range stays allocated");
             }
         }
     }

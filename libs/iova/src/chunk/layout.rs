@@ -16,7 +16,7 @@
 
 use alloc::boxed::Box;
 
-use crate::{FreeError, IovaRange};
+use crate::IovaRange;
 use lines::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
@@ -341,13 +341,13 @@ impl Chunk {
         true
     }
 
-    /// Gives `range` back to its owner, another core than the one with `tag`; `None` where the slow path must find out what is
+    /// Gives `range` back to its owner, another core than the one with `tag`; `false` where the slow path must find out what is
     /// wrong or special.
     #[inline]
-    pub(super) fn free_foreign(&self, tag: u64, range: IovaRange) -> Option<Result<(), FreeError>> {
+    pub(super) fn free_foreign(&self, tag: u64, range: IovaRange) -> bool {
         let owner = self.tag() & !MARKS;
         let is_anothers = owner != tag && owner != NOBODY && owner != AWAY;
-        (is_anothers && self.check_foreign(range)).then(|| self.give_back(range))
+        is_anothers && self.check_foreign(range) && self.give_back(range)
     }
 
     /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as can be seen. Whether it was
@@ -360,19 +360,19 @@ impl Chunk {
         range.pages() == self.pages(word) && out & bit != 0
     }
 
-    /// Marks a range as freed, for its owner to take back.
+    /// Marks a range as freed, for its owner to take back; `false` where it was before.
     #[inline]
-    pub(super) fn give_back(&self, range: IovaRange) -> Result<(), FreeError> {
+    pub(super) fn give_back(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        // Release: what we did with the range comes before its next use. Acquire: see `drain`.
-        let before = self.freed(word).fetch_or(bit, Ordering::AcqRel);
-        if before & bit != 0 {
-            return Err(FreeError::NotAllocated { range });
+        // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only the bit itself is asked of
+        // the answer: that is one instruction, not a loop of compare-and-exchange.
+        if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+            return false;
         }
-        let is_all = before | bit == get(self.out(word));
+        let is_all = get(self.freed(word)) == get(self.out(word));
         self.notify(if is_all { MARKS } else { PENDING });
-        Ok(())
+        true
     }
 
     /// Tells the owner to look. After the mark itself: see `drain`.
