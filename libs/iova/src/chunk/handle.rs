@@ -10,16 +10,15 @@ use lines::Ordering;
 
 use super::Shared;
 use super::lane::{Lane, Ready};
-use super::layout::{
-    BLOCK_SHIFT, Block, Chunk, MARKS, MAX_ORDER, bit_of, class_of, get, set, word_of,
-};
+use super::layout::{Chunk, MARKS, MAX_ORDER, bit_of, get, set, word_of};
 use super::zone::MAX_ZONES;
 use crate::{
-    AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
+    AllocError, CHUNK_PAGES, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request,
+    RetiredChunk,
 };
 
-/// Blocks whose place the handle remembers.
-const HOT: usize = 8;
+/// Chunks whose place the handle remembers.
+const HOT: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// The handle of one core of a [`ChunkAllocator`](super::ChunkAllocator).
 pub struct ChunkCore {
@@ -42,6 +41,9 @@ pub(super) struct Local {
     pub(super) lanes: [Lane; MAX_ZONES],
     /// The lane that is tried first.
     pub(super) preferred: usize,
+    /// Its last page, and the class of its single pages.
+    pub(super) top: u64,
+    pub(super) first_class: u8,
     pub(super) ready: Ready,
     /// Freed runs whose chunks wait to be retired.
     pub(super) leaving_runs: Vec<u64>,
@@ -51,33 +53,36 @@ pub(super) struct Local {
 #[derive(Debug)]
 pub(super) struct Hot {
     keys: [u64; HOT],
-    blocks: [Option<Arc<Block>>; HOT],
+    chunks: [Arc<Chunk>; HOT],
 }
 
 impl Hot {
     pub(super) fn new() -> Self {
+        // Looked at by nobody: its key is no chunk's.
+        let none = Arc::new(Chunk::new());
         Self {
             keys: [u64::MAX; HOT],
-            blocks: Default::default(),
+            chunks: core::array::from_fn(|_| Arc::clone(&none)),
         }
     }
 
     /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
-    #[inline]
+    #[inline(always)]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
-        let key = page >> BLOCK_SHIFT;
+        let key = page / CHUNK_PAGES;
         let slot = key as usize % HOT;
         if self.keys[slot] != key {
             self.load(shared, page, slot)?;
         }
-        self.blocks[slot].as_ref().map(|block| block.chunk(page))
+        Some(&self.chunks[slot])
     }
 
     #[cold]
+    #[inline(never)]
     fn load(&mut self, shared: &Shared, page: u64, slot: usize) -> Option<()> {
-        let block = shared.zone_of(page)?.1.block(page)?;
-        self.keys[slot] = page >> BLOCK_SHIFT;
-        self.blocks[slot] = Some(Arc::clone(block));
+        let chunk = shared.zone_of(page)?.1.block(page)?.chunk(page);
+        self.keys[slot] = page / CHUNK_PAGES;
+        self.chunks[slot] = Arc::clone(chunk);
         Some(())
     }
 }
@@ -92,7 +97,7 @@ impl Local {
     /// A range that is kept ready.
     #[inline(always)]
     fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
-        let page = self.ready.of(class_of(self.preferred, order)).pop()?;
+        let page = self.ready.of(self.first_class + order as u8).pop()?;
         let chunk = self.hot.chunk(shared, page)?;
         let word = word_of(page);
         set(chunk.out(word), get(chunk.out(word)) | bit_of(page));
@@ -140,7 +145,7 @@ impl CoreAllocator for ChunkCore {
         let order = order_of(request.pages);
         if order <= MAX_ORDER
             && usize::from(request.align_order) <= order
-            && request.last.raw() >= local.lanes[local.preferred % MAX_ZONES].last
+            && request.last.raw() >= local.top
             && shared.drain.load(Ordering::Relaxed) == local.drained
         {
             if let Some(range) = local.take(shared, order) {

@@ -14,7 +14,7 @@
 //! The owner's loads and stores of its own lines are relaxed: what it says reaches a stranger with the range itself,
 //! by whatever handed the range over.
 
-use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 use crate::IovaRange;
 use lines::{AtomicU8, AtomicU64, Ordering};
@@ -193,7 +193,7 @@ impl Word {
 }
 
 impl Chunk {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             meta: Meta {
                 tag: AtomicU64::new(NOBODY),
@@ -446,19 +446,19 @@ fn word_bits(first: usize, words: usize) -> u8 {
 /// Sixteen chunks, made when the first of them is used.
 #[derive(Debug)]
 pub(super) struct Block {
-    chunks: [Chunk; BLOCK_CHUNKS],
+    chunks: [Arc<Chunk>; BLOCK_CHUNKS],
 }
 
 impl Block {
-    pub(super) fn new() -> Box<Self> {
-        Box::new(Self {
-            chunks: core::array::from_fn(|_| Chunk::new()),
-        })
+    pub(super) fn new() -> Self {
+        Self {
+            chunks: core::array::from_fn(|_| Arc::new(Chunk::new())),
+        }
     }
 
     /// The chunk that holds this page of the block.
     #[inline]
-    pub(super) fn chunk(&self, page: u64) -> &Chunk {
+    pub(super) fn chunk(&self, page: u64) -> &Arc<Chunk> {
         &self.chunks[(page >> 9) as usize % BLOCK_CHUNKS]
     }
 }

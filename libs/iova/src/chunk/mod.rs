@@ -244,6 +244,8 @@ impl IovaAllocator for ChunkAllocator {
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
             preferred,
+            top: lane(preferred).last,
+            first_class: layout::class_of(preferred, 0),
             ready: Ready::new(),
             leaving_runs: Vec::new(),
         };
@@ -300,7 +302,7 @@ impl Shared {
             return Ok(None);
         };
         let block = zone.block(page).ok_or(FreeError::NotAllocated { range })?;
-        Ok(Some((lane, zone, block.chunk(page))))
+        Ok(Some((lane, zone, &**block.chunk(page))))
     }
 
     fn count_slow(&self, core: CoreId) {

@@ -5,7 +5,6 @@
 //! pieces between reserved regions, the rest of a huge aperture) is the tree's.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use once_cell::race::OnceBox;
@@ -27,7 +26,7 @@ pub(super) struct Zone {
     chunks: usize,
     /// Blocks by their number; the first one's is `first_key`. A block may reach past the zone's ends; the chunks there
     /// stay unused.
-    blocks: Box<[OnceBox<Arc<Block>>]>,
+    blocks: Box<[OnceBox<Block>]>,
     first_key: u64,
     /// Chunks that nobody has.
     pub(super) free: Bitmap,
@@ -100,16 +99,16 @@ impl Zone {
 
     /// The block of a page of this zone, if any chunk of it was ever used.
     #[inline]
-    pub(super) fn block(&self, page: u64) -> Option<&Arc<Block>> {
+    pub(super) fn block(&self, page: u64) -> Option<&Block> {
         self.blocks
             .get(((page >> BLOCK_SHIFT) - self.first_key) as usize)?
             .get()
     }
 
     /// The block of a page of this zone, made if there is none.
-    pub(super) fn make_block(&self, page: u64) -> &Arc<Block> {
+    pub(super) fn make_block(&self, page: u64) -> &Block {
         let key = ((page >> BLOCK_SHIFT) - self.first_key) as usize;
-        self.blocks[key].get_or_init(|| Box::new(Arc::from(Block::new())))
+        self.blocks[key].get_or_init(|| Box::new(Block::new()))
     }
 
     /// Chunks that were ever used, with their first pages.
@@ -123,7 +122,7 @@ impl Zone {
                 (0..BLOCK_CHUNKS as u64)
                     .map(move |chunk| first + chunk * CHUNK_PAGES)
                     .filter(|page| self.contains(*page))
-                    .map(|page| (page, block.chunk(page)))
+                    .map(|page| (page, &**block.chunk(page)))
             })
     }
 
@@ -134,7 +133,9 @@ impl Zone {
             .iter()
             .filter(|block| block.get().is_some())
             .count();
-        3 * self.free.bytes() + size_of_val(&*self.blocks) + made * size_of::<Block>()
+        3 * self.free.bytes()
+            + size_of_val(&*self.blocks)
+            + made * (size_of::<Block>() + BLOCK_CHUNKS * size_of::<Chunk>())
     }
 }
 
