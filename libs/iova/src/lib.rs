@@ -65,7 +65,7 @@ mod wanted;
 
 pub use allocator::{CHUNK_PAGES, CoreAllocator, CoreId, IovaAllocator, Pinned, RetiredChunk};
 pub use aperture::{Aperture, MAX_CORES, MSI_WINDOW};
-pub use chunk::{ChunkAllocator, ChunkCore};
+pub use chunk::{ChunkAllocator, ChunkConfig, ChunkCore};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
 pub use identity::{IdentityAllocator, IdentityCore};
 pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};

@@ -42,7 +42,10 @@ allocators! {
     magazine in 0 cuts: |aperture, cores| MagazineAllocator::new(aperture, cores).expect("cores"),
     chunk in 3 cuts: |aperture, cores| ChunkAllocator::new(aperture, cores).expect("cores"),
     // One chunk below each limit: the tree has nearly everything.
-    chunk_small in 26 cuts: |aperture, cores| ChunkAllocator::tuned(aperture, cores, 1, false, true).expect("cores"),
+    chunk_small in 26 cuts: |aperture, cores| {
+        let config = ChunkConfig { zone_chunks: 1, lowest_first: true, ..ChunkConfig::default() };
+        ChunkAllocator::with_config(aperture, cores, config).expect("cores")
+    },
     chunk_retiring in 3 cuts: |aperture, cores| ChunkAllocator::retiring(aperture, cores).expect("cores"),
     // Magazines of 3, depots of 1: every exchange happens all the time.
     magazine_small in 0 cuts: |aperture, cores| {

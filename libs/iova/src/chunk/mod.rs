@@ -126,11 +126,25 @@ impl Published {
 }
 
 /// How a space of chunks is made.
-#[derive(Clone, Copy, Debug)]
-struct Options {
-    zone_chunks: usize,
-    retires: bool,
-    lowest_first: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkConfig {
+    /// Most chunks below each address limit (32 bits, 39 bits, the aperture's end), at least 1; what they do not cover is the
+    /// tree's. Default: [`DEFAULT_ZONE_CHUNKS`].
+    pub zone_chunks: usize,
+    /// Emptied chunks wait for [`retire`](crate::CoreAllocator::retire), so that their leaf tables can be reclaimed. Default: no.
+    pub retires: bool,
+    /// Low addresses are given out first, for devices whose DMA costs more above 4 GiB. Default: no.
+    pub lowest_first: bool,
+}
+
+impl Default for ChunkConfig {
+    fn default() -> Self {
+        Self {
+            zone_chunks: DEFAULT_ZONE_CHUNKS,
+            retires: false,
+            lowest_first: false,
+        }
+    }
 }
 
 impl ChunkAllocator {
@@ -139,7 +153,7 @@ impl ChunkAllocator {
     /// # Errors
     /// [`ApertureError::Cores`].
     pub fn new(aperture: Aperture, cores: usize) -> Result<Self, ApertureError> {
-        Self::with(aperture, cores, Options::default())
+        Self::with_config(aperture, cores, ChunkConfig::default())
     }
 
     /// The same for an IO page table that gives leaf tables back: an emptied chunk is not used again before
@@ -148,42 +162,24 @@ impl ChunkAllocator {
     /// # Errors
     /// [`ApertureError::Cores`].
     pub fn retiring(aperture: Aperture, cores: usize) -> Result<Self, ApertureError> {
-        Self::with(
-            aperture,
-            cores,
-            Options {
-                retires: true,
-                ..Options::default()
-            },
-        )
+        let config = ChunkConfig {
+            retires: true,
+            ..ChunkConfig::default()
+        };
+        Self::with_config(aperture, cores, config)
     }
 
-    /// As [`Self::new`] or [`Self::retiring`] (`retires`), with at most `zone_chunks` chunks (at least 1) below each
-    /// address limit, and handing out low addresses first (`lowest_first`) as devices want whose DMA costs more above 4 GiB.
+    /// All of `aperture` free, as `config` says.
     ///
     /// # Errors
     /// [`ApertureError::Cores`].
-    pub fn tuned(
+    pub fn with_config(
         aperture: Aperture,
         cores: usize,
-        zone_chunks: usize,
-        retires: bool,
-        lowest_first: bool,
+        config: ChunkConfig,
     ) -> Result<Self, ApertureError> {
-        Self::with(
-            aperture,
-            cores,
-            Options {
-                zone_chunks,
-                retires,
-                lowest_first,
-            },
-        )
-    }
-
-    fn with(aperture: Aperture, cores: usize, options: Options) -> Result<Self, ApertureError> {
         let claims = Claims::new(cores)?;
-        let (zones, rest) = zone::cut(&aperture, options.zone_chunks.max(1));
+        let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1));
         Ok(Self {
             shared: Arc::new(Shared {
                 rest: Rest {
@@ -194,8 +190,8 @@ impl ChunkAllocator {
                 zones,
                 claims,
                 drain: CachePadded::new(AtomicU64::new(0)),
-                retires: options.retires,
-                lowest_first: options.lowest_first,
+                retires: config.retires,
+                lowest_first: config.lowest_first,
                 cores: (0..cores)
                     .map(|_| CachePadded::new(Published::new()))
                     .collect(),
@@ -209,16 +205,6 @@ impl fmt::Debug for ChunkAllocator {
         f.debug_struct("ChunkAllocator")
             .field("aperture", &self.shared.aperture)
             .finish_non_exhaustive()
-    }
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            zone_chunks: DEFAULT_ZONE_CHUNKS,
-            retires: false,
-            lowest_first: false,
-        }
     }
 }
 

@@ -46,7 +46,12 @@ fn explore(planted: Option<Mutant>, model: impl Fn() + Send + Sync + 'static) ->
 /// Two chunks of two words: four ranges of 64 pages.
 fn space(retires: bool) -> ChunkAllocator {
     let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(1023), &[]).expect("pages");
-    ChunkAllocator::tuned(aperture, 2, 2, retires, false).expect("two cores")
+    let config = ChunkConfig {
+        zone_chunks: 2,
+        retires,
+        ..ChunkConfig::default()
+    };
+    ChunkAllocator::with_config(aperture, 2, config).expect("two cores")
 }
 
 const WORD: Request = Request::pages(64);
