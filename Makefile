@@ -28,6 +28,7 @@ demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits
 test: setup-clients ## all tests: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	EXITLESS_LAB=1 cargo test --release --workspace --quiet
 	cargo test --release --quiet -p lines -p dma-lines --features lines/probe,dma-lines/probe
+	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
 	$(EXITLESS) selftest
 
 check: setup ## format, lints, documentation, licences, each fuzz target for 30 s
@@ -59,7 +60,8 @@ bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
 
-soak: setup-clients build ## the long runs: boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable), an hour of each fuzz target
+soak: setup-clients build ## the long runs (resumable): DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps, an hour of each fuzz target
+	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	$(EXITLESS) selftest --soak
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 

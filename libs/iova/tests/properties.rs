@@ -1,4 +1,6 @@
 //! Every allocator against a map of what is out. A new one is one more line of [`allocators!`].
+//!
+//! Each makes [`OPERATIONS_EACH`] operations, more than four million all together; `bench/dma-soak` goes on from there.
 #![cfg(not(loom))]
 
 mod driver;
@@ -8,6 +10,9 @@ use driver::{World, run};
 use iova::*;
 
 const SEEDS: u64 = 6;
+/// By each allocator: two tiny worlds, a tight and a roomy one for every seed.
+const OPERATIONS_EACH: usize = SEEDS as usize * (3 * driver::SMALL_STEPS + driver::ROOMY_STEPS);
+const LEAST_OPERATIONS: usize = 1_000_000;
 
 macro_rules! allocators {
     ($($name:ident in $cuts:literal cuts: $make:expr,)*) => {$(
@@ -32,7 +37,10 @@ macro_rules! allocators {
                 (0..SEEDS).for_each(|seed| run($make, &World::roomy(4).in_parts($cuts), seed));
             }
         }
-    )*};
+    )*
+        const ALLOCATORS: usize = [$(stringify!($name)),*].len();
+        const _: () = assert!(ALLOCATORS * OPERATIONS_EACH >= LEAST_OPERATIONS);
+    };
 }
 
 allocators! {

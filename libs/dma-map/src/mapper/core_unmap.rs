@@ -14,12 +14,39 @@ use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use crate::reuse::{Key, Released};
 use crate::table::{PageTable, UnmapError};
 
-/// How often an unmap by address looks again whether another user of a shared mapping has let go of the pin.
+/// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
+/// of the pin: by address, which may be nobody's, a few milliseconds;
 const PIN_SPINS: u32 = 1 << 16;
+/// with a mapping, which is the right to end it, as long as a machine may stop the other user in between.
+const OWNED_PIN_SPINS: u32 = 1 << 23;
+/// How often a pin is tried again that was refused because something else is allocated there. An allocator that finds a
+/// pin in its way looks what is there only afterwards: where that pin has just been let go, it finds the range allocated,
+/// and can but blame its length.
+const MISMATCHES: u32 = 32;
 /// Completed invalidations that one unmap gives IOVAs back for.
 const POLLS: u32 = 4;
 /// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
 const PUBLISH_NS: u64 = 100_000_000;
+
+/// How often a refused pin is tried again where mappings are shared.
+struct Patience {
+    spins: u32,
+    mismatches: u32,
+}
+
+impl Patience {
+    /// Whether another user of the same mapping, who ends his use at the moment, may be why it was refused.
+    fn allows(&mut self, refused: FreeError) -> bool {
+        let left = match refused {
+            FreeError::NotAllocated { .. } => &mut self.spins,
+            FreeError::Mismatch { .. } => &mut self.mismatches,
+            FreeError::Outside { .. } => return false,
+        };
+        let may = *left > 0;
+        *left = left.saturating_sub(1);
+        may
+    }
+}
 
 impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Ends a mapping of this mapper, whichever core made it.
@@ -39,7 +66,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         self.make_ready(iova)?;
         let pinned = match IovaRange::new(range.first(), mapping.allocated) {
             Some(allocated) => self.pin(allocated)?,
-            None => self.pin_found(range)?,
+            None => self.pin_found(range, OWNED_PIN_SPINS)?,
         };
         let pinned = match mapping.key {
             Some(key) => match self.let_go(key, range, pinned) {
@@ -54,7 +81,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Ends the mapping of `len` bytes at `iova`, for callers that keep only these. Any `iova` and `len` that touch the
     /// same pages name the same mapping.
     ///
-    /// Under a policy that shares, each user ends its use once; who ends another's is not found out.
+    /// Under a policy that shares, each user ends its use once; who ends another's is not found out. Such a mapping is
+    /// refused as not allocated while another user, whom the machine has stopped in the middle of his unmap for more than
+    /// some milliseconds, has it: try again then. [`unmap`](Self::unmap) waits longer.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing, or something else, is mapped there. Nothing has changed, except where it says so.
@@ -64,7 +93,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return self.unmap_off(iova, len);
         }
         self.make_ready(iova)?;
-        let pinned = self.pin_found(range)?;
+        let pinned = self.pin_found(range, PIN_SPINS)?;
         if self.reused.is_none() {
             return self.tear_down(iova, range, pinned);
         }
@@ -126,45 +155,68 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         allocated: IovaRange,
         mut error: FreeError,
     ) -> Result<Pinned, DmaUnmapError> {
-        if let Reuse::Shared | Reuse::SharedOptimistic(_) = self.shared.policy.reuse {
-            for _ in 0..PIN_SPINS {
-                let FreeError::NotAllocated { .. } = error else {
-                    break;
-                };
-                lines::spin_loop();
-                match self.alloc.pin(allocated) {
-                    Ok(pinned) => return Ok(pinned),
-                    Err(again) => error = again,
-                }
+        let mut patience = self.patience(OWNED_PIN_SPINS);
+        while patience.allows(error) {
+            lines::spin_loop();
+            match self.alloc.pin(allocated) {
+                Ok(pinned) => return Ok(pinned),
+                Err(again) => error = again,
             }
         }
         Err(DmaUnmapError::NotAllocated(error))
     }
 
+    /// None where a mapping has one user: nobody else has its pin.
+    fn patience(&self, spins: u32) -> Patience {
+        match self.shared.policy.reuse {
+            Reuse::Shared | Reuse::SharedOptimistic(_) => Patience {
+                spins,
+                mismatches: MISMATCHES,
+            },
+            Reuse::Never | Reuse::Optimistic(_) => Patience {
+                spins: 0,
+                mismatches: 0,
+            },
+        }
+    }
+
     /// Pins the allocation of which exactly `range` is mapped: that range, or the power of two that holds it, which some
-    /// allocators give instead.
-    fn pin_found(&mut self, range: IovaRange) -> Result<Pinned, DmaUnmapError> {
-        let refused = match self.alloc.pin(range) {
-            Ok(pinned) => return Ok(pinned),
-            Err(error) => error,
-        };
+    /// allocators give instead. Looks so often where another user may have it.
+    fn pin_found(&mut self, range: IovaRange, spins: u32) -> Result<Pinned, DmaUnmapError> {
         let rounded = range
             .pages()
             .checked_next_power_of_two()
             .filter(|pages| *pages != range.pages())
             .and_then(|pages| IovaRange::new(range.first(), pages));
-        if let (FreeError::Mismatch { .. }, Some(rounded)) = (refused, rounded)
-            && let Ok(pinned) = self.alloc.pin(rounded)
-        {
-            let beyond = IovaPfn::new(range.last().raw() + 1).start();
-            if self.shared.table.lookup(beyond).is_none() {
-                return Ok(pinned);
+        let mut patience = self.patience(spins);
+        loop {
+            let refused = match self.alloc.pin(range) {
+                Ok(pinned) => return Ok(pinned),
+                Err(error) => error,
+            };
+            let why = match (refused, rounded) {
+                (FreeError::Mismatch { .. }, Some(rounded)) => match self.alloc.pin(rounded) {
+                    Ok(pinned) => return self.check_rounded(range, pinned),
+                    Err(error) => error,
+                },
+                _ => refused,
+            };
+            if !patience.allows(why) {
+                return Err(DmaUnmapError::NotAllocated(refused));
             }
-            let last = rounded.last();
-            self.alloc.unpin(pinned);
-            return Err(DmaUnmapError::Partial { range, last });
+            lines::spin_loop();
         }
-        self.pin_again(range, refused)
+    }
+
+    /// The allocation is larger than `range`: whether anything is mapped in the rest.
+    fn check_rounded(&mut self, range: IovaRange, pinned: Pinned) -> Result<Pinned, DmaUnmapError> {
+        let beyond = IovaPfn::new(range.last().raw() + 1).start();
+        if self.shared.table.lookup(beyond).is_none() {
+            return Ok(pinned);
+        }
+        let last = pinned.range().last();
+        self.alloc.unpin(pinned);
+        Err(DmaUnmapError::Partial { range, last })
     }
 
     /// Ends one use of a mapping that a cache may keep. Gives the pin back where it has to be torn down.

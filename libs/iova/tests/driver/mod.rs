@@ -20,6 +20,10 @@ impl Random {
     }
 }
 
+/// Operations in a small world, and in a roomy one.
+pub const SMALL_STEPS: usize = 12_000;
+pub const ROOMY_STEPS: usize = 30_000;
+
 /// Where and how much.
 #[derive(Clone)]
 pub struct World {
@@ -48,7 +52,7 @@ impl World {
             cores,
             max_pages: 40,
             target: 60,
-            steps: 12_000,
+            steps: SMALL_STEPS,
             cuts: 0,
         }
     }
@@ -62,7 +66,7 @@ impl World {
             cores,
             max_pages: 4096,
             target: 30,
-            steps: 12_000,
+            steps: SMALL_STEPS,
             cuts: 0,
         }
     }
@@ -74,7 +78,7 @@ impl World {
             cores,
             max_pages: 4096,
             target: 700,
-            steps: 30_000,
+            steps: ROOMY_STEPS,
             cuts: 0,
         }
     }

@@ -1,0 +1,59 @@
+//! What a core hands to its neighbour, who frees it; and how cores take turns, or run at once.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::random::Random;
+
+/// Most things that lie in one hand.
+const FULL: usize = 256;
+
+/// One per core: what lies there is for that core to free.
+pub struct Hands<T>(Vec<Mutex<Vec<T>>>);
+
+impl<T> Hands<T> {
+    pub fn new(cores: usize) -> Self {
+        Self((0..cores).map(|_| Mutex::new(Vec::new())).collect())
+    }
+
+    /// Gives `thing` to the neighbour of `core`, or back if his hand is full.
+    pub fn pass(&self, core: usize, thing: T) -> Option<T> {
+        let next = &self.0[(core + 1) % self.0.len()];
+        let mut hand = next.lock().unwrap_or_else(PoisonError::into_inner);
+        if hand.len() >= FULL {
+            return Some(thing);
+        }
+        hand.push(thing);
+        None
+    }
+
+    pub fn take(&self, core: usize) -> Option<T> {
+        let mut hand = self.0[core].lock().unwrap_or_else(PoisonError::into_inner);
+        hand.pop()
+    }
+}
+
+/// One core of a run.
+pub trait Worker: Send {
+    /// One operation. `is_alone`: no other core is in the middle of one.
+    fn step(&mut self, is_alone: bool);
+}
+
+/// `operations` by one thread that plays all cores, in an order that the seed gives.
+pub fn in_turns(workers: &mut [impl Worker], operations: u64, seed: u64) {
+    let mut random = Random::new(seed, 255);
+    for _ in 0..operations {
+        let worker = random.index(workers.len());
+        workers[worker].step(true);
+    }
+}
+
+/// `operations` by all cores at once.
+pub fn at_once(workers: &mut [impl Worker], operations: u64) {
+    let each = operations.div_ceil(workers.len() as u64);
+    thread::scope(|scope| {
+        for worker in workers {
+            scope.spawn(move || (0..each).for_each(|_| worker.step(false)));
+        }
+    });
+}

@@ -1,0 +1,218 @@
+//! `cargo run --release -p dma-soak`: a billion mixed operations over every IOVA allocator and every mapping policy,
+//! each checked, after which everything is back at zero: live ranges and pages, table pages, stale mappings.
+//!
+//! The operations are shared out evenly among the *runs* of [`runs`]: one space, or one mapper, for its whole part. The
+//! first half of a part is made by one thread that plays three cores, the same for the same seed; the second half by
+//! three threads at once. Runs that are over are noted in `--state`, and a soak that was interrupted goes on with
+//! the next one. One line per run, with the time it took; a failure names the seed and the run.
+//!
+//! What an operation is: a map, an unmap, an allocation, a free, a pin and its end, a hand-over to another core, an
+//! attempt that must be refused, an access by the device, a tick, a park.
+//! Left out: naive models, which the property tests of both crates have; they look closer and are slower.
+#![deny(unsafe_code)]
+
+mod allocators;
+mod hand;
+mod mappers;
+mod random;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+
+/// Cores of every run.
+const CORES: usize = 3;
+
+/// Soaks IOVA allocators and mapping policies.
+#[derive(Parser)]
+struct Args {
+    /// Operations, all runs together.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000_000)]
+    operations: u64,
+    /// What the operations are chosen by.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where runs that are over are noted; without it every soak begins anew.
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// Only runs whose name contains this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// No line per run.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// One space or mapper: its name, and what makes that many operations with that seed.
+struct Run {
+    name: String,
+    soak: Box<dyn Fn(u64, u64)>,
+}
+
+fn runs() -> Vec<Run> {
+    let mut runs = allocators::runs();
+    runs.extend(mappers::runs());
+    runs
+}
+
+/// Runs that are over, for these arguments.
+struct Done {
+    file: Option<PathBuf>,
+    /// The first line of the file: what the soak is.
+    soak: String,
+    names: BTreeSet<String>,
+}
+
+impl Done {
+    fn read(args: &Args) -> Result<Self> {
+        let soak = format!("operations {} seed {}", args.operations, args.seed);
+        let mut names = BTreeSet::new();
+        if let Some(file) = &args.state
+            && file.exists()
+        {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            let mut lines = text.lines();
+            // Another soak's notes mean nothing here.
+            if lines.next() == Some(&soak) {
+                names.extend(lines.map(String::from));
+            }
+        }
+        Ok(Self {
+            file: args.state.clone(),
+            soak,
+            names,
+        })
+    }
+
+    fn add(&mut self, name: &str) -> Result<()> {
+        self.names.insert(name.into());
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let names: Vec<_> = self.names.iter().map(String::as_str).collect();
+        let text = format!("{}\n{}\n", self.soak, names.join("\n"));
+        // Whole, or not at all.
+        let new = file.with_extension("new");
+        fs::write(&new, text).with_context(|| format!("cannot write {}", new.display()))?;
+        fs::rename(&new, file).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// The next soak begins anew.
+    fn clear(&self) -> Result<()> {
+        match &self.file {
+            Some(file) if file.exists() => {
+                fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let runs: Vec<_> = runs()
+        .into_iter()
+        .filter(|run| run.name.contains(&args.only))
+        .collect();
+    ensure!(!runs.is_empty(), "no run's name contains {:?}", args.only);
+    let mut done = Done::read(&args)?;
+    let count = runs.len() as u64;
+    let each = args.operations.div_ceil(count);
+    let begin = Instant::now();
+    let mut slowest = (Duration::ZERO, "");
+    let before = runs
+        .iter()
+        .filter(|run| done.names.contains(&run.name))
+        .count();
+    if before > 0 {
+        println!("dma-soak: {before} of {count} runs were over before");
+    }
+    for (index, run) in runs.iter().enumerate() {
+        if done.names.contains(&run.name) {
+            continue;
+        }
+        let since = Instant::now();
+        // Said when a check fails: what it was.
+        let tell = Tell(format!(
+            "dma-soak: failed in run {:?}: --operations {} --seed {} --only {:?}",
+            run.name, each, args.seed, run.name
+        ));
+        (run.soak)(each, args.seed);
+        drop(tell);
+        let took = since.elapsed();
+        slowest = slowest.max((took, &run.name));
+        done.add(&run.name)?;
+        if !args.quiet {
+            println!(
+                "dma-soak: {:>2}/{count} {:<40} {each} operations, {:.0} ns each",
+                index + 1,
+                run.name,
+                took.as_nanos() as f64 / each as f64
+            );
+        }
+    }
+    println!(
+        "dma-soak: {} operations over {count} allocators and policies, seed {}, {:.0} s (slowest: {}, {:.1} s): \
+         live ranges, table pages and stale mappings are back at zero",
+        each * count,
+        args.seed,
+        begin.elapsed().as_secs_f64(),
+        slowest.1,
+        slowest.0.as_secs_f64()
+    );
+    done.clear()
+}
+
+/// Prints its text when a panic passes.
+struct Tell(String);
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_run_has_a_name_of_its_own_and_passes() {
+        let runs = runs();
+        let names: BTreeSet<_> = runs.iter().map(|run| &run.name).collect();
+        assert_eq!(names.len(), runs.len());
+        for run in &runs {
+            println!("{}", run.name);
+            (run.soak)(2_000, 7);
+        }
+    }
+
+    #[test]
+    fn a_soak_goes_on_where_it_was_interrupted() {
+        let folder = std::env::temp_dir().join(format!("dma-soak-{}", std::process::id()));
+        let args = |seed: &str| {
+            let state = folder.join("state").display().to_string();
+            Args::parse_from(["dma-soak", "--seed", seed, "--state", &state])
+        };
+        let mut done = Done::read(&args("3")).expect("no file is no error");
+        done.add("tree").expect("writable");
+        done.add("chunk").expect("writable");
+        let again = Done::read(&args("3")).expect("readable");
+        assert_eq!(again.names, done.names);
+        assert!(Done::read(&args("4")).expect("readable").names.is_empty());
+        again.clear().expect("there");
+        assert!(Done::read(&args("3")).expect("no file").names.is_empty());
+        fs::remove_dir_all(folder).expect("ours");
+    }
+}

@@ -1,0 +1,476 @@
+//! Runs of policies: a device that forgets nothing by itself goes where mappings lead, and nowhere else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use address::{Iova, PhysAddr};
+use dma_map::invalidate::{ModelDevice, ModelIotlb, ModelMemory};
+use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
+use dma_map::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::{
+    Clock, DeviceLimits, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain, ManualClock,
+    MapperCore, Mapping, Policy, Segment,
+};
+use iova::*;
+
+use crate::hand::{Hands, Worker, at_once, in_turns};
+use crate::random::Random;
+use crate::{CORES, Run};
+
+/// Pages of the space.
+const PAGES: u64 = 1 << 16;
+/// Table pages that there are at most: a leaf table per chunk, those above, and those in quarantine.
+const TABLES: usize = 512;
+/// Most mappings that one core holds.
+const HELD: usize = 300;
+/// Memory pages of one core, and of all.
+const OWN: u64 = 512;
+const COMMON: u64 = 32;
+/// Between two ticks, ns.
+const TICK: u64 = 1_000_000;
+/// Unmaps by address, each of which waits for some milliseconds, before one is held to be refused.
+const TRIES: usize = 200;
+
+type Tables = IoPageTable<VtdSecondLevel, Arc<ModelMemory>>;
+type Mapper<A> = DmaMapper<A, Tables, Arc<ModelIotlb>, Arc<ManualClock>>;
+
+/// What the cores of a run share.
+struct Shared<A: IovaAllocator> {
+    mapper: Mapper<A>,
+    device: ModelDevice<VtdSecondLevel>,
+    clock: Arc<ManualClock>,
+    hands: Hands<Live>,
+    /// Nothing may be reached after its unmap.
+    is_strict: bool,
+    /// Mappings have several users.
+    is_sharing: bool,
+    /// The allocator retires chunks, whose tables are then released.
+    gives_back: bool,
+}
+
+/// A mapping, and where it leads.
+struct Live {
+    mapping: Mapping,
+    phys: PhysAddr,
+    access: Access,
+    /// The page of ours that it begins in, if it is ours alone.
+    own: Option<usize>,
+}
+
+struct Core<'a, A: IovaAllocator> {
+    shared: &'a Shared<A>,
+    core: MapperCore<A, Tables, Arc<ModelIotlb>, Arc<ManualClock>>,
+    id: usize,
+    random: Random,
+    held: Vec<Live>,
+    /// How often each of our pages is mapped by something of ours, held by us.
+    uses: Vec<u32>,
+    list: Vec<dma_map::DeviceSegment>,
+}
+
+impl<A: IovaAllocator> Core<'_, A> {
+    fn map(&mut self) {
+        let direction = [
+            Direction::ToDevice,
+            Direction::FromDevice,
+            Direction::Bidirectional,
+        ][self.random.index(3)];
+        let kind = self.random.below(32);
+        let pages = if kind < 6 {
+            1 + self.random.below(8)
+        } else {
+            1
+        };
+        let (first, own) = match self.random.one_in(3) {
+            true => (0x9_0000 + self.random.below(COMMON - 8), None),
+            false => {
+                let page = self.random.below(OWN - 8);
+                (
+                    0x1_0000 + self.id as u64 * OWN + page,
+                    (pages == 1).then_some(page as usize),
+                )
+            }
+        };
+        let offset = self.random.below(2048);
+        let len = match pages {
+            1 => 1 + self.random.below(2048),
+            _ => pages * 4096 - offset,
+        };
+        let phys = PhysAddr::new(first << 12 | offset);
+        let segment = Segment::new(phys, len);
+        let (mapped, own) = match kind {
+            6 => (self.core.map_coherent(&[segment], direction), own),
+            7 => {
+                let far = Segment::new(PhysAddr::new(0xa_0000 << 12), 4096);
+                let list = [segment, far];
+                (self.core.map_list(&list, direction, &mut self.list), None)
+            }
+            _ => (self.core.map(&[segment], direction), own),
+        };
+        let mapping = match mapped {
+            Ok(mapping) => mapping,
+            // Other cores keep what is left until they run.
+            Err(DmaMapError::Alloc(_)) => return,
+            Err(error) => panic!("{error}: {error:?}"),
+        };
+        if let Some(page) = own {
+            self.uses[page] += 1;
+        }
+        let live = Live {
+            mapping,
+            phys,
+            access: direction.access(),
+            own,
+        };
+        if self.random.one_in(4) {
+            self.reach(&live);
+        }
+        self.held.push(live);
+    }
+
+    /// The device goes where the mapping leads.
+    fn reach(&self, live: &Live) {
+        let got = self.shared.device.access(live.mapping.iova(), live.access);
+        assert_eq!(got, Ok(live.phys), "{:?}", live.mapping);
+    }
+
+    fn pick(&mut self) -> Option<Live> {
+        let held = self.held.len();
+        (held > 0).then(|| self.held.swap_remove(self.random.index(held)))
+    }
+
+    fn unmap(&mut self, live: Live, is_mine: bool) {
+        if self.random.one_in(4) {
+            self.reach(&live);
+        }
+        let (iova, len) = (live.mapping.iova(), live.mapping.len());
+        let done = match self.random.one_in(4) {
+            true => self.unmap_at(iova, len),
+            false => self.core.unmap(live.mapping),
+        };
+        done.unwrap_or_else(|error| panic!("{error}: {error:?}"));
+        let Some(page) = live.own.filter(|_| is_mine) else {
+            return;
+        };
+        self.uses[page] -= 1;
+        // Nobody but us maps this page, and we do not: wherever the address leads now, it is not there.
+        if self.shared.is_strict && self.uses[page] == 0 && self.random.one_in(2) {
+            let got = self.shared.device.access(iova, live.access);
+            assert_ne!(got, Ok(live.phys), "reached after its unmap");
+        }
+    }
+
+    /// Where the mapping is shared, and the machine has stopped another of its users in his unmap, again.
+    fn unmap_at(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        let mut done = self.core.unmap_at(iova, len);
+        for _ in 0..TRIES {
+            if !self.shared.is_sharing || !matches!(done, Err(DmaUnmapError::NotAllocated(_))) {
+                break;
+            }
+            std::thread::yield_now();
+            done = self.core.unmap_at(iova, len);
+        }
+        done
+    }
+
+    /// More than what is mapped there, or nothing.
+    fn attack(&mut self, live: &Live) {
+        let range = live.mapping.range();
+        let len = match self.random.one_in(3) {
+            true => 0,
+            false => (range.pages() + 1 + self.random.below(3)) * 4096,
+        };
+        let refused = self.core.unmap_at(range.start(), len);
+        assert!(refused.is_err(), "{len:#x} bytes at {range}");
+    }
+
+    fn tick(&mut self) {
+        self.shared.clock.pass(TICK);
+        let now = self.shared.clock.now();
+        self.shared.mapper.tick(now).expect("the hardware answers");
+    }
+
+    fn park(&mut self) {
+        self.core.park().expect("the hardware answers");
+    }
+
+    fn check(&self) {
+        let risk = self.shared.mapper.risk();
+        let bound = risk.contract.max_stale.unwrap_or(u64::MAX);
+        assert!(
+            risk.stale_now <= bound && risk.stale_max <= bound,
+            "{risk:?}"
+        );
+    }
+
+    fn give_back(&mut self) {
+        while let Some(live) = self.held.pop() {
+            self.unmap(live, true);
+        }
+        while let Some(live) = self.shared.hands.take(self.id) {
+            self.unmap(live, false);
+        }
+    }
+}
+
+impl<A: IovaAllocator> Worker for Core<'_, A> {
+    fn step(&mut self, _is_alone: bool) {
+        match self.random.below(64) {
+            0..26 if self.held.len() < HELD => self.map(),
+            0..48 => {
+                if let Some(live) = self.pick() {
+                    self.unmap(live, true);
+                }
+            }
+            48..52 => {
+                // What is handed over is not ours to watch any more; a page that we still watch stays.
+                if let Some(live) = self.pick() {
+                    let passed = match live.own {
+                        Some(_) => Some(live),
+                        None => self.shared.hands.pass(self.id, live),
+                    };
+                    self.held.extend(passed);
+                }
+            }
+            52..56 => {
+                if let Some(live) = self.shared.hands.take(self.id) {
+                    self.unmap(live, false);
+                }
+            }
+            56..58 => {
+                if let Some(live) = self.pick() {
+                    self.attack(&live);
+                    self.held.push(live);
+                }
+            }
+            58..61 => {
+                if let Some(live) = self.pick() {
+                    self.reach(&live);
+                    self.held.push(live);
+                }
+            }
+            61 => self.tick(),
+            62 if self.random.one_in(64) => self.park(),
+            _ if self.random.one_in(64) => self.check(),
+            _ => {}
+        }
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "reclaims tables, on the word of these allocators and of the model of the hardware"
+)]
+fn shared<A: IovaAllocator>(allocator: A, policy: Policy, memory: &Arc<ModelMemory>) -> Shared<A> {
+    let iotlb = Arc::new(ModelIotlb::new());
+    let clock = Arc::new(ManualClock::new());
+    let config = TableConfig {
+        levels: 3,
+        leaves: LeafSizes::FOUR_K,
+    };
+    let domain = Domain {
+        allocator,
+        table: Tables::new(Arc::clone(memory), config).expect("memory for a root"),
+        invalidator: Arc::clone(&iotlb),
+        clock: Arc::clone(&clock),
+    };
+    // SAFETY: the allocators of `iova` keep to their contract, as does the model; the table is the mapper's alone.
+    let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
+    let mapper = mapper.expect("policies in bounds");
+    Shared {
+        device: ModelDevice::new(Arc::clone(memory), iotlb, mapper.table().root(), 3),
+        mapper,
+        clock,
+        hands: Hands::new(CORES),
+        is_strict: is_strict(&policy),
+        is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
+        gives_back: false,
+    }
+}
+
+fn soak<A: IovaAllocator>(
+    allocator: A,
+    gives_back: bool,
+    policy: Policy,
+    operations: u64,
+    seed: u64,
+) {
+    let memory = Arc::new(ModelMemory::new(TABLES));
+    let mut shared = shared(allocator, policy, &memory);
+    shared.gives_back = gives_back;
+    soak_in(shared, operations, seed);
+    assert_eq!(memory.used(), 0, "table pages");
+}
+
+fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
+    let mut cores: Vec<_> = (0..CORES)
+        .map(|core| Core {
+            shared: &shared,
+            core: shared.mapper.core(CoreId(core)).expect("free"),
+            id: core,
+            random: Random::new(seed, core as u64),
+            held: Vec::new(),
+            uses: vec![0; OWN as usize],
+            list: Vec::new(),
+        })
+        .collect();
+    in_turns(&mut cores, operations / 2, seed);
+    let held = cores.iter().map(|core| core.held.len()).sum::<usize>();
+    assert!(
+        operations < 100_000 || held > CORES * 50,
+        "{held} mappings held"
+    );
+    // Here time passes only while nobody is in the middle of an operation, so the age holds exactly; later, threads
+    // that the machine stops in one see it pass.
+    cores.iter_mut().for_each(|core| core.core.publish());
+    let risk = shared.mapper.risk();
+    risk.check(TICK)
+        .unwrap_or_else(|broken| panic!("{broken}: {risk:?}"));
+    at_once(&mut cores, operations - operations / 2);
+    back_to_zero(&shared, &mut cores);
+}
+
+fn is_strict(policy: &Policy) -> bool {
+    let is_lasting = matches!(policy.reuse, Reuse::Never | Reuse::Shared);
+    is_lasting && !matches!(policy.teardown, Teardown::Async(_) | Teardown::Deferred(_))
+}
+
+/// Everything is unmapped; what policies keep comes back with it.
+fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>]) {
+    cores.iter_mut().for_each(Core::give_back);
+    // Twice: what one core keeps for another comes back when that one runs again.
+    for _ in 0..2 {
+        cores.iter_mut().for_each(Core::park);
+    }
+    let risk = shared.mapper.risk();
+    assert_eq!(risk.stale_now, 0, "stale mappings");
+    if shared.is_strict {
+        assert_eq!(
+            (risk.stale_max, risk.windows.max_ns),
+            (0, 0),
+            "stale mappings"
+        );
+    }
+    cores[0].check();
+    let stats = shared.mapper.allocator().stats();
+    assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
+    let tables = shared.mapper.table().stats();
+    assert_eq!(tables.retired, 0, "retired tables");
+    // Chunks that are given back leave at most one table per core; else each table of the space is there once.
+    let most = match shared.gives_back {
+        true => CORES,
+        false => (PAGES / CHUNK_PAGES) as usize,
+    };
+    assert!(tables.tables[0] <= most, "{tables:?}, {stats:?}");
+    for page in (1..PAGES).step_by(7) {
+        let iova = Iova::new(page << 12);
+        assert!(shared.mapper.table().lookup(iova).is_none(), "{iova:#x}");
+        let got = shared.device.access(iova, Access::Read);
+        assert!(got.is_err(), "{iova:#x} is still reached");
+    }
+}
+
+/// Every policy, and what combines.
+fn policies() -> impl Iterator<Item = (&'static str, Policy)> {
+    let small = Window {
+        entries: 8,
+        age: Duration::from_millis(5),
+    };
+    let idle = Optimistic {
+        quota: 16,
+        residency: Duration::from_millis(5),
+    };
+    [
+        ("strict-lock", Policy::STRICT_LOCK),
+        ("strict", Policy::STRICT),
+        ("strict-combining", Policy::STRICT_COMBINING),
+        ("shared", Policy::SHARED),
+        (
+            "shared, combining",
+            Policy::SHARED.with_teardown(Teardown::Combining),
+        ),
+        ("async", Policy::ASYNC),
+        ("deferred", Policy::DEFERRED),
+        (
+            "deferred, 8",
+            Policy::DEFERRED.with_teardown(Teardown::Deferred(small)),
+        ),
+        (
+            "async, 8",
+            Policy::ASYNC.with_teardown(Teardown::Async(small)),
+        ),
+        ("optimistic, 256", Policy::optimistic(256)),
+        (
+            "optimistic, 16",
+            Policy::STRICT.with_reuse(Reuse::Optimistic(idle)),
+        ),
+        (
+            "shared optimistic, 16, combining",
+            Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(idle)),
+        ),
+        (
+            "optimistic, 16, async",
+            Policy::ASYNC.with_reuse(Reuse::Optimistic(idle)),
+        ),
+        (
+            "shared, deferred",
+            Policy::DEFERRED.with_reuse(Reuse::Shared),
+        ),
+        (
+            "shared optimistic, 16, deferred",
+            Policy::DEFERRED.with_reuse(Reuse::SharedOptimistic(idle)),
+        ),
+    ]
+    .into_iter()
+}
+
+fn run<A: IovaAllocator>(
+    policy: (&str, Policy),
+    space: &str,
+    make: impl Fn(Aperture) -> A + 'static,
+) -> Run {
+    let (name, policy) = policy;
+    let gives_back = space == "chunks";
+    Run {
+        name: format!("dma-map {name} over {space}"),
+        soak: Box::new(move |operations, seed| {
+            let aperture = Aperture::new(IovaPfn::new(1), IovaPfn::new(PAGES - 1), &[]);
+            let space = make(aperture.expect("pages"));
+            soak(space, gives_back, policy, operations, seed);
+        }),
+    }
+}
+
+/// Every policy over chunks that are given back, and over magazines.
+pub fn runs() -> Vec<Run> {
+    const OK: &str = "three cores and such a space are in range";
+    policies()
+        .flat_map(|policy| {
+            [
+                run(policy, "chunks", |a| {
+                    ChunkAllocator::retiring(a, CORES).expect(OK)
+                }),
+                run(policy, "magazines", |a| {
+                    MagazineAllocator::new(a, CORES).expect(OK)
+                }),
+            ]
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The checks find what they look for: here a deferred mapping in place of a strict one.
+    #[test]
+    #[should_panic(expected = "reached after its unmap")]
+    fn a_stale_mapping_is_noticed() {
+        let aperture = Aperture::new(IovaPfn::new(1), IovaPfn::new(PAGES - 1), &[]);
+        let space = MagazineAllocator::new(aperture.expect("pages"), CORES).expect("cores");
+        let memory = Arc::new(ModelMemory::new(TABLES));
+        let mut shared = shared(space, Policy::DEFERRED, &memory);
+        shared.is_strict = true;
+        soak_in(shared, 10_000, 1);
+    }
+}

@@ -1,0 +1,414 @@
+//! One unit's queue: space, tickets, completion, errors.
+//!
+//! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W, half of the queue's descriptors, is also
+//! the most batches in flight (a batch has at least two descriptors). *t* is complete when its word holds its low
+//! 32 bits: the last ticket of that word was *t* − kW, which differs. Or when it lies below `reclaimed`: a
+//! submitter has seen its word, then given descriptors and word to later batches. Tickets below `void_below`
+//! were in flight when the queue stopped, or older.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dma_map::Clock;
+use dma_map::invalidate::{InvalidateError, Ticket};
+use guest_mem::{Gpa, PAGE_SIZE, PhysMem};
+use lines::{CachePadded, Lock};
+use thiserror::Error;
+
+use super::Registers;
+use super::encode::{BATCH, Encoder};
+use crate::spec::invalidate::DESCRIPTOR_LEN;
+use crate::spec::registers::{
+    CAP, Capability, ECAP, ExtendedCapability, FSTS, FaultStatus, GCMD, GSTS, GlobalCommand,
+    GlobalStatus, IQA, IQT, QueueAddress,
+};
+
+/// Time between two looks at the fault status register while a batch is waited for, in nanoseconds.
+pub const CHECK_NS: u64 = 2_000;
+
+/// As the status of [`InvalidateError::Stopped`]: queue or status words are not in memory any more. No bit of FSTS.
+pub const MEMORY_LOST: u64 = 1 << 32;
+
+/// FSTS bits that stop the queue.
+const ERRORS: u32 = FaultStatus::new()
+    .with_iqe(true)
+    .with_ice(true)
+    .with_ite(true)
+    .into_bits();
+/// GCMD bits that are levels, at the same places in GSTS; the others act when they are written.
+const LEVELS: u32 = GlobalCommand::new()
+    .with_te(true)
+    .with_eafl(true)
+    .with_qie(true)
+    .with_ire(true)
+    .with_cfi(true)
+    .into_bits();
+const QIE: u32 = GlobalCommand::new().with_qie(true).into_bits();
+
+/// Where the queue lies, in the memory that the unit reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// First descriptor; aligned to 4096.
+    pub queue: Gpa,
+    /// QS: the queue has 2^`size` pages of 256 descriptors; 0 to 7.
+    pub size: u8,
+    /// First of [`status_words`](Self::status_words) words of 4 bytes; aligned to 4.
+    pub status: Gpa,
+    /// How long the unit may take for one batch, or to make room for one, in nanoseconds.
+    pub timeout_ns: u64,
+}
+
+impl QueueConfig {
+    /// One page for the queue, 10 s.
+    pub const fn new(queue: Gpa, status: Gpa) -> Self {
+        Self {
+            queue,
+            size: 0,
+            status,
+            timeout_ns: 10_000_000_000,
+        }
+    }
+
+    /// Descriptors that the queue has room for.
+    const fn entries(&self) -> u64 {
+        (PAGE_SIZE / DESCRIPTOR_LEN) << self.size
+    }
+
+    /// Status words of 4 bytes: 128 for each page of the queue.
+    pub const fn status_words(&self) -> u64 {
+        self.entries() / 2
+    }
+}
+
+/// Why a queue was not turned on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum EnableError {
+    /// The unit has no queued invalidation.
+    #[error("the unit has no queued invalidation (ECAP {ecap:#x})")]
+    NoQueue {
+        /// Its extended capabilities.
+        ecap: u64,
+    },
+    /// The unit caches entries that are not present, does not read the processor's caches, or has a write buffer.
+    #[error("the unit needs more than invalidations after unmap (CAP {cap:#x}, ECAP {ecap:#x})")]
+    Unsupported {
+        /// Its capabilities.
+        cap: u64,
+        /// Its extended capabilities.
+        ecap: u64,
+    },
+    /// The queue is on: it is somebody else's.
+    #[error("the unit's queue is in use")]
+    InUse,
+    /// Sizes or addresses are not what [`QueueConfig`] asks for, or not in memory.
+    #[error("{config:?} is no place for a queue")]
+    Place {
+        /// What was given.
+        config: QueueConfig,
+    },
+    /// The unit did not answer.
+    #[error("the unit did not turn its queue on")]
+    NoAnswer(#[source] InvalidateError),
+}
+
+/// What submitters change, one after the other.
+struct State {
+    /// The next ticket.
+    next: u64,
+    /// Descriptors written since the queue was turned on, and those of them that are complete.
+    written: u64,
+    freed: u64,
+    /// By status word: `written` behind the ticket's wait descriptor.
+    ends: Box<[u64]>,
+    /// The batch being written.
+    batch: Vec<u128>,
+    is_stopped: bool,
+}
+
+/// The invalidation queue of one unit, shared by its domains. See the head of the [module](super).
+pub struct InvalidationQueue<R, M, C> {
+    registers: R,
+    memory: M,
+    clock: C,
+    config: QueueConfig,
+    encoder: Encoder,
+    state: CachePadded<Lock<State>>,
+    /// Tickets below are complete, if they are not void. Written with the lock held.
+    reclaimed: CachePadded<AtomicU64>,
+    /// Tickets below do not count any more. Written with the lock held, before `reclaimed`.
+    void_below: AtomicU64,
+    /// What stopped the queue last.
+    stopped_with: AtomicU64,
+    /// When FSTS is looked at next, in nanoseconds.
+    next_check: AtomicU64,
+    /// By status word: when its ticket was submitted, in nanoseconds.
+    submitted_ns: Box<[AtomicU64]>,
+}
+
+impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
+    /// Turns the queue of a unit on. Nobody else submits to it, or writes GCMD meanwhile; later GCMD is written
+    /// through [`with_registers`](Self::with_registers) only. `memory` is what the unit reads and does not pend;
+    /// the places that `config` names are the queue's alone.
+    ///
+    /// # Errors
+    /// [`EnableError`].
+    pub fn enable(
+        registers: R,
+        memory: M,
+        clock: C,
+        config: QueueConfig,
+    ) -> Result<Self, EnableError> {
+        let (cap, ecap) = (registers.read64(CAP), registers.read64(ECAP));
+        let capability = Capability::from_bits(cap);
+        let extended = ExtendedCapability::from_bits(ecap);
+        if !extended.qi() {
+            return Err(EnableError::NoQueue { ecap });
+        }
+        if capability.cm() || capability.rwbf() || !extended.c() {
+            return Err(EnableError::Unsupported { cap, ecap });
+        }
+        if GlobalStatus::from_bits(registers.read32(GSTS)).qies() {
+            return Err(EnableError::InUse);
+        }
+        if config.size > 7
+            || !config.queue.is_aligned(PAGE_SIZE)
+            || !config.status.is_aligned(4)
+            || !is_memory(&memory, &config)
+        {
+            return Err(EnableError::Place { config });
+        }
+        let words = config.status_words() as usize;
+        let queue = Self {
+            registers,
+            memory,
+            clock,
+            config,
+            encoder: Encoder::new(capability),
+            state: CachePadded::new(Lock::new(State {
+                next: 1,
+                written: 0,
+                freed: 0,
+                ends: vec![0; words].into(),
+                batch: Vec::with_capacity(BATCH),
+                is_stopped: true,
+            })),
+            reclaimed: CachePadded::new(AtomicU64::new(1)),
+            void_below: AtomicU64::new(1),
+            stopped_with: AtomicU64::new(0),
+            next_check: AtomicU64::new(0),
+            submitted_ns: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        };
+        let started = queue.restart(&mut queue.state.lock());
+        started.map_err(EnableError::NoAnswer)?;
+        Ok(queue)
+    }
+
+    /// Calls `f` with the registers while nobody submits and the queue is not restarted: for whoever writes GCMD.
+    pub fn with_registers<T>(&self, f: impl FnOnce(&R) -> T) -> T {
+        let _state = self.state.lock();
+        f(&self.registers)
+    }
+
+    /// Makes the unit forget everything, contexts too. Returns when it is done.
+    ///
+    /// # Errors
+    /// [`InvalidateError`].
+    pub fn flush_all(&self) -> Result<(), InvalidateError> {
+        self.wait(self.submit(Encoder::all)?)
+    }
+
+    /// Writes what `encode` gives, and a wait descriptor, as soon as there is room.
+    pub(super) fn submit(
+        &self,
+        encode: impl Fn(Encoder, &mut Vec<u128>),
+    ) -> Result<Ticket, InvalidateError> {
+        let mut since = None;
+        loop {
+            let mut state = self.state.lock();
+            if state.is_stopped {
+                self.restart(&mut state)?;
+            }
+            state.batch.clear();
+            encode(self.encoder, &mut state.batch);
+            debug_assert!(state.batch.len() <= BATCH);
+            if self.has_room(&state) || self.reclaim(&mut state)? && self.has_room(&state) {
+                return self.write_batch(&mut state);
+            }
+            drop(state);
+            let now = self.clock.now();
+            let waited_ns = now.saturating_sub(*since.get_or_insert(now));
+            if waited_ns >= self.config.timeout_ns {
+                return Err(InvalidateError::TimedOut { waited_ns });
+            }
+            self.check(now)?;
+            self.registers.pause();
+        }
+    }
+
+    /// Room for the batch and its wait descriptor. A queue whose head is its tail is empty, so one place is left free.
+    fn has_room(&self, state: &State) -> bool {
+        let free = self.config.entries() - 1 - (state.written - state.freed);
+        let in_flight = state.next - self.reclaimed.load(Ordering::Relaxed);
+        (state.batch.len() as u64) < free && in_flight < self.config.status_words()
+    }
+
+    /// Takes descriptors and status words of completed batches back; whether there were any.
+    fn reclaim(&self, state: &mut State) -> Result<bool, InvalidateError> {
+        let before = self.reclaimed.load(Ordering::Relaxed);
+        let mut first = before;
+        while first < state.next && self.status(first)? == first as u32 {
+            state.freed = state.ends[self.word(first)];
+            first += 1;
+        }
+        // Release: pairs with `poll`, which has not seen the word itself.
+        self.reclaimed.store(first, Ordering::Release);
+        Ok(first > before)
+    }
+
+    fn write_batch(&self, state: &mut State) -> Result<Ticket, InvalidateError> {
+        let ticket = state.next;
+        let word = self.word(ticket);
+        let status = self.config.status.raw() + word as u64 * 4;
+        state.batch.push(Encoder::wait(status, ticket as u32));
+        let entries = self.config.entries();
+        let mut written = state.written;
+        for descriptor in &state.batch {
+            let at = self.config.queue.raw() + written % entries * DESCRIPTOR_LEN;
+            let stored = self.memory.write(Gpa::new(at), &descriptor.to_le_bytes());
+            stored.map_err(|_| LOST)?;
+            written += 1;
+        }
+        state.written = written;
+        state.ends[word] = written;
+        state.next += 1;
+        // Relaxed: read by whoever has the ticket, who got it from us.
+        self.submitted_ns[word].store(self.clock.now(), Ordering::Relaxed);
+        // With the lock held: tails arrive in order. At most 512 KiB.
+        let tail = (written % entries * DESCRIPTOR_LEN) as u32;
+        self.registers.write32(IQT, tail);
+        Ok(Ticket(ticket))
+    }
+
+    fn word(&self, ticket: u64) -> usize {
+        (ticket % self.config.status_words()) as usize
+    }
+
+    /// The status word of a ticket.
+    fn status(&self, ticket: u64) -> Result<u32, InvalidateError> {
+        let at = Gpa::new(self.config.status.raw() + self.word(ticket) as u64 * 4);
+        // Acquire: what the unit did before it stored the word is done.
+        let pair = self.memory.read_u64(at.align_down(8)).map_err(|_| LOST)?;
+        Ok((pair >> (at.offset_in(8) * 8)) as u32)
+    }
+
+    /// Whether a batch is complete.
+    pub(super) fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        let ticket = ticket.0;
+        if self.status(ticket)? == ticket as u32 {
+            return Ok(true);
+        }
+        // Acquire, and in this order: who sees a `reclaimed` past a void ticket sees that it is void.
+        let reclaimed = self.reclaimed.load(Ordering::Acquire);
+        if ticket < self.void_below.load(Ordering::Acquire) {
+            let status = self.stopped_with.load(Ordering::Relaxed);
+            return Err(InvalidateError::Stopped { status });
+        }
+        if ticket < reclaimed {
+            return Ok(true);
+        }
+        let now = self.clock.now();
+        self.check(now)?;
+        let since = self.submitted_ns[self.word(ticket)].load(Ordering::Relaxed);
+        let waited_ns = now.saturating_sub(since);
+        if waited_ns >= self.config.timeout_ns {
+            return Err(InvalidateError::TimedOut { waited_ns });
+        }
+        Ok(false)
+    }
+
+    /// Returns when a batch is complete.
+    pub(super) fn wait(&self, ticket: Ticket) -> Result<(), InvalidateError> {
+        while !self.poll(ticket)? {
+            self.registers.pause();
+        }
+        Ok(())
+    }
+
+    /// Looks for errors, now and then.
+    fn check(&self, now: u64) -> Result<(), InvalidateError> {
+        if now < self.next_check.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.next_check.store(now + CHECK_NS, Ordering::Relaxed);
+        if self.registers.read32(FSTS) & ERRORS == 0 {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        // Again: another thread may have cleared it and started the queue anew.
+        let status = u64::from(self.registers.read32(FSTS) & ERRORS);
+        if status == 0 {
+            return Ok(());
+        }
+        state.is_stopped = true;
+        self.stopped_with.store(status, Ordering::Relaxed);
+        self.void_below.store(state.next, Ordering::Release);
+        Err(InvalidateError::Stopped { status })
+    }
+
+    /// Turns the queue off, if it is on, and on. Void tickets stay void. The caller holds the lock.
+    fn restart(&self, state: &mut State) -> Result<(), InvalidateError> {
+        self.switch(false)?;
+        let errors = self.registers.read32(FSTS) & ERRORS;
+        if errors != 0 {
+            // RW1C. Before QIE is set: who sees QIES then sees the status cleared.
+            self.registers.write32(FSTS, errors);
+        }
+        let address = QueueAddress::new()
+            .with_qs(self.config.size)
+            .with_iqa(self.config.queue.raw() / PAGE_SIZE);
+        self.registers.write64(IQT, 0);
+        self.registers.write64(IQA, address.into_bits());
+        self.switch(true)?;
+        (state.written, state.freed) = (0, 0);
+        state.is_stopped = false;
+        self.reclaimed.store(state.next, Ordering::Release);
+        Ok(())
+    }
+
+    fn switch(&self, on: bool) -> Result<(), InvalidateError> {
+        let is_on = || GlobalStatus::from_bits(self.registers.read32(GSTS)).qies();
+        if is_on() == on {
+            return Ok(());
+        }
+        let levels = self.registers.read32(GSTS) & LEVELS & !QIE;
+        let command = if on { levels | QIE } else { levels };
+        self.registers.write32(GCMD, command);
+        let since = self.clock.now();
+        while is_on() != on {
+            let waited_ns = self.clock.now().saturating_sub(since);
+            if waited_ns >= self.config.timeout_ns {
+                return Err(InvalidateError::TimedOut { waited_ns });
+            }
+            self.registers.pause();
+        }
+        Ok(())
+    }
+}
+
+const LOST: InvalidateError = InvalidateError::Stopped {
+    status: MEMORY_LOST,
+};
+
+/// Writes zeroes to all of queue and status words: whether they are in memory.
+fn is_memory(memory: &impl PhysMem, config: &QueueConfig) -> bool {
+    let clear = |from: Gpa, bytes: u64| {
+        let zeroes = vec![0; bytes as usize];
+        // Whole pairs of words are read.
+        memory.write(from, &zeroes).is_ok()
+            && memory.read_u64(from.align_down(8)).is_ok()
+            && from
+                .checked_add(bytes - 1)
+                .is_some_and(|last| memory.read_u64(last.align_down(8)).is_ok())
+    };
+    clear(config.queue, config.entries() * DESCRIPTOR_LEN)
+        && clear(config.status, config.status_words() * 4)
+}
