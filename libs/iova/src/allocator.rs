@@ -1,6 +1,7 @@
 //! The traits: a space that cores share, and the handle through which one core uses it.
 
 use core::fmt;
+use core::num::NonZeroU64;
 
 use crate::{
     AllocError, Aperture, ClaimError, FreeError, IovaPfn, IovaRange, Request, ResetError, Stats,
@@ -112,19 +113,40 @@ pub trait CoreAllocator: Send {
 }
 
 /// A range that nobody else can free, map over or lose the leaf table of.
+// Two words, so that it goes through registers: with the flag in a byte of its own, storing the parts and loading the
+// whole would stall every unmap.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a pinned range stays allocated until it is freed"]
 pub struct Pinned {
-    pub(crate) range: IovaRange,
-    /// Marked in shared memory because another core owns the chunk.
-    pub(crate) is_foreign: bool,
+    first: IovaPfn,
+    /// The pages, and [`Self::FOREIGN`].
+    pages: NonZeroU64,
 }
 
 impl Pinned {
+    /// Marked in shared memory because another core owns the chunk. No range has so many pages.
+    const FOREIGN: u64 = 1 << 63;
+
+    /// A range that the caller has just pinned; `is_foreign` means something to the allocator only.
+    #[inline(always)]
+    pub(crate) fn new(range: IovaRange, is_foreign: bool) -> Self {
+        let mark = if is_foreign { Self::FOREIGN } else { 0 };
+        Self {
+            first: range.first(),
+            pages: NonZeroU64::new(range.pages() | mark).expect("a range has pages"),
+        }
+    }
+
     /// The range.
-    #[inline]
+    #[inline(always)]
     pub fn range(&self) -> IovaRange {
-        self.range
+        IovaRange::within_space(self.first.raw(), self.pages.get() & !Self::FOREIGN)
+    }
+
+    /// What [`new`](Self::new) was told.
+    #[inline(always)]
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.pages.get() & Self::FOREIGN != 0
     }
 }
 

@@ -294,14 +294,11 @@ impl CoreAllocator for IdentityCore {
         if !self.shared.is_identity(range)? {
             self.with_fallback(|tree| tree.set_pinned(range, true))?;
         }
-        Ok(Pinned {
-            range,
-            is_foreign: false,
-        })
+        Ok(Pinned::new(range, false))
     }
 
     fn free_pinned(&mut self, pinned: Pinned) {
-        let range = pinned.range;
+        let range = pinned.range();
         if self.shared.is_identity(range) == Ok(true) {
             self.count(-1, range.pages());
             return;
@@ -314,8 +311,8 @@ impl CoreAllocator for IdentityCore {
     }
 
     fn unpin(&mut self, pinned: Pinned) {
-        if self.shared.is_identity(pinned.range) != Ok(true) {
-            self.with_fallback(|tree| tree.set_pinned(pinned.range, false))
+        if self.shared.is_identity(pinned.range()) != Ok(true) {
+            self.with_fallback(|tree| tree.set_pinned(pinned.range(), false))
                 .expect("what was pinned is allocated");
         }
     }

@@ -180,24 +180,21 @@ macro_rules! locked_allocator {
             ) -> Result<crate::Pinned, crate::FreeError> {
                 self.shared
                     .with(|space| crate::locked::Space::set_pinned(space, range, true))?;
-                Ok(crate::Pinned {
-                    range,
-                    is_foreign: false,
-                })
+                Ok(crate::Pinned::new(range, false))
             }
 
             fn free_pinned(&mut self, pinned: crate::Pinned) {
                 self.shared
                     .with(|space| {
-                        crate::locked::Space::set_pinned(space, pinned.range, false)?;
-                        crate::locked::Space::free(space, pinned.range)
+                        crate::locked::Space::set_pinned(space, pinned.range(), false)?;
+                        crate::locked::Space::free(space, pinned.range())
                     })
                     .expect("what this allocator pinned is allocated");
             }
 
             fn unpin(&mut self, pinned: crate::Pinned) {
                 self.shared
-                    .with(|space| crate::locked::Space::set_pinned(space, pinned.range, false))
+                    .with(|space| crate::locked::Space::set_pinned(space, pinned.range(), false))
                     .expect("what this allocator pinned is allocated");
             }
 

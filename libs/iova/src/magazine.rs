@@ -469,14 +469,11 @@ impl CoreAllocator for MagazineCore {
                 .backing
                 .with_large(range, |tree| tree.set_pinned(range, true))?;
         }
-        Ok(Pinned {
-            range,
-            is_foreign: false,
-        })
+        Ok(Pinned::new(range, false))
     }
 
     fn free_pinned(&mut self, pinned: Pinned) {
-        let range = pinned.range;
+        let range = pinned.range();
         if let Some(order) = Backing::small_order(range) {
             let first = range.first().raw();
             self.shared.backing.states.release_pinned(first, order);
@@ -496,7 +493,7 @@ impl CoreAllocator for MagazineCore {
     }
 
     fn unpin(&mut self, pinned: Pinned) {
-        let range = pinned.range;
+        let range = pinned.range();
         match Backing::small_order(range) {
             Some(order) => self.shared.backing.states.unpin(range.first().raw(), order),
             None => self

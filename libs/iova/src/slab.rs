@@ -436,14 +436,11 @@ impl CoreAllocator for SlabCore {
         if !is_pinned {
             backing.with_large(range, |tree| tree.set_pinned(range, true))?;
         }
-        Ok(Pinned {
-            range,
-            is_foreign: false,
-        })
+        Ok(Pinned::new(range, false))
     }
 
     fn free_pinned(&mut self, pinned: Pinned) {
-        let range = pinned.range;
+        let range = pinned.range();
         let backing = &self.shared.backing;
         if let Some(order) = Backing::small_order(range) {
             backing.states.release_pinned(range.first().raw(), order);
@@ -462,7 +459,7 @@ impl CoreAllocator for SlabCore {
     }
 
     fn unpin(&mut self, pinned: Pinned) {
-        let range = pinned.range;
+        let range = pinned.range();
         let backing = &self.shared.backing;
         match Backing::small_order(range) {
             Some(order) => backing.states.unpin(range.first().raw(), order),

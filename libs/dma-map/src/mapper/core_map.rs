@@ -9,7 +9,7 @@ use lines::Ordering;
 
 use super::error::DmaMapError;
 use super::idle::IdlePins;
-use super::policy::{Optimistic, Reuse};
+use super::policy::{Optimistic, Reuse, Teardown};
 use super::queue::Queue;
 use super::reclaim::Quarantine;
 use super::request::{Direction, Mapping, Segment};
@@ -18,16 +18,62 @@ use super::{first_pages, lines::Told};
 use crate::clock::Clock;
 use crate::invalidate::{Command, Invalidator};
 use crate::reuse::{
-    Batch, Key, OptimisticCache, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
+    Batch, Key, OptimisticCache, Released, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
 };
 use crate::table::{MapError, PageTable};
 
 /// Places of the queue under policies that queue only what an invalidation failed for.
 const STRICT_ROOM: usize = 64;
 
+/// What finds mappings again. An enumeration, so that the calls for each mapping are inlined.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one per core, and the large one is the one that matters"
+)]
+pub(super) enum Cache {
+    Shared(SharingCache),
+    Idle(OptimisticCache),
+    Both(Box<Stacked<SharingCache, OptimisticCache>>),
+}
+
+impl Cache {
+    /// For what is seldom asked.
+    pub(super) fn any(&mut self) -> &mut dyn ReuseCache {
+        match self {
+            Self::Shared(cache) => cache,
+            Self::Idle(cache) => cache,
+            Self::Both(cache) => &mut **cache,
+        }
+    }
+
+    /// [`ReuseCache::acquire`].
+    #[inline(always)]
+    fn acquire(&mut self, key: Key, now: u64) -> Option<IovaRange> {
+        match self {
+            Self::Idle(cache) => cache.acquire(key, now),
+            other => other.any().acquire(key, now),
+        }
+    }
+
+    /// [`ReuseCache::release`].
+    #[inline(always)]
+    pub(super) fn release(
+        &mut self,
+        key: Key,
+        range: IovaRange,
+        now: u64,
+        batch: &mut Batch,
+    ) -> Released {
+        match self {
+            Self::Idle(cache) => cache.release(key, range, now, batch),
+            other => other.any().release(key, range, now, batch),
+        }
+    }
+}
+
 /// What a core has where mappings are reused.
 pub(super) struct Reused {
-    pub(super) cache: Box<dyn ReuseCache>,
+    pub(super) cache: Cache,
     /// What the cache lets go of; empty between calls, unless an invalidation failed.
     pub(super) batch: Batch,
     /// The entries of `batch` are cleared.
@@ -45,12 +91,13 @@ impl Reused {
             let table = table.expect("a policy that shares has a table");
             SharingCache::new(Arc::clone(table))
         };
-        let (cache, quota): (Box<dyn ReuseCache>, usize) = match reuse {
+        let (cache, quota) = match reuse {
             Reuse::Never => return None,
-            Reuse::Shared => (Box::new(shared()), 0),
-            Reuse::Optimistic(kept) => (Box::new(idle(kept)), kept.quota),
+            Reuse::Shared => (Cache::Shared(shared()), 0),
+            Reuse::Optimistic(kept) => (Cache::Idle(idle(kept)), kept.quota),
             Reuse::SharedOptimistic(kept) => {
-                (Box::new(Stacked::new(shared(), idle(kept))), kept.quota)
+                let both = Stacked::new(shared(), idle(kept));
+                (Cache::Both(Box::new(both)), kept.quota)
             }
         };
         Some(Self {
@@ -73,6 +120,10 @@ pub struct MapperCore<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> 
     pub(super) queue: Queue,
     pub(super) quarantine: Quarantine,
     pub(super) reused: Option<Reused>,
+    /// Every mapping is made, none is found: translation is on and nothing is reused.
+    pub(super) makes_each: bool,
+    /// As well, and what is unmapped goes into the queue.
+    pub(super) queues_each: bool,
     /// What our line said when we last looked.
     pub(super) notices: u64,
     /// Age of the queue's oldest entry at which it is flushed, in nanoseconds.
@@ -100,11 +151,17 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         );
         let quarantine = Quarantine::new(line.owner.retired.load(Ordering::Relaxed));
         let left = line.left.lock().take();
-        let reused = left.or_else(|| Reused::new(shared.policy.reuse, shared.sharing.as_ref()));
+        let mut reused = left.or_else(|| Reused::new(shared.policy.reuse, shared.sharing.as_ref()));
         let mut expiry = line.expiry.lock();
-        expiry.expirer = reused.as_ref().and_then(|reused| reused.cache.expirer());
+        expiry.expirer = reused
+            .as_mut()
+            .and_then(|reused| reused.cache.any().expirer());
         drop(expiry);
+        let makes_each = !shared.policy.is_off && reused.is_none();
+        let is_deferred = matches!(shared.policy.teardown, Teardown::Deferred(_));
         Self {
+            makes_each,
+            queues_each: makes_each && is_deferred,
             age_ns: u64::try_from(shared.age.as_nanos()).unwrap_or(u64::MAX),
             // Not what it says now: what was left there is looked at once.
             notices: line.flusher.notices.load(Ordering::Relaxed).wrapping_sub(1),
@@ -133,16 +190,82 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     ///
     /// # Errors
     /// [`DmaMapError`]; nothing is mapped then.
-    #[inline]
+    // Inlined whatever its size, so that the mapping does not pass through memory.
+    #[inline(always)]
     pub fn map(
         &mut self,
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError> {
-        match segments {
+        let quick = match segments {
+            &[segment] => self.map_quickly(segment, direction),
+            _ => None,
+        };
+        let (start, offset, len, allocated, key) = match (quick, segments) {
+            (Some((start, allocated)), &[segment]) => {
+                let offset = segment.phys.offset_in(PAGE_SIZE);
+                (start.raw(), offset, segment.len, allocated, None)
+            }
+            _ => match self.map_carefully(segments, direction) {
+                Ok((iova, len, allocated, key)) => (iova.raw(), 0, len, allocated, key),
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(Mapping {
+            iova: Iova::new(start | offset),
+            len,
+            allocated,
+            domain: self.domain(),
+            key,
+        })
+    }
+
+    /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and the pages
+    /// allocated. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
+    #[inline(always)]
+    fn map_quickly(&mut self, segment: Segment, direction: Direction) -> Option<(Iova, u64)> {
+        let shared = &*self.shared;
+        let pages = segment.pages()?;
+        if segment.len > shared.limits.max_segment {
+            return None;
+        }
+        let phys = segment.phys.align_down(PAGE_SIZE);
+        if !self.makes_each {
+            let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
+            return (shared.policy.is_off && is_within).then_some((Iova::new(phys.raw()), 0));
+        }
+        let access = direction.access();
+        let request = self.request(pages).for_memory(phys, access);
+        let allocated = self.alloc.alloc(request).ok()?;
+        let range = first_pages(allocated, pages);
+        if shared.allocator.is_counted(allocated) || shared.table.map(range, phys, access).is_err()
+        {
+            self.take_back(allocated);
+            return None;
+        }
+        Some((allocated.start(), allocated.pages()))
+    }
+
+    /// Nothing was mapped there.
+    #[cold]
+    #[inline(never)]
+    fn take_back(&mut self, allocated: IovaRange) {
+        self.alloc.free(allocated).expect("just allocated");
+    }
+
+    /// All other cases, and those that [`map_quickly`](Self::map_quickly) gave up, from the start. Gives the parts of the
+    /// mapping: were it the mapping itself, that of the common case would have to lie in the same memory.
+    #[inline(never)]
+    fn map_carefully(
+        &mut self,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<(Iova, u64, u64, Option<Key>), DmaMapError> {
+        let mapping = match segments {
             &[segment] => self.map_one(segment, direction, true),
             segments => self.map_joined(segments, direction),
-        }
+        }?;
+        Ok((mapping.iova, mapping.len, mapping.allocated, mapping.key))
     }
 
     /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
@@ -323,7 +446,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let allocated = self.make(key.phys(), key.pages(), key.access())?;
         let range = first_pages(allocated, key.pages());
         if let Some(reused) = &mut self.reused {
-            reused.cache.adopt(key, range, now);
+            reused.cache.any().adopt(key, range, now);
         }
         Ok((allocated.start(), allocated.pages()))
     }
@@ -337,10 +460,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
     /// itself whenever mappings are torn down or the core parks.
     pub fn publish(&mut self) {
-        let Some(reused) = &self.reused else { return };
-        let outside = reused.cache.expirer().map(|expirer| expirer.counts());
+        let Some(reused) = &mut self.reused else {
+            return;
+        };
+        let cache = reused.cache.any();
+        let outside = cache.expirer().map(|expirer| expirer.counts());
         let told = Told {
-            counts: reused.cache.counts(),
+            counts: cache.counts(),
             outside: outside.map_or(Windows::EMPTY, |counts| counts.windows),
         };
         *self.shared.lines[self.core].reuse.lock() = told;

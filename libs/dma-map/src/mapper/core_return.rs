@@ -83,7 +83,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             let Some(reused) = &mut self.reused else {
                 return Ok(());
             };
-            let progress = reused.cache.drain(&mut reused.batch);
+            let progress = reused.cache.any().drain(&mut reused.batch);
             self.tear_down_batch()?;
             if progress == Progress::Done {
                 return Ok(());

@@ -14,6 +14,7 @@ use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use crate::reuse::{Key, Released};
 use crate::table::{PageTable, UnmapError};
 
+<<<<<<< HEAD
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
 /// of the pin: by address, which may be nobody's, a few milliseconds;
 const PIN_SPINS: u32 = 1 << 16;
@@ -23,6 +24,11 @@ const OWNED_PIN_SPINS: u32 = 1 << 23;
 /// pin in its way looks what is there only afterwards: where that pin has just been let go, it finds the range allocated,
 /// and can but blame its length.
 const MISMATCHES: u32 = 32;
+=======
+/// How often an unmap looks again whether another user of a shared mapping has let go of the pin: some tens of milliseconds,
+/// for the other may not be running just now.
+const PIN_SPINS: u32 = 1 << 19;
+>>>>>>> fast
 /// Completed invalidations that one unmap gives IOVAs back for.
 const POLLS: u32 = 4;
 /// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
@@ -53,22 +59,97 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     ///
     /// # Errors
     /// [`DmaUnmapError`]. The mapping lives on, and [`unmap_at`](Self::unmap_at) can end it, where the error says so.
-    #[inline]
+    // Inlined as `map` is; the parts of the mapping one by one, so that it stays in registers.
+    #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping) -> Result<(), DmaUnmapError> {
-        let iova = mapping.iova;
-        if mapping.domain != self.domain() {
+        let Mapping {
+            iova,
+            len,
+            allocated,
+            domain,
+            key,
+        } = mapping;
+        if domain == self.domain() && self.unmap_quickly(iova, len, allocated) {
+            return Ok(());
+        }
+        self.unmap_carefully(iova, len, allocated, domain, key)
+    }
+
+    /// The common case of a deferred policy: the mapping is this core's, nobody left us anything to do, the queue takes it
+    /// and is not due. `false` leaves things as they were, and [`unmap_carefully`](Self::unmap_carefully) does it or says
+    /// why not.
+    #[inline(always)]
+    fn unmap_quickly(&mut self, iova: Iova, len: u64, allocated: u64) -> bool {
+        if !self.queues_each || !self.queue.takes_two() {
+            return self.shared.policy.is_off && self.shared.limits.bounce.is_none();
+        }
+        let (Some(oldest), Some(range)) = (self.queue.front(), range_of(iova, len)) else {
+            return false;
+        };
+        let shared = &*self.shared;
+        let line = &shared.lines[self.core];
+        let now = shared.clock.coarse();
+        // Acquire: what was written before the notice is seen.
+        if line.flusher.notices.load(Ordering::Acquire) != self.notices
+            || now.saturating_sub(oldest.since_ns) >= self.age_ns
+        {
+            return false;
+        }
+        let Some(allocated) = IovaRange::new(range.first(), allocated) else {
+            return false;
+        };
+        if shared.allocator.is_counted(allocated) {
+            return false;
+        }
+        let Ok(pinned) = self.alloc.pin(allocated) else {
+            return false;
+        };
+        if shared.table.unmap(range).is_err() {
+            self.let_be(pinned);
+            return false;
+        }
+        self.queue.push(Entry {
+            pinned,
+            since_ns: now,
+            ticket: None,
+        });
+        // Release: a flush that notes this number comes after the entries were cleared.
+        line.owner
+            .queued
+            .store(self.queue.next(), Ordering::Release);
+        true
+    }
+
+    /// It stays mapped.
+    #[cold]
+    #[inline(never)]
+    fn let_be(&mut self, pinned: Pinned) {
+        self.alloc.unpin(pinned);
+    }
+
+    /// All other cases, and those that [`unmap_quickly`](Self::unmap_quickly) gave up, from the start.
+    #[inline(never)]
+    fn unmap_carefully(
+        &mut self,
+        iova: Iova,
+        len: u64,
+        allocated: u64,
+        domain: usize,
+        key: Option<Key>,
+    ) -> Result<(), DmaUnmapError> {
+        if domain != self.domain() {
             return Err(DmaUnmapError::OtherDomain { iova });
         }
         if self.shared.policy.is_off {
-            return self.unmap_off(iova, mapping.len);
+            return self.unmap_off(iova, len);
         }
-        let range = mapping.range();
+        let range = range_of(iova, len).ok_or(DmaUnmapError::NoRange { iova, len })?;
         self.make_ready(iova)?;
-        let pinned = match IovaRange::new(range.first(), mapping.allocated) {
+        let pinned = match IovaRange::new(range.first(), allocated) {
             Some(allocated) => self.pin(allocated)?,
             None => self.pin_found(range, OWNED_PIN_SPINS)?,
         };
-        let pinned = match mapping.key {
+        let pinned = match key {
             Some(key) => match self.let_go(key, range, pinned) {
                 Some(pinned) => pinned,
                 None => return Ok(()),
@@ -267,7 +348,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             }
         }
         let now = self.shared.clock.now();
-        reused.cache.torn_down(&mut reused.batch, now);
+        reused.cache.any().torn_down(&mut reused.batch, now);
         reused.is_cleared = false;
         if now.saturating_sub(self.published_ns) >= PUBLISH_NS {
             self.publish();

@@ -1,6 +1,9 @@
 //! What a core has unmapped and not given back: in the order of unmapping, with room for a fixed number.
+//!
+//! A ring in memory that is allocated once. Entries are four words and their places numbers that only grow, so that
+//! adding one is a store of each and nothing is looked up.
 
-use alloc::collections::VecDeque;
+use alloc::boxed::Box;
 
 use iova::Pinned;
 
@@ -15,37 +18,53 @@ pub(super) struct Entry {
     pub(super) ticket: Option<Ticket>,
 }
 
-/// A core's queue. Its memory is allocated once.
+/// A core's queue.
 pub(super) struct Queue {
-    entries: VecDeque<Entry>,
-    room: usize,
+    /// A power of two of places; entry number `n` is in place `n` modulo their number.
+    entries: Box<[Option<Entry>]>,
+    room: u64,
     /// Number of the first entry: how many were taken out, ever.
     first: u64,
+    /// Number of the next entry: how many went in, ever.
+    next: u64,
 }
 
 impl Queue {
     /// Room for `room` entries, of which the first is number `first`.
     pub(super) fn new(room: usize, first: u64) -> Self {
+        let places = room.max(1).next_power_of_two();
         Self {
-            entries: VecDeque::with_capacity(room),
-            room,
+            entries: (0..places).map(|_| None).collect(),
+            room: room as u64,
             first,
+            next: first,
         }
     }
 
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    #[inline(always)]
+    fn place(&self, number: u64) -> usize {
+        number as usize & (self.entries.len() - 1)
     }
 
-    #[inline]
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.first == self.next
+    }
+
+    #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        self.entries.len() >= self.room
+        self.next - self.first >= self.room
+    }
+
+    /// Whether it takes one more, and another after that.
+    #[inline(always)]
+    pub(super) fn takes_two(&self) -> bool {
+        self.next - self.first + 1 < self.room
     }
 
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        (self.next - self.first) as usize
     }
 
     /// How many were taken out, ever.
@@ -55,33 +74,37 @@ impl Queue {
     }
 
     /// How many went in, ever.
-    #[inline]
+    #[inline(always)]
     pub(super) fn next(&self) -> u64 {
-        self.first + self.entries.len() as u64
+        self.next
     }
 
     /// Adds one; the caller has seen that there is room.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, entry: Entry) {
         debug_assert!(!self.is_full(), "a queue never grows");
-        self.entries.push_back(entry);
+        let place = self.place(self.next);
+        self.entries[place] = Some(entry);
+        self.next += 1;
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn front(&self) -> Option<&Entry> {
-        self.entries.front()
+        // Places outside first..next are empty.
+        self.entries[self.place(self.first)].as_ref()
     }
 
     /// Takes the first out.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<Entry> {
-        let entry = self.entries.pop_front()?;
+        let place = self.place(self.first);
+        let entry = self.entries[place].take()?;
         self.first += 1;
         Some(entry)
     }
 
     /// Takes the first out if it is among the first `covered` ever.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop_covered(&mut self, covered: u64) -> Option<Entry> {
         if self.first >= covered {
             return None;
@@ -91,7 +114,8 @@ impl Queue {
 
     /// The ticket of the first did not complete, and will not.
     pub(super) fn void_ticket(&mut self) {
-        if let Some(entry) = self.entries.front_mut() {
+        let place = self.place(self.first);
+        if let Some(entry) = &mut self.entries[place] {
             entry.ticket = None;
         }
     }

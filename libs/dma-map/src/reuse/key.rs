@@ -1,6 +1,7 @@
 //! What a mapping is found by, and the range it was given, in one word each.
 
 use core::fmt;
+use core::num::NonZeroU64;
 
 use address::{PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaPfn, IovaRange};
@@ -24,7 +25,7 @@ const LOW: u64 = PAGE_SIZE - 1;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
-pub struct Key(u64);
+pub struct Key(NonZeroU64);
 
 impl Key {
     /// Most pages of a mapping that is worth keeping here: the ten bits that a page-aligned address leaves beside
@@ -32,7 +33,7 @@ impl Key {
     pub const MAX_PAGES: u64 = (1 << 10) - 1;
 
     /// Page 0 for reading, where a key has to stand for none.
-    pub(super) const FIRST: Self = Self(1 << 2 | 1);
+    pub(super) const FIRST: Self = Self(NonZeroU64::new(1 << 2 | 1).expect("not 0"));
 
     /// The key of `pages` pages from `phys` on; `None` where `phys` is not a multiple of 4 KiB, `pages` is 0 or more
     /// than [`MAX_PAGES`](Self::MAX_PAGES), or the last page lies past the address space.
@@ -44,25 +45,29 @@ impl Key {
         if phys.checked_add(pages * PAGE_SIZE - 1).is_none() {
             return None;
         }
-        Some(Self(phys.raw() | pages << 2 | access as u64))
+        // Never 0: every access has a bit. So an `Option<Key>` is one word too.
+        match NonZeroU64::new(phys.raw() | pages << 2 | access as u64) {
+            Some(word) => Some(Self(word)),
+            None => None,
+        }
     }
 
     /// First byte of the memory.
     #[inline]
     pub const fn phys(self) -> PhysAddr {
-        PhysAddr::new(self.0 & !LOW)
+        PhysAddr::new(self.0.get() & !LOW)
     }
 
     /// Number of pages, 1 to [`MAX_PAGES`](Self::MAX_PAGES).
     #[inline]
     pub const fn pages(self) -> u64 {
-        (self.0 & LOW) >> 2
+        (self.0.get() & LOW) >> 2
     }
 
     /// What the device may do.
     #[inline]
     pub const fn access(self) -> Access {
-        match self.0 & 3 {
+        match self.0.get() & 3 {
             1 => Access::Read,
             2 => Access::Write,
             _ => Access::ReadWrite,
@@ -72,7 +77,7 @@ impl Key {
     /// The word.
     #[inline]
     pub(super) const fn word(self) -> u64 {
-        self.0
+        self.0.get()
     }
 }
 

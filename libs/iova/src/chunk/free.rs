@@ -66,10 +66,7 @@ impl Local {
         self.answer(shared);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
             shared.rest.pin(range)?;
-            return Ok(Pinned {
-                range,
-                is_foreign: true,
-            });
+            return Ok(Pinned::new(range, true));
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
@@ -77,10 +74,7 @@ impl Local {
                 if !chunk.pin_own(self.tag, range) {
                     return Err(diagnose(chunk, range));
                 }
-                Ok(Pinned {
-                    range,
-                    is_foreign: false,
-                })
+                Ok(Pinned::new(range, false))
             }
             Place::Run => {
                 if !is_run(chunk, range) {
@@ -94,10 +88,7 @@ impl Local {
                     chunk.claimed(0).fetch_and(!1, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                Ok(Pinned {
-                    range,
-                    is_foreign: true,
-                })
+                Ok(Pinned::new(range, true))
             }
             Place::Foreign => {
                 if !chunk.check_foreign(range) {
@@ -113,10 +104,7 @@ impl Local {
                     return Err(FreeError::NotAllocated { range });
                 }
                 chunk.notify(PENDING);
-                Ok(Pinned {
-                    range,
-                    is_foreign: true,
-                })
+                Ok(Pinned::new(range, true))
             }
         }
     }
@@ -125,7 +113,7 @@ impl Local {
     #[inline(never)]
     pub(super) fn free_pinned_slow(&mut self, shared: &Shared, pinned: Pinned) {
         self.answer(shared);
-        let range = pinned.range;
+        let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
             return shared.rest.free_pinned(range);
         };
@@ -150,15 +138,12 @@ impl Local {
 
     #[cold]
     pub(super) fn unpin_slow(&mut self, shared: &Shared, pinned: Pinned) {
-        let range = pinned.range;
+        let range = pinned.range();
         let Ok(Some((_, _, chunk))) = shared.locate(range) else {
             return shared.rest.unpin(range);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
-        if chunk.tag() & !MARKS == self.tag && get(chunk.pinned(word)) & bit != 0 {
-            set(chunk.pinned(word), get(chunk.pinned(word)) & !bit);
-            set(chunk.out(word), get(chunk.out(word)) | bit);
-        } else {
+        if !chunk.unpin_own(self.tag, range.first().raw()) {
             chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
         }
     }

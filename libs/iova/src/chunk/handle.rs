@@ -157,7 +157,12 @@ impl CoreAllocator for ChunkCore {
                 return Ok(range);
             }
         }
-        local.alloc_slow(shared, request)
+        // A new one, without the memory, which means nothing here: were it the caller's, it would be passed by reference, and
+        // so lie in memory on the common path too.
+        let wanted = Request::pages(request.pages)
+            .at_most(request.last)
+            .aligned(request.align_order);
+        local.alloc_slow(shared, wanted)
     }
 
     #[inline(always)]
@@ -183,10 +188,7 @@ impl CoreAllocator for ChunkCore {
         if let Some(chunk) = local.hot.chunk(shared, page)
             && chunk.pin_own(local.tag, range)
         {
-            return Ok(Pinned {
-                range,
-                is_foreign: false,
-            });
+            return Ok(Pinned::new(range, false));
         }
         local.pin_slow(shared, range)
     }
@@ -194,8 +196,8 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
-        let page = pinned.range.first().raw();
-        if !pinned.is_foreign
+        let page = pinned.range().first().raw();
+        if !pinned.is_foreign()
             && let Some(chunk) = local.hot.chunk(shared, page)
             && chunk.tag() & !MARKS == local.tag
         {
@@ -211,8 +213,17 @@ impl CoreAllocator for ChunkCore {
         local.free_pinned_slow(shared, pinned);
     }
 
+    #[inline(always)]
     fn unpin(&mut self, pinned: Pinned) {
-        self.local.unpin_slow(&self.shared, pinned);
+        let Self { shared, local, .. } = self;
+        let page = pinned.range().first().raw();
+        if !pinned.is_foreign()
+            && let Some(chunk) = local.hot.chunk(shared, page)
+            && chunk.unpin_own(local.tag, page)
+        {
+            return;
+        }
+        local.unpin_slow(shared, pinned);
     }
 
     fn park(&mut self) {

@@ -341,7 +341,24 @@ impl Chunk {
         true
     }
 
+<<<<<<< HEAD
     /// Gives `range` back to its owner, another core than the one with `tag`; `false` where the slow path must find out what is
+=======
+    /// Lets go of what the core with `tag` pinned; `false` where it does not own the chunk, or has not pinned it.
+    #[inline]
+    pub(super) fn unpin_own(&self, tag: u64, page: u64) -> bool {
+        let (word, bit) = (word_of(page), bit_of(page));
+        let pinned = get(self.pinned(word));
+        if self.tag() & !MARKS != tag || pinned & bit == 0 {
+            return false;
+        }
+        set(self.pinned(word), pinned & !bit);
+        set(self.out(word), get(self.out(word)) | bit);
+        true
+    }
+
+    /// Gives `range` back to its owner, another core than the one with `tag`; `None` where the slow path must find out what is
+>>>>>>> fast
     /// wrong or special.
     #[inline]
     pub(super) fn free_foreign(&self, tag: u64, range: IovaRange) -> bool {

@@ -44,11 +44,12 @@ fn what_a_core_has_unmapped_strictly_no_thread_reaches() {
                     thread::yield_now();
                 }
             });
-            workers
-                .into_iter()
-                .for_each(|worker| worker.join().unwrap());
+            let ends: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+            // Before anything panics: the scope waits for the ticker.
             stop.store(true, Ordering::Relaxed);
             ticker.join().unwrap();
+            ends.into_iter()
+                .for_each(|end| end.expect("a worker ends well"));
         });
         world.mapper.flush().unwrap();
         for core in 0..2 {
