@@ -14,7 +14,6 @@ use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use crate::reuse::{Key, Released};
 use crate::table::{PageTable, UnmapError};
 
-<<<<<<< HEAD
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
 /// of the pin: by address, which may be nobody's, a few milliseconds;
 const PIN_SPINS: u32 = 1 << 16;
@@ -24,11 +23,6 @@ const OWNED_PIN_SPINS: u32 = 1 << 23;
 /// pin in its way looks what is there only afterwards: where that pin has just been let go, it finds the range allocated,
 /// and can but blame its length.
 const MISMATCHES: u32 = 32;
-=======
-/// How often an unmap looks again whether another user of a shared mapping has let go of the pin: some tens of milliseconds,
-/// for the other may not be running just now.
-const PIN_SPINS: u32 = 1 << 19;
->>>>>>> fast
 /// Completed invalidations that one unmap gives IOVAs back for.
 const POLLS: u32 = 4;
 /// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.

@@ -341,9 +341,6 @@ impl Chunk {
         true
     }
 
-<<<<<<< HEAD
-    /// Gives `range` back to its owner, another core than the one with `tag`; `false` where the slow path must find out what is
-=======
     /// Lets go of what the core with `tag` pinned; `false` where it does not own the chunk, or has not pinned it.
     #[inline]
     pub(super) fn unpin_own(&self, tag: u64, page: u64) -> bool {
@@ -357,8 +354,7 @@ impl Chunk {
         true
     }
 
-    /// Gives `range` back to its owner, another core than the one with `tag`; `None` where the slow path must find out what is
->>>>>>> fast
+    /// Gives `range` back to its owner, another core than the one with `tag`; `false` where the slow path must find out what is
     /// wrong or special.
     #[inline]
     pub(super) fn free_foreign(&self, tag: u64, range: IovaRange) -> bool {
