@@ -43,7 +43,9 @@ mod free;
 mod handle;
 mod lane;
 mod layout;
+mod leave;
 mod slow;
+mod strangers;
 mod zone;
 
 use alloc::boxed::Box;

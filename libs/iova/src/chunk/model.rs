@@ -72,9 +72,13 @@ fn gives_back() {
     // What strangers gave back is looked for here.
     let mut own = Vec::new();
     own.extend(owner.alloc(WORD));
-    owner.local.collect_now(&owner.shared, 0, slow::Look::All);
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
     let stranger = other.join().expect("loom ends the model at a panic");
-    owner.local.collect_now(&owner.shared, 0, slow::Look::All);
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
     let live = space.stats().live_ranges;
     assert_eq!(live, own.len() as u64, "what was given back is free");
     let marks = owner.shared.zones[0]

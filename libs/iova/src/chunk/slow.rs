@@ -1,33 +1,20 @@
 //! What a core does when its current word has nothing: the other words it has, what strangers gave back, chunks without an
 //! owner, the tree, and at last a call to the other cores.
 //!
-//! Bounds: a look for strangers' frees reads the tags of this core's chunks, and is paid for by the looks since the last one
-//! ([`Lane::credit`]); a sweep visits the words that have something free; a deposit visits every chunk of this core.
-
-use alloc::vec::Vec;
-use core::mem;
+//! Bounds: each turn for a word finds one, or makes something available at most three times.
 
 use lines::{AtomicU64, Ordering};
 
 use super::Shared;
 use super::handle::{Local, order_of};
 use super::layout::{
-    AWAY, CLASSES_PER_LANE, Chunk, FULL, MARKS, MAX_ORDER, NOBODY, PENDING, RIPE, RUN, TAIL,
-    WORD_PAGES, WORDS, bit_of, class_of, get, set, word_base, word_of, words_of,
+    AWAY, Chunk, FULL, MAX_ORDER, RUN, TAIL, WORD_PAGES, bit_of, class_of, get, set, word_base,
+    word_of, words_of,
 };
+use super::strangers::Look;
 use super::zone::Zone;
-use super::{Mutant, plants};
 use crate::wanted::Wanted;
-use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request, RetiredChunk};
-
-/// What to look for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
-    /// Words that strangers have emptied.
-    Ripe,
-    /// Everything that strangers freed.
-    All,
-}
+use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request};
 
 impl Local {
     #[cold]
@@ -216,34 +203,6 @@ impl Local {
         true
     }
 
-    /// Returns half of the ranges kept ready to their words, and one more that was freed.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn spill(&mut self, shared: &Shared, page: u64, class: u8) {
-        let lane = usize::from(class) / CLASSES_PER_LANE;
-        let order = usize::from(class) % CLASSES_PER_LANE;
-        let half = self.ready.of(class).len() / 2;
-        self.unready(shared, lane, order, half);
-        self.put_back(shared, lane, page, order);
-    }
-
-    /// Returns the `count` ranges of a class that were freed first to their words.
-    fn unready(&mut self, shared: &Shared, lane: usize, order: usize, count: usize) {
-        let class = class_of(lane, order);
-        for at in 0..count {
-            let page = self.ready.of(class)[at];
-            self.put_back(shared, lane, page, order);
-        }
-        self.ready.of(class).drain(..count);
-    }
-
-    fn put_back(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
-        let Some(chunk) = self.hot.chunk(shared, page) else {
-            return;
-        };
-        self.lanes[lane].unhold(chunk, word_base(page), order, bit_of(page));
-    }
-
     /// One more chunk: an emptied one of ours, an orphan, a spent one, a free one.
     fn acquire(&mut self, shared: &Shared, lane: usize, bound: u64) -> bool {
         let leaving = &mut self.lanes[lane].leaving;
@@ -280,271 +239,6 @@ impl Local {
         self.lanes[lane].roomy.push(page);
         self.publish(shared);
         true
-    }
-
-    /// Takes over an orphan that the caller took out of the zone's set.
-    pub(super) fn adopt(&mut self, shared: &Shared, lane: usize, page: u64) {
-        let chunk = &shared.zones[lane].make_block(page).chunk(page);
-        // Read-modify-write: a stranger's mark of now stays.
-        chunk.tag_word().fetch_or(self.tag, Ordering::AcqRel);
-        let own = &mut self.lanes[lane];
-        own.own.push(page);
-        if chunk.open() != 0 {
-            own.roomy.push(page);
-        }
-        for word in 0..WORDS {
-            let order = chunk.order(word);
-            if order > MAX_ORDER {
-                continue;
-            }
-            own.add_word(order);
-            self.ready.open(class_of(lane, order));
-            let held = get(chunk.held(word));
-            if held != FULL[order] {
-                own.partial[order].push(page + word as u64 * WORD_PAGES);
-            }
-            own.emptied += usize::from(held == 0);
-        }
-        self.drain(chunk, page, lane);
-        self.publish(shared);
-    }
-
-    pub(super) fn adopt_all(&mut self, shared: &Shared) {
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            while let Some(index) = zone.orphans.take_highest(usize::MAX) {
-                self.adopt(shared, lane, zone.page(index));
-            }
-        }
-    }
-
-    /// Takes back what strangers freed in any chunk of a lane, if there is credit to look.
-    pub(super) fn collect(&mut self, shared: &Shared, lane: usize, look: Look) {
-        let own = &mut self.lanes[lane];
-        if own.credit < own.own.len() {
-            return;
-        }
-        own.credit -= own.own.len();
-        self.collect_now(shared, lane, look);
-    }
-
-    /// Takes back what strangers freed in any chunk of a lane.
-    pub(super) fn collect_now(&mut self, shared: &Shared, lane: usize, look: Look) {
-        let zone = &shared.zones[lane];
-        for at in 0..self.lanes[lane].own.len() {
-            let page = self.lanes[lane].own[at];
-            let chunk = known(zone, page);
-            let tag = chunk.tag();
-            if look == Look::All && tag & PENDING != 0 {
-                self.drain(chunk, page, lane);
-            } else if tag & RIPE != 0 {
-                self.harvest(chunk, page, lane);
-            }
-        }
-    }
-
-    /// Takes back the words of a chunk of ours in which strangers have freed everything: whoever is filling another word is
-    /// not disturbed.
-    fn harvest(&mut self, chunk: &Chunk, page: u64, lane: usize) {
-        // Before the words, as in `drain`; `PENDING` stays, so that what is left is not forgotten.
-        chunk.tag_word().fetch_and(!RIPE, Ordering::AcqRel);
-        for word in 0..WORDS {
-            let freed = chunk.freed(word).load(Ordering::Acquire);
-            if freed != 0 && freed == chunk.allocated(word) {
-                self.take_back(chunk, page, lane, word, freed);
-                chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
-            }
-        }
-    }
-
-    /// Takes back what strangers freed in a chunk of ours.
-    pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
-        // Before the words: a mark set after a word was read here is set by someone who then sees `PENDING` clear, because
-        // his read-modify-write of the word follows ours.
-        if !plants(Mutant::ForgetsMarks) {
-            chunk.tag_word().fetch_and(!MARKS, Ordering::AcqRel);
-        }
-        let mut claimed = 0;
-        for word in 0..WORDS {
-            let mut freed = chunk.freed(word).load(Ordering::Acquire);
-            // Ends when no stranger freed between two looks; each turn more takes one more range of at most 64.
-            loop {
-                self.take_back(chunk, page, lane, word, freed);
-                let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
-                if seen & !freed == 0 {
-                    break;
-                }
-                freed = seen & !freed;
-            }
-            claimed |= get(chunk.claimed(word));
-        }
-        if plants(Mutant::ForgetsMarks) {
-            chunk.tag_word().fetch_and(!MARKS, Ordering::AcqRel);
-        }
-        if claimed != 0 {
-            // Still pinned by strangers: our own frees must go on looking.
-            chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
-        }
-    }
-
-    /// What strangers freed in one word. `out` is cleared before the marks that say so: at each moment one of
-    /// them tells a second freer that he is too late.
-    fn take_back(&mut self, chunk: &Chunk, page: u64, lane: usize, word: usize, freed: u64) {
-        if freed == 0 {
-            return;
-        }
-        let back = chunk.allocated(word) & freed;
-        set(chunk.out(word), get(chunk.out(word)) & !freed);
-        set(chunk.pinned(word), get(chunk.pinned(word)) & !freed);
-        if get(chunk.claimed(word)) & freed != 0 {
-            chunk.claimed(word).fetch_and(!freed, Ordering::AcqRel);
-        }
-        let order = chunk.order(word);
-        if order <= MAX_ORDER && back != 0 {
-            self.lanes[lane].unhold(chunk, page + word as u64 * WORD_PAGES, order, back);
-        }
-    }
-
-    /// Returns empty words to their chunks, and empty chunks but one to the space (or, where leaf tables are reclaimed, to
-    /// the list of what may be retired). `deep`: what is kept ready is returned first.
-    pub(super) fn sweep(&mut self, shared: &Shared, lane: usize, deep: bool) {
-        let zone = &shared.zones[lane];
-        for order in 0..=MAX_ORDER {
-            if deep {
-                let all = self.ready.of(class_of(lane, order)).len();
-                self.unready(shared, lane, order, all);
-            }
-            let own = &mut self.lanes[lane];
-            let (words, roomy) = (&mut own.words[order], &mut own.roomy);
-            own.partial[order].retain(|base| {
-                let chunk = known(zone, *base);
-                let word = word_of(*base);
-                if get(chunk.held(word)) != 0 {
-                    return true;
-                }
-                if chunk.open() == 0 {
-                    roomy.push(base / CHUNK_PAGES * CHUNK_PAGES);
-                }
-                chunk.unassign(word, order);
-                *words -= 1;
-                false
-            });
-        }
-        let own = &mut self.lanes[lane];
-        own.emptied = 0;
-        let empties = own
-            .roomy
-            .iter()
-            .filter(|page| known(zone, **page).is_empty())
-            .count();
-        // The last chunk stays: whoever maps one page at a time must not fetch a chunk for each.
-        let mut leave = empties.min(own.own.len().saturating_sub(1));
-        if leave == 0 {
-            return;
-        }
-        let gone = own.leaving.len();
-        let leaving = &mut own.leaving;
-        own.roomy.retain(|page| {
-            let goes = leave > 0 && known(zone, *page).is_empty();
-            if goes {
-                leave -= 1;
-                leaving.push(*page);
-            }
-            !goes
-        });
-        let mut left: Vec<u64> = leaving[gone..].to_vec();
-        left.sort_unstable();
-        own.own.retain(|page| left.binary_search(page).is_err());
-        if !shared.retires {
-            for page in mem::take(&mut own.leaving) {
-                release(zone, page, false);
-            }
-        }
-    }
-
-    /// Gives back everything: empty chunks to the space, the others without an owner.
-    pub(super) fn deposit(&mut self, shared: &Shared) {
-        self.ready.clear();
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            self.collect_now(shared, lane, Look::All);
-            let own = &mut self.lanes[lane];
-            own.emptied = 0;
-            own.partial.iter_mut().for_each(Vec::clear);
-            own.words = [0; MAX_ORDER + 1];
-            own.roomy.clear();
-            for page in own.own.drain(..).chain(own.leaving.drain(..)) {
-                let chunk = known(zone, page);
-                for word in 0..WORDS {
-                    let order = chunk.order(word);
-                    let allocated = chunk.allocated(word);
-                    set(chunk.held(word), allocated);
-                    if order <= MAX_ORDER && allocated == 0 {
-                        chunk.unassign(word, order);
-                    }
-                    // A pin of ours must be known to whoever owns the chunk next.
-                    let pinned = get(chunk.pinned(word));
-                    if pinned != 0 {
-                        chunk.claimed(word).fetch_or(pinned, Ordering::AcqRel);
-                        set(chunk.pinned(word), 0);
-                        set(chunk.out(word), allocated);
-                        chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
-                    }
-                }
-                if chunk.is_empty() {
-                    release(zone, page, shared.retires);
-                } else {
-                    chunk.tag_word().fetch_and(MARKS, Ordering::AcqRel);
-                    zone.orphans.put(zone.index(page));
-                }
-            }
-        }
-        for page in self.leaving_runs.drain(..) {
-            let (_, zone) = shared
-                .zone_of(page)
-                .expect("a run's chunk is one of a zone");
-            release(zone, page, true);
-        }
-        self.publish(shared);
-    }
-
-    /// An emptied chunk whose leaf table may go.
-    pub(super) fn retire_one(&mut self, shared: &Shared) -> Option<RetiredChunk> {
-        if !shared.retires {
-            return None;
-        }
-        if let Some(page) = self.leaving_runs.pop() {
-            return Some(RetiredChunk {
-                first: IovaPfn::new(page),
-            });
-        }
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            let own = &mut self.lanes[lane];
-            own.credit += 32;
-            if own.leaving.is_empty() && own.own.len() > 1 {
-                self.collect(shared, lane, Look::All);
-                if self.lanes[lane].emptied > 0 {
-                    self.sweep(shared, lane, true);
-                }
-            }
-            let taken = match self.lanes[lane].leaving.pop() {
-                Some(page) => Some(page),
-                None => zone
-                    .spent
-                    .take_highest(usize::MAX)
-                    .map(|index| zone.page(index)),
-            };
-            let Some(page) = taken else { continue };
-            let chunk = known(zone, page);
-            // Read-modify-write: a stranger who claims after this sees that nothing is allocated, and lets go.
-            if (0..WORDS).any(|word| chunk.claimed(word).fetch_or(0, Ordering::AcqRel) != 0) {
-                self.lanes[lane].leaving.insert(0, page);
-                continue;
-            }
-            chunk.tag_word().store(AWAY, Ordering::Release);
-            return Some(RetiredChunk {
-                first: IovaPfn::new(page),
-            });
-        }
-        None
     }
 
     /// Whole chunks.
@@ -625,15 +319,6 @@ pub(super) fn known(zone: &Zone, page: u64) -> &Chunk {
     zone.block(page)
         .expect("a chunk in use is in the directory")
         .chunk(page)
-}
-
-/// Puts an emptied chunk where others find it.
-pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
-    known(zone, page)
-        .tag_word()
-        .store(NOBODY, Ordering::Release);
-    let set = if is_spent { &zone.spent } else { &zone.free };
-    set.put(zone.index(page));
 }
 
 /// A counter that one core writes and others read now and then.
