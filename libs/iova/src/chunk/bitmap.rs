@@ -24,6 +24,17 @@ impl Bitmap {
         }
     }
 
+    /// Makes it the set of all numbers below `len`, or of none. Only while nobody else uses it.
+    pub(super) fn fill(&self, len: usize) {
+        for (group, words) in [(&self.words, len), (&self.summary, len.div_ceil(64))] {
+            for (at, word) in group.iter().enumerate() {
+                let bits = words.saturating_sub(at * 64).min(64);
+                let all = u64::MAX.checked_shr(64 - bits as u32).unwrap_or(0);
+                word.store(all, Ordering::Release);
+            }
+        }
+    }
+
     /// Puts `index` in. Release: what its owner wrote before is seen by who takes it.
     pub(super) fn put(&self, index: usize) {
         self.words[index / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
@@ -177,7 +188,7 @@ mod tests {
 
     fn full(len: usize) -> Bitmap {
         let set = Bitmap::new(len);
-        (0..len).for_each(|i| set.put(i));
+        set.fill(len);
         set
     }
 

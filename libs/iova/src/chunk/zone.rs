@@ -54,13 +54,11 @@ impl Zone {
         zone
     }
 
-    /// Every chunk is free.
+    /// Every chunk is free. Only while nobody else uses the zone.
     pub(super) fn fill(&self) {
-        for index in 0..self.chunks {
-            self.orphans.take(index);
-            self.spent.take(index);
-            self.free.put(index);
-        }
+        self.free.fill(self.chunks);
+        self.orphans.fill(0);
+        self.spent.fill(0);
     }
 
     /// Last page, inclusive.
