@@ -48,8 +48,8 @@ impl Invalidator for Hardware {
 
 fn explore(threads: usize, mutant: Mutant) {
     let mut builder = loom::model::Builder::new();
-    // Waiters spin, which costs branches; more preemptions cost minutes.
-    builder.preemption_bound = Some(if threads > 2 { 1 } else { 2 });
+    // Waiters spin, which costs branches; more preemptions of three cost minutes.
+    builder.preemption_bound = Some(if threads > 2 { 2 } else { 4 });
     builder.max_branches = 100_000;
     // Three cores are explored as far as this goes; two are explored in full.
     builder.max_duration = (threads > 2).then(|| core::time::Duration::from_secs(20));

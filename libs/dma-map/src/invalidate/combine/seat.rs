@@ -161,6 +161,18 @@ struct Reply {
     turn: AtomicU64,
     /// Facts of an error. Written before `answer`.
     detail: AtomicU64,
+    /// Where loom looks for orders to try: of its own accord loom 0.7 tries a store of one thread before a load of another
+    /// only if nobody loaded in between; two read-modify-writes it always tries in both orders.
+    #[cfg(loom)]
+    touch: AtomicU64,
+}
+
+impl Reply {
+    #[inline(always)]
+    fn touch(&self) {
+        #[cfg(loom)]
+        self.touch.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 const DONE: u64 = 1;
@@ -225,6 +237,7 @@ impl Node {
                 STOPPED
             }
         };
+        self.reply.touch();
         // Release: the core that sees it sees that the hardware is done.
         self.reply
             .answer
@@ -234,6 +247,7 @@ impl Node {
     /// Whoever led batch `number` and has left: the core may lead.
     #[inline]
     pub(super) fn your_turn(&self, number: u64) {
+        self.reply.touch();
         // Release: the core that sees it sees that the seat was left.
         self.reply.turn.store(number, Ordering::Release);
     }
@@ -241,6 +255,7 @@ impl Node {
     /// Owner: what is new.
     #[inline]
     pub(super) fn news(&self, told: &mut Told) -> News {
+        self.reply.touch();
         let answer = self.reply.answer.load(Ordering::Acquire);
         if answer != told.answer {
             let detail = || self.reply.detail.load(Ordering::Relaxed);
