@@ -17,6 +17,7 @@ mod lock;
 mod padded;
 #[cfg(all(feature = "probe", not(loom)))]
 pub mod probe;
+mod spin;
 
 #[cfg(all(not(feature = "probe"), not(loom)))]
 pub use core::hint::spin_loop;
@@ -43,3 +44,4 @@ pub use probe::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Guard, Lock,
     spin_loop,
 };
+pub use spin::Spin;

@@ -141,7 +141,6 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     pub(super) fn new(shared: Arc<Shared<A, T, I, C>>, alloc: A::Core) -> Self {
         let core = alloc.core().0;
         shared.used.fetch_max(core + 1, Ordering::AcqRel);
-        shared.combiner.join(core);
         let line = &shared.lines[core];
         let window = shared.policy.window();
         // Whoever had the handle before left nothing in a queue, and the line as it is.
