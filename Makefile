@@ -30,14 +30,20 @@ test: setup-clients ## all tests: crates natively, then clients of the daemon an
 	cargo test --release --quiet -p lines -p dma-lines --features lines/probe,dma-lines/probe
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
 	$(EXITLESS) selftest
+	@echo "test: not run here: loom models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
-check: setup ## format, lints, documentation, licences, each fuzz target for 30 s
+check: setup ## format, lints, documentation, loom models, builds without std, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	cargo clippy --release -p lines -p dma-lines --features lines/probe,dma-lines/probe --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-map --lib --release model
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p iova --lib --release model
+	@./scripts/no-std.sh
+	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
+	else echo "check: skipped Miri: not installed (rustup +nightly component add miri; stable toolchains have none)"; fi
+	@echo "check: skipped Kani: no crate here has a harness for it; loom models and property tests stand in its place"
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
 	@./scripts/fuzz.sh
@@ -50,6 +56,7 @@ bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> 
 
 bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 8 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
 	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
+	cargo run --release --quiet -p dma-lines --features probe -- --report $(REPORT)/dma-lines.json --into $(REPORT)/dma.json
 
 bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
 	cargo run --release --quiet -p dma-bench -- --again --report $(REPORT)/dma.json --docs docs/dma-results.md

@@ -29,7 +29,7 @@ mod turns;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use iova::{Aperture, ChunkAllocator, MagazineAllocator, TreeAllocator};
 use lines::probe::Counts;
@@ -47,6 +47,9 @@ struct Args {
         default_value = "target/report/dma-lines.json"
     )]
     report: PathBuf,
+    /// A report that is there already, of `make bench-dma`: the figures are added to it as well.
+    #[arg(long, value_name = "FILE")]
+    into: Option<PathBuf>,
     /// Most cores, 2 to 128.
     #[arg(long, default_value_t = 128)]
     cores: usize,
@@ -154,6 +157,13 @@ fn main() -> Result<()> {
     table.keys(&mut object);
     object.write(&args.report)?;
     println!("written to {}", args.report.display());
+    if let Some(file) = &args.into {
+        let read = Object::read(file);
+        let mut object = read.with_context(|| format!("cannot read {}", file.display()))?;
+        table.keys(&mut object);
+        object.write(file)?;
+        println!("added to {}", file.display());
+    }
     Ok(())
 }
 
