@@ -107,35 +107,49 @@ impl Cores {
     }
 
     /// Own work, then a request; whoever finds no leader leads, collects what waits, and flushes once.
+    ///
+    /// A leader leaves after its flush. One that waits is told (a line), and takes the seat (another), unless the one that
+    /// left is back before: then it leads again, and they share the flush.
     pub(crate) fn combining(&mut self, line: f64, own: f64, flush: f64, gather: f64, collect: f64) {
         let (mut free_at, mut last) = (0.0, usize::MAX);
         let mut batch = Vec::new();
-        while let Some(leader) = self.next() {
-            let begin = if leader.at < free_at {
-                // The last leader names this one in its request line, beside the completions.
-                free_at + line
-            } else if last == leader.core || last == usize::MAX {
-                leader.at
+        while let Some(first) = self.next() {
+            let is_known = last == first.core || last == usize::MAX;
+            let is_back = !is_known && first.at < free_at && own <= 2.0 * line;
+            let begin = if is_back {
+                free_at + own
+            } else if first.at < free_at {
+                free_at + 2.0 * line
+            } else if is_known {
+                first.at
             } else {
-                leader.at + line
+                first.at + line
             };
+            let leader = if is_back { last } else { first.core };
             let mut point = begin + gather;
             batch.clear();
+            if is_back {
+                point += line + collect;
+                batch.push(first.core);
+            }
             while let Some(Reverse(ask)) = self.asks.peek() {
                 // A request can be seen one transfer after it was made, which is what the leader waits for.
                 if ask.at > point {
                     break;
                 }
-                point += line + collect;
-                batch.extend(self.next());
+                if ask.core != leader {
+                    point += line + collect;
+                    batch.push(ask.core);
+                }
+                self.next();
             }
             let end = point + flush;
-            (free_at, last) = (end, leader.core);
+            (free_at, last) = (end, leader);
             self.flushes += 1;
-            let mut goes_on = self.made(leader.core, 1, end, end + own);
+            let mut goes_on = self.made(leader, 1, end, end + own);
             for follower in &batch {
                 let seen = end + line;
-                goes_on &= self.made(follower.core, 1, seen, seen + own);
+                goes_on &= self.made(*follower, 1, seen, seen + own);
             }
             if !goes_on {
                 break;

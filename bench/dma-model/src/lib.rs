@@ -10,7 +10,7 @@
 //! | [`System`] | one operation |
 //! |---|---|
 //! | `StrictLock` | own work; lock handed over by three line transfers; one flush under it |
-//! | `StrictCombining` | own work; a request in a line of its own; a leader takes all that wait into one flush |
+//! | `StrictCombining` | own work; a request in a line of its own; a leader takes all that wait into one flush and leaves; it leads again if it is back before one that waits has heard |
 //! | `Deferred` | own work; every `entries` operations one flush, unless another core's flush came meanwhile |
 //! | `TreeLock` | twice: lock handed over, work under it, the lines under it that another core wrote last |
 //! | `Private` | own work, and the remote lines that the line probe counts per operation |
