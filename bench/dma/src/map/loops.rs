@@ -1,6 +1,5 @@
 //! d-def and d-str: a window of 256 one-page mappings per thread; the oldest is unmapped, another is mapped.
 
-use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,9 +54,9 @@ pub fn windows<T: PageTable + 'static>(
 ) -> Result<Tasks> {
     let task = |id| -> Result<Box<dyn Task>> {
         let mut core = rig.core(id)?;
-        let mut window = VecDeque::with_capacity(WINDOW);
+        let mut window = Vec::with_capacity(WINDOW);
         for count in 0..WINDOW as u64 {
-            window.push_back(core.map(&[page(id, count)], Direction::FromDevice)?);
+            window.push(Some(core.map(&[page(id, count)], Direction::FromDevice)?));
         }
         Ok(Box::new(Window {
             id,
@@ -74,7 +73,7 @@ pub fn windows<T: PageTable + 'static>(
 struct Window<T: PageTable + 'static> {
     id: usize,
     core: Core<T>,
-    window: VecDeque<Mapping>,
+    window: Vec<Option<Mapping>>,
     count: u64,
     rig: Arc<Rig<T>>,
     sink: Sink,
@@ -83,13 +82,17 @@ struct Window<T: PageTable + 'static> {
 impl<T: PageTable + 'static> Task for Window<T> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         for _ in 0..BATCH {
-            let oldest = self.window.pop_front().expect("the window is full");
+            let slot = &mut self.window[self.count as usize & (WINDOW - 1)];
+            let oldest = slot.take().expect("the window is full");
             self.core.unmap(oldest).expect("it is mapped");
             let mapping = self
                 .core
-                .map(&[page(self.id, self.count)], Direction::FromDevice)
-                .expect("the space is far larger than the window");
-            self.window.push_back(mapping);
+                .map(&[page(self.id, self.count)], Direction::FromDevice);
+            // Not `expect`: it takes the error by reference, so that the mapping goes through memory with it.
+            let Ok(mapping) = mapping else {
+                panic!("the space is far larger than the window")
+            };
+            *slot = Some(mapping);
             self.count += 1;
         }
         BATCH
@@ -100,7 +103,7 @@ impl<T: PageTable + 'static> Task for Window<T> {
             self.core.publish();
             self.sink.push(self.rig.facts());
         }
-        for mapping in self.window.drain(..) {
+        for mapping in self.window.drain(..).flatten() {
             self.core.unmap(mapping).expect("it is mapped");
         }
     }

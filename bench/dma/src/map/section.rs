@@ -152,7 +152,11 @@ fn mps(record: &Record, policy: &str) -> Option<(f64, f64)> {
 fn derive(record: &mut Record) {
     let deferred = record.get("d_deferred_f0_1thr_ns_raw");
     let scaled = record.get("d_deferred_f0_1thr_ns");
+    // Allocator and queue, as the notes' d-def; beside it the same with a table behind.
     record.both("deferred_ns", deferred, scaled, 2);
+    let deferred = record.get("dt_deferred_f0_1thr_ns_raw");
+    let scaled = record.get("dt_deferred_f0_1thr_ns");
+    record.both("deferred_table_ns", deferred, scaled, 2);
     let lock = mps(record, "strict_lock");
     for (key, policy) in [
         ("strict_2thr_500ns_vs_lock", "strict"),

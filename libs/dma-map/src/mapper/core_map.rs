@@ -201,9 +201,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             _ => None,
         };
         let (start, offset, len, allocated, key) = match (quick, segments) {
-            (Some((start, allocated)), &[segment]) => {
+            (Some((start, allocated, key)), &[segment]) => {
                 let offset = segment.phys.offset_in(PAGE_SIZE);
-                (start.raw(), offset, segment.len, allocated, None)
+                (start.raw(), offset, segment.len, allocated, key)
             }
             _ => match self.map_carefully(segments, direction) {
                 Ok((iova, len, allocated, key)) => (iova.raw(), 0, len, allocated, key),
@@ -222,7 +222,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and the pages
     /// allocated. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
     #[inline(always)]
-    fn map_quickly(&mut self, segment: Segment, direction: Direction) -> Option<(Iova, u64)> {
+    fn map_quickly(
+        &mut self,
+        segment: Segment,
+        direction: Direction,
+    ) -> Option<(Iova, u64, Option<Key>)> {
         let shared = &*self.shared;
         let pages = segment.pages()?;
         if segment.len > shared.limits.max_segment {
@@ -230,8 +234,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
         let phys = segment.phys.align_down(PAGE_SIZE);
         if !self.makes_each {
-            let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
-            return (shared.policy.is_off && is_within).then_some((Iova::new(phys.raw()), 0));
+            if shared.policy.is_off {
+                let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
+                return is_within.then_some((Iova::new(phys.raw()), 0, None));
+            }
+            let key = Key::new(phys, pages, direction.access())?;
+            let (start, allocated) = self.find_quickly(key)?;
+            return Some((start, allocated, Some(key)));
         }
         let access = direction.access();
         let request = self.request(pages).for_memory(phys, access);
@@ -242,7 +251,23 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.take_back(allocated);
             return None;
         }
-        Some((allocated.start(), allocated.pages()))
+        Some((allocated.start(), allocated.pages(), None))
+    }
+
+    /// An idle mapping of this core, in use again.
+    #[inline(always)]
+    fn find_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
+        let reused = self.reused.as_mut()?;
+        let Cache::Idle(cache) = &mut reused.cache else {
+            return None;
+        };
+        let range = cache.hit(key, self.shared.clock.coarse())?;
+        let Some(pinned) = reused.idle.remove(range.first()) else {
+            return Some((range.start(), 0));
+        };
+        let pages = pinned.range().pages();
+        self.alloc.unpin(pinned);
+        Some((range.start(), pages))
     }
 
     /// Nothing was mapped there.

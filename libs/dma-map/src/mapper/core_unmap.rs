@@ -4,6 +4,7 @@ use address::{Iova, PAGE_SIZE};
 use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
 
+use super::core_map::Cache;
 use super::error::DmaUnmapError;
 use super::policy::{Reuse, Teardown};
 use super::queue::Entry;
@@ -11,7 +12,7 @@ use super::request::{Mapping, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use crate::reuse::{Key, Released};
+use crate::reuse::{Key, Released, ReuseCache};
 use crate::table::{PageTable, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
@@ -63,7 +64,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             domain,
             key,
         } = mapping;
-        if domain == self.domain() && self.unmap_quickly(iova, len, allocated) {
+        if domain == self.domain() && self.unmap_quickly(iova, len, allocated, key) {
             return Ok(());
         }
         self.unmap_carefully(iova, len, allocated, domain, key)
@@ -73,7 +74,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// and is not due. `false` leaves things as they were, and [`unmap_carefully`](Self::unmap_carefully) does it or says
     /// why not.
     #[inline(always)]
-    fn unmap_quickly(&mut self, iova: Iova, len: u64, allocated: u64) -> bool {
+    fn unmap_quickly(&mut self, iova: Iova, len: u64, allocated: u64, key: Option<Key>) -> bool {
+        if let Some(key) = key {
+            return self.keep_quickly(iova, len, allocated, key);
+        }
         if !self.queues_each || !self.queue.takes_two() {
             return self.shared.policy.is_off && self.shared.limits.bounce.is_none();
         }
@@ -111,6 +115,43 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         line.owner
             .queued
             .store(self.queue.next(), Ordering::Release);
+        true
+    }
+
+    /// The common case of an optimistic policy: this core keeps the mapping. `false` as above.
+    #[inline(always)]
+    fn keep_quickly(&mut self, iova: Iova, len: u64, allocated: u64, key: Key) -> bool {
+        let line = &self.shared.lines[self.core].flusher;
+        let (Some(reused), Some(range)) = (&mut self.reused, range_of(iova, len)) else {
+            return false;
+        };
+        let (Cache::Idle(cache), Some(allocated)) =
+            (&mut reused.cache, IovaRange::new(range.first(), allocated))
+        else {
+            return false;
+        };
+        // Acquire: what was written before the notice is seen.
+        if line.notices.load(Ordering::Acquire) != self.notices
+            || self.queue.is_full()
+            || !cache.has_room()
+        {
+            return false;
+        }
+        let Ok(pinned) = self.alloc.pin(allocated) else {
+            return false;
+        };
+        let now = self.shared.clock.coarse();
+        match cache.release(key, range, now, &mut reused.batch) {
+            Released::Kept => reused.idle.insert(pinned),
+            Released::InUse | Released::TearDown => {
+                self.let_be(pinned);
+                return false;
+            }
+        }
+        if !reused.batch.is_empty() {
+            // Where it fails the batch stays, counted as stale, and the next unmap tries again.
+            let _ = self.tear_down_batch();
+        }
         true
     }
 

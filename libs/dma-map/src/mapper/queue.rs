@@ -18,10 +18,18 @@ pub(super) struct Entry {
     pub(super) ticket: Option<Ticket>,
 }
 
+/// Where an entry lies: the pin is there while it does.
+#[derive(Default)]
+pub(super) struct Place {
+    pinned: Option<Pinned>,
+    pub(super) since_ns: u64,
+    pub(super) ticket: Option<Ticket>,
+}
+
 /// A core's queue.
 pub(super) struct Queue {
     /// A power of two of places; entry number `n` is in place `n` modulo their number.
-    entries: Box<[Option<Entry>]>,
+    entries: Box<[Place]>,
     room: u64,
     /// Number of the first entry: how many were taken out, ever.
     first: u64,
@@ -34,7 +42,7 @@ impl Queue {
     pub(super) fn new(room: usize, first: u64) -> Self {
         let places = room.max(1).next_power_of_two();
         Self {
-            entries: (0..places).map(|_| None).collect(),
+            entries: (0..places).map(|_| Place::default()).collect(),
             room: room as u64,
             first,
             next: first,
@@ -84,23 +92,31 @@ impl Queue {
     pub(super) fn push(&mut self, entry: Entry) {
         debug_assert!(!self.is_full(), "a queue never grows");
         let place = self.place(self.next);
-        self.entries[place] = Some(entry);
+        let place = &mut self.entries[place];
+        place.pinned = Some(entry.pinned);
+        place.since_ns = entry.since_ns;
+        place.ticket = entry.ticket;
         self.next += 1;
     }
 
     #[inline(always)]
-    pub(super) fn front(&self) -> Option<&Entry> {
-        // Places outside first..next are empty.
-        self.entries[self.place(self.first)].as_ref()
+    pub(super) fn front(&self) -> Option<&Place> {
+        let place = &self.entries[self.place(self.first)];
+        (!self.is_empty()).then_some(place)
     }
 
     /// Takes the first out.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<Entry> {
         let place = self.place(self.first);
-        let entry = self.entries[place].take()?;
+        let place = &mut self.entries[place];
+        let pinned = place.pinned.take()?;
         self.first += 1;
-        Some(entry)
+        Some(Entry {
+            pinned,
+            since_ns: place.since_ns,
+            ticket: place.ticket,
+        })
     }
 
     /// Takes the first out if it is among the first `covered` ever.
@@ -115,8 +131,6 @@ impl Queue {
     /// The ticket of the first did not complete, and will not.
     pub(super) fn void_ticket(&mut self) {
         let place = self.place(self.first);
-        if let Some(entry) = &mut self.entries[place] {
-            entry.ticket = None;
-        }
+        self.entries[place].ticket = None;
     }
 }

@@ -82,6 +82,31 @@ impl OptimisticCache {
         self.due_ns.wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
     }
 
+    /// A release now would keep the mapping.
+    #[inline(always)]
+    pub(crate) fn has_room(&self) -> bool {
+        !self.shelf.is_full()
+    }
+
+    /// As [`ReuseCache::acquire`], but that a miss is not counted.
+    #[inline(always)]
+    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
+        while let Some(found) = self.shelf.find(key) {
+            let since_ns = self.shelf.value(found.place);
+            let is_ours = self.slab.slot(found.place).reuse(since_ns);
+            self.shelf.take_out(found);
+            if is_ours {
+                let range = self.shelf.range(found.place);
+                self.shelf.give_back(found.place);
+                self.own.windows.record(now_ns.saturating_sub(since_ns));
+                self.own.hits += 1;
+                return Some(range);
+            }
+            self.lose(found.place);
+        }
+        None
+    }
+
     /// A place that is no longer linked was taken by somebody else.
     #[cold]
     fn lose(&mut self, place: u32) {
@@ -182,21 +207,9 @@ pub(super) fn evicted_together(quota: usize) -> usize {
 impl ReuseCache for OptimisticCache {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
-        while let Some(found) = self.shelf.find(key) {
-            let since_ns = self.shelf.value(found.place);
-            let is_ours = self.slab.slot(found.place).reuse(since_ns);
-            self.shelf.take_out(found);
-            if is_ours {
-                let range = self.shelf.range(found.place);
-                self.shelf.give_back(found.place);
-                self.own.windows.record(now_ns.saturating_sub(since_ns));
-                self.own.hits += 1;
-                return Some(range);
-            }
-            self.lose(found.place);
-        }
-        self.own.misses += 1;
-        None
+        let found = self.hit(key, now_ns);
+        self.own.misses += u64::from(found.is_none());
+        found
     }
 
     #[inline]

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use super::layout::{CLASSES, CLASSES_PER_LANE, Chunk, FULL, MAX_ORDER, get, set, word_of};
 
-/// Ranges a core keeps ready, by class: 128 to 512 pages of each.
-pub(super) const READY: [usize; MAX_ORDER + 1] = [128, 64, 64, 32, 24, 24, 8, 4, 2];
+/// Ranges a core keeps ready, by class: 256 to 512 pages of each.
+pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 64, 64, 32, 24, 24, 8, 4, 2];
 
 /// Free ranges of one core, by class: the first pages, the one freed last on top. Room for [`READY`] is made with the first
 /// word of a class.
