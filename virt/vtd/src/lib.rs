@@ -2,7 +2,7 @@
 //!
 //! An emulated DMA remapping unit for unmodified guests, after *Intel Virtualization Technology for
 //! Directed I/O, Architecture Specification*, revision 4.1, legacy mode. Memory is a trait, devices are
-//! callers, interrupts go to a trait; there is no clock, no thread and no `unsafe`.
+//! callers, interrupts go to a trait; the unit has no clock and no thread, and there is no `unsafe`.
 //!
 //! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts, queued
 //! and register-based invalidation by page, domain and globally, draining of reads and writes, snoop

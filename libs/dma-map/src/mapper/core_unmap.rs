@@ -342,7 +342,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let Some(reused) = &mut self.reused else {
             return Some(pinned);
         };
-        let rest = match reused.cache.release(key, range, now, &mut reused.batch) {
+        let before = reused.batch.entries().len();
+        let released = reused.cache.release(key, range, now, &mut reused.batch);
+        if reused.is_cleared {
+            // The batch waits since an invalidation failed; what joins it now is not cleared yet.
+            self.shared.clear_expired(&reused.batch.entries()[before..]);
+        }
+        let rest = match released {
             Released::Kept => {
                 reused.idle.insert(pinned);
                 None
@@ -370,7 +376,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return Ok(());
         }
         if !reused.is_cleared {
-            self.shared.clear_batch(&reused.batch);
+            self.shared.clear_expired(reused.batch.entries());
             reused.is_cleared = true;
         }
         let entries = reused.batch.entries().iter();

@@ -10,7 +10,7 @@ use super::lines::{CoreLines, Expiry};
 use super::policy::{DeviceLimits, Policy, Teardown, Window};
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
-use crate::reuse::{Batch, Progress, SharingTable};
+use crate::reuse::{Batch, Expired, Progress, SharingTable};
 use crate::risk::Counters;
 use crate::table::{PageTable, RetiredTable, UnmapError};
 
@@ -183,7 +183,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
                 return Ok(());
             }
             if !expiry.is_cleared {
-                self.clear_batch(batch);
+                self.clear_expired(batch.entries());
                 expiry.is_cleared = true;
             }
             // Room for a few: who unmaps much here does it in one domain command.
@@ -228,9 +228,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         }
     }
 
-    /// Clears the entries of a batch. Its mappings are pinned by the core that kept them, so they are mapped.
-    pub(super) fn clear_batch(&self, batch: &Batch) {
-        for expired in batch.entries() {
+    /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
+    pub(super) fn clear_expired(&self, expired: &[Expired]) {
+        for expired in expired {
             let cleared = self.clear(expired.range(), expired.range());
             debug_assert!(cleared.is_ok(), "an idle mapping is mapped: {cleared:?}");
         }
