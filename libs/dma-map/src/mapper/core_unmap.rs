@@ -134,6 +134,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if line.notices.load(Ordering::Acquire) != self.notices
             || self.queue.is_full()
             || !cache.has_room()
+            // A batch that waits since an invalidation failed: what joins it needs care.
+            || !reused.batch.is_empty()
         {
             return false;
         }

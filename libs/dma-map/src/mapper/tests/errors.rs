@@ -175,6 +175,35 @@ fn an_idle_mapping_of_a_dead_device_stays_reported() {
 }
 
 #[test]
+fn what_joins_a_batch_of_a_dead_device_is_cleared_too() {
+    let idle = Optimistic {
+        quota: 8,
+        residency: Duration::from_millis(5),
+    };
+    let world = world(Policy::STRICT.with_reuse(Reuse::Optimistic(idle)));
+    let mut core = world.core(0);
+    let maps: Vec<_> = (0..64)
+        .map(|at| core.map(&[page(at)], Direction::Bidirectional).unwrap())
+        .collect();
+    let iovas: Vec<_> = maps.iter().map(Mapping::iova).collect();
+    // The device has seen nothing: what it reaches at the end is still mapped.
+    world.iotlb.die_for(20);
+    for mapping in maps {
+        // Kept, torn down, or refused for now: each in its turn, on the common path and on the careful one.
+        let _ = core.unmap(mapping);
+        world.clock.pass(TICK);
+    }
+    world.iotlb.die_for(0);
+    for _ in 0..2 {
+        world.mapper.flush().unwrap();
+        core.park().unwrap();
+    }
+    assert_eq!(world.mapper.risk().stale_now, 0);
+    let reached = |iova: &address::Iova| world.device.access(*iova, Access::Read).is_ok();
+    assert_eq!(iovas.iter().filter(|iova| reached(iova)).count(), 0);
+}
+
+#[test]
 fn without_translation_high_memory_is_bounced_or_refused() {
     struct Pool;
     impl Bounce for Pool {
