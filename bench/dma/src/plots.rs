@@ -113,6 +113,17 @@ fn share(figures: &Object, load: &str, policy: &str, threads: usize) -> Option<f
     figures.get(&key).map(|share| share * 100.0)
 }
 
+/// Names of policies that fit under bars.
+fn short_names(policies: &[&str]) -> Vec<String> {
+    let short = |name: &&str| {
+        name.replace("optimistic", "opt")
+            .replace("strict_", "s_")
+            .replace("shared_", "sh_")
+            .replace("async_", "as_")
+    };
+    policies.iter().map(short).collect()
+}
+
 fn shares(figures: &Object) -> Plot {
     let policies: Vec<_> = POLICIES.iter().map(|named| named.name).collect();
     let series = [(1, "1 thread"), (2, "2 threads")]
@@ -121,13 +132,7 @@ fn shares(figures: &Object) -> Plot {
             Series::new(name, policies.iter().map(point).collect())
         })
         .to_vec();
-    let labels = policies.iter().map(|name| {
-        name.replace("optimistic", "opt")
-            .replace("strict_", "s_")
-            .replace("shared_", "sh_")
-            .replace("async_", "as_")
-    });
-    ("%", true, labels.collect(), series)
+    ("%", true, short_names(&policies), series)
 }
 
 fn reuse(figures: &Object) -> Plot {
@@ -197,11 +202,5 @@ fn latency(figures: &Object) -> Plot {
         Series::new(title, policies.iter().map(point).collect())
     })
     .to_vec();
-    let labels = policies.iter().map(|name| {
-        name.replace("optimistic", "opt")
-            .replace("strict_", "s_")
-            .replace("shared_", "sh_")
-            .replace("async_", "as_")
-    });
-    ("ns", false, labels.collect(), series)
+    ("ns", false, short_names(&policies), series)
 }

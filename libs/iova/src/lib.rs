@@ -51,6 +51,7 @@ mod aperture;
 mod backing;
 pub mod chunk;
 mod claims;
+mod crew;
 mod error;
 mod identity;
 mod linear;

@@ -37,13 +37,13 @@ use alloc::{boxed::Box, sync::Arc};
 use core::fmt;
 
 use depot::{Depot, Rack, Sound};
-use lines::{AtomicBool, CachePadded, Ordering};
+use lines::CachePadded;
 
 use crate::{
     AllocError, Aperture, ApertureError, ClaimError, CoreAllocator, CoreId, FreeError,
     IovaAllocator, IovaPfn, IovaRange, Pinned, Request, ResetError, Stats,
-    backing::{Backing, Counters, Counts, SMALL_PAGES},
-    claims::Claims,
+    backing::{Backing, Counts, SMALL_PAGES},
+    crew::Crew,
     states::ORDERS,
     tree::Tree,
     wanted::{Wanted, range_at},
@@ -89,10 +89,8 @@ pub struct MagazineAllocator(Arc<Shared>);
 struct Shared {
     backing: Backing,
     config: MagazineConfig,
-    claims: Claims,
+    crew: Crew,
     depots: Box<[CachePadded<Depot>]>,
-    flags: Box<[CachePadded<AtomicBool>]>,
-    counters: Box<[CachePadded<Counters>]>,
 }
 
 impl MagazineAllocator {
@@ -119,13 +117,9 @@ impl MagazineAllocator {
         };
         let depot = |_| CachePadded::new(Depot::new(config.depot));
         Ok(Self(Arc::new(Shared {
-            claims: Claims::new(cores)?,
+            crew: Crew::new(cores)?,
             backing: Backing::new(aperture),
             depots: (0..CLASSES).map(depot).collect(),
-            flags: (0..cores)
-                .map(|_| CachePadded::new(AtomicBool::new(false)))
-                .collect(),
-            counters: (0..cores).map(|_| CachePadded::default()).collect(),
             config,
         })))
     }
@@ -165,27 +159,15 @@ impl Shared {
             }
         }
     }
-
-    /// Asks every other core that holds anything to drain; how many there are.
-    fn ask_others(&self, own: usize) -> usize {
-        let others = (0..self.claims.cores()).filter(|&core| core != own);
-        let holding = others.filter(|&core| {
-            let counts = self.counters[core].load();
-            self.claims.is_claimed(core) && counts.taken != counts.pages
-        });
-        holding
-            .map(|core| self.flags[core].store(true, Ordering::Relaxed))
-            .count()
-    }
 }
 
 impl IovaAllocator for MagazineAllocator {
     type Core = MagazineCore;
 
     fn claim(&self, core: CoreId) -> Result<MagazineCore, ClaimError> {
-        self.0.claims.claim(core)?;
+        self.0.crew.claims.claim(core)?;
         Ok(MagazineCore {
-            counts: self.0.counters[core.0].load(),
+            counts: self.0.crew.counters(core).load(),
             racks: core::array::from_fn(|_| Rack::default()),
             shared: Arc::clone(&self.0),
             core,
@@ -193,7 +175,7 @@ impl IovaAllocator for MagazineAllocator {
     }
 
     fn cores(&self) -> usize {
-        self.0.claims.cores()
+        self.0.crew.claims.cores()
     }
 
     fn aperture(&self) -> &Aperture {
@@ -202,15 +184,11 @@ impl IovaAllocator for MagazineAllocator {
 
     fn stats(&self) -> Stats {
         let shared = &*self.0;
-        let sum = Counters::sum(shared.counters.iter().map(|counters| &**counters));
-        let cores = shared.claims.cores();
-        let claimed = (0..cores).filter(|&core| shared.claims.is_claimed(core));
+        let sum = shared.crew.sum();
         // Magazines that handles may have made; a bound.
-        let racks = claimed.count() * CLASSES * 2 * shared.config.size * size_of::<u64>();
+        let racks = shared.crew.claimed() * CLASSES * 2 * shared.config.size * size_of::<u64>();
         let depots: usize = shared.depots.iter().map(|depot| depot.bytes()).sum();
-        let lines = size_of_val(&*shared.depots)
-            + size_of_val(&*shared.flags)
-            + size_of_val(&*shared.counters);
+        let lines = size_of_val(&*shared.depots) + shared.crew.bytes();
         let states = shared.backing.states.bytes();
         let tree = shared.backing.tree.lock();
         Stats {
@@ -218,17 +196,17 @@ impl IovaAllocator for MagazineAllocator {
             live_pages: sum.pages,
             cached_pages: tree.live_pages().saturating_sub(sum.pages),
             chunks: tree.chunks(),
-            bytes: tree.bytes() + states + depots + lines + racks + cores,
+            bytes: tree.bytes() + states + depots + lines + racks,
             slow: sum.slow,
         }
     }
 
     fn reset(&self) -> Result<(), ResetError> {
         let shared = &*self.0;
-        shared.claims.while_idle(|| {
+        shared.crew.claims.while_idle(|| {
             shared.depots.iter().for_each(|depot| depot.clear());
             shared.backing.reset();
-            shared.counters.iter().for_each(|counters| counters.clear());
+            shared.crew.clear();
         })
     }
 }
@@ -245,7 +223,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if cfg!(debug_assertions) {
             self.drain_depots();
-            let sum = Counters::sum(self.counters.iter().map(|counters| &**counters));
+            let sum = self.crew.sum();
             let tree = self.backing.tree.get_mut();
             // Every handle has parked: what the tree misses is what callers hold.
             debug_assert_eq!(
@@ -268,20 +246,19 @@ pub struct MagazineCore {
 impl MagazineCore {
     #[inline]
     fn count(&mut self, sign: i64, pages: u64) {
-        let shared = &self.shared.counters[self.core.0];
+        let shared = self.shared.crew.counters(self.core);
         self.counts.count(sign, pages, shared);
     }
 
     fn count_slow(&mut self, pages: i64) {
-        let shared = &self.shared.counters[self.core.0];
+        let shared = self.shared.crew.counters(self.core);
         self.counts.count_slow(pages, shared);
     }
 
     /// Does what another core asked for.
     #[inline]
     fn answer(&mut self) {
-        // Relaxed: a request without data; it is seen at one of the next operations.
-        if self.shared.flags[self.core.0].load(Ordering::Relaxed) {
+        if self.shared.crew.is_asked(self.core) {
             self.park();
         }
     }
@@ -380,7 +357,7 @@ impl MagazineCore {
         self.park();
         self.shared.drain_depots();
         self.direct(wanted).ok_or_else(|| {
-            let asked = self.shared.ask_others(self.core.0);
+            let asked = self.shared.crew.ask_others(self.core);
             wanted.failure(&self.shared.backing.aperture, asked)
         })
     }
@@ -506,7 +483,7 @@ impl CoreAllocator for MagazineCore {
 
     fn park(&mut self) {
         // Before the caches are emptied: what is freed later is not part of what was asked for.
-        self.shared.flags[self.core.0].store(false, Ordering::Relaxed);
+        self.shared.crew.answered(self.core);
         for class in 0..CLASSES {
             let ranges = self.racks[class].drain();
             let pages = self.shared.backing.give(ranges, (class % ORDERS) as u8);
@@ -528,7 +505,7 @@ impl fmt::Debug for MagazineCore {
 impl Drop for MagazineCore {
     fn drop(&mut self) {
         self.park();
-        self.shared.claims.release(self.core);
+        self.shared.crew.claims.release(self.core);
     }
 }
 

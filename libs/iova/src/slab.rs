@@ -34,13 +34,13 @@ use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::fmt;
 
 use class::Class;
-use lines::{AtomicBool, CachePadded, Lock, Ordering};
+use lines::{CachePadded, Lock};
 
 use crate::{
     AllocError, Aperture, ApertureError, ClaimError, CoreAllocator, CoreId, FreeError,
     IovaAllocator, IovaPfn, IovaRange, Pinned, Request, ResetError, Stats,
-    backing::{Backing, Counters, Counts, SMALL_PAGES},
-    claims::Claims,
+    backing::{Backing, Counts, SMALL_PAGES},
+    crew::Crew,
     states::ORDERS,
     tree::Tree,
     wanted::{Wanted, range_at},
@@ -86,10 +86,8 @@ struct Shared {
     aperture: Aperture,
     backing: Backing,
     config: SlabConfig,
-    claims: Claims,
+    crew: Crew,
     classes: Box<[CachePadded<Lock<Class>>]>,
-    flags: Box<[CachePadded<AtomicBool>]>,
-    counters: Box<[CachePadded<Counters>]>,
 }
 
 impl SlabAllocator {
@@ -122,12 +120,8 @@ impl SlabAllocator {
                 arena_pages: pages,
                 list: config.list.clamp(2, 4096),
             },
-            claims: Claims::new(cores)?,
+            crew: Crew::new(cores)?,
             classes: (0..ORDERS).map(class).collect(),
-            flags: (0..cores)
-                .map(|_| CachePadded::new(AtomicBool::new(false)))
-                .collect(),
-            counters: (0..cores).map(|_| CachePadded::default()).collect(),
         })))
     }
 }
@@ -195,26 +189,15 @@ impl Shared {
             }
         }
     }
-
-    fn ask_others(&self, own: usize) -> usize {
-        let others = (0..self.claims.cores()).filter(|&core| core != own);
-        let holding = others.filter(|&core| {
-            let counts = self.counters[core].load();
-            self.claims.is_claimed(core) && counts.taken != counts.pages
-        });
-        holding
-            .map(|core| self.flags[core].store(true, Ordering::Relaxed))
-            .count()
-    }
 }
 
 impl IovaAllocator for SlabAllocator {
     type Core = SlabCore;
 
     fn claim(&self, core: CoreId) -> Result<SlabCore, ClaimError> {
-        self.0.claims.claim(core)?;
+        self.0.crew.claims.claim(core)?;
         Ok(SlabCore {
-            counts: self.0.counters[core.0].load(),
+            counts: self.0.crew.counters(core).load(),
             lists: core::array::from_fn(|_| Vec::new()),
             shared: Arc::clone(&self.0),
             core,
@@ -222,7 +205,7 @@ impl IovaAllocator for SlabAllocator {
     }
 
     fn cores(&self) -> usize {
-        self.0.claims.cores()
+        self.0.crew.claims.cores()
     }
 
     /// As given. Ranges come from the arena at its start.
@@ -233,34 +216,30 @@ impl IovaAllocator for SlabAllocator {
     /// `cached_pages` counts lists and the free objects of slabs.
     fn stats(&self) -> Stats {
         let shared = &*self.0;
-        let sum = Counters::sum(shared.counters.iter().map(|counters| &**counters));
-        let cores = shared.claims.cores();
-        let claimed = (0..cores).filter(|&core| shared.claims.is_claimed(core));
+        let sum = shared.crew.sum();
         // Lists that handles may have made; a bound.
-        let lists = claimed.count() * ORDERS * shared.config.list * size_of::<u64>();
+        let lists = shared.crew.claimed() * ORDERS * shared.config.list * size_of::<u64>();
         let classes: usize = shared.classes.iter().map(|c| c.lock().bytes()).sum();
-        let lines = size_of_val(&*shared.classes)
-            + size_of_val(&*shared.flags)
-            + size_of_val(&*shared.counters);
+        let lines = size_of_val(&*shared.classes) + shared.crew.bytes();
         let tree = shared.backing.tree.lock();
         Stats {
             live_ranges: sum.ranges,
             live_pages: sum.pages,
             cached_pages: tree.live_pages().saturating_sub(sum.pages),
             chunks: tree.chunks(),
-            bytes: tree.bytes() + shared.backing.states.bytes() + classes + lines + lists + cores,
+            bytes: tree.bytes() + shared.backing.states.bytes() + classes + lines + lists,
             slow: sum.slow,
         }
     }
 
     fn reset(&self) -> Result<(), ResetError> {
         let shared = &*self.0;
-        shared.claims.while_idle(|| {
+        shared.crew.claims.while_idle(|| {
             for (order, class) in shared.classes.iter().enumerate() {
                 *class.lock() = Class::new(order as u8);
             }
             shared.backing.reset();
-            shared.counters.iter().for_each(|counters| counters.clear());
+            shared.crew.clear();
         })
     }
 }
@@ -277,7 +256,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if cfg!(debug_assertions) {
             self.dissolve();
-            let sum = Counters::sum(self.counters.iter().map(|counters| &**counters));
+            let sum = self.crew.sum();
             let tree = self.backing.tree.get_mut();
             // Every handle has parked: what the tree misses is what callers hold.
             debug_assert_eq!(tree.live_pages(), sum.pages, "pages were lost or doubled");
@@ -297,19 +276,18 @@ pub struct SlabCore {
 impl SlabCore {
     #[inline]
     fn count(&mut self, sign: i64, pages: u64) {
-        let shared = &self.shared.counters[self.core.0];
+        let shared = self.shared.crew.counters(self.core);
         self.counts.count(sign, pages, shared);
     }
 
     fn count_slow(&mut self, pages: i64) {
-        let shared = &self.shared.counters[self.core.0];
+        let shared = self.shared.crew.counters(self.core);
         self.counts.count_slow(pages, shared);
     }
 
     #[inline]
     fn answer(&mut self) {
-        // Relaxed: a request without data; it is seen at one of the next operations.
-        if self.shared.flags[self.core.0].load(Ordering::Relaxed) {
+        if self.shared.crew.is_asked(self.core) {
             self.park();
         }
     }
@@ -356,7 +334,7 @@ impl SlabCore {
         self.park();
         self.shared.dissolve();
         self.direct(wanted).ok_or_else(|| {
-            let asked = self.shared.ask_others(self.core.0);
+            let asked = self.shared.crew.ask_others(self.core);
             wanted.failure(&self.shared.backing.aperture, asked)
         })
     }
@@ -471,7 +449,7 @@ impl CoreAllocator for SlabCore {
 
     fn park(&mut self) {
         // Before the lists are emptied: what is freed later is not part of what was asked for.
-        self.shared.flags[self.core.0].store(false, Ordering::Relaxed);
+        self.shared.crew.answered(self.core);
         for order in 0..ORDERS {
             let list = &mut self.lists[order];
             if list.is_empty() {
@@ -494,7 +472,7 @@ impl fmt::Debug for SlabCore {
 impl Drop for SlabCore {
     fn drop(&mut self) {
         self.park();
-        self.shared.claims.release(self.core);
+        self.shared.crew.claims.release(self.core);
     }
 }
 
