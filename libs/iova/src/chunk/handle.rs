@@ -89,7 +89,7 @@ impl Hot {
 
 /// The class of a range of so many pages; past [`MAX_ORDER`] for 0 and for more than 256.
 #[inline]
-pub(super) fn order_of(pages: u64) -> usize {
+fn order_of(pages: u64) -> usize {
     (u64::BITS - pages.wrapping_sub(1).leading_zeros()) as usize
 }
 

@@ -9,9 +9,9 @@
 //! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and a bit in it says that
 //! a range starts there.
 //! ```text
-//! alloc: current word of the class ─ bit ─▶ range          nothing left: a word with something free │ what strangers
-//!                                                          freed │ an open word │ an orphan │ a free chunk │ the tree
-//! free:  directory ─▶ chunk ─ ours? exact? ─▶ clear the bit      another's: set a bit in a line that strangers write
+//! alloc: ready ranges of the class ─▶ set a bit                  none: a word with something free │ what strangers freed │
+//!                                                                an open word │ an orphan │ a free chunk │ the tree
+//! free:  chunk ─ ours? exact? ─▶ clear the bit, keep it ready    another's: set a bit in a line that strangers write
 //! ```
 //! * The owner writes `out` and `pinned`; strangers write `claimed` and `freed`, by read-modify-write
 //!   (`layout` says which line is whose). A free is checked before anything changes: exactly that range must be
@@ -29,7 +29,7 @@
 //! allocated; the owner empties the chunk and *then* looks, by read-modify-write, for claims. One of the two sees the other.
 //!
 //! # Cost
-//! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private stack). Freeing another core's
+//! Alloc and free of a page on its own core: about four times the floor (a pop and a push of a private stack). Freeing another core's
 //! range: one read-modify-write, and two to three line transfers per word of 64 pages however many of them are freed
 //! together. Bookkeeping: 1,152 bytes per chunk in use, made in blocks of 16.
 //!

@@ -6,7 +6,7 @@
 use lines::{AtomicU64, Ordering};
 
 use super::Shared;
-use super::handle::{Local, order_of};
+use super::handle::Local;
 use super::layout::{
     AWAY, Chunk, FULL, MAX_ORDER, RUN, TAIL, WORD_PAGES, bit_of, class_of, get, set, word_base,
     word_of, words_of,
@@ -26,11 +26,8 @@ impl Local {
     ) -> Result<IovaRange, AllocError> {
         self.answer(shared);
         let wanted = Wanted::of(&request)?;
-        let Request {
-            pages, align_order, ..
-        } = request;
         let last = request.last.min(shared.aperture.last());
-        if let Some(range) = self.alloc_anywhere(shared, pages, align_order, last) {
+        if let Some(range) = self.alloc_anywhere(shared, &wanted, last) {
             return Ok(range);
         }
         // What this core keeps, and what nobody owns, may be what is missing.
@@ -41,7 +38,7 @@ impl Local {
                 zone.free.put(index);
             }
         }
-        if let Some(range) = self.alloc_anywhere(shared, pages, align_order, last) {
+        if let Some(range) = self.alloc_anywhere(shared, &wanted, last) {
             return Ok(range);
         }
         let asked = self.ask(shared);
@@ -51,11 +48,10 @@ impl Local {
     fn alloc_anywhere(
         &mut self,
         shared: &Shared,
-        pages: u64,
-        align_order: u8,
+        wanted: &Wanted,
         last: IovaPfn,
     ) -> Option<IovaRange> {
-        let order = order_of(pages).max(usize::from(align_order));
+        let (pages, order) = (wanted.pages, usize::from(wanted.order));
         let zones = shared.zones.len();
         for turn in 0..zones {
             let lane = if self.preferred == 0 {
