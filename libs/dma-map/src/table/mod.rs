@@ -29,8 +29,8 @@
 //! sound (with `memory`, all of the unsafe code); `radix` what a call does to the tree; `model` the loom models.
 //!
 //! # What it costs
-//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a store, 12 ns for
-//! both on the machine of the results page (16 with a loop over levels), with one core or two. `cargo run --release -p
+//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a store; `map_unmap_ns` of
+//! `make bench-dma` (a loop over the levels instead of the unrolled walk was slower). `cargo run --release -p
 //! dma-map --example map_unmap`. Cores that use pages of the same leaf table share its lines; an
 //! allocator that gives each core its own chunks avoids that.
 //!
