@@ -16,6 +16,7 @@
 
 mod alloc;
 mod docs;
+mod doubled;
 mod map;
 mod measure;
 mod memory;
@@ -27,6 +28,7 @@ mod record;
 mod reuse;
 mod table;
 
+use std::cell::Cell;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -110,6 +112,7 @@ fn measure(args: &Args) -> Result<()> {
         time: Duration::from_millis(args.millis),
         runs: usize::from(args.runs),
         cpus: host::cpus().context("which CPUs there are")?,
+        busy: Cell::new(0),
     };
     if args.quick {
         (turns.time, turns.runs) = (Duration::from_millis(2), 1);
@@ -119,6 +122,7 @@ fn measure(args: &Args) -> Result<()> {
     for (name, section) in SECTIONS {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {
             section(&turns, &mut record);
+            record.busy(&turns);
             record
                 .write(&args.report)
                 .with_context(|| args.report.display().to_string())?;

@@ -1,8 +1,9 @@
 //! Rows for people and keys for programs, from one source.
 //!
 //! A row `ROW` of T threads has the keys `ROW_Tthr_ns_raw` (a pair, per thread; `_spread` beside it), `ROW_Tthr_mps_raw`
-//! (all threads), for one thread `ROW_1thr_ns` (scaled), for two `ROW_2thr_rtt_ns` and `ROW_2thr_disturbed`. What
-//! was not measured is null.
+//! (all threads), for one thread `ROW_1thr_ns` (scaled run by run) and `ROW_1thr_floor_ns` (the floor beside them), for two
+//! `ROW_2thr_rtt_ns` (the round trip beside them), `ROW_2thr_runs` and, of these, `ROW_2thr_disturbed`. What was not
+//! measured is null.
 
 use std::path::Path;
 
@@ -13,15 +14,20 @@ use report::{Host, Measured, Object, short};
 use crate::measure::{Case, Outcome, Primitives, Scale, Turns};
 
 /// The keys that are always there, null where they were not measured.
-pub const KEYS: [&str; 18] = [
+pub const KEYS: [&str; 23] = [
     "a1_ns",
     "c1_ns",
     "a1_2thr_ratio",
+    "a1_2thr_vs_separate",
+    "c1_2thr_ratio",
+    "c1_2thr_vs_separate",
     "b32_ns",
     "slow_65536_ns",
     "slow_2thr_ratio",
+    "slow_2thr_vs_separate",
     "map_unmap_ns",
     "map_unmap_2thr_ratio",
+    "map_unmap_2thr_vs_separate",
     "deferred_ns",
     "strict_2thr_500ns_vs_lock",
     "combining_2thr_500ns_vs_lock",
@@ -66,7 +72,7 @@ impl Record {
         if let Some(rtt) = &primitives.rtt_ns {
             object.measured("rtt_ns", rtt, 1);
         }
-        let scale = primitives.scale();
+        let (scale, private_ratio) = (primitives.scale(), primitives.private_ratio());
         println!("{}, Linux {}, commit {}", host, host.kernel, host.commit);
         println!("{mode}");
         if host.load_average > 1.0 {
@@ -80,10 +86,10 @@ impl Record {
             scale.floor_ns,
             primitives.lock_ns.median,
             primitives.private_ns.median,
-            or_dash(scale.private_ratio, 3),
+            or_dash(private_ratio, 3),
             or_dash(scale.rtt_ns, 0)
         );
-        if scale.private_ratio.is_some_and(|ratio| ratio > 1.1) {
+        if private_ratio.is_some_and(|ratio| ratio > 1.1) {
             println!(
                 "WARNING: two threads that share nothing disturb each other: figures of two mean little"
             );
@@ -119,10 +125,9 @@ impl Record {
         self.measured(&format!("{key}_ns_raw"), &outcome.ns, 2);
         self.measured(&format!("{key}_mps_raw"), &outcome.mps, 3);
         let mut scaled = "-".to_owned();
-        if case.threads == 1 && !case.is_fixed {
-            let ns = self.scale.with_floor(outcome.floor_ns).single(median);
-            self.number(&format!("{key}_ns"), ns, 2);
-            scaled = ns_text(ns);
+        if let Some(ns) = outcome.scaled_ns.filter(|_| !case.is_fixed) {
+            self.measured(&format!("{key}_ns"), &ns, 2);
+            scaled = ns_text(ns.median);
         }
         if let Some(floor) = outcome.floor_ns {
             self.number(&format!("{key}_floor_ns"), floor, 3);
@@ -131,10 +136,12 @@ impl Record {
         if let Some(rtt) = rtt {
             self.number(&format!("{key}_rtt_ns"), rtt, 1);
             self.number(&format!("{key}_disturbed"), outcome.disturbed as f64, 0);
+            self.number(&format!("{key}_runs"), outcome.runs.len() as f64, 0);
         }
-        let note = match outcome.disturbed {
-            0 => "",
-            _ => " (disturbed)",
+        let note = match (outcome.disturbed, outcome.runs.len()) {
+            (0, _) => String::new(),
+            (some, all) if some == all => " (every run disturbed)".to_owned(),
+            (some, all) => format!(" ({some} of {all} runs disturbed and left out)"),
         };
         println!(
             "{:40} {:>9} {:>9} {:>9} {scaled:>9} {:>9} {:>6}  {quoted}{note}",
@@ -173,6 +180,11 @@ impl Record {
     /// A key's number, if it was measured.
     pub fn get(&self, key: &str) -> Option<f64> {
         self.object.get(key)
+    }
+
+    /// Says how many turns began on a busy machine so far.
+    pub fn busy(&mut self, turns: &Turns) {
+        self.object.number("busy_turns", turns.busy.get() as f64);
     }
 
     /// Writes what is there, so that nothing is lost if a later section fails.

@@ -141,6 +141,45 @@ pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<(f64
     Ok((runs[count / 2], runs[0]))
 }
 
+/// The least part of the next `time` that one of these CPUs is idle, 0 to 1; 1 where the kernel does not say. It
+/// counts in steps of 10 ms: give it ten or more.
+pub fn idle(cpus: &[usize], time: Duration) -> f64 {
+    let before = idle_times();
+    let start = Instant::now();
+    thread::sleep(time);
+    let (after, wall) = (idle_times(), start.elapsed());
+    let part = |cpu: &usize| {
+        let of = |times: &[(usize, Duration)]| {
+            let found = times.iter().find(|(of, _)| of == cpu);
+            found.map(|(_, idle)| *idle)
+        };
+        let idle = of(&after)?.saturating_sub(of(&before)?);
+        Some(idle.as_secs_f64() / wall.as_secs_f64())
+    };
+    cpus.iter().filter_map(part).fold(1.0, f64::min)
+}
+
+/// The time each CPU was idle since the machine began.
+fn idle_times() -> Vec<(usize, Duration)> {
+    parse_idle(&fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
+/// Lines `cpuN user nice system idle iowait …`, in hundredths of a second (proc_stat(5)).
+fn parse_idle(stat: &str) -> Vec<(usize, Duration)> {
+    let line = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+        let cpu = words.next()?.parse().ok()?;
+        let mut times = words.skip(3).map(|word| word.parse::<u64>().ok());
+        let idle = times.next()?? + times.next()??;
+        Some((cpu, Duration::from_millis(idle * 10)))
+    };
+    // "cpu " without a number is the sum of all.
+    stat.lines()
+        .filter(|line| !line.starts_with("cpu "))
+        .filter_map(line)
+        .collect()
+}
+
 /// The processor time of the calling thread since it began.
 pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -157,6 +196,30 @@ mod tests {
         let (before, start) = (thread_time(), Instant::now());
         while thread_time() - before < Duration::from_millis(2) {}
         assert!(start.elapsed() >= Duration::from_millis(2));
+    }
+
+    #[test]
+    fn idle_time_is_read_from_the_lines_of_single_cpus() {
+        let stat = "cpu  9 9 9 9 9 9\ncpu0 1 2 3 40 5 6\ncpu1 1 1 1 70 0 1\nintr 12 3\ncpu2 1 x\n";
+        let of = |cpu, ms| (cpu, Duration::from_millis(ms));
+        assert_eq!(parse_idle(stat), [of(0, 450), of(1, 700)]);
+    }
+
+    #[test]
+    fn a_cpu_that_works_is_not_idle() {
+        let time = Duration::from_millis(200);
+        let cpus = cpus().expect("known");
+        let stop = AtomicU64::new(0);
+        let idle = thread::scope(|scope| {
+            scope.spawn(|| {
+                pin(cpus[0]).expect("ours");
+                while stop.load(Ordering::Relaxed) == 0 {}
+            });
+            let found = idle(&cpus[..1], time);
+            stop.store(1, Ordering::Relaxed);
+            found
+        });
+        assert!(idle < 0.9, "{idle}");
     }
 
     #[test]

@@ -5,11 +5,13 @@ use iova::{
     EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, SlabAllocator,
     TreeAllocator,
 };
+use report::Measured;
 
 use super::loops::{self, Sizes, WINDOW};
-use super::subject::{Identity, Nothing, OnePage, Ours, Subject};
+use super::subject::{Apart, Identity, Nothing, OnePage, Ours, Subject};
 use super::{Best, peers, quoted, space};
-use crate::measure::{Case, Tasks, Turns};
+use crate::doubled::{self, Layout};
+use crate::measure::{Case, Outcome, Tasks, Turn, Turns, scale};
 use crate::record::Record;
 
 /// A loop and how many threads run it.
@@ -187,10 +189,12 @@ pub fn measure(turns: &Turns, record: &mut Record) {
     let (entries, control) = (entries(), control());
     for workload in &WORKLOADS {
         let is_ring = matches!(workload.kind, Kind::Ring { .. });
-        let runs: Vec<_> = entries
-            .iter()
+        // The control runs right before the first, which is compared with it.
+        let runs: Vec<_> = is_ring
+            .then_some(&control)
+            .into_iter()
+            .chain(&entries)
             .filter(|entry| !entry.is_peer || workload.is_for_peers())
-            .chain(is_ring.then_some(&control))
             .collect();
         let cases: Vec<_> = runs
             .iter()
@@ -216,8 +220,12 @@ pub fn measure(turns: &Turns, record: &mut Record) {
                 &quoted,
             );
         }
+        if let (true, [Ok(control), Ok(ours), ..]) = (is_ring, &found[..]) {
+            net(record, &format!("{}_ns", workload.name), ours, control);
+        }
     }
     derive(record);
+    double(turns, record);
 }
 
 /// What the notes have beside a row.
@@ -232,40 +240,46 @@ fn quoted(entry: &Entry, workload: &Workload) -> String {
 
 /// The figures that are made of several rows.
 fn derive(record: &mut Record) {
-    let scale = record.scale();
-    let raw = |record: &Record, row: &str| record.get(&format!("{row}_ns_raw"));
     for (key, row) in [
         ("a1_ns", "a1_chunk_1thr"),
         ("c1_ns", "c1_chunk_1thr"),
         ("slow_65536_ns", "a1_w65536_chunk_1thr"),
     ] {
-        let ns = raw(record, row);
-        record.both(key, ns, record.get(&format!("{row}_ns")), 2);
+        let raw = record.get(&format!("{row}_ns_raw"));
+        record.both(key, raw, record.get(&format!("{row}_ns")), 2);
     }
-    let ratio = |record: &Record, name: &str| {
-        let (one, two) = (format!("{name}_1thr"), format!("{name}_2thr"));
-        Some(raw(record, &two)? / raw(record, &one)?)
-    };
-    for name in ["a1", "c1"] {
-        let times = ratio(record, &format!("{name}_chunk"));
-        let key = format!("{name}_2thr_ratio");
-        record.both(&key, times, times.map(|times| scale.ratio(times)), 3);
+}
+
+/// b-B net of its control: turn by turn, each by the round trips beside both.
+fn net(record: &mut Record, key: &str, ours: &Outcome, control: &Outcome) {
+    let pairs = || ours.runs.iter().zip(&control.runs);
+    let is_quiet = |(ours, control): &(&Turn, &Turn)| !ours.is_disturbed && !control.is_disturbed;
+    let any_quiet = pairs().any(|pair| is_quiet(&pair));
+    let of = || pairs().filter(move |pair| is_quiet(pair) || !any_quiet);
+    let raw = Measured::of(of().map(|(ours, control)| ours.ns - control.ns));
+    let scaled = Measured::of(of().filter_map(|(ours, control)| {
+        let rtt = f64::midpoint(ours.beside_ns?, control.beside_ns?);
+        Some(scale::by_round_trip(ours.ns - control.ns, rtt))
+    }));
+    if let (Some(raw), Some(scaled)) = (raw, scaled) {
+        record.measured(key, &scaled, 2);
+        record.measured(&format!("{key}_raw"), &raw, 2);
     }
-    // Throughput of two threads against one: the inverse of the times' ratio, twice.
-    let times = ratio(record, "a1_w65536_chunk");
-    let total = times.map(|times| 2.0 / times);
-    let scaled = times.map(|times| 2.0 / scale.ratio(times));
-    record.both("slow_2thr_ratio", total, scaled, 3);
-    for (key, ours, control) in [
-        ("b32_ns", "b32_chunk_2thr", "b32_x_2thr"),
-        ("b1_ns", "b1_chunk_2thr", "b1_x_2thr"),
+}
+
+/// Two threads against one, for the allocator that the targets are about.
+fn double(turns: &Turns, record: &mut Record) {
+    for (name, window, sizes) in [
+        ("a1", WINDOW, Sizes::One),
+        ("c1", WINDOW, C1),
+        ("slow", 65536, Sizes::One),
     ] {
-        let net = raw(record, ours)
-            .zip(raw(record, control))
-            .map(|(ours, control)| ours - control);
-        let rtt = record.get(&format!("{ours}_rtt_ns"));
-        let scaled = net.zip(rtt).map(|(net, rtt)| scale.crossing(net, rtt));
-        record.both(key, net, scaled, 2);
+        doubled::measure(turns, record, name, name == "slow", |layout| {
+            let Layout { threads, spaces } = layout;
+            let space = |_| Ok(Ours(Best::new(space()?, threads / spaces)?));
+            let spaces = (0..spaces).map(space).collect::<Result<_>>()?;
+            loops::windows(&Apart(spaces), threads, window, 1, sizes)
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the loops allocate from: our allocators through the traits of `iova`, their peers through as little more.
 
 use address::{PAGE_SHIFT, PhysAddr};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request, Stats};
 
 /// One core's way to ranges.
@@ -97,6 +97,19 @@ impl<C: CoreAllocator + 'static> OnePage for Core<C> {
     #[inline]
     fn at(page: u64) -> IovaRange {
         one_page(page)
+    }
+}
+
+/// Several spaces of the same kind, so that threads share nothing: thread `t` is core `t / n` of space `t % n`.
+pub struct Apart<S>(pub Vec<S>);
+
+impl<S: Subject> Subject for Apart<S> {
+    type Worker = S::Worker;
+
+    fn worker(&self, id: usize) -> Result<Self::Worker> {
+        let spaces = self.0.len();
+        ensure!(spaces > 0, "no space, no worker");
+        self.0[id % spaces].worker(id / spaces)
     }
 }
 

@@ -63,6 +63,7 @@ pub fn windows<T: PageTable + 'static>(
             core,
             window,
             count: WINDOW as u64,
+            is_last: id + 1 == threads,
             rig: Arc::clone(rig),
             sink: sink.clone(),
         }))
@@ -75,6 +76,7 @@ struct Window<T: PageTable + 'static> {
     core: Core<T>,
     window: Vec<Option<Mapping>>,
     count: u64,
+    is_last: bool,
     rig: Arc<Rig<T>>,
     sink: Sink,
 }
@@ -99,8 +101,9 @@ impl<T: PageTable + 'static> Task for Window<T> {
     }
 
     fn finish(&mut self) {
-        if self.id == 0 {
-            self.core.publish();
+        self.core.publish();
+        self.rig.did(self.count - WINDOW as u64);
+        if self.is_last {
             self.sink.push(self.rig.facts());
         }
         for mapping in self.window.drain(..).flatten() {

@@ -108,6 +108,8 @@ pub struct Facts {
     pub flushed_ns: f64,
     /// Commands.
     pub commands: u64,
+    /// Pairs of an unmap and a map that the threads did, of all cores together, where the loop counts them.
+    pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
     /// The longest time between two ticks: on a busy machine the thread that ticks runs late, and the bounds on ages
@@ -121,6 +123,7 @@ pub struct Facts {
 pub struct Rig<T: PageTable + 'static> {
     mapper: Mapper<T>,
     costs: Costs,
+    pairs: AtomicU64,
     stop: Arc<AtomicBool>,
     tick_max_ns: Arc<AtomicU64>,
     ticker: Mutex<Option<JoinHandle<()>>>,
@@ -172,6 +175,7 @@ impl<T: PageTable + 'static> Rig<T> {
         Ok(Arc::new(Self {
             mapper,
             costs,
+            pairs: AtomicU64::new(0),
             stop,
             tick_max_ns,
             ticker: Mutex::new(Some(ticker)),
@@ -192,6 +196,11 @@ impl<T: PageTable + 'static> Rig<T> {
         &self.mapper
     }
 
+    /// Counts what a thread did.
+    pub fn did(&self, pairs: u64) {
+        self.pairs.fetch_add(pairs, Ordering::Relaxed);
+    }
+
     /// What happened so far.
     pub fn facts(&self) -> Facts {
         let risk = self.mapper.risk();
@@ -207,6 +216,7 @@ impl<T: PageTable + 'static> Rig<T> {
         Facts {
             flushed_ns: (commands * each) as f64,
             commands,
+            pairs: self.pairs.load(Ordering::Relaxed),
             tick_max_ns,
             is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
             risk,

@@ -3,11 +3,12 @@
 use anyhow::Result;
 use dma_map::Policy;
 use dma_map::table::PageTable;
+use report::Measured;
 
 use super::loops::{self, Sink};
 use super::no_table::NoTable;
 use super::policies::DEFERRED_256;
-use super::rig::{Costs, Rig, table};
+use super::rig::{Costs, Facts, Rig, table};
 use crate::alloc::subject::Ours;
 use crate::alloc::{Best, space};
 use crate::measure::{Case, Tasks, Turns};
@@ -114,16 +115,17 @@ fn run(turns: &Turns, record: &mut Record, rows: Vec<Row<'_>>, threads: usize, f
     let found = turns.measure(&cases);
     for ((case, (key, sink, policy)), outcome) in cases.iter().zip(others).zip(&found) {
         record.row(&key, case, outcome, quoted(policy, threads, flush_ns));
-        if let (Ok(outcome), Some(facts)) = (outcome, sink.take().last()) {
-            let pairs = outcome.runs.last().map_or(1, |run| run.pairs.max(1));
-            let flushed = facts.flushed_ns / pairs as f64;
-            record.number(&format!("{key}_{threads}thr_flushed_ns"), flushed, 1);
-            let commands = facts.commands as f64 / pairs as f64;
-            record.number(
-                &format!("{key}_{threads}thr_commands_per_pair"),
-                commands,
-                4,
-            );
+        let facts = sink.take();
+        let of = |value: &dyn Fn(&Facts) -> f64| {
+            Measured::of(facts.iter().map(|of| value(of) / of.pairs.max(1) as f64))
+        };
+        for (name, found, digits) in [
+            ("flushed_ns", of(&|of| of.flushed_ns), 1),
+            ("commands_per_pair", of(&|of| of.commands as f64), 4),
+        ] {
+            if let Some(found) = found {
+                record.number(&format!("{key}_{threads}thr_{name}"), found.median, digits);
+            }
         }
     }
 }
@@ -198,7 +200,7 @@ mod tests {
             drop(tasks);
             assert_eq!(rig.mapper().allocator().stats().live_ranges, 0, "{name}");
             let facts = sink.take();
-            assert_eq!(facts.len(), 1);
+            assert_eq!((facts.len(), facts[0].pairs), (1, 2 * BATCH));
             if name.starts_with("strict") {
                 assert_eq!(facts[0].risk.stale_max, 0, "{name}");
                 assert!(facts[0].commands >= 2 * BATCH / 2, "{name}");

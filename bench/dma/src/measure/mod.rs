@@ -18,4 +18,4 @@ pub use primitives::Primitives;
 pub use random::Random;
 pub use scale::Scale;
 pub use threads::{BATCH, Task, Tasks, run};
-pub use turns::{Case, Outcome, Turns};
+pub use turns::{Case, Outcome, Turn, Turns};

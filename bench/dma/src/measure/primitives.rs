@@ -87,8 +87,12 @@ fn magazine() -> Box<Floor> {
     })))
 }
 
-/// The floor now, nanoseconds: processors that share a core with somebody else's have another one from second to
-/// second, so each turn of one-thread figures has its own.
+/// The private loop of thread `id`.
+pub fn private(id: usize) -> Box<dyn Task> {
+    Box::new(Private(Random::new(id)))
+}
+
+/// The floor now, nanoseconds.
 ///
 /// # Errors
 /// The CPU cannot be used.
@@ -117,7 +121,6 @@ impl Primitives {
     /// # Errors
     /// The CPUs cannot be used.
     pub fn measure(turns: &Turns) -> Result<Self> {
-        let private = |id| Box::new(Private(Random::new(id))) as Box<dyn Task>;
         let cases = [
             Case::new("floor", 1, || Ok(vec![magazine()])),
             Case::new("private", 1, || Ok(vec![private(0)])),
@@ -143,10 +146,12 @@ impl Primitives {
         Scale {
             floor_ns: self.floor_ns.median,
             rtt_ns: self.rtt_ns.map(|rtt| rtt.median),
-            private_ratio: self
-                .private_2thr_ns
-                // The least of both: a thread that others kept from running would flatter every ratio that is divided.
-                .map(|two| two.min / self.private_ns.min),
         }
+    }
+
+    /// Two threads that share nothing against one; `None` where there is one CPU.
+    pub fn private_ratio(&self) -> Option<f64> {
+        self.private_2thr_ns
+            .map(|two| two.min / self.private_ns.min)
     }
 }

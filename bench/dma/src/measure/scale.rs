@@ -1,9 +1,10 @@
 //! From this machine to the one of our notes, so that a figure can be compared with a target.
 //!
 //! A figure is given as measured (`_raw`) and scaled by a primitive of the same run:
-//! * one thread: nanoseconds × 1.67 / [floor](super::primitives), the floor being measured in the same turns;
-//! * what crosses between two cores (b-32): nanoseconds × 120 / round trip;
-//! * two threads against one: the ratio / the same ratio of a loop in which threads share nothing;
+//! * one thread: nanoseconds × 1.67 / [floor](super::primitives), the floor being measured beside each run;
+//! * what crosses between two cores (b-32): nanoseconds × 120 / round trip, measured beside each run as well;
+//! * two threads against one: the ratio / the same ratio of a loop of random numbers, in which threads share nothing,
+//!   measured in the same turns; what that leaves open is said in [`doubled`](crate::doubled);
 //! * **two threads and a flush that takes a fixed time F**: a busy wait takes as long on every machine, so only what
 //!   lies beyond it scales. Of an operation's time (wall / operations of both threads) the part `F × commands /
 //!   operations` is kept as it is, the rest is multiplied by 120 / round trip. Commands are counted, not assumed:
@@ -26,8 +27,16 @@ pub struct Scale {
     pub floor_ns: f64,
     /// A cache line there and back; `None` where there is one CPU.
     pub rtt_ns: Option<f64>,
-    /// Two threads that share nothing against one; `None` where there is one CPU.
-    pub private_ratio: Option<f64>,
+}
+
+/// What one thread takes on the machine of the notes, by the floor measured beside it.
+pub fn by_floor(ns: f64, floor_ns: f64) -> f64 {
+    ns * NOTES_FLOOR_NS / floor_ns
+}
+
+/// What crosses between cores takes there, by the round trip measured beside it.
+pub fn by_round_trip(ns: f64, rtt_ns: f64) -> f64 {
+    ns * NOTES_RTT_NS / rtt_ns
 }
 
 impl Scale {
@@ -42,17 +51,7 @@ impl Scale {
 
     /// What one thread takes.
     pub fn single(&self, ns: f64) -> f64 {
-        ns * NOTES_FLOOR_NS / self.floor_ns
-    }
-
-    /// What crosses between cores, by the round trip measured beside it.
-    pub fn crossing(&self, ns: f64, rtt_ns: f64) -> f64 {
-        ns * NOTES_RTT_NS / rtt_ns
-    }
-
-    /// Time of two threads against time of one.
-    pub fn ratio(&self, ratio: f64) -> f64 {
-        ratio / self.private_ratio.unwrap_or(1.0)
+        by_floor(ns, self.floor_ns)
     }
 
     /// Time of one thread's operation of which `fixed_ns` were waits of fixed length.
@@ -64,7 +63,7 @@ impl Scale {
     /// Time of an operation of which `fixed_ns` were spent in flushes of fixed length.
     pub fn beyond_flush(&self, ns: f64, fixed_ns: f64, rtt_ns: f64) -> f64 {
         let fixed = fixed_ns.clamp(0.0, ns);
-        fixed + self.crossing(ns - fixed, rtt_ns)
+        fixed + by_round_trip(ns - fixed, rtt_ns)
     }
 }
 
@@ -75,14 +74,12 @@ mod tests {
     const HERE: Scale = Scale {
         floor_ns: 3.34,
         rtt_ns: Some(240.0),
-        private_ratio: Some(1.1),
     };
 
     #[test]
     fn a_machine_half_as_fast_is_scaled_by_two() {
         assert!((HERE.single(10.0) - 5.0).abs() < 1e-9);
-        assert!((HERE.crossing(40.0, 240.0) - 20.0).abs() < 1e-9);
-        assert!((HERE.ratio(1.1) - 1.0).abs() < 1e-9);
+        assert!((by_round_trip(40.0, 240.0) - 20.0).abs() < 1e-9);
     }
 
     #[test]
@@ -90,10 +87,9 @@ mod tests {
         let notes = Scale {
             floor_ns: NOTES_FLOOR_NS,
             rtt_ns: Some(NOTES_RTT_NS),
-            private_ratio: Some(1.0),
         };
         assert_eq!(notes.single(21.0), 21.0);
-        assert_eq!(notes.crossing(20.0, NOTES_RTT_NS), 20.0);
+        assert_eq!(by_round_trip(20.0, NOTES_RTT_NS), 20.0);
         assert_eq!(notes.beyond_flush(676.0, 500.0, NOTES_RTT_NS), 676.0);
     }
 

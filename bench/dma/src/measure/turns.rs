@@ -1,15 +1,28 @@
 //! Figures that are compared take turns; two threads that were disturbed are run again.
+//!
+//! A processor that shares a core with somebody else's runs faster or slower from second to second. So every run has
+//! the primitive that it is scaled by right before and after it: one thread the floor, two a cache line's round trip.
+//! A turn waits a little for CPUs that are not idle. A run of two threads counts if both were running for 98.5 % of
+//! it (time that the hypervisor gave to others is none of theirs); it has three attempts, and what was disturbed in
+//! all of them is counted, and left out where another turn was not.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::Result;
 use report::{Measured, host};
 
-use super::primitives;
 use super::threads::{Run, Tasks, run};
+use super::{primitives, scale};
 
 /// The part of a two-thread run that both threads must have been running.
 const UNDISTURBED: f64 = 0.985;
+/// The part of the time before a turn that the CPUs must have been idle, each.
+const IDLE: f64 = 0.9;
+/// Looks at the CPUs before a turn begins all the same.
+const LOOKS: usize = 3;
+/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement and wait for nobody.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// One thing to time. Its threads and what they work on are made anew for every run.
 pub struct Case<'a> {
@@ -58,23 +71,44 @@ impl<'a> Case<'a> {
             ..self
         }
     }
+
+    fn is_disturbed(&self, run: &Run) -> bool {
+        self.threads > 1 && !self.may_sleep && run.on_cpu < UNDISTURBED
+    }
 }
 
-/// What was found about one case.
+/// One run, and what was measured right before and after it.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Nanoseconds of a pair, per thread: of one thread its processor time, of two the time on the wall.
+    pub ns: f64,
+    /// Millions of pairs per second, all threads; of one thread by its processor time.
+    pub mps: f64,
+    /// Pairs of all threads together.
+    pub pairs: u64,
+    /// Beside one thread the floor, beside two a cache line's round trip, nanoseconds: the mean of before and after.
+    pub beside_ns: Option<f64>,
+    /// Two threads of which one was kept from running, in this attempt and in those that were worse.
+    pub is_disturbed: bool,
+}
+
+/// What was found about one case. Its figures are of the runs that nothing disturbed; of all, where all were.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Nanoseconds of a pair, per thread, as measured.
     pub ns: Measured,
+    /// Of one thread: each run scaled by the floor beside it.
+    pub scaled_ns: Option<Measured>,
     /// Millions of pairs per second, all threads; of one thread by its processor time.
     pub mps: Measured,
-    /// A cache line's round trip, beside each run of two threads.
+    /// A cache line's round trip, beside the runs of two threads.
     pub rtt_ns: Option<Measured>,
     /// The floor beside the runs of one thread.
     pub floor_ns: Option<f64>,
-    /// Runs of those above in which a thread was not running all the time, because others use the machine.
+    /// Runs in which a thread was not running all the time, because others use the machine.
     pub disturbed: usize,
-    /// Of each run in its turn, so that two cases can be compared turn by turn.
-    pub runs: Vec<Run>,
+    /// Of each turn, so that two cases can be compared turn by turn.
+    pub runs: Vec<Turn>,
 }
 
 /// How runs are made.
@@ -86,20 +120,25 @@ pub struct Turns {
     pub runs: usize,
     /// The CPUs to use.
     pub cpus: Vec<usize>,
+    /// Turns that began though others used the CPUs.
+    pub busy: Cell<usize>,
 }
 
-/// A run, and the round trip beside it.
-type Attempt = (Run, Option<f64>);
-
 impl Turns {
+    /// The same with so many runs of each case.
+    #[must_use]
+    pub fn with_runs(&self, runs: usize) -> Self {
+        Self {
+            runs,
+            ..self.clone()
+        }
+    }
+
     /// Measures the cases; one that fails, or that needs more CPUs than there are, has its error.
     pub fn measure(&self, cases: &[Case<'_>]) -> Vec<Result<Outcome>> {
-        let mut found: Vec<Result<Vec<Attempt>>> = cases.iter().map(|_| Ok(Vec::new())).collect();
-        let mut floors = Vec::new();
+        let mut found: Vec<Result<Vec<Turn>>> = cases.iter().map(|_| Ok(Vec::new())).collect();
         for _ in 0..self.runs {
-            if cases.iter().any(|case| case.threads == 1) {
-                floors.extend(primitives::floor(&self.cpus, self.time / 8));
-            }
+            self.wait_for_others();
             for (case, found) in cases.iter().zip(&mut found) {
                 if let Ok(so_far) = found {
                     match self.attempt(case) {
@@ -109,12 +148,22 @@ impl Turns {
                 }
             }
         }
-        let floor_ns = Measured::of(floors).map(|floor| floor.median);
         cases
             .iter()
             .zip(found)
-            .map(|(case, found)| Ok(outcome(case, &found?, floor_ns)))
+            .map(|(case, found)| Ok(outcome(case, found?)))
             .collect()
+    }
+
+    /// Until the CPUs are idle, but not for long.
+    fn wait_for_others(&self) {
+        if self.time < SHORT {
+            return;
+        }
+        let is_idle = |_| host::idle(&self.cpus, 2 * SHORT) >= IDLE;
+        if !(0..LOOKS).any(is_idle) {
+            self.busy.set(self.busy.get() + 1);
+        }
     }
 
     /// A cache line's round trip between the first two CPUs, nanoseconds; `None` where there is one CPU.
@@ -127,51 +176,68 @@ impl Turns {
             .map(|(median, _)| median)
     }
 
+    /// The primitive that a run of so many threads is scaled by.
+    fn primitive(&self, threads: usize) -> Option<f64> {
+        match threads {
+            1 => primitives::floor(&self.cpus, self.time / 16).ok(),
+            _ => self.round_trip(),
+        }
+    }
+
     /// One run, and up to two more if others disturbed it: the least disturbed of them.
-    fn attempt(&self, case: &Case<'_>) -> Result<Attempt> {
-        let mut best: Option<Attempt> = None;
+    fn attempt(&self, case: &Case<'_>) -> Result<Turn> {
+        let mut best: Option<(Run, Option<f64>)> = None;
         for _ in 0..3 {
-            let before = (case.threads > 1).then(|| self.round_trip()).flatten();
+            let before = self.primitive(case.threads);
             let found = run((case.make)()?, &self.cpus, self.time)?;
-            let after = before.and_then(|_| self.round_trip());
-            let rtt = before
+            let after = self.primitive(case.threads);
+            let beside = before
                 .zip(after)
                 .map(|(before, after)| f64::midpoint(before, after));
             if best
                 .as_ref()
                 .is_none_or(|(run, _)| run.on_cpu < found.on_cpu)
             {
-                best = Some((found, rtt));
+                best = Some((found, beside));
             }
-            if case.threads == 1 || case.may_sleep || found.on_cpu >= UNDISTURBED {
+            if !case.is_disturbed(&found) {
                 break;
             }
         }
-        Ok(best.expect("there was an attempt"))
-    }
-}
-
-fn outcome(case: &Case<'_>, found: &[Attempt], floor_ns: Option<f64>) -> Outcome {
-    let of = |value: &dyn Fn(&Run) -> f64| {
-        Measured::of(found.iter().map(|(run, _)| value(run))).expect("there are runs")
-    };
-    let is_alone = case.threads == 1;
-    let disturbed = found
-        .iter()
-        .filter(|(run, _)| !is_alone && !case.may_sleep && run.on_cpu < UNDISTURBED);
-    Outcome {
-        ns: of(&|run| if is_alone { run.cpu_ns } else { run.wall_ns }),
-        mps: of(&|run| {
-            if is_alone {
+        let (run, beside_ns) = best.expect("there was an attempt");
+        let is_alone = case.threads == 1;
+        Ok(Turn {
+            ns: if is_alone { run.cpu_ns } else { run.wall_ns },
+            mps: if is_alone {
                 1e3 / run.cpu_ns
             } else {
                 run.per_second / 1e6
-            }
-        }),
-        rtt_ns: Measured::of(found.iter().filter_map(|(_, rtt)| *rtt)),
-        floor_ns: floor_ns.filter(|_| is_alone),
-        disturbed: disturbed.count(),
-        runs: found.iter().map(|(run, _)| *run).collect(),
+            },
+            pairs: run.pairs,
+            beside_ns,
+            is_disturbed: case.is_disturbed(&run),
+        })
+    }
+}
+
+fn outcome(case: &Case<'_>, runs: Vec<Turn>) -> Outcome {
+    let disturbed = runs.iter().filter(|run| run.is_disturbed).count();
+    let is_counted = |run: &&Turn| !run.is_disturbed || disturbed == runs.len();
+    let of = |value: &dyn Fn(&Turn) -> Option<f64>| {
+        Measured::of(runs.iter().filter(is_counted).filter_map(value))
+    };
+    let must = |value: &dyn Fn(&Turn) -> f64| of(&|run| Some(value(run))).expect("there are runs");
+    let is_alone = case.threads == 1;
+    let beside = of(&|run| run.beside_ns);
+    Outcome {
+        ns: must(&|run| run.ns),
+        scaled_ns: of(&|run| run.beside_ns.map(|floor| scale::by_floor(run.ns, floor)))
+            .filter(|_| is_alone),
+        mps: must(&|run| run.mps),
+        rtt_ns: beside.filter(|_| !is_alone),
+        floor_ns: beside.filter(|_| is_alone).map(|floor| floor.median),
+        disturbed,
+        runs,
     }
 }
 
@@ -198,6 +264,7 @@ mod tests {
             time: Duration::from_millis(2),
             runs: 3,
             cpus: host::cpus().expect("known"),
+            busy: Cell::new(0),
         };
         let cases = [
             Case::new("fails", 1, || bail!("on purpose")),
@@ -211,5 +278,45 @@ mod tests {
             (3, None, 0)
         );
         assert!(works.ns.min > 0.0 && works.mps.median > 0.0);
+        assert!(works.floor_ns.is_some_and(|floor| floor > 0.0));
+    }
+
+    fn turn(ns: f64, beside: f64, is_disturbed: bool) -> Turn {
+        Turn {
+            ns,
+            mps: 1e3 / ns,
+            pairs: 1,
+            beside_ns: Some(beside),
+            is_disturbed,
+        }
+    }
+
+    #[test]
+    fn each_run_is_scaled_by_the_floor_beside_it() {
+        let case = Case::new("one", 1, || bail!("not run"));
+        let floor = scale::NOTES_FLOOR_NS;
+        let runs = [(10.0, 1.0), (20.0, 2.0), (30.0, 3.0)];
+        let found = outcome(
+            &case,
+            runs.map(|(ns, times)| turn(ns, floor * times, false))
+                .into(),
+        );
+        let scaled = found.scaled_ns.expect("one thread");
+        assert!((scaled.min - 10.0).abs() < 1e-9 && scaled.spread() < 1e-9);
+        assert_eq!((found.ns.median, found.rtt_ns), (20.0, None));
+    }
+
+    #[test]
+    fn disturbed_runs_count_only_where_there_are_no_others() {
+        let case = Case::new("two", 2, || bail!("not run"));
+        let some = outcome(
+            &case,
+            vec![turn(90.0, 100.0, true), turn(10.0, 200.0, false)],
+        );
+        assert_eq!((some.ns.max, some.disturbed, some.runs.len()), (10.0, 1, 2));
+        assert_eq!(some.rtt_ns.map(|rtt| rtt.median), Some(200.0));
+        assert_eq!((some.scaled_ns, some.floor_ns), (None, None));
+        let all = outcome(&case, vec![turn(90.0, 1.0, true), turn(10.0, 1.0, true)]);
+        assert_eq!((all.ns.max, all.disturbed), (90.0, 2));
     }
 }

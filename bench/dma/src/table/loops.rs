@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use address::PhysAddr;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use dma_map::table::PageTable;
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request};
 
@@ -47,29 +47,31 @@ pub fn pairs<T: PageTable + 'static>(
         .collect()
 }
 
-/// The same with pages that each thread was given by its own core of an allocator: S/2 each.
+/// The same with pages that each thread was given by its own core of an allocator: S/2 each. Thread `t` works on space
+/// `t % n` of the `n`, which are a table and an allocator each.
 ///
 /// # Errors
-/// The tables cannot be made, or the allocator has not so many cores.
+/// The tables cannot be made, or an allocator has not so many cores.
 pub fn allocated<T: PageTable + 'static, A: IovaAllocator>(
-    table: &Arc<T>,
-    allocator: &A,
+    spaces: &[(Arc<T>, A)],
     threads: usize,
     pages: u64,
 ) -> Result<Tasks> {
-    // The ranges stay allocated; the allocator ends with the run.
-    let of = |id| -> Result<Vec<u64>> {
-        let mut core = allocator.claim(CoreId(id))?;
-        (0..pages / 2)
-            .map(|_| Ok(core.alloc(Request::pages(1))?.first().raw()))
-            .collect()
+    ensure!(!spaces.is_empty(), "no space");
+    // All cores at once: a chunk that one has given up would be the next one's.
+    let claim = |id: usize| {
+        let (table, allocator) = &spaces[id % spaces.len()];
+        Ok((table, allocator.claim(CoreId(id / spaces.len()))?))
     };
-    let pages = (0..threads).map(of).collect::<Result<Vec<_>>>()?;
-    pages
-        .into_iter()
-        .enumerate()
-        .map(|(id, pages)| task(table, id, pages))
-        .collect()
+    let mut cores = (0..threads).map(claim).collect::<Result<Vec<_>>>()?;
+    // The ranges stay allocated; the allocator ends with the run.
+    let of = |(id, (table, core)): (usize, &mut (&Arc<T>, A::Core))| {
+        let pages = (0..pages / 2)
+            .map(|_| Ok(core.alloc(Request::pages(1))?.first().raw()))
+            .collect::<Result<_>>()?;
+        task(table, id, pages)
+    };
+    cores.iter_mut().enumerate().map(of).collect()
 }
 
 fn one(page: u64) -> IovaRange {
@@ -166,10 +168,21 @@ mod tests {
     }
 
     #[test]
-    fn threads_get_pages_of_their_own() {
-        let allocator = Best::new(space().expect("pages"), 2).expect("2 cores");
-        let tasks =
-            allocated(&Arc::new(table().expect("memory")), &allocator, 2, 256).expect("tables");
-        assert_eq!(tasks.len(), 2);
+    fn threads_get_pages_of_their_own_and_spaces_if_there_are_more() {
+        for (spaces, cores) in [(1, 2), (2, 1)] {
+            let space = |_| {
+                let allocator = Best::new(space().expect("pages"), cores).expect("cores");
+                (Arc::new(table().expect("memory")), allocator)
+            };
+            let spaces: Vec<_> = (0..spaces).map(space).collect();
+            let mut tasks = allocated(&spaces, 2, 256).expect("tables");
+            assert_eq!(tasks.len(), 2);
+            for task in &mut tasks {
+                assert_eq!(task.batch(&AtomicBool::new(false)), BATCH);
+            }
+            let leaves = spaces.iter().map(|(table, _)| table.stats().tables[0]);
+            // A leaf table for each thread, wherever it is.
+            assert_eq!(leaves.sum::<usize>(), 2);
+        }
     }
 }

@@ -7,6 +7,7 @@ use dma_map::table::{GlobalLockTable, HostMemory, PageTable, RwLockTable, VtdSec
 
 use super::loops::{self, Split};
 use crate::alloc::{Best, space};
+use crate::doubled::{self, Layout};
 use crate::map::rig::{self, CONFIG};
 use crate::measure::{Case, Turns};
 use crate::record::Record;
@@ -88,27 +89,16 @@ fn plain<'a, T: PageTable + 'static>(
 }
 
 fn through_the_allocator(turns: &Turns, record: &mut Record) {
-    let cases = [1, 2].map(|threads| {
-        Case::new("p-256 with allocated pages", threads, move || {
-            let allocator = Best::new(space()?, threads)?;
-            loops::allocated(&Arc::new(rig::table()?), &allocator, threads, 256)
-        })
-    });
-    record.section("p-256, the pages from the allocator, 1 and 2 threads");
-    for (case, outcome) in cases.iter().zip(turns.measure(&cases)) {
-        record.row("p256_allocated", case, &outcome, "");
-    }
-    let scale = record.scale();
     let alone = record.get("p256_alone_lock_free_1thr_ns_raw");
     let scaled = record.get("p256_alone_lock_free_1thr_ns");
     record.both("map_unmap_ns", alone, scaled, 2);
-    let one = record.get("p256_allocated_1thr_ns_raw");
-    let two = record.get("p256_allocated_2thr_ns_raw");
-    let ratio = one.zip(two).map(|(one, two)| two / one);
-    record.both(
-        "map_unmap_2thr_ratio",
-        ratio,
-        ratio.map(|of| scale.ratio(of)),
-        3,
-    );
+    doubled::measure(turns, record, "map_unmap", false, |layout| {
+        let Layout { threads, spaces } = layout;
+        let space = |_| {
+            let allocator = Best::new(space()?, threads / spaces)?;
+            Ok((Arc::new(rig::table()?), allocator))
+        };
+        let spaces = (0..spaces).map(space).collect::<Result<Vec<_>>>()?;
+        loops::allocated(&spaces, threads, 256)
+    });
 }

@@ -1,0 +1,178 @@
+//! Two threads against one: the targets that are ratios of the two, beside a control.
+//!
+//! Five cases take turns, all of them in each: a loop on one thread; on two threads of one space; on two threads with a
+//! space each (the control: same loop, same types, nothing shared); and a loop of random numbers on one thread and two.
+//! Ratios are made turn by turn, so that the machine is in the same mood for both sides, and their median counts.
+//!
+//! * **prescribed**: two threads of one space / one thread, divided by the same ratio of the random numbers;
+//! * **against the control**: two threads of one space / two threads with a space each.
+//!
+//! They differ where two processors of this machine are not two: threads of one core, or processors that a hypervisor
+//! moves about. There the random numbers, each of which waits for the one before, leave room for a second thread, and an
+//! allocator's loop, which keeps the core busy, does not: threads that share nothing slow each other down, which the
+//! prescribed ratio takes for a cost of sharing. The control does not.
+
+use anyhow::Result;
+use report::median;
+
+use crate::measure::primitives::private;
+use crate::measure::{Case, Outcome, Tasks, Turn, Turns};
+use crate::record::Record;
+
+/// How often a ratio takes turns, against other figures: it is of two that both vary.
+const RUNS: usize = 2;
+
+/// What the threads of a case work on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Threads of all spaces together, as many in each.
+    pub threads: usize,
+    /// Spaces; thread `t` is core `t / spaces` of space `t % spaces`.
+    pub spaces: usize,
+}
+
+/// A loop that is measured on one thread and on two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loop {
+    /// Its name in keys.
+    pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
+}
+
+/// The loops, in the order of the results page.
+pub const LOOPS: [Loop; 4] = [
+    Loop {
+        name: "a1",
+        title: "a-1",
+    },
+    Loop {
+        name: "c1",
+        title: "c-1",
+    },
+    Loop {
+        name: "slow",
+        title: "a-1 with 65,536 ranges",
+    },
+    Loop {
+        name: "map_unmap",
+        title: "p-256 with allocated pages",
+    },
+];
+
+/// The cases: their names in keys, for people, and what their threads work on; `None` for random numbers.
+const CASES: [(&str, &str, usize, Option<usize>); 5] = [
+    ("one", "one thread", 1, Some(1)),
+    ("shared", "two threads, one space", 2, Some(1)),
+    ("separate", "two threads, a space each", 2, Some(2)),
+    ("private", "random numbers, one thread", 1, None),
+    ("private", "random numbers, two threads", 2, None),
+];
+
+/// Measures a loop, whose threads `make` makes, and records rows `NAME_CASE`, ratios of times `NAME_2thr_times`,
+/// `NAME_2thr_control_times` and `NAME_2thr_vs_separate_times`, and for the target `NAME_2thr_ratio` (`_raw` beside it) and
+/// `NAME_2thr_vs_separate`. Where the target is a throughput (`is_throughput`), the latter two are of throughputs.
+pub fn measure(
+    turns: &Turns,
+    record: &mut Record,
+    name: &str,
+    is_throughput: bool,
+    make: impl Fn(Layout) -> Result<Tasks>,
+) {
+    let Some(of) = LOOPS.iter().find(|of| of.name == name) else {
+        unreachable!("{name} is not listed");
+    };
+    let make = &make;
+    let cases = CASES.map(|(_, title, threads, spaces)| {
+        Case::new(title, threads, move || match spaces {
+            Some(spaces) => make(Layout { threads, spaces }),
+            None => Ok((0..threads).map(private).collect()),
+        })
+    });
+    record.section(&format!("two threads against one: {}", of.title));
+    let found = turns.with_runs(turns.runs * RUNS).measure(&cases);
+    for ((of, case), outcome) in CASES.iter().zip(&cases).zip(&found) {
+        record.row(&format!("{name}_{}", of.0), case, outcome, "");
+    }
+    let [Ok(one), Ok(shared), Ok(separate), Ok(alone), Ok(both)] = &found[..] else {
+        return;
+    };
+    let (raw, apart, control) = (
+        ratio(shared, one),
+        ratio(separate, one),
+        ratio(shared, separate),
+    );
+    // The least of both: a thread that others kept from running would flatter the ratio that is divided.
+    let random = both.ns.min / alone.ns.min;
+    for (key, times) in [
+        ("times", raw),
+        ("control_times", apart),
+        ("vs_separate_times", control),
+    ] {
+        record.number(&format!("{name}_2thr_{key}"), times, 3);
+    }
+    let of_times = |times: f64| if is_throughput { 2.0 / times } else { times };
+    let (shown, scaled) = (of_times(raw), of_times(raw / random));
+    record.both(&format!("{name}_2thr_ratio"), Some(shown), Some(scaled), 3);
+    let control = if is_throughput {
+        1.0 / control
+    } else {
+        control
+    };
+    record.number(&format!("{name}_2thr_vs_separate"), control, 3);
+    println!(
+        "  {}: two of one space / one {shown:.3}, two with a space each / one {:.3}; random numbers {random:.3}",
+        if is_throughput { "throughput" } else { "time" },
+        of_times(apart),
+    );
+    println!(
+        "  scaled by the random numbers {scaled:.3}; two of one space / two with a space each {control:.3}"
+    );
+}
+
+/// The median of the ratios of each turn: of those in which nothing was disturbed, or of all where there are none.
+fn ratio(this: &Outcome, other: &Outcome) -> f64 {
+    let pairs = || this.runs.iter().zip(&other.runs);
+    let of = |(this, other): (&Turn, &Turn)| this.ns / other.ns;
+    let is_quiet = |(this, other): &(&Turn, &Turn)| !this.is_disturbed && !other.is_disturbed;
+    match pairs().any(|pair| is_quiet(&pair)) {
+        true => median(pairs().filter(is_quiet).map(of)),
+        false => median(pairs().map(of)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use report::Measured;
+
+    fn outcome(runs: &[(f64, bool)]) -> Outcome {
+        let turn = |&(ns, is_disturbed): &(f64, bool)| Turn {
+            ns,
+            mps: 1e3 / ns,
+            pairs: 1,
+            beside_ns: None,
+            is_disturbed,
+        };
+        let all = Measured::of([1.0]).expect("a run");
+        Outcome {
+            ns: all,
+            scaled_ns: None,
+            mps: all,
+            rtt_ns: None,
+            floor_ns: None,
+            disturbed: 0,
+            runs: runs.iter().map(turn).collect(),
+        }
+    }
+
+    #[test]
+    fn ratios_are_made_turn_by_turn_and_of_quiet_turns() {
+        // A machine half as fast in the second turn: no ratio of medians shows that they are equal.
+        let this = outcome(&[(10.0, false), (20.0, false), (90.0, true)]);
+        let other = outcome(&[(10.0, false), (20.0, false), (10.0, false)]);
+        assert_eq!(ratio(&this, &other), 1.0);
+        let disturbed = outcome(&[(30.0, true), (20.0, true), (10.0, true)]);
+        assert_eq!(ratio(&disturbed, &other), 1.0);
+    }
+}
