@@ -43,7 +43,7 @@ pub fn card(page: &mut Page, figures: &Object) {
             ]
         }),
     );
-    page.line("\n### Stale mappings and latency\nOver all loads; the age's bound holds up to the time between two ticks, which are 1 ms apart if the machine is idle. Latency of a map and the unmap of the");
+    page.line("\n### Stale mappings and latency\nOver all loads; the age's bound holds up to the time between two ticks, which the threads of the load make every millisecond when they run. Latency of a map and the unmap of the");
     page.line("same buffer together, load of 1,500 B, each reading of the counter included.");
     let rows = POLICIES.iter().map(|named| {
         let key = |suffix: &str| figures.get(&format!("{}_{suffix}", named.name));

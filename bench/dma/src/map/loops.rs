@@ -36,6 +36,9 @@ impl Sink {
 /// The memory that is mapped: a gigabyte per core.
 const PAGES: u64 = 1 << 18;
 
+/// Pairs between two looks at the clock: a quarter of a millisecond where a pair takes a microsecond.
+const LOOK: u64 = 256;
+
 /// One page of core `id`'s memory; which one counts up, so that what was unmapped lately is not mapped again soon.
 #[inline]
 fn page(id: usize, count: u64) -> Segment {
@@ -83,7 +86,10 @@ struct Window<T: PageTable + 'static> {
 
 impl<T: PageTable + 'static> Task for Window<T> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
-        for _ in 0..BATCH {
+        for pair in 0..BATCH {
+            if pair % LOOK == 0 {
+                self.rig.tick_when_due();
+            }
             let slot = &mut self.window[self.count as usize & (WINDOW - 1)];
             let oldest = slot.take().expect("the window is full");
             self.core.unmap(oldest).expect("it is mapped");

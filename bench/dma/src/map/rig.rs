@@ -1,18 +1,19 @@
-//! A mapper ready to be measured: allocator, table, hardware that takes a fixed time, clock, and who ticks.
+//! A mapper ready to be measured: allocator, table, hardware that takes a fixed time, clock, and ticks.
+//!
+//! The threads that are measured tick themselves, as the timer interrupt of a busy core would: a thread of its own would wait
+//! for a CPU, and take one away.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use dma_map::invalidate::SerialFlush;
 use dma_map::mapper::Teardown;
 use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use iova::CoreId;
 use lines::{AtomicU64, CachePadded};
-use report::host;
 
 use crate::alloc::{Best, space};
 
@@ -112,35 +113,35 @@ pub struct Facts {
     pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
-    /// The longest time between two ticks: on a busy machine the thread that ticks runs late, and the bounds on ages
-    /// hold up to that.
+    /// The longest time between two ticks: while the machine keeps every thread from running nobody ticks, and the bounds
+    /// on ages hold up to that.
     pub tick_max_ns: u64,
     /// Whether the documented bound held, up to the longest time between two ticks and 100 µs for what a tick does.
     pub is_within_bound: bool,
 }
 
-/// A mapper, its hardware, and the thread that ticks.
+/// A mapper and its hardware.
 pub struct Rig<T: PageTable + 'static> {
     mapper: Mapper<T>,
     costs: Costs,
     pairs: AtomicU64,
-    stop: Arc<AtomicBool>,
-    tick_max_ns: Arc<AtomicU64>,
-    ticker: Mutex<Option<JoinHandle<()>>>,
+    clock: Arc<Time>,
+    ticks: CachePadded<Ticks>,
+}
+
+/// When whoever comes first ticks. Nothing is passed from one tick to the next: all is relaxed.
+#[derive(Default)]
+struct Ticks {
+    last: AtomicU64,
+    longest: AtomicU64,
 }
 
 impl<T: PageTable + 'static> Rig<T> {
-    /// A mapper for `cores` cores. `tick_on` is the CPU of the thread that ticks.
+    /// A mapper for `cores` cores.
     ///
     /// # Errors
-    /// The policy does not fit, or no thread can be made.
-    pub fn new(
-        table: T,
-        policy: Policy,
-        costs: Costs,
-        cores: usize,
-        tick_on: usize,
-    ) -> Result<Arc<Self>> {
+    /// The policy does not fit.
+    pub fn new(table: T, policy: Policy, costs: Costs, cores: usize) -> Result<Arc<Self>> {
         let clock = Time::shared();
         let hardware = SerialFlush::with_costs(clock.clone(), costs.page_ns, costs.global_ns);
         let domain = Domain {
@@ -149,37 +150,44 @@ impl<T: PageTable + 'static> Rig<T> {
             invalidator: Arc::new(hardware),
             clock: clock.clone(),
         };
-        let mapper = DmaMapper::new(domain, policy, DeviceLimits::default())?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let tick_max_ns = Arc::new(AtomicU64::new(0));
-        let ticker = {
-            let (mapper, stop) = (mapper.clone(), Arc::clone(&stop));
-            let tick_max_ns = Arc::clone(&tick_max_ns);
-            thread::Builder::new()
-                .name("tick".into())
-                .spawn(move || {
-                    // On another CPU it would disturb the one that is measured; it works all the same.
-                    let _ = host::pin(tick_on);
-                    let mut last = clock.now();
-                    while !stop.load(Ordering::Relaxed) {
-                        let now = clock.now();
-                        // The hardware here never fails.
-                        let _ = mapper.tick(now);
-                        tick_max_ns.fetch_max(clock.now() - last, Ordering::Relaxed);
-                        last = now;
-                        thread::sleep(TICK);
-                    }
-                })
-                .context("the thread that ticks")?
-        };
         Ok(Arc::new(Self {
-            mapper,
+            mapper: DmaMapper::new(domain, policy, DeviceLimits::default())?,
             costs,
             pairs: AtomicU64::new(0),
-            stop,
-            tick_max_ns,
-            ticker: Mutex::new(Some(ticker)),
+            clock,
+            ticks: CachePadded::new(Ticks::default()),
         }))
+    }
+
+    /// Ticks if the last tick is [`TICK`] old: to be called by every thread of the load every now and then.
+    #[inline]
+    pub fn tick_when_due(&self) {
+        let now = self.clock.now();
+        let last = self.ticks.last.load(Ordering::Relaxed);
+        if now.saturating_sub(last) >= TICK.as_nanos() as u64 {
+            self.tick(last, now);
+        }
+    }
+
+    #[cold]
+    fn tick(&self, last: u64, now: u64) {
+        let order = Ordering::Relaxed;
+        if self
+            .ticks
+            .last
+            .compare_exchange(last, now, order, order)
+            .is_err()
+        {
+            // Another thread does.
+            return;
+        }
+        // The hardware here never fails.
+        let _ = self.mapper.tick(now);
+        // Before the first one nothing was unmapped.
+        if last > 0 {
+            let took = self.clock.now() - last;
+            self.ticks.longest.fetch_max(took, order);
+        }
     }
 
     /// The handle of core `id`.
@@ -212,7 +220,7 @@ impl<T: PageTable + 'static> Rig<T> {
         } else {
             self.costs.page_ns
         };
-        let tick_max_ns = self.tick_max_ns.load(Ordering::Relaxed);
+        let tick_max_ns = self.ticks.longest.load(Ordering::Relaxed);
         Facts {
             flushed_ns: (commands * each) as f64,
             commands,
@@ -220,17 +228,6 @@ impl<T: PageTable + 'static> Rig<T> {
             tick_max_ns,
             is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
             risk,
-        }
-    }
-}
-
-impl<T: PageTable + 'static> Drop for Rig<T> {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let mut ticker = self.ticker.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ticker) = ticker.take() {
-            // It has no way to panic.
-            let _ = ticker.join();
         }
     }
 }

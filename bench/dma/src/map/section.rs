@@ -50,10 +50,8 @@ pub fn measure(turns: &Turns, record: &mut Record) {
         for threads in [1, 2] {
             let mut rows = Vec::new();
             for (name, policy) in D_POLICIES {
-                rows.push(row(turns, "d", name, policy, threads, flush_ns, || {
-                    Ok(NoTable)
-                }));
-                rows.push(row(turns, "dt", name, policy, threads, flush_ns, table));
+                rows.push(row("d", name, policy, threads, flush_ns, || Ok(NoTable)));
+                rows.push(row("dt", name, policy, threads, flush_ns, table));
             }
             rows.push(bare(threads, flush_ns));
             run(turns, record, rows, threads, flush_ns);
@@ -63,7 +61,6 @@ pub fn measure(turns: &Turns, record: &mut Record) {
 }
 
 fn row<'a, T: PageTable + 'static>(
-    turns: &'a Turns,
     prefix: &str,
     name: &'a str,
     policy: Policy,
@@ -78,8 +75,7 @@ fn row<'a, T: PageTable + 'static>(
         _ => format!("d {name} with tables"),
     };
     let case = Case::new(title, threads, move || -> Result<Tasks> {
-        let tick_on = turns.cpus.last().copied().unwrap_or(0);
-        let rig = Rig::new(table()?, policy, Costs::all(flush_ns), threads, tick_on)?;
+        let rig = Rig::new(table()?, policy, Costs::all(flush_ns), threads)?;
         loops::windows(&rig, threads, &sink)
     });
     Row {
@@ -190,8 +186,7 @@ mod tests {
     fn a_window_over_every_policy_unmaps_what_it_maps() {
         for (name, policy) in D_POLICIES {
             let sink = Sink::default();
-            let rig =
-                Rig::new(table().expect("memory"), policy, Costs::all(0), 2, 0).expect("fits");
+            let rig = Rig::new(table().expect("memory"), policy, Costs::all(0), 2).expect("fits");
             let mut tasks = loops::windows(&rig, 2, &sink).expect("cores");
             for task in &mut tasks {
                 assert_eq!(task.batch(&AtomicBool::new(false)), BATCH, "{name}");

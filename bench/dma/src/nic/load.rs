@@ -154,6 +154,7 @@ impl Load {
     #[inline]
     fn run<const STAMPED: bool>(&mut self) -> u64 {
         let sequence = Arc::clone(&self.sequence);
+        self.rig.tick_when_due();
         let mut packets = 0;
         while packets < PACKETS {
             packets += u64::from(self.step::<STAMPED>(sequence.steps[self.at]));
@@ -225,7 +226,7 @@ mod tests {
         for named in POLICIES {
             let (sink, stamps) = (Sink::default(), Stamps::default());
             let table = table().expect("memory");
-            let rig = Rig::new(table, named.policy, Costs::all(0), 2, 0).expect("fits");
+            let rig = Rig::new(table, named.policy, Costs::all(0), 2).expect("fits");
             let mut tasks =
                 tasks(&rig, &sequence, SMALL, 2, &sink, Some(&stamps)).expect("2 cores");
             for _ in 0..64 {

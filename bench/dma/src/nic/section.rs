@@ -132,7 +132,6 @@ pub fn measure(turns: &Turns, record: &mut Record) {
 
 /// A mapper and its threads, made anew.
 fn make(
-    turns: &Turns,
     named: &Named,
     load: &Load,
     sequence: &Arc<Sequence>,
@@ -140,8 +139,7 @@ fn make(
     sink: &Sink,
     stamps: Option<&Stamps>,
 ) -> Result<Tasks> {
-    let tick_on = turns.cpus.last().copied().unwrap_or(0);
-    let rig = Rig::new(table()?, named.policy, Costs::USUAL, threads, tick_on)?;
+    let rig = Rig::new(table()?, named.policy, Costs::USUAL, threads)?;
     load::tasks(&rig, sequence, load.packets, threads, sink, stamps)
 }
 
@@ -159,7 +157,7 @@ fn shares(
         .zip(&sinks)
         .map(|(named, sink)| {
             Case::new(named.name, threads, move || {
-                make(turns, named, load, sequence, threads, sink, None)
+                make(named, load, sequence, threads, sink, None)
             })
             .fixed()
         })
@@ -232,7 +230,6 @@ fn percentiles(turns: &Turns, record: &mut Record, load: &Load, sequence: &Arc<S
         for threads in 1..=turns.cpus.len().min(2) {
             let stamps = Stamps::default();
             let found = make(
-                turns,
                 named,
                 load,
                 sequence,
@@ -305,6 +302,8 @@ fn risks(record: &mut Record, worst: &[Worst]) {
         let contract = &facts.risk.contract;
         record.number(&stale, worst.stale_max as f64, 0);
         record.number(&age, worst.age_ns as f64 / 1e3, 1);
+        let between = format!("{}_tick_max_us", named.name);
+        record.number(&between, worst.tick_max_ns as f64 / 1e3, 1);
         let bound = contract.max_stale.map(|most| most as f64);
         let bound_us = contract.max_age_ns.map(|ns| ns as f64 / 1e3);
         for (key, value) in [("bound", bound), ("bound_us", bound_us)] {
