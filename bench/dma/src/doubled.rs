@@ -12,12 +12,19 @@
 //! allocator's loop, which keeps the core busy, does not: threads that share nothing slow each other down, which the
 //! prescribed ratio takes for a cost of sharing. The control does not.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use report::median;
 
+use crate::alloc::loops::{Sizes, WINDOW};
+use crate::alloc::subject::{Apart, Ours};
+use crate::alloc::{self, Best, space};
+use crate::map::rig;
 use crate::measure::primitives::private;
 use crate::measure::{Case, Outcome, Tasks, Turn, Turns};
 use crate::record::Record;
+use crate::table;
 
 /// How often a ratio takes turns, against other figures: it is of two that both vary.
 const RUNS: usize = 2;
@@ -32,12 +39,15 @@ pub struct Layout {
 }
 
 /// A loop that is measured on one thread and on two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub struct Loop {
     /// Its name in keys.
     pub name: &'static str,
     /// For people.
     pub title: &'static str,
+    /// The target is a throughput; otherwise a time.
+    is_throughput: bool,
+    make: fn(Layout) -> Result<Tasks>,
 }
 
 /// The loops, in the order of the results page.
@@ -45,20 +55,45 @@ pub const LOOPS: [Loop; 4] = [
     Loop {
         name: "a1",
         title: "a-1",
+        is_throughput: false,
+        make: |layout| windows(layout, WINDOW, Sizes::One),
     },
     Loop {
         name: "c1",
         title: "c-1",
+        is_throughput: false,
+        make: |layout| windows(layout, WINDOW, Sizes::UpTo32 { shift: 20 }),
     },
     Loop {
         name: "slow",
         title: "a-1 with 65,536 ranges",
+        is_throughput: true,
+        make: |layout| windows(layout, 65_536, Sizes::One),
     },
     Loop {
         name: "map_unmap",
         title: "p-256 with allocated pages",
+        is_throughput: false,
+        make: map_unmap,
     },
 ];
+
+fn windows(layout: Layout, window: usize, sizes: Sizes) -> Result<Tasks> {
+    let Layout { threads, spaces } = layout;
+    let each = |_| Ok(Ours(Best::new(space()?, threads / spaces)?));
+    let spaces = (0..spaces).map(each).collect::<Result<_>>()?;
+    alloc::loops::windows(&Apart(spaces), threads, window, 1, sizes)
+}
+
+fn map_unmap(layout: Layout) -> Result<Tasks> {
+    let Layout { threads, spaces } = layout;
+    let each = |_| {
+        let allocator = Best::new(space()?, threads / spaces)?;
+        Ok((Arc::new(rig::table()?), allocator))
+    };
+    let spaces = (0..spaces).map(each).collect::<Result<Vec<_>>>()?;
+    table::loops::allocated(&spaces, threads, 256)
+}
 
 /// The cases: their names in keys, for people, and what their threads work on; `None` for random numbers.
 const CASES: [(&str, &str, usize, Option<usize>); 5] = [
@@ -69,27 +104,30 @@ const CASES: [(&str, &str, usize, Option<usize>); 5] = [
     ("private", "random numbers, two threads", 2, None),
 ];
 
-/// Measures a loop, whose threads `make` makes, and records rows `NAME_CASE`, ratios of times `NAME_2thr_times`,
-/// `NAME_2thr_control_times` and `NAME_2thr_vs_separate_times`, and for the target `NAME_2thr_ratio` (`_raw` beside it) and
-/// `NAME_2thr_vs_separate`. Where the target is a throughput (`is_throughput`), the latter two are of throughputs.
-pub fn measure(
-    turns: &Turns,
-    record: &mut Record,
-    name: &str,
-    is_throughput: bool,
-    make: impl Fn(Layout) -> Result<Tasks>,
-) {
-    let Some(of) = LOOPS.iter().find(|of| of.name == name) else {
-        unreachable!("{name} is not listed");
-    };
-    let make = &make;
+/// Measures all of them.
+pub fn measure(turns: &Turns, record: &mut Record) {
+    for of in &LOOPS {
+        double(turns, record, of);
+    }
+}
+
+/// Measures a loop and records rows `NAME_CASE`, ratios of times `NAME_2thr_times`, `NAME_2thr_control_times` and
+/// `NAME_2thr_vs_separate_times`, and for the target `NAME_2thr_ratio` (`_raw` beside it) and `NAME_2thr_vs_separate`. Where the
+/// target is a throughput, the latter two are of throughputs.
+fn double(turns: &Turns, record: &mut Record, of: &Loop) {
+    let &Loop {
+        name,
+        title,
+        is_throughput,
+        make,
+    } = of;
     let cases = CASES.map(|(_, title, threads, spaces)| {
         Case::new(title, threads, move || match spaces {
             Some(spaces) => make(Layout { threads, spaces }),
             None => Ok((0..threads).map(private).collect()),
         })
     });
-    record.section(&format!("two threads against one: {}", of.title));
+    record.section(&format!("two threads against one: {title}"));
     let found = turns.with_runs(turns.runs * RUNS).measure(&cases);
     for ((of, case), outcome) in CASES.iter().zip(&cases).zip(&found) {
         record.row(&format!("{name}_{}", of.0), case, outcome, "");
@@ -102,8 +140,9 @@ pub fn measure(
         ratio(separate, one),
         ratio(shared, separate),
     );
-    // The least of both: a thread that others kept from running would flatter the ratio that is divided.
-    let random = both.ns.min / alone.ns.min;
+    // The lesser of two ways to see it: random numbers that others disturbed would flatter what is divided by them.
+    let random = ratio(both, alone).min(both.ns.min / alone.ns.min);
+    record.number(&format!("{name}_2thr_random_times"), random, 3);
     for (key, times) in [
         ("times", raw),
         ("control_times", apart),

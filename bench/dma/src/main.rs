@@ -3,7 +3,8 @@
 //! | section | what |
 //! |---|---|
 //! | `alloc` | the loops a, b, c over every allocator of `iova` and three crates of other people |
-//! | `table` | p-S over the lock-free table and the locked ones, and through the real allocator |
+//! | `table` | p-S over the lock-free table and the locked ones |
+//! | `two` | two threads against one, beside two that share nothing: a-1, c-1, map and unmap through the real allocator |
 //! | `map` | the loops d: deferred and strict policies, with and without tables |
 //! | `nic` | a network card's load: the share of `off` that each policy reaches; stale mappings; percentiles |
 //! | `memory` | leaf tables after c-1 and after an epoch; table pages over a hundred iterations |
@@ -69,9 +70,10 @@ struct Args {
 type Section = fn(&Turns, &mut Record);
 
 /// The sections, in their order.
-const SECTIONS: [(&str, Section); 7] = [
+const SECTIONS: [(&str, Section); 8] = [
     ("alloc", alloc::section::measure),
     ("table", table::section::measure),
+    ("two", doubled::measure),
     ("map", map::section::measure),
     ("nic", nic::section::measure),
     ("memory", memory::measure),

@@ -22,7 +22,7 @@ fn run(directory: &Path, more: &[&str]) -> String {
 #[test]
 fn a_quick_run_writes_figures_plots_and_a_page() {
     let directory = env::temp_dir().join(format!("dma-bench-{}", std::process::id()));
-    let sections = ["table", "map", "memory", "model"];
+    let sections = ["table", "two", "map", "memory", "model"];
     let only: Vec<_> = sections.iter().flat_map(|name| ["--only", name]).collect();
     let text = run(&directory, &only);
     assert!(text.contains("floor"), "{text}");
@@ -33,6 +33,7 @@ fn a_quick_run_writes_figures_plots_and_a_page() {
     }
     for key in [
         "map_unmap_ns",
+        "map_unmap_2thr_vs_separate",
         "deferred_ns",
         "leaf_tables_c1",
         "leaf_tables_after_epoch",

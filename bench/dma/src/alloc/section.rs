@@ -8,9 +8,8 @@ use iova::{
 use report::Measured;
 
 use super::loops::{self, Sizes, WINDOW};
-use super::subject::{Apart, Identity, Nothing, OnePage, Ours, Subject};
+use super::subject::{Identity, Nothing, OnePage, Ours, Subject};
 use super::{Best, peers, quoted, space};
-use crate::doubled::{self, Layout};
 use crate::measure::{Case, Outcome, Tasks, Turn, Turns, scale};
 use crate::record::Record;
 
@@ -225,7 +224,6 @@ pub fn measure(turns: &Turns, record: &mut Record) {
         }
     }
     derive(record);
-    double(turns, record);
 }
 
 /// What the notes have beside a row.
@@ -264,22 +262,6 @@ fn net(record: &mut Record, key: &str, ours: &Outcome, control: &Outcome) {
     if let (Some(raw), Some(scaled)) = (raw, scaled) {
         record.measured(key, &scaled, 2);
         record.measured(&format!("{key}_raw"), &raw, 2);
-    }
-}
-
-/// Two threads against one, for the allocator that the targets are about.
-fn double(turns: &Turns, record: &mut Record) {
-    for (name, window, sizes) in [
-        ("a1", WINDOW, Sizes::One),
-        ("c1", WINDOW, C1),
-        ("slow", 65536, Sizes::One),
-    ] {
-        doubled::measure(turns, record, name, name == "slow", |layout| {
-            let Layout { threads, spaces } = layout;
-            let space = |_| Ok(Ours(Best::new(space()?, threads / spaces)?));
-            let spaces = (0..spaces).map(space).collect::<Result<_>>()?;
-            loops::windows(&Apart(spaces), threads, window, 1, sizes)
-        });
     }
 }
 

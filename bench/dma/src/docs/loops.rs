@@ -62,14 +62,13 @@ pub fn doubled(page: &mut Page, figures: &Object) {
     let rows = LOOPS.iter().map(|of| {
         let get = |suffix: &str| figures.get(&format!("{}_{suffix}", of.name));
         let ns = |row: &str| ns(figures, &format!("{}_{row}_ns_raw", of.name));
-        let (alone, both) = (get("private_1thr_ns_raw"), get("private_2thr_ns_raw"));
         vec![
             of.title.to_owned(),
             or_dash(get("shared_2thr_rtt_ns"), 0),
             ns("one_1thr"),
             ns("shared_2thr"),
             ns("separate_2thr"),
-            or_dash(alone.zip(both).map(|(alone, both)| both / alone), 3),
+            or_dash(get("2thr_random_times"), 3),
             or_dash(get("2thr_times"), 3),
             or_dash(get("2thr_control_times"), 3),
             or_dash(get("2thr_vs_separate_times"), 3),

@@ -1,4 +1,4 @@
-//! p-S over the tables, and what two threads through the real allocator cost.
+//! p-S over the tables.
 
 use std::sync::Arc;
 
@@ -6,8 +6,6 @@ use anyhow::Result;
 use dma_map::table::{GlobalLockTable, HostMemory, PageTable, RwLockTable, VtdSecondLevel};
 
 use super::loops::{self, Split};
-use crate::alloc::{Best, space};
-use crate::doubled::{self, Layout};
 use crate::map::rig::{self, CONFIG};
 use crate::measure::{Case, Turns};
 use crate::record::Record;
@@ -73,7 +71,9 @@ pub fn measure(turns: &Turns, record: &mut Record) {
             }
         }
     }
-    through_the_allocator(turns, record);
+    let alone = record.get("p256_alone_lock_free_1thr_ns_raw");
+    let scaled = record.get("p256_alone_lock_free_1thr_ns");
+    record.both("map_unmap_ns", alone, scaled, 2);
 }
 
 fn plain<'a, T: PageTable + 'static>(
@@ -86,19 +86,4 @@ fn plain<'a, T: PageTable + 'static>(
     Case::new(title, threads, move || {
         loops::pairs(&Arc::new(table()?), threads, pages, split)
     })
-}
-
-fn through_the_allocator(turns: &Turns, record: &mut Record) {
-    let alone = record.get("p256_alone_lock_free_1thr_ns_raw");
-    let scaled = record.get("p256_alone_lock_free_1thr_ns");
-    record.both("map_unmap_ns", alone, scaled, 2);
-    doubled::measure(turns, record, "map_unmap", false, |layout| {
-        let Layout { threads, spaces } = layout;
-        let space = |_| {
-            let allocator = Best::new(space()?, threads / spaces)?;
-            Ok((Arc::new(rig::table()?), allocator))
-        };
-        let spaces = (0..spaces).map(space).collect::<Result<Vec<_>>>()?;
-        loops::allocated(&spaces, threads, 256)
-    });
 }
