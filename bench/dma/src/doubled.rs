@@ -15,14 +15,13 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use report::median;
 
 use crate::alloc::loops::{Sizes, WINDOW};
 use crate::alloc::subject::{Apart, Ours};
 use crate::alloc::{self, Best, space};
 use crate::map::rig;
 use crate::measure::primitives::private;
-use crate::measure::{Case, Outcome, Tasks, Turn, Turns};
+use crate::measure::{Case, Outcome, Tasks, Turns};
 use crate::record::Record;
 use crate::table;
 
@@ -169,49 +168,8 @@ fn double(turns: &Turns, record: &mut Record, of: &Loop) {
     );
 }
 
-/// The median of the ratios of each turn: of those in which nothing was disturbed, or of all where there are none.
+/// The median of the turns' ratios.
 fn ratio(this: &Outcome, other: &Outcome) -> f64 {
-    let pairs = || this.runs.iter().zip(&other.runs);
-    let of = |(this, other): (&Turn, &Turn)| this.ns / other.ns;
-    let is_quiet = |(this, other): &(&Turn, &Turn)| !this.is_disturbed && !other.is_disturbed;
-    match pairs().any(|pair| is_quiet(&pair)) {
-        true => median(pairs().filter(is_quiet).map(of)),
-        false => median(pairs().map(of)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use report::Measured;
-
-    fn outcome(runs: &[(f64, bool)]) -> Outcome {
-        let turn = |&(ns, is_disturbed): &(f64, bool)| Turn {
-            ns,
-            mps: 1e3 / ns,
-            pairs: 1,
-            beside_ns: None,
-            is_disturbed,
-        };
-        let all = Measured::of([1.0]).expect("a run");
-        Outcome {
-            ns: all,
-            scaled_ns: None,
-            mps: all,
-            rtt_ns: None,
-            floor_ns: None,
-            disturbed: 0,
-            runs: runs.iter().map(turn).collect(),
-        }
-    }
-
-    #[test]
-    fn ratios_are_made_turn_by_turn_and_of_quiet_turns() {
-        // A machine half as fast in the second turn: no ratio of medians shows that they are equal.
-        let this = outcome(&[(10.0, false), (20.0, false), (90.0, true)]);
-        let other = outcome(&[(10.0, false), (20.0, false), (10.0, false)]);
-        assert_eq!(ratio(&this, &other), 1.0);
-        let disturbed = outcome(&[(30.0, true), (20.0, true), (10.0, true)]);
-        assert_eq!(ratio(&disturbed, &other), 1.0);
-    }
+    let of = this.turn_by_turn(other, |this, other| Some(this.ns / other.ns));
+    of.map_or(f64::NAN, |of| of.median)
 }

@@ -5,12 +5,11 @@ use iova::{
     EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, SlabAllocator,
     TreeAllocator,
 };
-use report::Measured;
 
 use super::loops::{self, Sizes, WINDOW};
 use super::subject::{Identity, Nothing, OnePage, Ours, Subject};
 use super::{Best, peers, quoted, space};
-use crate::measure::{Case, Outcome, Tasks, Turn, Turns, scale};
+use crate::measure::{Case, Outcome, Tasks, Turns, scale};
 use crate::record::Record;
 
 /// A loop and how many threads run it.
@@ -250,15 +249,11 @@ fn derive(record: &mut Record) {
 
 /// b-B net of its control: turn by turn, each by the round trips beside both.
 fn net(record: &mut Record, key: &str, ours: &Outcome, control: &Outcome) {
-    let pairs = || ours.runs.iter().zip(&control.runs);
-    let is_quiet = |(ours, control): &(&Turn, &Turn)| !ours.is_disturbed && !control.is_disturbed;
-    let any_quiet = pairs().any(|pair| is_quiet(&pair));
-    let of = || pairs().filter(move |pair| is_quiet(pair) || !any_quiet);
-    let raw = Measured::of(of().map(|(ours, control)| ours.ns - control.ns));
-    let scaled = Measured::of(of().filter_map(|(ours, control)| {
+    let raw = ours.turn_by_turn(control, |ours, control| Some(ours.ns - control.ns));
+    let scaled = ours.turn_by_turn(control, |ours, control| {
         let rtt = f64::midpoint(ours.beside_ns?, control.beside_ns?);
         Some(scale::by_round_trip(ours.ns - control.ns, rtt))
-    }));
+    });
     if let (Some(raw), Some(scaled)) = (raw, scaled) {
         record.measured(key, &scaled, 2);
         record.measured(&format!("{key}_raw"), &raw, 2);

@@ -11,7 +11,7 @@ use super::policies::DEFERRED_256;
 use super::rig::{Costs, Facts, Rig, table};
 use crate::alloc::subject::Ours;
 use crate::alloc::{Best, space};
-use crate::measure::{Case, Tasks, Turns};
+use crate::measure::{Case, Outcome, Scale, Tasks, Turn, Turns};
 use crate::record::Record;
 
 /// The policies of the loops d: those that keep no mappings, for here no page comes back.
@@ -54,7 +54,10 @@ pub fn measure(turns: &Turns, record: &mut Record) {
                 rows.push(row("dt", name, policy, threads, flush_ns, table));
             }
             rows.push(bare(threads, flush_ns));
-            run(turns, record, rows, threads, flush_ns);
+            let found = run(turns, record, rows, threads, flush_ns);
+            if (threads, flush_ns) == (2, 500) {
+                derive_together(record, &found);
+            }
         }
     }
     derive(record);
@@ -99,7 +102,14 @@ fn bare<'a>(threads: usize, flush_ns: u64) -> Row<'a> {
     }
 }
 
-fn run(turns: &Turns, record: &mut Record, rows: Vec<Row<'_>>, threads: usize, flush_ns: u64) {
+/// Measures the rows, and gives what was found about each key.
+fn run(
+    turns: &Turns,
+    record: &mut Record,
+    rows: Vec<Row<'_>>,
+    threads: usize,
+    flush_ns: u64,
+) -> Vec<(String, Result<Outcome>)> {
     let s = if threads == 1 { "" } else { "s" };
     record.section(&format!(
         "d: unmap the oldest of 256, map another; {threads} thread{s}, a command takes {flush_ns} ns"
@@ -109,8 +119,9 @@ fn run(turns: &Turns, record: &mut Record, rows: Vec<Row<'_>>, threads: usize, f
         .map(|row| (row.case, (row.key, row.sink, row.policy)))
         .unzip();
     let found = turns.measure(&cases);
-    for ((case, (key, sink, policy)), outcome) in cases.iter().zip(others).zip(&found) {
-        record.row(&key, case, outcome, quoted(policy, threads, flush_ns));
+    let mut keyed = Vec::new();
+    for ((case, (key, sink, policy)), outcome) in cases.iter().zip(others).zip(found) {
+        record.row(&key, case, &outcome, quoted(policy, threads, flush_ns));
         let facts = sink.take();
         let of = |value: &dyn Fn(&Facts) -> f64| {
             Measured::of(facts.iter().map(|of| value(of) / of.pairs.max(1) as f64))
@@ -123,7 +134,9 @@ fn run(turns: &Turns, record: &mut Record, rows: Vec<Row<'_>>, threads: usize, f
                 record.number(&format!("{key}_{threads}thr_{name}"), found.median, digits);
             }
         }
+        keyed.push((key, outcome));
     }
+    keyed
 }
 
 fn quoted(policy: &str, threads: usize, flush_ns: u64) -> &'static str {
@@ -137,14 +150,56 @@ fn quoted(policy: &str, threads: usize, flush_ns: u64) -> &'static str {
     }
 }
 
-/// What two threads reach together, in millions per second: as measured, and scaled beyond the flush.
-fn mps(record: &Record, policy: &str) -> Option<(f64, f64)> {
-    let key = format!("d_{policy}_f500_2thr");
-    let raw = record.get(&format!("{key}_mps_raw"))?;
-    let flushed = record.get(&format!("{key}_flushed_ns"))?;
-    let rtt = record.get(&format!("{key}_rtt_ns"))?;
-    let scaled = record.scale().beyond_flush(1000.0 / raw, flushed, rtt);
-    Some((raw, 1000.0 / scaled))
+/// What two threads reach together through a policy, turn by turn.
+struct Together<'a> {
+    outcome: &'a Outcome,
+    scale: Scale,
+    flushed_ns: f64,
+}
+
+impl<'a> Together<'a> {
+    fn new(record: &Record, policy: &str, found: &'a [(String, Result<Outcome>)]) -> Option<Self> {
+        let key = format!("d_{policy}_f500");
+        let (_, outcome) = found.iter().find(|(of, _)| *of == key)?;
+        Some(Self {
+            outcome: outcome.as_ref().ok()?,
+            scale: record.scale(),
+            flushed_ns: record.get(&format!("{key}_2thr_flushed_ns"))?,
+        })
+    }
+
+    /// Millions per second of a run, scaled beyond the flush.
+    fn scaled(&self, run: &Turn) -> Option<f64> {
+        let ns = 1000.0 / run.mps;
+        let scaled = self.scale.beyond_flush(ns, self.flushed_ns, run.beside_ns?);
+        Some(1000.0 / scaled)
+    }
+}
+
+/// The targets of two threads and a flush of 500 ns.
+fn derive_together(record: &mut Record, found: &[(String, Result<Outcome>)]) {
+    let of = |record: &Record, policy| Together::new(record, policy, found);
+    let (lock, combining) = (of(record, "strict_lock"), of(record, "strict_combining"));
+    let median = |measured: Option<Measured>| measured.map(|of| of.median);
+    if let Some(lock) = lock {
+        for (key, this) in [
+            ("strict_2thr_500ns_vs_lock", &of(record, "strict")),
+            ("combining_2thr_500ns_vs_lock", &combining),
+        ] {
+            let Some(this) = this else { continue };
+            let compare = |of: &dyn Fn(&Turn, &Turn) -> Option<f64>| {
+                median(this.outcome.turn_by_turn(lock.outcome, of))
+            };
+            let raw = compare(&|this, lock| Some(this.mps / lock.mps));
+            let scaled = compare(&|run, of_lock| Some(this.scaled(run)? / lock.scaled(of_lock)?));
+            record.both(key, raw, scaled, 3);
+        }
+    }
+    if let Some(this) = combining {
+        let of = this.outcome;
+        let scaled = median(of.turn_by_turn(of, |run, _| this.scaled(run)));
+        record.both("combining_2thr_500ns_mps", Some(of.mps.median), scaled, 3);
+    }
 }
 
 fn derive(record: &mut Record) {
@@ -155,22 +210,6 @@ fn derive(record: &mut Record) {
     let deferred = record.get("dt_deferred_f0_1thr_ns_raw");
     let scaled = record.get("dt_deferred_f0_1thr_ns");
     record.both("deferred_table_ns", deferred, scaled, 2);
-    let lock = mps(record, "strict_lock");
-    for (key, policy) in [
-        ("strict_2thr_500ns_vs_lock", "strict"),
-        ("combining_2thr_500ns_vs_lock", "strict_combining"),
-    ] {
-        if let (Some((raw, scaled)), Some((lock_raw, lock))) = (mps(record, policy), lock) {
-            record.both(key, Some(raw / lock_raw), Some(scaled / lock), 3);
-        }
-    }
-    let combining = mps(record, "strict_combining");
-    record.both(
-        "combining_2thr_500ns_mps",
-        combining.map(|(raw, _)| raw),
-        combining.map(|(_, scaled)| scaled),
-        3,
-    );
 }
 
 #[cfg(test)]

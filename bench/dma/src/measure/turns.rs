@@ -111,6 +111,25 @@ pub struct Outcome {
     pub runs: Vec<Turn>,
 }
 
+impl Outcome {
+    /// What each turn says about this case and another one of the same turns: of the turns in which neither was disturbed; of
+    /// all, where there is none. A machine that becomes slower from turn to turn does so for both.
+    pub fn turn_by_turn(
+        &self,
+        other: &Self,
+        of: impl Fn(&Turn, &Turn) -> Option<f64>,
+    ) -> Option<Measured> {
+        let pairs = || self.runs.iter().zip(&other.runs);
+        let is_quiet = |this: &Turn, other: &Turn| !this.is_disturbed && !other.is_disturbed;
+        let any_quiet = pairs().any(|(this, other)| is_quiet(this, other));
+        Measured::of(
+            pairs()
+                .filter(|(this, other)| is_quiet(this, other) || !any_quiet)
+                .filter_map(|(this, other)| of(this, other)),
+        )
+    }
+}
+
 /// How runs are made.
 #[derive(Clone, Debug)]
 pub struct Turns {
@@ -318,5 +337,25 @@ mod tests {
         assert_eq!((some.scaled_ns, some.floor_ns), (None, None));
         let all = outcome(&case, vec![turn(90.0, 1.0, true), turn(10.0, 1.0, true)]);
         assert_eq!((all.ns.max, all.disturbed), (90.0, 2));
+    }
+
+    #[test]
+    fn cases_are_compared_turn_by_turn_and_in_quiet_turns() {
+        let of = |runs: &[(f64, bool)]| {
+            let case = Case::new("two", 2, || bail!("not run"));
+            let turn = |&(ns, is_disturbed): &(f64, bool)| turn(ns, 200.0, is_disturbed);
+            outcome(&case, runs.iter().map(turn).collect())
+        };
+        let ratio = |this: &Outcome, other: &Outcome| {
+            let found = this.turn_by_turn(other, |this, other| Some(this.ns / other.ns));
+            found.map(|found| (found.min, found.max))
+        };
+        // A machine half as fast in the second turn: the ratio of the medians would not be 1.
+        let this = of(&[(10.0, false), (20.0, false), (90.0, true)]);
+        let other = of(&[(10.0, false), (20.0, false), (10.0, false)]);
+        assert_eq!(ratio(&this, &other), Some((1.0, 1.0)));
+        let disturbed = of(&[(30.0, true), (20.0, true), (10.0, true)]);
+        assert_eq!(ratio(&disturbed, &other), Some((1.0, 3.0)));
+        assert_eq!(this.turn_by_turn(&other, |_, _| None), None);
     }
 }
