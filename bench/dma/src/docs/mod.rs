@@ -75,7 +75,7 @@ fn head(page: &mut Page, figures: &Object) {
     page.line(
         "which share nothing; with flushes of fixed length only what lies beyond them scales.\n",
     );
-    page.line("A turn waits up to 0.3 s for CPUs that are 90 % idle. A run of two threads counts if both ran for 98.5 % of it, and");
+    page.line("A turn, and a run that is repeated, waits up to 0.3 s for CPUs that are 90 % idle. A run of two threads counts if both ran for 98.5 % of it, and");
     page.line("has three attempts. What was disturbed in all three is left out where the row has other runs; where it has none, the");
     page.line("figure bears a †.\n");
     for (key, name) in [
@@ -106,7 +106,7 @@ fn head(page: &mut Page, figures: &Object) {
         sum("2thr_runs")
     ));
     page.line(&format!(
-        "- turns that began on CPUs that were not idle: {}",
+        "- turns and repeated runs that did not find the CPUs idle: {}",
         or_dash(figures.get("busy_turns"), 0)
     ));
 }

@@ -2,7 +2,7 @@
 //!
 //! A processor that shares a core with somebody else's runs faster or slower from second to second. So every run has
 //! the primitive that it is scaled by right before and after it: one thread the floor, two a cache line's round trip.
-//! A turn waits a little for CPUs that are not idle. A run of two threads counts if both were running for 98.5 % of
+//! A turn, and a run that is repeated, waits a little for CPUs that are not idle. A run of two threads counts if both were running for 98.5 % of
 //! it (time that the hypervisor gave to others is none of theirs); it has three attempts, and what was disturbed in
 //! all of them is counted, and left out where another turn was not.
 
@@ -139,7 +139,7 @@ pub struct Turns {
     pub runs: usize,
     /// The CPUs to use.
     pub cpus: Vec<usize>,
-    /// Turns that began though others used the CPUs.
+    /// Waits for idle CPUs that were given up.
     pub busy: Cell<usize>,
 }
 
@@ -222,6 +222,7 @@ impl Turns {
             if !case.is_disturbed(&found) {
                 break;
             }
+            self.wait_for_others();
         }
         let (run, beside_ns) = best.expect("there was an attempt");
         let is_alone = case.threads == 1;

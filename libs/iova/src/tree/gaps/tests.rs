@@ -1,0 +1,70 @@
+//! Shapes of the tree, and `natural` against its definition.
+
+use super::node::natural;
+use super::*;
+
+/// The definition, tried out.
+fn natural_by_trying(first: u64, last: u64) -> u64 {
+    (1..=last + 1 - first)
+        .filter(|&pages| {
+            let order = crate::wanted::order_of(pages);
+            (first..=last).any(|at| at % (1 << order) == 0 && at + pages - 1 <= last)
+        })
+        .max()
+        .expect("one page always fits")
+}
+
+/// Every second page is a gap, then runs of them vanish in every order; full and nearly empty nodes lie side by
+/// side.
+#[test]
+fn nodes_split_join_and_vanish() {
+    const GAPS: u64 = 6000;
+    for run in [1, 3, 40, 500, GAPS] {
+        let mut gaps = Gaps::new(&[]);
+        gaps.top = 2 * GAPS;
+        let mut left = std::collections::BTreeSet::new();
+        for step in 0..GAPS {
+            // 7 and 6000 have no common factor.
+            let page = 1 + step * 7 % GAPS * 2;
+            gaps.give(page, page);
+            left.insert(page);
+        }
+        gaps.check();
+        let mut seed = run;
+        while !left.is_empty() {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(11);
+            let from = (seed >> 33) % (2 * GAPS);
+            let doomed: Vec<u64> = left.range(from..).copied().take(run as usize).collect();
+            // Downwards, each run in turn.
+            for &page in doomed.iter().rev() {
+                assert_eq!(gaps.take(1, 0, page), Some(page));
+                left.remove(&page);
+            }
+            if left.len() % 16 == 0 || run > 3 {
+                gaps.check();
+            }
+            if doomed.is_empty() {
+                let &lowest = left.first().expect("not empty");
+                assert_eq!(gaps.take(1, 0, lowest), Some(lowest));
+                left.remove(&lowest);
+            }
+        }
+        gaps.check();
+        assert_eq!((gaps.height, gaps.holds(1, 1)), (1, false));
+    }
+}
+
+#[test]
+fn natural_is_the_largest_aligned_request_that_fits() {
+    for first in 0..70 {
+        for last in first..140 {
+            assert_eq!(
+                natural(first, last),
+                natural_by_trying(first, last),
+                "{first}..={last}"
+            );
+        }
+    }
+    let top = (1 << 52) - 1;
+    assert_eq!((natural(0, top), natural(1, top)), (1 << 52, 1 << 51));
+}
