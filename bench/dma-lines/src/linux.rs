@@ -11,7 +11,7 @@
 //! under the lock, letting go of it between two looks. That the hardware writes these states is not counted.
 
 use anyhow::Result;
-use lines::probe::{self, Machine, touch_read, touch_write};
+use lines::probe::{touch_read, touch_write};
 use lines::{CachePadded, Lock};
 
 use crate::alloc::{WINDOW, random_turns};
@@ -164,8 +164,7 @@ impl Queue {
 pub fn strict(cores: usize) -> Result<PerOp> {
     let queue = CachePadded::new(Lock::new(Queue::new()));
     let rounds = Rounds::default();
-    let ops = (256 / cores).max(2);
-    let play = |machine, ops| {
+    turns::count(cores, |machine, ops| {
         turns::run(
             machine,
             &rounds,
@@ -190,12 +189,7 @@ pub fn strict(cores: usize) -> Result<PerOp> {
                 Ok(())
             },
         )
-    };
-    let mut machine = play(Machine::new(), 1)?;
-    machine.clear();
-    probe::resume(play(machine, ops)?);
-    let counts = probe::stop().unwrap_or_default();
-    Ok(PerOp::of(counts, (ops * cores) as u64))
+    })
 }
 
 #[cfg(test)]

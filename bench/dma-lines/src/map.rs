@@ -13,7 +13,7 @@ use dma_map::{
 };
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
 use lines::CachePadded;
-use lines::probe::{self, Machine};
+use lines::probe;
 
 use crate::alloc::{WINDOW, claim, random_turns};
 use crate::turns::{self, Rounds};
@@ -198,8 +198,7 @@ where
     let rounds = Rounds::default();
     let hardware = Hardware::new(rounds.clone(), FLUSH_ROUNDS);
     let mut workers = workers(allocator, hardware, cores, policy)?;
-    let ops = (256 / cores).max(2);
-    let mut play = |machine, ops| {
+    turns::count(cores, |machine, ops| {
         turns::run(machine, &rounds, &mut workers, |_, worker, hand_over| {
             for _ in 0..2 * ops {
                 worker.turn()?;
@@ -207,12 +206,7 @@ where
             }
             Ok(())
         })
-    };
-    let mut machine = play(Machine::new(), 1)?;
-    machine.clear();
-    probe::resume(play(machine, ops)?);
-    let counts = probe::stop().unwrap_or_default();
-    Ok(PerOp::of(counts, (ops * cores) as u64))
+    })
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use lines::probe::{self, Machine};
 
+use crate::PerOp;
+
 /// Rounds that have passed: the time of simulated hardware.
 #[derive(Debug, Clone, Default)]
 pub struct Rounds(Arc<AtomicU64>);
@@ -141,6 +143,23 @@ pub fn run<T: Send>(
     outcomes.into_iter().collect::<Result<()>>()?;
     let machine = turns.state().machine.take();
     machine.ok_or_else(|| anyhow!("the machine was lost"))
+}
+
+/// Counts what all cores do at once, a few operations each: `play` makes so many of each core on a machine, and does so once
+/// before counting begins.
+///
+/// # Errors
+/// Those of `play`.
+pub fn count(
+    cores: usize,
+    mut play: impl FnMut(Machine, usize) -> Result<Machine>,
+) -> Result<PerOp> {
+    let ops = (256 / cores).max(2);
+    let mut machine = play(Machine::new(), 1)?;
+    machine.clear();
+    probe::resume(play(machine, ops)?);
+    let counts = probe::stop().unwrap_or_default();
+    Ok(PerOp::of(counts, (ops * cores) as u64))
 }
 
 #[cfg(test)]

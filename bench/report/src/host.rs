@@ -8,6 +8,8 @@ use std::{fmt, fs, io, thread};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::Measured;
+
 /// What a figure is worth nothing without.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
@@ -88,11 +90,11 @@ const RUNS: usize = 2001;
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// A cache line's round trip between two CPUs, nanoseconds: the median of many short runs and the fastest.
+/// A cache line's round trip between two CPUs, nanoseconds, over many short runs.
 ///
 /// # Errors
 /// The CPUs cannot be used.
-pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
+pub fn round_trip(here: usize, there: usize) -> io::Result<Measured> {
     round_trip_of(here, there, RUNS)
 }
 
@@ -100,7 +102,7 @@ pub fn round_trip(here: usize, there: usize) -> io::Result<(f64, f64)> {
 ///
 /// # Errors
 /// The CPUs cannot be used.
-pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<(f64, f64)> {
+pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<Measured> {
     let count = count.max(1);
     let lines = Arc::new((Line::default(), Line::default()));
     let trips = TRIPS * (count as u64 + 1);
@@ -137,8 +139,7 @@ pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<(f64
     pinned?;
     echo.join()
         .map_err(|_| io::Error::other("the echo thread panicked"))??;
-    runs.sort_by(f64::total_cmp);
-    Ok((runs[count / 2], runs[0]))
+    Measured::of(runs).ok_or_else(|| io::Error::other("no run"))
 }
 
 /// The least part of the next `time` that one of these CPUs is idle, 0 to 1; 1 where the kernel does not say. It

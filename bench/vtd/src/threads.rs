@@ -1,6 +1,6 @@
-//! What needs two cores: the reaction to a guest's store, and the cache line's own round trip beside it.
+//! What needs two cores: the reaction to a guest's store.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -16,10 +16,6 @@ use crate::measure;
 /// Round trips in one run.
 const TRIPS: u32 = 20_000;
 const RUNS: usize = 15;
-
-/// On its own cache line, so that nothing else moves with it.
-#[repr(align(128))]
-struct Line(AtomicU64);
 
 /// A sidecore thread sweeps the page; this thread plays the vCPU: queue a wait, store IQT, spin on status.
 pub fn reaction() -> Result<Measured> {
@@ -53,38 +49,6 @@ pub fn reaction() -> Result<Measured> {
             }
         }
         stop.store(true, Ordering::Relaxed);
-    });
-    Ok(measure::of(runs))
-}
-
-/// One cache line, there and back.
-pub fn pingpong() -> Result<Measured> {
-    let (there, back) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
-    let trips = u64::from(TRIPS) * (RUNS as u64 + 1);
-    let mut runs = Vec::new();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for i in 1..=trips {
-                while there.0.load(Ordering::Acquire) != i {
-                    std::hint::spin_loop();
-                }
-                back.0.store(i, Ordering::Release);
-            }
-        });
-        let mut i = 0;
-        for run in 0..=RUNS {
-            let start = Instant::now();
-            for _ in 0..TRIPS {
-                i += 1;
-                there.0.store(i, Ordering::Release);
-                while back.0.load(Ordering::Acquire) != i {
-                    std::hint::spin_loop();
-                }
-            }
-            if run > 0 {
-                runs.push(start.elapsed().as_nanos() as f64 / f64::from(TRIPS));
-            }
-        }
     });
     Ok(measure::of(runs))
 }

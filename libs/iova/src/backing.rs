@@ -6,7 +6,7 @@
 use lines::{AtomicU64, Lock, Ordering};
 
 use crate::{
-    Aperture, FreeError, IovaRange,
+    Aperture, FreeError, IovaRange, Pinned,
     states::{ORDERS, State, States},
     tree::Tree,
     wanted::{Wanted, order_of, range_at},
@@ -68,9 +68,57 @@ impl Backing {
         }
     }
 
+    /// Frees an allocated range. A small one is marked cached, and its order given: it is the caller's to keep. A large one
+    /// (`None`) is the tree's again.
+    #[inline]
+    pub(crate) fn release(&self, range: IovaRange) -> Result<Option<u8>, FreeError> {
+        if let Some(order) = Self::small_order(range)
+            && self.states.release(range.first().raw(), order)
+        {
+            return Ok(Some(order));
+        }
+        self.with_large(range, |tree| tree.free(range))?;
+        Ok(None)
+    }
+
+    /// Pins an allocated range.
+    pub(crate) fn pin(&self, range: IovaRange) -> Result<Pinned, FreeError> {
+        let is_pinned = Self::small_order(range)
+            .is_some_and(|order| self.states.pin(range.first().raw(), order));
+        if !is_pinned {
+            self.with_large(range, |tree| tree.set_pinned(range, true))?;
+        }
+        Ok(Pinned::new(range, false))
+    }
+
+    /// As [`release`](Self::release), of what was pinned.
+    pub(crate) fn release_pinned(&self, range: IovaRange) -> Option<u8> {
+        if let Some(order) = Self::small_order(range) {
+            self.states.release_pinned(range.first().raw(), order);
+            return Some(order);
+        }
+        let free = |tree: &mut Tree| {
+            tree.set_pinned(range, false)?;
+            tree.free(range)
+        };
+        self.with_large(range, free)
+            .expect("what was pinned is allocated");
+        None
+    }
+
+    /// Allocated and no longer pinned.
+    pub(crate) fn unpin(&self, range: IovaRange) {
+        match Self::small_order(range) {
+            Some(order) => self.states.unpin(range.first().raw(), order),
+            None => self
+                .with_large(range, |tree| tree.set_pinned(range, false))
+                .expect("what was pinned is allocated"),
+        }
+    }
+
     /// Does something to a range that only the tree knows. Small ones are in the tree too, cached and all, so they
     /// are refused here: their bytes decided already.
-    pub(crate) fn with_large<R>(
+    fn with_large<R>(
         &self,
         range: IovaRange,
         work: impl FnOnce(&mut Tree) -> Result<R, FreeError>,
@@ -88,7 +136,7 @@ impl Backing {
 
     /// Why a range is not taken back.
     #[cold]
-    pub(crate) fn refusal(&self, range: IovaRange) -> FreeError {
+    fn refusal(&self, range: IovaRange) -> FreeError {
         let (first, last) = (range.first(), range.last());
         if !self.aperture.allows(range) {
             return FreeError::Outside { range };

@@ -42,7 +42,6 @@ use crate::{
     backing::{Backing, Counts, SMALL_PAGES},
     crew::Crew,
     states::ORDERS,
-    tree::Tree,
     wanted::{Wanted, range_at},
 };
 
@@ -285,6 +284,13 @@ impl SlabCore {
         self.counts.count_slow(pages, shared);
     }
 
+    /// A large range went back to the tree.
+    fn count_large_free(&mut self, range: IovaRange) {
+        self.count(-1, range.pages());
+        self.count_slow(-(range.pages() as i64));
+    }
+
+    /// Does what another core asked for.
     #[inline]
     fn answer(&mut self) {
         if self.shared.crew.is_asked(self.core) {
@@ -393,58 +399,28 @@ impl CoreAllocator for SlabCore {
 
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         self.answer();
-        let backing = &self.shared.backing;
-        if let Some(order) = Backing::small_order(range)
-            && backing.states.release(range.first().raw(), order)
-        {
-            self.push(range, order);
-            return Ok(());
+        match self.shared.backing.release(range)? {
+            Some(order) => self.push(range, order),
+            None => self.count_large_free(range),
         }
-        backing.with_large(range, |tree| tree.free(range))?;
-        self.count(-1, range.pages());
-        self.count_slow(-(range.pages() as i64));
         Ok(())
     }
 
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
         self.answer();
-        let backing = &self.shared.backing;
-        let is_pinned = Backing::small_order(range)
-            .is_some_and(|order| backing.states.pin(range.first().raw(), order));
-        if !is_pinned {
-            backing.with_large(range, |tree| tree.set_pinned(range, true))?;
-        }
-        Ok(Pinned::new(range, false))
+        self.shared.backing.pin(range)
     }
 
     fn free_pinned(&mut self, pinned: Pinned) {
         let range = pinned.range();
-        let backing = &self.shared.backing;
-        if let Some(order) = Backing::small_order(range) {
-            backing.states.release_pinned(range.first().raw(), order);
-            self.push(range, order);
-            return;
+        match self.shared.backing.release_pinned(range) {
+            Some(order) => self.push(range, order),
+            None => self.count_large_free(range),
         }
-        let free = |tree: &mut Tree| {
-            tree.set_pinned(range, false)?;
-            tree.free(range)
-        };
-        backing
-            .with_large(range, free)
-            .expect("what was pinned is allocated");
-        self.count(-1, range.pages());
-        self.count_slow(-(range.pages() as i64));
     }
 
     fn unpin(&mut self, pinned: Pinned) {
-        let range = pinned.range();
-        let backing = &self.shared.backing;
-        match Backing::small_order(range) {
-            Some(order) => backing.states.unpin(range.first().raw(), order),
-            None => backing
-                .with_large(range, |tree| tree.set_pinned(range, false))
-                .expect("what was pinned is allocated"),
-        }
+        self.shared.backing.unpin(pinned.range());
     }
 
     fn park(&mut self) {

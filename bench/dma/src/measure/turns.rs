@@ -192,7 +192,7 @@ impl Turns {
         };
         host::round_trip_of(here, there, 101)
             .ok()
-            .map(|(median, _)| median)
+            .map(|rtt| rtt.median)
     }
 
     /// The primitive that a run of so many threads is scaled by.

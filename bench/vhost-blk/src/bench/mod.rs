@@ -128,10 +128,11 @@ pub fn run(settings: Settings) -> Result<()> {
 /// The machine itself.
 fn machine(bench: &mut Bench) -> Result<()> {
     let (server, client) = (bench.settings.server_cpu, bench.settings.client_cpu);
-    let (rtt, fastest) = host::round_trip(client, server)?;
-    bench.record.number("rtt_ns", rtt);
+    let rtt = host::round_trip(client, server)?;
+    bench.record.number("rtt_ns", rtt.median);
     println!(
-        "cache-line round trip between CPUs {client} and {server}: {rtt:.0} ns (fastest {fastest:.0})"
+        "cache-line round trip between CPUs {client} and {server}: {:.0} ns (fastest {:.0})",
+        rtt.median, rtt.min
     );
     for (name, features) in [("split", 0), ("packed", ring::feature::PACKED)] {
         for depth in [1, 32] {
