@@ -54,7 +54,7 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
 
-bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 9 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
+bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 10 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
 	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
 	cargo run --release --quiet -p dma-lines --features probe -- --report $(REPORT)/dma-lines.json --into $(REPORT)/dma.json
 

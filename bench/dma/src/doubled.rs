@@ -7,9 +7,9 @@
 //! * **prescribed**: two threads of one space / one thread, divided by the same ratio of the random numbers;
 //! * **against the control**: two threads of one space / two threads with a space each.
 //!
-//! They differ where two processors of this machine are not two: threads of one core, or processors that a hypervisor
-//! moves about. There the random numbers, each of which waits for the one before, leave room for a second thread, and an
-//! allocator's loop, which keeps the core busy, does not: threads that share nothing slow each other down, which the
+//! They differ where two processors of this machine are not two: threads of one core, of which the other may be ours or
+//! somebody else's. There the random numbers, each of which waits for the one before, leave room for another thread, and
+//! an allocator's loop, which keeps the core busy, does not: threads that share nothing slow each other down, which the
 //! prescribed ratio takes for a cost of sharing. The control does not.
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::record::Record;
 use crate::table;
 
 /// How often a ratio takes turns, against other figures: it is of two that both vary.
-const RUNS: usize = 2;
+const RUNS: usize = 3;
 
 /// What the threads of a case work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -154,9 +154,9 @@ pub fn goals(page: &mut Page, figures: &Object) {
         ]
     });
     page.table(&strings(&["", "scaled", "raw", "goal", ""]), rows);
-    page.line("\nTwo threads on this machine may share a core, or be moved about: then threads that share nothing slow each other");
-    page.line("down, and the ratio of random numbers, by which the targets are divided, does not show it. The control does: the");
-    page.line("same two threads with a space each, in turns with those of one space.");
+    page.line("\nA processor of this machine may be half of a core whose other half is ours or somebody else's: then threads that");
+    page.line("share nothing slow each other down, and the ratio of random numbers, by which the targets are divided, does not");
+    page.line("show it. The control does: the same two threads with a space each, in turns with those of one space.");
     let missed: Vec<_> = GOALS
         .iter()
         .map(|(key, ..)| *key)
