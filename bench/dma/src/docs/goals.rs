@@ -145,10 +145,16 @@ pub fn goals(page: &mut Page, figures: &Object) {
             (_, Some(true)) => "met",
             (_, Some(false)) => "**missed**",
         };
+        // So that 1.054 does not read as the 1.05 that it misses.
+        let digits = if value.is_some_and(|of| of < 10.0) {
+            3
+        } else {
+            2
+        };
         vec![
             (*name).to_owned(),
-            or_dash(value, 2),
-            or_dash(figures.get(&format!("{key}_raw")), 2),
+            or_dash(value, digits),
+            or_dash(figures.get(&format!("{key}_raw")), digits),
             text,
             verdict.to_owned(),
         ]
