@@ -8,7 +8,7 @@ use iova::{CoreAllocator, IovaAllocator, IovaRange};
 use super::MapperCore;
 use super::core_map::{no_segment, too_long, unaddressable, wraps};
 use super::error::DmaMapError;
-use super::request::{DeviceSegment, Direction, Mapping, Segment};
+use super::request::{DeviceSegment, Direction, Mapping, Memo, Segment};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
 use crate::table::PageTable;
@@ -145,7 +145,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         Ok(Mapping {
             iova: Iova::new(allocated.start().raw() | offset),
             len: pages * PAGE_SIZE - offset - unused,
-            allocated: allocated.pages(),
+            memo: Memo::allocated(allocated.pages()),
             domain: self.domain(),
             key: None,
         })
@@ -200,7 +200,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         Mapping {
             iova: Iova::new(phys.raw()),
             len,
-            allocated: 0,
+            memo: Memo::NONE,
             domain: self.domain(),
             key: None,
         }

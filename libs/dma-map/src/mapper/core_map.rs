@@ -4,7 +4,9 @@ use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::{cell::Cell, marker::PhantomData};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
+use iova::{
+    Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Pinned, Request,
+};
 use lines::Ordering;
 
 use super::error::DmaMapError;
@@ -12,13 +14,14 @@ use super::idle::IdlePins;
 use super::policy::{Optimistic, Reuse, Teardown};
 use super::queue::Queue;
 use super::reclaim::Quarantine;
-use super::request::{Direction, Mapping, Segment};
+use super::request::{Direction, Mapping, Memo, Segment};
 use super::shared::{BATCH, Shared};
 use super::{first_pages, lines::Told};
 use crate::clock::Clock;
 use crate::invalidate::{Command, Invalidator};
 use crate::reuse::{
-    Batch, Key, OptimisticCache, Released, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
+    Batch, Key, OptimisticCache, Released, ReuseCache, SOMEWHERE, SharingCache, SharingTable,
+    Stacked, Windows,
 };
 use crate::table::{MapError, PageTable};
 
@@ -32,7 +35,8 @@ const STRICT_ROOM: usize = 64;
 )]
 pub(super) enum Cache {
     Shared(SharingCache),
-    Idle(OptimisticCache),
+    /// With the pins of what it keeps.
+    Idle(OptimisticCache<Option<Pinned>>),
     Both(Box<Stacked<SharingCache, OptimisticCache>>),
 }
 
@@ -45,30 +49,6 @@ impl Cache {
             Self::Both(cache) => &mut **cache,
         }
     }
-
-    /// [`ReuseCache::acquire`].
-    #[inline(always)]
-    fn acquire(&mut self, key: Key, now: u64) -> Option<IovaRange> {
-        match self {
-            Self::Idle(cache) => cache.acquire(key, now),
-            other => other.any().acquire(key, now),
-        }
-    }
-
-    /// [`ReuseCache::release`].
-    #[inline(always)]
-    pub(super) fn release(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        now: u64,
-        batch: &mut Batch,
-    ) -> Released {
-        match self {
-            Self::Idle(cache) => cache.release(key, range, now, batch),
-            other => other.any().release(key, range, now, batch),
-        }
-    }
 }
 
 /// What a core has where mappings are reused.
@@ -78,15 +58,22 @@ pub(super) struct Reused {
     pub(super) batch: Batch,
     /// The entries of `batch` are cleared.
     pub(super) is_cleared: bool,
-    pub(super) idle: IdlePins,
+    /// The pins of what other caches keep.
+    idle: IdlePins,
+}
+
+/// What became of a mapping that a user has let go of.
+pub(super) enum LetGo {
+    /// It stays, with its pin. Where its place was another's, whom somebody else has torn down, that one's pin.
+    Kept(Option<Pinned>),
+    /// The caller lets go of the pin: somebody else uses the mapping.
+    InUse(Pinned),
+    /// The caller tears it down.
+    TearDown(Pinned),
 }
 
 impl Reused {
     fn new(reuse: Reuse, table: Option<&Arc<SharingTable>>) -> Option<Self> {
-        let idle = |idle: Optimistic| {
-            let residency = u64::try_from(idle.residency.as_nanos()).unwrap_or(u64::MAX);
-            OptimisticCache::new(idle.quota, residency)
-        };
         let shared = || {
             let table = table.expect("a policy that shares has a table");
             SharingCache::new(Arc::clone(table))
@@ -94,9 +81,13 @@ impl Reused {
         let (cache, quota) = match reuse {
             Reuse::Never => return None,
             Reuse::Shared => (Cache::Shared(shared()), 0),
-            Reuse::Optimistic(kept) => (Cache::Idle(idle(kept)), kept.quota),
+            Reuse::Optimistic(kept) => {
+                let cache = OptimisticCache::keeping(kept.quota, residency(kept));
+                (Cache::Idle(cache), 0)
+            }
             Reuse::SharedOptimistic(kept) => {
-                let both = Stacked::new(shared(), idle(kept));
+                let idle = OptimisticCache::new(kept.quota, residency(kept));
+                let both = Stacked::new(shared(), idle);
                 (Cache::Both(Box::new(both)), kept.quota)
             }
         };
@@ -107,6 +98,63 @@ impl Reused {
             idle: IdlePins::new(quota),
         })
     }
+
+    /// [`ReuseCache::acquire`]; with it the place it had, and its pin where it has one here.
+    #[inline]
+    fn acquire(&mut self, key: Key, now: u64) -> Option<(IovaRange, u32, Option<Pinned>)> {
+        match &mut self.cache {
+            Cache::Idle(cache) => cache.acquire_at(key, now),
+            other => {
+                let range = other.any().acquire(key, now)?;
+                Some((range, SOMEWHERE, self.idle.remove(range.first())))
+            }
+        }
+    }
+
+    /// [`ReuseCache::release`], of a mapping that had the place `hint`.
+    #[inline]
+    pub(super) fn release(
+        &mut self,
+        hint: u32,
+        key: Key,
+        range: IovaRange,
+        pinned: Pinned,
+        now: u64,
+    ) -> LetGo {
+        let released = match &mut self.cache {
+            Cache::Idle(cache) => {
+                return match cache.release_at(hint, key, range, now, &mut self.batch) {
+                    Some(place) => LetGo::Kept(cache.kept(place).replace(pinned)),
+                    None => LetGo::TearDown(pinned),
+                };
+            }
+            other => other.any().release(key, range, now, &mut self.batch),
+        };
+        match released {
+            Released::Kept => {
+                self.idle.insert(pinned);
+                LetGo::Kept(None)
+            }
+            Released::InUse => LetGo::InUse(pinned),
+            Released::TearDown => LetGo::TearDown(pinned),
+        }
+    }
+
+    /// The pin of a mapping that starts at `page` and was torn down, by whom ever. In its place there may be another's
+    /// by now: then its own has come out when that one came.
+    pub(super) fn take_pin(&mut self, place: u32, page: IovaPfn) -> Option<Pinned> {
+        match &mut self.cache {
+            Cache::Idle(cache) => {
+                let kept = cache.kept(place);
+                kept.take_if(|pinned| pinned.range().first() == page)
+            }
+            _ => self.idle.remove(page),
+        }
+    }
+}
+
+fn residency(idle: Optimistic) -> u64 {
+    u64::try_from(idle.residency.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
@@ -200,33 +248,33 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             &[segment] => self.map_quickly(segment, direction),
             _ => None,
         };
-        let (start, offset, len, allocated, key) = match (quick, segments) {
-            (Some((start, allocated, key)), &[segment]) => {
+        let (start, offset, len, memo, key) = match (quick, segments) {
+            (Some((start, memo, key)), &[segment]) => {
                 let offset = segment.phys.offset_in(PAGE_SIZE);
-                (start.raw(), offset, segment.len, allocated, key)
+                (start.raw(), offset, segment.len, memo, key)
             }
             _ => match self.map_carefully(segments, direction) {
-                Ok((iova, len, allocated, key)) => (iova.raw(), 0, len, allocated, key),
+                Ok((iova, len, memo, key)) => (iova.raw(), 0, len, memo, key),
                 Err(error) => return Err(error),
             },
         };
         Ok(Mapping {
             iova: Iova::new(start | offset),
             len,
-            allocated,
+            memo,
             domain: self.domain(),
             key,
         })
     }
 
-    /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and the pages
-    /// allocated. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
+    /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and what is
+    /// remembered of it. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
     #[inline(always)]
     fn map_quickly(
         &mut self,
         segment: Segment,
         direction: Direction,
-    ) -> Option<(Iova, u64, Option<Key>)> {
+    ) -> Option<(Iova, Memo, Option<Key>)> {
         let shared = &*self.shared;
         let pages = segment.pages()?;
         if segment.len > shared.limits.max_segment {
@@ -236,11 +284,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if !self.makes_each {
             if shared.policy.is_off {
                 let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
-                return is_within.then_some((Iova::new(phys.raw()), 0, None));
+                return is_within.then_some((Iova::new(phys.raw()), Memo::NONE, None));
             }
             let key = Key::new(phys, pages, direction.access())?;
-            let (start, allocated) = self.find_quickly(key)?;
-            return Some((start, allocated, Some(key)));
+            let (start, memo) = self.find_quickly(key)?;
+            return Some((start, memo, Some(key)));
         }
         let access = direction.access();
         let request = self.request(pages).for_memory(phys, access);
@@ -251,23 +299,23 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.take_back(allocated);
             return None;
         }
-        Some((allocated.start(), allocated.pages(), None))
+        Some((allocated.start(), Memo::allocated(allocated.pages()), None))
     }
 
     /// An idle mapping of this core, in use again.
     #[inline(always)]
-    fn find_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
+    fn find_quickly(&mut self, key: Key) -> Option<(Iova, Memo)> {
         let reused = self.reused.as_mut()?;
         let Cache::Idle(cache) = &mut reused.cache else {
             return None;
         };
-        let range = cache.hit(key, self.shared.clock.coarse())?;
-        let Some(pinned) = reused.idle.remove(range.first()) else {
-            return Some((range.start(), 0));
+        let (range, place, pinned) = cache.hit(key, self.shared.clock.coarse())?;
+        let Some(pinned) = pinned else {
+            return Some((range.start(), Memo::NONE));
         };
         let pages = pinned.range().pages();
         self.alloc.unpin(pinned);
-        Some((range.start(), pages))
+        Some((range.start(), Memo::found(pages, place)))
     }
 
     /// Nothing was mapped there.
@@ -284,12 +332,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<(Iova, u64, u64, Option<Key>), DmaMapError> {
+    ) -> Result<(Iova, u64, Memo, Option<Key>), DmaMapError> {
         let mapping = match segments {
             &[segment] => self.map_one(segment, direction, true),
             segments => self.map_joined(segments, direction),
         }?;
-        Ok((mapping.iova, mapping.len, mapping.allocated, mapping.key))
+        Ok((mapping.iova, mapping.len, mapping.memo, mapping.key))
     }
 
     /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
@@ -331,17 +379,17 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             true => Key::new(phys, pages, access),
             false => None,
         };
-        let (start, allocated) = match key {
+        let (start, memo) = match key {
             Some(key) => self.map_reusable(key)?,
             None => {
                 let allocated = self.make(phys, pages, access)?;
-                (allocated.start(), allocated.pages())
+                (allocated.start(), Memo::allocated(allocated.pages()))
             }
         };
         Ok(Mapping {
             iova: Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE)),
             len: segment.len,
-            allocated,
+            memo,
             domain: self.domain(),
             key,
         })
@@ -452,27 +500,26 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         })
     }
 
-    /// A mapping that is found, or else made and told to the cache. Gives the start, and the pages allocated where
-    /// they are known, else 0.
+    /// A mapping that is found, or else made and told to the cache. Gives the start, and what is remembered of it.
     #[inline]
-    fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError> {
+    fn map_reusable(&mut self, key: Key) -> Result<(Iova, Memo), DmaMapError> {
         let now = self.shared.clock.coarse();
         let reused = self.reused.as_mut().expect("the caller has looked");
-        if let Some(range) = reused.cache.acquire(key, now) {
+        if let Some((range, place, pinned)) = reused.acquire(key, now) {
             // Live elsewhere, it has no pin here.
-            let Some(pinned) = reused.idle.remove(range.first()) else {
-                return Ok((range.start(), 0));
+            let Some(pinned) = pinned else {
+                return Ok((range.start(), Memo::NONE));
             };
             let pages = pinned.range().pages();
             self.alloc.unpin(pinned);
-            return Ok((range.start(), pages));
+            return Ok((range.start(), Memo::found(pages, place)));
         }
         let allocated = self.make(key.phys(), key.pages(), key.access())?;
         let range = first_pages(allocated, key.pages());
         if let Some(reused) = &mut self.reused {
             reused.cache.any().adopt(key, range, now);
         }
-        Ok((allocated.start(), allocated.pages()))
+        Ok((allocated.start(), Memo::allocated(allocated.pages())))
     }
 
     /// Which mapper this is.

@@ -69,8 +69,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return;
         };
         let returned = core::mem::take(&mut *self.shared.lines[self.core].returned.lock());
-        for range in returned {
-            if let Some(pinned) = reused.idle.remove(range.first()) {
+        for (place, range) in returned {
+            if let Some(pinned) = reused.take_pin(place, range.first()) {
                 self.alloc.free_pinned(pinned);
             }
         }

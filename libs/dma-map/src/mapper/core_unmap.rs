@@ -4,15 +4,15 @@ use address::{Iova, PAGE_SIZE};
 use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
 
-use super::core_map::Cache;
+use super::core_map::{Cache, LetGo};
 use super::error::DmaUnmapError;
 use super::policy::{Reuse, Teardown};
 use super::queue::Entry;
-use super::request::{Mapping, range_of};
+use super::request::{Mapping, Memo, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use crate::reuse::{Key, Released, ReuseCache};
+use crate::reuse::{Key, SOMEWHERE};
 use crate::table::{PageTable, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
@@ -60,23 +60,23 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let Mapping {
             iova,
             len,
-            allocated,
+            memo,
             domain,
             key,
         } = mapping;
-        if domain == self.domain() && self.unmap_quickly(iova, len, allocated, key) {
+        if domain == self.domain() && self.unmap_quickly(iova, len, memo, key) {
             return Ok(());
         }
-        self.unmap_carefully(iova, len, allocated, domain, key)
+        self.unmap_carefully(iova, len, memo, domain, key)
     }
 
     /// The common case of a deferred policy: the mapping is this core's, nobody left us anything to do, the queue takes it
     /// and is not due. `false` leaves things as they were, and [`unmap_carefully`](Self::unmap_carefully) does it or says
     /// why not.
     #[inline(always)]
-    fn unmap_quickly(&mut self, iova: Iova, len: u64, allocated: u64, key: Option<Key>) -> bool {
+    fn unmap_quickly(&mut self, iova: Iova, len: u64, memo: Memo, key: Option<Key>) -> bool {
         if let Some(key) = key {
-            return self.keep_quickly(iova, len, allocated, key);
+            return self.keep_quickly(iova, len, memo, key);
         }
         if !self.queues_each || !self.queue.takes_two() {
             return self.shared.policy.is_off && self.shared.limits.bounce.is_none();
@@ -93,7 +93,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         {
             return false;
         }
-        let Some(allocated) = IovaRange::new(range.first(), allocated) else {
+        let Some(allocated) = memo.range(range.first()) else {
             return false;
         };
         if shared.allocator.is_counted(allocated) {
@@ -120,13 +120,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// The common case of an optimistic policy: this core keeps the mapping. `false` as above.
     #[inline(always)]
-    fn keep_quickly(&mut self, iova: Iova, len: u64, allocated: u64, key: Key) -> bool {
+    fn keep_quickly(&mut self, iova: Iova, len: u64, memo: Memo, key: Key) -> bool {
         let line = &self.shared.lines[self.core].flusher;
         let (Some(reused), Some(range)) = (&mut self.reused, range_of(iova, len)) else {
             return false;
         };
-        let (Cache::Idle(cache), Some(allocated)) =
-            (&mut reused.cache, IovaRange::new(range.first(), allocated))
+        let (Cache::Idle(cache), Some(allocated)) = (&mut reused.cache, memo.range(range.first()))
         else {
             return false;
         };
@@ -143,18 +142,36 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return false;
         };
         let now = self.shared.clock.coarse();
-        match cache.release(key, range, now, &mut reused.batch) {
-            Released::Kept => reused.idle.insert(pinned),
-            Released::InUse | Released::TearDown => {
+        match cache.release_at(memo.place, key, range, now, &mut reused.batch) {
+            Some(place) => {
+                if let Some(gone) = cache.kept(place).replace(pinned) {
+                    self.free_gone(gone);
+                }
+            }
+            None => {
                 self.let_be(pinned);
                 return false;
             }
         }
-        if !reused.batch.is_empty() {
+        if self.has_batch() {
             // Where it fails the batch stays, counted as stale, and the next unmap tries again.
             let _ = self.tear_down_batch();
         }
         true
+    }
+
+    /// The mapping that had a place before: others have torn it down, and given the place back.
+    #[cold]
+    #[inline(never)]
+    fn free_gone(&mut self, gone: Pinned) {
+        self.alloc.free_pinned(gone);
+    }
+
+    /// Whether the cache has let go of something.
+    #[inline(always)]
+    fn has_batch(&self) -> bool {
+        let reused = self.reused.as_ref();
+        reused.is_some_and(|reused| !reused.batch.is_empty())
     }
 
     /// It stays mapped.
@@ -170,7 +187,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         iova: Iova,
         len: u64,
-        allocated: u64,
+        memo: Memo,
         domain: usize,
         key: Option<Key>,
     ) -> Result<(), DmaUnmapError> {
@@ -182,12 +199,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
         let range = range_of(iova, len).ok_or(DmaUnmapError::NoRange { iova, len })?;
         self.make_ready(iova)?;
-        let pinned = match IovaRange::new(range.first(), allocated) {
+        let pinned = match memo.range(range.first()) {
             Some(allocated) => self.pin(allocated)?,
             None => self.pin_found(range, OWNED_PIN_SPINS)?,
         };
         let pinned = match key {
-            Some(key) => match self.let_go(key, range, pinned) {
+            Some(key) => match self.let_go(memo.place, key, range, pinned) {
                 Some(pinned) => pinned,
                 None => return Ok(()),
             },
@@ -223,7 +240,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             }
         };
         let pinned = match key {
-            Some(key) => match self.let_go(key, range, pinned) {
+            Some(key) => match self.let_go(SOMEWHERE, key, range, pinned) {
                 Some(pinned) => pinned,
                 None => return Ok(()),
             },
@@ -339,29 +356,31 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Ends one use of a mapping that a cache may keep. Gives the pin back where it has to be torn down.
     #[inline]
-    fn let_go(&mut self, key: Key, range: IovaRange, pinned: Pinned) -> Option<Pinned> {
+    fn let_go(&mut self, hint: u32, key: Key, range: IovaRange, pinned: Pinned) -> Option<Pinned> {
         let now = self.shared.clock.coarse();
         let Some(reused) = &mut self.reused else {
             return Some(pinned);
         };
         let before = reused.batch.entries().len();
-        let released = reused.cache.release(key, range, now, &mut reused.batch);
+        let released = reused.release(hint, key, range, pinned, now);
         if reused.is_cleared {
             // The batch waits since an invalidation failed; what joins it now is not cleared yet.
             self.shared.clear_expired(&reused.batch.entries()[before..]);
         }
         let rest = match released {
-            Released::Kept => {
-                reused.idle.insert(pinned);
+            LetGo::Kept(gone) => {
+                if let Some(gone) = gone {
+                    self.free_gone(gone);
+                }
                 None
             }
-            Released::InUse => {
+            LetGo::InUse(pinned) => {
                 self.alloc.unpin(pinned);
                 None
             }
-            Released::TearDown => Some(pinned),
+            LetGo::TearDown(pinned) => Some(pinned),
         };
-        if !reused.batch.is_empty() {
+        if self.has_batch() {
             // Where it fails the batch stays, counted as stale, and the next unmap tries again.
             let _ = self.tear_down_batch();
         }
@@ -385,8 +404,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let ranges = entries.clone().map(|expired| expired.range());
         self.shared
             .invalidate(self.core, ranges, &mut self.commands)?;
-        for expired in entries {
-            if let Some(pinned) = reused.idle.remove(expired.range().first()) {
+        for at in 0..entries.len() {
+            let expired = reused.batch.entries()[at];
+            if let Some(pinned) = reused.take_pin(expired.place(), expired.range().first()) {
                 self.alloc.free_pinned(pinned);
             }
         }

@@ -1,9 +1,9 @@
 //! What is asked for, and what is given.
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, IovaRange};
+use iova::{Access, IovaPfn, IovaRange};
 
-use crate::reuse::Key;
+use crate::reuse::{FRESH, Key};
 
 /// Memory that is contiguous for the CPU's side of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,45 @@ impl Direction {
     }
 }
 
+/// What helps to end a mapping quickly, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memo {
+    /// Pages allocated from the mapping's first page on: at least those mapped. 0: not known here, or none (`off`).
+    allocated: u32,
+    /// The place that a reuse cache had it in: a hint, for that may have been another core's.
+    pub(super) place: u32,
+}
+
+impl Memo {
+    /// Nothing is known.
+    pub(super) const NONE: Self = Self {
+        allocated: 0,
+        place: FRESH,
+    };
+
+    /// So many pages were allocated.
+    #[inline(always)]
+    pub(super) fn allocated(pages: u64) -> Self {
+        Self::found(pages, FRESH)
+    }
+
+    /// So many pages were allocated, and a cache had the mapping in `place`.
+    #[inline(always)]
+    pub(super) fn found(pages: u64, place: u32) -> Self {
+        Self {
+            // What does not fit, 16 TiB in one mapping, is found by its address.
+            allocated: u32::try_from(pages).unwrap_or(0),
+            place,
+        }
+    }
+
+    /// All that was allocated for a mapping from `first` on; `None` where that is not known.
+    #[inline(always)]
+    pub(super) fn range(self, first: IovaPfn) -> Option<IovaRange> {
+        IovaRange::new(first, u64::from(self.allocated))
+    }
+}
+
 /// A mapping: the right to unmap it, once. It is not `Clone`; one that is dropped stays mapped, and
 /// [`unmap_at`](super::MapperCore::unmap_at) still ends it.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,8 +113,7 @@ impl Direction {
 pub struct Mapping {
     pub(super) iova: Iova,
     pub(super) len: u64,
-    /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
-    pub(super) allocated: u64,
+    pub(super) memo: Memo,
     /// Which mapper made it.
     pub(super) domain: usize,
     /// What a reuse cache knows it by.
@@ -112,5 +150,5 @@ impl Mapping {
 #[inline]
 pub(super) fn range_of(iova: Iova, len: u64) -> Option<IovaRange> {
     let segment = Segment::new(PhysAddr::new(iova.raw()), len);
-    IovaRange::new(iova::IovaPfn::of(iova), segment.pages()?)
+    IovaRange::new(IovaPfn::of(iova), segment.pages()?)
 }

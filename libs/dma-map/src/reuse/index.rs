@@ -1,4 +1,4 @@
-//! Open addressing from keys to places: linear probing, at most half full, deletion by shifting back.
+//! Open addressing from keys to places: linear probing, at most five eighths full, deletion by shifting back.
 //!
 //! An entry is one word: 32 bits of the key's hash (which also say where the entry wants to be, so that shifting
 //! needs no key) and the place plus one; 0 is free. One key may be there more than once. The hash is not secret: a
@@ -28,8 +28,8 @@ pub(super) struct Index {
 impl Index {
     /// For at most `places` entries.
     pub(super) fn new(places: usize) -> Self {
-        let len = (places * 2).next_power_of_two().max(8);
-        assert!(len <= 1 << 31, "at most 2^30 places");
+        let len = (places * 8).div_ceil(5).next_power_of_two().max(8);
+        assert!(len <= 1 << 32, "at most 2^31 places");
         Self {
             entries: vec![0; len].into_boxed_slice(),
             shift: u32::BITS - len.ilog2(),

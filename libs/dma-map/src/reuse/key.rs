@@ -98,6 +98,13 @@ impl fmt::Debug for Key {
 #[repr(transparent)]
 pub(super) struct PackedRange(u64);
 
+impl Default for PackedRange {
+    /// The first page, where a range has to stand for none.
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
 impl PackedRange {
     /// `None` for more than 4095 pages.
     #[inline]

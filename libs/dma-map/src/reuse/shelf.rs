@@ -3,22 +3,29 @@
 //! A place is free, or *indexed* (found by its key), or taken out (neither: whoever took it gives it back). An
 //! indexed place may be *linked* into the order, oldest first. Nothing is allocated after construction; links
 //! are numbers of places, free places hang on each other (the last given back is the first taken, being warm).
+//!
+//! A mapping that is found and taken into use may leave its place behind, *in use*: indexed, not linked, and counted by
+//! nobody. When it comes back it finds the place by its number, and the index has not changed at all. That is a hint, no
+//! more: what is in use may end anywhere, and its place goes to the next mapping that finds no free one.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use iova::IovaRange;
-
 use super::Key;
 use super::index::{Index, hash};
-use super::key::PackedRange;
 
 /// No place.
 const NIL: u32 = u32::MAX;
+/// The older neighbour of a place in use.
+const IN_USE: u32 = u32::MAX - 1;
+
+/// Where a mapping has its place: nowhere, for it was made and not found.
+pub(crate) const FRESH: u32 = u32::MAX;
+/// Somewhere, perhaps.
+pub(crate) const SOMEWHERE: u32 = u32::MAX - 1;
 
 struct Node<T> {
     key: Key,
-    range: PackedRange,
     value: T,
     /// The next older one.
     prev: u32,
@@ -40,17 +47,27 @@ pub(super) struct Shelf<T> {
     youngest: u32,
     free: u32,
     free_len: u32,
+    in_use: u32,
+    /// Most places that are neither free nor in use.
+    most: u32,
+    /// Where the next place in use is looked for.
+    hand: u32,
 }
 
-impl<T: Copy + Default> Shelf<T> {
+impl<T: Default> Shelf<T> {
     /// `places` places, 1 to 2^30; more or fewer are taken for the nearest.
     pub(super) fn new(places: usize) -> Self {
-        let places = places.clamp(1, 1 << 30);
+        Self::with_spare(places, 0)
+    }
+
+    /// The same, and at most 2^29 more for mappings in use.
+    pub(super) fn with_spare(places: usize, spare: usize) -> Self {
+        let most = places.clamp(1, 1 << 30);
+        let places = most + spare.min(1 << 29);
         let last = places as u32 - 1;
         let nodes: Vec<_> = (0..=last)
             .map(|place| Node {
                 key: Key::FIRST,
-                range: PackedRange::from_word(1),
                 value: T::default(),
                 prev: NIL,
                 next: if place == last { NIL } else { place + 1 },
@@ -63,10 +80,19 @@ impl<T: Copy + Default> Shelf<T> {
             youngest: NIL,
             free: 0,
             free_len: last + 1,
+            in_use: 0,
+            most: most as u32,
+            hand: 0,
         }
     }
 
+    /// Most places that are neither free nor in use.
     pub(super) fn places(&self) -> usize {
+        self.most as usize
+    }
+
+    /// All places.
+    pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }
 
@@ -75,30 +101,31 @@ impl<T: Copy + Default> Shelf<T> {
         self.nodes.as_ptr().addr()
     }
 
-    /// Number of places that are not free.
+    /// Number of places that are neither free nor in use.
     #[inline]
     pub(super) fn occupied(&self) -> u32 {
-        self.nodes.len() as u32 - self.free_len
+        self.nodes.len() as u32 - self.free_len - self.in_use
     }
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.free == NIL
+        self.occupied() >= self.most
     }
 
-    /// A place for a mapping, indexed and the youngest in the order; `None` where no place is free.
+    /// A place for a mapping, indexed and the youngest in the order, its value what it was; `None` where the shelf is full.
     #[inline]
-    pub(super) fn insert(&mut self, key: Key, range: PackedRange, value: T) -> Option<u32> {
-        let place = self.free;
-        if place == NIL {
+    pub(super) fn insert(&mut self, key: Key) -> Option<u32> {
+        if self.is_full() {
             return None;
         }
+        if self.free == NIL {
+            self.forget_one();
+        }
+        let place = self.free;
         let node = &mut self.nodes[place as usize];
         self.free = node.next;
         self.free_len -= 1;
         node.key = key;
-        node.range = range;
-        node.value = value;
         self.index.insert(hash(key), place);
         self.link(place);
         Some(place)
@@ -111,6 +138,75 @@ impl<T: Copy + Default> Shelf<T> {
         let is_it = |place: u32| nodes[place as usize].key == key;
         let (at, place) = self.index.find(hash(key), is_it)?;
         Some(Found { at, place })
+    }
+
+    /// One of the linked places indexed by `key`.
+    #[inline(always)]
+    pub(super) fn find_linked(&self, key: Key) -> Option<Found> {
+        let nodes = &self.nodes;
+        let is_it = |place: u32| {
+            let node = &nodes[place as usize];
+            node.key == key && node.prev != IN_USE
+        };
+        let (at, place) = self.index.find(hash(key), is_it)?;
+        Some(Found { at, place })
+    }
+
+    /// The mapping of a linked place is taken into use, and may come back.
+    #[inline(always)]
+    pub(super) fn take_into_use(&mut self, place: u32) {
+        self.unlink(place);
+        self.nodes[place as usize].prev = IN_USE;
+        self.in_use += 1;
+    }
+
+    /// The place in which a mapping of `key` is in use that `is_it` accepts: `hint`, or one that is found; with
+    /// [`FRESH`] none.
+    #[inline(always)]
+    pub(super) fn in_use(
+        &self,
+        hint: u32,
+        key: Key,
+        is_it: impl Fn(u32, &T) -> bool,
+    ) -> Option<u32> {
+        let nodes = &self.nodes;
+        let is_it = |place: u32, node: &Node<T>| {
+            node.prev == IN_USE && node.key == key && is_it(place, &node.value)
+        };
+        match nodes.get(hint as usize) {
+            Some(node) if is_it(hint, node) => Some(hint),
+            None if hint == FRESH => None,
+            _ => self.look_for(key, |place| is_it(place, &nodes[place as usize])),
+        }
+    }
+
+    #[inline(never)]
+    fn look_for(&self, key: Key, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+        let (_, place) = self.index.find(hash(key), is_it)?;
+        Some(place)
+    }
+
+    /// The mapping of a place in use has come back; the shelf is not full.
+    #[inline(always)]
+    pub(super) fn come_back(&mut self, place: u32) {
+        self.in_use -= 1;
+        self.link(place);
+    }
+
+    /// Makes a place in use a free one: there is no other, and the shelf is not full. The hand goes round once for as many
+    /// of them as there are spare places, at least.
+    #[cold]
+    #[inline(never)]
+    fn forget_one(&mut self) {
+        let len = self.nodes.len() as u32;
+        while self.nodes[self.hand as usize].prev != IN_USE {
+            self.hand = (self.hand + 1) % len;
+        }
+        let place = self.hand;
+        let found = self.locate(place);
+        self.unindex(found);
+        self.in_use -= 1;
+        self.give_back(place);
     }
 
     /// How to find an indexed place again.
@@ -128,7 +224,7 @@ impl<T: Copy + Default> Shelf<T> {
     }
 
     /// Puts an unlinked place at the young end of the order.
-    #[inline]
+    #[inline(always)]
     pub(super) fn link(&mut self, place: u32) {
         let older = core::mem::replace(&mut self.youngest, place);
         let node = &mut self.nodes[place as usize];
@@ -142,9 +238,9 @@ impl<T: Copy + Default> Shelf<T> {
     }
 
     /// Takes a linked place out of the order.
-    #[inline]
+    #[inline(always)]
     pub(super) fn unlink(&mut self, place: u32) {
-        let Node { prev, next, .. } = self.nodes[place as usize];
+        let &Node { prev, next, .. } = &self.nodes[place as usize];
         if prev == NIL {
             self.oldest = next;
         } else {
@@ -167,7 +263,9 @@ impl<T: Copy + Default> Shelf<T> {
     /// A place that was taken out is free again.
     #[inline]
     pub(super) fn give_back(&mut self, place: u32) {
-        self.nodes[place as usize].next = self.free;
+        let node = &mut self.nodes[place as usize];
+        node.prev = NIL;
+        node.next = self.free;
         self.free = place;
         self.free_len += 1;
     }
@@ -179,13 +277,8 @@ impl<T: Copy + Default> Shelf<T> {
     }
 
     #[inline]
-    pub(super) fn range(&self, place: u32) -> IovaRange {
-        self.nodes[place as usize].range.range()
-    }
-
-    #[inline]
-    pub(super) fn value(&self, place: u32) -> T {
-        self.nodes[place as usize].value
+    pub(super) fn value(&self, place: u32) -> &T {
+        &self.nodes[place as usize].value
     }
 
     #[inline]
