@@ -7,7 +7,6 @@ use lines::Ordering;
 use super::core_map::{Cache, LetGo};
 use super::error::DmaUnmapError;
 use super::policy::{Reuse, Teardown};
-use super::queue::Entry;
 use super::request::{Mapping, Memo, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
@@ -78,10 +77,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if let Some(key) = key {
             return self.keep_quickly(iova, len, memo, key);
         }
-        if !self.queues_each || !self.queue.takes_two() {
+        if !self.queues_each || !self.queue.is_between() {
             return self.shared.policy.is_off && self.shared.limits.bounce.is_none();
         }
-        let (Some(oldest), Some(range)) = (self.queue.front(), range_of(iova, len)) else {
+        let Some(range) = range_of(iova, len) else {
             return false;
         };
         let shared = &*self.shared;
@@ -89,7 +88,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let now = shared.clock.coarse();
         // Acquire: what was written before the notice is seen.
         if line.flusher.notices.load(Ordering::Acquire) != self.notices
-            || now.saturating_sub(oldest.since_ns) >= self.age_ns
+            || now.saturating_sub(self.queue.oldest_ns()) >= self.age_ns
         {
             return false;
         }
@@ -106,11 +105,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.let_be(pinned);
             return false;
         }
-        self.queue.push(Entry {
-            pinned,
-            since_ns: now,
-            ticket: None,
-        });
+        self.queue.push(pinned, now);
         // Release: a flush that notes this number comes after the entries were cleared.
         line.owner
             .queued
@@ -492,7 +487,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Frees the oldest entry if its own invalidation is complete.
     pub(super) fn free_completed(&mut self) -> Result<bool, InvalidateError> {
-        let Some(ticket) = self.queue.front().and_then(|entry| entry.ticket) else {
+        let Some(ticket) = self.queue.ticket() else {
             return Ok(false);
         };
         match self.shared.invalidator.poll(ticket) {
@@ -510,10 +505,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// The front of the queue cannot be used any more, as of `now`.
     fn free_front(&mut self, now: u64) {
-        if let Some(entry) = self.queue.pop() {
-            self.alloc.free_pinned(entry.pinned);
+        if let Some((pinned, since_ns)) = self.queue.pop() {
+            self.alloc.free_pinned(pinned);
             let line = &self.shared.lines[self.core];
-            line.counters.closed(now.saturating_sub(entry.since_ns), 1);
+            line.counters.closed(now.saturating_sub(since_ns), 1);
             // What is not stale any more is as good as covered; only flushers and this core's own tickets
             // raise the number, under no common lock, hence the maximum.
             line.flusher
@@ -530,11 +525,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if self.queue.is_empty() {
             line.owner.oldest_ns.store(now, Ordering::Relaxed);
         }
-        self.queue.push(Entry {
-            pinned,
-            since_ns: now,
-            ticket,
-        });
+        self.queue.push(pinned, now);
+        self.queue.set_ticket(ticket);
         // Release: a flush that notes this number comes after the entries were cleared.
         line.owner
             .queued
@@ -544,11 +536,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Flushes when the queue is full, or its oldest entry too old and nobody else is flushing.
     #[inline]
     fn flush_when_due(&mut self) -> Result<(), InvalidateError> {
-        let Some(oldest) = self.queue.front() else {
+        if self.queue.is_empty() {
             return Ok(());
-        };
-        let since = oldest.since_ns;
-        if !self.queue.is_full() && self.shared.clock.coarse().saturating_sub(since) < self.age_ns {
+        }
+        let age_ns = (self.shared.clock.coarse()).saturating_sub(self.queue.oldest_ns());
+        if !self.queue.is_full() && age_ns < self.age_ns {
             return Ok(());
         }
         self.flush_queue()
