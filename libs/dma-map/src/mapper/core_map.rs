@@ -1,7 +1,7 @@
 //! One core's handle, and how it maps.
 
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
-use core::{cell::Cell, marker::PhantomData};
+use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use iova::{
@@ -14,14 +14,13 @@ use super::idle::IdlePins;
 use super::policy::{Optimistic, Reuse, Teardown};
 use super::queue::Queue;
 use super::reclaim::Quarantine;
-use super::request::{Direction, Mapping, Memo, Segment};
+use super::request::{Direction, Mapping, Segment};
 use super::shared::{BATCH, Shared};
 use super::{first_pages, lines::Told};
 use crate::clock::Clock;
 use crate::invalidate::{Command, Invalidator};
 use crate::reuse::{
-    Batch, Key, OptimisticCache, Released, ReuseCache, SOMEWHERE, SharingCache, SharingTable,
-    Stacked, Windows,
+    Batch, Key, OptimisticCache, Released, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
 };
 use crate::table::{MapError, PageTable};
 
@@ -99,23 +98,22 @@ impl Reused {
         })
     }
 
-    /// [`ReuseCache::acquire`]; with it the place it had, and its pin where it has one here.
+    /// [`ReuseCache::acquire`], with the pin where it has one here.
     #[inline]
-    fn acquire(&mut self, key: Key, now: u64) -> Option<(IovaRange, u32, Option<Pinned>)> {
+    fn acquire(&mut self, key: Key, now: u64) -> Option<(IovaRange, Option<Pinned>)> {
         match &mut self.cache {
             Cache::Idle(cache) => cache.acquire_at(key, now),
             other => {
                 let range = other.any().acquire(key, now)?;
-                Some((range, SOMEWHERE, self.idle.remove(range.first())))
+                Some((range, self.idle.remove(range.first())))
             }
         }
     }
 
-    /// [`ReuseCache::release`], of a mapping that had the place `hint`.
+    /// [`ReuseCache::release`], with the pin.
     #[inline]
     pub(super) fn release(
         &mut self,
-        hint: u32,
         key: Key,
         range: IovaRange,
         pinned: Pinned,
@@ -123,7 +121,7 @@ impl Reused {
     ) -> LetGo {
         let released = match &mut self.cache {
             Cache::Idle(cache) => {
-                return match cache.release_at(hint, key, range, now, &mut self.batch) {
+                return match cache.release_at(key, range, now, &mut self.batch) {
                     Some(place) => LetGo::Kept(cache.kept(place).replace(pinned)),
                     None => LetGo::TearDown(pinned),
                 };
@@ -248,34 +246,35 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             &[segment] => self.map_quickly(segment, direction),
             _ => None,
         };
-        let (start, offset, len, memo, key) = match (quick, segments) {
-            (Some((start, memo, key)), &[segment]) => {
+        let (start, offset, len, allocated, key) = match (quick, segments) {
+            (Some((start, len, allocated, key)), &[segment]) => {
                 let offset = segment.phys.offset_in(PAGE_SIZE);
-                (start.raw(), offset, segment.len, memo, key)
+                (start.raw(), offset, len, allocated, key)
             }
             _ => match self.map_carefully(segments, direction) {
-                Ok((iova, len, memo, key)) => (iova.raw(), 0, len, memo, key),
+                Ok((iova, len, allocated, key)) => (iova.raw(), 0, len, allocated, key),
                 Err(error) => return Err(error),
             },
         };
         Ok(Mapping {
             iova: Iova::new(start | offset),
             len,
-            memo,
+            allocated,
             domain: self.domain(),
             key,
         })
     }
 
-    /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and what is
-    /// remembered of it. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
+    /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and the pages
+    /// allocated. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
     #[inline(always)]
     fn map_quickly(
         &mut self,
         segment: Segment,
         direction: Direction,
-    ) -> Option<(Iova, Memo, Option<Key>)> {
+    ) -> Option<(Iova, NonZeroU64, u64, Option<Key>)> {
         let shared = &*self.shared;
+        let len = NonZeroU64::new(segment.len)?;
         let pages = segment.pages()?;
         if segment.len > shared.limits.max_segment {
             return None;
@@ -284,11 +283,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if !self.makes_each {
             if shared.policy.is_off {
                 let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
-                return is_within.then_some((Iova::new(phys.raw()), Memo::NONE, None));
+                return is_within.then_some((Iova::new(phys.raw()), len, 0, None));
             }
             let key = Key::new(phys, pages, direction.access())?;
-            let (start, memo) = self.find_quickly(key)?;
-            return Some((start, memo, Some(key)));
+            let (start, allocated) = self.find_quickly(key)?;
+            return Some((start, len, allocated, Some(key)));
         }
         let access = direction.access();
         let request = self.request(pages).for_memory(phys, access);
@@ -299,23 +298,44 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.take_back(allocated);
             return None;
         }
-        Some((allocated.start(), Memo::allocated(allocated.pages()), None))
+        Some((allocated.start(), len, allocated.pages(), None))
     }
 
-    /// An idle mapping of this core, in use again.
+    /// An idle mapping of this core, in use again, or a new one. `None` leaves things as they were.
     #[inline(always)]
-    fn find_quickly(&mut self, key: Key) -> Option<(Iova, Memo)> {
+    fn find_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
         let reused = self.reused.as_mut()?;
         let Cache::Idle(cache) = &mut reused.cache else {
             return None;
         };
-        let (range, place, pinned) = cache.hit(key, self.shared.clock.coarse())?;
+        let Some((range, pinned)) = cache.hit(key, self.shared.clock.coarse()) else {
+            return self.make_quickly(key);
+        };
         let Some(pinned) = pinned else {
-            return Some((range.start(), Memo::NONE));
+            return Some((range.start(), 0));
         };
         let pages = pinned.range().pages();
         self.alloc.unpin(pinned);
-        Some((range.start(), Memo::found(pages, place)))
+        Some((range.start(), pages))
+    }
+
+    /// A mapping, where none was found. `None` leaves things as they were.
+    #[inline(never)]
+    fn make_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
+        let shared = &*self.shared;
+        let request = (self.request(key.pages())).for_memory(key.phys(), key.access());
+        let allocated = self.alloc.alloc(request).ok()?;
+        let range = first_pages(allocated, key.pages());
+        if shared.allocator.is_counted(allocated)
+            || (shared.table.map(range, key.phys(), key.access())).is_err()
+        {
+            self.take_back(allocated);
+            return None;
+        }
+        if let Some(Cache::Idle(cache)) = self.reused.as_mut().map(|reused| &mut reused.cache) {
+            cache.missed();
+        }
+        Some((allocated.start(), allocated.pages()))
     }
 
     /// Nothing was mapped there.
@@ -332,12 +352,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<(Iova, u64, Memo, Option<Key>), DmaMapError> {
+    ) -> Result<(Iova, NonZeroU64, u64, Option<Key>), DmaMapError> {
         let mapping = match segments {
             &[segment] => self.map_one(segment, direction, true),
             segments => self.map_joined(segments, direction),
         }?;
-        Ok((mapping.iova, mapping.len, mapping.memo, mapping.key))
+        Ok((mapping.iova, mapping.len, mapping.allocated, mapping.key))
     }
 
     /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
@@ -364,7 +384,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         may_reuse: bool,
     ) -> Result<Mapping, DmaMapError> {
         let shared = &*self.shared;
-        let Some(pages) = segment.pages() else {
+        let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
         };
         if segment.len > shared.limits.max_segment {
@@ -379,17 +399,17 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             true => Key::new(phys, pages, access),
             false => None,
         };
-        let (start, memo) = match key {
+        let (start, allocated) = match key {
             Some(key) => self.map_reusable(key)?,
             None => {
                 let allocated = self.make(phys, pages, access)?;
-                (allocated.start(), Memo::allocated(allocated.pages()))
+                (allocated.start(), allocated.pages())
             }
         };
         Ok(Mapping {
             iova: Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE)),
-            len: segment.len,
-            memo,
+            len,
+            allocated,
             domain: self.domain(),
             key,
         })
@@ -500,26 +520,27 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         })
     }
 
-    /// A mapping that is found, or else made and told to the cache. Gives the start, and what is remembered of it.
+    /// A mapping that is found, or else made and told to the cache. Gives the start, and the pages allocated where
+    /// they are known, else 0.
     #[inline]
-    fn map_reusable(&mut self, key: Key) -> Result<(Iova, Memo), DmaMapError> {
+    fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError> {
         let now = self.shared.clock.coarse();
         let reused = self.reused.as_mut().expect("the caller has looked");
-        if let Some((range, place, pinned)) = reused.acquire(key, now) {
+        if let Some((range, pinned)) = reused.acquire(key, now) {
             // Live elsewhere, it has no pin here.
             let Some(pinned) = pinned else {
-                return Ok((range.start(), Memo::NONE));
+                return Ok((range.start(), 0));
             };
             let pages = pinned.range().pages();
             self.alloc.unpin(pinned);
-            return Ok((range.start(), Memo::found(pages, place)));
+            return Ok((range.start(), pages));
         }
         let allocated = self.make(key.phys(), key.pages(), key.access())?;
         let range = first_pages(allocated, key.pages());
         if let Some(reused) = &mut self.reused {
             reused.cache.any().adopt(key, range, now);
         }
-        Ok((allocated.start(), Memo::allocated(allocated.pages())))
+        Ok((allocated.start(), allocated.pages()))
     }
 
     /// Which mapper this is.

@@ -7,11 +7,11 @@ use lines::Ordering;
 use super::core_map::{Cache, LetGo};
 use super::error::DmaUnmapError;
 use super::policy::{Reuse, Teardown};
-use super::request::{Mapping, Memo, range_of};
+use super::request::{Mapping, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use crate::reuse::{Key, SOMEWHERE};
+use crate::reuse::Key;
 use crate::table::{PageTable, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
@@ -59,23 +59,24 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let Mapping {
             iova,
             len,
-            memo,
+            allocated,
             domain,
             key,
         } = mapping;
-        if domain == self.domain() && self.unmap_quickly(iova, len, memo, key) {
+        let len = len.get();
+        if domain == self.domain() && self.unmap_quickly(iova, len, allocated, key) {
             return Ok(());
         }
-        self.unmap_carefully(iova, len, memo, domain, key)
+        self.unmap_carefully(iova, len, allocated, domain, key)
     }
 
     /// The common case of a deferred policy: the mapping is this core's, nobody left us anything to do, the queue takes it
     /// and is not due. `false` leaves things as they were, and [`unmap_carefully`](Self::unmap_carefully) does it or says
     /// why not.
     #[inline(always)]
-    fn unmap_quickly(&mut self, iova: Iova, len: u64, memo: Memo, key: Option<Key>) -> bool {
+    fn unmap_quickly(&mut self, iova: Iova, len: u64, allocated: u64, key: Option<Key>) -> bool {
         if let Some(key) = key {
-            return self.keep_quickly(iova, len, memo, key);
+            return self.keep_quickly(iova, len, allocated, key);
         }
         if !self.queues_each || !self.queue.is_between() {
             return self.shared.policy.is_off && self.shared.limits.bounce.is_none();
@@ -92,7 +93,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         {
             return false;
         }
-        let Some(allocated) = memo.range(range.first()) else {
+        let Some(allocated) = IovaRange::new(range.first(), allocated) else {
             return false;
         };
         if shared.allocator.is_counted(allocated) {
@@ -105,7 +106,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.let_be(pinned);
             return false;
         }
-        self.queue.push(pinned, now);
+        self.queue.push_another(pinned, now);
         // Release: a flush that notes this number comes after the entries were cleared.
         line.owner
             .queued
@@ -115,12 +116,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// The common case of an optimistic policy: this core keeps the mapping. `false` as above.
     #[inline(always)]
-    fn keep_quickly(&mut self, iova: Iova, len: u64, memo: Memo, key: Key) -> bool {
+    fn keep_quickly(&mut self, iova: Iova, len: u64, allocated: u64, key: Key) -> bool {
         let line = &self.shared.lines[self.core].flusher;
         let (Some(reused), Some(range)) = (&mut self.reused, range_of(iova, len)) else {
             return false;
         };
-        let (Cache::Idle(cache), Some(allocated)) = (&mut reused.cache, memo.range(range.first()))
+        let (Cache::Idle(cache), Some(allocated)) =
+            (&mut reused.cache, IovaRange::new(range.first(), allocated))
         else {
             return false;
         };
@@ -137,7 +139,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return false;
         };
         let now = self.shared.clock.coarse();
-        match cache.release_at(memo.place, key, range, now, &mut reused.batch) {
+        match cache.release_at(key, range, now, &mut reused.batch) {
             Some(place) => {
                 if let Some(gone) = cache.kept(place).replace(pinned) {
                     self.free_gone(gone);
@@ -182,7 +184,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         iova: Iova,
         len: u64,
-        memo: Memo,
+        allocated: u64,
         domain: usize,
         key: Option<Key>,
     ) -> Result<(), DmaUnmapError> {
@@ -194,12 +196,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
         let range = range_of(iova, len).ok_or(DmaUnmapError::NoRange { iova, len })?;
         self.make_ready(iova)?;
-        let pinned = match memo.range(range.first()) {
+        let pinned = match IovaRange::new(range.first(), allocated) {
             Some(allocated) => self.pin(allocated)?,
             None => self.pin_found(range, OWNED_PIN_SPINS)?,
         };
         let pinned = match key {
-            Some(key) => match self.let_go(memo.place, key, range, pinned) {
+            Some(key) => match self.let_go(key, range, pinned) {
                 Some(pinned) => pinned,
                 None => return Ok(()),
             },
@@ -235,7 +237,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             }
         };
         let pinned = match key {
-            Some(key) => match self.let_go(SOMEWHERE, key, range, pinned) {
+            Some(key) => match self.let_go(key, range, pinned) {
                 Some(pinned) => pinned,
                 None => return Ok(()),
             },
@@ -351,13 +353,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Ends one use of a mapping that a cache may keep. Gives the pin back where it has to be torn down.
     #[inline]
-    fn let_go(&mut self, hint: u32, key: Key, range: IovaRange, pinned: Pinned) -> Option<Pinned> {
+    fn let_go(&mut self, key: Key, range: IovaRange, pinned: Pinned) -> Option<Pinned> {
         let now = self.shared.clock.coarse();
         let Some(reused) = &mut self.reused else {
             return Some(pinned);
         };
         let before = reused.batch.entries().len();
-        let released = reused.release(hint, key, range, pinned, now);
+        let released = reused.release(key, range, pinned, now);
         if reused.is_cleared {
             // The batch waits since an invalidation failed; what joins it now is not cleared yet.
             self.shared.clear_expired(&reused.batch.entries()[before..]);

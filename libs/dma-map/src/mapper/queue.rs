@@ -30,7 +30,7 @@ pub(super) struct Queue {
     next: u64,
     /// When the first entry went in, in nanoseconds, or earlier; means nothing where there is none.
     oldest_ns: u64,
-    /// The time of the last run.
+    /// The time of the last run; means nothing where there is none.
     newest_ns: u64,
     /// Times, oldest first; empty if and only if there are no entries. Has room for one of each entry.
     runs: VecDeque<Run>,
@@ -100,10 +100,19 @@ impl Queue {
     }
 
     /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room.
-    #[inline(always)]
+    #[inline]
     pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) {
+        if self.is_empty() {
+            self.begin_run(since_ns);
+        }
+        self.push_another(pinned, since_ns);
+    }
+
+    /// The same, where the caller has also seen that the queue is not empty.
+    #[inline(always)]
+    pub(super) fn push_another(&mut self, pinned: Pinned, since_ns: u64) {
         debug_assert!(!self.is_full(), "a queue never grows");
-        if since_ns != self.newest_ns || self.is_empty() {
+        if since_ns != self.newest_ns {
             self.begin_run(since_ns);
         }
         let place = self.place(self.next);

@@ -1,9 +1,11 @@
 //! What is asked for, and what is given.
 
-use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, IovaPfn, IovaRange};
+use core::num::NonZeroU64;
 
-use crate::reuse::{FRESH, Key};
+use address::{Iova, PAGE_SIZE, PhysAddr};
+use iova::{Access, IovaRange};
+
+use crate::reuse::Key;
 
 /// Memory that is contiguous for the CPU's side of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,53 +69,16 @@ impl Direction {
     }
 }
 
-/// What helps to end a mapping quickly, in one word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Memo {
-    /// Pages allocated from the mapping's first page on: at least those mapped. 0: not known here, or none (`off`).
-    allocated: u32,
-    /// The place that a reuse cache had it in: a hint, for that may have been another core's.
-    pub(super) place: u32,
-}
-
-impl Memo {
-    /// Nothing is known.
-    pub(super) const NONE: Self = Self {
-        allocated: 0,
-        place: FRESH,
-    };
-
-    /// So many pages were allocated.
-    #[inline(always)]
-    pub(super) fn allocated(pages: u64) -> Self {
-        Self::found(pages, FRESH)
-    }
-
-    /// So many pages were allocated, and a cache had the mapping in `place`.
-    #[inline(always)]
-    pub(super) fn found(pages: u64, place: u32) -> Self {
-        Self {
-            // What does not fit, 16 TiB in one mapping, is found by its address.
-            allocated: u32::try_from(pages).unwrap_or(0),
-            place,
-        }
-    }
-
-    /// All that was allocated for a mapping from `first` on; `None` where that is not known.
-    #[inline(always)]
-    pub(super) fn range(self, first: IovaPfn) -> Option<IovaRange> {
-        IovaRange::new(first, u64::from(self.allocated))
-    }
-}
-
 /// A mapping: the right to unmap it, once. It is not `Clone`; one that is dropped stays mapped, and
 /// [`unmap_at`](super::MapperCore::unmap_at) still ends it.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a mapping that is dropped stays mapped"]
 pub struct Mapping {
     pub(super) iova: Iova,
-    pub(super) len: u64,
-    pub(super) memo: Memo,
+    /// Not 0, so that a slot that may hold a mapping is no larger than one.
+    pub(super) len: NonZeroU64,
+    /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
+    pub(super) allocated: u64,
     /// Which mapper made it.
     pub(super) domain: usize,
     /// What a reuse cache knows it by.
@@ -130,7 +95,7 @@ impl Mapping {
     /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte.
     #[inline]
     pub fn len(&self) -> u64 {
-        self.len
+        self.len.get()
     }
 
     /// Never: a mapping has at least one byte.
@@ -142,7 +107,7 @@ impl Mapping {
     /// The pages it touches.
     #[inline]
     pub fn range(&self) -> IovaRange {
-        range_of(self.iova, self.len).expect("a mapping lies in the space")
+        range_of(self.iova, self.len.get()).expect("a mapping lies in the space")
     }
 }
 
@@ -150,5 +115,5 @@ impl Mapping {
 #[inline]
 pub(super) fn range_of(iova: Iova, len: u64) -> Option<IovaRange> {
     let segment = Segment::new(PhysAddr::new(iova.raw()), len);
-    IovaRange::new(IovaPfn::of(iova), segment.pages()?)
+    IovaRange::new(iova::IovaPfn::of(iova), segment.pages()?)
 }

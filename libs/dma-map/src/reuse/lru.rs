@@ -10,8 +10,8 @@ use iova::IovaRange;
 
 use super::batch::Taker;
 use super::key::PackedRange;
-use super::optimistic::{evicted_together, owners, spare};
-use super::shelf::{SOMEWHERE, Shelf};
+use super::optimistic::{evicted_together, owners};
+use super::shelf::Shelf;
 use super::{Batch, Counts, Expire, Expired, Key, Progress, Released, ReuseCache, RiskContract};
 
 /// A mapping, and the time of its release.
@@ -34,7 +34,7 @@ impl LruCache {
     /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
     /// `residency_ns` while its owner calls.
     pub fn new(quota: usize, residency_ns: u64) -> Self {
-        let shelf = Shelf::with_spare(quota, spare(quota));
+        let shelf = Shelf::new(quota);
         let evict = evicted_together(shelf.places());
         Self {
             shelf,
@@ -86,11 +86,12 @@ impl LruCache {
 impl ReuseCache for LruCache {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
-        let Some(found) = self.shelf.find_linked(key) else {
+        let Some(found) = self.shelf.find(key) else {
             self.own.misses += 1;
             return None;
         };
-        self.shelf.take_into_use(found.place);
+        self.shelf.take_out(found);
+        self.shelf.give_back(found.place);
         let &Kept { range, since_ns } = self.shelf.value(found.place);
         self.own.windows.record(now_ns.saturating_sub(since_ns));
         self.own.hits += 1;
@@ -105,18 +106,10 @@ impl ReuseCache for LruCache {
         let Some(range) = PackedRange::new(range) else {
             return Released::TearDown;
         };
-        if self.shelf.is_full() {
+        let Some(place) = self.shelf.insert(key) else {
             self.make_room(now_ns, batch);
             self.own.evicted += 1;
             return Released::TearDown;
-        }
-        let is_it = |_, kept: &Kept| kept.range == range;
-        let place = match self.shelf.in_use(SOMEWHERE, key, is_it) {
-            Some(place) => {
-                self.shelf.come_back(place);
-                place
-            }
-            None => self.shelf.insert(key).expect("it is not full"),
         };
         let since_ns = now_ns;
         *self.shelf.value_mut(place) = Kept { range, since_ns };

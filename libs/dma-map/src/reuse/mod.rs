@@ -53,7 +53,6 @@ pub use optimistic::{OptimisticCache, RESIDENCY_NS};
 pub use risk::{Counts, RiskContract, Violation, Windows};
 pub use rtc::{CYCLE_NS, RtcCache};
 pub use sharing::{SharingCache, SharingTable};
-pub(crate) use shelf::{FRESH, SOMEWHERE};
 pub use stacked::Stacked;
 
 use alloc::sync::Arc;

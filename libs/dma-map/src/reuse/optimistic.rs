@@ -7,18 +7,18 @@
 //!
 //! One cache belongs to one core. What that core alone needs, the index and the order, is its plain memory; what others
 //! have to see in order to expire the mappings of a core that is quiet lies in a slab of atomics (`slab.rs`, where
-//! the protocol is). A mapping that is in use may leave its place behind, as a hint (`shelf.rs`); it may as well be
-//! released on another core, and then rests there.
+//! the protocol is). A mapping that is in use is not in here: it may be released on another core and then rests there.
+//! Of several idle mappings of a page the youngest is acquired.
 //!
 //! Room: the mapping that reaches the quota makes a batch of the oldest go, together; they count until their
 //! invalidation is complete. Until then, should nothing else have gone, the youngest is refused. So there are
 //! never more stale mappings than the quota.
 //!
-//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, one look into the
-//! index, and four lines of the core's own. The locked instruction is what keeps the owner and whoever expires apart; to
+//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, two looks into the
+//! index, and about five lines of the core's own. The locked instruction is what keeps the owner and whoever expires apart; to
 //! do without it, those who expire would have to make the owner's processor finish its stores and loads (as Linux'
 //! `membarrier` does), which needs an operating system.
-//! Memory, allocated at construction: for a quota of 4,096, 80 bytes each, room for 1,024 in use included.
+//! Memory, allocated at construction: 60 bytes for each mapping of a quota that is a power of two, and what is kept beside it.
 //!
 //! Dropping the cache leaves its mappings where they are: its [`Expire`] still takes them.
 
@@ -29,7 +29,7 @@ use iova::IovaRange;
 
 use super::batch::Taker;
 use super::key::PackedRange;
-use super::shelf::{SOMEWHERE, Shelf};
+use super::shelf::Shelf;
 use super::slab::Slab;
 use super::{
     Batch, Counts, Expire, Expired, Key, Progress, Released, ReuseCache, RiskContract, Windows,
@@ -69,9 +69,9 @@ impl OptimisticCache {
 impl<P: Default + Send> OptimisticCache<P> {
     /// The same, with something of the owner's beside each mapping.
     pub(crate) fn keeping(quota: usize, residency_ns: u64) -> Self {
-        let shelf = Shelf::with_spare(quota, spare(quota));
+        let shelf = Shelf::new(quota);
         Self {
-            slab: Arc::new(Slab::new(shelf.len(), residency_ns)),
+            slab: Arc::new(Slab::new(shelf.places(), residency_ns)),
             limbo: VecDeque::with_capacity(shelf.places()),
             residency_ns: owners(residency_ns),
             evict: evicted_together(shelf.places()),
@@ -99,21 +99,21 @@ impl<P: Default + Send> OptimisticCache<P> {
         !self.shelf.is_full()
     }
 
-    /// As [`ReuseCache::acquire`], with the place it had, and what was kept with it; a miss is not counted.
+    /// As [`ReuseCache::acquire`], with what was kept beside the mapping; a miss is not counted.
     #[inline(always)]
-    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, u32, P)> {
-        while let Some(found) = self.shelf.find_linked(key) {
+    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, P)> {
+        while let Some(found) = self.shelf.find(key) {
             let place = found.place;
             let slot = self.slab.slot(place);
             if let Some(since_ns) = slot.idle_since()
                 && slot.reuse(since_ns)
             {
                 let range = slot.range().range();
-                self.shelf.take_into_use(place);
+                self.shelf.take_out(found);
+                self.shelf.give_back(place);
                 self.own.windows.record(now_ns.saturating_sub(since_ns));
                 self.own.hits += 1;
-                let kept = core::mem::take(self.shelf.value_mut(place));
-                return Some((range, place, kept));
+                return Some((range, core::mem::take(self.shelf.value_mut(place))));
             }
             self.shelf.take_out(found);
             self.lose(place);
@@ -123,24 +123,31 @@ impl<P: Default + Send> OptimisticCache<P> {
 
     /// As [`hit`](Self::hit); a miss is counted.
     #[inline]
-    pub(crate) fn acquire_at(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, u32, P)> {
+    pub(crate) fn acquire_at(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, P)> {
         let found = self.hit(key, now_ns);
-        self.own.misses += u64::from(found.is_none());
+        if found.is_none() {
+            self.missed();
+        }
         found
     }
 
-    /// As [`ReuseCache::release`], of a mapping that had the place `hint`. Gives the place it has where it is kept, and
-    /// `None` where it has to be torn down. What is to be kept with it goes to [`kept`](Self::kept) of the place.
+    /// A hit was none.
+    #[inline]
+    pub(crate) fn missed(&mut self) {
+        self.own.misses += 1;
+    }
+
+    /// As [`ReuseCache::release`]. Gives the place it has where it is kept, and `None` where it has to be torn down. What
+    /// is to be kept beside it goes to [`kept`](Self::kept) of the place.
     #[inline(always)]
     pub(crate) fn release_at(
         &mut self,
-        hint: u32,
         key: Key,
         range: IovaRange,
         now_ns: u64,
         batch: &mut Batch,
     ) -> Option<u32> {
-        self.keep(hint, key, PackedRange::new(range)?, now_ns, batch)
+        self.keep(key, PackedRange::new(range)?, now_ns, batch)
     }
 
     /// What is kept with the mapping of a place, until it is taken out here. That of a mapping which others have torn
@@ -227,29 +234,19 @@ impl<P: Default + Send> OptimisticCache<P> {
             self.own.evicted += 1;
             return None;
         }
-        self.keep(SOMEWHERE, key, range, now_ns, batch)
+        self.keep(key, range, now_ns, batch)
     }
 
     #[inline(always)]
     fn keep(
         &mut self,
-        hint: u32,
         key: Key,
         range: PackedRange,
         now_ns: u64,
         batch: &mut Batch,
     ) -> Option<u32> {
-        if self.shelf.is_full() {
+        let Some(place) = self.shelf.insert(key) else {
             return self.release_without_room(key, range, now_ns, batch);
-        }
-        let slab = &*self.slab;
-        let is_it = |place, _: &P| slab.slot(place).range() == range;
-        let place = match self.shelf.in_use(hint, key, is_it) {
-            Some(place) => {
-                self.shelf.come_back(place);
-                place
-            }
-            None => self.shelf.insert(key)?,
         };
         self.slab.slot(place).publish(range, now_ns);
         self.published += 1;
@@ -261,11 +258,6 @@ impl<P: Default + Send> OptimisticCache<P> {
         }
         Some(place)
     }
-}
-
-/// Places for mappings in use beside a quota: 1,024, no more than the quota, and no less than a quarter.
-pub(super) fn spare(quota: usize) -> usize {
-    quota.min((quota / 4).max(1024))
 }
 
 /// By which part of the residency the owner lets its mappings go earlier than others take them: a quarter, which is more
@@ -295,7 +287,7 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
-        match self.release_at(SOMEWHERE, key, range, now_ns, batch) {
+        match self.release_at(key, range, now_ns, batch) {
             Some(_) => Released::Kept,
             None => Released::TearDown,
         }
