@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dma_map::invalidate::SerialFlush;
 use dma_map::mapper::Teardown;
+use dma_map::reuse::Counts;
 use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use iova::CoreId;
@@ -110,6 +111,8 @@ pub struct Facts {
     pub commands: u64,
     /// Stale mappings.
     pub risk: Risk,
+    /// What was found again, and what had to go.
+    pub reuse: Counts,
     /// The longest time between two ticks: on a busy machine the thread that ticks runs late, and the bounds on ages
     /// hold up to that.
     pub tick_max_ns: u64,
@@ -208,6 +211,7 @@ impl<T: PageTable + 'static> Rig<T> {
             flushed_ns: (commands * each) as f64,
             commands,
             tick_max_ns,
+            reuse: self.mapper.reuse_counts(),
             is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
             risk,
         }

@@ -312,11 +312,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return self.make_quickly(key);
         };
         let Some(pinned) = pinned else {
-            return Some((range.start(), 0));
+            return Some((range.range().start(), 0));
         };
-        let pages = pinned.range().pages();
+        // It starts where the mapping does.
+        let allocated = pinned.range();
         self.alloc.unpin(pinned);
-        Some((range.start(), pages))
+        Some((allocated.start(), allocated.pages()))
     }
 
     /// A mapping, where none was found. `None` leaves things as they were.

@@ -139,36 +139,27 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return false;
         };
         let now = self.shared.clock.coarse();
-        match cache.release_at(key, range, now, &mut reused.batch) {
-            Some(place) => {
-                if let Some(gone) = cache.kept(place).replace(pinned) {
-                    self.free_gone(gone);
-                }
-            }
-            None => {
-                self.let_be(pinned);
-                return false;
-            }
-        }
-        if self.has_batch() {
-            // Where it fails the batch stays, counted as stale, and the next unmap tries again.
-            let _ = self.tear_down_batch();
+        let Some(place) = cache.release_at(key, range, now, &mut reused.batch) else {
+            self.let_be(pinned);
+            return false;
+        };
+        let gone = cache.kept(place).replace(pinned);
+        if gone.is_some() || !reused.batch.is_empty() {
+            self.after_keeping(gone);
         }
         true
     }
 
-    /// The mapping that had a place before: others have torn it down, and given the place back.
+    /// The cache has let go of something, or has given the mapping a place in which others tore down what was there: its
+    /// pin is `gone`.
     #[cold]
     #[inline(never)]
-    fn free_gone(&mut self, gone: Pinned) {
-        self.alloc.free_pinned(gone);
-    }
-
-    /// Whether the cache has let go of something.
-    #[inline(always)]
-    fn has_batch(&self) -> bool {
-        let reused = self.reused.as_ref();
-        reused.is_some_and(|reused| !reused.batch.is_empty())
+    fn after_keeping(&mut self, gone: Option<Pinned>) {
+        if let Some(gone) = gone {
+            self.alloc.free_pinned(gone);
+        }
+        // Where it fails the batch stays, counted as stale, and the next unmap tries again.
+        let _ = self.tear_down_batch();
     }
 
     /// It stays mapped.
@@ -364,23 +355,15 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             // The batch waits since an invalidation failed; what joins it now is not cleared yet.
             self.shared.clear_expired(&reused.batch.entries()[before..]);
         }
-        let rest = match released {
-            LetGo::Kept(gone) => {
-                if let Some(gone) = gone {
-                    self.free_gone(gone);
-                }
-                None
-            }
+        let (gone, rest) = match released {
+            LetGo::Kept(gone) => (gone, None),
             LetGo::InUse(pinned) => {
                 self.alloc.unpin(pinned);
-                None
+                (None, None)
             }
-            LetGo::TearDown(pinned) => Some(pinned),
+            LetGo::TearDown(pinned) => (None, Some(pinned)),
         };
-        if self.has_batch() {
-            // Where it fails the batch stays, counted as stale, and the next unmap tries again.
-            let _ = self.tear_down_batch();
-        }
+        self.after_keeping(gone);
         rest
     }
 

@@ -101,14 +101,14 @@ impl<P: Default + Send> OptimisticCache<P> {
 
     /// As [`ReuseCache::acquire`], with what was kept beside the mapping; a miss is not counted.
     #[inline(always)]
-    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, P)> {
+    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<(PackedRange, P)> {
         while let Some(found) = self.shelf.find(key) {
             let place = found.place;
             let slot = self.slab.slot(place);
             if let Some(since_ns) = slot.idle_since()
                 && slot.reuse(since_ns)
             {
-                let range = slot.range().range();
+                let range = slot.range();
                 self.shelf.take_out(found);
                 self.shelf.give_back(place);
                 self.own.windows.record(now_ns.saturating_sub(since_ns));
@@ -124,11 +124,13 @@ impl<P: Default + Send> OptimisticCache<P> {
     /// As [`hit`](Self::hit); a miss is counted.
     #[inline]
     pub(crate) fn acquire_at(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, P)> {
-        let found = self.hit(key, now_ns);
-        if found.is_none() {
-            self.missed();
+        match self.hit(key, now_ns) {
+            Some((range, kept)) => Some((range.range(), kept)),
+            None => {
+                self.missed();
+                None
+            }
         }
-        found
     }
 
     /// A hit was none.
@@ -182,11 +184,15 @@ impl<P: Default + Send> OptimisticCache<P> {
         let found = self.shelf.locate(place);
         self.shelf.take_out(found);
         let slot = self.slab.slot(place);
-        let Some(since_ns) = slot.idle_since() else {
-            self.lose(place);
-            return false;
-        };
-        let Some(range) = slot.take(since_ns) else {
+        let since_ns = slot.idle_since();
+        // The next one is as cold as this was, and nothing is fetched past a locked instruction: fetched now, both come
+        // together.
+        if let Some(next) = self.shelf.oldest() {
+            core::hint::black_box((self.slab.slot(next).idle_since(), self.shelf.key(next)));
+        }
+        let Some((since_ns, range)) =
+            since_ns.and_then(|since_ns| Some((since_ns, slot.take(since_ns)?)))
+        else {
             self.lose(place);
             return false;
         };
@@ -252,7 +258,9 @@ impl<P: Default + Send> OptimisticCache<P> {
         self.published += 1;
         self.slab.announce(self.published);
         let occupied = u64::from(self.shelf.occupied());
-        self.own.stale_max = self.own.stale_max.max(occupied);
+        if occupied > self.own.stale_max {
+            self.own.stale_max = occupied;
+        }
         if self.shelf.is_full() || !self.is_early(now_ns) {
             self.make_room(now_ns, batch);
         }
