@@ -217,12 +217,6 @@ impl<T: Default> Shelf<T> {
         (self.oldest != NIL).then_some(self.oldest)
     }
 
-    /// The key of an indexed place.
-    #[inline(always)]
-    pub(super) fn key(&self, place: u32) -> Key {
-        self.nodes[place as usize].key
-    }
-
     #[inline(always)]
     pub(super) fn value(&self, place: u32) -> &T {
         &self.nodes[place as usize].value
