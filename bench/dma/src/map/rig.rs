@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use dma_map::invalidate::SerialFlush;
 use dma_map::mapper::Teardown;
+use dma_map::reuse::Counts;
 use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use iova::CoreId;
@@ -113,6 +114,8 @@ pub struct Facts {
     pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
+    /// What was found again, and what had to go.
+    pub reuse: Counts,
     /// The longest time between two ticks: while the machine keeps every thread from running nobody ticks, and the bounds
     /// on ages hold up to that.
     pub tick_max_ns: u64,
@@ -226,6 +229,7 @@ impl<T: PageTable + 'static> Rig<T> {
             commands,
             pairs: self.pairs.load(Ordering::Relaxed),
             tick_max_ns,
+            reuse: self.mapper.reuse_counts(),
             is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
             risk,
         }

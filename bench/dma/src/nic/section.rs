@@ -175,10 +175,12 @@ fn shares(
         record.row(&key, case, outcome, "");
     }
     let off = found.last().and_then(|outcome| outcome.as_ref().ok());
+    let mut last = Vec::new();
     println!("share of `off`:");
     for (index, (named, outcome)) in POLICIES.iter().zip(&found).enumerate() {
         let facts = sinks[index].take();
         facts.iter().for_each(|facts| worst[index].add(facts));
+        last.push(facts.last().cloned());
         let (Ok(outcome), Some(off)) = (outcome, off) else {
             continue;
         };
@@ -196,6 +198,7 @@ fn shares(
         println!("  {:24} {raw:.3} measured, {scaled:.3} scaled", named.name);
     }
     if (load.name, threads) == ("1500", 1) {
+        budget(record, &found, &last);
         for (key, policy) in [
             ("opt4096_share", "optimistic4096"),
             ("deferred_share", "deferred"),
@@ -205,6 +208,49 @@ fn shares(
             let (raw, scaled) = (record.get(&format!("{of}_raw")), record.get(&of));
             record.both(key, raw, scaled, 4);
         }
+    }
+}
+
+/// What a packet costs beyond one without protection, as measured: a map and an unmap each, of which so many find a mapping;
+/// what the hardware took for commands, and what is left for the processor. Of the last run, but for the first column, a
+/// median.
+fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]) {
+    println!(
+        "\na packet's budget (one map and one unmap each)\n{:24} {:>14} {:>12} {:>12} {:>14} {:>12} {:>14}",
+        "", "beyond off, ns", "maps found", "torn down", "commands", "theirs, ns", "all else, ns"
+    );
+    let Some(off) = found.last().and_then(|outcome| outcome.as_ref().ok()) else {
+        return;
+    };
+    for ((named, outcome), facts) in POLICIES.iter().zip(found).zip(last) {
+        let (Ok(outcome), Some(facts)) = (outcome, facts) else {
+            continue;
+        };
+        let pairs = outcome.runs.last().map_or(1, |run| run.pairs.max(1)) as f64;
+        let beyond = outcome.ns.median - off.ns.median;
+        let commands = facts.flushed_ns / pairs;
+        let found = facts.reuse.hit_rate();
+        let has_reuse = facts.reuse.hits + facts.reuse.misses > 0;
+        let gone = facts.reuse.evicted + facts.reuse.expired;
+        for (key, value) in [
+            ("beyond_off_ns", beyond),
+            ("commands_ns", commands),
+            ("hit_rate", found),
+        ] {
+            record.number(&format!("nic_1500_{}_{key}", named.name), value, 4);
+        }
+        let part = |part: f64| match has_reuse {
+            true => format!("{part:.4}"),
+            false => "-".to_owned(),
+        };
+        println!(
+            "{:24} {beyond:>14.1} {:>12} {:>12} {:>14.4} {commands:>12.1} {:>14.1}",
+            named.name,
+            part(found),
+            part(gone as f64 / pairs),
+            facts.commands as f64 / pairs,
+            beyond - commands
+        );
     }
 }
 

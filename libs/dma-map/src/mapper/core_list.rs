@@ -1,6 +1,7 @@
 //! Lists of segments, and mapping without translation.
 
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use iova::{CoreAllocator, IovaAllocator, IovaRange};
@@ -144,7 +145,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let unused = PAGE_SIZE - 1 - (last.phys.raw() + (last.len - 1)) % PAGE_SIZE;
         Ok(Mapping {
             iova: Iova::new(allocated.start().raw() | offset),
-            len: pages * PAGE_SIZE - offset - unused,
+            len: NonZeroU64::new(pages * PAGE_SIZE - offset - unused)
+                .expect("every segment has a byte"),
             allocated: allocated.pages(),
             domain: self.domain(),
             key: None,
@@ -199,7 +201,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     fn untranslated(&self, phys: PhysAddr, len: u64) -> Mapping {
         Mapping {
             iova: Iova::new(phys.raw()),
-            len,
+            len: NonZeroU64::new(len).expect("a segment without bytes was refused"),
             allocated: 0,
             domain: self.domain(),
             key: None,

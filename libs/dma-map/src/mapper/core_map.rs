@@ -1,10 +1,12 @@
 //! One core's handle, and how it maps.
 
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
-use core::{cell::Cell, marker::PhantomData};
+use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
+use iova::{
+    Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Pinned, Request,
+};
 use lines::Ordering;
 
 use super::error::DmaMapError;
@@ -32,7 +34,8 @@ const STRICT_ROOM: usize = 64;
 )]
 pub(super) enum Cache {
     Shared(SharingCache),
-    Idle(OptimisticCache),
+    /// With the pins of what it keeps.
+    Idle(OptimisticCache<Option<Pinned>>),
     Both(Box<Stacked<SharingCache, OptimisticCache>>),
 }
 
@@ -45,30 +48,6 @@ impl Cache {
             Self::Both(cache) => &mut **cache,
         }
     }
-
-    /// [`ReuseCache::acquire`].
-    #[inline(always)]
-    fn acquire(&mut self, key: Key, now: u64) -> Option<IovaRange> {
-        match self {
-            Self::Idle(cache) => cache.acquire(key, now),
-            other => other.any().acquire(key, now),
-        }
-    }
-
-    /// [`ReuseCache::release`].
-    #[inline(always)]
-    pub(super) fn release(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        now: u64,
-        batch: &mut Batch,
-    ) -> Released {
-        match self {
-            Self::Idle(cache) => cache.release(key, range, now, batch),
-            other => other.any().release(key, range, now, batch),
-        }
-    }
 }
 
 /// What a core has where mappings are reused.
@@ -78,15 +57,22 @@ pub(super) struct Reused {
     pub(super) batch: Batch,
     /// The entries of `batch` are cleared.
     pub(super) is_cleared: bool,
-    pub(super) idle: IdlePins,
+    /// The pins of what other caches keep.
+    idle: IdlePins,
+}
+
+/// What became of a mapping that a user has let go of.
+pub(super) enum LetGo {
+    /// It stays, with its pin. Where its place was another's, whom somebody else has torn down, that one's pin.
+    Kept(Option<Pinned>),
+    /// The caller lets go of the pin: somebody else uses the mapping.
+    InUse(Pinned),
+    /// The caller tears it down.
+    TearDown(Pinned),
 }
 
 impl Reused {
     fn new(reuse: Reuse, table: Option<&Arc<SharingTable>>) -> Option<Self> {
-        let idle = |idle: Optimistic| {
-            let residency = u64::try_from(idle.residency.as_nanos()).unwrap_or(u64::MAX);
-            OptimisticCache::new(idle.quota, residency)
-        };
         let shared = || {
             let table = table.expect("a policy that shares has a table");
             SharingCache::new(Arc::clone(table))
@@ -94,9 +80,13 @@ impl Reused {
         let (cache, quota) = match reuse {
             Reuse::Never => return None,
             Reuse::Shared => (Cache::Shared(shared()), 0),
-            Reuse::Optimistic(kept) => (Cache::Idle(idle(kept)), kept.quota),
+            Reuse::Optimistic(kept) => {
+                let cache = OptimisticCache::keeping(kept.quota, residency(kept));
+                (Cache::Idle(cache), 0)
+            }
             Reuse::SharedOptimistic(kept) => {
-                let both = Stacked::new(shared(), idle(kept));
+                let idle = OptimisticCache::new(kept.quota, residency(kept));
+                let both = Stacked::new(shared(), idle);
                 (Cache::Both(Box::new(both)), kept.quota)
             }
         };
@@ -107,6 +97,62 @@ impl Reused {
             idle: IdlePins::new(quota),
         })
     }
+
+    /// [`ReuseCache::acquire`], with the pin where it has one here.
+    #[inline]
+    fn acquire(&mut self, key: Key, now: u64) -> Option<(IovaRange, Option<Pinned>)> {
+        match &mut self.cache {
+            Cache::Idle(cache) => cache.acquire_at(key, now),
+            other => {
+                let range = other.any().acquire(key, now)?;
+                Some((range, self.idle.remove(range.first())))
+            }
+        }
+    }
+
+    /// [`ReuseCache::release`], with the pin.
+    #[inline]
+    pub(super) fn release(
+        &mut self,
+        key: Key,
+        range: IovaRange,
+        pinned: Pinned,
+        now: u64,
+    ) -> LetGo {
+        let released = match &mut self.cache {
+            Cache::Idle(cache) => {
+                return match cache.release_at(key, range, now, &mut self.batch) {
+                    Some(place) => LetGo::Kept(cache.kept(place).replace(pinned)),
+                    None => LetGo::TearDown(pinned),
+                };
+            }
+            other => other.any().release(key, range, now, &mut self.batch),
+        };
+        match released {
+            Released::Kept => {
+                self.idle.insert(pinned);
+                LetGo::Kept(None)
+            }
+            Released::InUse => LetGo::InUse(pinned),
+            Released::TearDown => LetGo::TearDown(pinned),
+        }
+    }
+
+    /// The pin of a mapping that starts at `page` and was torn down, by whom ever. In its place there may be another's
+    /// by now: then its own has come out when that one came.
+    pub(super) fn take_pin(&mut self, place: u32, page: IovaPfn) -> Option<Pinned> {
+        match &mut self.cache {
+            Cache::Idle(cache) => {
+                let kept = cache.kept(place);
+                kept.take_if(|pinned| pinned.range().first() == page)
+            }
+            _ => self.idle.remove(page),
+        }
+    }
+}
+
+fn residency(idle: Optimistic) -> u64 {
+    u64::try_from(idle.residency.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
@@ -201,9 +247,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             _ => None,
         };
         let (start, offset, len, allocated, key) = match (quick, segments) {
-            (Some((start, allocated, key)), &[segment]) => {
+            (Some((start, len, allocated, key)), &[segment]) => {
                 let offset = segment.phys.offset_in(PAGE_SIZE);
-                (start.raw(), offset, segment.len, allocated, key)
+                (start.raw(), offset, len, allocated, key)
             }
             _ => match self.map_carefully(segments, direction) {
                 Ok((iova, len, allocated, key)) => (iova.raw(), 0, len, allocated, key),
@@ -226,8 +272,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segment: Segment,
         direction: Direction,
-    ) -> Option<(Iova, u64, Option<Key>)> {
+    ) -> Option<(Iova, NonZeroU64, u64, Option<Key>)> {
         let shared = &*self.shared;
+        let len = NonZeroU64::new(segment.len)?;
         let pages = segment.pages()?;
         if segment.len > shared.limits.max_segment {
             return None;
@@ -236,11 +283,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if !self.makes_each {
             if shared.policy.is_off {
                 let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
-                return is_within.then_some((Iova::new(phys.raw()), 0, None));
+                return is_within.then_some((Iova::new(phys.raw()), len, 0, None));
             }
             let key = Key::new(phys, pages, direction.access())?;
             let (start, allocated) = self.find_quickly(key)?;
-            return Some((start, allocated, Some(key)));
+            return Some((start, len, allocated, Some(key)));
         }
         let access = direction.access();
         let request = self.request(pages).for_memory(phys, access);
@@ -251,23 +298,45 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.take_back(allocated);
             return None;
         }
-        Some((allocated.start(), allocated.pages(), None))
+        Some((allocated.start(), len, allocated.pages(), None))
     }
 
-    /// An idle mapping of this core, in use again.
+    /// An idle mapping of this core, in use again, or a new one. `None` leaves things as they were.
     #[inline(always)]
     fn find_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
         let reused = self.reused.as_mut()?;
         let Cache::Idle(cache) = &mut reused.cache else {
             return None;
         };
-        let range = cache.hit(key, self.shared.clock.coarse())?;
-        let Some(pinned) = reused.idle.remove(range.first()) else {
-            return Some((range.start(), 0));
+        let Some((range, pinned)) = cache.hit(key, self.shared.clock.coarse()) else {
+            return self.make_quickly(key);
         };
-        let pages = pinned.range().pages();
+        let Some(pinned) = pinned else {
+            return Some((range.range().start(), 0));
+        };
+        // It starts where the mapping does.
+        let allocated = pinned.range();
         self.alloc.unpin(pinned);
-        Some((range.start(), pages))
+        Some((allocated.start(), allocated.pages()))
+    }
+
+    /// A mapping, where none was found. `None` leaves things as they were.
+    #[inline(never)]
+    fn make_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
+        let shared = &*self.shared;
+        let request = (self.request(key.pages())).for_memory(key.phys(), key.access());
+        let allocated = self.alloc.alloc(request).ok()?;
+        let range = first_pages(allocated, key.pages());
+        if shared.allocator.is_counted(allocated)
+            || (shared.table.map(range, key.phys(), key.access())).is_err()
+        {
+            self.take_back(allocated);
+            return None;
+        }
+        if let Some(Cache::Idle(cache)) = self.reused.as_mut().map(|reused| &mut reused.cache) {
+            cache.missed();
+        }
+        Some((allocated.start(), allocated.pages()))
     }
 
     /// Nothing was mapped there.
@@ -284,7 +353,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<(Iova, u64, u64, Option<Key>), DmaMapError> {
+    ) -> Result<(Iova, NonZeroU64, u64, Option<Key>), DmaMapError> {
         let mapping = match segments {
             &[segment] => self.map_one(segment, direction, true),
             segments => self.map_joined(segments, direction),
@@ -316,7 +385,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         may_reuse: bool,
     ) -> Result<Mapping, DmaMapError> {
         let shared = &*self.shared;
-        let Some(pages) = segment.pages() else {
+        let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
         };
         if segment.len > shared.limits.max_segment {
@@ -340,7 +409,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         };
         Ok(Mapping {
             iova: Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE)),
-            len: segment.len,
+            len,
             allocated,
             domain: self.domain(),
             key,
@@ -458,9 +527,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError> {
         let now = self.shared.clock.coarse();
         let reused = self.reused.as_mut().expect("the caller has looked");
-        if let Some(range) = reused.cache.acquire(key, now) {
+        if let Some((range, pinned)) = reused.acquire(key, now) {
             // Live elsewhere, it has no pin here.
-            let Some(pinned) = reused.idle.remove(range.first()) else {
+            let Some(pinned) = pinned else {
                 return Ok((range.start(), 0));
             };
             let pages = pinned.range().pages();

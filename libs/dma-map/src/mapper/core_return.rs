@@ -35,30 +35,25 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     }
 
     /// Frees the covered part of the queue. Entries of one coarse time are counted together.
-    fn free_covered(&mut self) -> usize {
+    fn free_covered(&mut self) -> u64 {
         let line = &self.shared.lines[self.core];
         // Acquire, and before the time: pairs with the flusher's stores in the other order.
         let covered = line.flusher.covered.load(Ordering::Acquire);
         let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
         line.counters.saw(self.queue.len() as u64);
-        let (mut freed, mut run, mut since) = (0, 0, 0);
-        while let Some(entry) = self.queue.pop_covered(covered) {
-            if entry.since_ns != since && run > 0 {
-                line.counters.closed(closed_ns.saturating_sub(since), run);
-                run = 0;
-            }
-            since = entry.since_ns;
-            run += 1;
-            freed += 1;
-            self.alloc.free_pinned(entry.pinned);
+        let (queue, alloc) = (&mut self.queue, &mut self.alloc);
+        let mut freed = 0;
+        while let Some((count, since_ns)) =
+            queue.pop_run(covered, |pinned| alloc.free_pinned(pinned))
+        {
+            line.counters
+                .closed(closed_ns.saturating_sub(since_ns), count);
+            freed += count;
         }
-        if run > 0 {
-            line.counters.closed(closed_ns.saturating_sub(since), run);
-        }
-        if let Some(oldest) = self.queue.front() {
+        if !queue.is_empty() {
             line.owner
                 .oldest_ns
-                .store(oldest.since_ns, Ordering::Relaxed);
+                .store(queue.oldest_ns(), Ordering::Relaxed);
         }
         freed
     }
@@ -69,8 +64,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return;
         };
         let returned = core::mem::take(&mut *self.shared.lines[self.core].returned.lock());
-        for range in returned {
-            if let Some(pinned) = reused.idle.remove(range.first()) {
+        for (place, range) in returned {
+            if let Some(pinned) = reused.take_pin(place, range.first()) {
                 self.alloc.free_pinned(pinned);
             }
         }
@@ -134,9 +129,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Drop for MapperCo
         let line = &self.shared.lines[self.core];
         let mut orphans = self.shared.orphans.lock();
         if given.is_err() || !self.queue.is_empty() {
-            while let Some(entry) = self.queue.pop() {
-                let orphan = Orphan::Mapping(entry.pinned, entry.since_ns);
-                orphans.waiting.push(orphan);
+            while let Some((pinned, since_ns)) = self.queue.pop() {
+                orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
             }
         }
         let chunks = self.quarantine.take_all();

@@ -4,15 +4,14 @@ use address::{Iova, PAGE_SIZE};
 use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
 
-use super::core_map::Cache;
+use super::core_map::{Cache, LetGo};
 use super::error::DmaUnmapError;
 use super::policy::{Reuse, Teardown};
-use super::queue::Entry;
 use super::request::{Mapping, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use crate::reuse::{Key, Released, ReuseCache};
+use crate::reuse::Key;
 use crate::table::{PageTable, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
@@ -64,6 +63,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             domain,
             key,
         } = mapping;
+        let len = len.get();
         if domain == self.domain() && self.unmap_quickly(iova, len, allocated, key) {
             return Ok(());
         }
@@ -78,10 +78,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if let Some(key) = key {
             return self.keep_quickly(iova, len, allocated, key);
         }
-        if !self.queues_each || !self.queue.takes_two() {
+        if !self.queues_each || !self.queue.is_between() {
             return self.shared.policy.is_off && self.shared.limits.bounce.is_none();
         }
-        let (Some(oldest), Some(range)) = (self.queue.front(), range_of(iova, len)) else {
+        let Some(range) = range_of(iova, len) else {
             return false;
         };
         let shared = &*self.shared;
@@ -89,7 +89,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let now = shared.clock.coarse();
         // Acquire: what was written before the notice is seen.
         if line.flusher.notices.load(Ordering::Acquire) != self.notices
-            || now.saturating_sub(oldest.since_ns) >= self.age_ns
+            || now.saturating_sub(self.queue.oldest_ns()) >= self.age_ns
         {
             return false;
         }
@@ -106,11 +106,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             self.let_be(pinned);
             return false;
         }
-        self.queue.push(Entry {
-            pinned,
-            since_ns: now,
-            ticket: None,
-        });
+        self.queue.push_another(pinned, now);
         // Release: a flush that notes this number comes after the entries were cleared.
         line.owner
             .queued
@@ -143,18 +139,27 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return false;
         };
         let now = self.shared.clock.coarse();
-        match cache.release(key, range, now, &mut reused.batch) {
-            Released::Kept => reused.idle.insert(pinned),
-            Released::InUse | Released::TearDown => {
-                self.let_be(pinned);
-                return false;
-            }
-        }
-        if !reused.batch.is_empty() {
-            // Where it fails the batch stays, counted as stale, and the next unmap tries again.
-            let _ = self.tear_down_batch();
+        let Some(place) = cache.release_at(key, range, now, &mut reused.batch) else {
+            self.let_be(pinned);
+            return false;
+        };
+        let gone = cache.kept(place).replace(pinned);
+        if gone.is_some() || !reused.batch.is_empty() {
+            self.after_keeping(gone);
         }
         true
+    }
+
+    /// The cache has let go of something, or has given the mapping a place in which others tore down what was there: its
+    /// pin is `gone`.
+    #[cold]
+    #[inline(never)]
+    fn after_keeping(&mut self, gone: Option<Pinned>) {
+        if let Some(gone) = gone {
+            self.alloc.free_pinned(gone);
+        }
+        // Where it fails the batch stays, counted as stale, and the next unmap tries again.
+        let _ = self.tear_down_batch();
     }
 
     /// It stays mapped.
@@ -345,26 +350,20 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return Some(pinned);
         };
         let before = reused.batch.entries().len();
-        let released = reused.cache.release(key, range, now, &mut reused.batch);
+        let released = reused.release(key, range, pinned, now);
         if reused.is_cleared {
             // The batch waits since an invalidation failed; what joins it now is not cleared yet.
             self.shared.clear_expired(&reused.batch.entries()[before..]);
         }
-        let rest = match released {
-            Released::Kept => {
-                reused.idle.insert(pinned);
-                None
-            }
-            Released::InUse => {
+        let (gone, rest) = match released {
+            LetGo::Kept(gone) => (gone, None),
+            LetGo::InUse(pinned) => {
                 self.alloc.unpin(pinned);
-                None
+                (None, None)
             }
-            Released::TearDown => Some(pinned),
+            LetGo::TearDown(pinned) => (None, Some(pinned)),
         };
-        if !reused.batch.is_empty() {
-            // Where it fails the batch stays, counted as stale, and the next unmap tries again.
-            let _ = self.tear_down_batch();
-        }
+        self.after_keeping(gone);
         rest
     }
 
@@ -385,8 +384,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let ranges = entries.clone().map(|expired| expired.range());
         self.shared
             .invalidate(self.core, ranges, &mut self.commands)?;
-        for expired in entries {
-            if let Some(pinned) = reused.idle.remove(expired.range().first()) {
+        for at in 0..entries.len() {
+            let expired = reused.batch.entries()[at];
+            if let Some(pinned) = reused.take_pin(expired.place(), expired.range().first()) {
                 self.alloc.free_pinned(pinned);
             }
         }
@@ -472,7 +472,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Frees the oldest entry if its own invalidation is complete.
     pub(super) fn free_completed(&mut self) -> Result<bool, InvalidateError> {
-        let Some(ticket) = self.queue.front().and_then(|entry| entry.ticket) else {
+        let Some(ticket) = self.queue.ticket() else {
             return Ok(false);
         };
         match self.shared.invalidator.poll(ticket) {
@@ -490,10 +490,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// The front of the queue cannot be used any more, as of `now`.
     fn free_front(&mut self, now: u64) {
-        if let Some(entry) = self.queue.pop() {
-            self.alloc.free_pinned(entry.pinned);
+        if let Some((pinned, since_ns)) = self.queue.pop() {
+            self.alloc.free_pinned(pinned);
             let line = &self.shared.lines[self.core];
-            line.counters.closed(now.saturating_sub(entry.since_ns), 1);
+            line.counters.closed(now.saturating_sub(since_ns), 1);
             // What is not stale any more is as good as covered; only flushers and this core's own tickets
             // raise the number, under no common lock, hence the maximum.
             line.flusher
@@ -510,11 +510,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if self.queue.is_empty() {
             line.owner.oldest_ns.store(now, Ordering::Relaxed);
         }
-        self.queue.push(Entry {
-            pinned,
-            since_ns: now,
-            ticket,
-        });
+        self.queue.push(pinned, now);
+        self.queue.set_ticket(ticket);
         // Release: a flush that notes this number comes after the entries were cleared.
         line.owner
             .queued
@@ -524,11 +521,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Flushes when the queue is full, or its oldest entry too old and nobody else is flushing.
     #[inline]
     fn flush_when_due(&mut self) -> Result<(), InvalidateError> {
-        let Some(oldest) = self.queue.front() else {
+        if self.queue.is_empty() {
             return Ok(());
-        };
-        let since = oldest.since_ns;
-        if !self.queue.is_full() && self.shared.clock.coarse().saturating_sub(since) < self.age_ns {
+        }
+        let age_ns = (self.shared.clock.coarse()).saturating_sub(self.queue.oldest_ns());
+        if !self.queue.is_full() && age_ns < self.age_ns {
             return Ok(());
         }
         self.flush_queue()

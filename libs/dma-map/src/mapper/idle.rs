@@ -1,4 +1,4 @@
-//! The pins of mappings that the reuse cache of a core keeps: found by the first page, one line each.
+//! The pins of mappings that a reuse cache keeps which has no room for them: found by the first page, one line each.
 //!
 //! An idle mapping is pinned, so that a second unmap of it, by any core, is refused by the allocator, and its leaf
 //! table stays. Open addressing with linear probing; a removal shifts its successors back, so there are no tombstones.

@@ -68,8 +68,8 @@ pub(super) struct CoreLines {
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
     pub(super) expiry: CachePadded<Lock<Expiry>>,
-    /// Idle mappings that others have torn down: the core frees their IOVAs.
-    pub(super) returned: Lock<Vec<IovaRange>>,
+    /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
+    pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
     /// What the core's reuse cache said of itself.
     pub(super) reuse: Lock<Told>,
     /// What its last owner reused mappings with: the next one goes on with it.

@@ -72,9 +72,10 @@ use iova::{CoreId, IovaAllocator, IovaRange};
 
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
-use crate::reuse::SharingTable;
+use crate::reuse::{Counts, SharingTable};
 use crate::risk::{Counters, Risk, RiskContract, Windows};
 use crate::table::PageTable;
+use lines::Told;
 use shared::{Flush, Orphans, Shared};
 
 /// What a mapper works with.
@@ -258,6 +259,25 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
             windows,
             contract: self.contract(),
         }
+    }
+
+    /// What the reuse caches of all cores found and let go of, as they last told it: see [`MapperCore::publish`]. All 0
+    /// where nothing is reused; `stale_max` is the sum of the cores'.
+    pub fn reuse_counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        for line in self.0.lines() {
+            let Told { counts, .. } = &*line.reuse.lock();
+            sum.hits += counts.hits;
+            sum.misses += counts.misses;
+            sum.stale += counts.stale;
+            sum.stale_max += counts.stale_max;
+            sum.windows.add(&counts.windows);
+            sum.entries += counts.entries;
+            sum.evicted += counts.evicted;
+            sum.expired += counts.expired;
+            sum.bytes += counts.bytes;
+        }
+        sum
     }
 
     /// What the policy promises for all cores together.

@@ -1,40 +1,41 @@
 //! What a core has unmapped and not given back: in the order of unmapping, with room for a fixed number.
 //!
-//! A ring in memory that is allocated once. Entries are four words and their places numbers that only grow, so that
-//! adding one is a store of each and nothing is looked up.
+//! A ring of pins in memory that is allocated once. Entries are two words and their numbers only grow, so that adding one is
+//! a store of each and nothing is looked up. Beside it, so that an entry need not have them: the times, one for each run
+//! of entries that have the same (the clock is a coarse one), and tickets, where a policy waits for each entry by itself.
 
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 
 use iova::Pinned;
 
 use crate::invalidate::Ticket;
 
-/// One unmapped mapping, its IOVA pinned.
-pub(super) struct Entry {
-    pub(super) pinned: Pinned,
-    /// When it was unmapped, in nanoseconds, or earlier.
-    pub(super) since_ns: u64,
-    /// What covers it, besides flushes; `None` where only a flush can.
-    pub(super) ticket: Option<Ticket>,
-}
-
-/// Where an entry lies: the pin is there while it does.
-#[derive(Default)]
-pub(super) struct Place {
-    pinned: Option<Pinned>,
-    pub(super) since_ns: u64,
-    pub(super) ticket: Option<Ticket>,
+/// Entries with one time.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Number of the first; the last is the one before the next run's.
+    first: u64,
+    since_ns: u64,
 }
 
 /// A core's queue.
 pub(super) struct Queue {
     /// A power of two of places; entry number `n` is in place `n` modulo their number.
-    entries: Box<[Place]>,
+    pins: Box<[Option<Pinned>]>,
     room: u64,
     /// Number of the first entry: how many were taken out, ever.
     first: u64,
     /// Number of the next entry: how many went in, ever.
     next: u64,
+    /// When the first entry went in, in nanoseconds, or earlier; means nothing where there is none.
+    oldest_ns: u64,
+    /// The time of the last run; means nothing where there is none.
+    newest_ns: u64,
+    /// Times, oldest first; empty if and only if there are no entries. Has room for one of each entry.
+    runs: VecDeque<Run>,
+    /// What covers an entry, besides flushes, by place. Empty until the first.
+    tickets: Box<[Option<Ticket>]>,
 }
 
 impl Queue {
@@ -42,16 +43,20 @@ impl Queue {
     pub(super) fn new(room: usize, first: u64) -> Self {
         let places = room.max(1).next_power_of_two();
         Self {
-            entries: (0..places).map(|_| Place::default()).collect(),
+            pins: (0..places).map(|_| None).collect(),
             room: room as u64,
             first,
             next: first,
+            oldest_ns: 0,
+            newest_ns: 0,
+            runs: VecDeque::with_capacity(places),
+            tickets: Box::default(),
         }
     }
 
     #[inline(always)]
     fn place(&self, number: u64) -> usize {
-        number as usize & (self.entries.len() - 1)
+        number as usize & (self.pins.len() - 1)
     }
 
     #[inline(always)]
@@ -64,10 +69,11 @@ impl Queue {
         self.next - self.first >= self.room
     }
 
-    /// Whether it takes one more, and another after that.
+    /// Whether it is neither empty nor full before it has taken one more.
     #[inline(always)]
-    pub(super) fn takes_two(&self) -> bool {
-        self.next - self.first + 1 < self.room
+    pub(super) fn is_between(&self) -> bool {
+        let len = self.next - self.first;
+        len.wrapping_sub(1) < self.room.saturating_sub(2)
     }
 
     #[inline]
@@ -87,50 +93,182 @@ impl Queue {
         self.next
     }
 
-    /// Adds one; the caller has seen that there is room.
+    /// When the first entry went in, in nanoseconds, or earlier; means nothing where there is none.
     #[inline(always)]
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn oldest_ns(&self) -> u64 {
+        self.oldest_ns
+    }
+
+    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room.
+    #[inline]
+    pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) {
+        if self.is_empty() {
+            self.begin_run(since_ns);
+        }
+        self.push_another(pinned, since_ns);
+    }
+
+    /// The same, where the caller has also seen that the queue is not empty.
+    #[inline(always)]
+    pub(super) fn push_another(&mut self, pinned: Pinned, since_ns: u64) {
         debug_assert!(!self.is_full(), "a queue never grows");
+        if since_ns != self.newest_ns {
+            self.begin_run(since_ns);
+        }
         let place = self.place(self.next);
-        let place = &mut self.entries[place];
-        place.pinned = Some(entry.pinned);
-        place.since_ns = entry.since_ns;
-        place.ticket = entry.ticket;
+        self.pins[place] = Some(pinned);
         self.next += 1;
     }
 
-    #[inline(always)]
-    pub(super) fn front(&self) -> Option<&Place> {
-        let place = &self.entries[self.place(self.first)];
-        (!self.is_empty()).then_some(place)
+    #[cold]
+    #[inline(never)]
+    fn begin_run(&mut self, since_ns: u64) {
+        if self.is_empty() {
+            self.oldest_ns = since_ns;
+        }
+        self.newest_ns = since_ns;
+        self.runs.push_back(Run {
+            first: self.next,
+            since_ns,
+        });
     }
 
-    /// Takes the first out.
-    #[inline(always)]
-    pub(super) fn pop(&mut self) -> Option<Entry> {
-        let place = self.place(self.first);
-        let place = &mut self.entries[place];
-        let pinned = place.pinned.take()?;
-        self.first += 1;
-        Some(Entry {
-            pinned,
-            since_ns: place.since_ns,
-            ticket: place.ticket,
-        })
+    /// `ticket` covers the last entry.
+    pub(super) fn set_ticket(&mut self, ticket: Option<Ticket>) {
+        if self.tickets.is_empty() {
+            if ticket.is_none() {
+                return;
+            }
+            self.tickets = (0..self.pins.len()).map(|_| None).collect();
+        }
+        let place = self.place(self.next.wrapping_sub(1));
+        self.tickets[place] = ticket;
     }
 
-    /// Takes the first out if it is among the first `covered` ever.
-    #[inline(always)]
-    pub(super) fn pop_covered(&mut self, covered: u64) -> Option<Entry> {
-        if self.first >= covered {
+    /// What covers the first, besides flushes.
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        if self.is_empty() {
             return None;
         }
-        self.pop()
+        *self.tickets.get(self.place(self.first))?
     }
 
     /// The ticket of the first did not complete, and will not.
     pub(super) fn void_ticket(&mut self) {
         let place = self.place(self.first);
-        self.entries[place].ticket = None;
+        if let Some(ticket) = self.tickets.get_mut(place) {
+            *ticket = None;
+        }
+    }
+
+    /// Takes the first out, with its time.
+    pub(super) fn pop(&mut self) -> Option<(Pinned, u64)> {
+        let since_ns = self.oldest_ns;
+        let mut popped = None;
+        self.pop_run(self.first + 1, |pinned| popped = Some(pinned))?;
+        Some((popped?, since_ns))
+    }
+
+    /// Takes out those of the first run that are among the first `covered` ever. Gives how many, and their time; `None` where
+    /// there are none.
+    #[inline]
+    pub(super) fn pop_run(
+        &mut self,
+        covered: u64,
+        mut each: impl FnMut(Pinned),
+    ) -> Option<(u64, u64)> {
+        let since_ns = self.runs.front()?.since_ns;
+        let end = self.runs.get(1).map_or(self.next, |run| run.first);
+        let first = self.first;
+        let end_of_these = end.min(covered);
+        if first >= end_of_these {
+            return None;
+        }
+        let mask = self.pins.len() - 1;
+        for number in first..end_of_these {
+            let pinned = self.pins[number as usize & mask].take();
+            each(pinned.expect("an entry has its pin until it is taken out"));
+        }
+        self.first = end_of_these;
+        if end_of_these == end {
+            self.runs.pop_front();
+            if let Some(run) = self.runs.front() {
+                self.oldest_ns = run.since_ns;
+            }
+        }
+        Some((end_of_these - first, since_ns))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use alloc::vec::Vec;
+
+    use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator};
+
+    use super::*;
+
+    /// Every entry comes out once, in order, with the time it went in at, whatever part of a run is covered.
+    #[test]
+    fn entries_keep_their_order_their_times_and_their_tickets() {
+        let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
+        let space = TreeAllocator::new(pages, 1).unwrap();
+        let mut core = space.claim(CoreId(0)).unwrap();
+        let mut queue = Queue::new(5, 1000);
+        let mut model: VecDeque<(IovaPfn, u64, Option<Ticket>)> = VecDeque::new();
+        let (mut random, mut now) = (7_u64, u64::MAX - 40);
+        for step in 0..4000 {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let chance = random >> 33;
+            now += u64::from(chance % 100 == 0 && now < u64::MAX);
+            if chance % 2 == 0 && !queue.is_full() {
+                let range = core.alloc(Request::pages(1)).unwrap();
+                let ticket = (step > 2000 && chance % 3 == 0).then_some(Ticket(chance));
+                queue.push(core.pin(range).unwrap(), now);
+                queue.set_ticket(ticket);
+                model.push_back((range.first(), now, ticket));
+            } else {
+                let covered = queue.first() + chance % 7;
+                let mut freed = Vec::new();
+                let popped = queue.pop_run(covered, |pinned| freed.push(pinned));
+                let since = model.front().map(|&(_, since, _)| since);
+                let of_run = model
+                    .iter()
+                    .take_while(|entry| Some(entry.1) == since)
+                    .count();
+                let expected = of_run.min((chance % 7) as usize);
+                assert_eq!(
+                    popped,
+                    since
+                        .filter(|_| expected > 0)
+                        .map(|at| (expected as u64, at))
+                );
+                assert_eq!(freed.len(), expected);
+                for pinned in freed {
+                    let (first, ..) = model.pop_front().unwrap();
+                    assert_eq!(pinned.range().first(), first);
+                    core.free_pinned(pinned);
+                }
+            }
+            assert_eq!(
+                (queue.len(), queue.is_empty()),
+                (model.len(), model.is_empty())
+            );
+            assert_eq!(
+                queue.ticket(),
+                model.front().and_then(|&(_, _, ticket)| ticket)
+            );
+            if let Some(&(_, since, _)) = model.front() {
+                assert_eq!(queue.oldest_ns(), since);
+            }
+            assert_eq!(queue.is_between(), (1..4).contains(&model.len()));
+        }
+        while let Some((pinned, since)) = queue.pop() {
+            let (first, then, _) = model.pop_front().unwrap();
+            assert_eq!((pinned.range().first(), since), (first, then));
+            core.free_pinned(pinned);
+        }
+        assert!(model.is_empty() && queue.runs.is_empty());
     }
 }

@@ -1,5 +1,7 @@
 //! What is asked for, and what is given.
 
+use core::num::NonZeroU64;
+
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaRange};
 
@@ -73,7 +75,8 @@ impl Direction {
 #[must_use = "a mapping that is dropped stays mapped"]
 pub struct Mapping {
     pub(super) iova: Iova,
-    pub(super) len: u64,
+    /// Not 0, so that a slot that may hold a mapping is no larger than one.
+    pub(super) len: NonZeroU64,
     /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
     pub(super) allocated: u64,
     /// Which mapper made it.
@@ -92,7 +95,7 @@ impl Mapping {
     /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte.
     #[inline]
     pub fn len(&self) -> u64 {
-        self.len
+        self.len.get()
     }
 
     /// Never: a mapping has at least one byte.
@@ -104,7 +107,7 @@ impl Mapping {
     /// The pages it touches.
     #[inline]
     pub fn range(&self) -> IovaRange {
-        range_of(self.iova, self.len).expect("a mapping lies in the space")
+        range_of(self.iova, self.len.get()).expect("a mapping lies in the space")
     }
 }
 

@@ -190,8 +190,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
             let mut commands = Vec::new();
             let ranges = batch.entries().iter().map(|expired| expired.range());
             self.invalidate_directly(ranges, &mut commands)?;
-            let ranges = batch.entries().iter().map(|expired| expired.range());
-            line.returned.lock().extend(ranges);
+            let gone = batch.entries().iter();
+            let gone = gone.map(|expired| (expired.place(), expired.range()));
+            line.returned.lock().extend(gone);
+            // Before the places themselves are given back: whoever finds one free finds this too.
             line.flusher.notify();
             expirer.torn_down(batch, self.clock.now());
             expiry.is_cleared = false;

@@ -25,6 +25,12 @@ impl Expired {
     pub fn since_ns(&self) -> u64 {
         self.since_ns
     }
+
+    /// The place in its cache.
+    #[inline]
+    pub(crate) fn place(&self) -> u32 {
+        self.slot
+    }
 }
 
 /// Up to a fixed number of mappings of one cache that have to be torn down, for one invalidation.

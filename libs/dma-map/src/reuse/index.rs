@@ -1,7 +1,7 @@
 //! Open addressing from keys to places: linear probing, at most half full, deletion by shifting back.
 //!
 //! An entry is one word: 32 bits of the key's hash (which also say where the entry wants to be, so that shifting
-//! needs no key) and the place plus one; 0 is free. One key may be there more than once. The hash is not secret: a
+//! needs no key) and the place plus one; 0 is free. A key is there once. The hash is not secret: a
 //! driver that chooses its pages so that they collide slows itself, by at most one probe for each place.
 
 use alloc::boxed::Box;
@@ -46,36 +46,45 @@ impl Index {
         (hash >> self.shift) as usize
     }
 
-    /// The first entry of `hash` whose place `is_it` accepts: where it is, and the place.
-    #[inline]
+    /// The entry of `hash` whose place `is_it` accepts: where it is, and the place. Where there is none, where it would be.
+    #[inline(always)]
     pub(super) fn find(
         &self,
         hash: u32,
         mut is_it: impl FnMut(u32) -> bool,
-    ) -> Option<(usize, u32)> {
+    ) -> Result<(usize, u32), usize> {
         let mut at = self.home(hash);
         loop {
             let entry = self.entries[at & self.mask()];
             if entry == 0 {
-                return None;
+                return Err(at & self.mask());
             }
             let place = entry as u32 - 1;
             if (entry >> 32) as u32 == hash && is_it(place) {
-                return Some((at & self.mask(), place));
+                return Ok((at & self.mask(), place));
             }
             at += 1;
         }
     }
 
-    /// Adds an entry; there are fewer than the places it was made for.
-    #[inline]
-    pub(super) fn insert(&mut self, hash: u32, place: u32) {
-        let mask = self.mask();
-        let mut at = self.home(hash);
-        while self.entries[at & mask] != 0 {
-            at += 1;
-        }
-        self.entries[at & mask] = u64::from(hash) << 32 | u64::from(place + 1);
+    /// Puts an entry where [`find`](Self::find) found it or would have found it; there are no more than the places it was
+    /// made for.
+    #[inline(always)]
+    pub(super) fn put(&mut self, at: usize, hash: u32, place: u32) {
+        self.entries[at] = u64::from(hash) << 32 | u64::from(place + 1);
+    }
+
+    /// The place of the entry at `at`.
+    #[inline(always)]
+    pub(super) fn place(&self, at: usize) -> u32 {
+        self.entries[at] as u32 - 1
+    }
+
+    /// The entry at `at` has another place from now on.
+    #[inline(always)]
+    pub(super) fn set_place(&mut self, at: usize, place: u32) {
+        let hash = self.entries[at] >> 32;
+        self.entries[at] = hash << 32 | u64::from(place + 1);
     }
 
     /// Removes the entry that [`find`](Self::find) found at `hole`, and closes the gap.
@@ -122,7 +131,8 @@ mod tests {
             for (spread, place, is_insert) in ops {
                 let hash = (spread % 4).wrapping_sub(2) << 27 | spread;
                 if is_insert && model.len() < 16 && !model.iter().any(|&(_, p)| p == place) {
-                    index.insert(hash, place);
+                    let at = index.find(hash, |p| p == place).unwrap_err();
+                    index.put(at, hash, place);
                     model.push((hash, place));
                 } else if let Some(at) = model.iter().position(|&(_, p)| p == place) {
                     let (hash, place) = model.swap_remove(at);
@@ -130,7 +140,7 @@ mod tests {
                     index.remove(at);
                 }
                 for &(hash, place) in &model {
-                    prop_assert_eq!(index.find(hash, |p| p == place).map(|f| f.1), Some(place));
+                    prop_assert_eq!(index.find(hash, |p| p == place).map(|f| f.1), Ok(place));
                 }
                 prop_assert_eq!(index.entries.iter().filter(|&&e| e != 0).count(), model.len());
             }

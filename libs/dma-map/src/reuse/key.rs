@@ -96,7 +96,14 @@ impl fmt::Debug for Key {
 /// An IOVA range in one word: its start, and its pages in the twelve bits below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(super) struct PackedRange(u64);
+pub(crate) struct PackedRange(u64);
+
+impl Default for PackedRange {
+    /// The first page, where a range has to stand for none.
+    fn default() -> Self {
+        Self(1)
+    }
+}
 
 impl PackedRange {
     /// `None` for more than 4095 pages.
@@ -120,7 +127,7 @@ impl PackedRange {
     }
 
     #[inline]
-    pub(super) fn range(self) -> IovaRange {
+    pub(crate) fn range(self) -> IovaRange {
         IovaRange::new(IovaPfn::of(address::Iova::new(self.0)), self.0 & LOW)
             .expect("packed from a range")
     }

@@ -8,13 +8,20 @@
 //! One cache belongs to one core. What that core alone needs, the index and the order, is its plain memory; what others
 //! have to see in order to expire the mappings of a core that is quiet lies in a slab of atomics (`slab.rs`, where
 //! the protocol is). A mapping that is in use is not in here: it may be released on another core and then rests there.
+//! Of several idle mappings of a page the youngest is acquired.
 //!
-//! Room: the mapping that takes the last free slot makes a batch of the oldest go, together; their slots are free
-//! again when their invalidation is complete. Until then, should none be left, the youngest is refused. So there are
-//! never more stale mappings than slots.
+//! The owner, while it runs, lets mappings go at three quarters of their residency, others at its end: they then find nothing
+//! due in the cache of a core that runs.
 //!
-//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, and
-//! two to four lines of the core's own. Memory: 68 bytes for each mapping of the quota (a power of two), allocated at construction.
+//! Room: the mapping that reaches the quota makes a batch of the oldest go, together; they count until their
+//! invalidation is complete. Until then, should nothing else have gone, the youngest is refused. So there are
+//! never more stale mappings than the quota.
+//!
+//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, two looks into the
+//! index, and about five lines of the core's own. The locked instruction is what keeps the owner and whoever expires apart; to
+//! do without it, those who expire would have to make the owner's processor finish its stores and loads (as Linux'
+//! `membarrier` does), which needs an operating system.
+//! Memory, allocated at construction: 60 bytes for each mapping of a quota that is a power of two, and what is kept beside it.
 //!
 //! Dropping the cache leaves its mappings where they are: its [`Expire`] still takes them.
 
@@ -38,13 +45,14 @@ pub const RESIDENCY_NS: u64 = 10_000_000;
 /// invalidation less.
 const EVICT_MAX: usize = 64;
 
-/// The idle mappings of one core.
-pub struct OptimisticCache {
+/// The idle mappings of one core. With each it keeps a `P` of its owner's.
+pub struct OptimisticCache<P = ()> {
     slab: Arc<Slab>,
-    /// By place: the slot's number. The value is the time of the release.
-    shelf: Shelf<u64>,
+    /// By place: the slot's number.
+    shelf: Shelf<P>,
     /// Places that somebody else had taken when the owner came; their slots were still EXPIRING.
     limbo: VecDeque<u32>,
+    /// When the owner lets one go.
     residency_ns: u64,
     evict: usize,
     /// Nothing is due before; the copy of what the slab was told.
@@ -57,14 +65,20 @@ impl OptimisticCache {
     /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
     /// `residency_ns`.
     pub fn new(quota: usize, residency_ns: u64) -> Self {
+        Self::keeping(quota, residency_ns)
+    }
+}
+
+impl<P: Default + Send> OptimisticCache<P> {
+    /// The same, with something of the owner's beside each mapping.
+    pub(crate) fn keeping(quota: usize, residency_ns: u64) -> Self {
         let shelf = Shelf::new(quota);
-        let quota = shelf.places();
         Self {
-            slab: Arc::new(Slab::new(quota, residency_ns)),
+            slab: Arc::new(Slab::new(shelf.places(), residency_ns)),
+            limbo: VecDeque::with_capacity(shelf.places()),
+            residency_ns: owners(residency_ns),
+            evict: evicted_together(shelf.places()),
             shelf,
-            limbo: VecDeque::with_capacity(quota),
-            residency_ns,
-            evict: evicted_together(quota),
             due_ns: 0,
             published: 0,
             own: Counts::default(),
@@ -88,23 +102,64 @@ impl OptimisticCache {
         !self.shelf.is_full()
     }
 
-    /// As [`ReuseCache::acquire`], but that a miss is not counted.
+    /// As [`ReuseCache::acquire`], with what was kept beside the mapping; a miss is not counted.
     #[inline(always)]
-    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
+    pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<(PackedRange, P)> {
         while let Some(found) = self.shelf.find(key) {
-            let since_ns = self.shelf.value(found.place);
-            let is_ours = self.slab.slot(found.place).reuse(since_ns);
-            self.shelf.take_out(found);
-            if is_ours {
-                let range = self.shelf.range(found.place);
-                self.shelf.give_back(found.place);
+            let place = found.place;
+            let slot = self.slab.slot(place);
+            if let Some(since_ns) = slot.idle_since()
+                && slot.reuse(since_ns)
+            {
+                let range = slot.range();
+                self.shelf.take_out(found);
+                self.shelf.give_back(place);
                 self.own.windows.record(now_ns.saturating_sub(since_ns));
                 self.own.hits += 1;
-                return Some(range);
+                return Some((range, core::mem::take(self.shelf.value_mut(place))));
             }
-            self.lose(found.place);
+            self.shelf.take_out(found);
+            self.lose(place);
         }
         None
+    }
+
+    /// As [`hit`](Self::hit); a miss is counted.
+    #[inline]
+    pub(crate) fn acquire_at(&mut self, key: Key, now_ns: u64) -> Option<(IovaRange, P)> {
+        match self.hit(key, now_ns) {
+            Some((range, kept)) => Some((range.range(), kept)),
+            None => {
+                self.missed();
+                None
+            }
+        }
+    }
+
+    /// A hit was none.
+    #[inline]
+    pub(crate) fn missed(&mut self) {
+        self.own.misses += 1;
+    }
+
+    /// As [`ReuseCache::release`]. Gives the place it has where it is kept, and `None` where it has to be torn down. What
+    /// is to be kept beside it goes to [`kept`](Self::kept) of the place.
+    #[inline(always)]
+    pub(crate) fn release_at(
+        &mut self,
+        key: Key,
+        range: IovaRange,
+        now_ns: u64,
+        batch: &mut Batch,
+    ) -> Option<u32> {
+        self.keep(key, PackedRange::new(range)?, now_ns, batch)
+    }
+
+    /// What is kept with the mapping of a place, until it is taken out here. That of a mapping which others have torn
+    /// down may still be there when its place has gone to the next.
+    #[inline(always)]
+    pub(crate) fn kept(&mut self, place: u32) -> &mut P {
+        self.shelf.value_mut(place)
     }
 
     /// A place that is no longer linked was taken by somebody else.
@@ -129,10 +184,13 @@ impl OptimisticCache {
 
     /// Takes a linked place out, and its mapping if nobody else has it.
     fn take(&mut self, place: u32, batch: &mut Batch) -> bool {
-        let since_ns = self.shelf.value(place);
         let found = self.shelf.locate(place);
         self.shelf.take_out(found);
-        let Some(range) = self.slab.slot(place).take(since_ns) else {
+        let slot = self.slab.slot(place);
+        let since_ns = slot.idle_since();
+        let Some((since_ns, range)) =
+            since_ns.and_then(|since_ns| Some((since_ns, slot.take(since_ns)?)))
+        else {
             self.lose(place);
             return false;
         };
@@ -167,36 +225,55 @@ impl OptimisticCache {
     }
 
     #[cold]
+    #[inline(never)]
     fn release_without_room(
         &mut self,
         key: Key,
         range: PackedRange,
         now_ns: u64,
         batch: &mut Batch,
-    ) -> Released {
+    ) -> Option<u32> {
         self.make_room(now_ns, batch);
         if self.shelf.is_full() {
             self.own.evicted += 1;
-            return Released::TearDown;
+            return None;
         }
         self.keep(key, range, now_ns, batch)
     }
 
-    #[inline]
-    fn keep(&mut self, key: Key, range: PackedRange, now_ns: u64, batch: &mut Batch) -> Released {
-        let Some(place) = self.shelf.insert(key, range, now_ns) else {
+    #[inline(always)]
+    fn keep(
+        &mut self,
+        key: Key,
+        range: PackedRange,
+        now_ns: u64,
+        batch: &mut Batch,
+    ) -> Option<u32> {
+        let Some(place) = self.shelf.insert(key) else {
             return self.release_without_room(key, range, now_ns, batch);
         };
         self.slab.slot(place).publish(range, now_ns);
         self.published += 1;
         self.slab.announce(self.published);
         let occupied = u64::from(self.shelf.occupied());
-        self.own.stale_max = self.own.stale_max.max(occupied);
+        if occupied > self.own.stale_max {
+            self.own.stale_max = occupied;
+        }
         if self.shelf.is_full() || !self.is_early(now_ns) {
             self.make_room(now_ns, batch);
         }
-        Released::Kept
+        Some(place)
     }
+}
+
+/// By which part of the residency the owner lets its mappings go earlier than others take them: a quarter, which is more
+/// than two ticks. Who looks from outside then finds nothing due in the cache of a core that runs, and leaves its lines
+/// alone; with one time for both, each tick would fetch all that the owner has written since the last.
+pub(super) const EARLIER: u64 = 4;
+
+/// When the owner lets a mapping go of which others take what is idle for `residency_ns`.
+pub(super) fn owners(residency_ns: u64) -> u64 {
+    residency_ns - residency_ns / EARLIER
 }
 
 /// How many go together where `quota` are kept: an eighth, at least 1.
@@ -204,12 +281,11 @@ pub(super) fn evicted_together(quota: usize) -> usize {
     (quota / 8).clamp(1, EVICT_MAX)
 }
 
-impl ReuseCache for OptimisticCache {
+impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
-        let found = self.hit(key, now_ns);
-        self.own.misses += u64::from(found.is_none());
-        found
+        let (range, ..) = self.acquire_at(key, now_ns)?;
+        Some(range)
     }
 
     #[inline]
@@ -217,16 +293,21 @@ impl ReuseCache for OptimisticCache {
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
-        match PackedRange::new(range) {
-            Some(range) => self.keep(key, range, now_ns, batch),
+        match self.release_at(key, range, now_ns, batch) {
+            Some(_) => Released::Kept,
             None => Released::TearDown,
         }
     }
 
     fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
+        let mut from_ns = now_ns;
         while let Some(oldest) = self.shelf.oldest() {
-            let since_ns = self.shelf.value(oldest);
-            if now_ns.saturating_sub(since_ns) < self.residency_ns {
+            let since_ns = self.slab.slot(oldest).idle_since();
+            if let Some(since_ns) = since_ns
+                && now_ns.saturating_sub(since_ns) < self.residency_ns
+            {
+                // A clock that has gone back counts from where it is.
+                from_ns = since_ns.min(now_ns);
                 break;
             }
             if batch.is_full() {
@@ -236,11 +317,6 @@ impl ReuseCache for OptimisticCache {
                 self.own.expired += 1;
             }
         }
-        let from_ns = match self.shelf.oldest() {
-            // A clock that has gone back counts from where it is.
-            Some(oldest) => self.shelf.value(oldest).min(now_ns),
-            None => now_ns,
-        };
         self.due_ns = from_ns.saturating_add(self.residency_ns);
         self.slab.set_due(self.due_ns);
         Progress::Done

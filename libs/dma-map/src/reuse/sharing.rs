@@ -21,22 +21,30 @@ use super::key::PackedRange;
 use super::shelf::{Found, Shelf};
 use super::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
 
-/// The live mappings of one key each. The value is the number of users; those of one user are linked.
+/// A live mapping, and its number of users.
+#[derive(Default)]
+struct Live {
+    range: PackedRange,
+    users: u64,
+}
+
+/// The live mappings of one key each; those of one user are linked.
 struct Shard {
-    shelf: Shelf<u64>,
+    shelf: Shelf<Live>,
     forgotten: u64,
 }
 
 impl Shard {
     fn acquire(&mut self, key: Key) -> Option<IovaRange> {
         let Found { place, .. } = self.shelf.find(key)?;
-        let users = self.shelf.value_mut(place);
-        *users += 1;
-        if *users == 2 {
+        let live = self.shelf.value_mut(place);
+        live.users += 1;
+        let range = live.range.range();
+        if live.users == 2 {
             // From here on it cannot be forgotten.
             self.shelf.unlink(place);
         }
-        Some(self.shelf.range(place))
+        Some(range)
     }
 
     fn adopt(&mut self, key: Key, range: PackedRange) {
@@ -54,7 +62,9 @@ impl Shard {
             self.shelf.give_back(oldest);
             self.forgotten += 1;
         }
-        self.shelf.insert(key, range, 1);
+        if let Some(place) = self.shelf.insert(key) {
+            *self.shelf.value_mut(place) = Live { range, users: 1 };
+        }
     }
 
     fn release(&mut self, key: Key, range: IovaRange) -> Released {
@@ -62,12 +72,12 @@ impl Shard {
             return Released::TearDown;
         };
         let place = found.place;
-        if self.shelf.range(place) != range {
+        let live = self.shelf.value_mut(place);
+        if live.range.range() != range {
             return Released::TearDown;
         }
-        let users = self.shelf.value_mut(place);
-        *users -= 1;
-        match *users {
+        live.users -= 1;
+        match live.users {
             0 => {
                 self.shelf.take_out(found);
                 self.shelf.give_back(place);

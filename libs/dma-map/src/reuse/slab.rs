@@ -30,6 +30,7 @@ use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 use super::batch::Taker;
 use super::key::PackedRange;
+use super::optimistic::EARLIER;
 use super::{Batch, Counts, Expire, Expired, Progress, Windows};
 
 const OWNED: u64 = 0;
@@ -68,6 +69,19 @@ impl Slot {
         self.range.store(range.word(), Ordering::Relaxed);
         // Pairs with `take`: without it the taker could tear down the slot's previous range.
         self.state.store(idle(since_ns), Ordering::Release);
+    }
+
+    /// Since when it is idle, if it is. Only a hint: it orders nothing, `reuse` and `take` decide.
+    #[inline]
+    pub(super) fn idle_since(&self) -> Option<u64> {
+        let state = self.state.load(Ordering::Relaxed);
+        (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
+    }
+
+    /// Owner: the range it has published last.
+    #[inline]
+    pub(super) fn range(&self) -> PackedRange {
+        PackedRange::from_word(self.range.load(Ordering::Relaxed))
     }
 
     /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or has.
@@ -109,13 +123,6 @@ impl Slot {
         self.state.load(Ordering::Acquire) == OWNED
     }
 
-    /// Since when it is idle, if it is. Only a hint: it orders nothing, `take` decides.
-    #[inline]
-    fn idle_since(&self) -> Option<u64> {
-        let state = self.state.load(Ordering::Relaxed);
-        (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
-    }
-
     fn is_stale(&self) -> bool {
         self.state.load(Ordering::Relaxed) != OWNED
     }
@@ -123,7 +130,7 @@ impl Slot {
 
 /// What the owner tells those who look for something to expire. Written by the owner only.
 struct Notice {
-    /// Nothing is due before this time, ns.
+    /// Nothing is due for the owner before this time, ns.
     due_ns: AtomicU64,
     /// How often something was published.
     published: AtomicU64,
@@ -244,7 +251,9 @@ impl Expire for Slab {
         let Some(last_ns) = now_ns.checked_sub(self.residency_ns) else {
             return Progress::Done;
         };
-        if now_ns < self.notice.due_ns.load(Ordering::Relaxed) {
+        // The owner's own time comes earlier.
+        let due_ns = self.notice.due_ns.load(Ordering::Relaxed);
+        if now_ns < due_ns.saturating_add(self.residency_ns / EARLIER) {
             return Progress::Done;
         }
         let Some(mut outside) = self.outside.try_lock() else {
