@@ -45,6 +45,8 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(shuttle)]
+extern crate std;
 
 mod allocator;
 mod aperture;
@@ -57,6 +59,8 @@ mod identity;
 mod linear;
 mod locked;
 mod magazine;
+#[cfg(shuttle)]
+pub mod planted;
 mod range;
 mod slab;
 mod states;
