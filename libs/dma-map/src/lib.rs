@@ -14,10 +14,14 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
+#[cfg(shuttle)]
+extern crate std;
 
 pub mod clock;
 pub mod invalidate;
 pub mod mapper;
+#[cfg(shuttle)]
+pub mod planted;
 pub mod reuse;
 pub mod risk;
 pub mod table;

@@ -98,7 +98,7 @@ pub fn finds(times: usize, what: &str, model: impl Fn() + Send + Sync + 'static)
             return false;
         };
         std::eprintln!("found: {}", failure.place);
-        if !failure.text().contains(what) {
+        if !failure.what.contains(what) {
             resume_unwind(failure.payload);
         }
         true
@@ -115,15 +115,8 @@ const KINDS: [Kind; 2] = [Kind::Random, Kind::Pct];
 
 struct Failure {
     place: String,
+    what: String,
     payload: std::boxed::Box<dyn core::any::Any + Send>,
-}
-
-impl Failure {
-    fn text(&self) -> &str {
-        let text = self.payload.downcast_ref::<String>().map(String::as_str);
-        text.or_else(|| self.payload.downcast_ref::<&str>().copied())
-            .unwrap_or_default()
-    }
 }
 
 fn explore(
@@ -167,6 +160,7 @@ fn run(
             std::panic!("{what}");
         }
     };
+    note_panics();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         Runner::new(scheduler, config).run(execution)
     }));
@@ -175,6 +169,19 @@ fn run(
             "{kind:?} schedule, seed {SEED:#x}, execution {}",
             count.load(core::sync::atomic::Ordering::Relaxed)
         ),
+        what: FAILED.take().unwrap_or_default(),
         payload,
     })
+}
+
+/// What the code under test says when it panics is noted as well: shuttle has a text of its own for it.
+fn note_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let next = std::panic::take_hook();
+        std::panic::set_hook(std::boxed::Box::new(move |panic| {
+            fail(panic);
+            next(panic);
+        }));
+    });
 }

@@ -7,4 +7,6 @@
 #![cfg(shuttle)]
 
 mod combine;
+mod mapper;
+mod reuse;
 mod table;
