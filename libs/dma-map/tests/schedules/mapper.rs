@@ -5,40 +5,28 @@
 //! quiet, ticks alone close what is open, and nothing that is unmapped is reached; in the end all is back at zero.
 //! While cores run no time is measured: a thread that shuttle stops in the middle of an invalidation keeps a window
 //! open as long as it likes.
-#![expect(
-    unsafe_code,
-    reason = "reclaims tables, on the word of the allocators and of the model of the hardware"
-)]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use address::PhysAddr;
-use dma_map::invalidate::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
+use dma_map::invalidate::{DeviceFault, ModelMemory};
 use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 use dma_map::planted::{Mistake, plant};
-use dma_map::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
-use dma_map::{
-    Clock, DeviceLimits, Direction, DmaMapError, DmaMapper, Domain, ManualClock, MapperCore,
-    Mapping, Policy, Segment,
-};
+use dma_map::table::PageTable;
+use dma_map::testing::{ModelCore, ModelDomain, TICK, is_strict};
+use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
 use iova::{
-    Access, Aperture, CHUNK_PAGES, ChunkAllocator, CoreId, IovaAllocator, IovaPfn,
-    MagazineAllocator, MagazineConfig,
+    Access, Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, MagazineAllocator,
+    MagazineConfig,
 };
 use lines::schedules::{any, fail, finds, has_failed, holds, thread};
 
 /// Operations of a core.
 const STEPS: usize = 8;
-/// Between two ticks, ns.
-const TICK: u64 = 1_000_000;
 /// The age and the residency of policies that have one, in ticks.
 const AGE: u64 = 1;
-
-type Tables = IoPageTable<VtdSecondLevel, Arc<ModelMemory>>;
-type Mapper<A> = DmaMapper<A, Tables, Arc<ModelIotlb>, Arc<ManualClock>>;
-type Core<A> = MapperCore<A, Tables, Arc<ModelIotlb>, Arc<ManualClock>>;
 
 /// What is known of a page of IOVA.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,9 +55,7 @@ struct Known {
 }
 
 struct World<A: IovaAllocator> {
-    mapper: Mapper<A>,
-    device: ModelDevice<VtdSecondLevel>,
-    clock: Arc<ManualClock>,
+    domain: ModelDomain<A>,
     known: Mutex<Known>,
     is_strict: bool,
     is_sharing: bool,
@@ -116,7 +102,7 @@ impl<A: IovaAllocator> World<A> {
         }
     }
 
-    fn unmap(&self, core: &mut Core<A>, mapping: Mapping) {
+    fn unmap(&self, core: &mut ModelCore<A>, mapping: Mapping) {
         let numbers = pages(&mapping);
         for number in pages(&mapping) {
             let mut known = self.known();
@@ -146,6 +132,7 @@ impl<A: IovaAllocator> World<A> {
             return;
         };
         let got = self
+            .domain
             .device
             .access(IovaPfn::new(number).start(), Access::Read);
         let Some((after, maps_after)) = look() else {
@@ -183,8 +170,7 @@ impl<A: IovaAllocator> World<A> {
     }
 
     fn tick(&self) {
-        self.clock.pass(TICK);
-        if let Err(error) = self.mapper.tick(self.clock.now()) {
+        if let Err(error) = self.domain.tick() {
             fail(error);
         }
     }
@@ -195,12 +181,12 @@ fn pages(mapping: &Mapping) -> impl Iterator<Item = u64> + use<> {
 }
 
 /// One core's part, after which it is quiet.
-fn work<A: IovaAllocator>(world: &World<A>, core: &mut Core<A>, id: u64) {
+fn work<A: IovaAllocator>(world: &World<A>, core: &mut ModelCore<A>, id: u64) {
     let mut own = Vec::new();
     for step in 0..STEPS as u64 {
         match any(8) {
             0..4 => {
-                let phys = match world.mapper.policy().reuse {
+                let phys = match world.domain.mapper.policy().reuse {
                     // Each is another, so that whoever is led to an old one knows.
                     Reuse::Never => 0x1000 + id * 0x100 + step * 0x10,
                     Reuse::Shared | Reuse::SharedOptimistic(_) if any(2) == 0 => 0x100 + any(2),
@@ -255,39 +241,16 @@ where
 {
     let cores = allocator.cores();
     let memory = Arc::new(ModelMemory::new(24));
-    let iotlb = Arc::new(ModelIotlb::new());
-    let clock = Arc::new(ManualClock::new());
-    let config = TableConfig {
-        levels: 3,
-        leaves: LeafSizes::FOUR_K,
-    };
-    let domain = Domain {
-        allocator,
-        table: Tables::new(Arc::clone(&memory), config).expect("memory for a root"),
-        invalidator: Arc::clone(&iotlb),
-        clock: Arc::clone(&clock),
-    };
-    // SAFETY: the allocators of `iova` keep to their contract, as does the model, and where one does not because a mistake
-    // is planted, the memory keeps its pages; the table is the mapper's alone.
-    let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
-    let mapper = mapper.expect("policies in bounds");
-    let is_windowed = matches!(policy.teardown, Teardown::Async(_) | Teardown::Deferred(_));
-    let is_idle = matches!(
-        policy.reuse,
-        Reuse::Optimistic(_) | Reuse::SharedOptimistic(_)
-    );
     let world = Arc::new(World {
-        device: ModelDevice::new(Arc::clone(&memory), iotlb, mapper.table().root(), 3),
-        is_strict: !is_windowed && !is_idle,
+        domain: ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), &memory),
+        is_strict: is_strict(&policy),
         is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
-        mapper,
-        clock,
         known: Mutex::default(),
     });
     let workers: Vec<_> = (0..cores)
         .map(|id| {
             let world = Arc::clone(&world);
-            let mut core = world.mapper.core(CoreId(id)).expect("free");
+            let mut core = world.domain.core(id);
             thread::spawn(move || {
                 work(&world, &mut core, id as u64);
                 core
@@ -326,8 +289,8 @@ where
     if has_failed() {
         return;
     }
-    let stats = world.mapper.allocator().stats();
-    let tables = world.mapper.table().stats();
+    let stats = world.domain.mapper.allocator().stats();
+    let tables = world.domain.mapper.table().stats();
     if (stats.live_ranges, stats.live_pages, tables.retired) != (0, 0, 0) {
         fail(format!("left over: {stats:?}, {tables:?}"));
     }
@@ -338,11 +301,11 @@ where
 }
 
 /// The cores are quiet.
-fn end<A: IovaAllocator>(world: &World<A>, mut quiet: Vec<Core<A>>) {
+fn end<A: IovaAllocator>(world: &World<A>, mut quiet: Vec<ModelCore<A>>) {
     for _ in 0..AGE + 1 {
         world.tick();
     }
-    let risk = world.mapper.risk();
+    let risk = world.domain.mapper.risk();
     if risk.stale_now != 0 {
         fail(format!("a quiet core keeps windows open: {risk:?}"));
     }
@@ -366,7 +329,7 @@ fn end<A: IovaAllocator>(world: &World<A>, mut quiet: Vec<Core<A>>) {
             }
         }
     }
-    let risk = world.mapper.risk();
+    let risk = world.domain.mapper.risk();
     let bound = risk.contract.max_stale.unwrap_or(u64::MAX);
     if risk.stale_now != 0 || risk.stale_max > bound {
         fail(format!("{risk:?}"));
