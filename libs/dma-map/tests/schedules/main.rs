@@ -10,3 +10,4 @@ mod combine;
 mod mapper;
 mod reuse;
 mod table;
+mod twice;
