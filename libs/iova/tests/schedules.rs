@@ -543,32 +543,32 @@ fn shows(mistake: Mistake, what: &str, model: impl Fn() + Send + Sync + 'static)
 
 #[test]
 fn cores_of_chunks_meet() {
-    holds(4_000, chunks(Chunks::Plenty, false));
+    holds(3_000, chunks(Chunks::Plenty, false));
 }
 
 #[test]
 fn cores_fight_for_the_last_chunk() {
-    holds(4_000, chunks(Chunks::Scarce, false));
+    holds(3_000, chunks(Chunks::Scarce, false));
 }
 
 #[test]
 fn chunks_come_and_go() {
-    holds(4_000, chunks(Chunks::Plenty, true));
+    holds(3_000, chunks(Chunks::Plenty, true));
 }
 
 #[test]
 fn the_last_chunks_come_and_go() {
-    holds(4_000, chunks(Chunks::Scarce, true));
+    holds(3_000, chunks(Chunks::Scarce, true));
 }
 
 #[test]
 fn cores_exchange_magazines() {
-    holds(3_000, magazines);
+    holds(2_000, magazines);
 }
 
 #[test]
 fn cores_exchange_objects_of_slabs() {
-    holds(3_000, slabs);
+    holds(2_000, slabs);
 }
 
 #[test]

@@ -134,12 +134,12 @@ fn model(fails: bool, mutant: Mutant) -> impl Fn() + Send + Sync + 'static {
 
 #[test]
 fn nobody_returns_before_his_own_invalidation() {
-    holds(16_000, model(false, Mutant::None));
+    holds(10_000, model(false, Mutant::None));
 }
 
 #[test]
 fn after_an_error_everybody_asks_again_and_is_served() {
-    holds(8_000, model(true, Mutant::None));
+    holds(5_000, model(true, Mutant::None));
 }
 
 #[test]

@@ -382,7 +382,7 @@ fn strict_policies_leave_nothing_stale() {
         Policy::STRICT_LOCK,
         Policy::STRICT_COMBINING,
     ];
-    holds(1_500, model(ALL));
+    holds(1_000, model(ALL));
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn shared_mappings_go_with_their_last_user() {
         Policy::SHARED,
         Policy::SHARED.with_teardown(Teardown::Combining),
     ];
-    holds(1_500, model(ALL));
+    holds(1_000, model(ALL));
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn windows_close() {
         DEFERRED,
         Policy::ASYNC.with_teardown(Teardown::Async(WINDOW)),
     ];
-    holds(1_500, model(ALL));
+    holds(1_000, model(ALL));
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn idle_mappings_are_reused_or_torn_down() {
         DEFERRED.with_reuse(Reuse::SharedOptimistic(IDLE)),
         Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(IDLE)),
     ];
-    holds(1_500, model(ALL));
+    holds(1_000, model(ALL));
 }
 
 #[test]

@@ -221,7 +221,7 @@ fn model(release: Release) -> impl Fn() + Send + Sync + 'static {
 
 #[test]
 fn no_table_goes_before_the_device_lets_go_of_it() {
-    holds(1_500, model(Release::AfterInvalidation));
+    holds(1_000, model(Release::AfterInvalidation));
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn one_of_several_who_unmap_the_same_does() {
         Policy::DEFERRED.with_teardown(Teardown::Deferred(WINDOW)),
         Policy::ASYNC.with_teardown(Teardown::Async(WINDOW)),
     ];
-    holds(1_500, || {
+    holds(1_000, || {
         let policy = POLICIES[any(4) as usize];
         let cores = 4 + any(3) as usize;
         let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(63), &[]).expect("pages");
