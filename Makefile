@@ -30,9 +30,9 @@ test: setup-clients ## all tests: crates natively, then clients of the daemon an
 	cargo test --release --quiet -p lines -p dma-lines --features lines/probe,dma-lines/probe
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
 	$(EXITLESS) selftest
-	@echo "test: not run here: loom models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
+	@echo "test: not run here: loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
-check: setup ## format, lints, documentation, loom models, builds without std, Miri where it is, licences, each fuzz target for 30 s
+check: setup ## format, lints, documentation, loom and shuttle models, builds without std, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	cargo clippy --release -p lines -p dma-lines --features lines/probe,dma-lines/probe --all-targets --quiet -- -D warnings
@@ -40,6 +40,7 @@ check: setup ## format, lints, documentation, loom models, builds without std, M
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-map --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p iova --lib --release model
+	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map --release --test schedules
 	@./scripts/no-std.sh
 	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
 	else echo "check: skipped Miri: not installed (rustup +nightly component add miri; stable toolchains have none)"; fi

@@ -5,26 +5,20 @@
 //! a few bytes each, by two cores in turn. The model is a list of live mappings: the device reaches each as its
 //! direction allows, whoever unmaps anything else is refused, nothing is reached once its promise has run out, and in
 //! the end nothing is out, stale or allocated.
-#![expect(
-    unsafe_code,
-    reason = "reclaims tables, on the word of the allocators and of the model of the hardware"
-)]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use address::{Iova, PhysAddr};
-use dma_map::invalidate::{ModelDevice, ModelIotlb, ModelMemory};
+use dma_map::invalidate::ModelMemory;
 use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
-use dma_map::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::table::PageTable;
+use dma_map::testing::{ModelCore, ModelDomain, TICK};
 use dma_map::{
-    Clock, DeviceLimits, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain, ManualClock,
-    MapperCore, Mapping, Policy, Segment,
+    Clock, DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment,
 };
 use iova::{
-    Access, Aperture, ChunkAllocator, CoreId, IovaAllocator, IovaPfn, MagazineAllocator,
-    TreeAllocator,
+    Access, Aperture, ChunkAllocator, IovaAllocator, IovaPfn, MagazineAllocator, TreeAllocator,
 };
 
 use crate::{Input, Script};
@@ -34,11 +28,6 @@ const PAGES: u64 = 2048;
 /// Operations of one input, at most.
 const STEPS: usize = 400;
 const CORES: usize = 2;
-/// Between two ticks, ns.
-const TICK: u64 = 1_000_000;
-
-type Table = IoPageTable<VtdSecondLevel, Arc<ModelMemory>>;
-type Core<A> = MapperCore<A, Table, Arc<ModelIotlb>, Arc<ManualClock>>;
 
 fn policy(number: u8) -> Policy {
     let window = Window {
@@ -76,11 +65,8 @@ struct Live {
 }
 
 struct World<A: IovaAllocator> {
-    mapper: DmaMapper<A, Table, Arc<ModelIotlb>, Arc<ManualClock>>,
-    cores: Vec<Core<A>>,
-    device: ModelDevice<VtdSecondLevel>,
-    iotlb: Arc<ModelIotlb>,
-    clock: Arc<ManualClock>,
+    domain: ModelDomain<A>,
+    cores: Vec<ModelCore<A>>,
     live: Vec<Live>,
     /// Pages unmapped by their last user, and when.
     gone: BTreeMap<u64, u64>,
@@ -92,35 +78,12 @@ struct World<A: IovaAllocator> {
 
 impl<A: IovaAllocator> World<A> {
     fn new(allocator: A, policy: Policy, memory: &Arc<ModelMemory>) -> Self {
-        let iotlb = Arc::new(ModelIotlb::new());
-        let clock = Arc::new(ManualClock::new());
-        let config = TableConfig {
-            levels: 3,
-            leaves: LeafSizes::FOUR_K,
-        };
-        let domain = Domain {
-            allocator,
-            table: Table::new(Arc::clone(memory), config).expect("memory for a root"),
-            invalidator: Arc::clone(&iotlb),
-            clock: Arc::clone(&clock),
-        };
-        // SAFETY: the allocators of `iova` keep to their contract, as does the model; the table is the mapper's alone.
-        let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
-        let mapper = mapper.expect("policies in bounds");
+        let domain = ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), memory);
+        let contract = domain.mapper.contract();
         Self {
-            cores: (0..CORES)
-                .map(|core| mapper.core(CoreId(core)).expect("free"))
-                .collect(),
-            device: ModelDevice::new(
-                Arc::clone(memory),
-                Arc::clone(&iotlb),
-                mapper.table().root(),
-                3,
-            ),
-            age: mapper.contract().max_age_ns.expect("every policy has one"),
-            mapper,
-            iotlb,
-            clock,
+            cores: (0..CORES).map(|core| domain.core(core)).collect(),
+            age: contract.max_age_ns.expect("every policy has one"),
+            domain,
             live: Vec::new(),
             gone: BTreeMap::new(),
             is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
@@ -159,9 +122,12 @@ impl<A: IovaAllocator> World<A> {
     }
 
     fn reach(&self, live: &Live) {
-        let got = self.device.access(live.mapping.iova(), live.access);
+        let got = self.domain.device.access(live.mapping.iova(), live.access);
         assert_eq!(got, Ok(live.phys));
-        let all = self.device.access(live.mapping.iova(), Access::ReadWrite);
+        let all = self
+            .domain
+            .device
+            .access(live.mapping.iova(), Access::ReadWrite);
         assert_eq!(all.is_ok(), live.access == Access::ReadWrite);
     }
 
@@ -178,13 +144,13 @@ impl<A: IovaAllocator> World<A> {
             Err(DmaUnmapError::NotInvalidated { .. }) if self.has_failed => {}
             // It lives; the handle is gone, the address is not.
             Err(DmaUnmapError::NoRoom { .. }) if self.has_failed => {
-                self.iotlb.die_for(0);
+                self.domain.iotlb.die_for(0);
                 let again = self.cores[core].unmap_at(iova, len);
                 again.unwrap_or_else(|error| panic!("{error}: {error:?}"));
             }
             Err(error) => panic!("{error}: {error:?}"),
         }
-        let now = self.clock.now();
+        let now = self.domain.clock.now();
         for page in pages {
             if !self.live.iter().any(|live| {
                 live.mapping.range().first().raw() <= page
@@ -219,8 +185,7 @@ impl<A: IovaAllocator> World<A> {
     }
 
     fn tick(&mut self) {
-        self.clock.pass(TICK);
-        let ticked = self.mapper.tick(self.clock.now());
+        let ticked = self.domain.tick();
         assert!(ticked.is_ok() || self.has_failed);
     }
 
@@ -230,16 +195,17 @@ impl<A: IovaAllocator> World<A> {
             return;
         };
         let iova = IovaPfn::new(page).start();
-        let age = self.clock.now() - since;
+        let age = self.domain.clock.now() - since;
         let is_over = age > self.age + TICK && !self.has_failed;
-        let reached = [Access::Read, Access::Write].map(|access| self.device.access(iova, access));
+        let reached =
+            [Access::Read, Access::Write].map(|access| self.domain.device.access(iova, access));
         if reached.iter().any(Result::is_ok) {
             assert!(
                 !is_over && (self.age > 0 || self.has_failed),
                 "{iova:#x} after {age} ns"
             );
             assert!(
-                self.mapper.risk().stale_now > 0,
+                self.domain.mapper.risk().stale_now > 0,
                 "{iova:#x}: reached, not reported"
             );
         }
@@ -263,7 +229,7 @@ impl<A: IovaAllocator> World<A> {
             }
             14 if some < 16 => {
                 // The hardware does not answer for a while.
-                self.iotlb.die_for(some as u32 % 4);
+                self.domain.iotlb.die_for(some as u32 % 4);
                 self.has_failed |= !some.is_multiple_of(4);
             }
             _ => {
@@ -277,12 +243,15 @@ impl<A: IovaAllocator> World<A> {
 
     /// Everything returns to zero.
     fn end(mut self) {
-        self.iotlb.die_for(0);
+        self.domain.iotlb.die_for(0);
         while !self.live.is_empty() {
             self.unmap(0, 0, false);
         }
         // What a tick could not invalidate, the next tick or flush does.
-        self.mapper.flush().expect("the hardware answers again");
+        self.domain
+            .mapper
+            .flush()
+            .expect("the hardware answers again");
         for core in &mut self.cores {
             core.park().expect("the hardware answers again");
         }
@@ -290,7 +259,7 @@ impl<A: IovaAllocator> World<A> {
         for core in &mut self.cores {
             core.park().expect("the hardware answers again");
         }
-        let risk = self.mapper.risk();
+        let risk = self.domain.mapper.risk();
         assert_eq!(risk.stale_now, 0);
         if !self.has_failed {
             risk.check(TICK)
@@ -299,18 +268,18 @@ impl<A: IovaAllocator> World<A> {
         for page in self.gone.keys() {
             let iova = IovaPfn::new(*page).start();
             for access in [Access::Read, Access::Write] {
-                let got = self.device.access(iova, access);
+                let got = self.domain.device.access(iova, access);
                 assert!(
                     got.is_err(),
                     "{iova:#x} is reached for {access:?}, {:?}, failed: {}",
-                    self.mapper.policy(),
+                    self.domain.mapper.policy(),
                     self.has_failed
                 );
             }
         }
-        let stats = self.mapper.allocator().stats();
+        let stats = self.domain.mapper.allocator().stats();
         assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
-        assert_eq!(self.mapper.table().stats().retired, 0);
+        assert_eq!(self.domain.mapper.table().stats().retired, 0);
     }
 }
 

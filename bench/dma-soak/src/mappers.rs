@@ -1,16 +1,13 @@
 //! Runs of policies: a device that forgets nothing by itself goes where mappings lead, and nowhere else.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use address::{Iova, PhysAddr};
-use dma_map::invalidate::{ModelDevice, ModelIotlb, ModelMemory};
-use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
-use dma_map::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
-use dma_map::{
-    Clock, DeviceLimits, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain, ManualClock,
-    MapperCore, Mapping, Policy, Segment,
-};
+use dma_map::invalidate::ModelMemory;
+use dma_map::mapper::Reuse;
+use dma_map::table::PageTable;
+use dma_map::testing::{ModelCore, ModelDomain, POLICIES, TICK, is_strict};
+use dma_map::{DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment};
 use iova::*;
 
 use crate::hand::{Hands, Worker, at_once, in_turns};
@@ -26,19 +23,12 @@ const HELD: usize = 300;
 /// Memory pages of one core, and of all.
 const OWN: u64 = 512;
 const COMMON: u64 = 32;
-/// Between two ticks, ns.
-const TICK: u64 = 1_000_000;
 /// Unmaps by address, each of which waits for some milliseconds, before one is held to be refused.
 const TRIES: usize = 200;
 
-type Tables = IoPageTable<VtdSecondLevel, Arc<ModelMemory>>;
-type Mapper<A> = DmaMapper<A, Tables, Arc<ModelIotlb>, Arc<ManualClock>>;
-
 /// What the cores of a run share.
 struct Shared<A: IovaAllocator> {
-    mapper: Mapper<A>,
-    device: ModelDevice<VtdSecondLevel>,
-    clock: Arc<ManualClock>,
+    domain: ModelDomain<A>,
     hands: Hands<Live>,
     /// Nothing may be reached after its unmap.
     is_strict: bool,
@@ -59,7 +49,7 @@ struct Live {
 
 struct Core<'a, A: IovaAllocator> {
     shared: &'a Shared<A>,
-    core: MapperCore<A, Tables, Arc<ModelIotlb>, Arc<ManualClock>>,
+    core: ModelCore<A>,
     id: usize,
     random: Random,
     held: Vec<Live>,
@@ -130,7 +120,11 @@ impl<A: IovaAllocator> Core<'_, A> {
 
     /// The device goes where the mapping leads.
     fn reach(&self, live: &Live) {
-        let got = self.shared.device.access(live.mapping.iova(), live.access);
+        let got = self
+            .shared
+            .domain
+            .device
+            .access(live.mapping.iova(), live.access);
         assert_eq!(got, Ok(live.phys), "{:?}", live.mapping);
     }
 
@@ -155,7 +149,7 @@ impl<A: IovaAllocator> Core<'_, A> {
         self.uses[page] -= 1;
         // Nobody but us maps this page, and we do not: wherever the address leads now, it is not there.
         if self.shared.is_strict && self.uses[page] == 0 && self.random.one_in(2) {
-            let got = self.shared.device.access(iova, live.access);
+            let got = self.shared.domain.device.access(iova, live.access);
             assert_ne!(got, Ok(live.phys), "reached after its unmap");
         }
     }
@@ -185,9 +179,7 @@ impl<A: IovaAllocator> Core<'_, A> {
     }
 
     fn tick(&mut self) {
-        self.shared.clock.pass(TICK);
-        let now = self.shared.clock.now();
-        self.shared.mapper.tick(now).expect("the hardware answers");
+        self.shared.domain.tick().expect("the hardware answers");
     }
 
     fn park(&mut self) {
@@ -195,7 +187,7 @@ impl<A: IovaAllocator> Core<'_, A> {
     }
 
     fn check(&self) {
-        let risk = self.shared.mapper.risk();
+        let risk = self.shared.domain.mapper.risk();
         let bound = risk.contract.max_stale.unwrap_or(u64::MAX);
         assert!(
             risk.stale_now <= bound && risk.stale_max <= bound,
@@ -257,30 +249,9 @@ impl<A: IovaAllocator> Worker for Core<'_, A> {
     }
 }
 
-#[expect(
-    unsafe_code,
-    reason = "reclaims tables, on the word of these allocators and of the model of the hardware"
-)]
 fn shared<A: IovaAllocator>(allocator: A, policy: Policy, memory: &Arc<ModelMemory>) -> Shared<A> {
-    let iotlb = Arc::new(ModelIotlb::new());
-    let clock = Arc::new(ManualClock::new());
-    let config = TableConfig {
-        levels: 3,
-        leaves: LeafSizes::FOUR_K,
-    };
-    let domain = Domain {
-        allocator,
-        table: Tables::new(Arc::clone(memory), config).expect("memory for a root"),
-        invalidator: Arc::clone(&iotlb),
-        clock: Arc::clone(&clock),
-    };
-    // SAFETY: the allocators of `iova` keep to their contract, as does the model; the table is the mapper's alone.
-    let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
-    let mapper = mapper.expect("policies in bounds");
     Shared {
-        device: ModelDevice::new(Arc::clone(memory), iotlb, mapper.table().root(), 3),
-        mapper,
-        clock,
+        domain: ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), memory),
         hands: Hands::new(CORES),
         is_strict: is_strict(&policy),
         is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
@@ -306,7 +277,7 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
     let mut cores: Vec<_> = (0..CORES)
         .map(|core| Core {
             shared: &shared,
-            core: shared.mapper.core(CoreId(core)).expect("free"),
+            core: shared.domain.core(core),
             id: core,
             random: Random::new(seed, core as u64),
             held: Vec::new(),
@@ -323,16 +294,11 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
     // Here time passes only while nobody is in the middle of an operation, so the age holds exactly; later, threads
     // that the machine stops in one see it pass.
     cores.iter_mut().for_each(|core| core.core.publish());
-    let risk = shared.mapper.risk();
+    let risk = shared.domain.mapper.risk();
     risk.check(TICK)
         .unwrap_or_else(|broken| panic!("{broken}: {risk:?}"));
     at_once(&mut cores, operations - operations / 2);
     back_to_zero(&shared, &mut cores);
-}
-
-fn is_strict(policy: &Policy) -> bool {
-    let is_lasting = matches!(policy.reuse, Reuse::Never | Reuse::Shared);
-    is_lasting && !matches!(policy.teardown, Teardown::Async(_) | Teardown::Deferred(_))
 }
 
 /// Everything is unmapped; what policies keep comes back with it.
@@ -342,7 +308,7 @@ fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>])
     for _ in 0..2 {
         cores.iter_mut().for_each(Core::park);
     }
-    let risk = shared.mapper.risk();
+    let risk = shared.domain.mapper.risk();
     assert_eq!(risk.stale_now, 0, "stale mappings");
     if shared.is_strict {
         assert_eq!(
@@ -352,9 +318,9 @@ fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>])
         );
     }
     cores[0].check();
-    let stats = shared.mapper.allocator().stats();
+    let stats = shared.domain.mapper.allocator().stats();
     assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
-    let tables = shared.mapper.table().stats();
+    let tables = shared.domain.mapper.table().stats();
     assert_eq!(tables.retired, 0, "retired tables");
     // Chunks that are given back leave at most one table per core; else each table of the space is there once.
     let most = match shared.gives_back {
@@ -364,64 +330,13 @@ fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>])
     assert!(tables.tables[0] <= most, "{tables:?}, {stats:?}");
     for page in (1..PAGES).step_by(7) {
         let iova = Iova::new(page << 12);
-        assert!(shared.mapper.table().lookup(iova).is_none(), "{iova:#x}");
-        let got = shared.device.access(iova, Access::Read);
+        assert!(
+            shared.domain.mapper.table().lookup(iova).is_none(),
+            "{iova:#x}"
+        );
+        let got = shared.domain.device.access(iova, Access::Read);
         assert!(got.is_err(), "{iova:#x} is still reached");
     }
-}
-
-/// Every policy, and what combines.
-fn policies() -> impl Iterator<Item = (&'static str, Policy)> {
-    let small = Window {
-        entries: 8,
-        age: Duration::from_millis(5),
-    };
-    let idle = Optimistic {
-        quota: 16,
-        residency: Duration::from_millis(5),
-    };
-    [
-        ("strict-lock", Policy::STRICT_LOCK),
-        ("strict", Policy::STRICT),
-        ("strict-combining", Policy::STRICT_COMBINING),
-        ("shared", Policy::SHARED),
-        (
-            "shared, combining",
-            Policy::SHARED.with_teardown(Teardown::Combining),
-        ),
-        ("async", Policy::ASYNC),
-        ("deferred", Policy::DEFERRED),
-        (
-            "deferred, 8",
-            Policy::DEFERRED.with_teardown(Teardown::Deferred(small)),
-        ),
-        (
-            "async, 8",
-            Policy::ASYNC.with_teardown(Teardown::Async(small)),
-        ),
-        ("optimistic, 256", Policy::optimistic(256)),
-        (
-            "optimistic, 16",
-            Policy::STRICT.with_reuse(Reuse::Optimistic(idle)),
-        ),
-        (
-            "shared optimistic, 16, combining",
-            Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(idle)),
-        ),
-        (
-            "optimistic, 16, async",
-            Policy::ASYNC.with_reuse(Reuse::Optimistic(idle)),
-        ),
-        (
-            "shared, deferred",
-            Policy::DEFERRED.with_reuse(Reuse::Shared),
-        ),
-        (
-            "shared optimistic, 16, deferred",
-            Policy::DEFERRED.with_reuse(Reuse::SharedOptimistic(idle)),
-        ),
-    ]
-    .into_iter()
 }
 
 fn run<A: IovaAllocator>(
@@ -444,7 +359,8 @@ fn run<A: IovaAllocator>(
 /// Every policy over chunks that are given back, and over magazines.
 pub fn runs() -> Vec<Run> {
     const OK: &str = "three cores and such a space are in range";
-    policies()
+    POLICIES
+        .into_iter()
         .flat_map(|policy| {
             [
                 run(policy, "chunks", |a| {

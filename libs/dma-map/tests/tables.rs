@@ -3,7 +3,7 @@
 //! Every call, hostile ones among them, must give the value that the model gives, and leave every page where the
 //! model says. Leaf sizes are learned from the table (and checked to be legal), because which size is possible depends on
 //! tables that earlier calls left behind.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;

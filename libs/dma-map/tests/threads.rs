@@ -1,5 +1,5 @@
 //! Real threads on one table: each owns its pages, all share leaf tables, and chunks are reclaimed meanwhile.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use std::sync::Barrier;
 use std::thread;

@@ -38,13 +38,16 @@
 //!
 //! Ranges are in pages of 4 KiB; ends are inclusive. Modules: `range`, `aperture`, `error`, `allocator` (the traits), then one
 //! per allocator. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through the crate `lines`, and
-//! the meetings of cores are modelled with loom (`chunk/model.rs`, `magazine/model.rs`).
+//! the meetings of cores are modelled with loom (`chunk/model.rs`, `magazine/model.rs`), and those of more cores
+//! with shuttle (`tests/schedules.rs`).
 //!
 //! **Left out**: guard pages between ranges, boundaries that a range must not cross, NUMA.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(shuttle)]
+extern crate std;
 
 mod allocator;
 mod aperture;
@@ -57,6 +60,8 @@ mod identity;
 mod linear;
 mod locked;
 mod magazine;
+#[cfg(shuttle)]
+pub mod planted;
 mod range;
 mod slab;
 mod states;

@@ -1,7 +1,7 @@
 //! Every allocator against a map of what is out. A new one is one more line of [`allocators!`].
 //!
 //! Each makes [`OPERATIONS_EACH`] operations, more than four million all together; `bench/dma-soak` goes on from there.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 mod driver;
 mod random;

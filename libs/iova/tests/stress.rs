@@ -1,5 +1,5 @@
 //! Threads that allocate, hand ranges to each other and free them; a shared bitmap shows overlaps.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 mod random;
 

@@ -2,30 +2,33 @@
 //!
 //! `iova` and `dma-map` take every atomic and every lock from here, so that one switch replaces them all:
 //! * `--cfg loom`: loom's, which try the orders in which threads may see each other;
+//! * `--cfg shuttle`: shuttle's, under which a test chooses at random who runs next (the module `schedules`);
 //! * the feature `probe`: ones that count which accesses need another core's cache line (the module `probe`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
-//! Memory that one core owns takes part in neither: it is plain, or a relaxed load and store of its owner.
+//! Memory that one core owns takes part in none of them: it is plain, or a relaxed load and store of its owner.
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(all(feature = "probe", not(loom)))]
+#[cfg(any(shuttle, all(feature = "probe", not(loom))))]
 extern crate std;
 
-#[cfg(any(loom, not(feature = "probe")))]
+#[cfg(any(loom, shuttle, not(feature = "probe")))]
 mod lock;
 mod padded;
-#[cfg(all(feature = "probe", not(loom)))]
+#[cfg(all(feature = "probe", not(any(loom, shuttle))))]
 pub mod probe;
+#[cfg(shuttle)]
+pub mod schedules;
 mod spin;
 
-#[cfg(all(not(feature = "probe"), not(loom)))]
+#[cfg(not(any(feature = "probe", loom, shuttle)))]
 pub use core::hint::spin_loop;
-#[cfg(all(not(feature = "probe"), not(loom)))]
+#[cfg(not(any(feature = "probe", loom, shuttle)))]
 pub use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
 };
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub use core::sync::atomic::{Ordering, fence};
 #[cfg(loom)]
 pub use loom::{
@@ -35,11 +38,19 @@ pub use loom::{
         fence,
     },
 };
+#[cfg(shuttle)]
+pub use shuttle::{
+    hint::spin_loop,
+    sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+        fence,
+    },
+};
 
-#[cfg(any(loom, not(feature = "probe")))]
+#[cfg(any(loom, shuttle, not(feature = "probe")))]
 pub use lock::{Guard, Lock};
 pub use padded::CachePadded;
-#[cfg(all(feature = "probe", not(loom)))]
+#[cfg(all(feature = "probe", not(any(loom, shuttle))))]
 pub use probe::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Guard, Lock,
     spin_loop,

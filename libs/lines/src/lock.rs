@@ -7,9 +7,13 @@ use core::ops::{Deref, DerefMut};
 type Inner<T> = loom::sync::Mutex<T>;
 #[cfg(loom)]
 type InnerGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+type Inner<T> = shuttle::sync::Mutex<T>;
+#[cfg(shuttle)]
+type InnerGuard<'a, T> = shuttle::sync::MutexGuard<'a, T>;
+#[cfg(not(any(loom, shuttle)))]
 type Inner<T> = spin::mutex::SpinMutex<T>;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
 /// A value behind a test-and-test-and-set lock.
@@ -24,27 +28,27 @@ impl<T> Lock<T> {
     /// Spins until the value is ours.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
-        #[cfg(loom)]
-        return Guard(self.0.lock().expect("loom ends the model at a panic"));
-        #[cfg(not(loom))]
+        #[cfg(any(loom, shuttle))]
+        return Guard(self.0.lock().expect("a model ends at a panic"));
+        #[cfg(not(any(loom, shuttle)))]
         Guard(self.0.lock())
     }
 
     /// The value, if nobody holds it now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         return self.0.try_lock().ok().map(Guard);
-        #[cfg(not(loom))]
+        #[cfg(not(any(loom, shuttle)))]
         self.0.try_lock().map(Guard)
     }
 
     /// The value, which nobody else can hold.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
-        #[cfg(loom)]
-        return self.0.get_mut().expect("loom ends the model at a panic");
-        #[cfg(not(loom))]
+        #[cfg(any(loom, shuttle))]
+        return self.0.get_mut().expect("a model ends at a panic");
+        #[cfg(not(any(loom, shuttle)))]
         self.0.get_mut()
     }
 }

@@ -1,5 +1,5 @@
 //! The probe through the crate's own types, as allocators use them.
-#![cfg(all(feature = "probe", not(loom)))]
+#![cfg(all(feature = "probe", not(any(loom, shuttle))))]
 
 use lines::{AtomicBool, AtomicPtr, AtomicU64, CachePadded, Lock, Ordering, probe};
 

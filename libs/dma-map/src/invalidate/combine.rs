@@ -55,14 +55,15 @@ use super::{Command, InvalidateError, Invalidator};
 /// word that was overwritten by an older one.
 const LOOKS: u32 = 1 << 12;
 
-/// What the loom models must catch.
-#[cfg(loom)]
+/// What the models must catch.
+#[cfg(any(loom, shuttle))]
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Mutant {
+pub enum Mutant {
+    /// Nothing is planted.
     None,
     /// The cores of a batch are told before the hardware is done.
     EarlyAnswer,
-    /// A post orders nothing.
+    /// A post orders nothing. Only loom sees this.
     RelaxedPost,
     /// Who posted during the wait is told that the running batch held him.
     LateJoin,
@@ -73,7 +74,7 @@ pub struct Combiner {
     seat: CachePadded<Seat>,
     nodes: Box<[Node]>,
     gather_spins: u32,
-    #[cfg(loom)]
+    #[cfg(any(loom, shuttle))]
     mutant: Mutant,
 }
 
@@ -92,9 +93,17 @@ impl Combiner {
             seat: CachePadded::default(),
             nodes: (0..cores).map(|_| Node::default()).collect(),
             gather_spins,
-            #[cfg(loom)]
+            #[cfg(any(loom, shuttle))]
             mutant: Mutant::None,
         }
+    }
+
+    /// The same with a mistake planted, to show that the models find it.
+    #[cfg(shuttle)]
+    #[must_use]
+    pub fn planted(mut self, mutant: Mutant) -> Self {
+        self.mutant = mutant;
+        self
     }
 
     /// Returns when an invalidation of `range` that was submitted after the call is complete.
@@ -168,7 +177,7 @@ impl Combiner {
     /// Of taking the seat and of posting.
     #[inline]
     fn order(&self) -> Ordering {
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         if self.mutant == Mutant::RelaxedPost {
             return Ordering::Relaxed;
         }
@@ -193,7 +202,7 @@ impl Combiner {
         let submitted = self.submit(invalidator, core, &batch);
         batch.remove(core);
         let mut next = Cores::<W>::NONE;
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         if self.mutant == Mutant::EarlyAnswer {
             self.answer(core::mem::replace(&mut batch, Cores::NONE), number, Ok(()));
         }
@@ -204,7 +213,7 @@ impl Combiner {
             }
             Ok(())
         });
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         if self.mutant == Mutant::LateJoin {
             self.answer(core::mem::replace(&mut next, Cores::NONE), number, result);
         }

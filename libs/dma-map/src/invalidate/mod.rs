@@ -22,6 +22,8 @@ mod model;
 mod serial;
 
 pub use combine::Combiner;
+#[cfg(shuttle)]
+pub use combine::Mutant;
 pub use model::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
 pub use serial::{GLOBAL_NS, PAGE_NS, SerialFlush};
 

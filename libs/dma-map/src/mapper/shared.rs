@@ -72,16 +72,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
 
     /// One invalidation for everything that every core has unmapped or retired so far. The caller holds the lock.
     pub(super) fn flush_holding(&self, flush: &mut Flush) -> Result<(), InvalidateError> {
-        flush.noted.clear();
-        flush.noted.extend(self.lines().iter().map(|line| {
-            // Acquire: pairs with the core's Release store, so that the cleared entries come before the submission.
-            (
-                line.owner.queued.load(Ordering::Acquire),
-                line.owner.retired.load(Ordering::Acquire),
-            )
-        }));
+        self.note(flush);
         let orphans = self.orphans.lock().waiting.len();
         self.invalidator.flush(&[Command::Domain])?;
+        #[cfg(shuttle)]
+        if crate::planted::has(crate::planted::Mistake::NotesLate) {
+            self.note(flush);
+        }
         let now = self.clock.now();
         self.clock.advance(now);
         for (line, &(queued, retired)) in self.lines.iter().zip(&flush.noted) {
@@ -101,6 +98,17 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
             self.let_go_of_orphans(orphans, now);
         }
         Ok(())
+    }
+
+    fn note(&self, flush: &mut Flush) {
+        flush.noted.clear();
+        flush.noted.extend(self.lines().iter().map(|line| {
+            // Acquire: pairs with the core's Release store, so that the cleared entries come before the submission.
+            (
+                line.owner.queued.load(Ordering::Acquire),
+                line.owner.retired.load(Ordering::Acquire),
+            )
+        }));
     }
 
     #[cold]

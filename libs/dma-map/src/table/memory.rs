@@ -20,7 +20,7 @@ use lines::AtomicU64;
 
 use super::format::ENTRIES;
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub use self::{arena::Arena, arena::ArenaError, host::HostMemory};
 
 /// A page of entries. Devices read it at any time, so every access is atomic.
@@ -85,7 +85,7 @@ unsafe impl<M: TableMemory> TableMemory for Arc<M> {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod host {
     use alloc::alloc::{alloc_zeroed, dealloc};
     use alloc::vec::Vec;
@@ -209,7 +209,7 @@ mod host {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod arena {
     use alloc::vec::Vec;
     use core::ptr::NonNull;

@@ -74,7 +74,7 @@ use iova::{Access, IovaRange};
 pub use amd::AmdV1;
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{ENTRIES, Entry, Format, Leaf};
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub use memory::{Arena, HostMemory};
 pub use memory::{Table, TableMemory};
 pub use radix::{GlobalLockTable, IoPageTable, LeafSizes, RwLockTable, TableConfig};

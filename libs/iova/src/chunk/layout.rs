@@ -494,7 +494,7 @@ pub(super) const fn bit_of(page: u64) -> u64 {
     1 << (page & (WORD_PAGES - 1))
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<Chunk>() == 128 * 9);
 
 #[cfg(all(test, not(loom)))]

@@ -464,11 +464,16 @@ enum Mutant {
 fn plants(_mutant: Mutant) -> bool {
     #[cfg(all(test, loom))]
     return model::plants(_mutant);
-    #[cfg(not(all(test, loom)))]
+    #[cfg(shuttle)]
+    return crate::planted::has(match _mutant {
+        Mutant::ForgetsMarks => crate::planted::Mistake::ForgetsMarks,
+        Mutant::TrustsItsClaim => crate::planted::Mistake::TrustsItsClaim,
+    });
+    #[cfg(not(any(all(test, loom), shuttle)))]
     false
 }
 
 #[cfg(all(test, loom))]
 mod model;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

@@ -1,0 +1,157 @@
+//! Cores that combine their invalidations, and hardware that obeys as late and as early as it may.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use dma_map::invalidate::{Combiner, Command, InvalidateError, Invalidator, Mutant, Ticket};
+use iova::{IovaPfn, IovaRange};
+use lines::schedules::{any, fail, finds, has_failed, holds, point, thread};
+
+const ROUNDS: usize = 3;
+
+/// What the hardware knows of the pages, one for each core. One thread runs at a time, and looks at it between two
+/// points, so each look is one step.
+#[derive(Default)]
+struct State {
+    /// The entries that are set.
+    mapped: u64,
+    /// The translations that are remembered.
+    cached: u64,
+    /// By ticket: the pages to forget, and how often the answer is still no.
+    pending: Vec<(u64, u64)>,
+}
+
+struct Hardware {
+    state: Mutex<State>,
+    whole_domain_from: usize,
+    /// Some batches fail.
+    fails: bool,
+}
+
+impl Hardware {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics with it")
+    }
+}
+
+impl State {
+    /// Forgets what is not found again at once by the next walk.
+    fn forget(&mut self, pages: u64) {
+        self.cached &= !pages | self.mapped;
+    }
+}
+
+impl Invalidator for Hardware {
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        point();
+        let mut pages = 0;
+        for command in commands {
+            match command {
+                Command::Pages(range) => {
+                    let (first, last) = (range.first().raw(), range.last().raw());
+                    (first..=last).for_each(|page| pages |= 1 << page);
+                }
+                Command::Domain | Command::Global => pages = !0,
+            }
+        }
+        let mut state = self.state();
+        // The entries are walked now or when it answers: what is cleared in between may stay.
+        if any(2) == 0 {
+            state.forget(pages);
+            pages = 0;
+        }
+        let ticket = state.pending.len() as u64;
+        state.pending.push((pages, any(4)));
+        Ok(Ticket(ticket))
+    }
+
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        point();
+        let fails = self.fails && any(8) == 0;
+        let mut state = self.state();
+        let (pages, left) = &mut state.pending[ticket.0 as usize];
+        if *left > 0 {
+            *left -= 1;
+            return Ok(false);
+        }
+        let pages = *pages;
+        if fails {
+            return Err(InvalidateError::Stopped { status: 1 });
+        }
+        state.forget(pages);
+        Ok(true)
+    }
+
+    fn whole_domain_from(&self) -> usize {
+        self.whole_domain_from
+    }
+}
+
+/// One core maps a page, lets the device find it, clears the entry, and has it forgotten.
+fn unmaps(combiner: &Combiner, hardware: &Hardware, core: usize) {
+    let page = 1 << core;
+    let range = IovaRange::new(IovaPfn::new(core as u64), 1).expect("a page");
+    for _ in 0..ROUNDS {
+        point();
+        let mut state = hardware.state();
+        state.mapped |= page;
+        state.cached |= page;
+        drop(state);
+        point();
+        hardware.state().mapped &= !page;
+        while combiner.flush(hardware, core, range).is_err() {}
+        if hardware.state().cached & page != 0 {
+            fail("an unmap returned before its own invalidation");
+        }
+        if has_failed() {
+            return;
+        }
+    }
+}
+
+fn model(fails: bool, mutant: Mutant) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let cores = 4 + any(5) as usize;
+        let gather_spins = any(2) as u32 * 3;
+        let shared = Arc::new((
+            Combiner::with_gather(cores, gather_spins).planted(mutant),
+            Hardware {
+                state: Mutex::default(),
+                whole_domain_from: 2 + any(8) as usize,
+                fails,
+            },
+        ));
+        let threads: Vec<_> = (0..cores)
+            .map(|core| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || unmaps(&shared.0, &shared.1, core))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().expect("a model ends at a panic"));
+    }
+}
+
+#[test]
+fn nobody_returns_before_his_own_invalidation() {
+    holds(10_000, model(false, Mutant::None));
+}
+
+#[test]
+fn after_an_error_everybody_asks_again_and_is_served() {
+    holds(5_000, model(true, Mutant::None));
+}
+
+#[test]
+fn mistakes_of_leaders_are_found() {
+    for mutant in [Mutant::EarlyAnswer, Mutant::LateJoin] {
+        let what = "before its own invalidation";
+        assert!(finds(6_000, what, model(false, mutant)), "{mutant:?}");
+    }
+}
+
+/// What shuttle cannot see, and loom does.
+#[test]
+fn a_post_that_orders_nothing_is_not_found() {
+    assert!(!finds(200, "", model(false, Mutant::RelaxedPost)));
+}

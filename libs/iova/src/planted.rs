@@ -1,0 +1,29 @@
+//! Mistakes that tests under shuttle plant to prove that they would find them. Under `--cfg shuttle` alone: in any other
+//! build no trace of this is left.
+
+use std::cell::Cell;
+
+/// A mistake in the order or the completeness of steps. (Mistakes in orderings shuttle cannot see.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// An owner clears the call to look after it has read what strangers freed, not before.
+    ForgetsMarks,
+    /// A stranger pins a range without looking again whether it is still allocated.
+    TrustsItsClaim,
+    /// A full magazine for which its depot has no room is dropped with all its ranges, as Linux 6.7 did.
+    DropsOverflow,
+}
+
+std::thread_local! {
+    // Of the real thread on which a test runs all of its model's.
+    static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
+}
+
+/// From here on this mistake is made by all allocators that are used on this thread; none with `None`.
+pub fn plant(mistake: Option<Mistake>) {
+    PLANTED.set(mistake);
+}
+
+pub(crate) fn has(mistake: Mistake) -> bool {
+    PLANTED.get() == Some(mistake)
+}
