@@ -87,6 +87,9 @@ pub trait CoreAllocator: Send {
     /// [`free_pinned`](Self::free_pinned) or [`unpin`](Self::unpin). What lies behind it (its leaf table) stays
     /// meanwhile. This is the first half of an unmap; the second follows when no device can use it.
     ///
+    /// An allocator whose owners pin without a read-modify-write ([`ChunkAllocator`](crate::ChunkAllocator)) may let two
+    /// cores pin one range if they do so in the same moment: a caller's mistake, as two racing frees are.
+    ///
     /// # Errors
     /// As [`free`](Self::free).
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError>;

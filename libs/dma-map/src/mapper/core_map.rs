@@ -324,12 +324,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     #[inline(never)]
     fn make_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
         let shared = &*self.shared;
-        let request = (self.request(key.pages())).for_memory(key.phys(), key.access());
+        let request = self.request(key.pages());
         let allocated = self.alloc.alloc(request).ok()?;
         let range = first_pages(allocated, key.pages());
-        if shared.allocator.is_counted(allocated)
-            || (shared.table.map(range, key.phys(), key.access())).is_err()
-        {
+        if (shared.table.map(range, key.phys(), key.access())).is_err() {
             self.take_back(allocated);
             return None;
         }
@@ -424,7 +422,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         pages: u64,
         access: Access,
     ) -> Result<IovaRange, DmaMapError> {
-        let request = self.request(pages).for_memory(phys, access);
+        let request = match self.reused {
+            // A cache tells mappings by their first page: each has an IOVA of its own, which does not stand for its memory.
+            Some(_) => self.request(pages),
+            None => self.request(pages).for_memory(phys, access),
+        };
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
             Err(error) => self.alloc_again(request, error)?,

@@ -36,7 +36,7 @@
 //! lines that change once per flush. No clock is read but the coarse one.
 //!
 //! **Identity** allocators give one IOVA to all who map a page: the table counts (`map_counted`), and the last unmap
-//! invalidates. Where a count overflows, the page gets an IOVA of its own.
+//! invalidates. Where a count overflows, and under policies that find mappings again, a page gets an IOVA of its own.
 //!
 //! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), lists that bounce,
 //! and PASIDs.
@@ -142,7 +142,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     /// # Safety
     /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that is allocated. The
     /// invalidator keeps its contract. Nobody but this mapper looks up, maps or unmaps in the table or allocates
-    /// from the allocator.
+    /// from the allocator. Where the allocator does not exclude two pins of the same moment
+    /// ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended by two cores at once: [`Mapping`]s see to that,
+    /// [`unmap_at`](MapperCore::unmap_at) leaves it to its callers.
     #[expect(
         unsafe_code,
         reason = "allocator and invalidator are safe traits, and table pages are freed on their word"
