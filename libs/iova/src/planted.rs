@@ -10,6 +10,12 @@ pub enum Mistake {
     ForgetsMarks,
     /// A stranger pins a range without looking again whether it is still allocated.
     TrustsItsClaim,
+    /// A stranger becomes the giver of a chunk that has one.
+    GivesUnasked,
+    /// A giver lets go without telling the owner to look.
+    LetsGoSilently,
+    /// A giver looks for other strangers' marks only where the tag speaks of some.
+    TrustsPending,
     /// A full magazine for which its depot has no room is dropped with all its ranges, as Linux 6.7 did.
     DropsOverflow,
 }

@@ -4,8 +4,8 @@
 use lines::Ordering;
 
 use super::Shared;
-use super::handle::Local;
-use super::layout::{AWAY, Chunk, MARKS, NOBODY, PENDING, RUN, bit_of, get, set, word_of};
+use super::handle::{Local, order_of};
+use super::layout::{AWAY, Chunk, NOBODY, RUN, bit_of, class_of, get, owner_of, word_of};
 use super::leave::release;
 use super::slow::{head_of, known};
 use super::zone::Zone;
@@ -32,11 +32,11 @@ impl Local {
         };
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                let tag = self.tag;
-                chunk
-                    .own_unmarked(tag, range)
-                    .ok_or_else(|| diagnose(chunk, range))?;
-                self.free_own(shared, chunk, range);
+                if !chunk.free_marked(self.owner, range) {
+                    return Err(diagnose(chunk, range));
+                }
+                let class = class_of(lane, order_of(range.pages()));
+                self.keep(shared, range.first().raw(), class);
                 Ok(())
             }
             Place::Run => {
@@ -72,7 +72,7 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if !chunk.pin_own(self.tag, range) {
+                if !chunk.pin_marked(self.owner, range) {
                     return Err(diagnose(chunk, range));
                 }
                 Ok(Pinned::new(range, false))
@@ -99,12 +99,13 @@ impl Local {
                     return Err(FreeError::NotAllocated { range });
                 }
                 // Whoever freed or retired before our claim is seen now; whoever does after it sees the claim.
-                let gone = !get(chunk.out(word)) | get(chunk.freed(word));
-                if gone & bit != 0 && !plants(Mutant::TrustsItsClaim) {
+                let is_freed = get(chunk.freed(word)) & bit != 0;
+                let is_gone = is_freed || !chunk.is_still_out(range);
+                if is_gone && !plants(Mutant::TrustsItsClaim) {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                chunk.notify(PENDING);
+                chunk.notify();
                 Ok(Pinned::new(range, true))
             }
         }
@@ -121,7 +122,12 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                self.free_own(shared, chunk, range);
+                let state = chunk.state(range.first().raw());
+                chunk.set_state(range.first().raw(), state.none());
+                if !state.is_none() {
+                    let class = class_of(lane, order_of(range.pages()));
+                    self.keep(shared, range.first().raw(), class);
+                }
                 if get(chunk.claimed(word)) & bit != 0 {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                 }
@@ -144,7 +150,7 @@ impl Local {
             return shared.rest.unpin(range);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
-        if !chunk.unpin_own(self.tag, range.first().raw()) {
+        if !chunk.unpin_own(self.owner, range) {
             chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
         }
     }
@@ -159,25 +165,14 @@ impl Local {
         range: IovaRange,
     ) -> Place {
         let page = range.first().raw();
-        match chunk.tag_word().load(Ordering::Acquire) & !MARKS {
-            tag if tag == self.tag => Place::Own,
-            AWAY if chunk.class(0) == RUN => Place::Run,
+        match owner_of(chunk.tag_word().load(Ordering::Acquire)) {
+            owner if owner == self.owner => Place::Own,
+            AWAY if chunk.kind(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {
                 self.adopt(shared, lane, zone.page(zone.index(page)));
                 Place::Own
             }
             _ => Place::Foreign,
-        }
-    }
-
-    fn free_own(&mut self, shared: &Shared, chunk: &Chunk, range: IovaRange) {
-        let page = range.first().raw();
-        let (word, bit) = (word_of(page), bit_of(page));
-        let before = chunk.allocated(word);
-        set(chunk.out(word), get(chunk.out(word)) & !bit);
-        set(chunk.pinned(word), get(chunk.pinned(word)) & !bit);
-        if before & bit != 0 {
-            self.keep(shared, page, chunk.class(word));
         }
     }
 
@@ -225,13 +220,15 @@ fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
     let page = range.first().raw();
     let is_taken = match head_of(chunk, page) {
         Some((start, _)) => {
-            let word = word_of(start);
-            chunk.allocated(word) & !get(chunk.freed(word)) & bit_of(start) != 0
+            let state = chunk.state(start);
+            let is_freed = get(chunk.freed(word_of(start))) & bit_of(start) != 0;
+            !state.is_none() && !is_freed && !chunk.is_given(start, state)
         }
-        None => chunk.class(0) == RUN,
+        None => chunk.kind(0) == RUN,
     };
-    let (word, bit) = (word_of(page), bit_of(page));
-    let is_exact = range.pages() == chunk.pages(word) && chunk.allocated(word) & bit != 0;
+    let state = chunk.state(page);
+    let is_exact = state.is_out(range.pages())
+        || range.pages() < CHUNK_PAGES && state.is_pinned_out(range.pages());
     if is_taken && !is_exact {
         FreeError::Mismatch { range }
     } else {

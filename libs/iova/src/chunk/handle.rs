@@ -9,16 +9,14 @@ use core::marker::PhantomData;
 use lines::Ordering;
 
 use super::Shared;
+use super::hot::Hot;
 use super::lane::{Lane, Ready};
-use super::layout::{Chunk, MARKS, MAX_ORDER, bit_of, get, set, word_of};
+use super::layout::MAX_ORDER;
+use super::state::pages_of;
 use super::zone::MAX_ZONES;
 use crate::{
-    AllocError, CHUNK_PAGES, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request,
-    RetiredChunk,
+    AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
 };
-
-/// Chunks whose place the handle remembers.
-const HOT: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// The handle of one core of a [`ChunkAllocator`](super::ChunkAllocator).
 pub struct ChunkCore {
@@ -32,7 +30,8 @@ pub struct ChunkCore {
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) id: CoreId,
-    /// How chunks of this core are tagged.
+    /// The owner of this core's chunks, and how those of the preferred lane are tagged.
+    pub(super) owner: u64,
     pub(super) tag: u64,
     /// The last call for drains that was answered.
     pub(super) drained: u64,
@@ -49,48 +48,16 @@ pub(super) struct Local {
     pub(super) leaving_runs: Vec<u64>,
 }
 
-/// A direct-mapped cache of the directory.
-#[derive(Debug)]
-pub(super) struct Hot {
-    keys: [u64; HOT],
-    chunks: [Arc<Chunk>; HOT],
-}
-
-impl Hot {
-    pub(super) fn new() -> Self {
-        // Looked at by nobody: its key is no chunk's.
-        let none = Arc::new(Chunk::new());
-        Self {
-            keys: [u64::MAX; HOT],
-            chunks: core::array::from_fn(|_| Arc::clone(&none)),
-        }
-    }
-
-    /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
-    #[inline(always)]
-    pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
-        let key = page / CHUNK_PAGES;
-        let slot = key as usize % HOT;
-        if self.keys[slot] != key {
-            self.load(shared, page, slot)?;
-        }
-        Some(&self.chunks[slot])
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn load(&mut self, shared: &Shared, page: u64, slot: usize) -> Option<()> {
-        let chunk = shared.zone_of(page)?.1.block(page)?.chunk(page);
-        self.keys[slot] = page / CHUNK_PAGES;
-        self.chunks[slot] = Arc::clone(chunk);
-        Some(())
-    }
-}
-
 /// The class of a range of so many pages; past [`MAX_ORDER`] for 0 and for more than 256.
-#[inline]
-fn order_of(pages: u64) -> usize {
-    (u64::BITS - pages.wrapping_sub(1).leading_zeros()) as usize
+#[inline(always)]
+pub(super) fn order_of(pages: u64) -> usize {
+    // The logarithm of an odd number: that is one instruction.
+    let order = (pages.wrapping_mul(2).wrapping_sub(1) | 1).ilog2() as usize;
+    if pages <= 1 << MAX_ORDER {
+        order
+    } else {
+        usize::MAX
+    }
 }
 
 impl Local {
@@ -99,9 +66,8 @@ impl Local {
     fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
         let page = self.ready.of(self.first_class + order as u8).pop()?;
         let chunk = self.hot.chunk(shared, page)?;
-        let word = word_of(page);
-        set(chunk.out(word), get(chunk.out(word)) | bit_of(page));
-        Some(IovaRange::within_space(page, 1 << order))
+        chunk.set_state(page, chunk.state(page).handed_out(order));
+        Some(IovaRange::within_space(page, pages_of(order)))
     }
 
     /// Makes ranges of the newest word with something free ready.
@@ -120,15 +86,33 @@ impl Local {
         }
     }
 
-    /// A free in another core's chunk. Out of line: its registers would cost a core's own frees a quarter.
+    /// A free in another core's chunk, or where strangers have marked something. Out of line: its registers would cost a
+    /// core's own frees a quarter.
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
-        if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
-            && chunk.free_foreign(self.tag, range)
-        {
-            return Ok(());
+        let page = range.first().raw();
+        if let Some(chunk) = self.hot.chunk(shared, page) {
+            if chunk.free_marked(self.owner, range) {
+                let class = chunk.class(order_of(range.pages()));
+                self.keep(shared, page, class);
+                return Ok(());
+            }
+            if self.hot.free_foreign(self.owner, range) {
+                return Ok(());
+            }
         }
         self.free_slow(shared, range)
+    }
+
+    /// A pin in another core's chunk, or where strangers have marked something.
+    #[inline(never)]
+    fn pin_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<Pinned, FreeError> {
+        if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
+            && chunk.pin_marked(self.owner, range)
+        {
+            return Ok(Pinned::new(range, false));
+        }
+        self.pin_slow(shared, range)
     }
 }
 
@@ -170,11 +154,10 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         let page = range.first().raw();
         if let Some(chunk) = local.hot.chunk(shared, page)
-            && let Some(before) = chunk.own_unmarked(local.tag, range)
+            && chunk.free_own(local.tag, range)
         {
-            let word = word_of(page);
-            set(chunk.out(word), before & !bit_of(page));
-            let class = chunk.class(word);
+            // Of the size and not of what was found there: whoever allocates next waits for this.
+            let class = local.first_class + order_of(range.pages()) as u8;
             local.keep(shared, page, class);
             return Ok(());
         }
@@ -190,25 +173,20 @@ impl CoreAllocator for ChunkCore {
         {
             return Ok(Pinned::new(range, false));
         }
-        local.pin_slow(shared, range)
+        local.pin_elsewhere(shared, range)
     }
 
     #[inline(always)]
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
-        let page = pinned.range().first().raw();
+        let (range, page) = (pinned.range(), pinned.range().first().raw());
         if !pinned.is_foreign()
             && let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.tag() & !MARKS == local.tag
+            && chunk.free_pinned_own(local.tag, range)
         {
-            let (word, bit) = (word_of(page), bit_of(page));
-            let (class, pinned) = (chunk.class(word), get(chunk.pinned(word)));
-            // Not pinned any more: a claim, since a park of ours.
-            if pinned & bit != 0 {
-                set(chunk.pinned(word), pinned & !bit);
-                local.keep(shared, page, class);
-                return;
-            }
+            let class = local.first_class + order_of(range.pages()) as u8;
+            local.keep(shared, page, class);
+            return;
         }
         local.free_pinned_slow(shared, pinned);
     }
@@ -216,10 +194,10 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn unpin(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
-        let page = pinned.range().first().raw();
+        let range = pinned.range();
         if !pinned.is_foreign()
-            && let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.unpin_own(local.tag, page)
+            && let Some(chunk) = local.hot.chunk(shared, range.first().raw())
+            && chunk.unpin_own(local.owner, range)
         {
             return;
         }

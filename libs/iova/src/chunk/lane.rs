@@ -10,17 +10,22 @@ pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 64, 64, 32, 24, 24, 8, 4,
 /// Free ranges of one core, by class: the first pages, the one freed last on top. Room for [`READY`] is made with the first
 /// word of a class.
 #[derive(Debug)]
-pub(super) struct Ready([Vec<u64>; CLASSES]);
+pub(super) struct Ready([Stack; CLASSES]);
+
+/// Of 32 bytes, which makes its place a shift.
+#[derive(Debug)]
+#[repr(align(32))]
+struct Stack(Vec<u64>);
 
 impl Ready {
     pub(super) fn new() -> Self {
-        Self(core::array::from_fn(|_| Vec::new()))
+        Self(core::array::from_fn(|_| Stack(Vec::new())))
     }
 
-    /// The ranges of a class.
+    /// The ranges of a class, of which the low six bits are looked at.
     #[inline(always)]
     pub(super) fn of(&mut self, class: u8) -> &mut Vec<u64> {
-        &mut self.0[usize::from(class) % CLASSES]
+        &mut self.0[usize::from(class) % CLASSES].0
     }
 
     /// Keeps a range ready; `false` where there are enough.
@@ -44,7 +49,7 @@ impl Ready {
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.iter_mut().for_each(Vec::clear);
+        self.0.iter_mut().for_each(|stack| stack.0.clear());
     }
 }
 

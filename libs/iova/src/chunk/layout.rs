@@ -4,19 +4,22 @@
 //!
 //! | line | written by | says |
 //! |---|---|---|
-//! | `out`, `pinned`, `held`, `pages`, `class` of a word | owner | where a range starts that may be freed; that the owner has pinned; that is one of these or kept ready; the size of its ranges |
-//! | `claimed`, `freed` | strangers, by read-modify-write | ranges that a stranger has pinned; that strangers gave back and the owner has not seen yet |
-//! | `tag` and the rest of a chunk | owner; strangers set `PENDING` | whose the chunk is, which words have no class |
+//! | `states`, one line per word | owner | of each page, which range starts there ([`State`]) |
+//! | `held`, `taken` | owner | where a range starts that is allocated or kept ready; what of `given` the owner has seen |
+//! | `given` | one stranger, the *giver* | ranges it gave back: a bit differs from the turn of its page |
+//! | `claimed`, `freed` | strangers, by read-modify-write | ranges that a stranger has pinned; that other strangers than the giver gave back and the owner has not seen yet |
+//! | `tag` and the rest of a chunk | owner; strangers set [`PENDING`] and [`GIVER`] | whose the chunk is, which words have which class |
 //!
-//! Each word has lines of its own, because an owner that hands out one word while a stranger gives back another must not
-//! wait for him.
+//! The states of a word have a line of their own, because an owner that hands out one word while a stranger gives back
+//! another must not wait for him.
 //!
 //! The owner's loads and stores of its own lines are relaxed: what it says reaches a stranger with the range itself,
 //! by whatever handed the range over.
 
 use alloc::sync::Arc;
 
-use crate::IovaRange;
+use super::state::State;
+use super::zone::MAX_ZONES;
 use lines::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
@@ -24,35 +27,40 @@ use lines::{AtomicU8, AtomicU64, Ordering};
 pub(super) const WORDS: usize = 8;
 #[cfg(loom)]
 pub(super) const WORDS: usize = 2;
+/// States of a word: one per page. The models have no smaller ranges than 32 pages.
+const STATES: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Pages of a word.
 pub(super) const WORD_PAGES: u64 = 64;
 /// Pages of a block, as a power of two.
 pub(super) const BLOCK_SHIFT: u32 = if cfg!(loom) { 10 } else { 13 };
-/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 18 KiB of bookkeeping).
+/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 14 KiB of bookkeeping).
 pub(super) const BLOCK_CHUNKS: usize = 1 << (BLOCK_SHIFT - 9);
 /// Largest size class inside a chunk: 256 pages. 512 pages and more are runs of whole chunks.
 pub(super) const MAX_ORDER: usize = 8;
 /// Every word of a chunk, as bits of [`Chunk::open`].
 pub(super) const ALL_WORDS: u8 = ((1_u16 << WORDS) - 1) as u8;
 
-/// What [`Chunk::class`] says of a word of no class.
+/// What [`Chunk::kind`] says of a word of no class.
 pub(super) const FREE: u8 = 63;
 /// A word that belongs to a range of class 7 or 8 which starts in an earlier word.
 pub(super) const TAIL: u8 = 62;
 /// The first word of a run of whole chunks, whose length [`Chunk::run`] has.
 pub(super) const RUN: u8 = 61;
 
-/// In [`Chunk::tag`]: strangers have given back everything that was out in some word.
-pub(super) const RIPE: u64 = 1 << 61;
 /// In [`Chunk::tag`]: strangers have pinned ranges or given them back since the owner last looked.
 pub(super) const PENDING: u64 = 1 << 63;
+/// In [`Chunk::tag`]: a stranger may give ranges back at any time without saying so here.
+pub(super) const GIVER: u64 = 1 << 62;
+/// What strangers say in [`Chunk::tag`].
+pub(super) const MARKS: u64 = PENDING | GIVER;
+/// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
+const OWNER: u64 = (1 << LANE_SHIFT) - 1;
+const LANE_SHIFT: u32 = 32;
 /// Owner of a chunk that nobody has: free, or an orphan.
 pub(super) const NOBODY: u64 = 0;
 /// Owner of a chunk out of circulation, or part of a run.
-pub(super) const AWAY: u64 = 1 << 62;
-/// The part of [`Chunk::tag`] that is not the owner.
-pub(super) const MARKS: u64 = PENDING | RIPE;
+pub(super) const AWAY: u64 = 1 << 31;
 
 /// Bits at which ranges of a class may start in a word.
 pub(super) const FULL: [u64; MAX_ORDER + 1] = [
@@ -69,7 +77,7 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
 
 /// Classes of one zone: the orders, and some numbers nobody uses.
 pub(super) const CLASSES_PER_LANE: usize = 16;
-/// Classes of all zones, and the marks above.
+/// Classes of all zones.
 pub(super) const CLASSES: usize = 64;
 
 /// The class of ranges of an order in a zone.
@@ -87,42 +95,41 @@ pub(super) const fn words_of(order: usize) -> usize {
 #[repr(C, align(128))]
 pub(super) struct Chunk {
     meta: Meta,
-    claims: Claims,
-    words: [Word; WORDS],
+    claimed: Line,
+    held: Line,
+    taken: Line,
+    freed: Line,
+    given: Line,
+    states: States,
 }
 
 #[derive(Debug)]
-#[repr(align(64))]
-struct Claims {
+#[repr(C, align(64))]
+struct Meta {
+    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), its lane, [`PENDING`] and [`GIVER`].
+    tag: AtomicU64,
+    /// Chunks of the run that starts here; 0 where none does.
+    run: AtomicU64,
+    /// Words of no class, a bit each. Owner only.
+    open: AtomicU8,
+    /// The order of each word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
+    kinds: [AtomicU8; WORDS],
+    touch: Touch,
+}
+
+/// A bit per page.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Line {
     words: [AtomicU64; WORDS],
     touch: Touch,
 }
 
 #[derive(Debug)]
-#[repr(C, align(128))]
-struct Word {
-    owners: Owners,
-    strangers: Freed,
-}
-
-#[derive(Debug)]
-#[repr(align(64))]
-struct Owners {
-    out: AtomicU64,
-    pinned: AtomicU64,
-    held: AtomicU64,
-    /// Pages of a range of this word; 0 in a word of no class.
-    pages: AtomicU64,
-    /// [`class_of`] its ranges, or [`FREE`], [`TAIL`], [`RUN`].
-    class: AtomicU8,
-    touch: Touch,
-}
-
-#[derive(Debug)]
-#[repr(align(64))]
-struct Freed {
-    freed: AtomicU64,
-    touch: Touch,
+#[repr(C, align(64))]
+struct States {
+    pages: [AtomicU8; WORDS * STATES],
+    touch: [Touch; WORDS],
 }
 
 /// Where loom looks for orders to try. Of its own accord loom 0.7 tries a store of one thread before a load of another only
@@ -149,16 +156,34 @@ impl Touch {
     }
 }
 
-#[derive(Debug)]
-#[repr(align(64))]
-struct Meta {
-    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), and [`PENDING`].
-    tag: AtomicU64,
-    touch: Touch,
-    /// Words of no class, a bit each. Owner only.
-    open: AtomicU8,
-    /// Chunks of the run that starts here; 0 where none does.
-    run: AtomicU64,
+impl Line {
+    fn new() -> Self {
+        Self {
+            words: core::array::from_fn(|_| AtomicU64::new(0)),
+            touch: Touch::new(),
+        }
+    }
+
+    #[inline]
+    fn word(&self, word: usize) -> &AtomicU64 {
+        &self.words[word % WORDS]
+    }
+
+    /// The same of a line that others write, or read, too.
+    #[inline]
+    fn shared(&self, word: usize) -> &AtomicU64 {
+        self.touch.touch();
+        self.word(word)
+    }
+}
+
+impl States {
+    fn new() -> Self {
+        Self {
+            pages: core::array::from_fn(|_| AtomicU8::new(State::NONE.0)),
+            touch: core::array::from_fn(|_| Touch::new()),
+        }
+    }
 }
 
 /// A relaxed load.
@@ -173,80 +198,84 @@ pub(super) fn set(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
-impl Word {
-    fn new() -> Self {
-        Self {
-            owners: Owners {
-                out: AtomicU64::new(0),
-                pinned: AtomicU64::new(0),
-                held: AtomicU64::new(0),
-                pages: AtomicU64::new(0),
-                class: AtomicU8::new(FREE),
-                touch: Touch::new(),
-            },
-            strangers: Freed {
-                freed: AtomicU64::new(0),
-                touch: Touch::new(),
-            },
-        }
-    }
+/// The owner that a tag names.
+#[inline]
+pub(super) const fn owner_of(tag: u64) -> u64 {
+    tag & OWNER
+}
+
+/// How the chunks of a lane are tagged that have this owner and no marks.
+pub(super) const fn tag_in(lane: usize, owner: u64) -> u64 {
+    (lane as u64) << LANE_SHIFT | owner
 }
 
 impl Chunk {
-    pub(super) fn new() -> Self {
+    /// One of the zone with this number.
+    pub(super) fn new(lane: usize) -> Self {
         Self {
             meta: Meta {
-                tag: AtomicU64::new(NOBODY),
-                touch: Touch::new(),
-                open: AtomicU8::new(ALL_WORDS),
+                tag: AtomicU64::new(tag_in(lane, NOBODY)),
                 run: AtomicU64::new(0),
-            },
-            claims: Claims {
-                words: core::array::from_fn(|_| AtomicU64::new(0)),
+                open: AtomicU8::new(ALL_WORDS),
+                kinds: core::array::from_fn(|_| AtomicU8::new(FREE)),
                 touch: Touch::new(),
             },
-            words: core::array::from_fn(|_| Word::new()),
+            claimed: Line::new(),
+            held: Line::new(),
+            taken: Line::new(),
+            freed: Line::new(),
+            given: Line::new(),
+            states: States::new(),
         }
     }
 
-    #[inline]
-    fn owners(&self, word: usize) -> &Owners {
-        let owners = &self.words[word % WORDS].owners;
-        owners.touch.touch();
-        owners
+    #[inline(always)]
+    fn state_byte(&self, page: u64) -> &AtomicU8 {
+        self.states.touch[word_of(page) % WORDS].touch();
+        let at = page as usize / (WORD_PAGES as usize / STATES);
+        &self.states.pages[at % (WORDS * STATES)]
     }
 
-    /// Where a range starts that is allocated, and not pinned by the owner.
-    #[inline]
-    pub(super) fn out(&self, word: usize) -> &AtomicU64 {
-        &self.owners(word).out
+    /// What is at a page.
+    #[inline(always)]
+    pub(super) fn state(&self, page: u64) -> State {
+        State(self.state_byte(page).load(Ordering::Relaxed))
     }
 
-    /// Where a range starts that is allocated, and pinned by the owner.
-    #[inline]
-    pub(super) fn pinned(&self, word: usize) -> &AtomicU64 {
-        &self.owners(word).pinned
+    /// Owner only.
+    #[inline(always)]
+    pub(super) fn set_state(&self, page: u64, state: State) {
+        self.state_byte(page).store(state.0, Ordering::Relaxed);
     }
 
-    /// Where a range starts that is allocated, or kept ready.
+    /// Where a range starts that is allocated, or kept ready. Owner only.
     #[inline]
     pub(super) fn held(&self, word: usize) -> &AtomicU64 {
-        &self.owners(word).held
+        self.held.word(word)
+    }
+
+    /// The turns of the word's pages. Owner only.
+    #[inline]
+    pub(super) fn taken(&self, word: usize) -> &AtomicU64 {
+        self.taken.word(word)
     }
 
     /// Where a range starts that a stranger has pinned.
     #[inline]
     pub(super) fn claimed(&self, word: usize) -> &AtomicU64 {
-        self.claims.touch.touch();
-        &self.claims.words[word % WORDS]
+        self.claimed.shared(word)
     }
 
-    /// Where a range starts that a stranger gave back.
+    /// Where a range starts that a stranger gave back who was not the giver.
     #[inline]
     pub(super) fn freed(&self, word: usize) -> &AtomicU64 {
-        let strangers = &self.words[word % WORDS].strangers;
-        strangers.touch.touch();
-        &strangers.freed
+        self.freed.shared(word)
+    }
+
+    /// What the giver gave back: bits that differ from the turns of their pages.
+    #[inline]
+    pub(super) fn given(&self, word: usize) -> &AtomicU64 {
+        self.given.shared(word)
     }
 
     /// Chunks of the run that starts here.
@@ -254,40 +283,32 @@ impl Chunk {
         &self.meta.run
     }
 
-    /// Where a range starts that is allocated, as far as the owner knows.
+    /// Where a range starts that is allocated, as far as the owner knows. Owner only.
     pub(super) fn allocated(&self, word: usize) -> u64 {
-        get(self.out(word)) | get(self.pinned(word))
+        let base = word as u64 * WORD_PAGES;
+        bits(get(self.held(word)))
+            .filter(|at| !self.state(base + at).is_none())
+            .fold(0, |all, at| all | 1 << at)
     }
 
-    /// Pages of a range of this word; 0 in a word of no class.
-    #[inline]
-    pub(super) fn pages(&self, word: usize) -> u64 {
-        get(&self.owners(word).pages)
+    /// The class of an order here.
+    pub(super) fn class(&self, order: usize) -> u8 {
+        class_of((self.tag() >> LANE_SHIFT) as usize % MAX_ZONES, order)
     }
 
-    /// [`class_of`] a word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
+    /// The order of a word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
     #[inline]
-    pub(super) fn class(&self, word: usize) -> u8 {
-        self.owners(word).class.load(Ordering::Relaxed)
+    pub(super) fn kind(&self, word: usize) -> u8 {
+        self.meta.kinds[word % WORDS].load(Ordering::Relaxed)
     }
 
     /// The order of a word's ranges; above [`MAX_ORDER`] for a word of no class.
     pub(super) fn order(&self, word: usize) -> usize {
-        match self.class(word) {
-            RUN.. => usize::MAX,
-            class => usize::from(class) % CLASSES_PER_LANE,
-        }
+        usize::from(self.kind(word))
     }
 
-    pub(super) fn set_class(&self, word: usize, class: u8) {
-        let owners = self.owners(word);
-        owners.class.store(class, Ordering::Relaxed);
-        let pages = if class < RUN {
-            1 << self.order(word)
-        } else {
-            0
-        };
-        set(&owners.pages, pages);
+    pub(super) fn set_kind(&self, word: usize, kind: u8) {
+        self.meta.kinds[word % WORDS].store(kind, Ordering::Relaxed);
     }
 
     pub(super) fn open(&self) -> u8 {
@@ -310,98 +331,19 @@ impl Chunk {
         self.tag_word().load(Ordering::Relaxed)
     }
 
-    /// What is out in the word of `range`, if the chunk is tagged `tag` and exactly `range` is allocated there, and nobody has
-    /// pinned it or given it back.
-    #[inline]
-    pub(super) fn own_unmarked(&self, tag: u64, range: IovaRange) -> Option<u64> {
-        let page = range.first().raw();
-        let (word, bit) = (word_of(page), bit_of(page));
-        let now = self.tag();
-        let out = get(self.out(word));
-        let mut free = out;
-        if now != tag {
-            if now & !MARKS != tag {
-                return None;
-            }
-            free &= !(get(self.claimed(word)) | get(self.freed(word)));
-        }
-        (range.pages() == self.pages(word) && free & bit != 0).then_some(out)
-    }
-
-    /// Pins a range of ours; `false` where [`Self::own_unmarked`] has none.
-    #[inline]
-    pub(super) fn pin_own(&self, tag: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let (word, bit) = (word_of(page), bit_of(page));
-        let Some(out) = self.own_unmarked(tag, range) else {
-            return false;
-        };
-        set(self.out(word), out & !bit);
-        set(self.pinned(word), get(self.pinned(word)) | bit);
-        true
-    }
-
-    /// Lets go of what the core with `tag` pinned; `false` where it does not own the chunk, or has not pinned it.
-    #[inline]
-    pub(super) fn unpin_own(&self, tag: u64, page: u64) -> bool {
-        let (word, bit) = (word_of(page), bit_of(page));
-        let pinned = get(self.pinned(word));
-        if self.tag() & !MARKS != tag || pinned & bit == 0 {
-            return false;
-        }
-        set(self.pinned(word), pinned & !bit);
-        set(self.out(word), get(self.out(word)) | bit);
-        true
-    }
-
-    /// Gives `range` back to its owner, another core than the one with `tag`; `false` where the slow path must find out what is
-    /// wrong or special.
-    #[inline]
-    pub(super) fn free_foreign(&self, tag: u64, range: IovaRange) -> bool {
-        let owner = self.tag() & !MARKS;
-        let is_anothers = owner != tag && owner != NOBODY && owner != AWAY;
-        is_anothers && self.check_foreign(range) && self.give_back(range)
-    }
-
-    /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as can be seen. Whether it was
-    /// given back is not looked at: that line is written next, and to read it first would fetch it twice.
-    #[inline]
-    pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let (word, bit) = (word_of(page), bit_of(page));
-        let out = get(self.out(word)) & !get(self.claimed(word));
-        range.pages() == self.pages(word) && out & bit != 0
-    }
-
-    /// Marks a range as freed, for its owner to take back; `false` where it was before.
-    #[inline]
-    pub(super) fn give_back(&self, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let (word, bit) = (word_of(page), bit_of(page));
-        // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only the bit itself is asked of
-        // the answer: that is one instruction, not a loop of compare-and-exchange.
-        if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
-            return false;
-        }
-        let is_all = get(self.freed(word)) == get(self.out(word));
-        self.notify(if is_all { MARKS } else { PENDING });
-        true
-    }
-
-    /// Tells the owner to look. After the mark itself: see `drain`.
-    #[inline]
-    pub(super) fn notify(&self, marks: u64) {
-        if self.tag() & marks != marks {
-            self.tag_word().fetch_or(marks, Ordering::AcqRel);
-        }
+    /// Names another owner: the caller owns the chunk, or has it from one of the zone's sets. The giver remains, and so does
+    /// what strangers write at the same time.
+    pub(super) fn set_owner(&self, owner: u64) {
+        let before = self.tag() & (OWNER | PENDING);
+        self.tag_word().fetch_xor(before ^ owner, Ordering::AcqRel);
     }
 
     /// Gives `words` words from `first` on to a class.
-    pub(super) fn assign(&self, first: usize, lane: usize, order: usize) {
+    pub(super) fn assign(&self, first: usize, order: usize) {
         let words = words_of(order);
-        self.set_class(first, class_of(lane, order));
+        self.set_kind(first, order as u8);
         for tail in first + 1..first + words {
-            self.set_class(tail, TAIL);
+            self.set_kind(tail, TAIL);
         }
         self.set_open(self.open() & !word_bits(first, words));
     }
@@ -415,7 +357,7 @@ impl Chunk {
             "something is allocated or kept there"
         );
         for word in first..first + words {
-            self.set_class(word, FREE);
+            self.set_kind(word, FREE);
         }
         self.set_open(self.open() | word_bits(first, words));
     }
@@ -438,17 +380,35 @@ impl Chunk {
     /// Makes it as new, for its next owner. Strangers who still believe in an old range may have left marks.
     pub(super) fn wipe(&self) {
         for word in 0..WORDS {
-            set(self.out(word), 0);
-            set(self.pinned(word), 0);
+            let base = word as u64 * WORD_PAGES;
+            if self.order(word) <= MAX_ORDER {
+                for page in bits(FULL[self.order(word)]).map(|at| base + at) {
+                    self.set_state(page, self.state(page).none());
+                }
+            }
             set(self.held(word), 0);
-            self.set_class(word, FREE);
+            self.set_kind(word, FREE);
             // Read-modify-write: the next stranger's mark reads from it, and so sees what was written before.
             self.claimed(word).swap(0, Ordering::AcqRel);
             self.freed(word).swap(0, Ordering::AcqRel);
+            let given = self.given(word).load(Ordering::Acquire);
+            for page in bits(given ^ get(self.taken(word))).map(|at| base + at) {
+                self.set_state(page, self.state(page).at_turn(given >> (page % WORD_PAGES)));
+            }
+            set(self.taken(word), given);
         }
         self.set_open(ALL_WORDS);
         set(self.run(), 0);
     }
+}
+
+/// The numbers of the set bits, ascending.
+pub(super) fn bits(mut word: u64) -> impl Iterator<Item = u64> {
+    core::iter::from_fn(move || {
+        let at = (word != 0).then(|| u64::from(word.trailing_zeros()));
+        word &= word.wrapping_sub(1);
+        at
+    })
 }
 
 /// `words` bits from `first` on. Under loom a chunk may be smaller than the largest class.
@@ -463,9 +423,10 @@ pub(super) struct Block {
 }
 
 impl Block {
-    pub(super) fn new() -> Self {
+    /// One of the zone with this number.
+    pub(super) fn new(lane: usize) -> Self {
         Self {
-            chunks: core::array::from_fn(|_| Arc::new(Chunk::new())),
+            chunks: core::array::from_fn(|_| Arc::new(Chunk::new(lane))),
         }
     }
 
@@ -495,7 +456,7 @@ pub(super) const fn bit_of(page: u64) -> u64 {
 }
 
 #[cfg(not(any(loom, shuttle)))]
-const _: () = assert!(size_of::<Chunk>() == 128 * 9);
+const _: () = assert!(size_of::<Chunk>() == 128 * 7);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -511,16 +472,34 @@ mod tests {
 
     #[test]
     fn large_classes_take_aligned_groups_of_words() {
-        let block = Block::new();
+        let block = Block::new(0);
         let chunk = block.chunk(0);
-        chunk.assign(1, 0, 0);
+        chunk.assign(1, 0);
         assert_eq!(chunk.find_open(7), Some(2));
-        chunk.assign(2, 0, 7);
-        assert_eq!((chunk.order(2), chunk.class(3)), (7, TAIL));
+        chunk.assign(2, 7);
+        assert_eq!((chunk.order(2), chunk.kind(3)), (7, TAIL));
         assert_eq!(chunk.find_open(8), Some(4));
         assert_eq!(chunk.find_open(0), Some(0));
         chunk.unassign(2, 7);
         chunk.unassign(1, 0);
         assert!(chunk.is_empty());
+    }
+
+    #[test]
+    fn the_giver_and_what_strangers_mark_outlive_an_owner() {
+        let chunk = Chunk::new(3);
+        chunk.set_owner(5);
+        assert_eq!(chunk.tag(), tag_in(3, 5));
+        chunk.tag_word().fetch_or(MARKS, Ordering::Relaxed);
+        chunk.set_owner(AWAY);
+        assert_eq!(chunk.tag(), tag_in(3, AWAY) | GIVER);
+        chunk.set_owner(NOBODY);
+        assert_eq!(chunk.tag(), tag_in(3, NOBODY) | GIVER);
+        assert_eq!(chunk.class(2), class_of(3, 2));
+        chunk.given(0).store(6, Ordering::Relaxed);
+        chunk.wipe();
+        let turns: Vec<u64> = (0..4).map(|page| chunk.state(page).turn()).collect();
+        assert_eq!(turns, [0, 1, 1, 0]);
+        assert_eq!(bits(0x8000_0000_0000_0005).collect::<Vec<_>>(), [0, 2, 63]);
     }
 }

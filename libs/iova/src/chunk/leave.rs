@@ -10,8 +10,8 @@ use lines::Ordering;
 use super::Shared;
 use super::handle::Local;
 use super::layout::{
-    AWAY, CLASSES_PER_LANE, MARKS, MAX_ORDER, NOBODY, PENDING, WORDS, bit_of, class_of, get, set,
-    word_base, word_of,
+    AWAY, CLASSES, CLASSES_PER_LANE, MAX_ORDER, NOBODY, PENDING, WORD_PAGES, WORDS, bit_of, bits,
+    class_of, get, set, word_base, word_of,
 };
 use super::slow::known;
 use super::strangers::Look;
@@ -23,7 +23,7 @@ impl Local {
     #[cold]
     #[inline(never)]
     pub(super) fn spill(&mut self, shared: &Shared, page: u64, class: u8) {
-        let lane = usize::from(class) / CLASSES_PER_LANE;
+        let lane = usize::from(class) % CLASSES / CLASSES_PER_LANE;
         let order = usize::from(class) % CLASSES_PER_LANE;
         let half = self.ready.of(class).len() / 2;
         self.unready(shared, lane, order, half);
@@ -107,6 +107,7 @@ impl Local {
     /// Gives back everything: empty chunks to the space, the others without an owner.
     pub(super) fn deposit(&mut self, shared: &Shared) {
         self.ready.clear();
+        self.hot.leave_all();
         for (lane, zone) in shared.zones.iter().enumerate() {
             self.collect_now(shared, lane, Look::All);
             let own = &mut self.lanes[lane];
@@ -124,18 +125,19 @@ impl Local {
                         chunk.unassign(word, order);
                     }
                     // A pin of ours must be known to whoever owns the chunk next.
-                    let pinned = get(chunk.pinned(word));
-                    if pinned != 0 {
-                        chunk.claimed(word).fetch_or(pinned, Ordering::AcqRel);
-                        set(chunk.pinned(word), 0);
-                        set(chunk.out(word), allocated);
-                        chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+                    for page in bits(allocated).map(|at| word as u64 * WORD_PAGES + at) {
+                        let state = chunk.state(page);
+                        if state.is_pinned() {
+                            chunk.claimed(word).fetch_or(bit_of(page), Ordering::AcqRel);
+                            chunk.set_state(page, state.unpinned());
+                            chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+                        }
                     }
                 }
                 if chunk.is_empty() {
                     release(zone, page, shared.retires);
                 } else {
-                    chunk.tag_word().fetch_and(MARKS, Ordering::AcqRel);
+                    chunk.tag_word().fetch_and(!self.owner, Ordering::AcqRel);
                     zone.orphans.put(zone.index(page));
                 }
             }
@@ -182,7 +184,7 @@ impl Local {
                 self.lanes[lane].leaving.insert(0, page);
                 continue;
             }
-            chunk.tag_word().store(AWAY, Ordering::Release);
+            chunk.set_owner(AWAY);
             return Some(RetiredChunk {
                 first: IovaPfn::new(page),
             });
@@ -193,9 +195,7 @@ impl Local {
 
 /// Puts an emptied chunk where others find it.
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
-    known(zone, page)
-        .tag_word()
-        .store(NOBODY, Ordering::Release);
+    known(zone, page).set_owner(NOBODY);
     let set = if is_spent { &zone.spent } else { &zone.free };
     set.put(zone.index(page));
 }

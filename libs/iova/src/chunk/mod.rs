@@ -6,16 +6,16 @@
 //! leaf table, and the allocator knows, without counting anything per entry, when a leaf table is empty.
 //!
 //! # Flow
-//! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and a bit in it says that
-//! a range starts there.
+//! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and each page has a byte
+//! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line.
 //! ```text
-//! alloc: ready ranges of the class ─▶ set a bit                  none: a word with something free │ what strangers freed │
+//! alloc: ready ranges of the class ─▶ write the byte             none: a word with something free │ what strangers freed │
 //!                                                                an open word │ an orphan │ a free chunk │ the tree
-//! free:  chunk ─ ours? exact? ─▶ clear the bit, keep it ready    another's: set a bit in a line that strangers write
+//! free:  chunk ─ ours? exact? ─▶ write the byte, keep it ready   another's: turn a bit in a line that strangers write
 //! ```
-//! * The owner writes `out` and `pinned`; strangers write `claimed` and `freed`, by read-modify-write
-//!   (`layout` says which line is whose). A free is checked before anything changes: exactly that range must be
-//!   allocated, unpinned and not given back before.
+//! * The owner writes the bytes; strangers write `claimed` and `freed`, by read-modify-write, and one of them, the
+//!   chunk's *giver*, writes `given` by plain stores (`layout` says which line is whose, `ranges` who may do what). A free
+//!   is checked before anything changes: exactly that range must be allocated, unpinned and not given back before.
 //! * A core that parks leaves chunks in use as *orphans*; whoever needs a chunk, or frees in one, adopts it.
 //! * Ranges of 512 pages and more are runs of whole chunks from the same set of free chunks; what fits no chunk (odd ends of
 //!   the aperture, more than a zone holds) comes from a locked tree.
@@ -24,14 +24,18 @@
 //!   that leads to the leaf table, and recycles the chunk after an invalidation.
 //!
 //! # Why a chunk cannot be retired under somebody's feet
-//! Whoever walks the page table under an IOVA has it allocated, or pinned. The owner pins by a bit of its own and retires
+//! Whoever walks the page table under an IOVA has it allocated, or pinned. The owner pins by a byte of its own and retires
 //! itself, so the two cannot meet. A stranger claims by read-modify-write and *then* looks whether the range is still
 //! allocated; the owner empties the chunk and *then* looks, by read-modify-write, for claims. One of the two sees the other.
 //!
 //! # Cost
-//! Alloc and free of a page on its own core: about four times the floor (a pop and a push of a private stack). Freeing another core's
-//! range: one read-modify-write, and two to three line transfers per word of 64 pages however many of them are freed
-//! together. Bookkeeping: 1,152 bytes per chunk in use, made in blocks of 16.
+//! Alloc and free of a page on its own core: about three times the floor (a pop and a push of a private stack). Freeing another core's
+//! range: a plain store of the giver, a read-modify-write of others, and about three line transfers per word of 64 pages
+//! however many of them are freed together. Bookkeeping: 896 bytes per chunk in use, made in blocks of 16.
+//!
+//! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
+//! that the next allocation does not wait for two loads; the tag names the zone as well, so that one comparison tells
+//! that a chunk is ours, of the preferred zone, and without marks.
 //!
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
@@ -41,10 +45,13 @@
 mod bitmap;
 mod free;
 mod handle;
+mod hot;
 mod lane;
 mod layout;
 mod leave;
+mod ranges;
 mod slow;
+mod state;
 mod strangers;
 mod zone;
 
@@ -63,11 +70,12 @@ use crate::{
     IovaRange, ResetError, Stats,
 };
 pub use handle::ChunkCore;
-use handle::{Hot, Local};
+use handle::Local;
+use hot::Hot;
 use lane::{Lane, Ready};
-use layout::{Chunk, MARKS, MAX_ORDER, NOBODY, RUN, WORDS, get};
 #[cfg(debug_assertions)]
-use layout::{FREE, FULL};
+use layout::FREE;
+use layout::{Chunk, FULL, MAX_ORDER, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
 use zone::{MAX_ZONES, Zone};
 
 /// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address limit.
@@ -227,7 +235,8 @@ impl IovaAllocator for ChunkAllocator {
         };
         let local = Local {
             id: core,
-            tag: core.0 as u64 + 1,
+            owner: core.0 as u64 + 1,
+            tag: layout::tag_in(preferred, core.0 as u64 + 1),
             drained: shared.drain.load(Ordering::Relaxed),
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
@@ -262,7 +271,7 @@ impl IovaAllocator for ChunkAllocator {
             for zone in &shared.zones {
                 for (_, chunk) in zone.known_chunks() {
                     chunk.wipe();
-                    chunk.tag_word().store(NOBODY, Ordering::Release);
+                    chunk.set_owner(NOBODY);
                 }
                 zone.fill();
             }
@@ -322,7 +331,7 @@ impl Shared {
         for zone in &self.zones {
             stats.bytes += zone.bytes();
             for (page, chunk) in zone.known_chunks() {
-                let is_kept = chunk.tag() & !MARKS != NOBODY || !zone.free.has(zone.index(page));
+                let is_kept = owner_of(chunk.tag()) != NOBODY || !zone.free.has(zone.index(page));
                 if is_kept {
                     add_chunk(&mut stats, chunk);
                 }
@@ -334,7 +343,7 @@ impl Shared {
 
 /// What a chunk that somebody has adds to the account.
 fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
-    if chunk.class(0) == RUN {
+    if chunk.kind(0) == RUN {
         let chunks = chunk.run().load(Ordering::Relaxed);
         stats.live_ranges += 1;
         stats.live_pages += chunks * CHUNK_PAGES;
@@ -345,14 +354,20 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     for word in 0..WORDS {
         let order = chunk.order(word);
         if order <= MAX_ORDER {
-            let ranges = (chunk.allocated(word) & !get(chunk.freed(word))).count_ones();
-            stats.live_ranges += u64::from(ranges);
-            live += u64::from(ranges) << order;
+            let freed = get(chunk.freed(word));
+            let is_live = |at: &u64| {
+                let page = word as u64 * WORD_PAGES + at;
+                let state = chunk.state(page);
+                !state.is_none() && freed >> at & 1 == 0 && !chunk.is_given(page, state)
+            };
+            let ranges = bits(FULL[order]).filter(is_live).count() as u64;
+            stats.live_ranges += ranges;
+            live += ranges << order;
         }
     }
     stats.live_pages += live;
     // The later chunks of a run are the head's, and retired ones nobody's.
-    if chunk.tag() & !MARKS != layout::AWAY {
+    if owner_of(chunk.tag()) != layout::AWAY {
         stats.chunks += 1;
         stats.cached_pages += CHUNK_PAGES - live;
     }
@@ -425,23 +440,27 @@ impl Drop for Shared {
                 );
 
                 for word in 0..WORDS {
-                    let class = chunk.class(word);
+                    let kind = chunk.kind(word);
                     let order = chunk.order(word);
                     let legal = if order <= MAX_ORDER { FULL[order] } else { 0 };
-                    let allocated = chunk.allocated(word);
-                    assert!(
-                        !is_free || allocated == 0,
-                        "word {word} of chunk {page:#x} is free and in use"
-                    );
+                    let held = get(chunk.held(word));
                     assert_eq!(
-                        (allocated | get(chunk.held(word))) & !legal,
+                        held & !legal,
                         0,
                         "word {word} of chunk {page:#x}, class {order}"
                     );
+                    for at in 0..WORD_PAGES {
+                        let state = chunk.state(word as u64 * WORD_PAGES + at);
+                        assert!(
+                            state.is_none() || held >> at & 1 != 0 && !is_free,
+                            "page {at} of word {word} of chunk {page:#x}: {state:?}"
+                        );
+                        assert_eq!(state.turn(), get(chunk.taken(word)) >> at & 1);
+                    }
                     let is_open = chunk.open() >> word & 1 != 0;
                     assert_eq!(
                         is_open,
-                        class == FREE || class == RUN,
+                        kind == FREE || kind == RUN,
                         "word {word} of chunk {page:#x}"
                     );
                 }
@@ -457,6 +476,12 @@ enum Mutant {
     ForgetsMarks,
     /// Claims a range without looking again whether it is still allocated.
     TrustsItsClaim,
+    /// Becomes the giver of a chunk that has one.
+    GivesUnasked,
+    /// A giver that lets go without telling the owner to look.
+    LetsGoSilently,
+    /// A giver that looks for other strangers' marks only where the tag speaks of some.
+    TrustsPending,
 }
 
 /// Whether this mistake is planted: never, outside the model.
@@ -468,6 +493,9 @@ fn plants(_mutant: Mutant) -> bool {
     return crate::planted::has(match _mutant {
         Mutant::ForgetsMarks => crate::planted::Mistake::ForgetsMarks,
         Mutant::TrustsItsClaim => crate::planted::Mistake::TrustsItsClaim,
+        Mutant::GivesUnasked => crate::planted::Mistake::GivesUnasked,
+        Mutant::LetsGoSilently => crate::planted::Mistake::LetsGoSilently,
+        Mutant::TrustsPending => crate::planted::Mistake::TrustsPending,
     });
     #[cfg(not(any(all(test, loom), shuttle)))]
     false

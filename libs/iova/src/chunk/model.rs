@@ -1,12 +1,12 @@
 //! A loom model of what an owner and strangers do to one chunk, through the real allocator: in every order in which
-//! they can meet (at most three preemptions), no range is given out twice, none is lost, and no chunk is retired while somebody
+//! they can meet (at most three preemptions, two in the larger models), no range is given out twice, none is lost, and no chunk is retired while somebody
 //! has a range of it pinned. Run with
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p iova --lib --release model
 //! ```
 //!
-//! Under loom a chunk has two words of 64 pages and a block two chunks. A model that cannot fail proves nothing: the two
+//! Under loom a chunk has two words of 64 pages and a block two chunks. A model that cannot fail proves nothing: the
 //! mistakes of [`Mutant`] are planted, and must be found.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,21 +29,29 @@ pub(super) fn plants(mutant: Mutant) -> bool {
     *PLANTED.lock().expect("nobody panics with it") == Some(mutant)
 }
 
-/// Whether anything goes wrong with this planted.
+/// Whether anything goes wrong with this planted, in the orders with at most three preemptions.
 fn explore(planted: Option<Mutant>, model: impl Fn() + Send + Sync + 'static) -> bool {
+    explore_to(3, planted, model)
+}
+
+fn explore_to(
+    preemptions: usize,
+    planted: Option<Mutant>,
+    model: impl Fn() + Send + Sync + 'static,
+) -> bool {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     *PLANTED.lock().expect("nobody panics with it") = planted;
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.max_branches = 10_000;
     let found = catch_unwind(AssertUnwindSafe(|| builder.check(model))).is_err();
     *PLANTED.lock().expect("nobody panics with it") = None;
     found
 }
 
-/// Two chunks of two words: four ranges of 64 pages.
+/// Two chunks of two words for three cores: four ranges of 64 pages.
 fn space(retires: bool) -> ChunkAllocator {
     let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(1023), &[]).expect("pages");
     let config = ChunkConfig {
@@ -51,20 +59,54 @@ fn space(retires: bool) -> ChunkAllocator {
         retires,
         ..ChunkConfig::default()
     };
-    ChunkAllocator::with_config(aperture, 2, config).expect("two cores")
+    ChunkAllocator::with_config(aperture, 3, config).expect("three cores")
+}
+
+/// On the heap: loom's stacks are small.
+#[inline(never)]
+fn claim(space: &ChunkAllocator, core: usize) -> Box<ChunkCore> {
+    Box::new(space.claim(CoreId(core)).expect("free"))
 }
 
 const WORD: Request = Request::pages(64);
+const HALF: Request = Request::pages(32);
+
+/// The owner has taken notice of everything, in every chunk.
+fn nothing_is_marked(shared: &Shared) -> bool {
+    let marks = |chunk: &Chunk, word| {
+        let given = get(chunk.given(word)) ^ get(chunk.taken(word));
+        given | get(chunk.freed(word))
+    };
+    let mut chunks = shared.zones[0].known_chunks();
+    chunks.all(|(_, chunk)| (0..WORDS).all(|word| marks(chunk, word) == 0))
+}
+
+/// Who is the giver of the chunk in which the stranger frees a second range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Giver {
+    Stranger,
+    /// It parks afterwards.
+    StrangerForNow,
+    SomeoneElse,
+}
 
 /// The owner allocates and frees while a stranger gives two ranges back one after the other; then all are there again.
-fn gives_back() {
+fn gives_back(giver: Giver) {
     let space = space(false);
-    let mut owner = space.claim(CoreId(0)).expect("free");
+    let mut owner = claim(&space, 0);
     let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
-    let mut stranger = space.claim(CoreId(1)).expect("free");
+    if giver == Giver::SomeoneElse {
+        for (_, chunk) in owner.shared.zones[0].known_chunks() {
+            assert!(chunk.become_giver());
+        }
+    }
+    let mut stranger = claim(&space, 1);
     let other = thread::spawn(move || {
         for range in given {
             stranger.free(range).expect("it is ours to free");
+        }
+        if giver == Giver::StrangerForNow {
+            stranger.park();
         }
         // Kept: a dropped handle would drain by parking.
         stranger
@@ -81,14 +123,7 @@ fn gives_back() {
         .collect_now(&owner.shared, 0, strangers::Look::All);
     let live = space.stats().live_ranges;
     assert_eq!(live, own.len() as u64, "what was given back is free");
-    let marks = owner.shared.zones[0]
-        .known_chunks()
-        .map(|(_, chunk)| get(chunk.freed(0)) | get(chunk.freed(1)));
-    assert_eq!(
-        marks.fold(0, |all, marks| all | marks),
-        0,
-        "the owner has taken notice of everything"
-    );
+    assert!(nothing_is_marked(&owner.shared));
     while let Ok(range) = owner.alloc(WORD) {
         assert!(
             own.iter().all(|taken: &IovaRange| !taken.overlaps(range)),
@@ -104,9 +139,68 @@ fn gives_back() {
 
 #[test]
 fn what_strangers_give_back_is_never_lost() {
-    assert!(!explore(None, gives_back));
+    assert!(!explore(None, || gives_back(Giver::Stranger)));
+    assert!(!explore_to(2, None, || gives_back(Giver::SomeoneElse)));
     assert!(
-        explore(Some(Mutant::ForgetsMarks), gives_back),
+        explore_to(2, Some(Mutant::ForgetsMarks), || gives_back(
+            Giver::SomeoneElse
+        )),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+#[test]
+fn what_a_giver_gave_who_lets_go_is_never_lost() {
+    assert!(!explore(None, || gives_back(Giver::StrangerForNow)));
+    assert!(
+        explore(Some(Mutant::LetsGoSilently), || gives_back(
+            Giver::StrangerForNow
+        )),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+/// Two strangers who have freed in a chunk before give back one range each, of the same word.
+fn two_give() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let all: Vec<_> = (0..4).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let mut strangers = Vec::new();
+    for (core, range) in all[..2].iter().enumerate() {
+        let mut stranger = claim(&space, 1 + core);
+        stranger.free(*range).expect("it is ours to free");
+        strangers.push(stranger);
+    }
+    let (one, another) = (all[2], all[3]);
+    let mut first = strangers.remove(0);
+    let other = thread::spawn(move || {
+        first.free(one).expect("it is ours to free");
+        first
+    });
+    strangers[0].free(another).expect("it is ours to free");
+    assert!(strangers[0].free(another).is_err(), "it is freed");
+    strangers.push(other.join().expect("loom ends the model at a panic"));
+    assert_eq!(space.stats().live_ranges, 0);
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
+    assert!(nothing_is_marked(&owner.shared));
+    let again: Vec<_> = (0..4).map(|_| owner.alloc(HALF).expect("free")).collect();
+    assert!(
+        again.iter().all(|range| all.contains(range)),
+        "all are there again"
+    );
+    again
+        .into_iter()
+        .for_each(|range| owner.free(range).expect("allocated"));
+    drop(strangers);
+}
+
+#[test]
+fn a_chunk_has_one_giver() {
+    assert!(!explore_to(2, None, two_give));
+    assert!(
+        explore_to(2, Some(Mutant::GivesUnasked), two_give),
         "the planted mistake goes unnoticed"
     );
 }
@@ -153,12 +247,49 @@ fn no_chunk_is_retired_under_a_pin() {
     );
 }
 
-/// An owner parks while a stranger frees in its chunk: somebody takes notice.
-fn parks() {
+/// A giver pins a range while the owner looks for what strangers did: it is not freed by mistake.
+fn pins_and_frees() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let mut all: Vec<_> = (0..3).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let mut stranger = claim(&space, 1);
+    let contested = all.pop().expect("three");
+    for range in all {
+        stranger.free(range).expect("it is ours to free");
+    }
+    let other = thread::spawn(move || {
+        let pinned = stranger.pin(contested).expect("it is ours to pin");
+        assert!(stranger.free(contested).is_err(), "it is pinned");
+        stranger.free_pinned(pinned);
+        stranger
+    });
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
+    let stranger = other.join().expect("loom ends the model at a panic");
+    assert_eq!(space.stats().live_ranges, 0);
+    drop(stranger);
+}
+
+#[test]
+fn what_a_giver_has_pinned_it_does_not_free() {
+    assert!(!explore_to(2, None, pins_and_frees));
+    assert!(
+        explore_to(2, Some(Mutant::TrustsPending), pins_and_frees),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+/// An owner parks while a stranger frees in its chunk, as its giver if it has freed there before: somebody takes notice.
+fn parks(is_giver: bool) {
     let space = space(false);
     let mut owner = space.claim(CoreId(0)).expect("free");
-    let range = owner.alloc(WORD).expect("free");
+    let range = owner.alloc(HALF).expect("free");
     let mut stranger = space.claim(CoreId(1)).expect("free");
+    if is_giver {
+        let first = owner.alloc(HALF).expect("free");
+        stranger.free(first).expect("it is ours to free");
+    }
     let other = thread::spawn(move || {
         stranger.free(range).expect("it is ours to free");
         stranger
@@ -176,5 +307,6 @@ fn parks() {
 
 #[test]
 fn a_free_in_a_parked_chunk_is_not_lost() {
-    assert!(!explore(None, parks));
+    assert!(!explore(None, || parks(false)));
+    assert!(!explore(None, || parks(true)));
 }

@@ -8,8 +8,8 @@ use lines::{AtomicU64, Ordering};
 use super::Shared;
 use super::handle::Local;
 use super::layout::{
-    AWAY, Chunk, FULL, MAX_ORDER, RUN, TAIL, WORD_PAGES, bit_of, class_of, get, set, word_base,
-    word_of, words_of,
+    AWAY, Chunk, FULL, MAX_ORDER, RUN, TAIL, WORD_PAGES, class_of, get, set, word_base, word_of,
+    words_of,
 };
 use super::strangers::Look;
 use super::zone::Zone;
@@ -121,8 +121,8 @@ impl Local {
         let last = (1 << order) - 1;
         let at = ready.iter().rposition(|page| page + last <= bound)?;
         let page = ready.remove(at);
-        let (word, chunk) = (word_of(page), self.chunk(shared, page));
-        set(chunk.out(word), get(chunk.out(word)) | bit_of(page));
+        let chunk = self.chunk(shared, page);
+        chunk.set_state(page, chunk.state(page).handed_out(order));
         Some(IovaRange::within_space(page, 1 << order))
     }
 
@@ -152,7 +152,7 @@ impl Local {
             let Some(word) = chunk.find_open(order) else {
                 continue;
             };
-            chunk.assign(word, lane, order);
+            chunk.assign(word, order);
             let is_full = chunk.open() == 0;
             let lane = &mut self.lanes[lane];
             lane.add_word(order);
@@ -230,7 +230,7 @@ impl Local {
         let page = zone.page(index);
         let chunk = zone.make_block(page).chunk(page);
         chunk.wipe();
-        chunk.tag_word().store(self.tag, Ordering::Release);
+        chunk.set_owner(self.owner);
         self.lanes[lane].own.push(page);
         self.lanes[lane].roomy.push(page);
         self.publish(shared);
@@ -259,11 +259,11 @@ impl Local {
             let page = zone.page(chunk);
             let chunk = zone.make_block(page).chunk(page);
             chunk.wipe();
-            chunk.tag_word().store(AWAY, Ordering::Relaxed);
+            chunk.set_owner(AWAY);
         }
         let page = zone.page(index);
         let head = known(zone, page);
-        head.set_class(0, RUN);
+        head.set_kind(0, RUN);
         head.run().store(count as u64, Ordering::Release);
         Some(IovaRange::within_space(page, count as u64 * CHUNK_PAGES))
     }
@@ -325,7 +325,7 @@ pub(super) fn bump(counter: &AtomicU64) {
 /// The start of the range of a class in which a page of this word would lie.
 pub(super) fn head_of(chunk: &Chunk, page: u64) -> Option<(u64, usize)> {
     let mut base = word_base(page);
-    while chunk.class(word_of(base)) == TAIL {
+    while chunk.kind(word_of(base)) == TAIL {
         base -= WORD_PAGES;
     }
     let order = chunk.order(word_of(base));

@@ -8,7 +8,7 @@ use lines::Ordering;
 
 use super::handle::Local;
 use super::layout::{
-    Chunk, FULL, MARKS, MAX_ORDER, PENDING, RIPE, WORD_PAGES, WORDS, class_of, get, set,
+    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, class_of, get, set,
 };
 use super::slow::known;
 use super::{Mutant, Shared, plants};
@@ -27,7 +27,8 @@ impl Local {
     pub(super) fn adopt(&mut self, shared: &Shared, lane: usize, page: u64) {
         let chunk = &shared.zones[lane].make_block(page).chunk(page);
         // Read-modify-write: a stranger's mark of now stays.
-        chunk.tag_word().fetch_or(self.tag, Ordering::AcqRel);
+        chunk.tag_word().fetch_or(self.owner, Ordering::AcqRel);
+        self.hot.leave(page);
         let own = &mut self.lanes[lane];
         own.own.push(page);
         if chunk.open() != 0 {
@@ -75,41 +76,55 @@ impl Local {
             let page = self.lanes[lane].own[at];
             let chunk = known(zone, page);
             let tag = chunk.tag();
-            if look == Look::All && tag & PENDING != 0 {
-                self.drain(chunk, page, lane);
-            } else if tag & RIPE != 0 {
-                self.harvest(chunk, page, lane);
+            if tag & MARKS == 0 {
+                continue;
+            }
+            match look {
+                Look::All => self.drain(chunk, page, lane),
+                Look::Ripe => self.harvest(chunk, page, lane, tag),
             }
         }
     }
 
-    /// Takes back the words of a chunk of ours in which strangers have freed everything: whoever is filling another word is
-    /// not disturbed.
-    fn harvest(&mut self, chunk: &Chunk, page: u64, lane: usize) {
-        // Before the words, as in `drain`; `PENDING` stays, so that what is left is not forgotten.
-        chunk.tag_word().fetch_and(!RIPE, Ordering::AcqRel);
+    /// Takes back the words of a chunk of ours in which strangers have freed everything. `PENDING` stays, so that what is left is
+    /// not forgotten; `tag` is as it was read.
+    fn harvest(&mut self, chunk: &Chunk, page: u64, lane: usize, tag: u64) {
         for word in 0..WORDS {
-            let freed = chunk.freed(word).load(Ordering::Acquire);
-            if freed != 0 && freed == chunk.allocated(word) {
-                self.take_back(chunk, page, lane, word, freed);
-                chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
+            let given = chunk.given(word).load(Ordering::Acquire);
+            let freed = if tag & PENDING != 0 {
+                chunk.freed(word).load(Ordering::Acquire)
+            } else {
+                0
+            };
+            let back = given ^ get(chunk.taken(word)) | freed;
+            if back != 0 && back == get(chunk.held(word)) {
+                self.take_back(chunk, page, lane, word, given, freed);
+                if freed != 0 {
+                    chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
+                }
             }
         }
     }
 
     /// Takes back what strangers freed in a chunk of ours.
     pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
+        let is_pending = chunk.tag() & PENDING != 0;
         // Before the words: a mark set after a word was read here is set by someone who then sees `PENDING` clear, because
-        // his read-modify-write of the word follows ours.
-        if !plants(Mutant::ForgetsMarks) {
-            chunk.tag_word().fetch_and(!MARKS, Ordering::AcqRel);
+        // his read-modify-write of the word follows ours. A giver is there (`GIVER`) until he lets go, which sets `PENDING`.
+        if is_pending && !plants(Mutant::ForgetsMarks) {
+            chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
         }
         let mut claimed = 0;
         for word in 0..WORDS {
+            let given = chunk.given(word).load(Ordering::Acquire);
+            if !is_pending {
+                self.take_back(chunk, page, lane, word, given, 0);
+                continue;
+            }
             let mut freed = chunk.freed(word).load(Ordering::Acquire);
             // Ends when no stranger freed between two looks; each turn more takes one more range of at most 64.
             loop {
-                self.take_back(chunk, page, lane, word, freed);
+                self.take_back(chunk, page, lane, word, given, freed);
                 let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
                 if seen & !freed == 0 {
                     break;
@@ -118,8 +133,8 @@ impl Local {
             }
             claimed |= get(chunk.claimed(word));
         }
-        if plants(Mutant::ForgetsMarks) {
-            chunk.tag_word().fetch_and(!MARKS, Ordering::AcqRel);
+        if is_pending && plants(Mutant::ForgetsMarks) {
+            chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
         }
         if claimed != 0 {
             // Still pinned by strangers: our own frees must go on looking.
@@ -127,21 +142,35 @@ impl Local {
         }
     }
 
-    /// What strangers freed in one word. `out` is cleared before the marks that say so: at each moment one of
-    /// them tells a second freer that he is too late.
-    fn take_back(&mut self, chunk: &Chunk, page: u64, lane: usize, word: usize, freed: u64) {
-        if freed == 0 {
+    /// What strangers gave back in one word: `given` and `freed` as they were read. The state is cleared before the mark in
+    /// `freed`, and together with that in `given`: at each moment one of them tells a second freer that he is too late.
+    fn take_back(
+        &mut self,
+        chunk: &Chunk,
+        page: u64,
+        lane: usize,
+        word: usize,
+        given: u64,
+        freed: u64,
+    ) {
+        let marked = given ^ get(chunk.taken(word)) | freed;
+        if marked == 0 {
             return;
         }
-        let back = chunk.allocated(word) & freed;
-        set(chunk.out(word), get(chunk.out(word)) & !freed);
-        set(chunk.pinned(word), get(chunk.pinned(word)) & !freed);
-        if get(chunk.claimed(word)) & freed != 0 {
-            chunk.claimed(word).fetch_and(!freed, Ordering::AcqRel);
+        let base = page + word as u64 * WORD_PAGES;
+        let mut back = 0;
+        for at in bits(marked) {
+            let state = chunk.state(base + at);
+            back |= u64::from(!state.is_none()) << at;
+            chunk.set_state(base + at, state.none().at_turn(given >> at));
+        }
+        set(chunk.taken(word), given);
+        if get(chunk.claimed(word)) & marked != 0 {
+            chunk.claimed(word).fetch_and(!marked, Ordering::AcqRel);
         }
         let order = chunk.order(word);
         if order <= MAX_ORDER && back != 0 {
-            self.lanes[lane].unhold(chunk, page + word as u64 * WORD_PAGES, order, back);
+            self.lanes[lane].unhold(chunk, base, order, back);
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Zone {
     pub(super) orphans: Bitmap,
     /// Chunks that nobody has, whose leaf tables wait to be reclaimed.
     pub(super) spent: Bitmap,
+    /// Its number.
+    lane: usize,
 }
 
 impl Zone {
@@ -49,6 +51,7 @@ impl Zone {
             free: Bitmap::new(chunks),
             orphans: Bitmap::new(chunks),
             spent: Bitmap::new(chunks),
+            lane: 0,
         };
         zone.fill();
         zone
@@ -106,7 +109,7 @@ impl Zone {
     /// The block of a page of this zone, made if there is none.
     pub(super) fn make_block(&self, page: u64) -> &Block {
         let key = ((page >> BLOCK_SHIFT) - self.first_key) as usize;
-        self.blocks[key].get_or_init(|| Box::new(Block::new()))
+        self.blocks[key].get_or_init(|| Box::new(Block::new(self.lane)))
     }
 
     /// Chunks that were ever used, with their first pages.
@@ -171,6 +174,9 @@ pub(super) fn cut(aperture: &Aperture, most: usize) -> (Vec<Zone>, Vec<IovaRange
             .collect::<Vec<_>>(),
     );
     zones.reverse();
+    for (lane, zone) in zones.iter_mut().enumerate() {
+        zone.lane = lane;
+    }
     (
         zones,
         rest.map(|rest| rest.usable().to_vec()).unwrap_or_default(),

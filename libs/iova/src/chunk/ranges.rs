@@ -1,0 +1,205 @@
+//! What may be done with one range of a chunk: what its owner does, and what strangers do.
+//!
+//! A stranger's free is a mark that the owner takes note of later. The first stranger to free in a chunk twice becomes its
+//! *giver*: only it writes `given`, so that its marks are plain stores, and it remains the giver for as long as it keeps the
+//! chunk in mind ([`Hot`](super::hot::Hot)). All others mark `freed` by read-modify-write. Everyone looks at both.
+//!
+//! | free of | costs |
+//! |---|---|
+//! | the owner | a load and a store of a byte |
+//! | the giver | the same, of a word that the owner reads now and then |
+//! | another stranger | a read-modify-write |
+//!
+//! The giver's stores are not followed by a fence, so its owner cannot tell from a mark in the tag that he has
+//! seen all of them. Therefore [`GIVER`] itself is a mark: while it is set, the owner looks. Who lets go says
+//! [`PENDING`] in the same read-modify-write, which comes after its last store.
+
+use lines::Ordering;
+
+use super::layout::{
+    AWAY, Chunk, GIVER, MARKS, NOBODY, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
+};
+use super::state::State;
+use super::{Mutant, plants};
+use crate::IovaRange;
+
+impl Chunk {
+    /// Frees `range` if the chunk has this very tag, so that no stranger has marked anything in it, and exactly `range` is
+    /// allocated and not pinned; whether it was.
+    #[inline(always)]
+    pub(super) fn free_own(&self, tag: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        if self.tag() != tag || !state.is_out(range.pages()) {
+            return false;
+        }
+        self.set_state(page, state.none());
+        true
+    }
+
+    /// The same where the `owner` calls, and strangers may have marked something, but not this range.
+    pub(super) fn free_marked(&self, owner: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        if !self.is_own(owner) || !state.is_out(range.pages()) || self.is_marked(page, state) {
+            return false;
+        }
+        self.set_state(page, state.none());
+        true
+    }
+
+    /// Pins what [`Self::free_own`] would free; whether there is such a range.
+    #[inline(always)]
+    pub(super) fn pin_own(&self, tag: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        if self.tag() != tag || !state.is_out(range.pages()) {
+            return false;
+        }
+        self.set_state(page, state.pinned());
+        true
+    }
+
+    /// Pins what [`Self::free_marked`] would free; whether there is such a range.
+    pub(super) fn pin_marked(&self, owner: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        if !self.is_own(owner) || !state.is_out(range.pages()) || self.is_marked(page, state) {
+            return false;
+        }
+        self.set_state(page, state.pinned());
+        true
+    }
+
+    /// Frees what its owner, who calls, pinned, if the chunk has this tag or marks besides; `false` where it does not own the
+    /// chunk, or has not pinned the range: it may have parked since.
+    #[inline(always)]
+    pub(super) fn free_pinned_own(&self, tag: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        if self.tag() & !MARKS != tag || !state.is_pinned_out(range.pages()) {
+            return false;
+        }
+        self.set_state(page, state.none());
+        true
+    }
+
+    /// Lets go of what the `owner`, who calls, pinned; `false` as above.
+    #[inline(always)]
+    pub(super) fn unpin_own(&self, owner: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        if !self.is_own(owner) || !state.is_pinned_out(range.pages()) {
+            return false;
+        }
+        self.set_state(page, state.unpinned());
+        true
+    }
+
+    #[inline(always)]
+    fn is_own(&self, core: u64) -> bool {
+        owner_of(self.tag()) == core
+    }
+
+    /// Whether the chunk is of another core than this one.
+    #[inline]
+    pub(super) fn is_anothers(&self, core: u64) -> bool {
+        let owner = owner_of(self.tag());
+        owner != core && owner != NOBODY && owner != AWAY
+    }
+
+    /// Whether a stranger has marked what is in this state: pinned it, or given it back.
+    fn is_marked(&self, page: u64, state: State) -> bool {
+        let (word, bit) = (word_of(page), bit_of(page));
+        (get(self.claimed(word)) | get(self.freed(word))) & bit != 0 || self.is_given(page, state)
+    }
+
+    /// Whether the giver has given back what is in this state.
+    pub(super) fn is_given(&self, page: u64, state: State) -> bool {
+        (get(self.given(word_of(page))) >> (page % WORD_PAGES)) & 1 != state.turn()
+    }
+
+    /// Makes the caller the chunk's giver if there is none: whether it is.
+    pub(super) fn become_giver(&self) -> bool {
+        // Acquire: what the last giver wrote is seen.
+        self.tag() & GIVER == 0
+            && (self.tag_word().fetch_or(GIVER, Ordering::AcqRel) & GIVER == 0
+                || plants(Mutant::GivesUnasked))
+    }
+
+    /// The giver lets go.
+    pub(super) fn let_go(&self) {
+        let mark = if plants(Mutant::LetsGoSilently) {
+            0
+        } else {
+            PENDING
+        };
+        // Release: the next giver and the owner see what this one gave.
+        let _ = self
+            .tag_word()
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |tag| {
+                Some(tag & !GIVER | mark)
+            });
+    }
+
+    /// Gives `range` back to its owner, another core than the giver, `core`, who calls; `false` where the slow path must
+    /// find out what is wrong or special.
+    #[inline]
+    pub(super) fn give(&self, core: u64, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let (word, bit) = (word_of(page), bit_of(page));
+        let (now, state) = (self.tag(), self.state(page));
+        let given = get(self.given(word));
+        let owner = owner_of(now);
+        if owner == core || owner == NOBODY || owner == AWAY {
+            return false;
+        }
+        let is_given = given >> (page % WORD_PAGES) & 1 != state.turn();
+        if !state.is_out(range.pages()) || is_given {
+            return false;
+        }
+        // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
+        let is_told = now & PENDING != 0 || !plants(Mutant::TrustsPending);
+        if is_told && (get(self.claimed(word)) | get(self.freed(word))) & bit != 0 {
+            return false;
+        }
+        // Release: what we did with the range comes before its next use.
+        self.given(word).store(given ^ bit, Ordering::Release);
+        true
+    }
+
+    /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as can be seen. Whether it was
+    /// freed is not looked at: that line is written next, and to read it first would fetch it twice.
+    pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let is_claimed = get(self.claimed(word_of(page))) & bit_of(page) != 0;
+        !is_claimed && self.is_still_out(range)
+    }
+
+    /// Whether exactly `range` is allocated, not pinned by its owner, and not given back by the giver, as far as can be seen.
+    pub(super) fn is_still_out(&self, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let state = self.state(page);
+        state.is_out(range.pages()) && !self.is_given(page, state)
+    }
+
+    /// Marks a range as freed, for its owner to take back; `false` where it was before.
+    pub(super) fn give_back(&self, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        let (word, bit) = (word_of(page), bit_of(page));
+        // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only the bit itself is asked of
+        // the answer: that is one instruction, not a loop of compare-and-exchange.
+        if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+            return false;
+        }
+        self.notify();
+        true
+    }
+
+    /// Tells the owner to look. After the mark itself: see `drain`.
+    pub(super) fn notify(&self) {
+        if self.tag() & PENDING == 0 {
+            self.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+        }
+    }
+}
