@@ -35,6 +35,11 @@ pub const STRICT: [(&str, Policy, Option<f64>); 3] = [
 /// How many turns of everybody a flush takes: 500 ns, where a core's look at a waiting line takes about 100.
 pub const FLUSH_ROUNDS: u64 = 5;
 
+/// Least operations of each core in a busy run: combining changes its ways every 256.
+const OPS: usize = 260;
+/// Operations of each core before: until cores know that they are not alone.
+const WARM_UP: usize = 16;
+
 type Table = IoPageTable<VtdSecondLevel, HostMemory>;
 
 fn table() -> Result<Table> {
@@ -185,6 +190,12 @@ impl Invalidator for Hardware {
     fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
         Ok(self.rounds.now() >= ticket.0)
     }
+
+    fn is_idle(&self) -> bool {
+        // Which batch was the last, and then its status.
+        self.tail.load(Ordering::Relaxed);
+        self.rounds.now() >= self.free_at.load(Ordering::Relaxed)
+    }
 }
 
 /// `dstr_busy`: the same with all cores at once; who waits hands over to the next.
@@ -198,7 +209,7 @@ where
     let rounds = Rounds::default();
     let hardware = Hardware::new(rounds.clone(), FLUSH_ROUNDS);
     let mut workers = workers(allocator, hardware, cores, policy)?;
-    let ops = (256 / cores).max(2);
+    let ops = (256 / cores).max(OPS);
     let mut play = |machine, ops| {
         turns::run(machine, &rounds, &mut workers, |_, worker, hand_over| {
             for _ in 0..2 * ops {
@@ -208,7 +219,7 @@ where
             Ok(())
         })
     };
-    let mut machine = play(Machine::new(), 1)?;
+    let mut machine = play(Machine::new(), WARM_UP)?;
     machine.clear();
     probe::resume(play(machine, ops)?);
     let counts = probe::stop().unwrap_or_default();
