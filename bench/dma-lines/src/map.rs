@@ -185,6 +185,12 @@ impl Invalidator for Hardware {
     fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
         Ok(self.rounds.now() >= ticket.0)
     }
+
+    fn is_idle(&self) -> bool {
+        // Which batch was the last, and then its status.
+        self.tail.load(Ordering::Relaxed);
+        self.rounds.now() >= self.free_at.load(Ordering::Relaxed)
+    }
 }
 
 /// `dstr_busy`: the same with all cores at once; who waits hands over to the next.

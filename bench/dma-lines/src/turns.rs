@@ -16,6 +16,11 @@ use lines::probe::{self, Machine};
 
 use crate::PerOp;
 
+/// Operations of each core that [`count`] counts: combining changes its ways every 256.
+const OPS: usize = 260;
+/// Operations of each core before: until cores know that they are not alone.
+const WARM_UP: usize = 16;
+
 /// Rounds that have passed: the time of simulated hardware.
 #[derive(Debug, Clone, Default)]
 pub struct Rounds(Arc<AtomicU64>);
@@ -145,8 +150,8 @@ pub fn run<T: Send>(
     machine.ok_or_else(|| anyhow!("the machine was lost"))
 }
 
-/// Counts what all cores do at once, a few operations each: `play` makes so many of each core on a machine, and does so once
-/// before counting begins.
+/// Counts what all cores do at once: `play` makes so many operations of each core on a machine, and some before counting
+/// begins.
 ///
 /// # Errors
 /// Those of `play`.
@@ -154,12 +159,11 @@ pub fn count(
     cores: usize,
     mut play: impl FnMut(Machine, usize) -> Result<Machine>,
 ) -> Result<PerOp> {
-    let ops = (256 / cores).max(2);
-    let mut machine = play(Machine::new(), 1)?;
+    let mut machine = play(Machine::new(), WARM_UP)?;
     machine.clear();
-    probe::resume(play(machine, ops)?);
+    probe::resume(play(machine, OPS)?);
     let counts = probe::stop().unwrap_or_default();
-    Ok(PerOp::of(counts, (ops * cores) as u64))
+    Ok(PerOp::of(counts, (OPS * cores) as u64))
 }
 
 #[cfg(test)]

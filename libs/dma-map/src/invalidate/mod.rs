@@ -41,7 +41,8 @@ pub enum Command {
     Global,
 }
 
-/// What completes a batch. Tickets of one invalidator complete in no particular order unless it says so.
+/// What completes a batch. Tickets of one invalidator complete in no particular order unless it says so. Any number of
+/// threads may poll one, at the same time and after it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -101,9 +102,32 @@ pub trait Invalidator: Send + Sync {
         self.wait(self.submit(commands)?)
     }
 
+    /// Whether a batch submitted now would begin at once. A hint: only speed rests on it.
+    fn is_idle(&self) -> bool {
+        true
+    }
+
+    /// [`submit`](Self::submit) if that [begins at once](Self::is_idle); otherwise nothing has happened.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    #[inline]
+    fn try_submit(&self, commands: &[Command]) -> Result<Option<Ticket>, InvalidateError> {
+        match self.is_idle() {
+            true => self.submit(commands).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// From how many [`Command::Pages`] in one batch on a [`Command::Domain`] is cheaper.
     fn whole_domain_from(&self) -> usize {
         32
+    }
+
+    /// From how many cores on, each with a [`Command::Pages`], one batch for all is cheaper than a batch for each;
+    /// `usize::MAX` where it never is.
+    fn meets_from(&self) -> usize {
+        2
     }
 }
 
@@ -121,8 +145,22 @@ impl<I: Invalidator + ?Sized> Invalidator for alloc::sync::Arc<I> {
         (**self).wait(ticket)
     }
 
+    fn is_idle(&self) -> bool {
+        (**self).is_idle()
+    }
+
+    #[inline]
+    fn try_submit(&self, commands: &[Command]) -> Result<Option<Ticket>, InvalidateError> {
+        (**self).try_submit(commands)
+    }
+
     fn whole_domain_from(&self) -> usize {
         (**self).whole_domain_from()
+    }
+
+    #[inline]
+    fn meets_from(&self) -> usize {
+        (**self).meets_from()
     }
 }
 
@@ -141,5 +179,9 @@ impl Invalidator for NullInvalidator {
     #[inline]
     fn poll(&self, _ticket: Ticket) -> Result<bool, InvalidateError> {
         Ok(true)
+    }
+
+    fn meets_from(&self) -> usize {
+        usize::MAX
     }
 }

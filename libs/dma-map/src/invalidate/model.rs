@@ -211,6 +211,11 @@ impl Invalidator for ModelIotlb {
         }
         Ok(true)
     }
+
+    /// Whether nobody has yet to poll: so that cores under test meet.
+    fn is_idle(&self) -> bool {
+        self.cached.lock().pending.is_empty()
+    }
 }
 
 /// A device that emits IOVAs.

@@ -23,6 +23,8 @@ pub struct SerialFlush<C> {
     clock: C,
     page_ns: u64,
     global_ns: u64,
+    /// From how many pages on a domain is cheaper.
+    domain_from: usize,
     /// When the last batch ends, in nanoseconds of the clock. Written by whoever submits.
     free_at: CachePadded<AtomicU64>,
     /// Batches and commands so far.
@@ -42,6 +44,7 @@ impl<C: Clock> SerialFlush<C> {
             clock,
             page_ns,
             global_ns,
+            domain_from: (global_ns / page_ns.max(1)) as usize + 1,
             free_at: CachePadded::new(AtomicU64::new(0)),
             batches: CachePadded::new(AtomicU64::new(0)),
             commands: AtomicU64::new(0),
@@ -57,34 +60,43 @@ impl<C: Clock> SerialFlush<C> {
     }
 }
 
+impl<C: Clock> SerialFlush<C> {
+    fn cost(&self, commands: &[Command]) -> u64 {
+        let ns = commands.iter().map(|command| match command {
+            Command::Pages(_) => self.page_ns,
+            Command::Domain | Command::Global => self.global_ns,
+        });
+        ns.fold(0, u64::saturating_add).max(1)
+    }
+
+    /// One attempt, for a batch that takes `cost`.
+    #[inline]
+    fn begin(&self, commands: &[Command], cost: u64) -> Option<Ticket> {
+        let free_at = self.free_at.load(Ordering::Acquire);
+        let now = self.clock.now();
+        if now < free_at {
+            return None;
+        }
+        let end = now.saturating_add(cost);
+        // AcqRel: one submitter after the other, as at a lock. A value never comes twice: `end` is past it.
+        self.free_at
+            .compare_exchange(free_at, end, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.commands
+            .fetch_add(commands.len() as u64, Ordering::Relaxed);
+        Some(Ticket(end))
+    }
+}
+
 impl<C: Clock> Invalidator for SerialFlush<C> {
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
-        let cost = commands
-            .iter()
-            .map(|command| match command {
-                Command::Pages(_) => self.page_ns,
-                Command::Domain | Command::Global => self.global_ns,
-            })
-            .fold(0, u64::saturating_add);
+        let cost = self.cost(commands);
         loop {
-            let free_at = self.free_at.load(Ordering::Acquire);
-            let now = self.clock.now();
-            if now < free_at {
-                lines::spin_loop();
-                continue;
+            if let Some(ticket) = self.begin(commands, cost) {
+                return Ok(ticket);
             }
-            let end = now.saturating_add(cost.max(1));
-            // AcqRel: one submitter after the other, as at a lock. A value never comes twice: `end` is past it.
-            if self
-                .free_at
-                .compare_exchange(free_at, end, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                self.batches.fetch_add(1, Ordering::Relaxed);
-                self.commands
-                    .fetch_add(commands.len() as u64, Ordering::Relaxed);
-                return Ok(Ticket(end));
-            }
+            lines::spin_loop();
         }
     }
 
@@ -93,7 +105,26 @@ impl<C: Clock> Invalidator for SerialFlush<C> {
         Ok(self.clock.now() >= ticket.0)
     }
 
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.clock.now() >= self.free_at.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn try_submit(&self, commands: &[Command]) -> Result<Option<Ticket>, InvalidateError> {
+        Ok(self.begin(commands, self.cost(commands)))
+    }
+
     fn whole_domain_from(&self) -> usize {
-        (self.global_ns / self.page_ns.max(1)) as usize + 1
+        self.domain_from
+    }
+
+    /// As many as a domain command is cheaper for: the pages of a batch cost what they cost one by one.
+    #[inline]
+    fn meets_from(&self) -> usize {
+        match self.page_ns {
+            0 => usize::MAX,
+            _ => self.domain_from.max(2),
+        }
     }
 }

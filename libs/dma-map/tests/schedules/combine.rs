@@ -84,6 +84,12 @@ impl Invalidator for Hardware {
     fn whole_domain_from(&self) -> usize {
         self.whole_domain_from
     }
+
+    /// Cores meet where it is busy.
+    fn is_idle(&self) -> bool {
+        point();
+        any(3) == 0
+    }
 }
 
 /// One core maps a page, lets the device find it, clears the entry, and has it forgotten.

@@ -138,4 +138,9 @@ impl<R: Registers, M: PhysMem + Send + Sync, C: Clock> Invalidator for DomainInv
     fn wait(&self, ticket: Ticket) -> Result<(), InvalidateError> {
         self.queue.wait(ticket)
     }
+
+    /// Cores meet while the unit works: a batch for all of them needs one wait descriptor, one tail and one lock.
+    fn is_idle(&self) -> bool {
+        self.queue.is_idle()
+    }
 }

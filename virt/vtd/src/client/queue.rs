@@ -134,6 +134,8 @@ pub struct InvalidationQueue<R, M, C> {
     state: CachePadded<Lock<State>>,
     /// Tickets below are complete, if they are not void. Written with the lock held.
     reclaimed: CachePadded<AtomicU64>,
+    /// The last ticket, 0 before the first. Written with the lock held.
+    submitted: AtomicU64,
     /// Tickets below do not count any more. Written with the lock held, before `reclaimed`.
     void_below: AtomicU64,
     /// What stopped the queue last.
@@ -192,6 +194,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
                 is_stopped: true,
             })),
             reclaimed: CachePadded::new(AtomicU64::new(1)),
+            submitted: AtomicU64::new(0),
             void_below: AtomicU64::new(1),
             stopped_with: AtomicU64::new(0),
             next_check: AtomicU64::new(0),
@@ -285,7 +288,18 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         // With the lock held: tails arrive in order. At most 512 KiB.
         let tail = (written % entries * DESCRIPTOR_LEN) as u32;
         self.registers.write32(IQT, tail);
+        // Relaxed: a hint for `is_idle`.
+        self.submitted.store(ticket, Ordering::Relaxed);
         Ok(Ticket(ticket))
+    }
+
+    /// Whether the unit has done all it was told, or cannot any more: whoever submits then hears why.
+    pub(super) fn is_idle(&self) -> bool {
+        let last = self.submitted.load(Ordering::Relaxed);
+        // The last batch is complete, and was never 0.
+        last < self.void_below.load(Ordering::Relaxed)
+            || last < self.reclaimed.load(Ordering::Relaxed)
+            || self.status(last).is_ok_and(|word| word == last as u32)
     }
 
     fn word(&self, ticket: u64) -> usize {

@@ -1,277 +1,251 @@
-//! Who leads, who waits, and what they tell each other: the words that combining cores share.
+//! The words that combining cores share: who is in the open generation, its ranges, and what became of the last ones.
 
 use iova::{IovaPfn, IovaRange};
 use lines::{AtomicU64, CachePadded, Ordering};
 
-use super::super::InvalidateError;
+use super::super::Ticket;
 
-/// Cores of one word.
-const WORD_CORES: usize = 62;
-/// Words of cores: with the two others they fill one line.
-pub(super) const WORDS: usize = 6;
-/// Most cores that a seat has bits for.
-pub(super) const CORES_MAX: usize = WORDS * WORD_CORES;
-/// In the first word: somebody leads.
-const LED: u64 = 1 << 63;
+/// Above these bits the seat's word counts generations.
+const STATE_BITS: u32 = 16;
+/// The hardware is idle, and the first of the generation waits for others.
+const WAITS: u64 = 1 << (STATE_BITS - 1);
+/// Most cores that may meet. As a mask: how many have posted.
+pub(super) const CORES_MAX: usize = WAITS as usize - 1;
+/// Ranges on the seat's own line, and on others.
+const NEAR: usize = 6;
+const FAR: usize = 24;
+/// Most ranges of one generation that are kept.
+pub(super) const RANGES: usize = NEAR + FAR;
+/// Low bits of a range's word: its pages, or 0 where it holds none; then the bits above are the first generation that
+/// may write it.
+const PAGES_BITS: u32 = 12;
+const PAGES: u64 = (1 << PAGES_BITS) - 1;
+/// The first generation: those before it are complete, and none of them is 0.
+const FIRST: u64 = REPORTS as u64;
+/// Generations whose outcome is kept.
+const REPORTS: usize = 2;
 
-/// Cores, a bit each, of the first `W` words. One word stays in a register, which six do not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cores<const W: usize>([u64; W]);
-
-impl<const W: usize> Cores<W> {
-    pub(super) const NONE: Self = Self([0; W]);
-
-    pub(super) fn add(&mut self, core: usize) {
-        self.0[core / WORD_CORES] |= 1 << (core % WORD_CORES);
-    }
-
-    pub(super) fn has(&self, core: usize) -> bool {
-        self.0[core / WORD_CORES] >> (core % WORD_CORES) & 1 == 1
-    }
-
-    pub(super) fn remove(&mut self, core: usize) {
-        self.0[core / WORD_CORES] &= !(1 << (core % WORD_CORES));
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.0.iter().map(|word| word.count_ones() as usize).sum()
-    }
-
-    /// Takes the lowest out.
-    #[inline]
-    pub(super) fn pop(&mut self) -> Option<usize> {
-        let at = self.0.iter().position(|word| *word != 0)?;
-        let bit = self.0[at].trailing_zeros() as usize;
-        self.0[at] &= self.0[at] - 1;
-        Some(at * WORD_CORES + bit)
-    }
+/// One line. A core that posts needs no other, as long as few meet.
+#[repr(align(64))]
+struct Line {
+    /// The open generation, [`WAITS`], and how many have posted in it.
+    open: AtomicU64,
+    /// The last generation whose ranges were taken. Written by whoever closed it.
+    taken: AtomicU64,
+    ranges: [AtomicU64; NEAR],
 }
 
-/// One line: the requests that nobody has taken yet, and whether somebody leads, in words that a single
-/// read-modify-write changes together. What only the leader uses lies beside them, for the line is his anyway.
 #[derive(Default)]
 #[repr(align(64))]
+struct Far([AtomicU64; FAR]);
+
+/// Where cores post.
 pub(super) struct Seat {
-    posted: [AtomicU64; WORDS],
-    /// Batches submitted. Leader only, like the next.
-    batches: AtomicU64,
-    /// Requests of the last batch.
-    size: AtomicU64,
+    line: CachePadded<Line>,
+    far: Far,
+    #[cfg(loom)]
+    pub(super) is_careless: bool,
+}
+
+/// A core's place in a generation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Post {
+    pub(super) generation: u64,
+    /// How many posted before.
+    pub(super) place: usize,
+    /// Whether the first, alone so far, waits for another.
+    pub(super) is_awaited: bool,
 }
 
 impl Seat {
-    /// Takes the seat if it is free. What this finds is known to [`post`](Self::post) or [`gather`](Self::gather) next.
-    ///
-    /// A read-modify-write from the start, no look before: a look would fetch the line a first time, for reading.
-    #[inline]
-    pub(super) fn take(&self, order: Ordering) -> bool {
-        // Acquire of `order`: what the last leader knew comes before what we submit.
-        self.posted[0].fetch_or(LED, order) & LED == 0
-    }
-
-    /// Takes the seat if it looks free. Acquire: whoever told us to look had left it before.
-    #[inline]
-    pub(super) fn take_if_free(&self) -> bool {
-        self.posted[0].load(Ordering::Acquire) & LED == 0 && self.take(Ordering::AcqRel)
-    }
-
-    /// Leaves a request for whoever leads; gives true where nobody does, and the seat with it.
-    #[inline]
-    pub(super) fn post(&self, core: usize, order: Ordering) -> bool {
-        let (word, bit) = (core / WORD_CORES, 1 << (core % WORD_CORES));
-        if word == 0 {
-            // Release of `order`: the leader that takes the bit sees the range, and the cleared entries.
-            return self.posted[0].fetch_or(bit | LED, order) & LED == 0;
+    pub(super) fn new() -> Self {
+        Self {
+            line: CachePadded::new(Line {
+                open: AtomicU64::new(FIRST << STATE_BITS),
+                taken: AtomicU64::new(FIRST - 1),
+                ranges: Default::default(),
+            }),
+            far: Far::default(),
+            #[cfg(loom)]
+            is_careless: false,
         }
-        self.posted[word].fetch_or(bit, order);
-        // If a leader leaves without having seen the bit, this comes after in the order of the first word, finds the
-        // seat free, and takes it. If it comes before, the leaver's look at the other words, which follows, sees the bit.
-        self.take(order)
     }
 
-    /// Leader: moves what was posted so far to `next`.
+    /// Whether somebody waits in the open generation.
     #[inline]
-    pub(super) fn gather<const W: usize>(&self, next: &mut Cores<W>) {
-        for (at, (word, next)) in self.posted.iter().zip(&mut next.0).enumerate() {
-            let empty = if at == 0 { LED } else { 0 };
-            // Relaxed: a hint, and a hit in our cache until somebody posts. Loom is to try the exchange at any moment.
-            if cfg!(loom) || word.load(Ordering::Relaxed) != empty {
-                // Acquire: pairs with the post. Taken whole, which also brings the line back before we leave.
-                *next |= word.swap(empty, Ordering::AcqRel) & !LED;
+    pub(super) fn has_posts(&self) -> bool {
+        self.line.open.load(Ordering::Relaxed) & CORES_MAX as u64 != 0
+    }
+
+    /// Enters the open generation.
+    #[inline]
+    pub(super) fn post(&self, order: Ordering) -> Post {
+        // Release of `order`: pairs with `close`; the cleared entries come before the submission.
+        let found = self.line.open.fetch_add(1, order);
+        Post {
+            generation: found >> STATE_BITS,
+            place: found as usize & CORES_MAX,
+            is_awaited: found & WAITS != 0,
+        }
+    }
+
+    /// The first: waits for others from now on; how many have come before.
+    #[inline]
+    pub(super) fn await_others(&self) -> usize {
+        // Relaxed: nothing is taken yet. If the generation is not ours any more, its first closes it all the same.
+        self.line.open.fetch_or(WAITS, Ordering::Relaxed) as usize & CORES_MAX
+    }
+
+    /// Closes a generation of which this core's post is known and opens the next; how many it holds. `None` where
+    /// somebody else has closed it.
+    #[inline]
+    pub(super) fn close(&self, post: Post) -> Option<usize> {
+        let next = (post.generation + 1) << STATE_BITS;
+        let waits = if post.is_awaited { WAITS } else { 0 };
+        let mut known = post.generation << STATE_BITS | waits | (post.place as u64 + 1);
+        loop {
+            // Acquire: pairs with all posts, each of which is a read-modify-write of this word.
+            let closed =
+                self.line
+                    .open
+                    .compare_exchange(known, next, Ordering::AcqRel, Ordering::Relaxed);
+            match closed {
+                Ok(_) => return Some(known as usize & CORES_MAX),
+                Err(found) if found >> STATE_BITS == post.generation => known = found,
+                Err(_) => return None,
             }
         }
     }
 
-    /// Leader: lets others lead, and puts back what was gathered and not submitted. Gives one who waits, if any does;
-    /// he has to be told.
-    #[inline]
-    pub(super) fn leave<const W: usize>(&self, left: &Cores<W>) -> Option<usize> {
-        for (word, left) in self.posted.iter().zip(&left.0).skip(1) {
-            if *left != 0 {
-                word.fetch_or(*left, Ordering::AcqRel);
-            }
-        }
-        // Our bit is set there and those of `left` are clear, for who has posted waits: the sum clears the one and sets
-        // the others, in a single instruction.
-        let found = self.posted[0].fetch_add(left.0[0].wrapping_sub(LED), Ordering::AcqRel);
-        let mut waiting = Cores::<W>::NONE;
-        waiting.0[0] = (found | left.0[0]) & !LED;
-        for (word, waiting) in self.posted.iter().zip(&mut waiting.0).skip(1) {
-            *waiting = word.load(Ordering::Acquire);
-        }
-        waiting.pop()
-    }
-
-    /// Leader: another batch, of `size` requests. Gives its number, from 1.
-    #[inline]
-    pub(super) fn begin(&self, size: usize) -> u64 {
-        let number = self.batches.load(Ordering::Relaxed) + 1;
-        self.batches.store(number, Ordering::Relaxed);
-        self.size.store(size as u64, Ordering::Relaxed);
-        number
-    }
-
-    /// Leader: the size of the last batch.
-    #[inline]
-    pub(super) fn last_size(&self) -> usize {
-        self.size.load(Ordering::Relaxed) as usize
-    }
-}
-
-/// Whether one word does for so many cores.
-pub(super) fn is_one_word(cores: usize) -> bool {
-    cores <= WORD_CORES
-}
-
-/// Written by the core before it posts, read by a leader who wants to know the range.
-#[derive(Default)]
-struct Request {
-    first: AtomicU64,
-    pages: AtomicU64,
-}
-
-/// Written by leaders, read by the core.
-#[derive(Default)]
-struct Reply {
-    /// The number of the batch that held the request, and how it ended in the two lowest bits. A number comes once:
-    /// nobody sets it back.
-    answer: AtomicU64,
-    /// Changes when a leader has left and this core waits. Those who have left may write at the same time, which is why
-    /// it is no part of `answer`; each writes a number of its own.
-    turn: AtomicU64,
-    /// Facts of an error. Written before `answer`.
-    detail: AtomicU64,
-    /// Where loom looks for orders to try: of its own accord loom 0.7 tries a store of one thread before a load of another
-    /// only if nobody loaded in between; two read-modify-writes it always tries in both orders.
-    #[cfg(loom)]
-    touch: AtomicU64,
-}
-
-impl Reply {
-    #[inline(always)]
-    fn touch(&self) {
-        #[cfg(loom)]
-        self.touch.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-const DONE: u64 = 1;
-const TIMED_OUT: u64 = 2;
-const STOPPED: u64 = 3;
-
-/// The lines of one core. Where the leader need not know the range, the request's stays in the core's cache.
-#[derive(Default)]
-pub(super) struct Node {
-    request: CachePadded<Request>,
-    reply: CachePadded<Reply>,
-}
-
-/// What a core had been told before it posted.
-#[derive(Clone, Copy)]
-pub(super) struct Told {
-    answer: u64,
-    turn: u64,
-}
-
-/// What a core that waits is told.
-pub(super) enum News {
-    Nothing,
-    /// Nobody leads any more.
-    Turn,
-    Answer(Result<(), InvalidateError>),
-}
-
-impl Node {
-    /// Owner: what is wanted next. [`Seat::post`] publishes it.
-    #[inline]
-    pub(super) fn request(&self, range: IovaRange) -> Told {
-        self.request
-            .first
-            .store(range.first().raw(), Ordering::Relaxed);
-        self.request.pages.store(range.pages(), Ordering::Relaxed);
-        Told {
-            answer: self.reply.answer.load(Ordering::Relaxed),
-            turn: self.reply.turn.load(Ordering::Relaxed),
+    fn range(&self, place: usize) -> Option<&AtomicU64> {
+        match place.checked_sub(NEAR) {
+            None => self.line.ranges.get(place),
+            Some(far) => self.far.0.get(far),
         }
     }
 
-    /// Leader: what was wanted. `None` never comes, for it was a range.
-    pub(super) fn range(&self) -> Option<IovaRange> {
-        IovaRange::new(
-            IovaPfn::new(self.request.first.load(Ordering::Relaxed)),
-            self.request.pages.load(Ordering::Relaxed),
-        )
-    }
-
-    /// Whoever led batch `number`, which held the request.
+    /// Leaves a range for whoever closes the generation, if it comes in time.
     #[inline]
-    pub(super) fn answer(&self, number: u64, result: Result<(), InvalidateError>) {
-        let kind = match result {
-            Ok(()) => DONE,
-            Err(InvalidateError::TimedOut { waited_ns }) => {
-                self.reply.detail.store(waited_ns, Ordering::Relaxed);
-                TIMED_OUT
-            }
-            Err(InvalidateError::Stopped { status }) => {
-                self.reply.detail.store(status, Ordering::Relaxed);
-                STOPPED
-            }
+    pub(super) fn put(&self, post: Post, range: IovaRange) {
+        // Acquire: pairs with `taken`; whoever takes the ranges of the generation before is done with this word.
+        if self.line.taken.load(Ordering::Acquire) < post.generation - 1 {
+            return;
+        }
+        let Some(word) = self.range(post.place) else {
+            return;
         };
-        self.reply.touch();
-        // Release: the core that sees it sees that the hardware is done.
-        self.reply
-            .answer
-            .store(number << 2 | kind, Ordering::Release);
+        let found = word.load(Ordering::Relaxed);
+        let is_ours = found & PAGES == 0 && found >> PAGES_BITS <= post.generation;
+        if range.pages() > PAGES || !is_ours && !self.is_careless() {
+            return;
+        }
+        let packed = range.first().raw() << PAGES_BITS | range.pages();
+        // If the generation was closed meanwhile, the word is not what we found. Relaxed: the word is all there is to know.
+        let _ = word.compare_exchange(found, packed, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Whoever led batch `number` and has left: the core may lead.
+    /// Mutant: leaves a range without a look whether its generation is still open.
     #[inline]
-    pub(super) fn your_turn(&self, number: u64) {
-        self.reply.touch();
-        // Release: the core that sees it sees that the seat was left.
-        self.reply.turn.store(number, Ordering::Release);
+    fn is_careless(&self) -> bool {
+        #[cfg(loom)]
+        return self.is_careless;
+        #[cfg(not(loom))]
+        false
     }
 
-    /// Owner: what is new.
+    /// Who closed a generation of `count`: takes its ranges as far as they have come, and gives their words to the next.
+    pub(super) fn take(&self, generation: u64, count: usize) -> [u64; RANGES] {
+        let mut ranges = [0; RANGES];
+        // Acquire: pairs with the Release below, of the generation before.
+        while self.line.taken.load(Ordering::Acquire) < generation - 1 {
+            lines::spin_loop();
+        }
+        let empty = (generation + 1) << PAGES_BITS;
+        for (place, range) in ranges.iter_mut().enumerate().take(count) {
+            if let Some(word) = self.range(place) {
+                *range = word.swap(empty, Ordering::Relaxed);
+            }
+        }
+        // Release: the words are the next generation's from here on.
+        self.line.taken.store(generation, Ordering::Release);
+        ranges
+    }
+}
+
+/// The range of a word that [`Seat::take`] gave.
+pub(super) fn unpack(word: u64) -> Option<IovaRange> {
+    IovaRange::new(IovaPfn::new(word >> PAGES_BITS), word & PAGES)
+}
+
+/// What became of a generation. A line each, written by whoever closed it, read by those in it and by who closes the next.
+#[derive(Default)]
+struct Report {
+    /// The generation, and in the lowest bit whether `ticket` covers it; 0 while it is written.
+    stamp: AtomicU64,
+    ticket: AtomicU64,
+}
+
+/// What became of the last generations.
+pub(super) struct Board([CachePadded<Report>; REPORTS]);
+
+/// What a core reads there of its generation.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum News {
+    /// It was not submitted yet.
+    Nothing,
+    /// It was, as this.
+    Ticket(Ticket),
+    /// Everybody is to invalidate for himself; or we came too late to know.
+    Alone,
+}
+
+impl Board {
+    pub(super) fn new() -> Self {
+        Self(core::array::from_fn(|at| {
+            CachePadded::new(Report {
+                stamp: AtomicU64::new((at as u64) << 1),
+                ticket: AtomicU64::default(),
+            })
+        }))
+    }
+
+    fn report(&self, generation: u64) -> &Report {
+        &self.0[generation as usize % REPORTS]
+    }
+
+    /// Whether `generation` was reported. Acquire: reports come one after the other.
     #[inline]
-    pub(super) fn news(&self, told: &mut Told) -> News {
-        self.reply.touch();
-        let answer = self.reply.answer.load(Ordering::Acquire);
-        if answer != told.answer {
-            let detail = || self.reply.detail.load(Ordering::Relaxed);
-            return News::Answer(match answer & 3 {
-                TIMED_OUT => Err(InvalidateError::TimedOut {
-                    waited_ns: detail(),
-                }),
-                STOPPED => Err(InvalidateError::Stopped { status: detail() }),
-                _ => Ok(()),
-            });
+    pub(super) fn has(&self, generation: u64) -> bool {
+        self.report(generation).stamp.load(Ordering::Acquire) >> 1 >= generation
+    }
+
+    /// Who closed a generation, after the one before was reported.
+    #[inline]
+    pub(super) fn report_on(&self, generation: u64, ticket: Option<Ticket>) {
+        let report = self.report(generation);
+        if let Some(ticket) = ticket {
+            report.stamp.store(0, Ordering::Relaxed);
+            // Release: who reads this ticket finds no older stamp beside it.
+            report.ticket.store(ticket.0, Ordering::Release);
         }
-        let turn = self.reply.turn.load(Ordering::Acquire);
-        if turn != told.turn {
-            told.turn = turn;
-            return News::Turn;
+        let stamp = generation << 1 | u64::from(ticket.is_some());
+        // Release: the batch was submitted before.
+        report.stamp.store(stamp, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn news(&self, generation: u64) -> News {
+        let report = self.report(generation);
+        // Acquire, both: ticket after stamp, and the second look after the ticket.
+        let stamp = report.stamp.load(Ordering::Acquire);
+        if stamp >> 1 < generation {
+            return News::Nothing;
         }
-        News::Nothing
+        let ticket = Ticket(report.ticket.load(Ordering::Acquire));
+        let is_whole = report.stamp.load(Ordering::Relaxed) == stamp;
+        match is_whole && stamp == generation << 1 | 1 {
+            true => News::Ticket(ticket),
+            false => News::Alone,
+        }
     }
 }
