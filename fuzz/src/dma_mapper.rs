@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use address::{Iova, PhysAddr};
 use dma_map::invalidate::ModelMemory;
-use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
+use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use dma_map::table::PageTable;
 use dma_map::testing::{ModelCore, ModelDomain, TICK};
 use dma_map::{
@@ -41,7 +41,7 @@ fn policy(number: u8) -> Policy {
     let teardown = [
         Teardown::StrictLock,
         Teardown::Strict,
-        Teardown::Combining,
+        Teardown::Combining(Gather::DEFAULT),
         Teardown::Async(window),
         Teardown::Deferred(window),
     ][usize::from(number % 5)];

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn one_core_moves_no_line_and_several_move_what_notes_expect() {
+    fn one_core_moves_no_line_and_several_move_what_is_expected() {
         assert_eq!(tree(1).unwrap().transfers, 0.0);
         assert_eq!(strict(1).unwrap().transfers, 0.0);
         let two = tree(2).unwrap();

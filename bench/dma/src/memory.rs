@@ -217,7 +217,7 @@ pub fn measure(turns: &Turns, record: &mut Record) {
 }
 
 fn run(turns: &Turns, record: &mut Record) -> Result<()> {
-    println!("\nleaf tables after c-1 (in the notes: Linux 19 and 37, ideal 9 and 17)");
+    println!("\nleaf tables after c-1 (quoted: Linux 19 and 37, ideal 9 and 17)");
     println!(
         "{:10} {:>10} {:>14} {:>16} {:>12} {:>8} {:>13} {:>17}",
         "cores",

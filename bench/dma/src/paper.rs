@@ -1,10 +1,10 @@
-//! What the papers report, as far as our notes have it: *vIOMMU* (ATC 2011) and *Utilizing the IOMMU Scalably* (ATC 2015).
+//! What the papers report, as far as it is quoted here: *vIOMMU* (ATC 2011) and *Utilizing the IOMMU Scalably* (ATC 2015).
 
 /// A value of a paper and ours that is nearest to it.
 pub struct Value {
     /// Where it stands and what it is.
     pub what: &'static str,
-    /// The value; empty where the notes lack it.
+    /// The value; empty where it is not quoted.
     pub theirs: &'static str,
     /// The key of ours; its meaning is near, never the same: other hardware, other load.
     pub ours: Option<&'static str>,

@@ -105,7 +105,7 @@ impl Record {
     /// A title, and the heads of the columns of [`row`](Self::row).
     pub fn section(&self, title: &str) {
         println!(
-            "\n{title}\n{:40} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}  quoted: Linux 7.3.4 on the notes' machine",
+            "\n{title}\n{:40} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}  quoted: Linux 7.3.4 on the reference machine",
             "ns a pair, per thread", "min", "median", "max", "scaled", "M/s", "RTT"
         );
     }

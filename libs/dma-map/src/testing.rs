@@ -35,7 +35,7 @@ use iova::{CoreId, IovaAllocator};
 
 use crate::clock::{Clock, ManualClock};
 use crate::invalidate::{InvalidateError, ModelDevice, ModelIotlb, ModelMemory};
-use crate::mapper::{Optimistic, Reuse, Teardown, Window};
+use crate::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use crate::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
 use crate::{DeviceLimits, DmaMapper, Domain, MapperCore, Policy};
 
@@ -146,7 +146,7 @@ pub const POLICIES: [(&str, Policy); 15] = [
     ("shared", Policy::SHARED),
     (
         "shared, combining",
-        Policy::SHARED.with_teardown(Teardown::Combining),
+        Policy::SHARED.with_teardown(Teardown::Combining(Gather::DEFAULT)),
     ),
     ("async", Policy::ASYNC),
     ("deferred", Policy::DEFERRED),
@@ -185,7 +185,7 @@ pub const POLICIES: [(&str, Policy); 15] = [
 pub fn is_strict(policy: &Policy) -> bool {
     let is_immediate = matches!(
         policy.teardown,
-        Teardown::StrictLock | Teardown::Strict | Teardown::Combining
+        Teardown::StrictLock | Teardown::Strict | Teardown::Combining(_)
     );
     !policy.is_off && is_immediate && matches!(policy.reuse, Reuse::Never | Reuse::Shared)
 }

@@ -66,7 +66,7 @@ const PEERS: [(&str, [Figure; 4]); 4] = [
     ),
 ];
 
-/// Linux's figures for a workload, as a table shows them; empty where the notes have none.
+/// Linux's figures for a workload, as a table shows them; empty where there are none.
 pub fn linux(workload: &str, threads: usize) -> String {
     LINUX
         .iter()
@@ -77,7 +77,7 @@ pub fn linux(workload: &str, threads: usize) -> String {
         })
 }
 
-/// A crate's figure in the notes; empty where they have none.
+/// A crate's figure on the reference machine; empty where there is none.
 pub fn peer(subject: &str, workload: &str, threads: usize) -> &'static str {
     PEERS
         .iter()
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_notes_lack_is_left_blank() {
+    fn what_is_not_quoted_is_left_blank() {
         assert_eq!(linux("a1", 2), "21.3 cached, 2997 tree");
         assert_eq!(
             (linux("a1_w65536", 2), peer("llfree", "b32", 2)),

@@ -225,7 +225,7 @@ pub fn measure(turns: &Turns, record: &mut Record) {
     derive(record);
 }
 
-/// What the notes have beside a row.
+/// What is quoted beside a row.
 fn quoted(entry: &Entry, workload: &Workload) -> String {
     let (name, threads) = (workload.name, workload.threads);
     match entry.name {

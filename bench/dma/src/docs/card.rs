@@ -31,7 +31,9 @@ pub fn card(page: &mut Page, figures: &Object) {
         }
     }
     page.table(&head, rows);
-    page.line("\nWhat the papers report, on their hardware, for comparison (a blank: our notes do not have the value):");
+    page.line(
+        "\nWhat the papers report, on their hardware, for comparison (a blank: not quoted here):",
+    );
     page.table(
         &strings(&["figure", "the paper's", "ours, nearest"]),
         paper::VALUES.iter().map(|value| {

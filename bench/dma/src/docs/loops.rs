@@ -12,7 +12,7 @@ use crate::table::section::{PAGES, TABLES};
 
 pub fn allocation(page: &mut Page, figures: &Object) {
     page.line("\n## IOVA allocation\nNanoseconds of an allocation and a free, per thread, as measured. Linux and LLFree are **quoted** from");
-    page.line("the notes: another program, another machine (floor 1.67 ns, round trip 115-128 ns), Linux 7.3.4 code in a");
+    page.line("other programs on a reference machine (floor 1.67 ns, round trip 115-128 ns), Linux 7.3.4 code in a");
     page.line("user-space shim that disables no interrupts.");
     let mut head = strings(&["loop", "threads", "round trip"]);
     let names: Vec<_> = ALLOCATORS.iter().chain(&PEERS).collect();
@@ -107,11 +107,12 @@ pub fn tables(page: &mut Page, figures: &Object) {
 
 pub fn deferred(page: &mut Page, figures: &Object) {
     page.line("\n## Deferred and strict (d)\nNanoseconds of an unmap and a map, per thread, as measured, on hardware that takes a fixed time per command, one");
-    page.line("at a time. «d» has no tables behind it, as in the notes; «dt» has. `bare` is an allocator and a lock around the wait.");
+    page.line("at a time. «d» has no tables behind it, as in the quoted figures; «dt» has. `bare` is an allocator and a lock around the wait.");
     let policies = [
         "strict_lock",
         "strict",
         "strict_combining",
+        "combining_no_gather",
         "async",
         "deferred",
     ];

@@ -7,7 +7,7 @@ use report::Measured;
 
 use super::loops::{self, Sink};
 use super::no_table::NoTable;
-use super::policies::DEFERRED_256;
+use super::policies::{COMBINING_AT_ONCE, DEFERRED_256};
 use super::rig::{Costs, Facts, Rig, table};
 use crate::alloc::subject::Ours;
 use crate::alloc::{Best, space};
@@ -15,10 +15,11 @@ use crate::measure::{Case, Outcome, Scale, Tasks, Turn, Turns};
 use crate::record::Record;
 
 /// The policies of the loops d: those that keep no mappings, for here no page comes back.
-const D_POLICIES: [(&str, Policy); 5] = [
+const D_POLICIES: [(&str, Policy); 6] = [
     ("strict_lock", Policy::STRICT_LOCK),
     ("strict", Policy::STRICT),
     ("strict_combining", Policy::STRICT_COMBINING),
+    ("combining_no_gather", COMBINING_AT_ONCE),
     ("async", Policy::ASYNC),
     ("deferred", DEFERRED_256),
 ];
@@ -26,7 +27,7 @@ const D_POLICIES: [(&str, Policy); 5] = [
 /// What a command takes, nanoseconds.
 pub const FLUSHES: [u64; 3] = [0, 500, 1000];
 
-/// Linux's deferred and strict frees in the notes: threads, flush, deferred, strict.
+/// Linux's deferred and strict frees on the reference machine: threads, flush, deferred, strict.
 const QUOTED: [(usize, u64, &str, &str); 6] = [
     (1, 0, "38.8", "28.3"),
     (1, 500, "", "568"),
@@ -179,12 +180,17 @@ impl<'a> Together<'a> {
 /// The targets of two threads and a flush of 500 ns.
 fn derive_together(record: &mut Record, found: &[(String, Result<Outcome>)]) {
     let of = |record: &Record, policy| Together::new(record, policy, found);
-    let (lock, combining) = (of(record, "strict_lock"), of(record, "strict_combining"));
+    let lock = of(record, "strict_lock");
+    let (combining, at_once) = (
+        of(record, "strict_combining"),
+        of(record, "combining_no_gather"),
+    );
     let median = |measured: Option<Measured>| measured.map(|of| of.median);
     if let Some(lock) = lock {
         for (key, this) in [
             ("strict_2thr_500ns_vs_lock", &of(record, "strict")),
             ("combining_2thr_500ns_vs_lock", &combining),
+            ("combining_no_gather_2thr_500ns_vs_lock", &at_once),
         ] {
             let Some(this) = this else { continue };
             let compare = |of: &dyn Fn(&Turn, &Turn) -> Option<f64>| {
@@ -195,17 +201,21 @@ fn derive_together(record: &mut Record, found: &[(String, Result<Outcome>)]) {
             record.both(key, raw, scaled, 3);
         }
     }
-    if let Some(this) = combining {
+    for (key, this) in [
+        ("combining_2thr_500ns_mps", at_once),
+        ("combining_gather_2thr_500ns_mps", combining),
+    ] {
+        let Some(this) = this else { continue };
         let of = this.outcome;
         let scaled = median(of.turn_by_turn(of, |run, _| this.scaled(run)));
-        record.both("combining_2thr_500ns_mps", Some(of.mps.median), scaled, 3);
+        record.both(key, Some(of.mps.median), scaled, 3);
     }
 }
 
 fn derive(record: &mut Record) {
     let deferred = record.get("d_deferred_f0_1thr_ns_raw");
     let scaled = record.get("d_deferred_f0_1thr_ns");
-    // Allocator and queue, as the notes' d-def; beside it the same with a table behind.
+    // Allocator and queue, as d-def is defined; beside it the same with a table behind.
     record.both("deferred_ns", deferred, scaled, 2);
     let deferred = record.get("dt_deferred_f0_1thr_ns_raw");
     let scaled = record.get("dt_deferred_f0_1thr_ns");

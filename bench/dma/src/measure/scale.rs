@@ -1,4 +1,5 @@
-//! From this machine to the one of our notes, so that a figure can be compared with a target.
+//! From this machine to the *reference machine*, on which Linux's figures were measured and for which targets are set, so that
+//! a figure can be compared with a target.
 //!
 //! A figure is given as measured (`_raw`) and scaled by a primitive of the same run:
 //! * one thread: nanoseconds × 1.67 / [floor](super::primitives), the floor being measured beside each run;
@@ -15,10 +16,10 @@
 //!
 //! The ratio of two threads' throughput to one's is twice the inverse of the times' ratio, and scaled through it.
 
-/// The floor on the machine of the notes, nanoseconds.
-pub const NOTES_FLOOR_NS: f64 = 1.67;
+/// The floor on the reference machine, nanoseconds.
+pub const REFERENCE_FLOOR_NS: f64 = 1.67;
 /// The round trip there, nanoseconds.
-pub const NOTES_RTT_NS: f64 = 120.0;
+pub const REFERENCE_RTT_NS: f64 = 120.0;
 
 /// The primitives of this run, as far as figures are scaled by them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,14 +30,14 @@ pub struct Scale {
     pub rtt_ns: Option<f64>,
 }
 
-/// What one thread takes on the machine of the notes, by the floor measured beside it.
+/// What one thread takes on the reference machine, by the floor measured beside it.
 pub fn by_floor(ns: f64, floor_ns: f64) -> f64 {
-    ns * NOTES_FLOOR_NS / floor_ns
+    ns * REFERENCE_FLOOR_NS / floor_ns
 }
 
 /// What crosses between cores takes there, by the round trip measured beside it.
 pub fn by_round_trip(ns: f64, rtt_ns: f64) -> f64 {
-    ns * NOTES_RTT_NS / rtt_ns
+    ns * REFERENCE_RTT_NS / rtt_ns
 }
 
 impl Scale {
@@ -83,14 +84,17 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_of_the_notes_scales_nothing() {
-        let notes = Scale {
-            floor_ns: NOTES_FLOOR_NS,
-            rtt_ns: Some(NOTES_RTT_NS),
+    fn the_reference_machine_scales_nothing() {
+        let reference = Scale {
+            floor_ns: REFERENCE_FLOOR_NS,
+            rtt_ns: Some(REFERENCE_RTT_NS),
         };
-        assert_eq!(notes.single(21.0), 21.0);
-        assert_eq!(by_round_trip(20.0, NOTES_RTT_NS), 20.0);
-        assert_eq!(notes.beyond_flush(676.0, 500.0, NOTES_RTT_NS), 676.0);
+        assert_eq!(reference.single(21.0), 21.0);
+        assert_eq!(by_round_trip(20.0, REFERENCE_RTT_NS), 20.0);
+        assert_eq!(
+            reference.beyond_flush(676.0, 500.0, REFERENCE_RTT_NS),
+            676.0
+        );
     }
 
     #[test]

@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn each_run_is_scaled_by_the_floor_beside_it() {
         let case = Case::new("one", 1, || bail!("not run"));
-        let floor = scale::NOTES_FLOOR_NS;
+        let floor = scale::REFERENCE_FLOOR_NS;
         let runs = [(10.0, 1.0), (20.0, 2.0), (30.0, 3.0)];
         let found = outcome(
             &case,

@@ -90,7 +90,7 @@ fn task<T: PageTable + 'static>(
         table.unmap(one(page))?;
         ranges.push(one(page));
     }
-    // With consecutive pages the range is computed, as the loop of the notes does, and not looked up.
+    // With consecutive pages the range is computed, as the quoted loop does, and not looked up.
     let step = match ranges[..] {
         [first, second, ..] => second.first().raw().wrapping_sub(first.first().raw()),
         _ => 0,

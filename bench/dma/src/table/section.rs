@@ -16,7 +16,7 @@ pub const PAGES: [u64; 3] = [256, 65_536, 2_097_152];
 /// Names of the tables in keys.
 pub const TABLES: [&str; 3] = ["lock_free", "rw_locks", "global_lock"];
 
-/// Linux's `generic_pt` in the notes: one thread, two shared, two disjoint.
+/// Linux's `generic_pt` on the reference machine: one thread, two shared, two disjoint.
 pub const QUOTED: [[&str; 3]; 3] = [
     ["71.4", "119", "71.6"],
     ["78.0", "117", "79.3"],

@@ -32,7 +32,8 @@
 //! Two cores of a Xeon whose lines take 215 ns there and back, commands of 500 ns, a domain as dear as a page: 0.79 and 0.80
 //! of `strict`'s time in two runs, where the version with a handed-over seat took 0.82 and 0.86; of a lock around the wait
 //! 0.65 and 0.59. Where two do not pay (pages of 500 ns, a domain of 1 us), as long as `strict`. This counts the wait for
-//! others, up to 256 looks; without it was not measured, nor were more than two cores, nor a real unit.
+//! others, up to 256 looks, as `strict` where there is none ([`with_gather`](Combiner::with_gather)): then two cores
+//! seldom meet. More than two cores were not measured, nor was a real unit.
 //!
 //! | departure from the plain version | why |
 //! |---|---|
@@ -72,7 +73,7 @@ const LOOKS: u32 = 1 << 12;
 const BUSY_LOOKS: u32 = 1 << 14;
 /// Looks for others by a core that finds the hardware idle, and a batch with others would be cheaper: about half a
 /// microsecond.
-const GATHER_LOOKS: u32 = 256;
+pub const GATHER_LOOKS: u32 = 256;
 /// After so many waits for busy hardware in a row, none of them short, a core joins others, and calls them.
 const PRESSED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 /// After at most so many of them a core that called in vain calls again.

@@ -21,9 +21,9 @@ mod combine;
 mod model;
 mod serial;
 
-pub use combine::Combiner;
 #[cfg(shuttle)]
 pub use combine::Mutant;
+pub use combine::{Combiner, GATHER_LOOKS};
 pub use model::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
 pub use serial::{GLOBAL_NS, PAGE_NS, SerialFlush};
 

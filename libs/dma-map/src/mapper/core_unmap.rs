@@ -425,7 +425,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
                 self.flush_when_due()
             }
             Teardown::Async(_) => self.submit(range, pinned),
-            Teardown::StrictLock | Teardown::Strict | Teardown::Combining => {
+            Teardown::StrictLock | Teardown::Strict | Teardown::Combining(_) => {
                 self.invalidate_now(range, pinned)
             }
         };
@@ -437,7 +437,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let shared = &*self.shared;
         let commands = [Command::Pages(range)];
         let done = match shared.policy.teardown {
-            Teardown::Combining => shared.combiner.flush(&shared.invalidator, self.core, range),
+            Teardown::Combining(_) => shared.combiner.flush(&shared.invalidator, self.core, range),
             Teardown::StrictLock => {
                 let _turn = shared.strict.lock();
                 shared.invalidator.flush(&commands)

@@ -61,7 +61,7 @@ mod tests;
 pub use bounce::Bounce;
 pub use core_map::MapperCore;
 pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
-pub use policy::{DeviceLimits, Optimistic, Policy, Reuse, Teardown, Window};
+pub use policy::{DeviceLimits, Gather, Optimistic, Policy, Reuse, Teardown, Window};
 pub use request::{DeviceSegment, Direction, Mapping, Segment};
 
 use ::lines::{AtomicBool, AtomicUsize, CachePadded, Lock};
@@ -186,7 +186,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
             used: AtomicUsize::new(0),
             flush: CachePadded::new(Lock::new(Flush::default())),
             strict: CachePadded::new(Lock::new(())),
-            combiner: Combiner::new(cores),
+            combiner: match policy.teardown {
+                Teardown::Combining(gather) => Combiner::with_gather(cores, gather.looks),
+                _ => Combiner::new(0),
+            },
             sharing: is_shared.then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
             reclaims,
             orphans: Lock::new(Orphans::default()),

@@ -148,7 +148,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
             commands.extend(ranges.map(Command::Pages));
         }
         match (self.policy.teardown, commands.as_slice()) {
-            (Teardown::Combining, &[Command::Pages(range)]) => {
+            (Teardown::Combining(_), &[Command::Pages(range)]) => {
                 self.combiner.flush(&self.invalidator, core, range)
             }
             (Teardown::StrictLock, commands) => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use address::PhysAddr;
 use dma_map::invalidate::{DeviceFault, ModelMemory};
-use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
+use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use dma_map::planted::{Mistake, plant};
 use dma_map::table::PageTable;
 use dma_map::testing::{ModelCore, ModelDomain, TICK, is_strict};
@@ -389,7 +389,7 @@ fn strict_policies_leave_nothing_stale() {
 fn shared_mappings_go_with_their_last_user() {
     const ALL: &[Policy] = &[
         Policy::SHARED,
-        Policy::SHARED.with_teardown(Teardown::Combining),
+        Policy::SHARED.with_teardown(Teardown::Combining(Gather::DEFAULT)),
     ];
     holds(1_000, model(ALL));
 }
@@ -407,7 +407,7 @@ fn windows_close() {
 fn idle_mappings_are_reused_or_torn_down() {
     const ALL: &[Policy] = &[
         OPTIMISTIC,
-        OPTIMISTIC.with_teardown(Teardown::Combining),
+        OPTIMISTIC.with_teardown(Teardown::Combining(Gather::DEFAULT)),
         DEFERRED.with_reuse(Reuse::Optimistic(IDLE)),
         DEFERRED.with_reuse(Reuse::SharedOptimistic(IDLE)),
         Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(IDLE)),
