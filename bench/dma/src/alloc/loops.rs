@@ -96,15 +96,26 @@ impl<W: Worker> Held<W> {
 
 struct Randomly<W: Worker>(Held<W>);
 
+impl<W: Worker> Held<W> {
+    /// Replaces random ranges. The size is a function, not a value, so that a loop over single pages knows that it is one.
+    #[inline]
+    fn replace(&mut self, pages: impl Fn(u64) -> u64) {
+        let mask = self.slots.len() - 1;
+        for _ in 0..BATCH {
+            let r = self.random.next();
+            let slot = &mut self.slots[(r >> 32) as usize & mask];
+            self.worker.free(*slot);
+            *slot = self.worker.alloc(pages(r));
+        }
+    }
+}
+
 impl<W: Worker> Task for Randomly<W> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         let held = &mut self.0;
-        let mask = held.slots.len() - 1;
-        for _ in 0..BATCH {
-            let r = held.random.next();
-            let slot = &mut held.slots[(r >> 32) as usize & mask];
-            held.worker.free(*slot);
-            *slot = held.worker.alloc(held.sizes.pages(r));
+        match held.sizes {
+            Sizes::One => held.replace(|_| 1),
+            Sizes::UpTo32 { shift } => held.replace(|r| 1 + ((r >> shift) & 31)),
         }
         BATCH
     }
