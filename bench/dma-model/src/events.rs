@@ -5,11 +5,25 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use crate::{Constants, HANDOVER_LINES, Outcome};
 
-/// A core asks at a time.
+/// What a core does when its time comes. Only combining knows more than the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Step {
+    /// Its own work is done.
+    Asks,
+    /// It looks again whether the hardware is idle.
+    Retries,
+    /// The first of the open generation finds the batch before complete.
+    Stands,
+    /// It closes this generation, unless somebody has.
+    Closes(u64),
+}
+
+/// A core's step at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Ask {
-    at: f64,
-    core: usize,
+pub(crate) struct Ask {
+    pub(crate) at: f64,
+    pub(crate) core: usize,
+    pub(crate) step: Step,
 }
 
 impl Eq for Ask {}
@@ -20,6 +34,7 @@ impl Ord for Ask {
         self.at
             .total_cmp(&other.at)
             .then(self.core.cmp(&other.core))
+            .then(self.step.cmp(&other.step))
     }
 }
 
@@ -29,10 +44,10 @@ impl PartialOrd for Ask {
     }
 }
 
-/// Cores that repeat an operation until the first has made `ops` of them: from then on there would be fewer.
+/// Cores that repeat an operation until they have made `ops` of them each, on average.
 pub(crate) struct Cores {
     asks: BinaryHeap<Reverse<Ask>>,
-    made: Vec<u64>,
+    cores: usize,
     ops: u64,
     total: u64,
     flushes: u64,
@@ -48,35 +63,50 @@ impl Cores {
                     Reverse(Ask {
                         at: core as f64,
                         core,
+                        step: Step::Asks,
                     })
                 })
                 .collect(),
-            made: vec![0; cores],
-            ops,
+            cores,
+            ops: ops * cores as u64,
             total: 0,
             flushes: 0,
             end: 0.0,
         }
     }
 
-    fn next(&mut self) -> Option<Ask> {
+    pub(crate) fn next(&mut self) -> Option<Ask> {
         let Reverse(ask) = self.asks.pop()?;
         assert!(ask.at.is_finite() && ask.at >= 0.0, "time runs forward");
         Some(ask)
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.cores
+    }
+
+    /// `core` comes again at `at`.
+    pub(crate) fn comes(&mut self, core: usize, at: f64, step: Step) {
+        self.asks.push(Reverse(Ask { at, core, step }));
+    }
+
+    /// The hardware was given a batch.
+    pub(crate) fn flushed(&mut self) {
+        self.flushes += 1;
+    }
+
     /// `core` made `count` operations, the last at `at`, and asks again at `again`. False when the run is over.
-    fn made(&mut self, core: usize, count: u64, at: f64, again: f64) -> bool {
-        self.made[core] += count;
+    pub(crate) fn made(&mut self, core: usize, count: u64, at: f64, again: f64) -> bool {
         self.total += count;
         self.end = self.end.max(at);
-        self.asks.push(Reverse(Ask { at: again, core }));
-        self.made[core] < self.ops
+        self.comes(core, again, Step::Asks);
+        self.total < self.ops
     }
 
     /// `parts` of what was counted make one operation.
     pub(crate) fn outcome(&self, parts: f64) -> Outcome {
-        let (ops, cores) = (self.total as f64 / parts, self.made.len());
+        let (ops, cores) = (self.total as f64 / parts, self.cores);
         Outcome {
             cores,
             mps: ops * 1000.0 / self.end,
@@ -88,7 +118,7 @@ impl Cores {
     /// Own work, then `held` under the lock, and `moved` more where another core held it last.
     pub(crate) fn locked(&mut self, line: f64, own: f64, held: f64, moved: f64) {
         let (mut free_at, mut last) = (0.0, usize::MAX);
-        while let Some(Ask { at, core }) = self.next() {
+        while let Some(Ask { at, core, .. }) = self.next() {
             let begin = if last == core || last == usize::MAX {
                 at.max(free_at)
             } else if at < free_at {
@@ -106,63 +136,12 @@ impl Cores {
         }
     }
 
-    /// Own work, then a request; whoever finds no leader leads, collects what waits, and flushes once.
-    ///
-    /// A leader leaves after its flush. One that waits is told (a line), and takes the seat (another), unless the one that
-    /// left is back before: then it leads again, and they share the flush.
-    pub(crate) fn combining(&mut self, line: f64, own: f64, flush: f64, gather: f64, collect: f64) {
-        let (mut free_at, mut last) = (0.0, usize::MAX);
-        let mut batch = Vec::new();
-        while let Some(first) = self.next() {
-            let is_known = last == first.core || last == usize::MAX;
-            let is_back = !is_known && first.at < free_at && own <= 2.0 * line;
-            let begin = if is_back {
-                free_at + own
-            } else if first.at < free_at {
-                free_at + 2.0 * line
-            } else if is_known {
-                first.at
-            } else {
-                first.at + line
-            };
-            let leader = if is_back { last } else { first.core };
-            let mut point = begin + gather;
-            batch.clear();
-            if is_back {
-                point += line + collect;
-                batch.push(first.core);
-            }
-            while let Some(Reverse(ask)) = self.asks.peek() {
-                // A request can be seen one transfer after it was made, which is what the leader waits for.
-                if ask.at > point {
-                    break;
-                }
-                if ask.core != leader {
-                    point += line + collect;
-                    batch.push(ask.core);
-                }
-                self.next();
-            }
-            let end = point + flush;
-            (free_at, last) = (end, leader);
-            self.flushes += 1;
-            let mut goes_on = self.made(leader, 1, end, end + own);
-            for follower in &batch {
-                let seen = end + line;
-                goes_on &= self.made(*follower, 1, seen, seen + own);
-            }
-            if !goes_on {
-                break;
-            }
-        }
-    }
-
     /// Own work alone until the queue is full; then what an earlier flush covers leaves it, or there is a flush.
     pub(crate) fn deferred(&mut self, c: Constants, own: f64, entries: u32) {
         let entries = entries as usize;
-        let mut queues = vec![VecDeque::with_capacity(entries); self.made.len()];
+        let mut queues = vec![VecDeque::with_capacity(entries); self.cores];
         let (mut began, mut free_at, mut last) = (f64::NEG_INFINITY, 0.0, usize::MAX);
-        while let Some(Ask { at, core }) = self.next() {
+        while let Some(Ask { at, core, .. }) = self.next() {
             // No other core takes part until the queue is full: these operations need no events.
             let queue = &mut queues[core];
             let mut now = at;

@@ -1,6 +1,6 @@
 //! What many cores would reach: a discrete-event **model**, never a measurement.
 //!
-//! **What.** Cores that repeat one operation, and what they queue for: a lock, a serial flush, a leader's batch. Time
+//! **What.** Cores that repeat one operation, and what they queue for: a lock, a serial flush, a line on which they meet. Time
 //! comes from [`Constants`] measured in the same run on one and two cores; [`run`] plays the events for any number.
 //! [`validate`] puts the model beside measured values at the core counts that exist, and says how far it is off.
 //!
@@ -10,7 +10,7 @@
 //! | [`System`] | one operation |
 //! |---|---|
 //! | `StrictLock` | own work; lock handed over by three line transfers; one flush under it |
-//! | `StrictCombining` | own work; a request in a line of its own; a leader takes all that wait into one flush and leaves; it leads again if it is back before one that waits has heard |
+//! | `StrictCombining` | own work; alone on idle hardware, until waits press; then a post in the open generation, which the first closes when the batch before is complete and another has come; one flush for all, for which each waits himself |
 //! | `Deferred` | own work; every `entries` operations one flush, unless another core's flush came meanwhile |
 //! | `TreeLock` | twice: lock handed over, work under it, the lines under it that another core wrote last |
 //! | `Private` | own work, and the remote lines that the line probe counts per operation |
@@ -20,6 +20,7 @@
 //! of arrival; a real test-and-set lock may favour whoever released it.
 #![forbid(unsafe_code)]
 
+mod combining;
 mod events;
 
 use std::fmt;
@@ -31,7 +32,7 @@ use events::Cores;
 pub struct Constants {
     /// One cache line from one core to another, one way: half of the round trip that the line probe measures.
     pub line_ns: f64,
-    /// Taking and releasing a lock that is already in the own cache.
+    /// Taking and releasing a lock that is already in the own cache; combining's read-modify-writes are taken for as dear.
     pub lock_ns: f64,
     /// One page-selective or batched flush; flushes are serial.
     pub flush_ns: f64,
@@ -60,14 +61,12 @@ pub enum System {
         /// The operation on one core without its flush, lock included.
         own_ns: f64,
     },
-    /// Strict protection, unmaps of many cores meet in one flush.
+    /// Strict protection, unmaps of many cores meet in one flush, which takes as long as that of one page.
     StrictCombining {
         /// The operation on one core without its flush.
         own_ns: f64,
-        /// How long a leader waits for others before it collects.
+        /// How long the first, alone on idle hardware, waits for another; see [`GATHER_NS`].
         gather_ns: f64,
-        /// What a leader needs for each request of another core beside the line's transfer.
-        collect_ns: f64,
     },
     /// Unmaps queue per core; a full queue flushes globally.
     Deferred {
@@ -97,6 +96,9 @@ pub enum System {
 /// Line transfers when a contended lock changes hands: the release takes the line back from who waits, the waiter
 /// reads it, and takes it for itself.
 pub const HANDOVER_LINES: f64 = 3.0;
+
+/// How long `dma-map`'s combining waits for others: 256 looks without a pause.
+pub const GATHER_NS: f64 = 500.0;
 
 /// Remote lines under the lock of a tree of ranges: root and two nodes, at each of the two operations.
 pub const TREE_LINES: f64 = 6.0;
@@ -157,13 +159,9 @@ pub fn run(system: System, constants: Constants, cores: usize) -> Outcome {
                 ..run.outcome(2.0)
             }
         }
-        System::StrictCombining {
-            own_ns,
-            gather_ns,
-            collect_ns,
-        } => {
+        System::StrictCombining { own_ns, gather_ns } => {
             let mut run = Cores::new(cores, OPS);
-            run.combining(c.line_ns, own_ns, c.flush_ns, gather_ns, collect_ns);
+            combining::play(&mut run, c, own_ns, gather_ns);
             run.outcome(1.0)
         }
         System::Deferred { own_ns, entries } => {

@@ -32,16 +32,13 @@ pub const SYSTEMS: [(&str, &str, &str); 5] = [
 
 fn system(record: &Record, name: &str) -> Option<System> {
     let ns = |row: &str| record.get(&format!("{row}_1thr_ns_raw"));
-    let lock_ns = record.get("lock_ns")?;
     Some(match name {
         "strict_lock" => System::StrictLock {
             own_ns: ns("d_strict_lock_f0")?,
         },
         "strict_combining" => System::StrictCombining {
             own_ns: ns("d_strict_combining_f0")?,
-            gather_ns: 0.0,
-            // A look at a posted request, beside the line's transfer.
-            collect_ns: lock_ns,
+            gather_ns: dma_model::GATHER_NS,
         },
         "deferred" => System::Deferred {
             own_ns: ns("d_deferred_f0")?,

@@ -1,0 +1,217 @@
+//! Combining, as `dma_map::invalidate::Combiner` has it: cores that meet in generations.
+//!
+//! Shared are two lines: the **seat**, where posts come one after the other, each with the line's transfer and a
+//! read-modify-write, and the **word of the hardware**, which a submitter fetches if another wrote it last. A report reaches
+//! the others three transfers after the flush has begun (the word is claimed, the report written, the report read), and
+//! matters only where a flush is shorter.
+//!
+//! What is to be seen: all who return from one batch ask again at the same moment, the first's look at the seat queues behind
+//! their posts, and so nearly all meet in the next. That is to the advantage of combining: `bench/dma-lines`, where cores
+//! take turns, finds that of four cores two meet at a time. With many cores the hardware idles while they post, and who has
+//! gone alone finds it idle and stays alone: a few cores make a good part of all operations.
+//!
+//! Left out: ranges and their words (a batch is one domain command, as dear as a page), joining others in the middle of
+//! a wait, cores that are stopped, failures.
+
+use crate::Constants;
+use crate::events::{Ask, Cores, Step};
+
+/// So many in a generation make it cheaper than a flush for each.
+const ENOUGH: usize = 2;
+/// As in `dma-map`: waits in a row that press.
+const PRESSED: u32 = 4;
+/// After at most so many a core that called in vain calls again.
+const PRESSED_MAX: u32 = 256;
+/// How often a core meets others before it sees what it is like without.
+const MEETINGS: u32 = 256;
+/// A wait is short below this part of a flush.
+const SHORT: f64 = 4.0;
+/// Transfers from the beginning of a flush until the others know of it.
+const REPORT_LINES: f64 = 3.0;
+
+/// A line, and who wrote it last.
+#[derive(Default)]
+struct Word {
+    free_at: f64,
+    last: Option<usize>,
+}
+
+impl Word {
+    /// Nanoseconds until `core` has it.
+    fn comes_to(&mut self, core: usize, line: f64) -> f64 {
+        match self.last.replace(core) {
+            Some(last) if last != core => line,
+            _ => 0.0,
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct Habit {
+    meetings: u32,
+    pressed: u32,
+    calls_at: u32,
+    asked_at: f64,
+}
+
+impl Habit {
+    fn met(&mut self) {
+        self.meetings = self.meetings.checked_sub(1).unwrap_or(MEETINGS);
+        self.pressed = PRESSED - 1;
+        self.calls_at = PRESSED;
+    }
+
+    fn met_nobody(&mut self) {
+        self.meetings = 0;
+        self.pressed = 0;
+        self.calls_at = (2 * self.calls_at.max(PRESSED)).min(PRESSED_MAX);
+    }
+}
+
+struct Play<'a> {
+    cores: &'a mut Cores,
+    c: Constants,
+    own: f64,
+    gather: f64,
+    seat: Word,
+    hardware: Word,
+    generation: u64,
+    /// Who has posted in it.
+    members: Vec<usize>,
+    is_awaited: bool,
+    /// When the batch of the generation before is known to be complete; `None` where it had none.
+    complete_at: Option<f64>,
+    habits: Vec<Habit>,
+}
+
+/// Plays until the run is over.
+pub(crate) fn play(cores: &mut Cores, c: Constants, own: f64, gather: f64) {
+    let habits = vec![Habit::default(); cores.count()];
+    let mut play = Play {
+        cores,
+        c,
+        own,
+        gather,
+        seat: Word::default(),
+        hardware: Word::default(),
+        generation: 0,
+        members: Vec::new(),
+        is_awaited: false,
+        complete_at: None,
+        habits,
+    };
+    while let Some(Ask { at, core, step }) = play.cores.next() {
+        let goes_on = match step {
+            Step::Asks if play.habits[core].meetings > 0 => play.post(at, core),
+            Step::Asks => {
+                play.habits[core].asked_at = at;
+                play.alone(at, core)
+            }
+            Step::Retries => play.alone(at, core),
+            Step::Stands => play.stand(at, core),
+            Step::Closes(generation) if generation == play.generation => play.close(at, core),
+            Step::Closes(_) => true,
+        };
+        if !goes_on {
+            break;
+        }
+    }
+}
+
+impl Play<'_> {
+    /// When a read-modify-write of the seat is done that `core` begins at `at`. They come one after the other.
+    fn seat(&mut self, at: f64, core: usize) -> f64 {
+        let moved = self.seat.comes_to(core, self.c.line_ns);
+        let done = at.max(self.seat.free_at) + moved + self.c.lock_ns;
+        self.seat.free_at = done;
+        done
+    }
+
+    /// When the flush begins that `core` submits at `at`.
+    fn submit(&mut self, at: f64, core: usize) -> f64 {
+        let moved = self.hardware.comes_to(core, self.c.line_ns);
+        let begin = (at + moved).max(self.hardware.free_at);
+        self.hardware.free_at = begin + self.c.flush_ns;
+        self.cores.flushed();
+        begin
+    }
+
+    /// `core` has not met others lately. False, as from all these, when the run is over.
+    fn alone(&mut self, at: f64, core: usize) -> bool {
+        let habit = &mut self.habits[core];
+        if habit.pressed >= PRESSED && !self.members.is_empty() {
+            return self.post(at, core);
+        }
+        if at < self.hardware.free_at {
+            if habit.pressed >= habit.calls_at.max(PRESSED) {
+                return self.post(at, core);
+            }
+            let idle_at = self.hardware.free_at;
+            self.cores.comes(core, idle_at, Step::Retries);
+            return true;
+        }
+        let waited = at - habit.asked_at;
+        habit.pressed = match waited > 0.0 && waited * SHORT >= self.c.flush_ns {
+            true => habit.pressed + 1,
+            false => 0,
+        };
+        let end = self.submit(at, core) + self.c.flush_ns;
+        self.cores.made(core, 1, end, end + self.own)
+    }
+
+    fn post(&mut self, at: f64, core: usize) -> bool {
+        let posted = self.seat(at, core);
+        self.members.push(core);
+        match self.members.len() {
+            1 => {
+                let complete_at = self.complete_at.unwrap_or(0.0);
+                self.cores
+                    .comes(core, posted.max(complete_at), Step::Stands);
+            }
+            ENOUGH if self.is_awaited => {
+                let closes = Step::Closes(self.generation);
+                self.cores.comes(core, posted, closes);
+            }
+            // The closer lets it know.
+            _ => {}
+        }
+        true
+    }
+
+    /// The first looks who has come.
+    fn stand(&mut self, at: f64, core: usize) -> bool {
+        if self.complete_at.is_none() && at < self.hardware.free_at {
+            let idle_at = self.hardware.free_at;
+            self.cores.comes(core, idle_at, Step::Stands);
+            return true;
+        }
+        let looked = self.seat(at, core);
+        self.is_awaited = self.members.len() < ENOUGH;
+        let closes_at = looked + if self.is_awaited { self.gather } else { 0.0 };
+        let closes = Step::Closes(self.generation);
+        self.cores.comes(core, closes_at, closes);
+        true
+    }
+
+    fn close(&mut self, at: f64, core: usize) -> bool {
+        let closed = self.seat(at, core);
+        self.generation += 1;
+        self.is_awaited = false;
+        let members = std::mem::take(&mut self.members);
+        let begin = self.submit(closed, core);
+        let end = begin + self.c.flush_ns;
+        let heard = end.max(begin + REPORT_LINES * self.c.line_ns);
+        self.complete_at = (members.len() >= ENOUGH).then_some(heard);
+        let mut goes_on = true;
+        for member in &members {
+            let habit = &mut self.habits[*member];
+            match members.len() >= ENOUGH {
+                true => habit.met(),
+                false => habit.met_nobody(),
+            }
+            let seen = if *member == core { end } else { heard };
+            goes_on &= self.cores.made(*member, 1, seen, seen + self.own);
+        }
+        goes_on
+    }
+}
