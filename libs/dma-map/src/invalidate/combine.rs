@@ -46,7 +46,7 @@
 //!
 //! Cost in line transfers for each request: the post, and the report; from the seventh of a generation on its range. For each
 //! batch: closing, reporting, the look at the report before, and what the hardware's queue needs. Counted by `bench/dma-lines`
-//! with everybody busy: 1.8 for two cores, 3.1 to 4.0 for four to 32; more were not counted. What is above 3: with four cores two meet at
+//! with everybody busy: 1.8 for two cores, 3.1 to 4.0 for four to 32, 2.5 for 128. What is above 3: with four cores two meet at
 //! a time, and a batch's five lines count half each; from 16 on, the ranges beyond the sixth.
 //!
 //! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among those who go alone, which is the
