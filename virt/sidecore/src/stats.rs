@@ -335,11 +335,13 @@ impl Board {
 
     #[cold]
     pub(crate) fn arm_failed(&self, reason: String) {
-        self.core.0.arm_failures.add(1);
-        *self
+        let mut last = self
             .last_arm_error
             .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(reason);
+            .unwrap_or_else(PoisonError::into_inner);
+        *last = Some(reason);
+        // With the lock held, as a snapshot is taken: whoever sees a failure counted has its reason.
+        self.core.0.arm_failures.add(1);
     }
 
     /// CPU time of the thread so far, or at its end.

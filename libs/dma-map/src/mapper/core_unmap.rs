@@ -15,10 +15,10 @@ use crate::reuse::Key;
 use crate::table::{PageTable, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
-/// of the pin: by address, which may be nobody's, a few milliseconds;
-const PIN_SPINS: u32 = 1 << 16;
+/// of the pin: by address, which may be nobody's, a few milliseconds (a fuzz target has no other thread);
+const PIN_SPINS: u32 = if cfg!(fuzzing) { 4 } else { 1 << 16 };
 /// with a mapping, which is the right to end it, as long as a machine may stop the other user in between.
-const OWNED_PIN_SPINS: u32 = 1 << 23;
+const OWNED_PIN_SPINS: u32 = if cfg!(fuzzing) { 8 } else { 1 << 23 };
 /// How often a pin is tried again that was refused because something else is allocated there. An allocator that finds a
 /// pin in its way looks what is there only afterwards: where that pin has just been let go, it finds the range allocated,
 /// and can but blame its length.
