@@ -384,12 +384,12 @@ impl Combiner {
         let own = [Command::Pages(range)];
         let submitted = if count < enough {
             let submitted = invalidator.submit(&own);
-            self.report(generation, None);
+            self.board.report_on(generation, None);
             self.seat.take(generation, count);
             submitted
         } else if count >= invalidator.whole_domain_from() || count > RANGES {
             let submitted = invalidator.submit(&[Command::Domain]);
-            self.report(generation, submitted.ok());
+            self.board.report_on(generation, submitted.ok());
             self.seat.take(generation, count);
             submitted
         } else {
@@ -401,15 +401,10 @@ impl Combiner {
                 unpack(*word)
             });
             let submitted = invalidator.submit(Merged::of(ranges).commands());
-            self.report(generation, submitted.ok());
+            self.board.report_on(generation, submitted.ok());
             submitted
         };
         wait(invalidator, submitted?).map(drop)
-    }
-
-    #[inline]
-    fn report(&self, generation: u64, ticket: Option<Ticket>) {
-        self.board.report_on(generation, ticket);
     }
 }
 

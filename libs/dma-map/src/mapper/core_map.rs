@@ -291,14 +291,28 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
         let access = direction.access();
         let request = self.request(pages).for_memory(phys, access);
+        let allocated = self.try_make(request, phys, pages, access)?;
+        Some((allocated.start(), len, allocated.pages(), None))
+    }
+
+    /// A new mapping of so many pages, where nothing is out of the ordinary. `None` leaves things as they were.
+    #[inline(always)]
+    fn try_make(
+        &mut self,
+        request: Request,
+        phys: PhysAddr,
+        pages: u64,
+        access: Access,
+    ) -> Option<IovaRange> {
         let allocated = self.alloc.alloc(request).ok()?;
         let range = first_pages(allocated, pages);
+        let shared = &*self.shared;
         if shared.allocator.is_counted(allocated) || shared.table.map(range, phys, access).is_err()
         {
             self.take_back(allocated);
             return None;
         }
-        Some((allocated.start(), len, allocated.pages(), None))
+        Some(allocated)
     }
 
     /// An idle mapping of this core, in use again, or a new one. `None` leaves things as they were.
@@ -323,14 +337,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// A mapping, where none was found. `None` leaves things as they were.
     #[inline(never)]
     fn make_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
-        let shared = &*self.shared;
         let request = self.request(key.pages());
-        let allocated = self.alloc.alloc(request).ok()?;
-        let range = first_pages(allocated, key.pages());
-        if (shared.table.map(range, key.phys(), key.access())).is_err() {
-            self.take_back(allocated);
-            return None;
-        }
+        let allocated = self.try_make(request, key.phys(), key.pages(), key.access())?;
         if let Some(Cache::Idle(cache)) = self.reused.as_mut().map(|reused| &mut reused.cache) {
             cache.missed();
         }
