@@ -10,8 +10,9 @@ use lines::Ordering;
 
 use super::Shared;
 use super::hot::Hot;
-use super::lane::{Lane, Ready};
+use super::lane::Lane;
 use super::layout::MAX_ORDER;
+use super::ready::Ready;
 use super::state::pages_of;
 use super::zone::MAX_ZONES;
 use crate::{
@@ -40,9 +41,8 @@ pub(super) struct Local {
     pub(super) lanes: [Lane; MAX_ZONES],
     /// The lane that is tried first.
     pub(super) preferred: usize,
-    /// Its last page, and the class of its single pages.
+    /// Its last page.
     pub(super) top: u64,
-    pub(super) first_class: u8,
     pub(super) ready: Ready,
     /// Freed runs whose chunks wait to be retired.
     pub(super) leaving_runs: Vec<u64>,
@@ -60,34 +60,56 @@ pub(super) fn order_of(pages: u64) -> usize {
     }
 }
 
+/// The same of a range that is a power of two.
+#[inline(always)]
+fn order_of_power(pages: u64) -> usize {
+    // A bit that is always there: of 0 the count would be another instruction.
+    (pages | 1 << 63).trailing_zeros() as usize
+}
+
 impl Local {
     /// A range that is kept ready.
     #[inline(always)]
     fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
-        let page = self.ready.of(self.first_class + order as u8).pop()?;
+        let page = self.ready.preferred(order).take()?;
         let chunk = self.hot.chunk(shared, page)?;
         chunk.set_state(page, chunk.state(page).handed_out(order));
         Some(IovaRange::within_space(page, pages_of(order)))
     }
 
-    /// Makes ranges of the newest word with something free ready.
+    /// Makes ranges of the newest words with something free ready; whether there was one.
     #[inline(never)]
     fn refill(&mut self, shared: &Shared, order: usize) -> bool {
         let lane = self.preferred % MAX_ZONES;
-        let words = self.lanes[lane].partial[order].len();
-        words > 0 && self.make_ready(shared, lane, order, words - 1)
+        let mut is_any = false;
+        // Half of the room: as far from the next refill as from the next spill.
+        while self.ready.preferred(order).is_below_half()
+            && let Some(newest) = self.lanes[lane].partial[order].len().checked_sub(1)
+            && self.make_ready(shared, lane, order, newest)
+        {
+            is_any = true;
+        }
+        is_any
     }
 
     /// Keeps a freed range of ours ready for the next request of its class.
-    #[inline(always)]
+    #[inline]
     pub(super) fn keep(&mut self, shared: &Shared, page: u64, class: u8) {
-        if !self.ready.keep(class, page) {
+        if !self.ready.of(class).keep(page) {
             self.spill(shared, page, class);
         }
     }
 
-    /// A free in another core's chunk, or where strangers have marked something. Out of line: its registers would cost a
-    /// core's own frees a quarter.
+    /// The same of an order of the preferred lane.
+    #[inline(always)]
+    fn keep_preferred(&mut self, shared: &Shared, page: u64, order: usize) {
+        if !self.ready.preferred(order).keep(page) {
+            self.spill(shared, page, self.ready.preferred_class(order));
+        }
+    }
+
+    /// A free in another core's chunk whose giver we are not, or where strangers have marked something. Out of line: its
+    /// registers would cost a core's own frees a quarter.
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         let page = range.first().raw();
@@ -157,8 +179,10 @@ impl CoreAllocator for ChunkCore {
             && chunk.free_own(local.tag, range)
         {
             // Of the size and not of what was found there: whoever allocates next waits for this.
-            let class = local.first_class + order_of(range.pages()) as u8;
-            local.keep(shared, page, class);
+            local.keep_preferred(shared, page, order_of_power(range.pages()));
+            return Ok(());
+        }
+        if local.hot.give(local.owner, range) {
             return Ok(());
         }
         local.free_elsewhere(shared, range)
@@ -184,8 +208,7 @@ impl CoreAllocator for ChunkCore {
             && let Some(chunk) = local.hot.chunk(shared, page)
             && chunk.free_pinned_own(local.tag, range)
         {
-            let class = local.first_class + order_of(range.pages()) as u8;
-            local.keep(shared, page, class);
+            local.keep_preferred(shared, page, order_of_power(range.pages()));
             return;
         }
         local.free_pinned_slow(shared, pinned);

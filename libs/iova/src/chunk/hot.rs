@@ -60,14 +60,23 @@ impl Hot {
         Some(())
     }
 
-    /// Frees in a chunk of another core than `core`, which calls and has it in mind; `false` where the slow path
-    /// must find out what is wrong or special.
-    #[inline]
+    /// Frees in a chunk of another core than `core`, which calls, if it is the chunk's giver; whether it did.
+    #[inline(always)]
+    pub(super) fn give(&self, core: u64, range: IovaRange) -> bool {
+        let key = range.first().raw() / CHUNK_PAGES;
+        let at = key as usize % HOT;
+        self.gives >> at & 1 != 0
+            && self.places[at].key == key
+            && self.places[at].chunk.give(core, range)
+    }
+
+    /// The same if it is not the giver, and has the chunk in mind; `false` where the slow path must find out what is wrong
+    /// or special.
     pub(super) fn free_foreign(&mut self, core: u64, range: IovaRange) -> bool {
         let at = (range.first().raw() / CHUNK_PAGES) as usize % HOT;
         let (chunk, bit) = (&self.places[at].chunk, 1 << at);
         if self.gives & bit != 0 {
-            return chunk.give(core, range);
+            return false;
         }
         // Once is no reason: whoever frees here and there would pay for becoming the giver and for letting go.
         if self.visited & bit != 0 && chunk.is_anothers(core) && chunk.become_giver() {

@@ -2,60 +2,11 @@
 
 use alloc::vec::Vec;
 
-use super::layout::{CLASSES, CLASSES_PER_LANE, Chunk, FULL, MAX_ORDER, get, set, word_of};
-
-/// Ranges a core keeps ready, by class: 256 to 512 pages of each.
-pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 64, 64, 32, 24, 24, 8, 4, 2];
-
-/// Free ranges of one core, by class: the first pages, the one freed last on top. Room for [`READY`] is made with the first
-/// word of a class.
-#[derive(Debug)]
-pub(super) struct Ready([Stack; CLASSES]);
-
-/// Of 32 bytes, which makes its place a shift.
-#[derive(Debug)]
-#[repr(align(32))]
-struct Stack(Vec<u64>);
-
-impl Ready {
-    pub(super) fn new() -> Self {
-        Self(core::array::from_fn(|_| Stack(Vec::new())))
-    }
-
-    /// The ranges of a class, of which the low six bits are looked at.
-    #[inline(always)]
-    pub(super) fn of(&mut self, class: u8) -> &mut Vec<u64> {
-        &mut self.0[usize::from(class) % CLASSES].0
-    }
-
-    /// Keeps a range ready; `false` where there are enough.
-    #[inline(always)]
-    pub(super) fn keep(&mut self, class: u8, page: u64) -> bool {
-        let ready = self.of(class);
-        let has_room = ready.len() < ready.capacity();
-        if has_room {
-            ready.push(page);
-        }
-        has_room
-    }
-
-    /// Makes room for a class.
-    pub(super) fn open(&mut self, class: u8) {
-        let room = READY[usize::from(class) % CLASSES_PER_LANE];
-        let ready = self.of(class);
-        if ready.capacity() == 0 {
-            ready.reserve_exact(room);
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.0.iter_mut().for_each(|stack| stack.0.clear());
-    }
-}
+use super::layout::{Chunk, FULL, MAX_ORDER, get, set, word_of};
 
 /// One core's words and chunks of one zone.
 ///
-/// A free range of a word is in the word (its `held` bit is clear) or [`Ready`] (it is set, as it is for an allocated one). A
+/// A free range of a word is in the word (its `held` bit is clear) or [`Ready`](super::ready::Ready) (it is set, as it is for an allocated one). A
 /// word of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with an open word is in
 /// `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]

@@ -291,6 +291,14 @@ impl Chunk {
             .fold(0, |all, at| all | 1 << at)
     }
 
+    /// Pages that are allocated or kept ready, as far as the owner knows. Owner only.
+    pub(super) fn held_pages(&self) -> u64 {
+        (0..WORDS)
+            .filter(|word| self.order(*word) <= MAX_ORDER)
+            .map(|word| u64::from(get(self.held(word)).count_ones()) << self.order(word))
+            .sum()
+    }
+
     /// The class of an order here.
     pub(super) fn class(&self, order: usize) -> u8 {
         class_of((self.tag() >> LANE_SHIFT) as usize % MAX_ZONES, order)

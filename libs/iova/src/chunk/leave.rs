@@ -34,10 +34,10 @@ impl Local {
     fn unready(&mut self, shared: &Shared, lane: usize, order: usize, count: usize) {
         let class = class_of(lane, order);
         for at in 0..count {
-            let page = self.ready.of(class)[at];
+            let page = self.ready.of(class).get(at);
             self.put_back(shared, lane, page, order);
         }
-        self.ready.of(class).drain(..count);
+        self.ready.of(class).forget(count);
     }
 
     fn put_back(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
@@ -151,6 +151,17 @@ impl Local {
         self.publish(shared);
     }
 
+    /// Whether at most half of what this core's chunks have is allocated. What is kept ready may lie in all of them, a little
+    /// in each word, and so be all that keeps them.
+    fn is_mostly_free(&mut self, zone: &Zone, lane: usize) -> bool {
+        let own = &self.lanes[lane].own;
+        let all = own.len() as u64 * CHUNK_PAGES;
+        let held: u64 = own.iter().map(|page| known(zone, *page).held_pages()).sum();
+        let ready = |order| (self.ready.of(class_of(lane, order)).len() as u64) << order;
+        let ready: u64 = (0..=MAX_ORDER).map(ready).sum();
+        held - ready <= all / 2
+    }
+
     /// An emptied chunk whose leaf table may go.
     pub(super) fn retire_one(&mut self, shared: &Shared) -> Option<RetiredChunk> {
         if !shared.retires {
@@ -165,8 +176,8 @@ impl Local {
             let own = &mut self.lanes[lane];
             own.credit += 32;
             if own.leaving.is_empty() && own.own.len() > 1 {
-                self.collect(shared, lane, Look::All);
-                if self.lanes[lane].emptied > 0 {
+                let has_looked = self.collect(shared, lane, Look::All);
+                if self.lanes[lane].emptied > 0 || has_looked && self.is_mostly_free(zone, lane) {
                     self.sweep(shared, lane, true);
                 }
             }

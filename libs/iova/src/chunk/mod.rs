@@ -50,6 +50,7 @@ mod lane;
 mod layout;
 mod leave;
 mod ranges;
+mod ready;
 mod slow;
 mod state;
 mod strangers;
@@ -72,10 +73,11 @@ use crate::{
 pub use handle::ChunkCore;
 use handle::Local;
 use hot::Hot;
-use lane::{Lane, Ready};
+use lane::Lane;
 #[cfg(debug_assertions)]
 use layout::FREE;
 use layout::{Chunk, FULL, MAX_ORDER, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
+use ready::Ready;
 use zone::{MAX_ZONES, Zone};
 
 /// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address limit.
@@ -242,8 +244,7 @@ impl IovaAllocator for ChunkAllocator {
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
             preferred,
             top: lane(preferred).last,
-            first_class: layout::class_of(preferred, 0),
-            ready: Ready::new(),
+            ready: Ready::new(preferred),
             leaving_runs: Vec::new(),
         };
         Ok(ChunkCore {

@@ -17,7 +17,7 @@
 use lines::Ordering;
 
 use super::layout::{
-    AWAY, Chunk, GIVER, MARKS, NOBODY, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
+    AWAY, Chunk, GIVER, MARKS, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
 };
 use super::state::State;
 use super::{Mutant, plants};
@@ -28,46 +28,51 @@ impl Chunk {
     /// allocated and not pinned; whether it was.
     #[inline(always)]
     pub(super) fn free_own(&self, tag: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let state = self.state(page);
-        if self.tag() != tag || !state.is_out(range.pages()) {
-            return false;
-        }
-        self.set_state(page, state.none());
-        true
+        let state = self.out_unmarked(tag, range);
+        self.change(range, state.map(State::none))
     }
 
     /// The same where the `owner` calls, and strangers may have marked something, but not this range.
     pub(super) fn free_marked(&self, owner: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let state = self.state(page);
-        if !self.is_own(owner) || !state.is_out(range.pages()) || self.is_marked(page, state) {
-            return false;
-        }
-        self.set_state(page, state.none());
-        true
+        let state = self.out_if_not_marked(owner, range);
+        self.change(range, state.map(State::none))
     }
 
     /// Pins what [`Self::free_own`] would free; whether there is such a range.
     #[inline(always)]
     pub(super) fn pin_own(&self, tag: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let state = self.state(page);
-        if self.tag() != tag || !state.is_out(range.pages()) {
-            return false;
-        }
-        self.set_state(page, state.pinned());
-        true
+        let state = self.out_unmarked(tag, range);
+        self.change(range, state.map(State::pinned))
     }
 
     /// Pins what [`Self::free_marked`] would free; whether there is such a range.
     pub(super) fn pin_marked(&self, owner: u64, range: IovaRange) -> bool {
+        let state = self.out_if_not_marked(owner, range);
+        self.change(range, state.map(State::pinned))
+    }
+
+    /// The state of `range` if the chunk has this very tag and exactly `range` is allocated and not pinned.
+    #[inline(always)]
+    fn out_unmarked(&self, tag: u64, range: IovaRange) -> Option<State> {
+        let state = self.state(range.first().raw());
+        (self.tag() == tag && state.is_out(range.pages())).then_some(state)
+    }
+
+    /// The same where the `owner` calls, and strangers have not marked this range.
+    fn out_if_not_marked(&self, owner: u64, range: IovaRange) -> Option<State> {
         let page = range.first().raw();
         let state = self.state(page);
-        if !self.is_own(owner) || !state.is_out(range.pages()) || self.is_marked(page, state) {
+        let is_out = self.is_own(owner) && state.is_out(range.pages());
+        (is_out && !self.is_marked(page, state)).then_some(state)
+    }
+
+    /// Owner: writes the state of `range` if there is a new one; whether there is.
+    #[inline(always)]
+    fn change(&self, range: IovaRange, state: Option<State>) -> bool {
+        let Some(state) = state else {
             return false;
-        }
-        self.set_state(page, state.pinned());
+        };
+        self.set_state(range.first().raw(), state);
         true
     }
 
@@ -104,8 +109,7 @@ impl Chunk {
     /// Whether the chunk is of another core than this one.
     #[inline]
     pub(super) fn is_anothers(&self, core: u64) -> bool {
-        let owner = owner_of(self.tag());
-        owner != core && owner != NOBODY && owner != AWAY
+        names_another(self.tag(), core)
     }
 
     /// Whether a stranger has marked what is in this state: pinned it, or given it back.
@@ -144,27 +148,23 @@ impl Chunk {
 
     /// Gives `range` back to its owner, another core than the giver, `core`, who calls; `false` where the slow path must
     /// find out what is wrong or special.
-    #[inline]
+    #[inline(always)]
     pub(super) fn give(&self, core: u64, range: IovaRange) -> bool {
         let page = range.first().raw();
-        let (word, bit) = (word_of(page), bit_of(page));
+        let (word, at) = (word_of(page), page % WORD_PAGES);
         let (now, state) = (self.tag(), self.state(page));
         let given = get(self.given(word));
-        let owner = owner_of(now);
-        if owner == core || owner == NOBODY || owner == AWAY {
-            return false;
-        }
-        let is_given = given >> (page % WORD_PAGES) & 1 != state.turn();
-        if !state.is_out(range.pages()) || is_given {
+        let is_given = (given >> at ^ state.turn()) & 1 != 0;
+        if !names_another(now, core) || !state.is_out(range.pages()) || is_given {
             return false;
         }
         // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
         let is_told = now & PENDING != 0 || !plants(Mutant::TrustsPending);
-        if is_told && (get(self.claimed(word)) | get(self.freed(word))) & bit != 0 {
+        if is_told && (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
             return false;
         }
         // Release: what we did with the range comes before its next use.
-        self.given(word).store(given ^ bit, Ordering::Release);
+        self.given(word).store(given ^ 1 << at, Ordering::Release);
         true
     }
 
@@ -202,4 +202,12 @@ impl Chunk {
             self.tag_word().fetch_or(PENDING, Ordering::AcqRel);
         }
     }
+}
+
+/// Whether a tag names another owner than this core.
+#[inline]
+fn names_another(tag: u64, core: u64) -> bool {
+    let owner = owner_of(tag);
+    // Not NOBODY, and not AWAY: no core has a number above it.
+    owner.wrapping_sub(1) < AWAY - 1 && owner != core
 }

@@ -118,9 +118,7 @@ impl Local {
         bound: u64,
     ) -> Option<IovaRange> {
         let ready = self.ready.of(class_of(lane, order));
-        let last = (1 << order) - 1;
-        let at = ready.iter().rposition(|page| page + last <= bound)?;
-        let page = ready.remove(at);
+        let page = ready.take_below(order, bound)?;
         let chunk = self.chunk(shared, page);
         chunk.set_state(page, chunk.state(page).handed_out(order));
         Some(IovaRange::within_space(page, 1 << order))
@@ -182,16 +180,8 @@ impl Local {
         };
         let word = word_of(base);
         let mut held = get(chunk.held(word));
-        while held != FULL[order] {
-            let bit = FULL[order] & !held;
-            if !self.ready.keep(
-                class_of(lane, order),
-                base + u64::from(bit.trailing_zeros()),
-            ) {
-                break;
-            }
-            held |= bit & bit.wrapping_neg();
-        }
+        let ready = self.ready.of(class_of(lane, order));
+        held |= ready.keep_all(base, FULL[order] & !held, order);
         set(chunk.held(word), held);
         if held == FULL[order] {
             own.partial[order].swap_remove(at);

@@ -11,6 +11,7 @@ use super::layout::{
     Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, class_of, get, set,
 };
 use super::slow::known;
+use super::state::State;
 use super::{Mutant, Shared, plants};
 
 /// What to look for.
@@ -59,14 +60,15 @@ impl Local {
         }
     }
 
-    /// Takes back what strangers freed in any chunk of a lane, if there is credit to look.
-    pub(super) fn collect(&mut self, shared: &Shared, lane: usize, look: Look) {
+    /// Takes back what strangers freed in any chunk of a lane, if there is credit to look; whether there was.
+    pub(super) fn collect(&mut self, shared: &Shared, lane: usize, look: Look) -> bool {
         let own = &mut self.lanes[lane];
-        if own.credit < own.own.len() {
-            return;
+        let has_credit = own.credit >= own.own.len();
+        if has_credit {
+            own.credit -= own.own.len();
+            self.collect_now(shared, lane, look);
         }
-        own.credit -= own.own.len();
-        self.collect_now(shared, lane, look);
+        has_credit
     }
 
     /// Takes back what strangers freed in any chunk of a lane.
@@ -158,11 +160,12 @@ impl Local {
             return;
         }
         let base = page + word as u64 * WORD_PAGES;
-        let mut back = 0;
+        let mut back = marked;
         for at in bits(marked) {
-            let state = chunk.state(base + at);
-            back |= u64::from(!state.is_none()) << at;
-            chunk.set_state(base + at, state.none().at_turn(given >> at));
+            if chunk.state(base + at).is_none() {
+                back &= !(1 << at);
+            }
+            chunk.set_state(base + at, State::NONE.at_turn(given >> at));
         }
         set(chunk.taken(word), given);
         if get(chunk.claimed(word)) & marked != 0 {

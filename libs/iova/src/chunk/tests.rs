@@ -195,6 +195,51 @@ fn emptied_chunks_wait_to_be_retired_and_come_back_by_recycling() {
     assert_eq!(retired.len(), 8);
 }
 
+/// Whoever retires now and then while ranges of mixed sizes come and go, and after the last one: all but a few chunks go.
+/// The free ranges that a core keeps ready lie in many chunks, and may be all that keeps these.
+#[test]
+fn what_a_core_keeps_ready_does_not_keep_its_chunks() {
+    for seed in 1..40 {
+        let space = ChunkAllocator::retiring(aperture(0, 0xf_ffff), 1).expect("valid");
+        let mut core = space.claim(CoreId(0)).expect("free");
+        let mut state = seed * 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state >> 8
+        };
+        let mut live: Vec<_> = (0..256)
+            .map(|_| core.alloc(Request::pages(1 + random() % 32)).expect("room"))
+            .collect();
+        let retire = |core: &mut ChunkCore| {
+            let retired: Vec<_> = core::iter::from_fn(|| core.retire()).take(64).collect();
+            retired.into_iter().for_each(|chunk| core.recycle(chunk));
+        };
+        for turn in 0..4000 {
+            let at = random() as usize % live.len();
+            core.free(live.swap_remove(at)).expect("allocated");
+            live.push(core.alloc(Request::pages(1 + random() % 32)).expect("room"));
+            if turn % 256 == 0 {
+                retire(&mut core);
+            }
+        }
+        for (at, range) in live.drain(..).enumerate() {
+            core.free(range).expect("allocated");
+            if at == 240 {
+                retire(&mut core);
+            }
+        }
+        for _ in 0..2 {
+            retire(&mut core);
+            let one = core.alloc(Request::pages(1)).expect("room");
+            core.free(one).expect("allocated");
+        }
+        let chunks = space.stats().chunks;
+        assert!(chunks <= 6, "seed {seed}: {chunks} chunks for six classes");
+    }
+}
+
 #[test]
 fn a_chunk_that_a_stranger_claims_is_not_retired() {
     let space = ChunkAllocator::retiring(aperture(0, 4095), 2).expect("valid");
