@@ -62,6 +62,9 @@ mod locked;
 mod magazine;
 #[cfg(shuttle)]
 pub mod planted;
+#[cfg(test)]
+#[path = "../tests/random/mod.rs"]
+mod random;
 mod range;
 mod slab;
 mod states;

@@ -29,12 +29,18 @@ pub enum Sizes {
     },
 }
 
+/// 1 to 32.
+#[inline]
+fn up_to_32(r: u64, shift: u32) -> u64 {
+    1 + ((r >> shift) & 31)
+}
+
 impl Sizes {
     #[inline]
     fn pages(self, r: u64) -> u64 {
         match self {
             Self::One => 1,
-            Self::UpTo32 { shift } => 1 + ((r >> shift) & 31),
+            Self::UpTo32 { shift } => up_to_32(r, shift),
         }
     }
 }
@@ -115,7 +121,7 @@ impl<W: Worker> Task for Randomly<W> {
         let held = &mut self.0;
         match held.sizes {
             Sizes::One => held.replace(|_| 1),
-            Sizes::UpTo32 { shift } => held.replace(|r| 1 + ((r >> shift) & 31)),
+            Sizes::UpTo32 { shift } => held.replace(|r| up_to_32(r, shift)),
         }
         BATCH
     }

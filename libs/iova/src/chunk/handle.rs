@@ -72,8 +72,7 @@ impl Local {
     #[inline(always)]
     fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
         let page = self.ready.preferred(order).take()?;
-        let chunk = self.hot.chunk(shared, page)?;
-        chunk.set_state(page, chunk.state(page).handed_out(order));
+        self.hot.chunk(shared, page)?.hand_out(page, order);
         Some(IovaRange::within_space(page, pages_of(order)))
     }
 

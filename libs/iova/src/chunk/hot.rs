@@ -23,6 +23,13 @@ struct Place {
     chunk: Arc<Chunk>,
 }
 
+/// What a page's chunk is known by, and its place.
+#[inline(always)]
+fn key_and_place(page: u64) -> (u64, usize) {
+    let key = page / CHUNK_PAGES;
+    (key, key as usize % HOT)
+}
+
 impl Hot {
     pub(super) fn new() -> Self {
         // Looked at by nobody: its key is no chunk's.
@@ -40,31 +47,27 @@ impl Hot {
     /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
     #[inline(always)]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
-        let key = page / CHUNK_PAGES;
-        let at = key as usize % HOT;
+        let (key, at) = key_and_place(page);
         if self.places[at].key != key {
-            self.load(shared, page, at)?;
+            self.load(shared, page)?;
         }
         Some(&self.places[at].chunk)
     }
 
     #[cold]
     #[inline(never)]
-    fn load(&mut self, shared: &Shared, page: u64, at: usize) -> Option<()> {
-        let chunk = shared.zone_of(page)?.1.block(page)?.chunk(page);
+    fn load(&mut self, shared: &Shared, page: u64) -> Option<()> {
+        let (key, at) = key_and_place(page);
+        let chunk = Arc::clone(shared.zone_of(page)?.1.block(page)?.chunk(page));
         self.let_go(at);
-        self.places[at] = Place {
-            key: page / CHUNK_PAGES,
-            chunk: Arc::clone(chunk),
-        };
+        self.places[at] = Place { key, chunk };
         Some(())
     }
 
     /// Frees in a chunk of another core than `core`, which calls, if it is the chunk's giver; whether it did.
     #[inline(always)]
     pub(super) fn give(&self, core: u64, range: IovaRange) -> bool {
-        let key = range.first().raw() / CHUNK_PAGES;
-        let at = key as usize % HOT;
+        let (key, at) = key_and_place(range.first().raw());
         self.gives >> at & 1 != 0
             && self.places[at].key == key
             && self.places[at].chunk.give(core, range)
@@ -73,7 +76,7 @@ impl Hot {
     /// The same if it is not the giver, and has the chunk in mind; `false` where the slow path must find out what is wrong
     /// or special.
     pub(super) fn free_foreign(&mut self, core: u64, range: IovaRange) -> bool {
-        let at = (range.first().raw() / CHUNK_PAGES) as usize % HOT;
+        let (_, at) = key_and_place(range.first().raw());
         let (chunk, bit) = (&self.places[at].chunk, 1 << at);
         if self.gives & bit != 0 {
             return false;
@@ -89,8 +92,7 @@ impl Hot {
 
     /// Is the giver no longer, where `page` lies.
     pub(super) fn leave(&mut self, page: u64) {
-        let key = page / CHUNK_PAGES;
-        let at = key as usize % HOT;
+        let (key, at) = key_and_place(page);
         if self.places[at].key == key {
             self.let_go(at);
         }

@@ -6,9 +6,9 @@ use super::layout::{Chunk, FULL, MAX_ORDER, get, set, word_of};
 
 /// One core's words and chunks of one zone.
 ///
-/// A free range of a word is in the word (its `held` bit is clear) or [`Ready`](super::ready::Ready) (it is set, as it is for an allocated one). A
-/// word of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with an open word is in
-/// `roomy`. Every owned chunk is in `own`.
+/// A free range of a word is in the word (its `held` bit is clear) or in [`Ready`](super::ready::Ready) (it is set, as it is
+/// for an allocated one). A word of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with
+/// an open word is in `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]
 pub(super) struct Lane {
     /// Last page of the zone.

@@ -248,6 +248,12 @@ impl Chunk {
         self.state_byte(page).store(state.0, Ordering::Relaxed);
     }
 
+    /// Says that a range of the order starts at a page where there is none. Owner only.
+    #[inline(always)]
+    pub(super) fn hand_out(&self, page: u64, order: usize) {
+        self.set_state(page, self.state(page).handed_out(order));
+    }
+
     /// Where a range starts that is allocated, or kept ready. Owner only.
     #[inline]
     pub(super) fn held(&self, word: usize) -> &AtomicU64 {

@@ -153,13 +153,11 @@ impl Local {
 
     /// Whether at most half of what this core's chunks have is allocated. What is kept ready may lie in all of them, a little
     /// in each word, and so be all that keeps them.
-    fn is_mostly_free(&mut self, zone: &Zone, lane: usize) -> bool {
+    fn is_mostly_free(&self, zone: &Zone, lane: usize) -> bool {
         let own = &self.lanes[lane].own;
         let all = own.len() as u64 * CHUNK_PAGES;
         let held: u64 = own.iter().map(|page| known(zone, *page).held_pages()).sum();
-        let ready = |order| (self.ready.of(class_of(lane, order)).len() as u64) << order;
-        let ready: u64 = (0..=MAX_ORDER).map(ready).sum();
-        held - ready <= all / 2
+        held - self.ready.pages(lane) <= all / 2
     }
 
     /// An emptied chunk whose leaf table may go.

@@ -30,10 +30,24 @@ impl Ready {
         }
     }
 
-    /// The ranges of a class, of which the low six bits are looked at.
+    /// Where the ranges of a class are, of which the low six bits are looked at.
+    #[inline]
+    fn place(&self, class: u8) -> usize {
+        usize::from(class ^ self.first) % CLASSES
+    }
+
+    /// The ranges of a class.
     #[inline]
     pub(super) fn of(&mut self, class: u8) -> &mut Stack {
-        &mut self.stacks[usize::from(class ^ self.first) % CLASSES]
+        &mut self.stacks[self.place(class)]
+    }
+
+    /// Pages of all ranges of a lane.
+    pub(super) fn pages(&self, lane: usize) -> u64 {
+        let stack = |order| &self.stacks[self.place(class_of(lane, order))];
+        (0..=MAX_ORDER)
+            .map(|order| (stack(order).len() as u64) << order)
+            .sum()
     }
 
     /// The ranges of an order in the preferred lane.

@@ -119,8 +119,7 @@ impl Local {
     ) -> Option<IovaRange> {
         let ready = self.ready.of(class_of(lane, order));
         let page = ready.take_below(order, bound)?;
-        let chunk = self.chunk(shared, page);
-        chunk.set_state(page, chunk.state(page).handed_out(order));
+        self.chunk(shared, page).hand_out(page, order);
         Some(IovaRange::within_space(page, 1 << order))
     }
 

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use super::*;
+use crate::random::Random;
 use crate::{AllocError, CoreAllocator, Request};
 
 fn aperture(first: u64, last: u64) -> Aperture {
@@ -202,24 +203,24 @@ fn what_a_core_keeps_ready_does_not_keep_its_chunks() {
     for seed in 1..40 {
         let space = ChunkAllocator::retiring(aperture(0, 0xf_ffff), 1).expect("valid");
         let mut core = space.claim(CoreId(0)).expect("free");
-        let mut state = seed * 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state >> 8
-        };
+        let mut random = Random::new(seed);
         let mut live: Vec<_> = (0..256)
-            .map(|_| core.alloc(Request::pages(1 + random() % 32)).expect("room"))
+            .map(|_| {
+                core.alloc(Request::pages(1 + random.below(32)))
+                    .expect("room")
+            })
             .collect();
         let retire = |core: &mut ChunkCore| {
             let retired: Vec<_> = core::iter::from_fn(|| core.retire()).take(64).collect();
             retired.into_iter().for_each(|chunk| core.recycle(chunk));
         };
         for turn in 0..4000 {
-            let at = random() as usize % live.len();
+            let at = random.below(live.len() as u64) as usize;
             core.free(live.swap_remove(at)).expect("allocated");
-            live.push(core.alloc(Request::pages(1 + random() % 32)).expect("room"));
+            live.push(
+                core.alloc(Request::pages(1 + random.below(32)))
+                    .expect("room"),
+            );
             if turn % 256 == 0 {
                 retire(&mut core);
             }

@@ -129,16 +129,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn it_holds_what_a_map_holds() {
-        let (mut live, mut map, mut seed) = (Live::new(), BTreeMap::new(), 7u64);
+        let (mut live, mut map, mut random) = (Live::new(), BTreeMap::new(), Random::new(7));
         for step in 0..200_000u64 {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
             // Few keys, so that neighbours collide and wrap around the end.
-            let key = (seed >> 20) % if step < 100_000 { 40 } else { 5000 };
+            let key = random.below(if step < 100_000 { 40 } else { 5000 });
             match (live.find(key), map.remove(&key)) {
                 (None, None) => {
                     live.insert(key, step + 1);

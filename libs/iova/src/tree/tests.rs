@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::random::Random;
 use crate::{Request, wanted::place};
 
 /// Free gaps as a map, searched from the top.
@@ -159,16 +160,10 @@ fn tree_speed() {
         ("1-512", 512, 65_536),
     ] {
         let mut tree = Tree::new(&[range_at(1, (1 << 36) - 1)]);
-        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
-        let mut random = || {
-            seed ^= seed >> 12;
-            seed ^= seed << 25;
-            seed ^= seed >> 27;
-            seed.wrapping_mul(0x2545_F491_4F6C_DD1D)
-        };
+        let mut random = Random::new(0);
         let mut slots: Vec<_> = (0..window)
             .map(|_| {
-                tree.alloc(1 + (random() >> 20) % max_pages, 0, IovaPfn::MAX)
+                tree.alloc(1 + (random.next() >> 20) % max_pages, 0, IovaPfn::MAX)
                     .expect("room")
             })
             .collect();
@@ -176,7 +171,7 @@ fn tree_speed() {
             let pairs = 2_000_000;
             let start = on_cpu_ns();
             for _ in 0..pairs {
-                let r = random();
+                let r = random.next();
                 let slot = &mut slots[(r >> 40) as usize % window];
                 tree.free(*slot).expect("allocated");
                 *slot = tree
