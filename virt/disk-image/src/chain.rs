@@ -15,10 +15,11 @@ use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use vio::blk::SECTOR;
 
+use crate::check;
 use crate::header::{self, Layout};
+use crate::lock::{self, Access, Locking};
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
 use crate::storage::{ImageFile, Shared};
-use crate::{check, lock};
 
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
 pub(crate) const MAX_CHAIN: usize = 32;
@@ -37,6 +38,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageError> {
     let mut chain = Chain {
         backing: options.backing,
+        locking: options.locking,
         seen: Vec::new(),
     };
     chain.open(path, options.format, options.read_only)
@@ -44,6 +46,7 @@ pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageE
 
 struct Chain {
     backing: Backing,
+    locking: Locking,
     /// Device and inode of the files opened so far.
     seen: Vec<(u64, u64)>,
 }
@@ -113,7 +116,7 @@ impl Chain {
         if self.seen.len() == MAX_CHAIN {
             return Err(ImageErrorKind::Chain(MAX_CHAIN));
         }
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(!read_only)
             // A FIFO is to be refused, not waited for. Regular files and disks take no notice.
@@ -130,7 +133,11 @@ impl Chain {
             return Err(ImageErrorKind::Chain(MAX_CHAIN));
         }
         self.seen.push(identity);
-        lock::lock(&file, read_only)?;
+        let access = match read_only {
+            true => Access::Read,
+            false => Access::Write,
+        };
+        let mut file = lock::lock(file, path, access, &self.locking)?;
         // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
         let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
         Ok((file, len))

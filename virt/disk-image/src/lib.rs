@@ -8,7 +8,7 @@
 //!                          ◀── completions, eventfd ──┘
 //! open: chain ──▶ lock, header, check, imago; a backing file likewise
 //! ```
-//! Reading order: [`ImageOptions`]; `chain` (opening), with `lock`, `header` and `check`; `storage` (the order of
+//! Reading order: [`ImageOptions`]; `chain` (opening), with [`lock`], `header` and `check`; `storage` (the order of
 //! writing); `image` (the operations and the gate); `queue`, `worker`, `disk` (the back end).
 //!
 //! **Served:** qcow2 versions 2 and 3 with clusters of 512 bytes to 2 MiB, compressed clusters (deflate), internal
@@ -18,6 +18,10 @@
 //! **Not served, refused by name:** encryption, external data files, extended L2 entries, zstd, images that QEMU
 //! marked dirty or corrupt, backing files that are no paths. Persistent bitmaps are invalidated by writing, as the
 //! format has it. There is no O_DIRECT: data go through the page cache.
+//!
+//! **One writer.** Images and backing files are locked as QEMU locks them ([`lock`], which serves whoever uses a raw file
+//! by other means as well). Opening waits for a predecessor, also for one that was killed and whose last requests the
+//! kernel still has.
 //!
 //! **What survives.** An operation that was reported done survives the death of the process at any moment, flushed
 //! or not, and `qemu-img check` finds nothing worse than leaked clusters afterwards. What was flushed survives a
@@ -38,7 +42,7 @@ mod check;
 mod disk;
 mod header;
 mod image;
-mod lock;
+pub mod lock;
 mod options;
 mod queue;
 #[expect(

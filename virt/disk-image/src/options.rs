@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::lock::{LockError, Locking};
+
 /// What a file's bytes mean. Never guessed from its contents: a guest can write a qcow2 header to
 /// a raw disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct ImageOptions {
     pub threads: u32,
     /// What to do about a backing file.
     pub backing: Backing,
+    /// Locks on the image and on the files behind it.
+    pub locking: Locking,
     /// Order the image's metadata for the disk's sake, by syncing the file before and after they are written. Without
     /// it, a power cut may take older data of a cluster along when a part of it was copied or freed and not
     /// flushed yet; with it, every write that needs new clusters waits for the disk. The death of the process needs no
@@ -54,6 +58,7 @@ impl Default for ImageOptions {
             depth: 256,
             threads: 4,
             backing: Backing::Refuse,
+            locking: Locking::default(),
             barriers: false,
         }
     }
@@ -82,9 +87,9 @@ pub enum ImageErrorKind {
     /// Neither a regular file nor a block device.
     #[error("neither a regular file nor a block device")]
     Kind,
-    /// Another process has it open in a way that excludes ours.
-    #[error("in use by another process (which holds its lock on {0:?})")]
-    Locked(&'static str),
+    /// Somebody else has it open in a way that excludes ours.
+    #[error(transparent)]
+    Locked(#[from] LockError),
     /// A disk has a positive multiple of 512 bytes.
     #[error("the disk has {0} bytes, no positive multiple of 512")]
     Size(u64),
