@@ -29,6 +29,7 @@ install() {
 if [ "${1-}" = clients ]; then
     missing=
     have qemu-img || missing="$missing qemu-utils"
+    have qemu-storage-daemon || missing="$missing qemu-system-common"
     have linux.uml || missing="$missing user-mode-linux"
     have syslinux || missing="$missing syslinux"
     have mformat || missing="$missing mtools"

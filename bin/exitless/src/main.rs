@@ -8,6 +8,7 @@ mod acpi;
 mod console;
 mod demo;
 mod doctor;
+mod image_lock;
 mod irq;
 mod lab_cmd;
 mod ledger;

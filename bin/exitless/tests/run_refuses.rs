@@ -9,6 +9,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
+mod support;
+
 /// A directory with a kernel that passes the first checks, an initrd that does, and disks.
 struct Files {
     dir: TempDir,
@@ -19,13 +21,7 @@ impl Files {
         let files = Self {
             dir: TempDir::new().unwrap(),
         };
-        let mut kernel = vec![0u8; 4096];
-        kernel[0x1f1] = 1;
-        kernel[0x202..0x206].copy_from_slice(b"HdrS");
-        kernel[0x206..0x208].copy_from_slice(&0x20fu16.to_le_bytes());
-        kernel[0x211] = 1;
-        kernel[0x236] = 1;
-        files.write("kernel", &kernel);
+        files.write("kernel", &support::kernel());
         files.write("initrd", b"070701 and so on");
         files.write("disk", &[0; 8192]);
         files.write("odd", &[0; 1000]);
@@ -188,6 +184,11 @@ fn two_disks_on_one_file_by_any_name() {
             &["are one file"],
         );
     }
+    // One that is only read does not help the other.
+    files.refuses(
+        &["--disk", "path=disk,readonly=on", "--disk", "path=soft"],
+        &["disks disk and soft are one file"],
+    );
 }
 
 #[test]

@@ -32,11 +32,13 @@ const DISK_HELP: &str = "\
 A virtio disk, on a raw file or behind the vhost-user socket of another process; repeat for more.
 
 path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
-         [,latency=MICROSECONDS][,misbehave=unmapped|readonly]
+         [,locking=on|off][,latency=MICROSECONDS][,misbehave=unmapped|readonly]
 socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
 
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
-page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. latency makes the disk answer no sooner, for measurements. misbehave makes a rogue device \
+page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
+one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
+and then nothing keeps two writers apart. latency makes the disk answer no sooner, for measurements. misbehave makes a rogue device \
 for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.
 
 socket is where exitless serve, qemu-storage-daemon or SPDK serves a vhost-user block device. That process reaches all of \

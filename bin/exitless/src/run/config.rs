@@ -148,6 +148,8 @@ impl Config {
         if let Some(path) = &args.ledger {
             creatable("ledger", path)?;
         }
+        // What may have to wait comes last.
+        let disks = lock(disks)?;
         Ok(Self {
             kernel,
             initrd,
@@ -320,7 +322,7 @@ fn try_cpu(cpu: usize) -> io::Result<()> {
 
 fn disks(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
     let mut disks: Vec<Disk> = Vec::new();
-    let mut files: Vec<(PathBuf, (u64, u64))> = Vec::new();
+    let mut files: Vec<(PathBuf, (u64, u64), bool)> = Vec::new();
     for (index, text) in texts.iter().enumerate() {
         let mut keys = Keys::parse("--disk", text)?;
         if let Some(socket) = keys.take("socket") {
@@ -333,17 +335,31 @@ fn disks(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
         let identity = disk
             .identity()
             .with_context(|| format!("disk {}", disk.path.display()))?;
-        if let Some((other, _)) = files.iter().find(|(_, other)| *other == identity) {
+        let other = files.iter().find(|(_, other, other_read_only)| {
+            *other == identity && !(disk.read_only && *other_read_only)
+        });
+        if let Some((other, ..)) = other {
             bail!(
-                "disks {} and {} are one file",
+                "disks {} and {} are one file, which at least one of them may write to",
                 other.display(),
                 disk.path.display()
             );
         }
-        files.push((disk.path.clone(), identity));
+        files.push((disk.path.clone(), identity, disk.read_only));
         disks.push(Disk::File(disk));
     }
     Ok(disks)
+}
+
+/// Locks what the disks are on, in order. Until the last one is locked the others are already.
+fn lock(disks: Vec<Disk>) -> anyhow::Result<Vec<Disk>> {
+    disks
+        .into_iter()
+        .map(|disk| match disk {
+            Disk::File(disk) => disk.lock().map(Disk::File),
+            remote => Ok(remote),
+        })
+        .collect()
 }
 
 fn check_remote(disk: &RemoteDiskConfig, before: &[Disk], iommu: IommuArg) -> anyhow::Result<()> {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use disk_image::lock::Locking;
 
+use crate::image_lock;
 use crate::values::keys::Keys;
 
 /// A deliberate fault of a disk, for tests of the IOMMU.
@@ -24,8 +26,10 @@ pub enum Misbehave {
 pub struct DiskConfig {
     /// As given.
     pub path: PathBuf,
-    /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`.
+    /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`. Not locked by the check.
     pub file: File,
+    /// The file is to be locked.
+    pub locking: bool,
     /// The guest may not write.
     pub read_only: bool,
     /// Logical block size: 512 or 4096 bytes.
@@ -54,6 +58,7 @@ impl DiskConfig {
         };
         let read_only = keys.take_switch("readonly", false)?;
         let direct = keys.take_switch("direct", false)?;
+        let locking = keys.take_switch("locking", true)?;
         let block = keys.take_number("block", 512, 512..=4096)? as u32;
         if block != 512 && block != 4096 {
             bail!("--disk: block is 512 or 4096, not {block}");
@@ -79,6 +84,7 @@ impl DiskConfig {
         Ok(Self {
             path,
             file,
+            locking,
             read_only,
             block,
             direct,
@@ -87,6 +93,19 @@ impl DiskConfig {
             latency: Duration::from_micros(latency),
             misbehave,
         })
+    }
+
+    /// Locks the file, and waits for a predecessor if it must.
+    pub fn lock(self) -> anyhow::Result<Self> {
+        let locking = Locking {
+            is_on: self.locking,
+            ..Locking::default()
+        };
+        let file = image_lock::raw(self.file, &self.path, self.read_only, &locking)
+            .with_context(|| format!("disk {}", self.path.display()))?;
+        // Nobody resizes it from now on; a predecessor that was waited for may have.
+        check_size(&file, &self.path, self.block)?;
+        Ok(Self { file, ..self })
     }
 
     /// Device and inode: what tells whether two disks are one file.

@@ -38,6 +38,7 @@ impl RemoteDiskConfig {
             "readonly",
             "block",
             "direct",
+            "locking",
             "latency",
             "misbehave",
         ] {

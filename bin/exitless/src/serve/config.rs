@@ -77,6 +77,8 @@ pub struct BlockConfig {
     pub direct: bool,
     /// A qcow2 image may have a backing file.
     pub backing: bool,
+    /// Files are locked.
+    pub locking: bool,
     /// Logical block, 512 or 4096 bytes.
     pub block: u32,
     /// Queues.
@@ -139,6 +141,7 @@ struct BlockSpec {
     readonly: Option<bool>,
     direct: Option<bool>,
     backing: Option<bool>,
+    locking: Option<bool>,
     block: Option<u64>,
     queues: Option<u64>,
     queue_size: Option<u64>,
@@ -168,6 +171,7 @@ impl BlockSpec {
         spec.readonly = switch("readonly")?;
         spec.direct = switch("direct")?;
         spec.backing = switch("backing")?;
+        spec.locking = switch("locking")?;
         spec.packed = switch("packed")?;
         let mut number = |key| keys.take_optional_number(key);
         spec.block = number("block")?;
@@ -208,6 +212,9 @@ impl BlockSpec {
         if self.readonly == Some(true) && !is_file {
             bail!("readonly is for files");
         }
+        if self.locking.is_some() && !is_file {
+            bail!("locking is for files");
+        }
         let block = in_range("block", self.block, 512, 512..=4096)? as u32;
         if block != 512 && block != 4096 {
             bail!("block is 512 or 4096, not {block}");
@@ -223,6 +230,7 @@ impl BlockSpec {
             read_only: self.readonly.unwrap_or(false),
             direct: self.direct.unwrap_or(false),
             backing: self.backing.unwrap_or(false),
+            locking: self.locking.unwrap_or(true),
             block,
             queues: in_range("queues", self.queues, 1, 1..=16)? as u16,
             queue_size,

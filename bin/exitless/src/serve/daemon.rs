@@ -11,7 +11,7 @@ use vhost_export::{Export, ExportConfig, ExportStats};
 
 use super::config::{BlockConfig, Config, Cores};
 use super::disk;
-use super::signals::{Asked, Signals};
+use super::signals::{self, Asked, Signals};
 
 /// How long a core may be silent before that is said.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -29,14 +29,19 @@ pub fn run(config: Config) -> Result<u8> {
         );
     }
     let mut sockets = Sockets::default();
-    let exports = config
+    let opened = config
         .blocks
         .iter()
         .map(|block| {
             export(block, &config.cores, &mut sockets)
                 .with_context(|| format!("device {}", block.id))
         })
-        .collect::<Result<Vec<_>>>()?;
+        .collect::<Result<Vec<_>>>();
+    let exports = match opened {
+        // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
+        Err(_) if signals::is_end_pending() => return Ok(0),
+        opened => opened?,
+    };
     let fleet = start(&config.cores)?;
     let mut handles = Vec::new();
     for export in exports {

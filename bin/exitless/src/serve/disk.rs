@@ -1,22 +1,20 @@
 //! The back end of one device.
 
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
 
 use super::config::{BlockConfig, Source};
+use super::signals;
+use crate::image_lock;
 
 /// Requests in flight of one device.
 const DEPTH: u32 = 256;
-/// How long a predecessor may take to let go of an image, and how often that is looked at.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// Opens what the device serves.
 ///
@@ -56,7 +54,7 @@ fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
         .custom_flags(direct | libc::O_NONBLOCK)
         .open(path)
         .context("it cannot be opened")?;
-    lock(&file, config.read_only)?;
+    let file = image_lock::raw(file, path, config.read_only, &locking(config))?;
     let options = UringOptions {
         read_only: config.read_only,
         o_direct: config.direct,
@@ -64,35 +62,6 @@ fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
         depth: DEPTH,
     };
     Ok(UringFile::from_file(file, options)?)
-}
-
-/// One writer, or any number of readers: a second daemon, or a second device of this one, is refused.
-///
-/// A predecessor that was killed lets go only when the kernel has finished what it had in flight: the lock belongs to the
-/// open file, which each operation of its io_uring holds. So whoever has the lock knows that no write of the predecessor
-/// is still to come, which could otherwise overtake the guest's next one; and waiting for it a while is part of taking over.
-fn lock(file: &File, is_shared: bool) -> Result<()> {
-    use std::os::fd::AsRawFd;
-    let how = if is_shared {
-        libc::LOCK_SH
-    } else {
-        libc::LOCK_EX
-    };
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        // SAFETY: plain system call on a descriptor that is open.
-        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::WouldBlock {
-            return Err(error).context("it cannot be locked");
-        }
-        if Instant::now() >= deadline {
-            bail!("it is in use (an image can be shared if all who use it have readonly=on)");
-        }
-        std::thread::sleep(LOCK_RETRY);
-    }
 }
 
 fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
@@ -104,9 +73,18 @@ fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
         } else {
             Backing::Refuse
         },
+        locking: locking(config),
         ..ImageOptions::default()
     };
-    Ok(ImageDisk::open(path, options)?)
+    ImageDisk::open(path, options).map_err(|error| image_lock::explain(error, path))
+}
+
+/// A wait for a lock ends with the signals that end the daemon, which are blocked by now.
+fn locking(config: &BlockConfig) -> Locking {
+    Locking {
+        is_on: config.locking,
+        give_up: signals::is_end_pending,
+    }
 }
 
 fn ram(bytes: u64) -> Result<MemDisk> {

@@ -55,3 +55,15 @@ impl Signals {
         }
     }
 }
+
+/// Whether a signal that ends the daemon has come and not been taken, where they are blocked.
+pub fn is_end_pending() -> bool {
+    // SAFETY: all-zero is a valid place for a set, which sigpending fills, or which stays empty; the numbers are valid.
+    unsafe {
+        let mut pending = std::mem::zeroed();
+        libc::sigpending(&raw mut pending);
+        [libc::SIGINT, libc::SIGTERM]
+            .into_iter()
+            .any(|signal| libc::sigismember(&raw const pending, signal) == 1)
+    }
+}

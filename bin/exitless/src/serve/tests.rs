@@ -71,6 +71,7 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
             path = "a.qcow2"
             format = "qcow2"
             backing = true
+            locking = false
             socket = "a.sock"
             bps = "10M"
             queue-size = 128
@@ -90,7 +91,8 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
     assert_eq!(config.blocks.len(), 2);
     let block = &config.blocks[0];
     assert_eq!(block.source, Source::Qcow2("a.qcow2".into()));
-    assert!(block.backing);
+    assert!(block.backing && !block.locking);
+    assert!(config.blocks[1].locking, "the default");
     assert_eq!(block.queue_size, 128);
     assert_eq!(
         block.limits.bytes.map(|rate| rate.per_second),
@@ -127,6 +129,10 @@ fn mistakes_are_named_with_the_field_and_the_fix() {
         ("id=a,path=a,socket=b,weight=x", "no number"),
         ("id=a,path=a,socket=b,direct=maybe", "on or off"),
         ("id=a,path=a,socket=b,backing=on", "backing is for qcow2"),
+        (
+            "id=a,path=ram:4K,socket=b,locking=off",
+            "locking is for files",
+        ),
         ("id=a,path=a,socket=b,colour=red", "unknown key \"colour\""),
         ("id=a,id=b,path=a,socket=b", "given twice"),
         (&long, "a socket's path has 1 to 107"),
@@ -174,7 +180,9 @@ fn an_image_has_one_writer_or_several_readers() {
     let Err(error) = open("") else {
         panic!("a second writer was let in");
     };
-    assert!(format!("{error:#}").contains("it is in use"), "{error:#}");
+    let error = format!("{error:#}");
+    assert!(error.contains("in use: this process"), "{error}");
+    assert!(error.contains("readonly=on"), "{error}");
     assert!(open(",readonly=on").is_err());
     drop(writer);
     let readers = [open(",readonly=on"), open(",readonly=on")];

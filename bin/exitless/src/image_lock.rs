@@ -1,0 +1,50 @@
+//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, here it is said what to do
+//! about one that cannot be had.
+
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use disk_image::lock::{self, Access, LockError, Locking};
+use disk_image::{ImageError, ImageErrorKind};
+
+/// Locks an open raw image; see [`lock::lock`].
+///
+/// # Errors
+/// Who has it, and what to do. Does not name the file.
+pub fn raw(file: File, path: &Path, read_only: bool, locking: &Locking) -> Result<File> {
+    let access = match read_only {
+        true => Access::Read,
+        false => Access::Write,
+    };
+    lock::lock(file, path, access, locking).map_err(|error| with(hint(&error), error))
+}
+
+/// The error of opening the image at `path`, with what to do about a lock that cannot be had.
+pub fn explain(error: ImageError, path: &Path) -> anyhow::Error {
+    let hint = match &error.kind {
+        ImageErrorKind::Locked(LockError::InUse { .. }) if error.path != path => {
+            " (nobody may write to a backing file while a disk that stands on it is in use)"
+        }
+        ImageErrorKind::Locked(error) => hint(error),
+        _ => "",
+    };
+    with(hint, error)
+}
+
+fn hint(error: &LockError) -> &'static str {
+    match error {
+        LockError::InUse { .. } => " (an image can be shared if all who use it have readonly=on)",
+        LockError::Unsupported(_) => {
+            " (locking=off goes without, and then nothing keeps two writers apart)"
+        }
+        _ => "",
+    }
+}
+
+fn with(hint: &str, error: impl Into<anyhow::Error>) -> anyhow::Error {
+    match hint {
+        "" => error.into(),
+        hint => anyhow!("{:#}{hint}", error.into()),
+    }
+}
