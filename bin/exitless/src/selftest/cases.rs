@@ -156,15 +156,32 @@ fn no_iommu() -> Case {
 
 fn mixed(mode: Mode, seconds: u32) -> Case {
     let name = format!(
-        "mixed, verified I/O for {seconds} s: {}, 4 vCPU, strict",
+        "mixed, verified I/O for {seconds} s, the disk refused to a second run: {}, 4 vCPU, strict",
         mode.name()
     );
     Case::new(name, move |host| {
-        let script = format!("workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8");
+        let script = format!(
+            "echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8"
+        );
         let mut guest = with_disk(Guest::new(mode, script), host, ",queues=4")?;
         guest.cpus = 4;
         guest.limit = Duration::from_secs(u64::from(seconds) * 2 + 180);
-        mixed_summary(&guest.run(host)?)
+        let mut first = guest.spawn(host)?;
+        let second = match first.wait_for("now mixed") {
+            Ok(()) => Some(guest.try_run(host)?),
+            // It has ended; why is what `check` says.
+            Err(_) => None,
+        };
+        let outcome = first.wait()?;
+        outcome.check()?;
+        let second = second.context("it did not say that it begins")?;
+        ensure!(
+            second.exit == 2 && second.log.contains("disk0.img: in use: exitless (process"),
+            "the second run ended with {}\n{}",
+            second.exit,
+            second.tail()
+        );
+        mixed_summary(&outcome)
     })
 }
 
