@@ -68,8 +68,9 @@ bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
 
-soak: setup-clients build ## the long runs (resumable): DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps, an hour of each fuzz target
+soak: setup-clients build ## the long runs (resumable): DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
+	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	$(EXITLESS) selftest --soak
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 

@@ -10,6 +10,12 @@ pub enum Mistake {
     NotesLate,
     /// An owner takes an idle mapping back by a look and a store, as if nobody could expire it in between.
     ReusesByStore,
+    /// A flush passes by cores of which somebody tears down idle mappings, as a tick does.
+    PassesByTheBusy,
+    /// An owner takes idle mappings, to tear them down, without the lock that says so.
+    TakesUnlocked,
+    /// A core that is dropped gives up its numbers before what they stand for is counted among the orphans.
+    SettlesFirst,
 }
 
 std::thread_local! {

@@ -4,15 +4,18 @@
 //! * `--cfg loom`: loom's, which try the orders in which threads may see each other;
 //! * `--cfg shuttle`: shuttle's, under which a test chooses at random who runs next (the module `schedules`);
 //! * the feature `probe`: ones that count which accesses need another core's cache line (the module `probe`);
+//! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits (the module `hooks`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
 //! Memory that one core owns takes part in none of them: it is plain, or a relaxed load and store of its owner.
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(any(shuttle, all(feature = "probe", not(loom))))]
+#[cfg(any(shuttle, all(any(feature = "probe", feature = "hooks"), not(loom))))]
 extern crate std;
 
+#[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
+pub mod hooks;
 #[cfg(any(loom, shuttle, not(feature = "probe")))]
 mod lock;
 mod padded;
@@ -22,7 +25,7 @@ pub mod probe;
 pub mod schedules;
 mod spin;
 
-#[cfg(not(any(feature = "probe", loom, shuttle)))]
+#[cfg(not(any(feature = "probe", feature = "hooks", loom, shuttle)))]
 pub use core::hint::spin_loop;
 #[cfg(not(any(feature = "probe", loom, shuttle)))]
 pub use core::sync::atomic::{
@@ -47,6 +50,8 @@ pub use shuttle::{
     },
 };
 
+#[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
+pub use hooks::spin_loop;
 #[cfg(any(loom, shuttle, not(feature = "probe")))]
 pub use lock::{Guard, Lock};
 pub use padded::CachePadded;

@@ -11,8 +11,10 @@ type InnerGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
 type Inner<T> = shuttle::sync::Mutex<T>;
 #[cfg(shuttle)]
 type InnerGuard<'a, T> = shuttle::sync::MutexGuard<'a, T>;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, feature = "hooks")))]
 type Inner<T> = spin::mutex::SpinMutex<T>;
+#[cfg(all(feature = "hooks", not(any(loom, shuttle))))]
+type Inner<T> = spin::mutex::SpinMutex<T, crate::hooks::Relax>;
 #[cfg(not(any(loom, shuttle)))]
 type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
@@ -28,6 +30,8 @@ impl<T> Lock<T> {
     /// Spins until the value is ours.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
+        #[cfg(all(feature = "hooks", not(any(loom, shuttle))))]
+        crate::hooks::at(crate::hooks::Step::Lock);
         #[cfg(any(loom, shuttle))]
         return Guard(self.0.lock().expect("a model ends at a panic"));
         #[cfg(not(any(loom, shuttle)))]
@@ -37,6 +41,8 @@ impl<T> Lock<T> {
     /// The value, if nobody holds it now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        #[cfg(all(feature = "hooks", not(any(loom, shuttle))))]
+        crate::hooks::at(crate::hooks::Step::Lock);
         #[cfg(any(loom, shuttle))]
         return self.0.try_lock().ok().map(Guard);
         #[cfg(not(any(loom, shuttle)))]

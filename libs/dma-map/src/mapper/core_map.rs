@@ -40,6 +40,34 @@ pub(super) enum Cache {
 }
 
 impl Cache {
+    /// A mapping that ends now can be kept, if it is to be.
+    #[inline]
+    pub(super) fn has_room(&mut self) -> bool {
+        match self {
+            Self::Shared(_) => true,
+            Self::Idle(cache) => cache.has_room(),
+            Self::Both(both) => both.parts().1.has_room(),
+        }
+    }
+
+    /// [`OptimisticCache::make_room`].
+    pub(super) fn make_room(&mut self, now: u64, batch: &mut Batch) {
+        match self {
+            Self::Shared(_) => {}
+            Self::Idle(cache) => cache.make_room(now, batch),
+            Self::Both(both) => both.parts().1.make_room(now, batch),
+        }
+    }
+
+    /// [`OptimisticCache::hand_over`].
+    pub(super) fn hand_over(&mut self, batch: &mut Batch) {
+        match self {
+            Self::Shared(_) => {}
+            Self::Idle(cache) => cache.hand_over(batch),
+            Self::Both(both) => both.parts().1.hand_over(batch),
+        }
+    }
+
     /// For what is seldom asked.
     pub(super) fn any(&mut self) -> &mut dyn ReuseCache {
         match self {
@@ -53,18 +81,19 @@ impl Cache {
 /// What a core has where mappings are reused.
 pub(super) struct Reused {
     pub(super) cache: Cache,
-    /// What the cache lets go of; empty between calls, unless an invalidation failed.
-    pub(super) batch: Batch,
-    /// The entries of `batch` are cleared.
-    pub(super) is_cleared: bool,
     /// The pins of what other caches keep.
     idle: IdlePins,
 }
 
 /// What became of a mapping that a user has let go of.
 pub(super) enum LetGo {
-    /// It stays, with its pin. Where its place was another's, whom somebody else has torn down, that one's pin.
-    Kept(Option<Pinned>),
+    /// It stays, with its pin.
+    Kept {
+        /// Where its place was another's, whom somebody else has torn down, that one's pin.
+        gone: Option<Pinned>,
+        /// Others have to go.
+        wants_room: bool,
+    },
     /// The caller lets go of the pin: somebody else uses the mapping.
     InUse(Pinned),
     /// The caller tears it down.
@@ -92,8 +121,6 @@ impl Reused {
         };
         Some(Self {
             cache,
-            batch: Batch::with_room(BATCH),
-            is_cleared: false,
             idle: IdlePins::new(quota),
         })
     }
@@ -110,7 +137,7 @@ impl Reused {
         }
     }
 
-    /// [`ReuseCache::release`], with the pin.
+    /// [`ReuseCache::release`], with the pin; what goes to make room goes before and after.
     #[inline]
     pub(super) fn release(
         &mut self,
@@ -119,22 +146,42 @@ impl Reused {
         pinned: Pinned,
         now: u64,
     ) -> LetGo {
-        let released = match &mut self.cache {
+        let (is_in_use, kept) = match &mut self.cache {
+            Cache::Shared(cache) => (cache.end_use(key, range) == Released::InUse, None),
             Cache::Idle(cache) => {
-                return match cache.release_at(key, range, now, &mut self.batch) {
-                    Some(place) => LetGo::Kept(cache.kept(place).replace(pinned)),
-                    None => LetGo::TearDown(pinned),
+                let Some(placed) = cache.release_at(key, range, now) else {
+                    cache.refused();
+                    return LetGo::TearDown(pinned);
+                };
+                return LetGo::Kept {
+                    gone: cache.kept(placed.place).replace(pinned),
+                    wants_room: placed.wants_room,
                 };
             }
-            other => other.any().release(key, range, now, &mut self.batch),
-        };
-        match released {
-            Released::Kept => {
-                self.idle.insert(pinned);
-                LetGo::Kept(None)
+            Cache::Both(both) => {
+                let (shared, idle) = both.parts();
+                match shared.end_use(key, range) {
+                    Released::InUse => (true, None),
+                    _ => {
+                        let placed = idle.release_at(key, range, now);
+                        if placed.is_none() {
+                            idle.refused();
+                        }
+                        (false, placed)
+                    }
+                }
             }
-            Released::InUse => LetGo::InUse(pinned),
-            Released::TearDown => LetGo::TearDown(pinned),
+        };
+        match kept {
+            Some(placed) => {
+                self.idle.insert(pinned);
+                LetGo::Kept {
+                    gone: None,
+                    wants_room: placed.wants_room,
+                }
+            }
+            None if is_in_use => LetGo::InUse(pinned),
+            None => LetGo::TearDown(pinned),
         }
     }
 
@@ -189,7 +236,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         shared.used.fetch_max(core + 1, Ordering::AcqRel);
         let line = &shared.lines[core];
         let window = shared.policy.window();
-        // Whoever had the handle before left nothing in a queue, and the line as it is.
+        // Whoever had the handle before left nothing in a queue, and nothing open on the line.
         let queue = Queue::new(
             window.map_or(STRICT_ROOM, |window| window.entries),
             line.owner.queued.load(Ordering::Relaxed),
@@ -197,11 +244,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let quarantine = Quarantine::new(line.owner.retired.load(Ordering::Relaxed));
         let left = line.left.lock().take();
         let mut reused = left.or_else(|| Reused::new(shared.policy.reuse, shared.sharing.as_ref()));
-        let mut expiry = line.expiry.lock();
-        expiry.expirer = reused
+        *line.expirer.lock() = reused
             .as_mut()
             .and_then(|reused| reused.cache.any().expirer());
-        drop(expiry);
         let makes_each = !shared.policy.is_off && reused.is_none();
         let is_deferred = matches!(shared.policy.teardown, Teardown::Deferred(_));
         Self {
@@ -500,9 +545,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         // A failed invalidation leaves less to be given back; the allocator says whether it suffices.
         let _ = self.give_back();
         // What others have unmapped can be freed as soon as they run.
-        let _ = self
-            .shared
-            .flush_if(|| self.shared.lines().iter().any(|l| l.stale() > 0));
+        let _ = self.shared.flush_if(|| self.shared.has_stale());
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 

@@ -4,10 +4,10 @@ use iova::{CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
+use super::core_unmap::{Idle, Wait};
 use super::shared::Orphan;
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
-use crate::reuse::Progress;
 use crate::table::PageTable;
 
 impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
@@ -26,7 +26,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let line = &self.shared.lines[self.core];
         if line.flusher.is_asked.load(Ordering::Relaxed) {
             line.flusher.is_asked.store(false, Ordering::Relaxed);
-            let _ = self.drain_cache();
+            if let Ok(false) = self.let_idle_go(Idle::All, Wait::No) {
+                // Whoever is at it leaves a notice when it is done: then again.
+                let line = &self.shared.lines[self.core];
+                line.flusher.is_asked.store(true, Ordering::Relaxed);
+            }
             self.alloc.park();
         }
         if freed > 0 {
@@ -71,25 +75,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
     }
 
-    /// Tears down every idle mapping of this core.
-    fn drain_cache(&mut self) -> Result<(), InvalidateError> {
-        loop {
-            self.tear_down_batch()?;
-            let Some(reused) = &mut self.reused else {
-                return Ok(());
-            };
-            let progress = reused.cache.any().drain(&mut reused.batch);
-            self.tear_down_batch()?;
-            if progress == Progress::Done {
-                return Ok(());
-            }
-        }
-    }
-
     /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
     #[cold]
     pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
-        let drained = self.drain_cache();
+        let drained = self.let_idle_go(Idle::All, Wait::Yes);
         while let Ok(true) = self.free_completed() {}
         let flushed = match self.queue.is_empty() {
             true => Ok(()),
@@ -99,7 +88,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         self.alloc.park();
         self.retire_chunks();
         self.close_quarantine();
-        drained.and(flushed)
+        drained.map(drop).and(flushed)
     }
 
     /// Flushes until all of the queue is covered.
@@ -113,8 +102,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Before a core rests: everything it keeps goes back, to the space and to the table's memory. The handle
     /// remains usable.
     ///
+    /// A barrier for this core: when it returns `Ok`, no device reaches anything that was unmapped through this handle before,
+    /// also where a tick or a flush is in the middle of tearing it down, who is waited for. (What other cores have unmapped
+    /// stays theirs: [`DmaMapper::flush`](super::DmaMapper::flush).)
+    ///
     /// # Errors
-    /// [`InvalidateError`]: what it should have covered waits for the next flush, and for the next call here.
+    /// [`InvalidateError`]: what it should have covered waits, counted in [`Risk`](crate::Risk), for the next flush, and
+    /// for the next call here.
     pub fn park(&mut self) -> Result<(), InvalidateError> {
         let given = self.give_back();
         self.publish();
@@ -122,21 +116,29 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     }
 }
 
+/// As [`park`](MapperCore::park), and waits as it does. What an invalidation that fails keeps from being given back stays
+/// counted in [`Risk`](crate::Risk) until a later one covers it: a tick's, a flush's, or another core's.
 impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
     fn drop(&mut self) {
-        let given = self.give_back();
+        // What that leaves behind is counted below.
+        let _ = self.give_back();
         self.publish();
+        let now = self.shared.clock.coarse();
         let line = &self.shared.lines[self.core];
+        #[cfg(shuttle)]
+        if crate::planted::has(crate::planted::Mistake::SettlesFirst) {
+            line.settle();
+        }
         let mut orphans = self.shared.orphans.lock();
-        if given.is_err() || !self.queue.is_empty() {
-            while let Some((pinned, since_ns)) = self.queue.pop() {
-                orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
-            }
+        while let Some((pinned, since_ns)) = self.queue.pop() {
+            orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
         }
         let chunks = self.quarantine.take_all();
         orphans
             .waiting
-            .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table)));
+            .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table, now)));
+        self.shared.count_orphans(&orphans);
+        line.settle();
         drop(orphans);
         *line.left.lock() = self.reused.take();
     }

@@ -4,14 +4,14 @@ use address::{Iova, PAGE_SIZE};
 use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
 
-use super::core_map::{Cache, LetGo};
+use super::core_map::{Cache, LetGo, Reused};
 use super::error::DmaUnmapError;
 use super::policy::{Reuse, Teardown};
 use super::request::{Mapping, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use crate::reuse::Key;
+use crate::reuse::{Key, Progress};
 use crate::table::{PageTable, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
@@ -27,6 +27,21 @@ const MISMATCHES: u32 = 32;
 const POLLS: u32 = 4;
 /// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
 const PUBLISH_NS: u64 = 100_000_000;
+
+/// Which idle mappings are to go.
+#[derive(Clone, Copy)]
+pub(super) enum Idle {
+    /// Those that are due; where none is and no place is free, the oldest.
+    Due,
+    All,
+}
+
+/// Whether others who tear down some of the same core's are waited for.
+#[derive(Clone, Copy)]
+pub(super) enum Wait {
+    No,
+    Yes,
+}
 
 /// How often a refused pin is tried again where mappings are shared.
 struct Patience {
@@ -130,8 +145,6 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         if line.notices.load(Ordering::Acquire) != self.notices
             || self.queue.is_full()
             || !cache.has_room()
-            // A batch that waits since an invalidation failed: what joins it needs care.
-            || !reused.batch.is_empty()
         {
             return false;
         }
@@ -139,27 +152,29 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return false;
         };
         let now = self.shared.clock.coarse();
-        let Some(place) = cache.release_at(key, range, now, &mut reused.batch) else {
+        let Some(placed) = cache.release_at(key, range, now) else {
             self.let_be(pinned);
             return false;
         };
-        let gone = cache.kept(place).replace(pinned);
-        if gone.is_some() || !reused.batch.is_empty() {
-            self.after_keeping(gone);
+        let gone = cache.kept(placed.place).replace(pinned);
+        if gone.is_some() || placed.wants_room {
+            self.after_keeping(gone, placed.wants_room);
         }
         true
     }
 
-    /// The cache has let go of something, or has given the mapping a place in which others tore down what was there: its
-    /// pin is `gone`.
+    /// Others of the cache have to go, or the mapping has a place in which others tore down what was there: its pin is
+    /// `gone`.
     #[cold]
     #[inline(never)]
-    fn after_keeping(&mut self, gone: Option<Pinned>) {
+    fn after_keeping(&mut self, gone: Option<Pinned>, wants_room: bool) {
         if let Some(gone) = gone {
             self.alloc.free_pinned(gone);
         }
-        // Where it fails the batch stays, counted as stale, and the next unmap tries again.
-        let _ = self.tear_down_batch();
+        if wants_room {
+            // Where it fails what goes stays counted as stale, and the next unmap, tick or flush tries again.
+            let _ = self.let_idle_go(Idle::Due, Wait::No);
+        }
     }
 
     /// It stays mapped.
@@ -345,58 +360,97 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Ends one use of a mapping that a cache may keep. Gives the pin back where it has to be torn down.
     #[inline]
     fn let_go(&mut self, key: Key, range: IovaRange, pinned: Pinned) -> Option<Pinned> {
-        let now = self.shared.clock.coarse();
+        let has_room = |reused: &mut Reused| reused.cache.has_room();
+        if !self.reused.as_mut().is_none_or(has_room) {
+            // Should that fail, or somebody else be at it, the mapping is refused.
+            let _ = self.let_idle_go(Idle::Due, Wait::No);
+        }
         let Some(reused) = &mut self.reused else {
             return Some(pinned);
         };
-        let before = reused.batch.entries().len();
-        let released = reused.release(key, range, pinned, now);
-        if reused.is_cleared {
-            // The batch waits since an invalidation failed; what joins it now is not cleared yet.
-            self.shared.clear_expired(&reused.batch.entries()[before..]);
-        }
-        let (gone, rest) = match released {
-            LetGo::Kept(gone) => (gone, None),
+        let now = self.shared.clock.coarse();
+        match reused.release(key, range, pinned, now) {
+            LetGo::Kept { gone, wants_room } => {
+                self.after_keeping(gone, wants_room);
+                None
+            }
             LetGo::InUse(pinned) => {
                 self.alloc.unpin(pinned);
-                (None, None)
+                None
             }
-            LetGo::TearDown(pinned) => (None, Some(pinned)),
-        };
-        self.after_keeping(gone);
-        rest
+            LetGo::TearDown(pinned) => Some(pinned),
+        }
     }
 
-    /// Tears down what the cache has let go of, with one invalidation.
+    /// Tears down idle mappings of this core, with one invalidation for each batch of them; before that, what waits since an
+    /// invalidation failed. False where somebody else tears down some, who was not to be waited for.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]: what was to go waits, counted as stale, for whoever tears down some of this core's next.
     #[cold]
-    pub(super) fn tear_down_batch(&mut self) -> Result<(), InvalidateError> {
-        let Some(reused) = &mut self.reused else {
-            return Ok(());
-        };
-        if reused.batch.is_empty() {
-            return Ok(());
-        }
-        if !reused.is_cleared {
-            self.shared.clear_expired(reused.batch.entries());
-            reused.is_cleared = true;
-        }
-        let entries = reused.batch.entries().iter();
-        let ranges = entries.clone().map(|expired| expired.range());
-        self.shared
-            .invalidate(self.core, ranges, &mut self.commands)?;
-        for at in 0..entries.len() {
-            let expired = reused.batch.entries()[at];
-            if let Some(pinned) = reused.take_pin(expired.place(), expired.range().first()) {
-                self.alloc.free_pinned(pinned);
-            }
-        }
-        let now = self.shared.clock.now();
-        reused.cache.any().torn_down(&mut reused.batch, now);
-        reused.is_cleared = false;
+    pub(super) fn let_idle_go(&mut self, which: Idle, wait: Wait) -> Result<bool, InvalidateError> {
+        let is_done = self.let_idle_go_unseen(which, wait)?;
+        let now = self.shared.clock.coarse();
         if now.saturating_sub(self.published_ns) >= PUBLISH_NS {
             self.publish();
         }
-        Ok(())
+        Ok(is_done)
+    }
+
+    /// The same, without a report of what the cache has counted.
+    fn let_idle_go_unseen(&mut self, which: Idle, wait: Wait) -> Result<bool, InvalidateError> {
+        let Some(reused) = &mut self.reused else {
+            return Ok(true);
+        };
+        let shared = &*self.shared;
+        let line = &shared.lines[self.core];
+        #[cfg(shuttle)]
+        let nobodys = lines::Lock::new(super::lines::Leaving::default());
+        let leaving = match wait {
+            Wait::Yes => Some(line.leaving.lock()),
+            Wait::No => line.leaving.try_lock(),
+        };
+        let Some(mut leaving) = leaving else {
+            return Ok(false);
+        };
+        #[cfg(shuttle)]
+        if crate::planted::has(crate::planted::Mistake::TakesUnlocked) {
+            leaving = nobodys.lock();
+        }
+        let batch = leaving.batch();
+        if let (false, Some(expirer)) = (batch.is_empty(), line.expirer()) {
+            shared.finish(line, &*expirer, batch)?;
+        }
+        loop {
+            let progress = match which {
+                Idle::All => reused.cache.any().drain(batch),
+                Idle::Due => {
+                    reused.cache.make_room(shared.clock.coarse(), batch);
+                    Progress::Done
+                }
+            };
+            if !batch.is_empty() {
+                shared.clear_expired(batch.entries());
+                let ranges = batch.entries().iter().map(|expired| expired.range());
+                let done = shared.invalidate(self.core, ranges, &mut self.commands);
+                if let Err(error) = done {
+                    reused.cache.hand_over(batch);
+                    return Err(error);
+                }
+                for at in 0..batch.entries().len() {
+                    let expired = batch.entries()[at];
+                    if let Some(pinned) = reused.take_pin(expired.place(), expired.range().first())
+                    {
+                        self.alloc.free_pinned(pinned);
+                    }
+                }
+                reused.cache.any().torn_down(batch, shared.clock.now());
+            }
+            if progress == Progress::Done {
+                break;
+            }
+        }
+        Ok(true)
     }
 
     /// Clears the entries and lets the policy decide when the IOVA is free.

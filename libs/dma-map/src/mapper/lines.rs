@@ -5,6 +5,9 @@
 //! one invalidation, and writes the noted numbers back as *covered*. So an unmap pays one plain store, no fence, and no
 //! look at a shared epoch; a flush pays two lines per core that has anything waiting. The noted numbers are the
 //! start of an epoch, the covered ones its end.
+//!
+//! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans, so that the core's next handle
+//! begins with a line on which nothing is open, and may raise what is covered when tickets of its own complete.
 
 use core::time::Duration;
 
@@ -13,6 +16,7 @@ use iova::IovaRange;
 use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 
 use super::core_map::Reused;
+use super::shared::BATCH;
 use crate::reuse::{Batch, Counts, Expire, Windows};
 use crate::risk::Counters;
 
@@ -51,13 +55,58 @@ impl FlusherLine {
     }
 }
 
-/// What any thread needs to expire a core's idle mappings.
+/// Idle mappings of one core on their way out. Whoever takes some out of the core's cache, its owner included, holds the
+/// lock from before the first is taken until they are torn down, or left here because their invalidation failed. So whoever
+/// gets the lock knows where each is: idle, or in this batch, or gone.
 #[derive(Default)]
-pub(super) struct Expiry {
-    pub(super) expirer: Option<Arc<dyn Expire>>,
-    pub(super) batch: Option<Batch>,
-    /// The entries of `batch` are cleared, and its invalidation failed.
-    pub(super) is_cleared: bool,
+pub(super) struct Leaving {
+    /// Not empty when the lock is free: cleared, and the invalidation failed. To be invalidated before more is taken.
+    batch: Option<Batch>,
+}
+
+impl Leaving {
+    /// What an invalidation failed for, or nothing yet.
+    pub(super) fn batch(&mut self) -> &mut Batch {
+        self.batch.get_or_insert_with(|| Batch::with_room(BATCH))
+    }
+}
+
+/// What dropped cores have unmapped and no invalidation has covered yet, counted. Written with the lock of the orphans held.
+pub(super) struct Orphaned {
+    mappings: AtomicU64,
+    /// When the oldest of them, or of the chunks among them, began to wait; the end of time where there is none.
+    oldest_ns: AtomicU64,
+}
+
+impl Default for Orphaned {
+    fn default() -> Self {
+        Self {
+            mappings: AtomicU64::new(0),
+            oldest_ns: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Orphaned {
+    /// So many mappings wait, the oldest of all that waits since then.
+    pub(super) fn set(&self, mappings: u64, oldest_ns: Option<u64>) {
+        self.oldest_ns
+            .store(oldest_ns.unwrap_or(u64::MAX), Ordering::Relaxed);
+        // Relaxed: before a line is [settled](CoreLines::settle), which releases.
+        self.mappings.store(mappings, Ordering::Relaxed);
+    }
+
+    /// Mappings that wait. To be asked after the lines: see [`CoreLines::settle`].
+    pub(super) fn mappings(&self) -> u64 {
+        self.mappings.load(Ordering::Relaxed)
+    }
+
+    /// Whether something has waited for `age` at `now`.
+    pub(super) fn is_due(&self, now: u64, age: Duration) -> bool {
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let oldest = self.oldest_ns.load(Ordering::Relaxed);
+        oldest != u64::MAX && now.saturating_sub(oldest) >= age
+    }
 }
 
 /// One core's lines.
@@ -67,7 +116,9 @@ pub(super) struct CoreLines {
     pub(super) flusher: CachePadded<FlusherLine>,
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
-    pub(super) expiry: CachePadded<Lock<Expiry>>,
+    /// How any thread may take this core's idle mappings; none where it keeps none.
+    pub(super) expirer: Lock<Option<Arc<dyn Expire>>>,
+    pub(super) leaving: CachePadded<Lock<Leaving>>,
     /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
     pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
     /// What the core's reuse cache said of itself.
@@ -85,9 +136,13 @@ pub(super) struct Told {
 }
 
 impl CoreLines {
+    pub(super) fn expirer(&self) -> Option<Arc<dyn Expire>> {
+        self.expirer.lock().clone()
+    }
+
     /// Stale mappings that the reuse cache of this core keeps now, and most at one time; its windows are added.
     pub(super) fn add_reuse(&self, windows: &mut Windows) -> (u64, u64) {
-        let expirer = self.expiry.lock().expirer.clone();
+        let expirer = self.expirer();
         let outside = expirer.map(|expirer| expirer.counts());
         let told = self.reuse.lock();
         windows.add(&told.counts.windows);
@@ -105,9 +160,18 @@ impl CoreLines {
 }
 
 impl CoreLines {
+    /// The core is dropped, and all of its queue that is not covered is counted among the orphans: from here on its numbers
+    /// are nobody's. Otherwise the first ticket of the core's next handle that completes would cover them.
+    pub(super) fn settle(&self) {
+        let queued = self.owner.queued.load(Ordering::Relaxed);
+        // Release: pairs with `stale`. Whoever does not find them here any more finds them among the orphans.
+        self.flusher.covered.fetch_max(queued, Ordering::Release);
+    }
+
     /// Stale mappings of the core's queue, as others see them.
     pub(super) fn stale(&self) -> u64 {
         // In this order a flush in between can only make the difference too large by what was unmapped meanwhile.
+        // Acquire: pairs with `settle` as well.
         let covered = self.flusher.covered.load(Ordering::Acquire);
         let queued = self.owner.queued.load(Ordering::Acquire);
         queued.saturating_sub(covered)

@@ -29,9 +29,23 @@
 //! cleared then, and the IOVA waits, counted as stale, in the same queue until a later invalidation succeeds. When the
 //! queue is full of such, unmaps are refused.
 //!
+//! **Barriers**: [`DmaMapper::flush`] for what any core has unmapped, [`MapperCore::park`] and dropping it for what that core
+//! has. When they return `Ok` (a drop that counts nothing as left behind), no device reaches what was unmapped before, whatever
+//! others are in the middle of. Each mapping that was unmapped and is not yet out of reach is in one of these:
+//! * a queue: its number is noted by any flush that begins later, whoever else flushes or waits for a ticket;
+//! * the orphans, where its core was dropped after an invalidation had failed: noted by a flush as well;
+//! * a reuse cache, idle: taken by whoever drains with the core's `leaving` lock held;
+//! * on its way out of one: whoever takes it, a tick, a flush or the owner that makes room, has held that lock since before,
+//!   and gives it up when the mapping is invalidated, or, where the invalidation failed, lies cleared in the lock's value.
+//!
+//! So a barrier waits for `flush` and for each core's `leaving`, one at a time, and does the rest itself. A tick takes neither
+//! where it would have to wait, and leaves the core to the next tick; nor does an owner that makes room, whose mapping is torn
+//! down at once then.
+//!
 //! Ownership: a [`MapperCore`] is one thread's at a time. What it writes that others read are lines of its own. Locks:
-//! one per mapper for flushes, one per core for expiring its idle mappings; neither is taken by map or unmap
-//! on their common paths. Nothing is called back while a lock is held, except the invalidator.
+//! one per mapper for flushes, one per core for tearing down its idle mappings; neither is taken by map or unmap
+//! on their common paths, and nobody holds one of each (`shared.rs`). Nothing is called back while a lock is held, except the
+//! invalidator, which therefore must not call back.
 //! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
 //! lines that change once per flush. No clock is read but the coarse one.
 //!
@@ -49,6 +63,9 @@ mod core_unmap;
 mod error;
 mod idle;
 mod lines;
+#[cfg(test)]
+#[cfg(loom)]
+mod model;
 mod policy;
 mod queue;
 mod reclaim;
@@ -75,7 +92,7 @@ use crate::invalidate::{Combiner, InvalidateError, Invalidator};
 use crate::reuse::{Counts, SharingTable};
 use crate::risk::{Counters, Risk, RiskContract, Windows};
 use crate::table::PageTable;
-use lines::Told;
+use lines::{Orphaned, Told};
 use shared::{Flush, Orphans, Shared};
 
 /// What a mapper works with.
@@ -194,6 +211,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
             reclaims,
             orphans: Lock::new(Orphans::default()),
             has_orphans: AtomicBool::new(false),
+            orphaned: Orphaned::default(),
             orphan_windows: Counters::default(),
             allocator: domain.allocator,
             table: domain.table,
@@ -226,7 +244,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
 
     /// It is `now` nanoseconds: closes every window that has been open for the policy's age, for cores that are quiet as
     /// well, and expires idle mappings. To be called by one thread or several, about every millisecond: the
-    /// period adds to the age that mappings reach. Does nothing that a busy core waits for, except that it flushes.
+    /// period adds to the age that mappings reach. Does nothing that a busy core waits for, except that it flushes; and
+    /// waits for nobody who flushes or tears down mappings, but leaves what that one does not see to to the next tick.
     ///
     /// # Errors
     /// [`InvalidateError`]: some windows stay open; the next tick tries again.
@@ -234,13 +253,19 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         self.0.tick(now)
     }
 
-    /// Closes every window now, for all that was unmapped before the call; idle mappings are torn down as well.
+    /// A barrier: when it returns `Ok`, no device reaches anything that was unmapped before the call, on whichever core,
+    /// idle mappings and what dropped cores left behind included.
+    ///
+    /// It waits for whoever is in the middle of tearing down or flushing some of it, a tick or a core, as long as that one
+    /// waits for the hardware: for threads that may wait, and not to be called by the [`Invalidator`], nor from an interrupt
+    /// that may have interrupted one of them.
     ///
     /// # Errors
-    /// [`InvalidateError`]: some windows stay open.
+    /// [`InvalidateError`]: some windows stay open, and are counted in [`risk`](Self::risk); a later flush that succeeds
+    /// closes them.
     pub fn flush(&self) -> Result<(), InvalidateError> {
-        let expired = self.0.expire(self.0.clock.now(), true);
-        self.0.flush_if(|| true).and(expired)
+        let drained = self.0.drain();
+        self.0.flush_if(|| true).and(drained)
     }
 
     /// What went stale, and what may. Reads the lines of all cores. What the reuse caches of cores have seen is as they
@@ -248,7 +273,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
         let mut windows = Windows::EMPTY;
-        shared.orphan_windows.add_to(&mut windows);
+        let orphan_max = shared.orphan_windows.add_to(&mut windows);
         let (mut stale_now, mut stale_max) = (0, 0);
         for line in shared.lines() {
             stale_now += line.stale();
@@ -257,6 +282,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
             stale_now += idle;
             stale_max += idle_max;
         }
+        // After the lines: what is on its way from there to here is counted twice rather than not at all.
+        let orphaned = shared.orphaned.mappings();
+        stale_now += orphaned;
+        stale_max += orphan_max.max(orphaned);
         Risk {
             is_unprotected: shared.policy.is_off,
             stale_now,

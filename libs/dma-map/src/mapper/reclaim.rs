@@ -146,7 +146,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         for orphan in safe {
             match orphan {
                 Orphan::Mapping(pinned, _) => self.alloc.free_pinned(pinned),
-                Orphan::Chunk(chunk, table) => self.release(chunk, table),
+                Orphan::Chunk(chunk, table, _) => self.release(chunk, table),
             }
         }
     }

@@ -6,21 +6,21 @@ use core::time::Duration;
 use iova::{IovaAllocator, IovaPfn, IovaRange, Pinned, RetiredChunk};
 use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
-use super::lines::{CoreLines, Expiry};
+use super::lines::{CoreLines, Leaving, Orphaned};
 use super::policy::{DeviceLimits, Policy, Teardown, Window};
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
-use crate::reuse::{Batch, Expired, Progress, SharingTable};
+use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
 use crate::risk::Counters;
 use crate::table::{PageTable, RetiredTable, UnmapError};
 
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;
 
-/// What a dropped core could not give back because an invalidation failed.
+/// What a dropped core could not give back because an invalidation failed, and since when.
 pub(super) enum Orphan {
     Mapping(Pinned, u64),
-    Chunk(RetiredChunk, RetiredTable),
+    Chunk(RetiredChunk, RetiredTable, u64),
 }
 
 /// Orphans before and after a flush.
@@ -37,7 +37,9 @@ pub(super) struct Flush {
     noted: Vec<(u64, u64)>,
 }
 
-/// Lock order: `flush` before `orphans`; `expiry` of a line before neither (a flush there takes no lock of ours).
+/// Lock order: `flush` before `orphans`; `leaving` of a line before `strict` and `returned`, and never with `flush` or
+/// another line's `leaving`. While `flush`, `strict` or `leaving` is held the invalidator is waited for; nobody who answers for
+/// it may want one of them.
 pub(super) struct Shared<A, T, I, C> {
     pub(super) allocator: A,
     pub(super) table: T,
@@ -60,7 +62,9 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) orphans: Lock<Orphans>,
     /// Some of them are safe. Written with the lock held.
     pub(super) has_orphans: AtomicBool,
-    /// Windows of orphans: written under the flush lock.
+    /// How many of them wait. Written with the lock held.
+    pub(super) orphaned: Orphaned,
+    /// Windows of orphans. Written with the lock held.
     pub(super) orphan_windows: Counters,
 }
 
@@ -121,8 +125,28 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
             }
         }
         orphans.safe.extend(covered);
+        self.count_orphans(&orphans);
         self.has_orphans.store(true, Ordering::Relaxed);
         self.lines().iter().for_each(|line| line.flusher.notify());
+    }
+
+    /// Counts those that wait anew, for others to see.
+    pub(super) fn count_orphans(&self, orphans: &Orphans) {
+        let waiting = orphans.waiting.iter();
+        let mappings = waiting
+            .clone()
+            .filter(|orphan| matches!(orphan, Orphan::Mapping(..)))
+            .count() as u64;
+        let since = waiting.map(|orphan| match orphan {
+            Orphan::Mapping(_, since_ns) | Orphan::Chunk(.., since_ns) => *since_ns,
+        });
+        self.orphan_windows.saw(mappings);
+        self.orphaned.set(mappings, since.min());
+    }
+
+    /// Whether an invalidation that begins now would cover a mapping.
+    pub(super) fn has_stale(&self) -> bool {
+        self.lines().iter().any(|line| line.stale() > 0) || self.orphaned.mappings() > 0
     }
 
     /// Flushes if `is_needed` still says so when it is our turn.
@@ -159,56 +183,82 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         }
     }
 
-    /// Tears down idle mappings of all cores: those that are due at `now`, or all.
-    pub(super) fn expire(&self, now: u64, all: bool) -> Result<(), InvalidateError> {
+    /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which somebody else, the owner
+    /// perhaps, tears some down at the moment: the next tick sees whether that was enough.
+    pub(super) fn expire(&self, now: u64) -> Result<(), InvalidateError> {
         let mut result = Ok(());
         for line in self.lines() {
-            if let Some(mut expiry) = line.expiry.try_lock() {
-                result = result.and(self.expire_core(line, &mut expiry, now, all));
+            let expirer = line.expirer.try_lock().and_then(|expirer| expirer.clone());
+            if let (Some(expirer), Some(mut leaving)) = (expirer, line.leaving.try_lock()) {
+                let take = |batch: &mut Batch| expirer.expire(now, batch);
+                result = result.and(self.tear_down(line, &*expirer, &mut leaving, take));
             }
         }
         result
     }
 
-    fn expire_core(
+    /// Tears down the idle mappings of all cores, and waits for whoever else tears down some.
+    pub(super) fn drain(&self) -> Result<(), InvalidateError> {
+        let mut result = Ok(());
+        for line in self.lines() {
+            let Some(expirer) = line.expirer() else {
+                continue;
+            };
+            #[cfg(shuttle)]
+            if crate::planted::has(crate::planted::Mistake::PassesByTheBusy)
+                && line.leaving.try_lock().is_none()
+            {
+                continue;
+            }
+            let mut leaving = line.leaving.lock();
+            let take = |batch: &mut Batch| expirer.drain(batch);
+            result = result.and(self.tear_down(line, &*expirer, &mut leaving, take));
+        }
+        result
+    }
+
+    /// Tears down what waits since an invalidation failed, and then what `take` takes, by a thread that is not the owner.
+    fn tear_down(
         &self,
         line: &CoreLines,
-        expiry: &mut Expiry,
-        now: u64,
-        all: bool,
+        expirer: &dyn Expire,
+        leaving: &mut Leaving,
+        take: impl Fn(&mut Batch) -> Progress,
     ) -> Result<(), InvalidateError> {
-        let Some(expirer) = expiry.expirer.clone() else {
-            return Ok(());
-        };
-        let batch = expiry.batch.get_or_insert_with(|| Batch::with_room(BATCH));
+        let batch = leaving.batch();
+        self.finish(line, expirer, batch)?;
         loop {
-            let progress = match expiry.is_cleared {
-                true => Progress::More,
-                false if all => expirer.drain(batch),
-                false => expirer.expire(now, batch),
-            };
-            if batch.is_empty() {
-                return Ok(());
-            }
-            if !expiry.is_cleared {
-                self.clear_expired(batch.entries());
-                expiry.is_cleared = true;
-            }
-            // Room for a few: who unmaps much here does it in one domain command.
-            let mut commands = Vec::new();
-            let ranges = batch.entries().iter().map(|expired| expired.range());
-            self.invalidate_directly(ranges, &mut commands)?;
-            let gone = batch.entries().iter();
-            let gone = gone.map(|expired| (expired.place(), expired.range()));
-            line.returned.lock().extend(gone);
-            // Before the places themselves are given back: whoever finds one free finds this too.
-            line.flusher.notify();
-            expirer.torn_down(batch, self.clock.now());
-            expiry.is_cleared = false;
+            let progress = take(batch);
+            self.clear_expired(batch.entries());
+            self.finish(line, expirer, batch)?;
             if progress == Progress::Done {
                 return Ok(());
             }
         }
+    }
+
+    /// Invalidates idle mappings that were taken through `expirer` and are cleared, and gives them back. Where that fails they
+    /// stay in the batch.
+    pub(super) fn finish(
+        &self,
+        line: &CoreLines,
+        expirer: &dyn Expire,
+        batch: &mut Batch,
+    ) -> Result<(), InvalidateError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        // Room for a few: who unmaps much here does it in one domain command.
+        let mut commands = Vec::new();
+        let ranges = batch.entries().iter().map(|expired| expired.range());
+        self.invalidate_directly(ranges, &mut commands)?;
+        let gone = batch.entries().iter();
+        let gone = gone.map(|expired| (expired.place(), expired.range()));
+        line.returned.lock().extend(gone);
+        // Before the places themselves are given back: whoever finds one free finds this too.
+        line.flusher.notify();
+        expirer.torn_down(batch, self.clock.now());
+        Ok(())
     }
 
     /// As [`invalidate`](Self::invalidate), by a thread that is no core.
@@ -260,8 +310,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
 
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.clock.advance(now);
-        let expired = self.expire(now, false);
-        if !self.lines().iter().any(|line| line.is_due(now, self.age)) {
+        let expired = self.expire(now);
+        let is_due = self.lines().iter().any(|line| line.is_due(now, self.age));
+        if !is_due && !self.orphaned.is_due(now, self.age) {
             return expired;
         }
         // Where somebody else flushes just now, the next tick sees whether it was enough.

@@ -103,6 +103,18 @@ impl Batch {
         self.entries.push(expired);
     }
 
+    /// What `from` has put in is to be taken out by `to`.
+    ///
+    /// # Panics
+    /// The batch holds another's.
+    pub(super) fn hand_over(&mut self, from: Taker, to: Taker) {
+        assert!(
+            self.entries.is_empty() || self.taker == from,
+            "a batch is handed over by whom it was filled by"
+        );
+        self.taker = to;
+    }
+
     /// Takes everything out, all of which `taker` has put in.
     ///
     /// # Panics

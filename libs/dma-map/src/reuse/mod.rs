@@ -130,7 +130,10 @@ pub trait Expire: Send + Sync {
     /// As [`ReuseCache::expire`]. Returns at once, `Done`, where another thread is at it.
     fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress;
 
-    /// As [`ReuseCache::drain`].
+    /// As [`ReuseCache::drain`]. Once it has answered `Done`, what was idle at the call is in `batch`, or in one that
+    /// another thread or the owner has filled and not reported as torn down; it may wait for others who look. Who
+    /// wants to know when *those* are torn down has to arrange that with them, by a lock for instance that is held from
+    /// the filling of a batch until it is torn down or put where the next holder finds it.
     fn drain(&self, batch: &mut Batch) -> Progress;
 
     /// As [`ReuseCache::torn_down`], for a batch that this expirer filled.

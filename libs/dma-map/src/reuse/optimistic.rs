@@ -15,7 +15,8 @@
 //!
 //! Room: the mapping that reaches the quota makes a batch of the oldest go, together; they count until their
 //! invalidation is complete. Until then, should nothing else have gone, the youngest is refused. So there are
-//! never more stale mappings than the quota.
+//! never more stale mappings than the quota. The mapper makes room itself, with a lock held that barriers wait for
+//! (`release_at`, `make_room`); a batch whose invalidation failed is handed over to whoever tears down next (`hand_over`).
 //!
 //! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, two looks into the
 //! index, and about five lines of the core's own. The locked instruction is what keeps the owner and whoever expires apart; to
@@ -142,17 +143,19 @@ impl<P: Default + Send> OptimisticCache<P> {
         self.own.misses += 1;
     }
 
-    /// As [`ReuseCache::release`]. Gives the place it has where it is kept, and `None` where it has to be torn down. What
-    /// is to be kept beside it goes to [`kept`](Self::kept) of the place.
+    /// As [`ReuseCache::release`], but that no other mapping goes to make room: [`make_room`](Self::make_room) is the
+    /// caller's to call, before where there [is none](Self::has_room), and after where the answer says so. Gives the place
+    /// it has where it is kept, and `None` where it has to be torn down. What is to be kept beside it goes to
+    /// [`kept`](Self::kept) of the place.
     #[inline(always)]
-    pub(crate) fn release_at(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        now_ns: u64,
-        batch: &mut Batch,
-    ) -> Option<u32> {
-        self.keep(key, PackedRange::new(range)?, now_ns, batch)
+    pub(crate) fn release_at(&mut self, key: Key, range: IovaRange, now_ns: u64) -> Option<Placed> {
+        self.keep(key, PackedRange::new(range)?, now_ns)
+    }
+
+    /// A mapping was torn down because no place was free.
+    #[cold]
+    pub(crate) fn refused(&mut self) {
+        self.own.evicted += 1;
     }
 
     /// What is kept with the mapping of a place, until it is taken out here. That of a mapping which others have torn
@@ -203,9 +206,18 @@ impl<P: Default + Send> OptimisticCache<P> {
         true
     }
 
-    /// After a release: something is due, or no place is free.
+    /// The invalidation of `batch`, which was filled here, has failed: whoever has the batch from here on gives the places
+    /// back through the [`Expire`], as if it had taken them itself.
     #[cold]
-    fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
+    pub(crate) fn hand_over(&mut self, batch: &mut Batch) {
+        batch.hand_over(self.taker(), Taker::Stranger(self.slab.id()));
+        self.limbo
+            .extend(batch.entries().iter().map(|expired| expired.slot));
+    }
+
+    /// Before or after a release: something is due, or no place is free.
+    #[cold]
+    pub(crate) fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
         let _ = self.expire(now_ns, batch);
         if !self.shelf.is_full() || batch.entries().len() > before {
@@ -224,34 +236,10 @@ impl<P: Default + Send> OptimisticCache<P> {
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn release_without_room(
-        &mut self,
-        key: Key,
-        range: PackedRange,
-        now_ns: u64,
-        batch: &mut Batch,
-    ) -> Option<u32> {
-        self.make_room(now_ns, batch);
-        if self.shelf.is_full() {
-            self.own.evicted += 1;
-            return None;
-        }
-        self.keep(key, range, now_ns, batch)
-    }
-
+    /// Keeps the mapping where a place is free.
     #[inline(always)]
-    fn keep(
-        &mut self,
-        key: Key,
-        range: PackedRange,
-        now_ns: u64,
-        batch: &mut Batch,
-    ) -> Option<u32> {
-        let Some(place) = self.shelf.insert(key) else {
-            return self.release_without_room(key, range, now_ns, batch);
-        };
+    fn keep(&mut self, key: Key, range: PackedRange, now_ns: u64) -> Option<Placed> {
+        let place = self.shelf.insert(key)?;
         self.slab.slot(place).publish(range, now_ns);
         self.published += 1;
         self.slab.announce(self.published);
@@ -259,11 +247,18 @@ impl<P: Default + Send> OptimisticCache<P> {
         if occupied > self.own.stale_max {
             self.own.stale_max = occupied;
         }
-        if self.shelf.is_full() || !self.is_early(now_ns) {
-            self.make_room(now_ns, batch);
-        }
-        Some(place)
+        let wants_room = self.shelf.is_full() || !self.is_early(now_ns);
+        Some(Placed { place, wants_room })
     }
+}
+
+/// A mapping that is kept.
+#[derive(Clone, Copy)]
+pub(crate) struct Placed {
+    /// Where.
+    pub(crate) place: u32,
+    /// Others have to go: they are due, or no place is free for the next.
+    pub(crate) wants_room: bool,
 }
 
 /// By which part of the residency the owner lets its mappings go earlier than others take them: a quarter, which is more
@@ -293,9 +288,25 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
-        match self.release_at(key, range, now_ns, batch) {
-            Some(_) => Released::Kept,
-            None => Released::TearDown,
+        let Some(range) = PackedRange::new(range) else {
+            return Released::TearDown;
+        };
+        let mut placed = self.keep(key, range, now_ns);
+        if placed.is_none() {
+            self.make_room(now_ns, batch);
+            placed = self.keep(key, range, now_ns);
+        }
+        match placed {
+            Some(placed) => {
+                if placed.wants_room {
+                    self.make_room(now_ns, batch);
+                }
+                Released::Kept
+            }
+            None => {
+                self.refused();
+                Released::TearDown
+            }
         }
     }
 

@@ -134,6 +134,12 @@ impl SharingCache {
             misses: 0,
         }
     }
+
+    /// As [`ReuseCache::release`]: in use by others, or to be torn down.
+    #[inline]
+    pub(crate) fn end_use(&mut self, key: Key, range: IovaRange) -> Released {
+        self.table.shard(key).lock().release(key, range)
+    }
 }
 
 impl ReuseCache for SharingCache {
@@ -162,7 +168,7 @@ impl ReuseCache for SharingCache {
         _now_ns: u64,
         _batch: &mut Batch,
     ) -> Released {
-        self.table.shard(key).lock().release(key, range)
+        self.end_use(key, range)
     }
 
     fn expire(&mut self, _now_ns: u64, _batch: &mut Batch) -> Progress {

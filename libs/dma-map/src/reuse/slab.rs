@@ -21,6 +21,9 @@
 //! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker reads it after its
 //!   swap has succeeded: that IDLE(t) may by then be a later idleness with the same t does no harm.
 //!
+//! A slot that is EXPIRING says neither by whom nor how far that one has come. Who has to know when what was idle is out of
+//! reach (a flush) agrees with all who take on a lock of its own: `Leaving` in the mapper's `lines.rs`.
+//!
 //! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of slots.
 
 use alloc::boxed::Box;
@@ -277,9 +280,8 @@ impl Expire for Slab {
     }
 
     fn drain(&self, batch: &mut Batch) -> Progress {
-        let Some(mut outside) = self.outside.try_lock() else {
-            return Progress::Done;
-        };
+        // Whoever holds it looks, and calls nothing that waits. To answer `Done` instead would be wrong: it may just count.
+        let mut outside = self.outside.lock();
         self.collect(&mut outside, u64::MAX, batch)
     }
 
@@ -292,6 +294,42 @@ impl Expire for Slab {
             outside.windows.record(now_ns.saturating_sub(since_ns));
             self.slot(slot).finish();
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use iova::IovaPfn;
+
+    use super::*;
+
+    /// Somebody who counts, or looks what is due, is no reason to answer that nothing is there.
+    #[test]
+    fn a_drain_takes_what_is_idle_while_somebody_else_looks() {
+        let slab = Slab::new(2, 10);
+        let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
+        slab.slot(1).publish(PackedRange::new(range).unwrap(), 5);
+        let looking = slab.outside.lock();
+        std::thread::scope(|scope| {
+            let (told, answer) = mpsc::channel();
+            let slab = &slab;
+            scope.spawn(move || {
+                let mut batch = Batch::with_room(2);
+                let progress = slab.drain(&mut batch);
+                told.send((progress, batch.entries().len())).unwrap();
+                slab.torn_down(&mut batch, 6);
+            });
+            // A wrong answer does not wait for us.
+            let early = answer.recv_timeout(Duration::from_millis(50)).ok();
+            drop(looking);
+            let answer = early.unwrap_or_else(|| answer.recv().unwrap());
+            assert_eq!(answer, (Progress::Done, 1));
+        });
+        assert!(slab.slot(1).is_owned());
     }
 }
 

@@ -27,6 +27,11 @@ impl<F: ReuseCache, B: ReuseCache> Stacked<F, B> {
         );
         Self { front, back }
     }
+
+    /// The one in front, and the one behind it.
+    pub(crate) fn parts(&mut self) -> (&mut F, &mut B) {
+        (&mut self.front, &mut self.back)
+    }
 }
 
 impl<F: ReuseCache, B: ReuseCache> ReuseCache for Stacked<F, B> {

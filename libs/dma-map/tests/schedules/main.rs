@@ -6,6 +6,7 @@
 //! ```
 #![cfg(shuttle)]
 
+mod barrier;
 mod combine;
 mod mapper;
 mod reuse;

@@ -1,0 +1,158 @@
+//! Barriers in every order that loom knows, with what each rule is there for taken away in turn: the model has to notice every
+//! time. Run with `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
+
+use alloc::sync::Arc;
+
+use address::PhysAddr;
+use iova::{Access, IovaPfn, IovaRange};
+use lines::{AtomicBool, AtomicU64, Lock, Ordering};
+use loom::thread;
+
+use super::lines::{CoreLines, Leaving, Orphaned};
+use crate::reuse::{Batch, Expire, Key, OptimisticCache, Progress, ReuseCache};
+
+/// What a barrier, or an owner, does wrong.
+#[derive(Clone, Copy, PartialEq)]
+enum Wrong {
+    Nothing,
+    /// The barrier passes by a core whose lock is held.
+    Passes,
+    /// The owner takes without the lock.
+    Takes,
+}
+
+/// One mapping: its entry, and whether the device remembers it. Relaxed: only the lock orders them.
+#[derive(Default)]
+struct World {
+    leaving: Lock<Leaving>,
+    /// The unmap has returned.
+    is_gone: AtomicBool,
+    entry: AtomicU64,
+    cached: AtomicU64,
+}
+
+impl World {
+    /// What comes between taking a batch and reporting it.
+    fn tear_down(&self, batch: &Batch) {
+        for _ in batch.entries() {
+            self.entry.store(0, Ordering::Relaxed);
+            self.cached.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it was carried out.
+    fn barrier(&self, expirer: &dyn Expire, wrong: Wrong) -> bool {
+        let leaving = match wrong {
+            Wrong::Passes => self.leaving.try_lock(),
+            _ => Some(self.leaving.lock()),
+        };
+        if let Some(mut leaving) = leaving {
+            let batch = leaving.batch();
+            assert_eq!(expirer.drain(batch), Progress::Done);
+            self.tear_down(batch);
+            expirer.torn_down(batch, 2);
+        }
+        self.cached.load(Ordering::Relaxed) == 0 && self.entry.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// An owner that unmaps and makes room for the next, and somebody who wants what is unmapped out of reach.
+fn run(wrong: Wrong) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let world = Arc::new(World::default());
+        let mut cache = OptimisticCache::new(1, 10);
+        let expirer = ReuseCache::expirer(&cache).expect("it has one");
+        let flusher = thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                if world.is_gone.load(Ordering::Acquire) {
+                    assert!(
+                        world.barrier(&*expirer, wrong),
+                        "what was unmapped before is reached after a barrier"
+                    );
+                }
+            }
+        });
+        world.entry.store(1, Ordering::Relaxed);
+        world.cached.store(1, Ordering::Relaxed);
+        let key = Key::new(PhysAddr::new(5 << 12), 1, Access::Read).expect("one page");
+        let range = IovaRange::new(IovaPfn::new(1), 1).expect("one page");
+        let placed = cache.release_at(key, range, 0).expect("a place is free");
+        assert!(placed.wants_room);
+        world.is_gone.store(true, Ordering::Release);
+        let nobodys = Lock::new(Leaving::default());
+        let mut leaving = match wrong {
+            Wrong::Takes => nobodys.lock(),
+            _ => world.leaving.lock(),
+        };
+        let batch = leaving.batch();
+        cache.make_room(1, batch);
+        world.tear_down(batch);
+        cache.torn_down(batch, 1);
+        drop(leaving);
+        flusher.join().expect("it ends");
+        assert_eq!(world.cached.load(Ordering::Relaxed), 0);
+    });
+}
+
+fn is_caught(run: impl Fn() + std::panic::UnwindSafe) -> bool {
+    std::panic::catch_unwind(run).is_err()
+}
+
+#[test]
+fn model_a_barrier_finds_everything_idle_leaving_or_gone() {
+    run(Wrong::Nothing);
+}
+
+#[test]
+fn model_catches_a_barrier_that_passes_by_the_busy() {
+    assert!(is_caught(|| run(Wrong::Passes)));
+}
+
+#[test]
+fn model_catches_an_owner_that_takes_without_the_lock() {
+    assert!(is_caught(|| run(Wrong::Takes)));
+}
+
+/// A core with one mapping that no invalidation has covered is dropped; somebody asks how many there are.
+fn leave(settles_first: bool, asks_orphans_first: bool) {
+    loom::model(move || {
+        let line = Arc::new(CoreLines::default());
+        let orphaned = Arc::new(Orphaned::default());
+        line.owner.queued.store(1, Ordering::Relaxed);
+        let asking = thread::spawn({
+            let (line, orphaned) = (Arc::clone(&line), Arc::clone(&orphaned));
+            move || {
+                let known = match asks_orphans_first {
+                    true => orphaned.mappings() + line.stale(),
+                    false => line.stale() + orphaned.mappings(),
+                };
+                assert!(known >= 1, "what is reached is not counted");
+            }
+        });
+        if settles_first {
+            line.settle();
+        }
+        orphaned.set(1, Some(0));
+        line.settle();
+        asking.join().expect("it ends");
+        assert_eq!((line.stale(), orphaned.mappings()), (0, 1));
+    });
+}
+
+#[test]
+fn model_what_a_dropped_core_leaves_is_counted_all_the_time() {
+    leave(false, false);
+}
+
+#[test]
+fn model_catches_numbers_that_are_given_up_first() {
+    assert!(is_caught(|| leave(true, false)));
+}
+
+#[test]
+fn model_catches_a_count_that_asks_for_orphans_first() {
+    assert!(is_caught(|| leave(false, true)));
+}

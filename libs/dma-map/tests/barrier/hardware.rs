@@ -1,0 +1,239 @@
+//! What a mapper works with, as it may behave at its worst: hardware that takes its time, fails and completes in any order, and
+//! a clock and a table at which a core may be stopped.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use address::{Iova, PhysAddr};
+use dma_map::invalidate::{Command, InvalidateError, Invalidator, ModelIotlb, Ticket};
+use dma_map::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use dma_map::{Clock, ManualClock};
+use iova::{Access, IovaRange};
+
+use crate::turns::{Place, Random, at_once, point};
+
+/// Which invalidations fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    None,
+    /// One of eight, carried out or not.
+    Some,
+    /// All, and nothing is carried out.
+    All,
+}
+
+struct Pending {
+    commands: Vec<Command>,
+    /// Carried out already; not yet answered.
+    is_obeyed: bool,
+    fails: bool,
+    /// Looks until it answers.
+    looks: u64,
+}
+
+struct State {
+    random: Random,
+    failing: Failing,
+    issued: u64,
+    pending: BTreeMap<u64, Pending>,
+    failed: BTreeSet<u64>,
+    failures: u64,
+}
+
+/// An IOMMU that holds what it has cached until an invalidation has covered it. A batch is carried out at any moment between
+/// its submission and its completion; it may fail at either, carried out or not.
+pub struct Hardware {
+    pub iotlb: Arc<ModelIotlb>,
+    state: Mutex<State>,
+}
+
+impl Hardware {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            iotlb: Arc::new(ModelIotlb::new()),
+            state: Mutex::new(State {
+                random: Random::new(seed ^ 0xa5a5),
+                failing: Failing::None,
+                issued: 0,
+                pending: BTreeMap::new(),
+                failed: BTreeSet::new(),
+                failures: 0,
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What becomes of batches submitted from now on.
+    pub fn set_failing(&self, failing: Failing) {
+        self.state().failing = failing;
+    }
+
+    /// Batches that failed so far.
+    pub fn failures(&self) -> u64 {
+        self.state().failures
+    }
+
+    fn obey(&self, commands: &[Command]) {
+        // No stop: `state` is held.
+        let done = at_once(|| {
+            let ticket = self.iotlb.submit(commands)?;
+            self.iotlb.poll(ticket)
+        });
+        let done = done.expect("nobody stops while it has the model's lock");
+        assert_eq!(done, Ok(true), "the model answers");
+    }
+}
+
+const DEAD: InvalidateError = InvalidateError::TimedOut { waited_ns: 1 };
+
+impl Invalidator for Hardware {
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        point(Place::Submit);
+        let mut state = self.state();
+        let fails = match state.failing {
+            Failing::None => false,
+            Failing::Some => state.random.one_in(8),
+            Failing::All => true,
+        };
+        let is_obeyed = state.failing != Failing::All && state.random.one_in(2);
+        if is_obeyed {
+            self.obey(commands);
+        }
+        if fails && state.random.one_in(2) {
+            state.failures += 1;
+            return Err(DEAD);
+        }
+        state.issued += 1;
+        let ticket = state.issued;
+        let looks = state.random.below(4);
+        let pending = Pending {
+            commands: commands.to_vec(),
+            is_obeyed,
+            fails,
+            looks,
+        };
+        state.pending.insert(ticket, pending);
+        drop(state);
+        point(Place::Submit);
+        Ok(Ticket(ticket))
+    }
+
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        point(Place::Poll);
+        let mut state = self.state();
+        if state.failed.contains(&ticket.0) {
+            return Err(DEAD);
+        }
+        let Some(pending) = state.pending.get_mut(&ticket.0) else {
+            return Ok(true);
+        };
+        if pending.looks > 0 {
+            pending.looks -= 1;
+            return Ok(false);
+        }
+        let pending = state.pending.remove(&ticket.0).expect("just looked at");
+        if pending.fails {
+            state.failures += 1;
+            state.failed.insert(ticket.0);
+            return Err(DEAD);
+        }
+        if !pending.is_obeyed {
+            self.obey(&pending.commands);
+        }
+        Ok(true)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.state().random.one_in(2)
+    }
+
+    fn whole_domain_from(&self) -> usize {
+        4
+    }
+}
+
+/// Time that stands still until it is told otherwise.
+#[derive(Default)]
+pub struct Time(pub ManualClock);
+
+impl Clock for Time {
+    fn now(&self) -> u64 {
+        point(Place::Clock);
+        self.0.now()
+    }
+
+    fn coarse(&self) -> u64 {
+        point(Place::Clock);
+        self.0.now()
+    }
+
+    fn advance(&self, now: u64) {
+        self.0.advance(now);
+    }
+}
+
+/// A table at which cores stop.
+pub struct Stopping<T>(pub T);
+
+#[expect(unsafe_code, reason = "forwards the unsafe methods of the trait")]
+impl<T: PageTable> PageTable for Stopping<T> {
+    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
+        point(Place::Map);
+        let done = self.0.map(range, phys, access);
+        point(Place::Map);
+        done
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
+        point(Place::Unmap);
+        let done = self.0.unmap(range);
+        point(Place::Unmapped);
+        done
+    }
+
+    fn lookup(&self, iova: Iova) -> Option<Translation> {
+        self.0.lookup(iova)
+    }
+
+    fn map_counted(
+        &self,
+        range: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), MapError> {
+        point(Place::Map);
+        self.0.map_counted(range, phys, access)
+    }
+
+    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
+        point(Place::Unmap);
+        self.0.unmap_counted(range)
+    }
+
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+
+    fn levels(&self) -> u32 {
+        self.0.levels()
+    }
+
+    fn stats(&self) -> TableStats {
+        self.0.stats()
+    }
+
+    unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
+        point(Place::Unmap);
+        // SAFETY: what the caller promises is what is asked for.
+        unsafe { self.0.retire_leaf(chunk) }
+    }
+
+    unsafe fn release(&self, retired: RetiredTable) {
+        point(Place::Unmap);
+        // SAFETY: as above.
+        unsafe { self.0.release(retired) };
+    }
+}

@@ -1,0 +1,254 @@
+//! Barriers: somebody flushes, or a core parks, while others map, unmap, evict and tick. What was unmapped before is not reached
+//! after; what is reached is counted. (Under every policy, with hardware that fails, but stopped at fewer steps: `tests/barrier`.)
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use address::{Iova, PhysAddr};
+use dma_map::mapper::{Optimistic, Reuse, Teardown};
+use dma_map::planted::{Mistake, plant};
+use dma_map::testing::{ModelCore, ModelDomain, TICK};
+use dma_map::{DeviceLimits, Direction, Policy, Segment};
+use iova::{Access, Aperture, IovaPfn, TreeAllocator};
+use lines::schedules::{any, fail, finds, has_failed, holds, thread};
+
+const STEPS: u64 = 5;
+const IDLE: Optimistic = Optimistic {
+    quota: 2,
+    residency: Duration::from_nanos(2 * TICK),
+};
+
+/// A page of IOVA, which leads to one page of memory for as long as something is known of it.
+#[derive(Clone, Copy, PartialEq)]
+struct Page {
+    phys: u64,
+    /// Grows with each map and unmap that has returned.
+    version: u64,
+    is_gone: bool,
+    /// Who unmapped it last.
+    by: u64,
+}
+
+/// Nothing in here is shuttle's: whatever is done with it is one step.
+#[derive(Default)]
+struct Known {
+    pages: BTreeMap<u64, Page>,
+    /// Memory that is just being mapped, and may be found idle.
+    mapping: Vec<u64>,
+}
+
+struct World {
+    domain: ModelDomain<TreeAllocator>,
+    known: Mutex<Known>,
+}
+
+impl World {
+    fn new(policy: Policy) -> Arc<Self> {
+        let aperture = Aperture::new(IovaPfn::new(1), IovaPfn::new(63), &[]).expect("pages");
+        let space = TreeAllocator::new(aperture, 2).expect("cores");
+        Arc::new(Self {
+            domain: ModelDomain::new(space, policy, DeviceLimits::default(), 8),
+            known: Mutex::default(),
+        })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("nobody panics with it")
+    }
+
+    fn reaches(&self, iova: u64, phys: u64) -> bool {
+        let at = IovaPfn::new(iova).start();
+        self.domain.device.access(at, Access::Read) == Ok(PhysAddr::new(phys << 12))
+    }
+
+    /// What is gone now, by whom ever or by `by`.
+    fn gone(&self, by: Option<u64>) -> Vec<(u64, Page)> {
+        let known = self.known();
+        let gone = known.pages.iter().filter(|(_, page)| page.is_gone);
+        let gone = gone.filter(|(_, page)| by.is_none_or(|by| page.by == by));
+        gone.map(|(iova, page)| (*iova, *page)).collect()
+    }
+
+    /// After a barrier: what was `gone` before it, and was not found again, is not reached.
+    fn check(&self, what: &str, gone: Vec<(u64, Page)>) {
+        for (iova, page) in gone {
+            let is_still = || {
+                let known = self.known();
+                known.pages[&iova] == page && !known.mapping.contains(&page.phys)
+            };
+            if is_still() && self.reaches(iova, page.phys) && is_still() {
+                fail(format!("page {iova:#x} was reached after a {what}"));
+            }
+        }
+    }
+
+    fn unmap_one(&self, core: &mut ModelCore<TreeAllocator>, by: u64, phys: u64) {
+        let segment = Segment::new(PhysAddr::new(phys << 12), 4096);
+        self.known().mapping.push(phys);
+        let mapping = core
+            .map(&[segment], Direction::ToDevice)
+            .expect("there is room");
+        let iova = mapping.range().first().raw();
+        let mut known = self.known();
+        let at = known.mapping.iter().position(|other| *other == phys);
+        known.mapping.swap_remove(at.expect("pushed above"));
+        let version = known.pages.get(&iova).map_or(0, |page| page.version) + 1;
+        let page = Page {
+            phys,
+            version,
+            is_gone: false,
+            by,
+        };
+        known.pages.insert(iova, page);
+        drop(known);
+        if !self.reaches(iova, phys) {
+            fail("a mapping is not reached");
+        }
+        if let Err(error) = core.unmap(mapping) {
+            fail(error);
+        }
+        let page = Page {
+            version: version + 1,
+            is_gone: true,
+            ..page
+        };
+        self.known().pages.insert(iova, page);
+    }
+}
+
+fn work(world: &World, mut core: ModelCore<TreeAllocator>, id: u64) {
+    for _ in 0..STEPS {
+        // Three pages of its own: some are found again, some evict others.
+        world.unmap_one(&mut core, id, 0x100 * (id + 1) + any(3));
+        if has_failed() {
+            return;
+        }
+    }
+    let gone = world.gone(Some(id));
+    match any(2) {
+        0 => {
+            core.park().expect("the hardware answers");
+            world.check("park", gone);
+        }
+        _ => {
+            drop(core);
+            world.check("drop", gone);
+        }
+    }
+}
+
+fn model(policy: Policy) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let world = World::new(policy);
+        let workers = (0..2).map(|id| {
+            let (core, world) = (world.domain.core(id), Arc::clone(&world));
+            thread::spawn(move || work(&world, core, id as u64))
+        });
+        let mut all: Vec<_> = workers.collect();
+        all.push(thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                for _ in 0..3 {
+                    world.domain.tick().expect("the hardware answers");
+                    let _ = world.domain.mapper.risk();
+                }
+            }
+        }));
+        all.push(thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                for _ in 0..3 {
+                    let gone = world.gone(None);
+                    world.domain.mapper.flush().expect("the hardware answers");
+                    world.check("flush", gone);
+                    if has_failed() {
+                        return;
+                    }
+                }
+            }
+        }));
+        for one in all {
+            one.join().expect("a model ends at a panic");
+        }
+    }
+}
+
+const OPTIMISTIC: Policy = Policy::STRICT.with_reuse(Reuse::Optimistic(IDLE));
+
+#[test]
+fn what_was_unmapped_before_a_barrier_is_not_reached_after_it() {
+    const BOTH: Policy = Policy::STRICT.with_reuse(Reuse::SharedOptimistic(IDLE));
+    holds(1_000, model(OPTIMISTIC));
+    holds(300, model(OPTIMISTIC.with_teardown(Teardown::StrictLock)));
+    holds(300, model(BOTH));
+    holds(300, model(Policy::ASYNC));
+    holds(300, model(Policy::DEFERRED));
+}
+
+#[test]
+fn barriers_that_do_not_wait_are_found() {
+    for mistake in [Mistake::PassesByTheBusy, Mistake::TakesUnlocked] {
+        plant(Some(mistake));
+        let found = finds(5_000, "was reached after a", model(OPTIMISTIC));
+        plant(None);
+        assert!(found, "{mistake:?}");
+    }
+}
+
+/// The hardware does not answer for the first unmap, whose core is dropped and claimed again; somebody asks meanwhile.
+fn leave() {
+    let world = World::new(Policy::ASYNC);
+    let left: Arc<Mutex<Option<Iova>>> = Arc::default();
+    let mut core = world.domain.core(0);
+    let page = |number: u64| Segment::new(PhysAddr::new(number << 12), 4096);
+    let mapping = core
+        .map(&[page(1)], Direction::ToDevice)
+        .expect("there is room");
+    let iova = mapping.iova();
+    world
+        .domain
+        .device
+        .access(iova, Access::Read)
+        .expect("mapped");
+    // What the unmap submits, and what the drop does.
+    world.domain.iotlb.die_for(2);
+    let _ = core.unmap(mapping);
+    left.lock().expect("nobody panics with it").replace(iova);
+    let asking = thread::spawn({
+        let world = Arc::clone(&world);
+        move || {
+            for _ in 0..6 {
+                let known = world.domain.mapper.risk().stale_now;
+                let is_reached = world.reaches(IovaPfn::of(iova).raw(), 1);
+                if is_reached && known == 0 {
+                    fail("what is reached is not counted");
+                }
+            }
+        }
+    });
+    drop(core);
+    let mut next = world.domain.core(0);
+    for number in 2..4 {
+        let mapping = next
+            .map(&[page(number)], Direction::ToDevice)
+            .expect("there is room");
+        if let Err(error) = next.unmap(mapping) {
+            fail(error);
+        }
+    }
+    asking.join().expect("a model ends at a panic");
+    drop(next);
+    if world.domain.mapper.flush().is_err() || world.domain.mapper.risk().stale_now != 0 {
+        fail("something is left");
+    }
+}
+
+#[test]
+fn what_a_dropped_core_leaves_is_counted() {
+    holds(1_000, leave);
+    plant(Some(Mistake::SettlesFirst));
+    let found = finds(5_000, "not counted", leave);
+    plant(None);
+    assert!(found);
+}
