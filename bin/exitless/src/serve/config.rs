@@ -77,6 +77,8 @@ pub struct BlockConfig {
     pub direct: bool,
     /// A qcow2 image may have a backing file.
     pub backing: bool,
+    /// A qcow2 image's metadata are kept in order for a power cut.
+    pub barriers: bool,
     /// Logical block, 512 or 4096 bytes.
     pub block: u32,
     /// Queues.
@@ -139,6 +141,7 @@ struct BlockSpec {
     readonly: Option<bool>,
     direct: Option<bool>,
     backing: Option<bool>,
+    barriers: Option<bool>,
     block: Option<u64>,
     queues: Option<u64>,
     queue_size: Option<u64>,
@@ -168,6 +171,7 @@ impl BlockSpec {
         spec.readonly = switch("readonly")?;
         spec.direct = switch("direct")?;
         spec.backing = switch("backing")?;
+        spec.barriers = switch("barriers")?;
         spec.packed = switch("packed")?;
         let mut number = |key| keys.take_optional_number(key);
         spec.block = number("block")?;
@@ -205,6 +209,11 @@ impl BlockSpec {
         if self.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
             bail!("backing is for qcow2 images");
         }
+        if self.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
+            bail!(
+                "barriers is for qcow2 images: what else there is has no tables to keep in order"
+            );
+        }
         if self.readonly == Some(true) && !is_file {
             bail!("readonly is for files");
         }
@@ -223,6 +232,7 @@ impl BlockSpec {
             read_only: self.readonly.unwrap_or(false),
             direct: self.direct.unwrap_or(false),
             backing: self.backing.unwrap_or(false),
+            barriers: self.barriers.unwrap_or(true),
             block,
             queues: in_range("queues", self.queues, 1, 1..=16)? as u16,
             queue_size,

@@ -104,6 +104,7 @@ fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
         } else {
             Backing::Refuse
         },
+        barriers: config.barriers,
         ..ImageOptions::default()
     };
     Ok(ImageDisk::open(path, options)?)

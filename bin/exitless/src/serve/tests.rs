@@ -71,6 +71,7 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
             path = "a.qcow2"
             format = "qcow2"
             backing = true
+            barriers = false
             socket = "a.sock"
             bps = "10M"
             queue-size = 128
@@ -91,6 +92,7 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
     let block = &config.blocks[0];
     assert_eq!(block.source, Source::Qcow2("a.qcow2".into()));
     assert!(block.backing);
+    assert!(!block.barriers && config.blocks[1].barriers);
     assert_eq!(block.queue_size, 128);
     assert_eq!(
         block.limits.bytes.map(|rate| rate.per_second),
@@ -127,6 +129,7 @@ fn mistakes_are_named_with_the_field_and_the_fix() {
         ("id=a,path=a,socket=b,weight=x", "no number"),
         ("id=a,path=a,socket=b,direct=maybe", "on or off"),
         ("id=a,path=a,socket=b,backing=on", "backing is for qcow2"),
+        ("id=a,path=a,socket=b,barriers=off", "barriers is for qcow2"),
         ("id=a,path=a,socket=b,colour=red", "unknown key \"colour\""),
         ("id=a,id=b,path=a,socket=b", "given twice"),
         (&long, "a socket's path has 1 to 107"),
