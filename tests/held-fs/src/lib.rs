@@ -1,0 +1,217 @@
+//! A file system whose reads, writes and flushes a test holds back, fails and counts.
+//!
+//! A disk that holds requests *before* the kernel sees them says nothing about the kernel: whether io_uring can cancel a
+//! direct read in flight, what an fsync in a worker thread answers, what `close` waits for. Here the kernel itself waits,
+//! in FUSE, for an answer that the test withholds.
+//!
+//! ```no_run
+//! use held_fs::{HeldFs, Kind};
+//!
+//! let Some(fs) = HeldFs::mount_or_skip() else { return };
+//! let gate = fs.create("disk.raw", 1 << 20);
+//! gate.hold(&[Kind::Sync]);
+//! let path = fs.path("disk.raw");
+//! let flusher = std::thread::spawn(move || std::fs::File::open(path).unwrap().sync_data());
+//! gate.wait_until_held(1); // the thread waits in the kernel
+//! gate.release();
+//! flusher.join().unwrap().unwrap();
+//! ```
+//!
+//! One flat directory; each file's bytes lie in a memfd, which [`Gate::contents`] reads past the file system. Pages are
+//! cached as on any file system (writes go through); O_DIRECT bypasses the cache, and the kernel completes it
+//! asynchronously. Locks are the kernel's own. Files in one mount have a gate each and do not wait for each other.
+//!
+//! **What is held** is an operation as the kernel asks for it: read-ahead may make one read of several, a large write may be cut
+//! in pieces, and the page cache answers reads that never come here. A held fsync or buffered write holds the
+//! inode's lock, as it does on a local file system, so writes behind it wait in the kernel and are not counted as held.
+//!
+//! **Ends.** Dropping [`HeldFs`] lets everything through, for ever, and unmounts, also while a panic unwinds. A process that is
+//! killed with operations held could not end: they are not interruptible, and its io_uring waits for them with the
+//! file system's own descriptor open. A child process therefore waits for this one's threads to go, and aborts the
+//! connection then.
+
+mod gate;
+mod server;
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
+
+pub use gate::{Gate, Kind};
+use server::{Files, Server};
+use tempfile::TempDir;
+
+/// Aborts the connection and unmounts once the thread `$2` of process `$1` has gone; `$3` is the connection, `$4` the mount.
+/// The first way needs /sys/fs/fuse/connections, the second root, the third fusermount.
+const WATCH: &str = r#"
+while [ -d "/proc/$1/task/$2" ]; do sleep 0.2; done
+echo 1 >"/sys/fs/fuse/connections/$3/abort"
+umount -f "$4"
+umount -l "$4" || fusermount3 -u -z "$4" || fusermount -u -z "$4"
+"#;
+
+/// A mounted file system, empty at first. Unmounted when dropped.
+pub struct HeldFs {
+    // In the order in which they go: the mount before the directory that it lies on.
+    session: Option<fuser::BackgroundSession>,
+    watch: Option<Watch>,
+    files: Arc<Files>,
+    directory: TempDir,
+}
+
+impl fmt::Debug for HeldFs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldFs")
+            .field("at", &self.directory.path())
+            .finish_non_exhaustive()
+    }
+}
+
+impl HeldFs {
+    /// Mounts one on a directory of its own.
+    ///
+    /// # Errors
+    /// FUSE cannot be used here: no `/dev/fuse`, or neither root nor fusermount.
+    pub fn mount() -> io::Result<Self> {
+        let directory = tempfile::Builder::new().prefix("held-fs-").tempdir()?;
+        let files = Arc::new(Files::default());
+        let mut config = fuser::Config::default();
+        config.mount_options = vec![fuser::MountOption::FSName("held-fs".to_owned())];
+        let session = fuser::Session::new(Server(Arc::clone(&files)), directory.path(), &config)?;
+        // From here on, dropping unmounts.
+        let mut fs = Self {
+            session: Some(session.spawn()?),
+            watch: None,
+            files,
+            directory,
+        };
+        let device = fs.directory.path().metadata()?.dev();
+        fs.watch = Some(Watch::start(
+            rustix::fs::minor(device),
+            fs.directory.path(),
+        )?);
+        Ok(fs)
+    }
+
+    /// As [`mount`](Self::mount); where FUSE cannot be used, says why and answers nothing: the test is skipped.
+    pub fn mount_or_skip() -> Option<Self> {
+        match Self::mount() {
+            Ok(fs) => Some(fs),
+            Err(error) => {
+                println!(
+                    "skipped: no FUSE file system to be had here (root or fusermount3, /dev/fuse): {error}"
+                );
+                None
+            }
+        }
+    }
+
+    /// The path of file `name`, which need not exist.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Creates file `name` with `len` bytes of zeroes. Files may as well be created through the path.
+    ///
+    /// # Panics
+    /// If it exists, or memory is short.
+    pub fn create(&self, name: &str, len: u64) -> Gate {
+        let file = self.files.create(name.as_ref(), 0o644);
+        let file = file.expect("a new name, and memory for it");
+        file.gate
+            .contents()
+            .set_len(len)
+            .expect("a memfd takes any length");
+        file.gate.clone()
+    }
+
+    /// The gate of file `name`.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn gate(&self, name: &str) -> Gate {
+        let file = self.files.find(name.as_ref());
+        file.unwrap_or_else(|| panic!("no file {name} in this file system"))
+            .gate
+            .clone()
+    }
+}
+
+impl Drop for HeldFs {
+    fn drop(&mut self) {
+        self.files.open_for_ever();
+        // Fails while somebody has a file open; they are served until the process ends, and the mount goes now.
+        drop(self.session.take());
+        drop(self.watch.take());
+        let at = self.directory.path();
+        let is_mounted = match (at.metadata(), at.parent().map(|parent| parent.metadata())) {
+            (Ok(own), Some(Ok(parent))) => own.dev() != parent.dev(),
+            _ => true,
+        };
+        if is_mounted {
+            let lazily = r#"umount -l "$1" || fusermount3 -u -z "$1" || fusermount -u -z "$1""#;
+            let _ = quiet_shell(lazily).arg(at).status();
+        }
+    }
+}
+
+/// The child that unmounts if this process is killed, and the thread whose end it waits for: one that never enters an
+/// io_uring ends at once when the process is killed, whatever the others wait for.
+struct Watch {
+    child: Child,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(connection: u32, at: &std::path::Path) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("held-fs watch".to_owned())
+            .spawn(move || {
+                let _ = tell.send(rustix::thread::gettid());
+                let _ = stopped.recv();
+            })?;
+        let tid = told.recv().expect("the thread's first act");
+        let child = quiet_shell(WATCH)
+            .arg(std::process::id().to_string())
+            .arg(tid.as_raw_nonzero().to_string())
+            .arg(connection.to_string())
+            .arg(at)
+            .process_group(0) // not ended with us by Ctrl-C
+            .spawn()?;
+        Ok(Self {
+            child,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn quiet_shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, "held-fs"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
