@@ -67,7 +67,7 @@ impl Walk<'_> {
 
     /// The count of a cluster of the file.
     fn count(&self, cluster: usize) -> Result<u64, String> {
-        let per_block = self.cluster() * 8 >> self.order;
+        let per_block = (self.cluster() * 8) >> self.order;
         let index = cluster / per_block;
         if index >= self.reftable_entries {
             return Ok(0);
@@ -116,7 +116,7 @@ impl Walk<'_> {
                 }
                 continue;
             }
-            if table % self.cluster() != 0 {
+            if !table.is_multiple_of(self.cluster()) {
                 return Err(format!("an L2 table at {table:#x}"));
             }
             self.refer("an L2 table", table as u64, 1)?;
@@ -146,7 +146,7 @@ impl Walk<'_> {
             return Ok(Place::Compressed(entry));
         }
         let offset = entry & OFFSET;
-        if offset as usize % self.cluster() != 0 {
+        if !(offset as usize).is_multiple_of(self.cluster()) {
             return Err(format!("data at {offset:#x}"));
         }
         if offset != 0 {
