@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-lab soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-lab bench-image soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 
 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
+
+bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random writes, new clusters or not, on this file system -> target/report/disk-image.json
+	cargo run --release --quiet -p disk-image --example barriers -- target
 
 soak: setup-clients build ## the long runs (resumable): DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma

@@ -18,7 +18,9 @@ use vio::blk::SECTOR;
 use crate::check;
 use crate::header::{self, Layout};
 use crate::lock::{self, Access, Locking};
+use crate::medium::Medium;
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
+use crate::order::Order;
 use crate::storage::{ImageFile, Shared};
 
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
@@ -36,22 +38,35 @@ pub(crate) struct Opened {
 
 /// Opens the image at `path` and what is behind it.
 pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageError> {
+    open_through(path, options, &|file| Box::new(file))
+}
+
+/// Likewise. `through`: what stands before each opened file, the image's own first.
+pub(crate) fn open_through(
+    path: &Path,
+    options: &ImageOptions,
+    through: &dyn Fn(File) -> Box<dyn Medium>,
+) -> Result<Opened, ImageError> {
     let mut chain = Chain {
         backing: options.backing,
         locking: options.locking,
+        barriers: options.barriers,
         seen: Vec::new(),
+        through,
     };
     chain.open(path, options.format, options.read_only)
 }
 
-struct Chain {
+struct Chain<'a> {
     backing: Backing,
     locking: Locking,
+    barriers: bool,
     /// Device and inode of the files opened so far.
     seen: Vec<(u64, u64)>,
+    through: &'a dyn Fn(File) -> Box<dyn Medium>,
 }
 
-impl Chain {
+impl Chain<'_> {
     fn open(
         &mut self,
         path: &Path,
@@ -64,11 +79,12 @@ impl Chain {
         };
         let io = |error| at(ImageErrorKind::Io(error));
         let (file, len) = self.open_file(path, read_only).map_err(at)?;
+        let file = (self.through)(file);
         if format == ImageFormat::Raw {
             if self.seen.len() == 1 && (len == 0 || !len.is_multiple_of(SECTOR)) {
                 return Err(at(ImageErrorKind::Size(len)));
             }
-            let storage = ImageFile::new(file, path.to_owned(), len, None);
+            let storage = ImageFile::new(file, path.to_owned(), len, None, None);
             let file = storage.shared();
             let raw = Raw::open_image(storage, !read_only).map_err(io)?;
             return Ok(Opened {
@@ -79,15 +95,21 @@ impl Chain {
             });
         }
 
-        let bytes = header::read(&file).map_err(io)?;
+        let bytes = header::read(&*file).map_err(io)?;
         let layout = Layout::parse(&bytes, len).map_err(at)?;
         if !read_only {
-            check::check(&file, &layout, len).map_err(at)?;
+            check::check(&*file, &layout, len).map_err(at)?;
         }
-        let storage = ImageFile::new(file, path.to_owned(), len, (!read_only).then_some(layout));
+        let order = match !read_only && self.barriers {
+            true => Some(Order::new(&*file, &layout).map_err(io)?),
+            false => None,
+        };
+        let tables = (!read_only).then_some(layout);
+        let storage = ImageFile::new(file, path.to_owned(), len, tables, order);
         let file = storage.shared();
         let mut image = Qcow2::<ImageFile>::open_image(storage, !read_only)
             .map_err(|error| at(kind_of(error)))?;
+        file.settle().map_err(io)?;
         image.set_data_file(None);
         let behind = match image.implicit_backing_file() {
             None => None,

@@ -13,17 +13,13 @@
 //! bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with compressed data 16 more; at most 544 MiB
 //! ([`MAX_CLUSTERS`]).
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use crate::header::{Layout, be64};
+use crate::medium::Medium;
 use crate::options::ImageErrorKind;
-use crate::storage::{OFFSET_MASK, read_padded};
+use crate::storage::{COMPRESSED, OFFSET_MASK, read_padded};
 
 /// Most clusters in a file: 16 TiB of 64 KiB clusters.
 const MAX_CLUSTERS: u64 = 1 << 28;
-/// An L2 entry refers to compressed data (§ "L2 table entry").
-const COMPRESSED: u64 = 1 << 62;
 
 /// One bit per cluster of the file.
 struct Bits(Vec<u64>);
@@ -47,8 +43,8 @@ impl Bits {
     }
 }
 
-/// Walks the tables of the image in `file`, which has `len` bytes.
-pub(crate) fn check(file: &File, layout: &Layout, len: u64) -> Result<(), ImageErrorKind> {
+/// Walks the tables of the image in `file`, which has `len` bytes; how many counts were mended.
+pub(crate) fn check(file: &dyn Medium, layout: &Layout, len: u64) -> Result<u64, ImageErrorKind> {
     let clusters = len.div_ceil(layout.cluster_bytes());
     if clusters > MAX_CLUSTERS {
         return Err(ImageErrorKind::Unsupported(format!(
@@ -86,7 +82,7 @@ pub(crate) fn check(file: &File, layout: &Layout, len: u64) -> Result<(), ImageE
 }
 
 struct Walk<'a> {
-    file: &'a File,
+    file: &'a dyn Medium,
     layout: &'a Layout,
     clusters: u64,
     /// Clusters with an owner that shares them with nobody.
@@ -157,13 +153,9 @@ impl Walk<'_> {
                 self.claim_cluster("data", entry)?;
                 continue;
             }
-            // § "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors after the first.
-            let width = 62 - (self.layout.cluster_bits - 8);
-            let offset = entry & ((1 << width) - 1);
-            let sectors = (entry & (COMPRESSED - 1)) >> width;
-            let last = (offset & !511) + sectors * 512 + 511;
+            let (offset, len) = self.layout.compressed(entry);
             let bits = self.layout.cluster_bits;
-            for cluster in offset >> bits..=last >> bits {
+            for cluster in offset >> bits..=(offset + len - 1) >> bits {
                 if cluster >= self.clusters {
                     return corrupt(format!(
                         "compressed data at {offset:#x} are outside the file"
@@ -184,8 +176,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Every cluster in use is counted often enough, from now on.
-    fn counts(&self, blocks: &[u64]) -> Result<(), ImageErrorKind> {
+    /// Every cluster in use is counted often enough, from now on; how many were not.
+    fn counts(&self, blocks: &[u64]) -> Result<u64, ImageErrorKind> {
         let layout = self.layout;
         let per_block = 1_u64 << layout.refblock_bits();
         let mut bytes = vec![0; layout.cluster_bytes() as usize];
@@ -225,7 +217,7 @@ impl Walk<'_> {
             );
             self.file.sync_data().map_err(ImageErrorKind::Io)?;
         }
-        Ok(())
+        Ok(mended)
     }
 }
 

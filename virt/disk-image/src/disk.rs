@@ -78,7 +78,17 @@ impl ImageDisk {
                     worker::message(&*panic).to_owned(),
                 ))
             })??;
-        let image = Arc::new(Image::new(opened, options.barriers));
+        Self::of(Image::new(opened), options)
+    }
+
+    /// Starts the threads that serve an open image.
+    pub(crate) fn of(image: Image, options: ImageOptions) -> Result<Self, ImageError> {
+        let path = image.path().to_owned();
+        let at = |kind| ImageError {
+            path: path.clone(),
+            kind,
+        };
+        let image = Arc::new(image);
         let capacity = image.size;
         if capacity == 0 || !capacity.is_multiple_of(SECTOR) {
             return Err(at(ImageErrorKind::Size(capacity)));

@@ -7,6 +7,7 @@
 use std::io;
 
 use crate::options::ImageErrorKind;
+use crate::storage::COMPRESSED;
 
 /// Bytes of the header that are looked at: version 3 without extensions.
 pub(crate) const HEADER_BYTES: usize = 104;
@@ -157,6 +158,15 @@ impl Layout {
         1 << (2 * self.cluster_bits - 3)
     }
 
+    /// Where the data of an L2 entry with the flag "compressed" lie, in whole sectors: offset and length
+    /// (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors after the first).
+    pub(crate) fn compressed(&self, entry: u64) -> (u64, u64) {
+        let width = 62 - (self.cluster_bits - 8);
+        let offset = entry & ((1 << width) - 1) & !511;
+        let more = (entry & (COMPRESSED - 1)) >> width;
+        (offset, (more + 1) * 512)
+    }
+
     /// The binary logarithm of the clusters that one refcount block counts.
     pub(crate) fn refblock_bits(&self) -> u32 {
         self.cluster_bits + 3 - self.refcount_order
@@ -176,7 +186,7 @@ fn check_features(incompatible: u64) -> Result<(), ImageErrorKind> {
 }
 
 /// Reads the header of a file; one too short for a header reads as zeroes beyond its end.
-pub(crate) fn read(file: &std::fs::File) -> io::Result<[u8; HEADER_BYTES]> {
+pub(crate) fn read(file: &dyn crate::medium::Medium) -> io::Result<[u8; HEADER_BYTES]> {
     let mut header = [0; HEADER_BYTES];
     crate::storage::read_padded(file, &mut header, 0)?;
     Ok(header)

@@ -12,6 +12,9 @@
 //! - A cluster that is given up is not given to somebody else before the file says that it was given up. For
 //!   this a range is also cut where one L2 table ends and the next begins, with a flush between.
 //!
+//! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file under the gate. The order
+//! of the writes to the file that a flush makes is the one that is needed; the disk keeps to it.
+//!
 //! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all reported after it.
 //!
 //! *Panics.* Whoever holds the gate while the library panics forbids writing to the file before it lets go.
@@ -25,13 +28,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use imago::{FormatAccess, Mapping, ShallowMapping};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::chain::Opened;
 use crate::storage::{ImageFile, Shared};
 
 /// Bytes of zeroes written at a time where the format has no zero clusters.
 const ZERO_STEP: u64 = 1 << 20;
+
+/// Most ranges remembered whose metadata could not be written; more are taken for the whole disk.
+const MAX_UNSAVED: usize = 1024;
 
 /// An image open for reading, and perhaps writing.
 pub(crate) struct Image {
@@ -45,7 +51,9 @@ pub(crate) struct Image {
     has_zeroes: bool,
     /// The library may remember something that the file does not have. Written by who is alone.
     dirty: AtomicBool,
-    barriers: bool,
+    /// Ranges of the disk that have clusters which the file may not say they have, for writing that failed. Empty
+    /// unless `dirty`.
+    unsaved: Mutex<Vec<(u64, u64)>>,
     /// An error has been logged.
     complained: AtomicBool,
     pub size: u64,
@@ -81,8 +89,11 @@ struct Alone<'a> {
     _alarm: Alarm<'a>,
     access: RwLockWriteGuard<'a, FormatAccess<ImageFile>>,
     dirty: &'a AtomicBool,
-    /// To be synced before and after metadata are written.
-    synced: Option<&'a Shared>,
+    unsaved: &'a Mutex<Vec<(u64, u64)>>,
+    /// Ranges that have been given clusters since the metadata were written.
+    changed: Vec<(u64, u64)>,
+    /// The file had all metadata when the gate was passed.
+    was_clean: bool,
 }
 
 impl Deref for Alone<'_> {
@@ -94,32 +105,46 @@ impl Deref for Alone<'_> {
 }
 
 impl DerefMut for Alone<'_> {
-    /// To change something.
+    /// To change something, which gives clusters to nobody.
     fn deref_mut(&mut self) -> &mut Self::Target {
-        self.soil();
+        self.dirty.store(true, Ordering::Relaxed);
         &mut self.access
     }
 }
 
 impl Alone<'_> {
-    /// Something changes.
-    fn soil(&self) {
+    /// The range is given clusters.
+    fn soil(&mut self, offset: u64, len: u64) {
         // Relaxed, here and below: the gate orders it. [`Image::flush`], which looks without, cares only for
         // operations that were reported before it was asked.
         self.dirty.store(true, Ordering::Relaxed);
+        self.changed.push((offset, len));
     }
 
     /// Writes the metadata that changed.
-    fn flush(&self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         if self.dirty.load(Ordering::Relaxed) {
-            // Data before what refers to them.
-            self.synced.map_or(Ok(()), Shared::sync)?;
             self.access.flush()?;
-            // And what refers no more before a cluster is used again.
-            self.synced.map_or(Ok(()), Shared::sync)?;
+            self.changed.clear();
+            self.unsaved.lock().clear();
             self.dirty.store(false, Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        if self.changed.is_empty() {
+            return;
+        }
+        // The metadata could not be written.
+        let mut unsaved = self.unsaved.lock();
+        if unsaved.len() + self.changed.len() > MAX_UNSAVED {
+            *unsaved = vec![(0, u64::MAX)];
+        } else {
+            unsaved.append(&mut self.changed);
+        }
     }
 }
 
@@ -135,7 +160,7 @@ enum Need {
 }
 
 impl Image {
-    pub(crate) fn new(opened: Opened, barriers: bool) -> Self {
+    pub(crate) fn new(opened: Opened) -> Self {
         let Opened {
             access,
             file,
@@ -151,7 +176,7 @@ impl Image {
             cluster: layout.map_or(1, |layout| layout.cluster_bytes()),
             has_zeroes: layout.is_some_and(|layout| layout.version >= 3),
             dirty: AtomicBool::new(false),
-            barriers,
+            unsaved: Mutex::new(Vec::new()),
             complained: AtomicBool::new(false),
             size,
         }
@@ -195,7 +220,9 @@ impl Image {
             _alarm: Alarm(&self.file),
             access,
             dirty: &self.dirty,
-            synced: self.barriers.then_some(&*self.file),
+            unsaved: &self.unsaved,
+            changed: Vec::new(),
+            was_clean: !self.dirty.load(Ordering::Relaxed),
         }
     }
 
@@ -208,17 +235,31 @@ impl Image {
     /// Writes what needs no new clusters; false: it does need some, and nothing has been written.
     pub(crate) fn overwrite(&self, offset: u64, data: &[u8]) -> io::Result<bool> {
         let access = self.share();
-        if need(&access, offset, data.len() as u64)? != Need::Nothing {
+        if need(&access, None, offset, data.len() as u64)? != Need::Nothing {
+            return Ok(false);
+        }
+        if self.dirty.load(Ordering::Relaxed) && self.is_unsaved(offset, data.len() as u64) {
+            // The clusters are there, but not in the file. Whoever has the image alone tries again to write that.
             return Ok(false);
         }
         access.write(data, offset)?;
         Ok(true)
     }
 
+    /// Whether a range has clusters that the file may not say it has.
+    fn is_unsaved(&self, offset: u64, len: u64) -> bool {
+        let first = offset / self.cluster * self.cluster;
+        let end = (offset + len).next_multiple_of(self.cluster);
+        let overlaps =
+            |&(other, len): &(u64, u64)| other < end && first < other.saturating_add(len);
+        self.unsaved.lock().iter().any(overlaps)
+    }
+
     /// Begins a series of writes that have the image to themselves.
     pub(crate) fn group(&self) -> Group<'_> {
         Group {
             access: self.alone(),
+            file: &self.file,
             l2_span: self.l2_span,
         }
     }
@@ -254,7 +295,7 @@ impl Image {
         access.flush()?;
         // Nothing refers to these any more, and nobody can have been given them.
         for (offset, len) in freed {
-            self.file.punch(offset, len);
+            self.file.punch(offset, len)?;
         }
         Ok(())
     }
@@ -304,14 +345,15 @@ impl Image {
             let done = if is_zero(&access, offset, len)? {
                 Ok(())
             } else if unmap && self.cluster != 1 {
+                access.soil(offset, len);
                 access.discard_to_zero(offset, len)
             } else {
-                access.soil();
+                access.soil(offset, len);
                 access.write_zeroes(offset, len)
             };
             match done {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    access.soil();
+                    access.soil(offset, len);
                     let zeroes = vec![0; len.min(ZERO_STEP) as usize];
                     for (offset, len) in pieces(offset, len, ZERO_STEP) {
                         access.write(&zeroes[..len as usize], offset)?;
@@ -328,6 +370,7 @@ impl Image {
 /// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is reported done.
 pub(crate) struct Group<'a> {
     access: Alone<'a>,
+    file: &'a Shared,
     l2_span: u64,
 }
 
@@ -338,14 +381,15 @@ impl Group<'_> {
         for (offset, len) in pieces(offset, data.len() as u64, self.l2_span) {
             let (piece, rest) = data.split_at(len as usize);
             data = rest;
-            match need(&self.access, offset, len)? {
+            let file = self.access.was_clean.then_some(self.file);
+            match need(&self.access, file, offset, len)? {
                 Need::Nothing => self.access.write(piece, offset)?,
                 Need::Clusters => {
-                    self.access.soil();
+                    self.access.soil(offset, len);
                     self.access.write(piece, offset)?;
                 }
                 Need::Replacement => {
-                    self.access.soil();
+                    self.access.soil(offset, len);
                     self.access.write(piece, offset)?;
                     self.flush()?;
                 }
@@ -355,7 +399,7 @@ impl Group<'_> {
     }
 
     /// Writes the metadata that changed.
-    pub(crate) fn flush(&self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.access.flush()
     }
 }
@@ -392,8 +436,14 @@ fn some(run: u64) -> io::Result<u64> {
     Ok(run)
 }
 
-/// What a write of this range needs.
-fn need(access: &FormatAccess<ImageFile>, offset: u64, len: u64) -> io::Result<Need> {
+/// What a write of this range needs. `file`: one whose explicit zeroes are those of the image; the range lies in one
+/// L2 table then.
+fn need(
+    access: &FormatAccess<ImageFile>,
+    file: Option<&Shared>,
+    offset: u64,
+    len: u64,
+) -> io::Result<Need> {
     let (mut at, end) = (offset, offset + len);
     let mut need = Need::Nothing;
     while at < end {
@@ -406,7 +456,12 @@ fn need(access: &FormatAccess<ImageFile>, offset: u64, len: u64) -> io::Result<N
             } => {
                 need = Need::Clusters;
             }
-            // An explicit zero may have a cluster in waiting that turns out to be in the wrong place.
+            // It may have a cluster in waiting that turns out to be in the wrong place. The file knows: entries
+            // become explicit zeroes only by operations that write their metadata at once, not in a group of writes.
+            ShallowMapping::Zero { explicit: true, .. } => match file {
+                Some(file) if !file.has_clusters(at, some(run)?)? => need = Need::Clusters,
+                _ => return Ok(Need::Replacement),
+            },
             _ => return Ok(Need::Replacement),
         }
         at += some(run)?;

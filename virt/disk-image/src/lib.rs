@@ -6,10 +6,10 @@
 //! ```text
 //! device's thread ──▶ disk (BlockIo) ──▶ queue ──▶ worker × n ──▶ image (the gate) ──▶ imago ──▶ storage ──▶ file
 //!                          ◀── completions, eventfd ──┘
-//! open: chain ──▶ lock, header, check, imago; a backing file likewise
+//! open: chain ──▶ lock, header, check, imago; a backing file likewise      order ◀── storage
 //! ```
-//! Reading order: [`ImageOptions`]; `chain` (opening), with [`lock`], `header` and `check`; `storage` (the order of
-//! writing); `image` (the operations and the gate); `queue`, `worker`, `disk` (the back end).
+//! Reading order: [`ImageOptions`]; `chain` (opening), with [`lock`], `header` and `check`; `storage` and
+//! `order` (what is on the disk before what); `image` (the operations and the gate); `queue`, `worker`, `disk` (the back end).
 //!
 //! **Served:** qcow2 versions 2 and 3 with clusters of 512 bytes to 2 MiB, compressed clusters (deflate), internal
 //! snapshots (which stay as they are), backing files, and raw files. Discards and zeroes with `unmap` give
@@ -25,16 +25,18 @@
 //!
 //! **What survives.** An operation that was reported done survives the death of the process at any moment, flushed
 //! or not, and `qemu-img check` finds nothing worse than leaked clusters afterwards. What was flushed survives a
-//! power cut, but for what [`ImageOptions::barriers`] says. Counts that a power cut leaves too low are mended when the
-//! image is opened.
+//! power cut, and so does the image, unless [`ImageOptions::barriers`] is off; in the place of what was written after the
+//! last flush, each sector (512 bytes) has its old contents or new ones. A flush that fails is the last that may succeed
+//! until the image is opened again. Counts that a power cut leaves too low without barriers are mended when the image
+//! is opened.
 //!
 //! **Trust.** An image is believed nothing that is not checked: header and tables before the first write; a backing
 //! file only if the options allow it and the image says its format. The library may panic without harm to more than
 //! its own disk. A guest's data never pass for metadata.
 //!
 //! **Memory**, at most: buffers of 16 MiB in use and 64 KiB a slot kept; the L1 and refcount tables (32 and 8 MiB); the
-//! library's caches of 128 L2 tables and 32 refcount blocks, a cluster each (10 MiB at 64 KiB, 320 MiB at 2 MiB); per
-//! worker copies of a few clusters.
+//! library's caches of 128 L2 tables and 32 refcount blocks, a cluster each (10 MiB at 64 KiB, 320 MiB at 2 MiB); about
+//! 24 bytes for each L2 table and refcount block; per worker copies of a few clusters.
 #![deny(unsafe_code)]
 
 mod chain;
@@ -43,13 +45,17 @@ mod disk;
 mod header;
 mod image;
 pub mod lock;
+mod medium;
 mod options;
+mod order;
 mod queue;
 #[expect(
     unsafe_code,
     reason = "the library's trait has unsafe methods; see the module"
 )]
 mod storage;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use disk::ImageDisk;

@@ -43,10 +43,10 @@ pub struct ImageOptions {
     pub backing: Backing,
     /// Locks on the image and on the files behind it.
     pub locking: Locking,
-    /// Order the image's metadata for the disk's sake, by syncing the file before and after they are written. Without
-    /// it, a power cut may take older data of a cluster along when a part of it was copied or freed and not
-    /// flushed yet; with it, every write that needs new clusters waits for the disk. The death of the process needs no
-    /// barriers.
+    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it. A write that needs
+    /// new clusters then waits for the disk once, together with those that are served with it, and so does a
+    /// discard; other operations do not. Without it a power cut may lose older data that were flushed, with the cluster
+    /// that took their place, or make the image corrupt. The death of the process needs no barriers.
     pub barriers: bool,
 }
 
@@ -59,7 +59,7 @@ impl Default for ImageOptions {
             threads: 4,
             backing: Backing::Refuse,
             locking: Locking::default(),
-            barriers: false,
+            barriers: true,
         }
     }
 }

@@ -1,17 +1,19 @@
-//! The file under an image, as the library wants to see it, with three things of our own.
+//! The file under an image, as the library wants to see it, with four things of our own.
 //!
-//! *Order.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
+//! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
 //! or the refcount table at once. A process killed between the two would leave a table in use that is counted
 //! free, and the next writer would give its cluster to somebody else. So before such an entry goes to the
 //! file, the count of the cluster it refers to is made at least one *in the file*. The library has counted the
 //! cluster in memory by then and writes the same value later. What a kill can leave behind is a leak.
 //!
-//! *Sync* (fdatasync) runs beside reads and writes.
+//! *Barriers.* What a power cut may not reorder is kept apart by syncs ([`crate::order`]).
+//!
+//! *Sync* (fdatasync) runs beside reads and writes. One that fails is the last (see [`Shared::sync`]).
 //!
 //! *Death.* A library that has panicked may not be trusted to write what it remembers: after
 //! [`Storage::kill`](ImageFile::kill) every write fails.
 //!
-//! Locks: none here, apart from the file's length. That metadata are written by one thread at a time is the
+//! Locks: none here that is held across I/O, apart from the file's length. That metadata are written by one thread at a time is the
 //! caller's duty ([`crate::image`]).
 //!
 //! UNSAFETY: the library's trait has `unsafe` methods, which may not be implemented otherwise. Their
@@ -19,9 +21,7 @@
 //! safe code, which asks for neither.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,17 +29,25 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use imago::Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::FallocateFlags;
 
 use crate::header::{self, HEADER_BYTES, Layout, be64};
+use crate::medium::Medium;
+use crate::order::{Change, Order};
 
 /// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
 pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
+/// An L2 entry refers to compressed data (§ "L2 table entry").
+pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// Zeroes written where the file system cannot make them by itself.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Reads all of `buffer`; what lies beyond the end of the file reads as zero.
-pub(crate) fn read_padded(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+pub(crate) fn read_padded(
+    file: &dyn Medium,
+    mut buffer: &mut [u8],
+    mut offset: u64,
+) -> io::Result<()> {
     while !buffer.is_empty() {
         match file.read_at(buffer, offset) {
             Ok(0) => {
@@ -59,13 +67,17 @@ pub(crate) fn read_padded(file: &File, mut buffer: &mut [u8], mut offset: u64) -
 
 /// What may be done to the file from outside the library.
 pub(crate) struct Shared {
-    file: File,
+    file: Box<dyn Medium>,
     path: PathBuf,
     dead: AtomicBool,
+    /// The error number of the sync that failed. Held while one runs.
+    sync_error: Mutex<Option<i32>>,
     /// The length, which grows by writes past it.
     len: Mutex<u64>,
     /// Where the tables are, of a qcow2 image open for writing.
     layout: Mutex<Option<Layout>>,
+    /// What waits for a sync, of an image with barriers.
+    order: Option<Mutex<Order>>,
 }
 
 /// One file of an image.
@@ -75,15 +87,23 @@ pub(crate) struct ImageFile {
 }
 
 impl ImageFile {
-    /// Wraps an open file of `len` bytes. `layout`: it is a qcow2 image to be written to.
-    pub(crate) fn new(file: File, path: PathBuf, len: u64, layout: Option<Layout>) -> Self {
+    /// Wraps an open file of `len` bytes. `layout`: it is a qcow2 image to be written to. `order`: with barriers.
+    pub(crate) fn new(
+        file: Box<dyn Medium>,
+        path: PathBuf,
+        len: u64,
+        layout: Option<Layout>,
+        order: Option<Order>,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 file,
                 path,
                 dead: AtomicBool::new(false),
+                sync_error: Mutex::new(None),
                 len: Mutex::new(len),
                 layout: Mutex::new(layout),
+                order: order.map(Mutex::new),
             }),
             helper: CommonStorageHelper::default(),
         }
@@ -112,14 +132,111 @@ impl Shared {
     }
 
     /// Makes everything written stable.
+    ///
+    /// Once a sync has failed, every later one fails likewise, until the file is opened anew. The kernel reports an
+    /// error of writing its cache to the disk once, and takes the pages for written afterwards: the next fdatasync
+    /// would succeed although they are lost. (QEMU's file-posix does the same.) One runs at a time, so that the
+    /// one to which the kernel reports is not overtaken by one that succeeds.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        let mut failed = held(&self.sync_error);
+        if let Some(errno) = *failed {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let writes = self.order.as_ref().map(|order| held(order).writes());
+        if let Err(error) = self.file.sync_data() {
+            *failed = Some(error.raw_os_error().unwrap_or(libc::EIO));
+            tracing::error!(
+                "syncing {} failed; what was written since the last sync may be lost, and every flush will fail \
+                 until the image is opened again: {error}",
+                self.path.display()
+            );
+            return Err(error);
+        }
+        if let Some(order) = &self.order {
+            held(order).synced(writes.unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// What opening the image wrote is on the disk: the header may say no longer that bitmaps are up to date, and data
+    /// that they do not know of must not be on the disk before that.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        match &self.order {
+            Some(order) if !held(order).is_settled() => self.sync(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an L2 entry in the file, of this range of the disk, refers to a cluster. True if that is not known. A
+    /// range is looked at up to the end of the L2 table that has its beginning.
+    pub(crate) fn has_clusters(&self, offset: u64, len: u64) -> io::Result<bool> {
+        let Some(layout) = *held(&self.layout) else {
+            return Ok(true);
+        };
+        let mut word = [0; 8];
+        let index = offset / layout.l2_span();
+        if index >= layout.l1_entries {
+            return Ok(true);
+        }
+        read_padded(&*self.file, &mut word, layout.l1_offset + index * 8)?;
+        let table = u64::from_be_bytes(word) & OFFSET_MASK;
+        if table == 0 {
+            return Ok(false);
+        }
+        let within = offset % layout.l2_span();
+        let end = (within + len).min(layout.l2_span());
+        let first = within >> layout.cluster_bits;
+        let count = end.div_ceil(layout.cluster_bytes()) - first;
+        // At most a cluster, of 2 MiB.
+        let mut entries = vec![0; count as usize * 8];
+        read_padded(&*self.file, &mut entries, table + first * 8)?;
+        let is_there = |at| be64(&entries, at) & (OFFSET_MASK | COMPRESSED) != 0;
+        Ok((0..entries.len()).step_by(8).any(is_there))
     }
 
     /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps it.
-    pub(crate) fn punch(&self, offset: u64, len: u64) {
-        if self.alive().is_ok() {
-            let _ = self.fallocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, len);
+    pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.alive()?;
+        let change = self.before_emptying(offset, len)?;
+        let _ = self.fallocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, len);
+        self.after(change);
+        Ok(())
+    }
+
+    /// What a write would change, after whatever must be on the disk before it is.
+    fn before(&self, bytes: &[u8], offset: u64) -> io::Result<Option<Change>> {
+        let (Some(order), Some(layout)) = (&self.order, *held(&self.layout)) else {
+            return Ok(None);
+        };
+        let guard = held(order);
+        let change = guard.change(&*self.file, &layout, offset, bytes)?;
+        let must_sync = guard.must_sync(&change);
+        drop(guard);
+        if must_sync {
+            self.sync()?;
+        }
+        Ok(Some(change))
+    }
+
+    /// Likewise of emptying a range.
+    fn before_emptying(&self, offset: u64, len: u64) -> io::Result<Option<Change>> {
+        let (Some(order), Some(layout)) = (&self.order, *held(&self.layout)) else {
+            return Ok(None);
+        };
+        let guard = held(order);
+        let change = guard.emptying(&layout, offset, len);
+        let must_sync = guard.must_sync(&change);
+        drop(guard);
+        if must_sync {
+            self.sync()?;
+        }
+        Ok(Some(change))
+    }
+
+    /// The change is in the file, or failed under way.
+    fn after(&self, change: Option<Change>) {
+        if let (Some(order), Some(change)) = (&self.order, change) {
+            held(order).changed(change);
         }
     }
 
@@ -133,37 +250,40 @@ impl Shared {
     fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.alive()?;
         let end = checked_end(offset, bytes.len() as u64)?;
-        self.order(bytes, offset)?;
-        self.file.write_all_at(bytes, offset)?;
+        self.count_first(bytes, offset)?;
+        let change = self.before(bytes, offset)?;
+        let written = self.file.write_all_at(bytes, offset);
+        self.after(change);
+        written?;
         let mut len = held(&self.len);
         *len = (*len).max(end);
         drop(len);
         if offset < HEADER_BYTES as u64 {
-            self.header_written();
+            self.header_written()?;
         }
         Ok(())
     }
 
     fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
-        let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let (offset, len) = (to_off_t(offset)?, to_off_t(len)?);
-        loop {
-            match fallocate(&self.file, mode | keep, offset, len) {
-                Ok(()) => return Ok(()),
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+        self.file
+            .fallocate(mode | FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len)
     }
 
     /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its end.
     fn zero(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let end = checked_end(offset, len)?;
+        let change = self.before_emptying(offset, len)?;
+        let done = self.zero_now(mode, offset, end);
+        self.after(change);
+        done
+    }
+
+    fn zero_now(&self, mode: FallocateFlags, offset: u64, end: u64) -> io::Result<()> {
         let mut file_len = held(&self.len);
         let inside = (*file_len).min(end).saturating_sub(offset);
         if end > *file_len {
-            self.file.set_len(end)?;
+            self.file.grow(end)?;
             *file_len = end;
         }
         drop(file_len);
@@ -184,22 +304,25 @@ impl Shared {
     }
 
     /// The tables may have moved.
-    fn header_written(&self) {
+    fn header_written(&self) -> io::Result<()> {
         let mut layout = held(&self.layout);
-        let Some(old) = *layout else { return };
+        let Some(old) = *layout else { return Ok(()) };
         let len = *held(&self.len);
         // The library wrote it just now. If it makes no sense nevertheless, the old one is the better guess.
-        if let Ok(new) = header::read(&self.file)
+        if let Ok(new) = header::read(&*self.file)
             && let Ok(new) = Layout::parse(&new, len)
+            && new != old
         {
             *layout = Some(new);
-        } else {
-            *layout = Some(old);
+            if let Some(order) = &self.order {
+                held(order).moved(&*self.file, &old, &new)?;
+            }
         }
+        Ok(())
     }
 
     /// Before entries of the L1 table or the refcount table are written: counts what they refer to.
-    fn order(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+    fn count_first(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let layout = *held(&self.layout);
         let Some(layout) = layout else { return Ok(()) };
         let end = offset + bytes.len() as u64;
@@ -234,7 +357,7 @@ impl Shared {
             Some((at, block)) if at == index => block,
             _ if index * 8 >= layout.reftable_bytes => 0,
             _ => {
-                read_padded(&self.file, &mut word, layout.reftable_offset + index * 8)?;
+                read_padded(&*self.file, &mut word, layout.reftable_offset + index * 8)?;
                 u64::from_be_bytes(word) & OFFSET_MASK
             }
         };
@@ -250,7 +373,7 @@ impl Shared {
             order => (block + (within << (order - 3)), 1_usize << (order - 3)),
         };
         let count = &mut word[..len];
-        read_padded(&self.file, count, at)?;
+        read_padded(&*self.file, count, at)?;
         let (mask, one) = match layout.refcount_order {
             order @ 0..3 => {
                 let shift = (within << order) & 7;
@@ -262,7 +385,11 @@ impl Shared {
             return Ok(());
         }
         count[len - 1] |= one;
-        self.file.write_all_at(count, at)
+        let written = self.file.write_all_at(count, at);
+        if let Some(order) = &self.order {
+            held(order).add_fresh();
+        }
+        written
     }
 }
 
@@ -273,10 +400,6 @@ fn checked_end(offset: u64, len: u64) -> io::Result<u64> {
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-fn to_off_t(value: u64) -> io::Result<i64> {
-    i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
-}
-
 impl Storage for ImageFile {
     fn size(&self) -> io::Result<u64> {
         Ok(*held(&self.shared.len))
@@ -284,7 +407,7 @@ impl Storage for ImageFile {
 
     unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, mut offset: u64) -> io::Result<()> {
         for mut slice in bufv.into_inner() {
-            read_padded(&self.shared.file, &mut slice, offset)?;
+            read_padded(&*self.shared.file, &mut slice, offset)?;
             offset = checked_end(offset, slice.len() as u64)?;
         }
         Ok(())
@@ -309,8 +432,7 @@ impl Storage for ImageFile {
     }
 
     unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.shared.punch(offset, length);
-        Ok(())
+        self.shared.punch(offset, length)
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use disk_image::ImageOptions;
 use support::{Driver, Random, check, compress, contents, create, folder, follow, has_qemu};
 use vio::blk::{Op, Outcome};
 
@@ -39,7 +40,12 @@ fn writer() {
         .expect("set with the path")
         .parse()
         .expect("a number");
-    let mut driver = Driver::open(Path::new(&path), follow()).expect("it opens");
+    // The death of the process needs no barriers; every other writer has them nevertheless.
+    let options = ImageOptions {
+        barriers: seed.is_multiple_of(2),
+        ..follow()
+    };
+    let mut driver = Driver::open(Path::new(&path), options).expect("it opens");
     let mut random = Random::new(seed);
     let mut generation = seed << 32;
     let mut flying: Vec<(u32, u64, u64, u64)> = Vec::new();

@@ -37,13 +37,15 @@ const BLOCK_HELP: &str = "\
 A block device; repeat for more.
 
 id=NAME,socket=PATH,path=FILE|ram:SIZE|null:SIZE
-    [,format=raw|qcow2][,readonly=on|off][,direct=on|off][,backing=on|off][,locking=on|off]
-    [,block=512|4096][,queues=N][,queue-size=N][,packed=on|off][,weight=N]
+    [,format=raw|qcow2][,readonly=on|off][,direct=on|off][,block=512|4096][,locking=on|off]
+    [,backing=on|off][,barriers=on|off][,queues=N][,queue-size=N][,packed=on|off][,weight=N]
     [,iops=N][,iops-burst=N][,bps=SIZE][,bps-burst=SIZE]
 
 id is also the serial number the guest sees, at most 20 characters. ram is a disk in memory that is gone afterwards, null \
 one that moves no data: both for measurements. direct passes the host's page cache by; backing lets a qcow2 image have a \
-backing file. Files are locked as QEMU locks them: one writer, or any number of readers; a lock is waited for (2 s if \
+backing file. barriers=off spares a qcow2 image the syncs that keep its tables in order (they make the first write to each \
+cluster wait for the disk): then a power cut may lose older data that were flushed, or the image; the death of the daemon alone \
+may not. Files are locked as QEMU locks them: one writer, or any number of readers; a lock is waited for (2 s if \
 somebody can be seen to hold it, 30 s for what a killed process left in flight). locking=off goes without, and then \
 nothing keeps two writers apart. weight is the share of a core beside other busy devices. iops and bps limit requests and bytes \
 per second, the bursts say how many may come at once after a rest.";

@@ -79,6 +79,8 @@ pub struct BlockConfig {
     pub backing: bool,
     /// Files are locked.
     pub locking: bool,
+    /// A qcow2 image's metadata are kept in order for a power cut.
+    pub barriers: bool,
     /// Logical block, 512 or 4096 bytes.
     pub block: u32,
     /// Queues.
@@ -142,6 +144,7 @@ struct BlockSpec {
     direct: Option<bool>,
     backing: Option<bool>,
     locking: Option<bool>,
+    barriers: Option<bool>,
     block: Option<u64>,
     queues: Option<u64>,
     queue_size: Option<u64>,
@@ -172,6 +175,7 @@ impl BlockSpec {
         spec.direct = switch("direct")?;
         spec.backing = switch("backing")?;
         spec.locking = switch("locking")?;
+        spec.barriers = switch("barriers")?;
         spec.packed = switch("packed")?;
         let mut number = |key| keys.take_optional_number(key);
         spec.block = number("block")?;
@@ -209,6 +213,11 @@ impl BlockSpec {
         if self.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
             bail!("backing is for qcow2 images");
         }
+        if self.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
+            bail!(
+                "barriers is for qcow2 images: what else there is has no tables to keep in order"
+            );
+        }
         if self.readonly == Some(true) && !is_file {
             bail!("readonly is for files");
         }
@@ -231,6 +240,7 @@ impl BlockSpec {
             direct: self.direct.unwrap_or(false),
             backing: self.backing.unwrap_or(false),
             locking: self.locking.unwrap_or(true),
+            barriers: self.barriers.unwrap_or(true),
             block,
             queues: in_range("queues", self.queues, 1, 1..=16)? as u16,
             queue_size,

@@ -74,6 +74,7 @@ fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
             Backing::Refuse
         },
         locking: locking(config),
+        barriers: config.barriers,
         ..ImageOptions::default()
     };
     ImageDisk::open(path, options).map_err(|error| image_lock::explain(error, path))

@@ -72,6 +72,7 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
             format = "qcow2"
             backing = true
             locking = false
+            barriers = false
             socket = "a.sock"
             bps = "10M"
             queue-size = 128
@@ -91,8 +92,11 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
     assert_eq!(config.blocks.len(), 2);
     let block = &config.blocks[0];
     assert_eq!(block.source, Source::Qcow2("a.qcow2".into()));
-    assert!(block.backing && !block.locking);
-    assert!(config.blocks[1].locking, "the default");
+    assert!(block.backing && !block.locking && !block.barriers);
+    assert!(
+        config.blocks[1].locking && config.blocks[1].barriers,
+        "the defaults"
+    );
     assert_eq!(block.queue_size, 128);
     assert_eq!(
         block.limits.bytes.map(|rate| rate.per_second),
@@ -133,6 +137,7 @@ fn mistakes_are_named_with_the_field_and_the_fix() {
             "id=a,path=ram:4K,socket=b,locking=off",
             "locking is for files",
         ),
+        ("id=a,path=a,socket=b,barriers=off", "barriers is for qcow2"),
         ("id=a,path=a,socket=b,colour=red", "unknown key \"colour\""),
         ("id=a,id=b,path=a,socket=b", "given twice"),
         (&long, "a socket's path has 1 to 107"),

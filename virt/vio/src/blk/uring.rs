@@ -13,6 +13,9 @@
 //! punches it, which reads as zeroes too. A short transfer is continued; one that makes no progress (the
 //! file was truncated under us) is EIO.
 //!
+//! Syncs of a file in the page cache run one at a time, and fail for good once one has ([`sync`]). A durable write there
+//! is a write and such a sync after it; with O_DIRECT it is one operation (RWF_DSYNC).
+//!
 //! Bounds: `depth` operations in flight; a pool of 512 × 16 KiB = 8 MiB, committed by the
 //! host as it is touched, and only with [`Transfer::Bounce`].
 //!
@@ -23,6 +26,7 @@
 mod now;
 mod pool;
 mod ring;
+mod sync;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -39,6 +43,7 @@ use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use now::Now;
 use pool::{CHUNK, Pool};
 use ring::{Ring, make_eventfd};
+use sync::{Begin, Syncs};
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
@@ -114,6 +119,8 @@ struct Slot {
     cancelled: bool,
     /// A zero-range was refused by the file system: this is the hole punched instead.
     punching: bool,
+    /// The data of a durable write are written: this is the sync after it.
+    syncing: bool,
 }
 
 impl Default for Slot {
@@ -128,6 +135,7 @@ impl Default for Slot {
             reserved: 0,
             cancelled: false,
             punching: false,
+            syncing: false,
         }
     }
 }
@@ -159,6 +167,8 @@ pub struct UringFile {
     is_armed: bool,
     /// The vectors of an operation done at once.
     scratch: Vec<libc::iovec>,
+    /// Of a file in the page cache.
+    syncs: Syncs,
 }
 
 // SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into guest
@@ -209,6 +219,7 @@ impl UringFile {
             wake,
             is_armed: false,
             scratch: Vec::new(),
+            syncs: Syncs::default(),
         })
     }
 
@@ -245,6 +256,7 @@ impl UringFile {
         let slot = &self.slots[number as usize];
         let fd = ring.fd();
         let entry = match slot.op {
+            _ if slot.syncing => fdatasync(fd),
             Op::Read { offset, .. } => {
                 let vectors = &slot.iovecs[slot.first..];
                 opcode::Readv::new(fd, vectors.as_ptr(), vectors.len() as u32)
@@ -254,15 +266,15 @@ impl UringFile {
             Op::Write {
                 offset, durable, ..
             } => {
+                // In the page cache a failure of the write must be told from one of its sync, which comes after it.
+                let durable = durable && self.options.o_direct;
                 let vectors = &slot.iovecs[slot.first..];
                 opcode::Writev::new(fd, vectors.as_ptr(), vectors.len() as u32)
                     .offset(offset + u64::from(slot.moved))
                     .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
-            Op::Flush => opcode::Fsync::new(fd)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
+            Op::Flush => fdatasync(fd),
             Op::Discard { offset, len } => fallocate(fd, offset, len, libc::FALLOC_FL_PUNCH_HOLE),
             Op::WriteZeroes { offset, len, unmap } => {
                 let mode = if unmap || slot.punching {
@@ -296,9 +308,61 @@ impl UringFile {
         }
     }
 
+    /// Starts the sync of a slot in state `InFlight`; an outcome if it has none.
+    fn begin_sync(&mut self, number: u32) -> Option<Outcome> {
+        let begin = match self.options.o_direct {
+            true => Begin::Now,
+            false => self.syncs.begin(number),
+        };
+        match begin {
+            Begin::Now => self.push(number),
+            Begin::Later => {}
+            Begin::Failed(errno) => return Some(Outcome::Failed(errno)),
+        }
+        None
+    }
+
+    /// The sync of a file in the page cache has ended, and those of others with it.
+    fn sync_ended(&mut self, result: i32) -> Outcome {
+        let outcome = match result {
+            0.. => Outcome::Done,
+            _ => Outcome::Failed(-result),
+        };
+        let mut ended = Vec::new();
+        let mut next = self.syncs.ended(result.min(0), &self.file, &mut ended);
+        while let Some(number) = next {
+            if !self.slots[number as usize].cancelled {
+                self.push(number);
+                break;
+            }
+            // It was to be stopped before it began.
+            self.end_in_flight(number, Outcome::Failed(libc::ECANCELED));
+            next = self.syncs.ended(-libc::ECANCELED, &self.file, &mut ended);
+        }
+        for number in ended {
+            self.end_in_flight(number, outcome);
+        }
+        outcome
+    }
+
+    /// Ends an operation that the kernel does not have.
+    fn end_in_flight(&mut self, number: u32, outcome: Outcome) {
+        self.slots[number as usize].state = State::Idle;
+        self.in_flight -= 1;
+        self.early.push(Completion {
+            slot: number,
+            outcome,
+        });
+    }
+
     /// What a finished entry means; `None`: the operation goes on.
     fn ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
         let slot = &mut self.slots[number as usize];
+        let is_sync = slot.op == Op::Flush || slot.syncing;
+        let again = matches!(-result, libc::EINTR | libc::EAGAIN) && !slot.cancelled;
+        if is_sync && !again && !self.options.o_direct {
+            return Some(self.sync_ended(result));
+        }
         if result < 0 {
             let errno = -result;
             match (slot.op, errno) {
@@ -317,6 +381,10 @@ impl UringFile {
         // The kernel moves no more than it was asked to.
         slot.moved += result as u32;
         if slot.moved >= len {
+            if matches!(slot.op, Op::Write { durable: true, .. }) && !self.options.o_direct {
+                slot.syncing = true;
+                return self.begin_sync(number);
+            }
             return Some(Outcome::Done);
         }
         if result == 0 || slot.cancelled {
@@ -343,6 +411,12 @@ fn iovec(piece: &Piece) -> libc::iovec {
         iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
         iov_len: piece.len as usize,
     }
+}
+
+fn fdatasync(fd: types::Fd) -> squeue::Entry {
+    opcode::Fsync::new(fd)
+        .flags(types::FsyncFlags::DATASYNC)
+        .build()
 }
 
 fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
@@ -478,6 +552,11 @@ impl BlockIo for UringFile {
                 }
             }
         }
+        if op == Op::Flush
+            && let Some(errno) = self.syncs.error()
+        {
+            return self.end_early(number, errno);
+        }
         // The check that the safety of the kernel's access rests on: these bytes stay mapped for as
         // long as `self.keep` is held, which is until nothing is in flight.
         if !pieces.is_empty() && !self.keeps(pieces) {
@@ -494,6 +573,7 @@ impl BlockIo for UringFile {
         slot.moved = 0;
         slot.cancelled = false;
         slot.punching = false;
+        slot.syncing = false;
         slot.iovecs.clear();
         slot.iovecs.extend(pieces.iter().map(iovec));
         let mut total: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
@@ -520,7 +600,11 @@ impl BlockIo for UringFile {
         }
         slot.state = State::InFlight;
         self.in_flight += 1;
-        self.push(number);
+        if op != Op::Flush {
+            self.push(number);
+        } else if let Some(outcome) = self.begin_sync(number) {
+            self.end_in_flight(number, outcome);
+        }
     }
 
     fn flush(&mut self) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use guest_mem::test_utils::ArrayMem;
 use guest_mem::{Gpa, PhysMem};
+use held_fs::{Gate, HeldFs, Kind};
 
 use super::*;
 
@@ -219,4 +220,142 @@ fn what_is_no_disk_is_refused() {
         UringFile::from_file(file(512), deep),
         Err(UringError::Depth(1025))
     ));
+}
+
+/// A disk on a file whose syncs can be held and fail, and with 4096 bytes reserved in each slot.
+fn held_disk(fs: &HeldFs, name: &str, o_direct: bool) -> (UringFile, Gate) {
+    let gate = fs.create(name, 1 << 20);
+    let options = UringOptions {
+        transfer: Transfer::Bounce,
+        depth: 4,
+        o_direct,
+        ..Default::default()
+    };
+    let mut disk = UringFile::open(&fs.path(name), options).unwrap();
+    for slot in 0..4 {
+        assert!(disk.reserve(slot, 4096));
+    }
+    (disk, gate)
+}
+
+fn outcome(disk: &mut UringFile, op: Op) -> Outcome {
+    disk.submit(0, op, &[]);
+    wait(disk).outcome
+}
+
+fn write_4096(durable: bool) -> Op {
+    Op::Write {
+        offset: 4096,
+        len: 4096,
+        durable,
+    }
+}
+
+const READ_4096: Op = Op::Read {
+    offset: 4096,
+    len: 4096,
+};
+const FAILED: Outcome = Outcome::Failed(libc::EIO);
+
+#[test]
+fn a_flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    // It fails after a flush, or after a durable write.
+    for (name, failing) in [("flush", Op::Flush), ("durable", write_4096(true))] {
+        let (mut disk, gate) = held_disk(&fs, name, false);
+        assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
+        assert_eq!(outcome(&mut disk, write_4096(true)), Outcome::Done);
+        gate.fail_next(Kind::Sync, libc::EIO);
+        assert_eq!(outcome(&mut disk, failing), FAILED, "{name}");
+        // The file would sync now; a reset of the device is no new file, nor is a move to another core.
+        let asked = gate.count(Kind::Sync);
+        assert_eq!(outcome(&mut disk, Op::Flush), FAILED, "{name}");
+        let mem = ArrayMem::new(4096);
+        disk.detach();
+        disk.attach(mem.keep_alive());
+        disk.rebind();
+        assert_eq!(outcome(&mut disk, Op::Flush), FAILED, "{name}");
+        assert_eq!(outcome(&mut disk, write_4096(true)), FAILED, "{name}");
+        assert_eq!(disk.run_now(Op::Flush, &[]), None);
+        assert_eq!(gate.count(Kind::Sync), asked, "nobody asks any more");
+
+        disk.buffer(0, 0).fill(7);
+        assert_eq!(outcome(&mut disk, write_4096(false)), Outcome::Done);
+        disk.buffer(0, 0).fill(0);
+        assert_eq!(outcome(&mut disk, READ_4096), Outcome::Done);
+        assert_eq!(disk.buffer(0, 4095), [7]);
+        drop(disk);
+        let options = UringOptions::default();
+        let mut disk = UringFile::open(&fs.path(name), options).unwrap();
+        assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
+    }
+}
+
+/// A write may fail for want of space and succeed when there is some again: that is no failed sync.
+#[test]
+fn a_durable_write_that_fails_before_its_sync_does_not_make_flushes_fail() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (mut disk, gate) = held_disk(&fs, "disk", false);
+    gate.fail_next(Kind::Write, libc::ENOSPC);
+    let full = Outcome::Failed(libc::ENOSPC);
+    assert_eq!(outcome(&mut disk, write_4096(true)), full);
+    assert_eq!(outcome(&mut disk, write_4096(true)), Outcome::Done);
+    assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
+}
+
+/// There is no cache that could have lost anything.
+#[test]
+fn a_failed_flush_past_the_page_cache_may_be_tried_again() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (mut disk, gate) = held_disk(&fs, "disk", true);
+    gate.fail_next(Kind::Sync, libc::EIO);
+    assert_eq!(outcome(&mut disk, Op::Flush), FAILED);
+    assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
+}
+
+/// The kernel reports an error to one sync only: none that runs beside it, or waits for it, may succeed.
+#[test]
+fn a_flush_beside_one_that_fails_fails_too() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    for fails in [true, false] {
+        let (mut disk, gate) = held_disk(&fs, if fails { "fails" } else { "ends" }, false);
+        gate.hold(&[Kind::Sync]);
+        for slot in 0..3 {
+            disk.submit(slot, Op::Flush, &[]);
+        }
+        disk.flush();
+        gate.wait_until_held(1);
+        // One behind them, which needs a sync that begins after it was submitted.
+        disk.submit(3, write_4096(true), &[]);
+        disk.flush();
+        if fails {
+            gate.fail_next(Kind::Sync, libc::EIO);
+        }
+        gate.release();
+        let mut done = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while done.len() < 4 {
+            disk.poll(&mut done);
+            assert!(Instant::now() < deadline, "only {done:?}");
+        }
+        let expected = if fails { FAILED } else { Outcome::Done };
+        for completion in &done {
+            assert_eq!(completion.outcome, expected, "{done:?}");
+        }
+        let mut slots: Vec<_> = done.iter().map(|completion| completion.slot).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 1, 2, 3]);
+        // The first, and one for all that waited; the write may have come after that.
+        let asked = gate.count(Kind::Sync);
+        let most = if fails { 1 } else { 3 };
+        assert!(asked <= most, "{asked} syncs");
+    }
 }

@@ -1,0 +1,62 @@
+//! What this crate asks of the file under an image: all that reads, changes and syncs it goes through [`Medium`].
+//!
+//! There is one implementation outside of tests, an open file. Tests put others in its place: one that records what
+//! is written between syncs, to replay every state that a power cut could leave, and one whose sync fails.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+/// A file, or what stands for one.
+pub(crate) trait Medium: Send + Sync {
+    /// Reads what is at `offset`, perhaps less than `buffer` holds; 0: the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes all of `bytes`, and grows the file to their end.
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Grows the file; what is new reads as zeroes.
+    fn grow(&self, len: u64) -> io::Result<()>;
+
+    /// fallocate, for ranges inside the file. `Unsupported`: the file system cannot.
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Returns when everything written before is on the disk (fdatasync).
+    fn sync_data(&self) -> io::Result<()>;
+}
+
+impl Medium for File {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, buffer, offset)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        FileExt::write_all_at(self, bytes, offset)
+    }
+
+    fn grow(&self, len: u64) -> io::Result<()> {
+        self.set_len(len)
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        let too_large = |_| io::Error::from_raw_os_error(libc::EFBIG);
+        let (offset, len) = (
+            i64::try_from(offset).map_err(too_large)?,
+            i64::try_from(len).map_err(too_large)?,
+        );
+        loop {
+            match fallocate(self, mode, offset, len) {
+                Ok(()) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        File::sync_data(self)
+    }
+}
