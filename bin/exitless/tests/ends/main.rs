@@ -1,0 +1,8 @@
+//! A machine always ends: with a console that nobody reads or feeds, with storage that the kernel holds, with
+//! load, with front ends in any state. Whole processes, signals, exit statuses.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod console;
+mod guest;
+mod program;
+mod storage;
