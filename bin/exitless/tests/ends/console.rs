@@ -43,12 +43,15 @@ fn sigterm_ends_a_machine_whose_output_nobody_reads() {
     if !has_kvm() {
         return;
     }
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let kernel = chatterbox();
+    let kernel = chatterbox();
+    let machines = [Signal::TERM, Signal::INT, Signal::HUP].map(|signal| {
         let mut command = run(kernel.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut program = Program::start(command, true);
         let output = program.output();
+        (signal, program, output)
+    });
+    for (signal, program, output) in machines {
         wait_until_full(&output);
         let ended = program.ends_by(signal, 128 + signal.as_raw());
         assert!(ended.said.contains("ended by signal"), "{}", ended.said);
