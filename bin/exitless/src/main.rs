@@ -1,13 +1,14 @@
 //! `exitless`: virtual machines whose I/O does not exit.
 //!
 //! This file only names the subcommands and turns their outcome into an exit status; each lives in a
-//! module of its own. Exit status: what the subcommand says, 2 for a request that could not start
+//! module of its own. Exit status: what the subcommand says ([`ending`]), 2 for a request that could not start
 //! (one line on stderr says why), 1 for a failure under way.
 
 mod acpi;
 mod console;
 mod demo;
 mod doctor;
+mod ending;
 mod image_lock;
 mod irq;
 mod lab_cmd;
@@ -109,7 +110,7 @@ fn start_log() {
     tracing_subscriber::registry()
         .with(
             tracing_subscriber::fmt::layer()
-                .with_writer(std::io::stderr)
+                .with_writer(|| ending::messages::Log)
                 .with_ansi(std::io::stderr().is_terminal()),
         )
         .with(chosen)
@@ -130,11 +131,10 @@ fn main() -> ExitCode {
         Command::ServeLab(args) => serve_lab::main(&args),
         Command::Payload(args) => selftest::payload::main(&args),
     };
-    match outcome {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => {
-            eprintln!("exitless: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    let status = outcome.unwrap_or_else(|error| {
+        ending::messages::say!("{error:#}");
+        2
+    });
+    ending::messages::finish(ending::WRITE_LIMIT);
+    ExitCode::from(status)
 }

@@ -16,6 +16,7 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
@@ -289,6 +290,21 @@ where
             moves: get(&counts.moves),
             moves_failed: get(&counts.moves_failed),
         }
+    }
+
+    /// Asks all pollers to leave, at the same time, and answers where they come out, each as soon as it
+    /// [`may_detach`](Poller::may_detach): for an end that drains, on the core that owns it, what a poller has in flight. The channel ends with the
+    /// last of them, or when a core has panicked. Nothing is moved any more; [`stop`](Self::stop) hands back what has not left.
+    pub fn release(&mut self) -> mpsc::Receiver<P> {
+        self.end_controller();
+        let (to, left) = mpsc::channel();
+        let mut state = self.shared.lock();
+        for (id, (_, core)) in std::mem::take(&mut state.homes) {
+            if let Some(core) = state.cores.get(&core) {
+                core.release(id, to.clone());
+            }
+        }
+        left
     }
 
     /// Ends all cores: messages sent before are delivered, and the pollers come back, core by core.

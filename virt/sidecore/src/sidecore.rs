@@ -13,7 +13,7 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    berth::{Destination, Order, Passenger, Port, send_off},
+    berth::{Destination, Leaving, Order, Passenger, Port, send_off},
     clock::Nanos,
     deck::Deck,
     drr::{self, Drr},
@@ -328,6 +328,13 @@ impl<P: Poller> Sidecore<P> {
             Destination::Core(port, answer)
         })
         .unwrap_or(false)
+    }
+
+    /// Asks a poller to leave; it comes out of `to`'s other end once it [`may_detach`](Poller::may_detach).
+    pub(crate) fn release(&self, id: u64, to: mpsc::Sender<P>) {
+        let to = Destination::Owner(to);
+        // Of a core that has ended none comes.
+        let _ = self.port.order(Order::Leave(Leaving { id, to }));
     }
 
     /// What it has done so far.

@@ -223,6 +223,42 @@ fn a_poller_that_does_not_let_go_stays_and_goes_on() {
 }
 
 #[test]
+fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
+    let mut fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
+    let clerks: Vec<_> = (0..5).map(|_| Clerk::default()).collect();
+    let stays: Vec<_> = clerks
+        .iter()
+        .map(|clerk| Arc::clone(&clerk.stays))
+        .collect();
+    stays[0].store(true, Ordering::Relaxed);
+    let handles: Vec<_> = clerks
+        .into_iter()
+        .map(|clerk| fleet.add(clerk).unwrap())
+        .collect();
+    for (number, handle) in (0..).zip(&handles) {
+        handle.send((number, 0)).unwrap();
+    }
+    let left = fleet.release();
+    let mut numbers: Vec<_> = (0..4)
+        .map(|_| left.recv_timeout(LIMIT).unwrap().got[0].0)
+        .collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3, 4], "one that stays holds up no other");
+    assert!(handles[1].send((1, 1)).is_err(), "it has gone");
+    handles[0].send((0, 1)).unwrap();
+    stays[0].store(false, Ordering::Relaxed);
+    // It is asked at each sweep, and something must wake the core for that.
+    handles[0].wake();
+    let last = left.recv_timeout(LIMIT);
+    assert_eq!(last.unwrap().got, [(0, 0), (0, 1)]);
+    assert!(
+        left.recv_timeout(LIMIT).is_err(),
+        "the channel ends with the last"
+    );
+    assert_eq!(fleet.stop().len(), 0);
+}
+
+#[test]
 fn a_poller_that_cannot_be_attached_is_refused() {
     let fleet: Fleet<Clerk> = cores(1).spawn().unwrap();
     let refused = Clerk {

@@ -15,6 +15,7 @@ use crate::closer::Closer;
 use crate::log::{Log, say};
 use crate::peer::{Peer, Served};
 use crate::probe::RingProbe;
+use crate::queue::Calls;
 
 /// Tokens of the descriptors that are no ring's kick; rings have their number, below 256.
 pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
@@ -132,6 +133,34 @@ impl Export {
         ExportStats {
             device: self.blk.stats(),
             ..self.stats
+        }
+    }
+
+    /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take long to close. The disk
+    /// comes back, whose file may too.
+    pub fn into_disk(mut self) -> Blk {
+        self.part();
+        if let Some(peer) = self.peer.take() {
+            self.closer.close(peer);
+        }
+        self.blk
+    }
+
+    /// Shows the driver what has ended while the device was stopped.
+    fn show_ended(&mut self) {
+        let Some(peer) = self.peer.as_mut().filter(|peer| peer.has_begun) else {
+            return;
+        };
+        let mut calls = Calls {
+            queues: &mut peer.queues,
+            now_ns: Nanos::now().0,
+        };
+        self.blk.show(&mut peer.memory.view(), &mut calls);
+        for queue in &mut peer.queues {
+            if queue.call_since.is_some() {
+                queue.ring_call();
+                self.stats.calls += 1;
+            }
         }
     }
 
@@ -265,6 +294,7 @@ impl Poller for Export {
         wakes.clear();
         // Stopped with requests in flight, the device stays on this core until it is dropped; only a move waits for them.
         if self.blk.in_flight() == 0 {
+            self.show_ended();
             self.blk.rebind();
         }
     }

@@ -113,6 +113,10 @@ impl VirtioDevice for AnyDevice {
         each!(self, device => device.quiesce(dma))
     }
 
+    fn touches_memory(&self) -> bool {
+        each!(self, device => device.touches_memory())
+    }
+
     fn resume(&mut self) {
         each!(self, device => device.resume());
     }

@@ -218,6 +218,12 @@ pub trait VirtioDevice {
     /// requests in flight), and says whether anything is still in flight.
     fn quiesce<D: Dma>(&mut self, dma: &mut D) -> Quiesce;
 
+    /// Whether what is in flight may still touch guest memory. Once it may not, after [`quiesce`](VirtioDevice::quiesce), Bus Master
+    /// is off; a reset waits for [`Quiesce::Done`] all the same, since a write of before must not overtake one of after it.
+    fn touches_memory(&self) -> bool {
+        true
+    }
+
     /// Takes up polling after [`quiesce`](VirtioDevice::quiesce) without a reset (Bus Master back on).
     fn resume(&mut self);
 

@@ -1,62 +1,27 @@
-//! The thread that waits for the outside world: typing, and signals that ask the process to end.
+//! The thread between standard input and the console's chip.
 //!
-//! It polls standard input (if the console is on stdio), a signalfd, and the control's end event; it never
-//! touches guest memory. It ends when the machine does.
+//! It polls standard input, the chip and the machine's end, and waits for none of them alone: what the guest does not read is
+//! kept here, up to [`MOST`]. Beyond that a pipe or a file is not read from, so its writer waits and nothing is lost; a
+//! terminal is read on, since Ctrl-A x must be heard, and what is typed is dropped, as on a line that overruns.
 //!
-//! UNSAFETY: `poll`, `signalfd`, `pthread_sigmask` and `read` on descriptors held here.
+//! Signals are not its affair: see [`crate::ending::signals`]. Nobody joins it: between poll and read somebody
+//! who shares the terminal may take what was there, and then it waits in read until the process ends.
+//!
+//! UNSAFETY: `poll` and `read` on descriptors held here.
 
-use std::io::{self, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use super::escape::{Command, EscapeFilter, HELP};
 use super::uart::Uart;
+use crate::ending::messages;
 use crate::vm::control::{Control, End};
 
-/// Signals that end the machine in order.
-const ORDERLY: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-
-/// Orderly signals, delivered through a descriptor instead of a handler.
-pub struct Signals(OwnedFd);
-
-impl Signals {
-    /// Blocks the orderly signals for this thread and every thread it starts from now on: call it before
-    /// any other thread exists, or a signal may still end the process at once.
-    pub fn block() -> io::Result<Self> {
-        let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset initialises the set, sigaddset changes it; both get valid pointers and numbers.
-        let set = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            for signal in ORDERLY {
-                libc::sigaddset(set.as_mut_ptr(), signal);
-            }
-            set.assume_init()
-        };
-        // SAFETY: a valid set; the old mask is not asked for.
-        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
-        // SAFETY: a valid set; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: signalfd has just given us this descriptor.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    fn take(&self) -> Option<i32> {
-        let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
-        let len = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer has room for the one record asked for.
-        let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), len) };
-        // SAFETY: a full record was read, so it is initialised.
-        (read == len as isize).then(|| unsafe { info.assume_init() }.ssi_signo as i32)
-    }
-}
+/// Bytes that wait for the guest.
+const MOST: usize = 64 << 10;
 
 /// Where typing goes.
 pub struct Keyboard {
@@ -66,71 +31,114 @@ pub struct Keyboard {
     pub escapes: bool,
 }
 
-/// Starts the thread. `keyboard` is absent when the console is not on stdio.
-pub fn spawn(
-    signals: Signals,
-    keyboard: Option<Keyboard>,
-    control: Arc<Control>,
-) -> io::Result<JoinHandle<()>> {
+/// Starts the thread, which ends with the machine, or when the input has ended and the guest has it all.
+///
+/// # Errors
+/// No thread, or no descriptor.
+pub fn spawn(keyboard: Keyboard, control: Arc<Control>) -> io::Result<()> {
+    // Not `std::io::stdin`, whose buffer poll cannot see.
+    let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     std::thread::Builder::new()
         .name("console".into())
-        .spawn(move || watch(&signals, keyboard, &control))
+        .spawn(move || Typist::new(keyboard, stdin).run(&control))
+        .map(drop)
 }
 
-fn watch(signals: &Signals, mut keyboard: Option<Keyboard>, control: &Control) {
-    let mut filter = EscapeFilter::default();
-    while !control.is_over() {
-        let stdin = match keyboard {
-            Some(_) => libc::STDIN_FILENO,
-            // poll ignores negative descriptors.
-            None => -1,
-        };
-        let ready = match wait([signals.0.as_raw_fd(), control.end_fd(), stdin]) {
-            Ok(ready) => ready,
-            Err(error) => {
-                return control.end(End::Host(format!("poll of the console failed: {error}")));
+struct Typist {
+    keyboard: Keyboard,
+    /// `None` after its end: the guest simply hears nothing any more.
+    input: Option<File>,
+    filter: EscapeFilter,
+    /// Typed, and not taken by the guest.
+    pending: VecDeque<u8>,
+}
+
+impl Typist {
+    fn new(keyboard: Keyboard, input: File) -> Self {
+        Self {
+            keyboard,
+            input: Some(input),
+            filter: EscapeFilter::default(),
+            pending: VecDeque::new(),
+        }
+    }
+
+    fn run(mut self, control: &Control) {
+        while self.input.is_some() || !self.pending.is_empty() {
+            self.pass_on();
+            let emptied = match self.pending.is_empty() {
+                // poll ignores negative descriptors.
+                true => -1,
+                false => self.keyboard.uart.emptied_fd(),
+            };
+            let input = match &self.input {
+                Some(input) if self.keyboard.escapes || self.pending.len() < MOST => {
+                    input.as_raw_fd()
+                }
+                _ => -1,
+            };
+            let ready = match wait([control.end_fd(), emptied, input]) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    return control.end(End::Host(format!("poll of the console failed: {error}")));
+                }
+            };
+            // First: what is typed now is for whoever has the terminal next.
+            if control.is_over() {
+                return;
+            }
+            if ready[2] {
+                self.read(control);
+            }
+        }
+    }
+
+    /// To the guest, as much as it takes.
+    fn pass_on(&mut self) {
+        while !self.pending.is_empty() {
+            let taken = self.keyboard.uart.offer(self.pending.make_contiguous());
+            if taken == 0 {
+                return;
+            }
+            self.pending.drain(..taken);
+        }
+    }
+
+    /// Takes up one read of the input.
+    fn read(&mut self, control: &Control) {
+        let Some(input) = &mut self.input else { return };
+        let mut buffer = [0; 256];
+        let len = match input.read(&mut buffer) {
+            Ok(len @ 1..) => len,
+            // A descriptor that somebody else has made a non-blocking one, and read first.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) =>
+            {
+                return;
+            }
+            _ => {
+                self.input = None;
+                return;
             }
         };
-        if ready[0]
-            && let Some(signal) = signals.take()
-        {
-            control.end(End::Signal(signal));
+        let mut typed = Vec::with_capacity(len);
+        let command = if self.keyboard.escapes {
+            self.filter.feed(&buffer[..len], &mut typed)
+        } else {
+            typed.extend_from_slice(&buffer[..len]);
+            None
+        };
+        match command {
+            Some(Command::Quit) => control.end(End::Quit),
+            Some(Command::Help) => messages::print(HELP),
+            None => {}
         }
-        if ready[2]
-            && let Some(on) = &keyboard
-            && !typing(on, &mut filter, control)
-        {
-            // End of file: the guest simply hears nothing any more.
-            keyboard = None;
-        }
+        typed.truncate(MOST.saturating_sub(self.pending.len()));
+        self.pending.extend(typed);
     }
-}
-
-/// Passes on one read of standard input; false at its end.
-fn typing(keyboard: &Keyboard, filter: &mut EscapeFilter, control: &Control) -> bool {
-    let mut buffer = [0u8; 256];
-    // SAFETY: the buffer has room for the bytes asked for. (Not `std::io::stdin`, whose buffer poll cannot see.)
-    let len = unsafe { libc::read(libc::STDIN_FILENO, buffer.as_mut_ptr().cast(), buffer.len()) };
-    let Ok(len @ 1..) = usize::try_from(len) else {
-        return false;
-    };
-    let mut typed = Vec::with_capacity(len);
-    let command = if keyboard.escapes {
-        filter.feed(&buffer[..len], &mut typed)
-    } else {
-        typed.extend_from_slice(&buffer[..len]);
-        None
-    };
-    match command {
-        Some(Command::Quit) => control.end(End::Quit),
-        Some(Command::Help) => {
-            // Best effort: a closed screen needs no help.
-            let _ = io::stderr().write_all(HELP.as_bytes());
-        }
-        None => {}
-    }
-    keyboard.uart.type_in(&typed, || control.is_over());
-    true
 }
 
 fn wait<const N: usize>(fds: [RawFd; N]) -> io::Result<[bool; N]> {

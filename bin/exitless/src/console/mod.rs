@@ -3,7 +3,7 @@
 //! * [`uart`]: COM1 as vCPUs see it.
 //! * [`escape`]: Ctrl-A sequences, found in what the user types.
 //! * [`terminal`]: raw mode, given back however the process ends.
-//! * [`input`]: the thread between the two.
+//! * [`input`]: the thread from the terminal to the chip. The other way is a [`crate::ending::sink`].
 
 pub mod escape;
 pub mod input;

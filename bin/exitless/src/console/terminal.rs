@@ -1,8 +1,8 @@
 //! Raw mode of the user's terminal, and its return.
 //!
 //! The saved settings live in one process-wide place, so that every way out can restore them: the guard's
-//! drop, the panic hook, and the handlers of signals that kill (SIGSEGV and friends). Orderly signals
-//! (SIGINT, SIGTERM, SIGHUP) end the machine through `run` and so reach the guard.
+//! drop, the panic hook, the handlers of signals that kill (SIGSEGV and friends), and [`leave`](crate::ending::leave). Orderly signals
+//! (SIGINT, SIGTERM, SIGHUP, SIGQUIT) end the machine through `run` and so reach the guard.
 //!
 //! UNSAFETY: `tcsetattr` and `sigaction` have no safe form in the standard library; the handler runs only
 //! async-signal-safe calls.
@@ -65,13 +65,20 @@ impl Drop for RawMode {
     }
 }
 
-/// Gives the terminal its settings back, once. Async-signal-safe.
-fn restore() {
+/// Gives the terminal its settings back, once. Async-signal-safe, and never waits.
+pub fn restore() {
     if RAW.swap(false, Ordering::SeqCst)
         && let Some(saved) = SAVED.get()
     {
-        // SAFETY: `saved` came from tcgetattr on this descriptor.
-        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved) };
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the set and the others use it; `saved` came from tcgetattr on this descriptor.
+        unsafe {
+            // A process that is in the background by now would be stopped for changing the terminal, and never end.
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGTTOU);
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved);
+        }
     }
 }
 

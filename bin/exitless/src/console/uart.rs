@@ -1,23 +1,24 @@
 //! COM1: a 16550A (from `vm-superio`) on eight ports, its interrupt on an I/O APIC pin.
 //!
-//! vCPU threads call through [`BusDevice`]; the input thread calls [`Uart::type_in`]. One lock around the
-//! chip; a byte written goes out under it, which keeps the order of several vCPUs' bytes. The interrupt is
-//! raised under it too: I/O APIC and KVM never call back into the UART.
+//! vCPU threads call through [`BusDevice`]; the console's thread calls [`Uart::offer`], which waits for nobody: what the guest has
+//! no room for stays with the caller, who is told by a descriptor when the guest has read what it had. One lock around the
+//! chip; a byte written is handed to the output's [`Sink`] under it, which keeps the order of several vCPUs' bytes. A vCPU whose output nobody
+//! reads waits in the sink, *before* it takes the lock, until there is room or the machine is over. The interrupt is
+//! raised under the lock too: I/O APIC and KVM never call back into the UART.
 
 use std::convert::Infallible;
-use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::ending::sink::Sink;
 use crate::irq::ioapic::Ioapic;
 use crate::vm::bus::BusDevice;
 use crate::vm::exits::ExitCause;
-
-/// How long [`Uart::type_in`] waits at most before it looks whether the machine still runs.
-const INPUT_PATIENCE: Duration = Duration::from_millis(200);
 
 /// One I/O APIC pin as a push-button.
 struct Pin {
@@ -34,50 +35,66 @@ impl Trigger for Pin {
     }
 }
 
-type Output = Box<dyn Write + Send>;
+struct Chip {
+    serial: Serial<Pin, NoEvents, Sink>,
+    /// What the receive buffer holds when it is empty.
+    depth: usize,
+    /// Somebody has more to type, and is told when the buffer is empty.
+    is_awaited: bool,
+}
 
 /// The chip. See the module's head.
 pub struct Uart {
-    chip: Mutex<Serial<Pin, NoEvents, Output>>,
-    /// Told after each read: the receive buffer may have room again.
-    room: Condvar,
+    chip: Mutex<Chip>,
+    output: Sink,
+    emptied: EventFd,
 }
 
 impl Uart {
-    /// A chip that fires pin `pin` of `ioapic` and sends its bytes to `output` (unbuffered, or flushed
-    /// by itself: each byte is flushed).
-    pub fn new(ioapic: Arc<Ioapic>, pin: u8, output: Output) -> Self {
+    /// A chip that fires pin `pin` of `ioapic` and sends its bytes to `output`.
+    ///
+    /// # Errors
+    /// No eventfd.
+    pub fn new(ioapic: Arc<Ioapic>, pin: u8, output: Sink) -> io::Result<Self> {
         let trigger = Pin {
             ioapic,
             number: pin,
         };
-        Self {
-            chip: Mutex::new(Serial::new(trigger, output)),
-            room: Condvar::new(),
-        }
+        let serial = Serial::new(trigger, output.clone());
+        Ok(Self {
+            chip: Mutex::new(Chip {
+                depth: serial.fifo_capacity(),
+                serial,
+                is_awaited: false,
+            }),
+            output,
+            emptied: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+        })
     }
 
-    fn chip(&self) -> MutexGuard<'_, Serial<Pin, NoEvents, Output>> {
+    fn chip(&self) -> MutexGuard<'_, Chip> {
         // A panic inside the chip cannot leave its registers unusable.
         self.chip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the guest `bytes` as typed, waiting while its receive buffer is full; stops early, with the
-    /// rest untyped, once `is_over` says so.
-    pub fn type_in(&self, mut bytes: &[u8], is_over: impl Fn() -> bool) {
+    /// Gives the guest as much of `bytes` as its receive buffer takes now; how much that was. If it was not all,
+    /// [`emptied_fd`](Self::emptied_fd) becomes readable when the guest has read everything.
+    pub fn offer(&self, bytes: &[u8]) -> usize {
+        // Before the lock: an event of the time before is over, one that comes later is for this offer.
+        let _ = self.emptied.read();
         let mut chip = self.chip();
-        while !bytes.is_empty() && !is_over() {
-            let len = bytes.len().min(chip.fifo_capacity());
-            if len > 0 {
-                let (now, later) = bytes.split_at(len);
-                // Refused in loop-back mode only: then nobody listens and the bytes are lost, as on a wire.
-                let _ = chip.enqueue_raw_bytes(now);
-                bytes = later;
-            } else {
-                let waited = self.room.wait_timeout(chip, INPUT_PATIENCE);
-                chip = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
+        let len = bytes.len().min(chip.serial.fifo_capacity());
+        if len > 0 {
+            // Refused in loop-back mode only: then nobody listens and the bytes are lost, as on a wire.
+            let _ = chip.serial.enqueue_raw_bytes(&bytes[..len]);
         }
+        chip.is_awaited = len < bytes.len();
+        len
+    }
+
+    /// See [`offer`](Self::offer).
+    pub fn emptied_fd(&self) -> RawFd {
+        self.emptied.as_raw_fd()
     }
 }
 
@@ -85,18 +102,26 @@ impl BusDevice for Uart {
     fn read(&self, offset: u64, data: &mut [u8]) -> ExitCause {
         let mut chip = self.chip();
         for byte in data {
-            *byte = chip.read(offset as u8);
+            *byte = chip.serial.read(offset as u8);
         }
+        let is_empty = chip.serial.fifo_capacity() == chip.depth;
+        let tells = is_empty && std::mem::take(&mut chip.is_awaited);
         drop(chip);
-        self.room.notify_one();
+        if tells {
+            // Fails only when the counter is full, and then it is readable.
+            let _ = self.emptied.write(1);
+        }
         ExitCause::OtherDevice
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> ExitCause {
+        if offset == 0 {
+            self.output.wait_for_room();
+        }
         let mut chip = self.chip();
         for byte in data {
-            // Fails when the output refuses a byte (closed pipe, full disk): the guest does not care.
-            let _ = chip.write(offset as u8, *byte);
+            // A sink refuses nothing, and the pin cannot fail.
+            let _ = chip.serial.write(offset as u8, *byte);
         }
         ExitCause::OtherDevice
     }
@@ -104,6 +129,9 @@ impl BusDevice for Uart {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::irq::ioapic::{RouteSink, Routes};
     use crate::irq::msi::MsiSink;
@@ -121,72 +149,82 @@ mod tests {
         fn update(&self, _routes: &Routes) {}
     }
 
-    #[derive(Clone, Default)]
-    struct Screen(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Screen {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn uart() -> (Arc<Uart>, Arc<Messages>, Screen) {
+    fn uart(output: Sink) -> (Arc<Uart>, Arc<Messages>) {
         let messages = Arc::new(Messages::default());
         let ioapic = Arc::new(Ioapic::new(messages.clone(), messages.clone()));
         ioapic.write(0, &[0x18]);
         ioapic.write(0x10, &0x55u32.to_le_bytes());
-        let screen = Screen::default();
-        (
-            Arc::new(Uart::new(ioapic, 4, Box::new(screen.clone()))),
-            messages,
-            screen,
-        )
+        (Arc::new(Uart::new(ioapic, 4, output).unwrap()), messages)
     }
 
     #[test]
     fn written_bytes_reach_the_output_and_string_writes_write_each() {
-        let (uart, _, screen) = uart();
+        let (mut screen, writer) = io::pipe().unwrap();
+        let (uart, _) = uart(Sink::start("screen", writer).unwrap());
         uart.write(0, b"o");
         uart.write(0, b"k\n");
-        assert_eq!(*screen.0.lock().unwrap(), b"ok\n");
+        let mut bytes = [0; 3];
+        screen.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"ok\n");
     }
 
     #[test]
-    fn typing_interrupts_and_more_than_the_buffer_waits_for_the_guest() {
-        let (uart, messages, _) = uart();
-        uart.write(1, &[1]);
-        let typist = std::thread::spawn({
+    fn a_vcpu_whose_output_nobody_reads_keeps_neither_the_chip_nor_the_machines_end_waiting() {
+        let (_unread, writer) = io::pipe().unwrap();
+        let output = Sink::start("screen", writer).unwrap();
+        let (uart, _) = uart(output.clone());
+        let vcpu = std::thread::spawn({
             let uart = uart.clone();
-            move || uart.type_in(&[b'x'; 200], || false)
+            // More than the pipe and the sink hold.
+            move || {
+                (0..4 * Sink::CAPACITY).for_each(|_| {
+                    let _ = uart.write(0, b"x");
+                })
+            }
         });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while output.offer(b"is there room?") {
+            assert!(Instant::now() < deadline, "it never filled up");
+        }
+        // The chip is free, for another vCPU and for the console's thread.
+        uart.read(5, &mut [0]);
+        assert_eq!(uart.offer(b"typed"), 5);
+        output.let_go();
+        vcpu.join().unwrap();
+    }
+
+    #[test]
+    fn typing_interrupts_and_more_than_the_buffer_is_taken_as_the_guest_reads() {
+        let (uart, messages) = uart(Sink::nowhere());
+        uart.write(1, &[1]);
+        let mut left = 200;
         let mut read = 0;
         while read < 200 {
-            let mut status = [0];
-            uart.read(5, &mut status);
-            if status[0] & 1 != 0 {
+            let taken = uart.offer(&vec![b'x'; left]);
+            left -= taken;
+            assert!(uart.emptied.read().is_err(), "before the guest has read");
+            loop {
+                let mut status = [0];
+                uart.read(5, &mut status);
+                if status[0] & 1 == 0 {
+                    break;
+                }
                 uart.read(0, &mut [0]);
                 read += 1;
             }
+            assert_eq!(uart.emptied.read().is_ok(), left > 0, "{left} left");
         }
-        typist.join().unwrap();
         assert!(messages.0.lock().unwrap().iter().all(|data| *data == 0x55));
         assert!(!messages.0.lock().unwrap().is_empty());
     }
 
     #[test]
-    fn typing_into_a_full_buffer_ends_with_the_machine() {
-        let (uart, _, _) = uart();
-        uart.type_in(&[b'x'; 64], || false);
-        let asked = std::cell::Cell::new(0);
-        uart.type_in(b"y", || {
-            asked.set(asked.get() + 1);
-            asked.get() > 1
-        });
-        assert_eq!(asked.get(), 2);
+    fn a_full_buffer_takes_nothing_and_nobody_waits() {
+        let (uart, _) = uart(Sink::nowhere());
+        assert_eq!(uart.offer(&[b'x'; 100]), 64);
+        assert_eq!(uart.offer(b"y"), 0);
+        uart.read(0, &mut [0]);
+        assert!(uart.emptied.read().is_err(), "63 are left to read");
+        assert_eq!(uart.offer(b"y"), 1);
     }
 }

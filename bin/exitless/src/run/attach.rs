@@ -9,6 +9,7 @@ use std::sync::Arc;
 use guest_mem::GuestRam;
 use kvm_ioctls::VmFd;
 
+use crate::ending::signals::Impatience;
 use crate::irq::msi::KvmMsi;
 use crate::pci::port::FunctionPort;
 use crate::vm::bus::BusDevice;
@@ -52,6 +53,10 @@ pub struct Attached {
 
 /// Sidecores and whatever else runs beside the vCPUs.
 pub trait Running {
-    /// Stops everything, after the last vCPU thread has returned; prints or writes what is left to report.
-    fn stop(self: Box<Self>) -> anyhow::Result<()>;
+    /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to stop. Does not wait.
+    fn end(&mut self);
+
+    /// Waits for what is in flight, and says so if that takes long; stops everything, after the last vCPU thread has returned;
+    /// prints or writes what is left to report. `look` is called now and then while it waits, and may end the process.
+    fn stop(self: Box<Self>, impatience: &Impatience, look: &dyn Fn()) -> anyhow::Result<()>;
 }

@@ -99,6 +99,8 @@ pub struct Config {
     pub idle: IdleArg,
     /// Sleep after this many idle sweeps, whatever the policy says: for tests.
     pub force_sleep: Option<NonZeroU32>,
+    /// Software KVM will do.
+    pub any_kvm: bool,
     /// Where device data goes.
     pub dma: DmaArg,
     /// How long an invalidation waits for a device.
@@ -166,6 +168,7 @@ impl Config {
             pin,
             idle: args.idle,
             force_sleep: args.force_sleep,
+            any_kvm: args.any_kvm,
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
             watchdog: Duration::from_secs(args.watchdog),

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,6 +21,8 @@ use super::disk::DiskConfig;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::net::NetConfig;
 use super::remote;
+use crate::ending::signals::Impatience;
+use crate::ending::storage::{self, Dropping, Names};
 use crate::irq::msi::MsiSink;
 use crate::pci::port::FunctionPort;
 use crate::pci::virtio::function::VirtioFunction;
@@ -54,15 +57,18 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
     let mut owner =
         Owner::new("vm", parts.ram.clone(), iommu, messages).with_drain_limit(config.drain_limit);
     let mut forwarded = Vec::new();
+    let mut names = Names::new();
     for disk in std::mem::take(&mut config.disks) {
         match disk {
             Disk::File(disk) => {
-                let path = disk.path.clone();
-                let device =
-                    block(disk, config.dma).with_context(|| format!("disk {}", path.display()))?;
+                let name = format!("disk {}", disk.path.display());
+                let device = block(disk, config.dma).with_context(|| name.clone())?;
+                names.insert(owner.functions() as u64, name);
                 add(&mut owner, device.into(), parts)?;
             }
             Disk::Remote(disk) => {
+                let name = format!("disk socket={}", disk.socket.display());
+                names.insert(owner.functions() as u64, name);
                 forwarded.push(remote::add(&mut owner, disk, config.drain_limit, parts)?);
             }
         }
@@ -90,6 +96,8 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
             core,
             _monitor: monitor,
             reporter,
+            names,
+            ended: None,
         })),
     })
 }
@@ -213,13 +221,38 @@ struct Devices {
     core: Sidecore<Owner>,
     _monitor: Monitor,
     reporter: Reporter,
+    /// The disks, by the numbers of their functions.
+    names: Names,
+    /// Numbers of functions that have ended, once the machine has.
+    ended: Option<Receiver<u64>>,
 }
 
 impl Running for Devices {
-    fn stop(self: Box<Self>) -> Result<()> {
+    fn end(&mut self) {
+        let (tell, ended) = channel();
+        // A sidecore that has ended lets go of everybody by that.
+        let _ = self.core.handle(0).send(Request::End(tell));
+        self.ended = Some(ended);
+    }
+
+    fn stop(mut self: Box<Self>, impatience: &Impatience, look: &dyn Fn()) -> Result<()> {
+        if self.ended.is_none() {
+            self.end();
+        }
+        if let Some(ended) = &self.ended {
+            storage::wait(self.names.clone(), ended, impatience, |number| number, look);
+        }
         // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
         let reported = self.reporter.report();
-        drop(self.core.stop());
+        let owners = self.core.stop();
+        // The last close of a file may wait for its server.
+        let mut dropping = Dropping::default();
+        let mut names: Vec<_> = self.names.into_values().collect();
+        if names.is_empty() {
+            names.push("devices".into());
+        }
+        dropping.begin(names.join(", "), owners);
+        dropping.wait(impatience);
         reported
     }
 }

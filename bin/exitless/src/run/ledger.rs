@@ -13,6 +13,7 @@ use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::config::Config;
 use super::devices::OwnerHandle;
+use crate::ending::messages;
 use crate::ledger::account::{KVM_COUNTERS, SidecoreCounts, Snapshot, UserExits};
 use crate::ledger::kvm_stats::VcpuStats;
 use crate::ledger::report::{self, Conditions};
@@ -214,7 +215,7 @@ impl Reporter {
     /// Prints the table and writes the file. Guest code has stopped; the sidecore has not.
     pub fn report(&self) -> Result<()> {
         let account = self.ledger.0.close();
-        eprint!("{}", report::table(&self.conditions, &account));
+        messages::print(&report::table(&self.conditions, &account).to_string());
         if let Some(path) = &self.path {
             fs::write(path, report::json(&self.conditions, &account))
                 .with_context(|| format!("writing the ledger {}", path.display()))?;

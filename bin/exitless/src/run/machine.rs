@@ -1,10 +1,12 @@
 //! The machine put together, one step per subsystem, run, and wound down.
 //!
 //! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end is an
-//! [`End`], and everything that was started is joined before the process answers.
+//! [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the terminal is given back, the console's
+//! output is written, storage finishes what is in flight, the sidecore is joined. Each of these waits is bounded, or
+//! said and ended by a signal ([`crate::ending`]); a sidecore that stops answering ends all of them.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,9 +20,13 @@ use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
 use super::devices;
 use crate::acpi::{self, AcpiConfig};
-use crate::console::input::{self, Keyboard, Signals};
+use crate::console::input::{self, Keyboard};
 use crate::console::terminal::RawMode;
 use crate::console::uart::Uart;
+use crate::ending::messages::{self, say};
+use crate::ending::signals::{Asked, Signals};
+use crate::ending::sink::Sink;
+use crate::ending::{self, STATUS_STUCK};
 use crate::irq::ioapic::Ioapic;
 use crate::irq::msi::KvmMsi;
 use crate::pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow};
@@ -35,9 +41,13 @@ use crate::vm::{cpuid, kick, kvm, layout, start_state};
 
 /// Runs the machine to its end; the process's exit status.
 pub fn run(mut config: Config) -> anyhow::Result<u8> {
-    let kvm = kvm::open()?;
+    let kvm = match config.any_kvm {
+        true => kvm::open_for_programs()?,
+        false => kvm::open()?,
+    };
     // Before any thread, so that all inherit the mask.
-    let signals = Signals::block().context("signals cannot be set up")?;
+    let signals = Signals::block(&[]).context("signals cannot be set up")?;
+    messages::start().context("standard error")?;
     kick::install().context("the vCPU signal cannot be set up")?;
     warn_about_cpus(&config);
 
@@ -47,13 +57,21 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     // mapping, whatever clones are left. `vm` may outlive it in clones, but no vCPU runs by then.
     unsafe { kvm::map_ram(&vm, &ram) }?;
     let control = Arc::new(Control::new().context("an eventfd")?);
+    let of_signals = control.clone();
+    let impatience = signals
+        .listen(move |asked| {
+            if let Asked::End(signal) = asked {
+                of_signals.end(End::Signal(signal));
+            }
+        })
+        .context("the thread for signals")?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(kvm::KvmRoutes::new(vm.clone()));
     let ioapic = Arc::new(Ioapic::new(msi.clone(), routes.clone()));
     let vcpus = create_vcpus(&kvm, &vm, config.cpus)?;
 
-    let attached = {
+    let mut attached = {
         let descriptors: Vec<_> = vcpus.iter().map(borrow).collect();
         let parts = Parts {
             vm: &vm,
@@ -83,7 +101,8 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     start_state::enter(&vcpus[0], entry)?;
 
     let (output, on_stdio) = console_output(&mut config)?;
-    let uart = Arc::new(Uart::new(ioapic.clone(), layout::COM1_PIN, output));
+    let uart = Uart::new(ioapic.clone(), layout::COM1_PIN, output.clone()).context("an eventfd")?;
+    let uart = Arc::new(uart);
     let (memory, ports) = buses(&attached, &ioapic, &uart, &control)?;
     let machine = Machine {
         memory: Arc::new(memory),
@@ -96,24 +115,37 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         true => RawMode::enter().context("the terminal cannot be put into raw mode")?,
         false => None,
     };
-    let keyboard = on_stdio.then(|| Keyboard {
-        uart,
-        escapes: raw.is_some(),
-    });
-    let console = input::spawn(signals, keyboard, control.clone()).context("the console thread")?;
+    if on_stdio {
+        let escapes = raw.is_some();
+        let keyboard = Keyboard { uart, escapes };
+        input::spawn(keyboard, control.clone()).context("the console thread")?;
+    }
 
     let threads = start_vcpus(vcpus, &config, &machine);
     let end = control.wait_for_end();
-    if let End::Watchdog(_) = end {
-        abandon(&end, &control, raw, &exits, &msi);
+    let look = || {
+        if let Some(what) = control.stuck() {
+            abandon(&End::Watchdog(what), &control, &exits, &msi);
+        }
+    };
+    look();
+    // Whatever a vCPU may be waiting for lets it go: who reads the console, and the devices.
+    output.let_go();
+    if let Some(running) = &mut attached.running {
+        running.end();
     }
-    for thread in threads.into_iter().chain([console]) {
-        // A panic has been printed by its hook and, for a vCPU, is the end's reason.
+    while !control.wait_for_vcpus(LOOK) {
+        look();
+    }
+    for thread in threads {
+        // A panic has been printed by its hook and is the end's reason.
         let _ = thread.join();
     }
+    // Before anything is waited for: from now on Ctrl-C is a signal.
     drop(raw);
+    finish_console(&output, &control);
     let stopped = match attached.running {
-        Some(running) => running.stop(),
+        Some(running) => running.stop(&impatience, &look),
         None => Ok(()),
     };
     summary(&end, &exits, &msi);
@@ -121,23 +153,30 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     Ok(status(&end))
 }
 
+/// Between two looks at whether waiting makes sense.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
+/// reads, as with any program that writes into a pipe; a signal, before or now, puts a limit to that.
+fn finish_console(output: &Sink, control: &Control) {
+    while !control.is_asked() {
+        if output.flush(LOOK) {
+            return;
+        }
+    }
+    output.flush(ending::WRITE_LIMIT);
+}
+
 /// Ends the process without joining anything: a sidecore that does not answer may hold vCPU threads for ever.
 /// Those that are free show their registers first.
-fn abandon(
-    end: &End,
-    control: &Control,
-    raw: Option<RawMode>,
-    exits: &ExitLedger,
-    msi: &KvmMsi,
-) -> ! {
+fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! {
     const PATIENCE: Duration = Duration::from_secs(1);
     let all_left = control.wait_for_vcpus(PATIENCE);
-    drop(raw);
     summary(end, exits, msi);
     if !all_left {
-        eprintln!("exitless: a vCPU still waits for the sidecore");
+        say!("a vCPU still waits for the sidecore");
     }
-    std::process::exit(i32::from(status(end)))
+    ending::leave(status(end))
 }
 
 fn ram(memory: u64) -> anyhow::Result<GuestRam> {
@@ -168,24 +207,21 @@ fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
 }
 
-type Output = Box<dyn Write + Send>;
-
 /// Where console bytes go, and whether typing comes from standard input.
-fn console_output(config: &mut Config) -> anyhow::Result<(Output, bool)> {
-    Ok(
-        match std::mem::replace(&mut config.console, ConsoleConfig::None) {
-            ConsoleConfig::Stdio => {
-                // A descriptor of its own: the standard library's would keep bytes until a line ends.
-                let fd = io::stdout()
-                    .as_fd()
-                    .try_clone_to_owned()
-                    .context("standard output")?;
-                (Box::new(File::from(fd)), true)
-            }
-            ConsoleConfig::None => (Box::new(io::sink()), false),
-            ConsoleConfig::File(file) => (Box::new(file), false),
-        },
-    )
+fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
+    let console = std::mem::replace(&mut config.console, ConsoleConfig::None);
+    let on_stdio = matches!(console, ConsoleConfig::Stdio);
+    let file = match console {
+        // A descriptor of its own: the standard library's would keep bytes until a line ends.
+        ConsoleConfig::Stdio => {
+            let fd = io::stdout().as_fd().try_clone_to_owned();
+            File::from(fd.context("standard output")?)
+        }
+        ConsoleConfig::None => return Ok((Sink::nowhere(), false)),
+        ConsoleConfig::File(file) => file,
+    };
+    let sink = Sink::start("console-out", file).context("the console's thread")?;
+    Ok((sink, on_stdio))
 }
 
 /// Who answers at which guest-physical address, and at which port.
@@ -257,8 +293,8 @@ fn start_vcpus(vcpus: Vec<VcpuFd>, config: &Config, machine: &Machine) -> Vec<Jo
 /// so.
 fn warn_about_cpus(config: &Config) {
     if config.sidecores > 1 {
-        eprintln!(
-            "exitless: warning: one VM's devices have one owner: of {} sidecores only the first is started",
+        say!(
+            "warning: one VM's devices have one owner: of {} sidecores only the first is started",
             config.sidecores
         );
     }
@@ -267,9 +303,10 @@ fn warn_about_cpus(config: &Config) {
     // SAFETY: no pointers; -1 on error.
     let host = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     if threads > host {
-        eprintln!(
-            "exitless: warning: {} vCPUs and {} sidecores share {host} host CPUs; exits and times will suffer",
-            config.cpus, config.sidecores
+        say!(
+            "warning: {} vCPUs and {} sidecores share {host} host CPUs; exits and times will suffer",
+            config.cpus,
+            config.sidecores
         );
     }
     for sidecore in 0..config.sidecores {
@@ -278,9 +315,7 @@ fn warn_about_cpus(config: &Config) {
                 && config.pin.vcpu(*vcpu) == config.pin.sidecore(sidecore)
         });
         if let Some(vcpu) = shared {
-            eprintln!(
-                "exitless: warning: sidecore {sidecore} and vCPU {vcpu} are pinned to one host CPU"
-            );
+            say!("warning: sidecore {sidecore} and vCPU {vcpu} are pinned to one host CPU");
         }
     }
 }
@@ -290,7 +325,7 @@ fn status(end: &End) -> u8 {
         End::PowerOff | End::Quit => 0,
         End::Crash(_) | End::Host(_) => 1,
         End::Reset => 3,
-        End::Watchdog(_) => 4,
+        End::Watchdog(_) => STATUS_STUCK,
         End::Signal(signal) => 128u8.wrapping_add(*signal as u8),
     }
 }
@@ -310,9 +345,10 @@ fn summary(end: &End, exits: &ExitLedger, msi: &KvmMsi) {
         .filter(|cause| snapshot.get(*cause) > 0)
         .map(|cause| format!("{} {}", cause.name(), snapshot.get(cause)))
         .collect();
-    eprintln!("\nexitless: {why}");
-    eprintln!(
-        "exitless: {} exits to user space ({}), {} interrupts sent, {} refused",
+    messages::print("\n");
+    say!("{why}");
+    say!(
+        "{} exits to user space ({}), {} interrupts sent, {} refused",
         snapshot.total(),
         counts.join(", "),
         msi.sent(),

@@ -5,8 +5,7 @@
 //!    first thing wrong is one line on stderr and exit status 2.
 //! 3. [`machine`]: built step by step, run, wound down.
 //!
-//! Exit status: 0 power-off or the escape key; 1 a crash or a failure under way; 2 nothing started;
-//! 3 the guest asked for a reset; 4 a sidecore stopped answering; 128 + n ended by signal n.
+//! Exit status: see [`crate::ending`].
 
 pub mod args;
 pub mod attach;

@@ -31,7 +31,11 @@ Examples:
 
 Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
 A front end whose daemon is killed and started again goes on where it was, if it reconnects.
-Exit status: 0 ended by SIGINT or SIGTERM, 1 a failure under way, 2 nothing started.";
+Exit status: 0 ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT, 1 a failure under way, 2 nothing started, 4 a core panicked, 5 ended at
+once by a second signal.
+A signal ends the daemon within two seconds, with what is in flight finished and shown to its drivers; only storage that the host
+holds makes it wait, and is named on standard error. Another signal, 0.2 s later or more, ends it at once: a successor resumes from
+the inflight regions. SIGUSR1 writes the counters.";
 
 const BLOCK_HELP: &str = "\
 A block device; repeat for more.

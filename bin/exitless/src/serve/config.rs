@@ -3,6 +3,7 @@
 //! Nothing here starts anything or opens an image.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,16 @@ pub enum Source {
     Ram(u64),
     /// Nowhere; this many bytes.
     Null(u64),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Raw(path) | Self::Qcow2(path) => write!(f, "{}", path.display()),
+            Self::Ram(_) => f.write_str("ram"),
+            Self::Null(_) => f.write_str("null"),
+        }
+    }
 }
 
 /// One device.

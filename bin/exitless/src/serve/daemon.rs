@@ -1,24 +1,37 @@
 //! Sockets, exports and cores, from the start to a signal.
 
-use std::os::unix::fs::FileTypeExt;
+use std::collections::HashMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats};
+use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats, StuckCause};
 use vhost_export::{Export, ExportConfig, ExportStats};
 
 use super::config::{BlockConfig, Config, Cores};
 use super::disk;
-use super::signals::{self, Asked, Signals};
+use crate::ending::messages::{self, say};
+use crate::ending::signals::{self, Asked, Impatience, Signals};
+use crate::ending::storage::{self, Dropping, Names};
+use crate::ending::{self, STATUS_STUCK};
 
 /// How long a core may be silent before that is said.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Serves until SIGINT or SIGTERM; the exit status.
+/// Serves until a signal asks for the end; the exit status.
 pub fn run(config: Config) -> Result<u8> {
-    let signals = Signals::block().context("blocking signals")?;
+    let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
+    messages::start().context("standard error")?;
+    let (tell, asked) = channel();
+    let impatience = signals
+        .listen(move |what| {
+            // Nobody listens any more when the end is under way.
+            let _ = tell.send(what);
+        })
+        .context("the thread for signals")?;
     raise_descriptor_limit();
     // On a thread that ends: the first core takes over what it got from the kernel.
     let never_waits = std::thread::spawn(sidecore::never_waits).join();
@@ -39,10 +52,10 @@ pub fn run(config: Config) -> Result<u8> {
         .collect::<Result<Vec<_>>>();
     let exports = match opened {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
-        Err(_) if signals::is_end_pending() => return Ok(0),
+        Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };
-    let fleet = start(&config.cores)?;
+    let mut fleet = start(&config.cores)?;
     let mut handles = Vec::new();
     for export in exports {
         let id = export.id().to_owned();
@@ -50,7 +63,7 @@ pub fn run(config: Config) -> Result<u8> {
         handles.push((id, handle));
     }
     tracing::info!(devices = config.blocks.len(), "serving");
-    while signals.wait() == Asked::Stats {
+    while asked.recv() == Ok(Asked::Stats) {
         let stats = handles.iter().filter_map(|(id, handle)| {
             let stats = handle.call(|reply| reply).ok()?;
             Some((id.clone(), stats))
@@ -58,20 +71,55 @@ pub fn run(config: Config) -> Result<u8> {
         report(config.stats.as_deref(), &fleet.stats(), stats);
     }
     let cores = fleet.stats();
-    let stats: Vec<_> = fleet
-        .stop()
-        .iter()
-        .map(|export| (export.id().to_owned(), export.stats()))
-        .collect();
-    report(config.stats.as_deref(), &cores, stats.into_iter());
+    // Before the listeners are closed, so that a successor finds either a socket that is served or none.
     drop(sockets);
+    let stats = wind_down(&mut fleet, &config, &impatience);
+    report(config.stats.as_deref(), &cores, stats.into_iter());
+    drop(fleet.stop());
     Ok(0)
+}
+
+/// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
+/// closes their images. Their last counters.
+fn wind_down(
+    fleet: &mut Fleet<Export>,
+    config: &Config,
+    impatience: &Impatience,
+) -> Vec<(String, ExportStats)> {
+    let names: Names = (0..)
+        .zip(&config.blocks)
+        .map(|(number, block)| (number, format!("device {} ({})", block.id, block.source)))
+        .collect();
+    let numbers: HashMap<&str, u64> = config
+        .blocks
+        .iter()
+        .map(|block| block.id.as_str())
+        .zip(0..)
+        .collect();
+    let mut stats = Vec::new();
+    let mut closing = Dropping::default();
+    let take = |export: Export| {
+        let number = numbers.get(export.id()).copied().unwrap_or(u64::MAX);
+        stats.push((export.id().to_owned(), export.stats()));
+        let name = names.get(&number).cloned().unwrap_or_default();
+        closing.begin(name, export.into_disk());
+        number
+    };
+    let left = fleet.release();
+    storage::wait(names.clone(), &left, impatience, take, || {});
+    closing.wait(impatience);
+    stats
 }
 
 /// The cores, without devices.
 fn start(cores: &Cores) -> Result<Fleet<Export>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
+        if stuck.cause == StuckCause::Panicked {
+            // Its devices are gone, and their front ends would wait for ever. A successor resumes from their inflight regions.
+            say!("a core has panicked: ending at once, with status {STATUS_STUCK}");
+            ending::leave(STATUS_STUCK);
+        }
     })
     .context("starting the monitor")?;
     FleetBuilder::new("core")
@@ -98,9 +146,15 @@ fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<E
     Export::new(config, blk, listener).context("its socket")
 }
 
-/// The sockets that were made, removed with this.
+/// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
+/// its place.
 #[derive(Default)]
-struct Sockets(Vec<PathBuf>);
+struct Sockets(Vec<(PathBuf, Option<(u64, u64)>)>);
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
+}
 
 impl Sockets {
     /// Listens at `path`. A socket that nobody serves any more (its daemon was killed) is replaced.
@@ -119,16 +173,18 @@ impl Sockets {
         }
         let listener = UnixListener::bind(path)
             .with_context(|| format!("the socket {} cannot be made", path.display()))?;
-        self.0.push(path.to_owned());
+        self.0.push((path.to_owned(), identity(path)));
         Ok(listener)
     }
 }
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        for path in &self.0 {
-            // Somebody else may have removed it.
-            let _ = std::fs::remove_file(path);
+        for (path, own) in &self.0 {
+            if own.is_some() && identity(path) == *own {
+                // Somebody else may have removed it.
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use disk_image::{Backing, ImageDisk, ImageOptions};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
 
 use super::config::{BlockConfig, Source};
-use super::signals;
+use crate::ending::signals;
 use crate::image_lock;
 
 /// Requests in flight of one device.
@@ -80,11 +80,11 @@ fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
     ImageDisk::open(path, options).map_err(|error| image_lock::explain(error, path))
 }
 
-/// A wait for a lock ends with the signals that end the daemon, which are blocked by now.
+/// A wait for a lock ends with the signals that end the daemon.
 fn locking(config: &BlockConfig) -> Locking {
     Locking {
         is_on: config.locking,
-        give_up: signals::is_end_pending,
+        give_up: signals::is_end_asked,
     }
 }
 

@@ -9,7 +9,6 @@ mod args;
 mod config;
 mod daemon;
 mod disk;
-mod signals;
 #[cfg(test)]
 mod tests;
 

@@ -38,6 +38,10 @@ pub enum End {
 #[derive(Default)]
 struct State {
     end: Option<End>,
+    /// A sidecore has stopped answering, before or after the end.
+    stuck: Option<String>,
+    /// The user or a signal has asked for the end, first or later.
+    is_asked: bool,
     pauses: usize,
     /// vCPU threads alive.
     threads: Vec<Thread>,
@@ -84,6 +88,11 @@ impl Control {
     /// Ends the machine for this reason, unless it has ended already. Does not wait.
     pub fn end(&self, reason: End) {
         let mut state = self.state();
+        match &reason {
+            End::Watchdog(what) => state.stuck = Some(what.clone()),
+            End::Quit | End::Signal(_) => state.is_asked = true,
+            _ => {}
+        }
         if state.end.is_none() {
             state.end = Some(reason);
             // SeqCst with the load in `is_over`: whoever sees the event sees the flag.
@@ -99,6 +108,16 @@ impl Control {
     /// Whether the machine has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
+    }
+
+    /// What the watchdog has said, also after the machine ended for another reason.
+    pub fn stuck(&self) -> Option<String> {
+        self.state().stuck.clone()
+    }
+
+    /// Whether the user or a signal has asked for the end, also after the machine ended for another reason.
+    pub fn is_asked(&self) -> bool {
+        self.state().is_asked
     }
 
     /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore is silent.

@@ -9,10 +9,11 @@
 //! sweep let a parked wait go in the next.
 //!
 //! Called on the sidecore's thread only. What is slow or may wait (a stop that drains) is a state: the reply
-//! is kept and sent when the function is quiet.
+//! is kept and sent when the function is silent, or the machine has ended.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use guest_mem::{GuestRam, KeepAlive, PhysMem, View};
@@ -31,6 +32,9 @@ const DOORBELL_PERIOD: u32 = 1024;
 
 /// How long requests may hold up an unmap or a stop, unless the user says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// The same at the end of the machine, at most: whoever is to be cancelled has had time to finish by itself.
+const END_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// What other threads ask of the owner. `function` counts virtio functions from 0.
 pub enum Request {
@@ -105,6 +109,9 @@ pub enum Request {
     },
     /// The ledger asks for the counters.
     Counts(Reply<OwnerCounts>),
+    /// The machine has ended. Whoever waits for a stop is let go, functions stop for good, and the number of each is sent once
+    /// nothing of it is in flight.
+    End(Sender<u64>),
 }
 
 /// A function, its doorbells, and those who wait for it to stop: at most one question of each vCPU.
@@ -114,6 +121,8 @@ struct Slot {
     stopping: Vec<Reply<()>>,
     /// When the stop under way will have taken too long; `u64::MAX` once that has been dealt with.
     stop_limit: Option<Nanos>,
+    /// The machine's end has been told that this function has ended.
+    is_told: bool,
 }
 
 impl Slot {
@@ -156,6 +165,8 @@ pub struct Owner {
     drain_limit: Duration,
     drain_limits: u64,
     iommu_messages: u64,
+    /// The machine has ended: who waits for the functions.
+    end: Option<Sender<u64>>,
 }
 
 /// Interrupts and events of the IOMMU, while it steps.
@@ -207,6 +218,7 @@ impl Owner {
             drain_limit: DRAIN_LIMIT,
             drain_limits: 0,
             iommu_messages: 0,
+            end: None,
         }
     }
 
@@ -225,6 +237,7 @@ impl Owner {
             doorbells,
             stopping: Vec::new(),
             stop_limit: None,
+            is_told: false,
         });
         self.slots.len() - 1
     }
@@ -277,14 +290,22 @@ impl Owner {
 
     fn poll_functions(&mut self, now: Nanos) -> Activity {
         let mut activity = Activity::Idle;
-        for slot in &mut self.slots {
+        for (number, slot) in (0..).zip(&mut self.slots) {
             let mut dma = View::new(&mut self.iommu, &self.ram, slot.function.source());
             if slot.function.poll(&mut dma, &*self.messages, now.0) == vio::Activity::Busy {
                 activity = Activity::Busy;
             }
             slot.watch_stop(now, self.drain_limit, &self.name);
-            if !slot.stopping.is_empty() && slot.function.is_drained() {
+            if !slot.stopping.is_empty() && slot.function.is_silent() {
                 slot.stopping.drain(..).for_each(|reply| reply.send(()));
+            }
+            if let Some(end) = &self.end
+                && !slot.is_told
+                && slot.function.has_ended()
+            {
+                slot.is_told = true;
+                // Nobody may be waiting any more.
+                let _ = end.send(number);
             }
         }
         activity
@@ -348,7 +369,7 @@ impl Owner {
         if let Some(doorbells) = &mut slot.doorbells {
             doorbells.place(slot.function.doorbells());
         }
-        if slot.function.is_drained() {
+        if slot.function.is_silent() || self.end.is_some() {
             reply.send(());
         } else {
             slot.stopping.push(reply);
@@ -439,6 +460,15 @@ impl Poller for Owner {
             Request::Counts(reply) => {
                 let counts = self.counts();
                 reply.send(counts);
+            }
+            Request::End(end) => {
+                self.end = Some(end);
+                self.drain_limit = self.drain_limit.min(END_DRAIN_LIMIT);
+                for slot in &mut self.slots {
+                    slot.function.end();
+                    slot.stop_limit = None;
+                    slot.stopping.drain(..).for_each(|reply| reply.send(()));
+                }
             }
         }
     }

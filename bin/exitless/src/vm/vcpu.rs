@@ -17,6 +17,7 @@ use super::bus::Bus;
 use super::control::{Control, End, Next};
 use super::exits::{ExitCause, ExitLedger};
 use super::kick::{RunPage, Thread};
+use crate::ending::messages;
 use crate::irq::ioapic::Ioapic;
 
 /// What every vCPU thread works with.
@@ -61,7 +62,8 @@ pub fn spawn(
             machine.control.join(thread);
             run(&mut vcpu, index, &machine);
             if machine.control.wants_registers() {
-                eprintln!("{}", describe(&mut vcpu, index, "stopped at"));
+                let text = describe(&mut vcpu, index, "stopped at");
+                messages::print(&format!("{text}\n"));
             }
             machine.control.leave(thread);
         })

@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use guest_mem::{Dma, KeepAlive, Ticket};
 
+use super::backend::Transfer;
 use super::{Blk, BlkQueue};
 use crate::device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
@@ -190,6 +191,11 @@ impl VirtioDevice for Blk {
             0 => Quiesce::Done,
             in_flight => Quiesce::Draining { in_flight },
         }
+    }
+
+    fn touches_memory(&self) -> bool {
+        // Of a stopped device: what is bounced reaches guest memory in a visit, and visits show nothing until it is resumed.
+        self.in_flight != 0 && self.io.transfer() == Transfer::Direct
     }
 
     fn resume(&mut self) {

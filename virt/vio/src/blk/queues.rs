@@ -108,6 +108,15 @@ impl Blk {
         self.stopped = is_stopped;
     }
 
+    /// Shows the driver what has ended, and takes nothing: the last visit before the device goes elsewhere, or ends.
+    pub fn show<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt) {
+        if !self.broken {
+            for at in 0..self.queues.len() {
+                self.finish(at, dma, irq);
+            }
+        }
+    }
+
     /// As [`cancel_overdue`](VirtioDevice::cancel_overdue), for queue `index` only, or for all; how many are cancelled.
     pub fn cancel_queue(&mut self, index: Option<u16>) -> u32 {
         let mut count = 0;

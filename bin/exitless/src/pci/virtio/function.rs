@@ -14,7 +14,8 @@
 //!
 //! Stopping: Status = 0 and clearing Bus Master are not over before the device is quiet: no request in flight
 //! and no lease held. Until then the driver reads a non-zero status; the answer to the configuration write
-//! that cleared Bus Master waits ([`VirtioFunction::is_drained`]).
+//! that cleared Bus Master waits ([`VirtioFunction::is_silent`]), unless what is in flight goes through buffers of ours and so
+//! reaches no guest memory. The end of the machine is a stop for good ([`VirtioFunction::end`]), and nobody waits for an answer.
 //!
 //! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_calls`]): here it is only kept true which
 //! message each queue's signal stands for, after every write that may have changed it.
@@ -67,6 +68,10 @@ pub struct VirtioFunction {
     active: bool,
     /// `quiesce` has answered Done since the last resume.
     quiet: bool,
+    /// `quiesce` has been called since the last resume, and what is in flight does not touch guest memory.
+    silent: bool,
+    /// The machine has ended.
+    over: bool,
     calls: Option<Calls>,
 }
 
@@ -114,6 +119,8 @@ impl VirtioFunction {
             bus_master: false,
             active: false,
             quiet: false,
+            silent: false,
+            over: false,
             calls: None,
         }
     }
@@ -195,7 +202,7 @@ impl VirtioFunction {
     }
 
     /// A vCPU writes configuration space. When Bus Master is cleared, wait for
-    /// [`is_drained`](Self::is_drained) before answering; when decoding changes, look at
+    /// [`is_silent`](Self::is_silent) before answering; when decoding changes, look at
     /// [`doorbells`](Self::doorbells) again.
     pub fn config_write(
         &mut self,
@@ -269,18 +276,36 @@ impl VirtioFunction {
         self.bus_master = on;
         self.msix.set_bus_master(on, sink);
         self.quiet = !self.active;
+        self.silent = false;
         if on && self.active && !self.common.is_resetting() {
             self.device.resume();
         }
     }
 
-    /// Whether a stop asked for (reset, Bus Master off) is over; true when none was asked for.
+    /// Whether a stop asked for (reset, Bus Master off, the end) is over; true when none was asked for.
     pub fn is_drained(&self) -> bool {
-        !self.is_stopping() || !self.active || self.quiet
+        let waits_for_all = self.common.is_resetting() || self.over;
+        !self.is_stopping() || !self.active || self.quiet || (self.silent && !waits_for_all)
+    }
+
+    /// Whether the function does no DMA until it is started again; true also when no stop was asked for.
+    pub fn is_silent(&self) -> bool {
+        !self.is_stopping() || !self.active || self.quiet || self.silent
     }
 
     fn is_stopping(&self) -> bool {
-        self.common.is_resetting() || !self.bus_master
+        self.common.is_resetting() || !self.bus_master || self.over
+    }
+
+    /// The machine has ended: the function stops for good.
+    pub fn end(&mut self) {
+        self.over = true;
+        self.quiet = !self.active;
+    }
+
+    /// Whether [`end`](Self::end) was called and nothing is in flight any more.
+    pub fn has_ended(&self) -> bool {
+        self.over && (!self.active || self.quiet)
     }
 
     /// A doorbell rang, or one may have been missed (after a start).
@@ -311,11 +336,12 @@ impl VirtioFunction {
             return Activity::Idle;
         }
         let mut activity = Activity::Idle;
-        if self.is_stopping() && !self.quiet {
+        if !self.is_drained() {
             // Before the device is polled: a function that may not do DMA takes nothing from its rings. Leases may
             // end here, which the IOMMU wants to see, so this is activity.
             activity = Activity::Busy;
             self.quiet = self.device.quiesce(dma) == Quiesce::Done;
+            self.silent = !self.device.touches_memory();
         }
         let Self {
             common,
@@ -370,7 +396,7 @@ impl VirtioFunction {
     }
 
     fn is_live(&self) -> bool {
-        self.active && self.bus_master && self.common.is_running()
+        self.active && !self.is_stopping() && self.common.is_running()
     }
 
     fn start(&mut self, keep: &KeepAlive, sink: &dyn MsiSink) {
@@ -382,6 +408,7 @@ impl VirtioFunction {
             Ok(()) => {
                 self.active = true;
                 self.quiet = false;
+                self.silent = false;
                 // What was made available before DRIVER_OK rang no doorbell that counts.
                 for queue in &queues {
                     self.kick(queue.index);

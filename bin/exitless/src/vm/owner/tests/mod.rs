@@ -2,6 +2,7 @@
 
 mod arming;
 mod drain;
+mod end;
 mod hostile;
 mod interrupts;
 mod remote;

@@ -1,0 +1,44 @@
+//! How the process ends: what asks for it, what it may wait for, and what its exit status says.
+//!
+//! * [`signals`]: a thread that hears signals whatever else the process does. The first ends in order, another one at once.
+//! * [`sink`]: bytes for a descriptor that somebody else may not read; nobody who must end waits for them.
+//! * [`messages`]: standard error through such a sink.
+//! * [`storage`]: waiting for disks whose requests the host does not finish, and saying so.
+//!
+//! Exit statuses of `run` and `serve`:
+//!
+//! | status | `run` | `serve` |
+//! |---|---|---|
+//! | 0 | the guest powered off, or Ctrl-A x | ended in order by a signal |
+//! | 1 | a crash, or a failure under way | a failure under way |
+//! | 2 | nothing was started | nothing was started |
+//! | 3 | the guest asked for a reset | |
+//! | 4 | a sidecore stopped answering | a core panicked |
+//! | 5 | a second signal, with something still under way | the same |
+//! | 128 + n | ended in order by signal n | |
+
+pub mod messages;
+pub mod signals;
+pub mod sink;
+pub mod storage;
+
+use std::time::Duration;
+
+use crate::console::terminal;
+
+/// A sidecore stopped answering, or panicked.
+pub const STATUS_STUCK: u8 = 4;
+/// A second signal ended the process where it was.
+pub const STATUS_AT_ONCE: u8 = 5;
+
+/// How long an end waits for whoever reads what was written, where it may not wait for ever.
+pub const WRITE_LIMIT: Duration = Duration::from_millis(500);
+
+/// Ends the process here and now: the terminal is given back, messages have [`WRITE_LIMIT`], and nothing is joined or dropped.
+/// The kernel cancels what is in flight and takes back the rest.
+pub fn leave(status: u8) -> ! {
+    terminal::restore();
+    messages::finish(WRITE_LIMIT);
+    // SAFETY: ends the process; no code of this process runs afterwards, so nothing can observe what was not dropped.
+    unsafe { libc::_exit(i32::from(status)) }
+}

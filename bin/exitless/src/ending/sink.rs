@@ -1,0 +1,268 @@
+//! Bytes on their way to a descriptor whose reader may be slow, stopped or gone.
+//!
+//! A thread of its own writes them, with plain blocking writes: the descriptor may be shared with other processes, whose
+//! flags are not ours to change. The thread is never joined; a process that ends takes it along, also out of a write.
+//!
+//! Who adds bytes either waits for room ([`Sink::wait_for_room`]: a vCPU, as on a serial line with flow control) or is told that
+//! there is none ([`Sink::offer`]). [`Sink::let_go`] ends all waiting for room, for good: the machine is over.
+//!
+//! Bound: [`Sink::CAPACITY`], and one addition of each thread that found room at the same time.
+//! Locks: one mutex around the queue, not held while writing; nothing else is locked under it.
+
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+#[derive(Default)]
+struct State {
+    queue: Vec<u8>,
+    /// Bytes that the thread is writing.
+    under_way: usize,
+    /// Nobody waits for room any more.
+    is_let_go: bool,
+}
+
+impl State {
+    fn len(&self) -> usize {
+        self.queue.len() + self.under_way
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There are bytes to write.
+    filled: Condvar,
+    /// There is room, or all has been written, or waiting is over.
+    emptied: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change leaves the queue whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One way out. Clones share it.
+#[derive(Clone, Default)]
+pub struct Sink(Option<Arc<Shared>>);
+
+impl Sink {
+    /// Bytes that wait at most, as many as a pipe holds.
+    pub const CAPACITY: usize = 64 << 10;
+
+    /// Takes everything and writes nothing.
+    pub fn nowhere() -> Self {
+        Self(None)
+    }
+
+    /// Writes to `output`, on a thread named `name`.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(name: &str, output: impl Write + AsRawFd + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let of_thread = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || write_out(&of_thread, output))?;
+        Ok(Self(Some(shared)))
+    }
+
+    /// Waits until there is room for a byte, or nobody is to wait any more.
+    pub fn wait_for_room(&self) {
+        let Some(shared) = &self.0 else { return };
+        let state = shared.state();
+        let is_full = |state: &mut State| !state.is_let_go && state.len() >= Self::CAPACITY;
+        drop(shared.emptied.wait_while(state, is_full));
+    }
+
+    /// Adds bytes, for whoever has waited for room. Does not wait. After [`let_go`](Self::let_go) a full queue drops them.
+    pub fn add(&self, bytes: &[u8]) {
+        let Some(shared) = &self.0 else { return };
+        let mut state = shared.state();
+        if state.is_let_go && state.len() >= Self::CAPACITY {
+            return;
+        }
+        state.queue.extend_from_slice(bytes);
+        shared.filled.notify_one();
+    }
+
+    /// Adds all of `bytes` if there is room for them now, or nothing; whether there was.
+    pub fn offer(&self, bytes: &[u8]) -> bool {
+        let Some(shared) = &self.0 else { return true };
+        let mut state = shared.state();
+        // One that is longer than the whole queue goes when the queue is empty.
+        let has_room = state.len() == 0 || state.len() + bytes.len() <= Self::CAPACITY;
+        if has_room {
+            state.queue.extend_from_slice(bytes);
+            shared.filled.notify_one();
+        }
+        has_room
+    }
+
+    /// Ends all waiting for room.
+    pub fn let_go(&self) {
+        let Some(shared) = &self.0 else { return };
+        shared.state().is_let_go = true;
+        shared.emptied.notify_all();
+    }
+
+    /// Waits until everything added has been written, at most for `limit`; whether it has.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let Some(shared) = &self.0 else { return true };
+        let deadline = Instant::now() + limit;
+        let mut state = shared.state();
+        while state.len() > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = shared.emptied.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// For a chip that transmits.
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.add(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_out(shared: &Shared, mut output: impl Write + AsRawFd) {
+    let mut bytes = Vec::new();
+    loop {
+        let state = shared.state();
+        let waited = shared
+            .filled
+            .wait_while(state, |state| state.queue.is_empty());
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut state.queue, &mut bytes);
+        state.under_way = bytes.len();
+        drop(state);
+        // What cannot be written (the reader is gone, the disk is full) is lost, as on a line that nobody listens to.
+        let _ = write_all(&mut output, &bytes);
+        bytes.clear();
+        shared.state().under_way = 0;
+        shared.emptied.notify_all();
+    }
+}
+
+/// As [`Write::write_all`], and waits also where somebody who shares the descriptor has made it a non-blocking one.
+fn write_all(output: &mut (impl Write + AsRawFd), mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match output.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(len) => bytes = &bytes[len..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let mut entry = libc::pollfd {
+                    fd: output.as_raw_fd(),
+                    events: libc::POLLOUT,
+                    revents: 0,
+                };
+                // SAFETY: one entry, which outlives the call; -1 waits without limit.
+                unsafe { libc::poll(&raw mut entry, 1, -1) };
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// A sink into a pipe that holds one page, and the pipe's other end.
+    fn narrow() -> (Sink, io::PipeReader) {
+        let (reader, writer) = io::pipe().unwrap();
+        // SAFETY: an open descriptor and a size.
+        let size = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
+        assert_eq!(size, 4096);
+        (Sink::start("sink", writer).unwrap(), reader)
+    }
+
+    #[test]
+    fn who_waits_for_room_goes_on_when_the_reader_does_and_nothing_is_lost() {
+        let (sink, mut reader) = narrow();
+        let total = 3 * Sink::CAPACITY;
+        let writer = std::thread::spawn({
+            let sink = sink.clone();
+            move || {
+                for at in 0..total {
+                    sink.wait_for_room();
+                    sink.add(&[at as u8]);
+                }
+            }
+        });
+        let mut bytes = vec![0; total];
+        reader.read_exact(&mut bytes).unwrap();
+        writer.join().unwrap();
+        assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+        assert!(sink.flush(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn an_end_lets_those_go_who_wait_for_room_and_what_was_accepted_is_still_written() {
+        let (sink, mut reader) = narrow();
+        sink.add(&[b'a'; Sink::CAPACITY]);
+        let writer = std::thread::spawn({
+            let sink = sink.clone();
+            move || {
+                sink.wait_for_room();
+                sink.add(b"too late");
+            }
+        });
+        assert!(!sink.flush(Duration::from_millis(20)), "nobody reads");
+        sink.let_go();
+        writer.join().unwrap();
+        let mut bytes = vec![0; Sink::CAPACITY];
+        reader.read_exact(&mut bytes).unwrap();
+        assert!(sink.flush(Duration::from_secs(10)));
+        assert!(bytes.iter().all(|byte| *byte == b'a'));
+    }
+
+    #[test]
+    fn an_offer_is_taken_as_a_whole_or_not_at_all() {
+        let (sink, _reader) = narrow();
+        assert!(sink.offer(&[0; 2 * Sink::CAPACITY]), "into an empty one");
+        assert!(!sink.offer(b"more"));
+        assert!(Sink::nowhere().offer(b"anything"));
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_holds_nobody_up() {
+        let (sink, reader) = narrow();
+        drop(reader);
+        for _ in 0..3 {
+            sink.wait_for_room();
+            sink.add(&[0; Sink::CAPACITY]);
+        }
+        assert!(sink.flush(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn a_descriptor_that_somebody_made_non_blocking_loses_nothing() {
+        let (reader, writer) = io::pipe().unwrap();
+        // SAFETY: an open descriptor and flags.
+        unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        let sink = Sink::start("sink", writer).unwrap();
+        sink.add(&[b'a'; 4 * Sink::CAPACITY]);
+        let mut bytes = vec![0; 4 * Sink::CAPACITY];
+        { reader }.read_exact(&mut bytes).unwrap();
+        assert!(sink.flush(Duration::from_secs(10)));
+    }
+}

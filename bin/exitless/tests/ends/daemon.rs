@@ -1,0 +1,242 @@
+//! `exitless serve` ends whatever its disks and front ends do, and leaves nothing behind.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use held_fs::{HeldFs, Kind};
+use rustix::process::Signal;
+use tempfile::TempDir;
+use vhost_blk::client::Options;
+use vhost_blk::load::{Mix, Mode, VmSpec};
+use vhost_blk::queue::{Extent, Op, Status};
+use vhost_blk::{Client, Run, RunError, drive};
+
+use crate::program::{Program, exitless, until};
+
+const BLOCK: u32 = 4096;
+const IMAGE: u64 = 16 << 20;
+
+/// Where a daemon's sockets and counters are.
+struct Place(TempDir);
+
+impl Place {
+    /// On a disk, not in memory.
+    fn new() -> Self {
+        Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn image(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        let file = File::create(&path).unwrap();
+        // Written, so that a write to it is a write and nothing else.
+        let mebibyte = vec![0x5a; 1 << 20];
+        (0..IMAGE >> 20).for_each(|at| file.write_all_at(&mebibyte, at << 20).unwrap());
+        file.sync_all().unwrap();
+        path
+    }
+
+    /// A daemon for these disks; device `dN` at socket `dN`.
+    fn command(&self, disks: &[String]) -> Command {
+        let mut command = exitless(&["serve", "--idle", "sleep"]);
+        command.arg("--stats").arg(self.path("stats"));
+        for (number, disk) in disks.iter().enumerate() {
+            let socket = self.path(&format!("d{number}"));
+            let block = format!("id=d{number},socket={},{disk}", socket.display());
+            command.args(["--block", &block]);
+        }
+        command
+    }
+
+    fn serve(&self, disks: &[String]) -> Program {
+        let program = Program::start(self.command(disks), true);
+        for number in 0..disks.len() {
+            self.wait_for_socket(number);
+        }
+        program
+    }
+
+    fn wait_for_socket(&self, number: usize) {
+        let socket = self.path(&format!("d{number}"));
+        until("its socket", || UnixStream::connect(&socket).is_ok());
+    }
+
+    fn connect(&self, depth: u16) -> Client {
+        Client::connect(&self.path("d0"), Options::new(depth, BLOCK)).unwrap()
+    }
+
+    /// Nothing is left of the daemon but its counters.
+    #[track_caller]
+    fn check(&self, disks: usize) -> serde_json::Value {
+        for number in 0..disks {
+            assert!(
+                !self.path(&format!("d{number}")).exists(),
+                "socket {number} is left"
+            );
+        }
+        serde_json::from_slice(&std::fs::read(self.path("stats")).unwrap()).unwrap()
+    }
+}
+
+/// Makes requests of disk 0 until it is hung up on.
+fn load(socket: &Path) -> Result<(), RunError> {
+    let options = Options::new(32, BLOCK);
+    drive(&Run {
+        vms: vec![VmSpec::closed(socket.to_owned(), 32, BLOCK)],
+        options,
+        mix: Mix {
+            read: 10,
+            flush: 5,
+            is_sequential: false,
+        },
+        sectors: None,
+        mode: Mode::Event,
+        warm_up: Duration::ZERO,
+        measure: Duration::from_secs(60),
+        seed: 7,
+        server: None,
+    })
+    .map(drop)
+}
+
+#[test]
+fn sigterm_ends_a_daemon_whose_disks_are_busy() {
+    let place = Place::new();
+    let disks: Vec<String> = (0..4)
+        .map(|number| {
+            format!(
+                "path={},direct=on",
+                place.image(&format!("i{number}")).display()
+            )
+        })
+        .collect();
+    let program = place.serve(&disks);
+    let clients: Vec<_> = (0..4)
+        .map(|number| {
+            let socket = place.path(&format!("d{number}"));
+            std::thread::spawn(move || load(&socket))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    program.ends_by(Signal::TERM, 0);
+    for client in clients {
+        let ended = client.join().unwrap();
+        assert!(matches!(ended, Err(RunError::HungUp { .. })), "{ended:?}");
+    }
+    let stats = place.check(4);
+    for number in 0..4 {
+        let device = &stats["devices"][format!("d{number}")];
+        assert!(device["requests"].as_u64().unwrap() > 0, "{stats}");
+        assert_eq!(device["cancelled"], 0, "{stats}");
+    }
+}
+
+/// A daemon with a write of one client that its storage holds; skipped without FUSE.
+fn held(options: &str) -> Option<(Place, HeldFs, Program, Client, u16)> {
+    let fs = HeldFs::mount_or_skip()?;
+    let place = Place::new();
+    let gate = fs.create("held.raw", 1 << 20);
+    let disk = format!("path={}{options}", fs.path("held.raw").display());
+    let program = place.serve(&[disk, "path=ram:1M".into()]);
+    let mut client = place.connect(4);
+    gate.hold(&[Kind::Write]);
+    let (memory, layout, queues) = client.parts();
+    let queue = &mut queues[0];
+    let slot = queue.take_slot().unwrap();
+    memory.write(layout.data(0, slot), &[0x77; BLOCK as usize]);
+    let extent = Extent {
+        sector: 8,
+        bytes: BLOCK,
+    };
+    queue.submit(memory, layout, slot, Op::Write, extent, 0);
+    queue.publish(memory);
+    gate.wait_until_held(1);
+    Some((place, fs, program, client, slot))
+}
+
+#[test]
+fn sigterm_over_a_held_write_waits_for_it_and_shows_it_to_its_driver() {
+    let Some((place, fs, mut program, mut client, slot)) = held("") else {
+        return;
+    };
+    let gate = fs.gate("held.raw");
+    program.signal(Signal::TERM);
+    program.wait_for("waiting for storage");
+    let said = program.said();
+    assert!(said.contains("held.raw") && !said.contains("ram"), "{said}");
+    assert!(program.is_alive(), "{said}");
+    let since = Instant::now();
+    gate.release();
+    program.end(since).check(0);
+    let (memory, layout, queues) = client.parts();
+    let done = queues[0].complete(memory, layout).unwrap();
+    let done = done.expect("what has ended is shown before the connection goes");
+    assert_eq!((done.slot, done.status), (slot, Status::Ok));
+    let mut block = [0; BLOCK as usize];
+    gate.contents().read_exact_at(&mut block, 8 * 512).unwrap();
+    assert_eq!(block, [0x77; BLOCK as usize]);
+    place.check(2);
+}
+
+#[test]
+fn a_second_signal_ends_a_daemon_over_a_held_write_at_once() {
+    let Some((_place, _fs, program, _client, _)) = held(",direct=on") else {
+        return;
+    };
+    program.signal(Signal::TERM);
+    program.wait_for("waiting for storage");
+    program.ends_by(Signal::INT, 5);
+}
+
+#[test]
+fn a_front_end_that_is_silent_in_mid_message_holds_no_end_up() {
+    let place = Place::new();
+    let program = place.serve(&["path=ram:1M".into()]);
+    let mut socket = UnixStream::connect(place.path("d0")).unwrap();
+    // GET_FEATURES has a header of 12 bytes.
+    socket.write_all(&[1, 0, 0, 0, 1]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    program.ends_by(Signal::TERM, 0);
+    place.check(1);
+}
+
+#[test]
+fn a_hang_up_ends_a_daemon_in_order_unless_it_was_started_to_ignore_it() {
+    let place = Place::new();
+    let program = place.serve(&["path=ram:1M".into()]);
+    program.ends_by(Signal::HUP, 0);
+    place.check(1);
+
+    let daemon = place.command(&["path=ram:1M".into()]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"trap '' HUP; exec "$@""#, "sh"])
+        .arg(daemon.get_program())
+        .args(daemon.get_args());
+    let mut program = Program::start(command, true);
+    place.wait_for_socket(0);
+    program.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(program.is_alive());
+    program.ends_by(Signal::TERM, 0);
+    place.check(1);
+}
+
+#[test]
+fn a_socket_that_a_successor_has_made_in_its_place_is_left_alone() {
+    let place = Place::new();
+    let program = place.serve(&["path=ram:1M".into(), "path=ram:1M".into()]);
+    std::fs::remove_file(place.path("d0")).unwrap();
+    let _successor = UnixListener::bind(place.path("d0")).unwrap();
+    program.ends_by(Signal::TERM, 0);
+    assert!(place.path("d0").exists(), "the successor's socket is gone");
+    assert!(!place.path("d1").exists(), "its own is left");
+}

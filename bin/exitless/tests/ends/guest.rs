@@ -1,0 +1,273 @@
+//! A guest of twenty instructions: an interpreter of steps that the test writes down, entered by PVH.
+//!
+//! It runs in 32-bit protected mode without paging and touches nothing but ports, RAM and device registers, so software
+//! KVM, which boots no kernel, runs it too.
+//!
+//! UNSAFETY: the interpreter's bytes are taken from this binary by the two symbols around them.
+
+use std::arch::global_asm;
+
+/// COM1: data, and line status with "data ready".
+const COM1: u32 = 0x3f8;
+const COM1_LINE_STATUS: u32 = 0x3fd;
+const DATA_READY: u32 = 1;
+
+/// ACPI sleep control: S5 of our DSDT, with sleep enable.
+const SLEEP_CONTROL: u32 = 0x600;
+const POWER_OFF: u32 = 1 << 5 | 5 << 2;
+
+/// Configuration space of 00:01.0, and where its BAR is put.
+const CONFIG: u32 = 0xe000_8000;
+const BAR: u32 = 0xc000_0000;
+const NOTIFY: u32 = BAR + 0x3000;
+const COMMAND: u32 = CONFIG + 4;
+const MEMORY: u32 = 2;
+const BUS_MASTER: u32 = 4;
+
+/// Guest-physical addresses.
+const CODE: u32 = 0x10_0000;
+const STEPS: u32 = 0x10_1000;
+const DESCRIPTORS: u32 = 0x20_0000;
+const AVAILABLE: u32 = 0x20_1000;
+const USED: u32 = 0x20_2000;
+const HEADER: u32 = 0x20_3000;
+const STATUS: u32 = 0x20_4000;
+const DATA: u32 = 0x20_5000;
+const SECTOR: u32 = 512;
+
+// esi: next step of four words (operation, address or port, value, unused).
+global_asm!(
+    ".pushsection .rodata.exitless_ends, \"a\", @progbits",
+    ".globl exitless_ends_start",
+    ".globl exitless_ends_end",
+    "exitless_ends_start:",
+    ".code32",
+    "mov esi, 0x101000",
+    "2:",
+    "mov eax, [esi]",
+    "mov edi, [esi + 4]",
+    "mov ecx, [esi + 8]",
+    "mov edx, edi",
+    "add esi, 16",
+    "cmp eax, 1",
+    "je 11f",
+    "cmp eax, 2",
+    "je 12f",
+    "cmp eax, 3",
+    "je 13f",
+    "cmp eax, 4",
+    "je 14f",
+    "cmp eax, 5",
+    "je 15f",
+    "cmp eax, 6",
+    "je 16f",
+    "cmp eax, 7",
+    "je 17f",
+    "10:",
+    "hlt",
+    "jmp 10b",
+    "11:",
+    "mov [edi], cl",
+    "jmp 2b",
+    "12:",
+    "mov [edi], cx",
+    "jmp 2b",
+    "13:",
+    "mov [edi], ecx",
+    "jmp 2b",
+    "14:",
+    "mov eax, ecx",
+    "out dx, al",
+    "jmp 2b",
+    "15:",
+    "mov eax, ecx",
+    "25:",
+    "out dx, al",
+    "jmp 25b",
+    "16:",
+    "mov al, [edi]",
+    "cmp al, cl",
+    "jne 16b",
+    "jmp 2b",
+    "17:",
+    "in al, dx",
+    "test al, cl",
+    "jz 17b",
+    "jmp 2b",
+    ".code64",
+    "exitless_ends_end:",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    #[link_name = "exitless_ends_start"]
+    static START: u8;
+    #[link_name = "exitless_ends_end"]
+    static END: u8;
+}
+
+fn interpreter() -> &'static [u8] {
+    let (start, end) = (&raw const START, &raw const END);
+    // SAFETY: both symbols are in one read-only section of this binary, START first, with nothing between them but
+    // the interpreter; only the addresses of the statics are used.
+    unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
+}
+
+/// What a request of the guest's disk asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    Read,
+    Write,
+    Flush,
+}
+
+/// What the guest does, step by step. After the last step it halts with interrupts off.
+#[derive(Default)]
+pub struct Steps(Vec<[u32; 4]>);
+
+impl Steps {
+    fn step(mut self, operation: u32, at: u32, value: u32) -> Self {
+        self.0.push([operation, at, value, 0]);
+        self
+    }
+
+    fn store8(self, at: u32, value: u32) -> Self {
+        self.step(1, at, value)
+    }
+
+    fn store16(self, at: u32, value: u32) -> Self {
+        self.step(2, at, value)
+    }
+
+    fn store32(self, at: u32, value: u32) -> Self {
+        self.step(3, at, value)
+    }
+
+    /// Writes one byte to the console.
+    pub fn say(self, byte: u8) -> Self {
+        self.step(4, COM1, byte.into())
+    }
+
+    /// Writes one byte to the console, again and again.
+    pub fn say_for_ever(self, byte: u8) -> Self {
+        self.step(5, COM1, byte.into())
+    }
+
+    /// Waits until something was typed, and leaves it there.
+    pub fn wait_for_typing(self) -> Self {
+        self.step(7, COM1_LINE_STATUS, DATA_READY)
+    }
+
+    pub fn power_off(self) -> Self {
+        self.step(4, SLEEP_CONTROL, POWER_OFF)
+    }
+
+    /// Starts the disk at 00:01.0 and gives it one request, of one sector.
+    pub fn ask(mut self, ask: Ask) -> Self {
+        let device_status = BAR + 0x14;
+        self = self
+            .store32(CONFIG + 0x10, BAR)
+            .store32(CONFIG + 0x14, 0)
+            .store16(COMMAND, MEMORY | BUS_MASTER)
+            .store8(device_status, 0)
+            .step(6, device_status, 0)
+            .store8(device_status, 1 | 2);
+        // VERSION_1, and FLUSH for the disk.
+        for (half, features) in [(0, 1 << 9), (1, 1)] {
+            self = self.store32(BAR + 8, half).store32(BAR + 12, features);
+        }
+        self = self
+            .store8(device_status, 1 | 2 | 8)
+            .store16(BAR + 0x16, 0)
+            .store16(BAR + 0x18, 16);
+        for (at, area) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
+            self = self.store32(BAR + at, area).store32(BAR + at + 4, 0);
+        }
+        self = self
+            .store16(BAR + 0x1c, 1)
+            .store8(device_status, 1 | 2 | 4 | 8);
+        let (kind, data_flags) = match ask {
+            Ask::Read => (0, NEXT | DEVICE_WRITES),
+            Ask::Write => (1, NEXT),
+            Ask::Flush => (4, 0),
+        };
+        let after_header = if ask == Ask::Flush { 2 } else { 1 };
+        self.store32(HEADER, kind)
+            .descriptor(0, HEADER, 16, NEXT, after_header)
+            .descriptor(1, DATA, SECTOR, data_flags, 2)
+            .descriptor(2, STATUS, 1, DEVICE_WRITES, 0)
+            .store32(DATA, 0x6c6c_6548)
+            .store32(AVAILABLE, 1 << 16)
+            .store16(NOTIFY, 0)
+    }
+
+    fn descriptor(self, index: u32, at: u32, len: u32, flags: u32, next: u32) -> Self {
+        let slot = DESCRIPTORS + 16 * index;
+        self.store32(slot, at)
+            .store32(slot + 8, len)
+            .store32(slot + 12, flags | next << 16)
+    }
+
+    /// Takes Bus Master away, which is over when the disk is quiet.
+    pub fn stop_disk(self) -> Self {
+        self.store16(COMMAND, MEMORY)
+    }
+
+    /// A kernel file that does this.
+    pub fn kernel(&self) -> Vec<u8> {
+        /// Offsets in the file.
+        const NOTE: usize = 0x200;
+        const IMAGE: usize = 0x1000;
+        let mut image = interpreter().to_vec();
+        assert!(image.len() < (STEPS - CODE) as usize);
+        image.resize((STEPS - CODE) as usize, 0);
+        image.extend(self.0.iter().flatten().flat_map(|word| word.to_le_bytes()));
+        // The end: no operation.
+        image.extend([0; 16]);
+
+        let mut file = vec![0; IMAGE];
+        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        // ELF64, little endian, an executable for x86-64, two program headers of 56 bytes behind this one's 64.
+        put(0, b"\x7fELF\x02\x01\x01");
+        put(16, &2_u16.to_le_bytes());
+        put(18, &62_u16.to_le_bytes());
+        put(20, &1_u32.to_le_bytes());
+        put(24, &u64::from(CODE).to_le_bytes());
+        put(32, &64_u64.to_le_bytes());
+        put(52, &64_u16.to_le_bytes());
+        put(54, &56_u16.to_le_bytes());
+        put(56, &2_u16.to_le_bytes());
+        // PT_LOAD: type, flags; offset, address twice, size in file and memory, alignment.
+        let load = [
+            IMAGE as u64,
+            CODE.into(),
+            CODE.into(),
+            image.len() as u64,
+            image.len() as u64,
+            0x1000,
+        ];
+        put(64, &1_u32.to_le_bytes());
+        put(68, &7_u32.to_le_bytes());
+        for (at, word) in (72..).step_by(8).zip(load) {
+            put(at, &word.to_le_bytes());
+        }
+        // PT_NOTE: XEN_ELFNOTE_PHYS32_ENTRY (18).
+        let note = [NOTE as u64, 0, 0, 20, 20, 4];
+        put(120, &4_u32.to_le_bytes());
+        put(124, &4_u32.to_le_bytes());
+        for (at, word) in (128..).step_by(8).zip(note) {
+            put(at, &word.to_le_bytes());
+        }
+        for (at, word) in [(NOTE, 4), (NOTE + 4, 4), (NOTE + 8, 18)] {
+            put(at, &u32::to_le_bytes(word));
+        }
+        put(NOTE + 12, b"Xen\0");
+        put(NOTE + 16, &CODE.to_le_bytes());
+        file.extend(image);
+        file
+    }
+}
+
+/// Flags of a descriptor.
+const NEXT: u32 = 1;
+const DEVICE_WRITES: u32 = 2;
