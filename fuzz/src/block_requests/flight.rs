@@ -1,7 +1,7 @@
 //! Requests in flight, ends in any order, and a driver that does not wait.
 
 use guest_mem::{Iova, Perm, PhysMem};
-use vio::blk::{Blk, BlkConfig, Transfer};
+use vio::blk::{Blk, BlkConfig, StoppedQueue, Transfer};
 use vio::fake_driver::CountIrq;
 use vio::ring::{Ring, RingPosition};
 use vio::{Activity, QueueConfig, Quiesce, VirtioDevice, Visit};
@@ -175,7 +175,8 @@ impl World {
 
     /// Stops the ring, and starts it where it stood.
     fn stop(&mut self) {
-        let Some(position) = self.blk.stop_queue(0, &mut self.dma, &mut self.irq) else {
+        let stopped = self.blk.stop_queue(0, &mut self.dma, &mut self.irq);
+        let Some(StoppedQueue { position, .. }) = stopped else {
             return;
         };
         let mut ring =

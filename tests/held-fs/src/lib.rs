@@ -24,6 +24,10 @@
 //! **What is held** is an operation as the kernel asks for it: read-ahead may make one read of several, a large write may be cut
 //! in pieces, and the page cache answers reads that never come here. A held fsync or buffered write holds the
 //! inode's lock, as it does on a local file system, so writes behind it wait in the kernel and are not counted as held.
+//! An operation of an io_uring may come only after its owner has entered the kernel some more times.
+//!
+//! io_uring's threads also take buffered writes of different files one after the other if the files share one of 64
+//! places in a table, so a held one may keep another from coming.
 //!
 //! **Ends.** Dropping [`HeldFs`] lets everything through, for ever, and unmounts, also while a panic unwinds. A process that is
 //! killed with operations held could not end: they are not interruptible, and its io_uring waits for them with the
@@ -131,6 +135,13 @@ impl HeldFs {
         file.gate.clone()
     }
 
+    /// For a test that makes something whose end waits for held operations, a thread with an io_uring say: kept in a
+    /// variable behind that, this releases them before it ends, also when the test panics.
+    #[must_use]
+    pub fn release_at_end(&self) -> ReleaseAtEnd {
+        ReleaseAtEnd(Arc::clone(&self.files))
+    }
+
     /// The gate of file `name`.
     ///
     /// # Panics
@@ -140,6 +151,16 @@ impl HeldFs {
         file.unwrap_or_else(|| panic!("no file {name} in this file system"))
             .gate
             .clone()
+    }
+}
+
+/// Lets everything through, for ever, when it is dropped; see [`HeldFs::release_at_end`].
+#[derive(Debug)]
+pub struct ReleaseAtEnd(Arc<Files>);
+
+impl Drop for ReleaseAtEnd {
+    fn drop(&mut self) {
+        self.0.open_for_ever();
     }
 }
 

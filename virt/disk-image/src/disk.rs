@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -130,6 +130,10 @@ impl ImageDisk {
 }
 
 impl BlockIo for ImageDisk {
+    fn path(&self) -> Option<PathBuf> {
+        Some(self.image.path().to_owned())
+    }
+
     fn capacity(&self) -> u64 {
         self.capacity
     }

@@ -11,7 +11,7 @@ use vhost_user::backend::{
 use vhost_user::chain;
 use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
 use vhost_user::wire::Inflight;
-use vio::blk::Blk;
+use vio::blk::{Blk, StoppedQueue};
 use vio::ring::{Ring, RingPosition, RingStart};
 use vio::{QueueConfig, VirtioDevice, feature};
 
@@ -129,11 +129,11 @@ impl Peer {
         blk: &mut Blk,
     ) -> Option<Outcome> {
         if blk.in_flight() != 0 {
-            blk.set_stopped(true);
+            blk.set_on_hold(true);
             return None;
         }
         let outcome = self.memory.set(Arc::clone(regions));
-        blk.set_stopped(false);
+        blk.set_on_hold(false);
         if outcome.is_ok() && self.has_begun {
             blk.set_memory(self.memory.keep_alive());
             // Rings that have faulted may be in memory again, and their drivers were told that nobody needs kicks.
@@ -245,7 +245,17 @@ impl Peer {
             queues: &mut self.queues,
             now_ns: turn.now().0,
         };
-        let position = blk.stop_queue(index, &mut self.memory.view(), &mut calls)?;
+        let StoppedQueue { position, unshown } =
+            blk.stop_queue(index, &mut self.memory.view(), &mut calls)?;
+        if unshown != 0 {
+            say!(
+                self.log,
+                warn,
+                ring = index,
+                requests = unshown,
+                "finished requests cannot be shown to the driver: its ring is broken or outside memory"
+            );
+        }
         if let Some(at) = self.queues.iter().position(|queue| queue.index == index) {
             let mut queue = self.queues.remove(at);
             if let Some(fd) = queue.kick_fd() {
@@ -275,9 +285,10 @@ impl Peer {
         Some(Ok(Answer::RingStopped(base)))
     }
 
-    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done.
+    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done. What ends until then is
+    /// still shown.
     pub(crate) fn reset(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) -> bool {
-        blk.set_stopped(true);
+        blk.set_on_hold(true);
         if blk.in_flight() != 0 {
             return false;
         }

@@ -36,8 +36,8 @@ pub struct ExportConfig {
     pub weight: u32,
     /// How long a call to a guest may wait for further completions under load, in nanoseconds; 0: not at all.
     pub call_delay_ns: u64,
-    /// How long requests in flight may hold up a stop, a change of memory or the end of a connection before they are
-    /// cancelled, in nanoseconds.
+    /// How long requests in flight may hold up the end of a connection before they are cancelled, and a stop, a reset or a
+    /// change of memory, which wait for as long as it takes, before the log says so; in nanoseconds.
     pub drain_limit_ns: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct ExportStats {
     pub kicks: u64,
     /// Calls made.
     pub calls: u64,
-    /// Requests cancelled because they held something up.
+    /// Requests cancelled because they held the end of a connection up.
     pub cancelled: u64,
     /// Of the device.
     pub device: DeviceStats,
@@ -285,7 +285,7 @@ impl Poller for Export {
         }
         if self.moving != 0 {
             self.moving = 0;
-            self.blk.set_stopped(false);
+            self.blk.set_on_hold(false);
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Poller for Export {
 
     fn may_detach(&mut self) -> bool {
         self.moving = MOVE_POLLS;
-        self.blk.set_stopped(true);
+        self.blk.set_on_hold(true);
         self.blk.in_flight() == 0
     }
 
@@ -309,8 +309,9 @@ impl Poller for Export {
         if self.moving != 0 {
             self.moving -= 1;
             if self.moving == 0 {
-                // The move was given up.
-                self.blk.set_stopped(false);
+                // The move was given up, but a task may be waiting too.
+                let waits = self.peer.as_ref().is_some_and(Peer::holds_device);
+                self.blk.set_on_hold(waits);
             }
         }
         if self.has_let_go.get() {

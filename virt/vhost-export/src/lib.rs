@@ -16,8 +16,11 @@
 //! **Drivers come and go on one connection.** The device begins with the features acknowledged when its first ring starts, and is
 //! reset when its last one stops, so a driver finds it whole whatever the one before did.
 //!
-//! **What waits.** Stopping a ring, changing memory, resetting: each drains what is in flight first. It is a state of the
-//! peer (`Task`), never a loop; the session takes no message meanwhile, and the core may sleep.
+//! **What waits.** Stopping a ring, changing memory, resetting: each waits for what is in flight first, without a limit,
+//! because slow storage is no fault of the guest; the log says so after a second. It is a state of the peer (`Task`),
+//! never a loop: other devices go on, the front end's further messages wait in its socket, its going is noticed, and the
+//! core may sleep. What ends meanwhile is shown to the driver, and when GET_VRING_BASE is answered all of it has been.
+//! Only at the end of a connection are requests cancelled, if they can be.
 //!
 //! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also when the file shrinks
 //! later), `vio` its rings. Here: descriptors are of harmless kinds before anybody touches them, and what it leaves is closed

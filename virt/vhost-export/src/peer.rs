@@ -55,6 +55,26 @@ pub(crate) enum Task {
     Close,
 }
 
+impl Task {
+    /// Who waits, for the log.
+    fn waiter(&self) -> &'static str {
+        match self {
+            Self::StopRing(_) => "stopping a ring",
+            Self::Memory(_) => "a change of guest memory",
+            Self::Reset => "a reset",
+            Self::Close => "the end of the connection",
+        }
+    }
+}
+
+/// A task that waits for requests in flight.
+#[derive(Clone, Copy)]
+struct Wait {
+    since: Nanos,
+    /// The drain limit has passed: what that means has been done, once.
+    is_overdue: bool,
+}
+
 /// What came of looking at a task.
 enum Advance {
     /// There is none.
@@ -81,8 +101,8 @@ pub(crate) struct Peer {
     /// For our own requests, of which there are none.
     pub(crate) channel: Option<SharedFd>,
     pub(crate) task: Option<Task>,
-    /// Since when the task waits, and whether what it waits for has been cancelled.
-    since: Option<(Nanos, bool)>,
+    /// How long the task has waited.
+    wait: Option<Wait>,
     /// The socket takes no more replies: when to try again.
     flush_at: Nanos,
     /// Features of the driver, once acknowledged; the device has begun with them.
@@ -136,7 +156,7 @@ impl Peer {
             inflight: None,
             channel: None,
             task: None,
-            since: None,
+            wait: None,
             flush_at: Nanos(0),
             features: feature::VERSION_1,
             has_begun: false,
@@ -161,6 +181,11 @@ impl Peer {
 
     /// Takes what the front end has sent, a bounded amount.
     pub(crate) fn read_socket(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) {
+        // What it sends meanwhile waits in the socket, as much as that holds; whether it is still there matters now, for
+        // a task may wait for as long as a disk does not answer.
+        if self.task.is_some() {
+            return self.notice_end(turn);
+        }
         for _ in 0..MESSAGES {
             // One that does not read its replies is not asked for more.
             if self.task.is_some() || self.sender.backlog() != 0 {
@@ -197,13 +222,18 @@ impl Peer {
         }
     }
 
-    /// Looks whether the front end has gone, also while a task keeps its messages waiting.
+    /// Looks whether the front end has gone, and takes what it has sent otherwise.
     pub(crate) fn look_for_end(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) {
+        self.notice_end(turn);
+        self.read_socket(blk, turn);
+    }
+
+    /// Ends the connection if the front end has closed it, whatever it has sent before.
+    fn notice_end(&mut self, turn: &mut Turn<'_>) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(1..) => self.close(turn),
-            _ => self.read_socket(blk, turn),
+        if let Ok(1..) = poll(&mut fds, Some(&Timespec::default())) {
+            self.close(turn);
         }
     }
 
@@ -217,8 +247,8 @@ impl Peer {
     pub(crate) fn is_ending(&self, now: Nanos, config: &ExportConfig) -> bool {
         let limit_ns = config.drain_limit_ns.saturating_mul(2);
         let is_overdue = self
-            .since
-            .is_some_and(|(since, _)| now.since(since) > limit_ns);
+            .wait
+            .is_some_and(|wait| now.since(wait.since) > limit_ns);
         self.is_closing() && !is_overdue
     }
 
@@ -259,7 +289,7 @@ impl Peer {
         // So that the front end learns of it now, and not when the last request has ended.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.task = Some(Task::Close);
-        self.since = None;
+        self.wait = None;
     }
 
     /// A visit: rings, calls, and whatever the session waits for.
@@ -354,10 +384,15 @@ impl Peer {
         Some(since.min()?.saturating_add(config.call_delay_ns))
     }
 
-    /// When a task that waits will have waited too long.
+    /// Whether the task that waits keeps the device from taking requests.
+    pub(crate) fn holds_device(&self) -> bool {
+        matches!(self.task, Some(Task::Memory(_) | Task::Reset | Task::Close))
+    }
+
+    /// When a task that waits will have waited for the drain limit.
     pub(crate) fn task_deadline(&self, config: &ExportConfig) -> Option<u64> {
-        let (since, is_cancelled) = self.since?;
-        (!is_cancelled).then(|| since.0.saturating_add(config.drain_limit_ns))
+        let wait = self.wait?;
+        (!wait.is_overdue).then(|| wait.since.0.saturating_add(config.drain_limit_ns))
     }
 
     /// Looks whether the task can end.
@@ -375,23 +410,17 @@ impl Peer {
             Task::StopRing(index) => self.stop_ring((*index).into(), blk, turn),
             Task::Memory(regions) => self.change_memory(regions, blk),
             Task::Reset => self.reset(blk, turn).then_some(Ok(Answer::Done)),
-            Task::Close => {
-                if self.reset(blk, turn) {
-                    return Advance::Gone;
-                }
-                None
-            }
+            Task::Close => self.reset(blk, turn).then_some(Ok(Answer::Done)),
         };
         let Some(outcome) = outcome else {
-            let queue = match task {
-                Task::StopRing(index) => Some(index.into()),
-                _ => None,
-            };
+            self.note_wait(&task, blk, config, stats, turn.now());
             self.task = Some(task);
-            self.watch_drain(queue, blk, config, stats, turn.now());
             return Advance::Waits;
         };
-        self.since = None;
+        self.note_end_of_wait(&task, turn.now());
+        if matches!(task, Task::Close) {
+            return Advance::Gone;
+        }
         self.finish(outcome, turn);
         // What came meanwhile.
         turn.charge(MESSAGE_COST);
@@ -399,25 +428,53 @@ impl Peer {
         Advance::Done
     }
 
-    /// What is in flight (of queue `queue`, or of all) may hold a task up so long and no longer.
-    fn watch_drain(
+    /// A task has found requests in flight. Stops, resets and changes of memory wait for them, however slow the disk: a
+    /// request that is cancelled fails in the guest, and one that cannot be would take the device with it. Only at
+    /// the end of a connection, where nobody waits for them any more, are they asked to end; the next connection runs them
+    /// again.
+    fn note_wait(
         &mut self,
-        queue: Option<u16>,
+        task: &Task,
         blk: &mut Blk,
         config: &ExportConfig,
         stats: &mut ExportStats,
         now: Nanos,
     ) {
-        let (since, is_cancelled) = *self.since.get_or_insert((now, false));
-        if !is_cancelled && now.since(since) >= config.drain_limit_ns {
-            self.since = Some((since, true));
-            let requests = blk.cancel_queue(queue);
-            stats.cancelled += u64::from(requests);
+        let wait = self.wait.get_or_insert(Wait {
+            since: now,
+            is_overdue: false,
+        });
+        if wait.is_overdue || now.since(wait.since) < config.drain_limit_ns {
+            return;
+        }
+        wait.is_overdue = true;
+        let seconds = now.since(wait.since) as f64 / 1e9;
+        let requests = blk.in_flight();
+        if matches!(task, Task::Close) {
+            stats.cancelled += u64::from(blk.cancel_all());
+        }
+        let path = blk.backend().path().unwrap_or_default();
+        say!(
+            self.log,
+            warn,
+            requests,
+            path = %path.display(),
+            "{} has waited {seconds:.1} s for requests that the storage has not finished",
+            task.waiter()
+        );
+    }
+
+    /// What was waited for has ended: said if the wait was.
+    fn note_end_of_wait(&mut self, task: &Task, now: Nanos) {
+        if let Some(wait) = self.wait.take()
+            && wait.is_overdue
+        {
+            let seconds = now.since(wait.since) as f64 / 1e9;
             say!(
                 self.log,
-                warn,
-                requests,
-                "requests do not end; cancelling them"
+                info,
+                "{} goes on: the storage has answered after {seconds:.1} s",
+                task.waiter()
             );
         }
     }

@@ -7,7 +7,7 @@ use guest_mem::{Dma, KeepAlive, Ticket};
 
 use crate::blk::Blk;
 use crate::device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason, VirtioDevice,
 };
 use crate::net::Net;
 use crate::remote::Remote;
@@ -127,6 +127,10 @@ impl VirtioDevice for AnyDevice {
 
     fn cancel_overdue(&mut self) {
         each!(self, device => device.cancel_overdue());
+    }
+
+    fn stop_overdue(&mut self, reason: StopReason) {
+        each!(self, device => device.stop_overdue(reason));
     }
 
     fn needs_reset(&self) -> bool {

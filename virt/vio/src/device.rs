@@ -56,6 +56,15 @@ pub enum Quiesce {
     },
 }
 
+/// Why a device is told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// It goes on later (Bus Master off): what is in flight must end as if nothing had happened.
+    Pause,
+    /// It is reset: nobody will hear how its requests ended.
+    Reset,
+}
+
 /// One queue as the driver has set it up; in packed rings `avail` is the driver's event suppression structure
 /// and `used` the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,9 +240,17 @@ pub trait VirtioDevice {
     /// earlier it panics, for a forgotten request would write into freed guest memory.
     fn reset(&mut self);
 
-    /// The drain limit has passed: cancels everything in flight. What cannot be cancelled stays in
-    /// flight, with its leases, and makes [`needs_reset`](VirtioDevice::needs_reset) true.
+    /// An unmap has waited for the drain limit: cancels everything in flight. What cannot be cancelled stays in
+    /// flight, with its leases, and makes [`needs_reset`](VirtioDevice::needs_reset) true; what has succeeded when it is
+    /// cancelled, or in spite of it, is a success.
     fn cancel_overdue(&mut self);
+
+    /// A stop ([`quiesce`](VirtioDevice::quiesce)) has waited for the drain limit; called once. Slow storage is no fault of
+    /// the driver, and a stop is not over before its last request: whoever can do nothing but break the device, or
+    /// fail a request that would have succeeded, does nothing, and the stop goes on waiting.
+    fn stop_overdue(&mut self, reason: StopReason) {
+        let _ = reason;
+    }
 
     /// DEVICE_NEEDS_RESET (virtio 1.2 §2.1.1): the device takes no more buffers until it is reset.
     fn needs_reset(&self) -> bool;

@@ -29,7 +29,8 @@ pub mod visit;
 
 pub use any::AnyDevice;
 pub use device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason,
+    VirtioDevice, feature,
 };
 pub use remote::{Remote, RemoteDevice};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use crate::device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason, VirtioDevice,
 };
 use crate::saved::SavedDevice;
 
@@ -157,6 +157,11 @@ impl VirtioDevice for Remote {
     }
 
     fn cancel_overdue(&mut self) {
+        self.0.give_up();
+    }
+
+    /// The other side has had its time: it is disconnected.
+    fn stop_overdue(&mut self, _reason: StopReason) {
         self.0.give_up();
     }
 

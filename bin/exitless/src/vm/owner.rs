@@ -126,8 +126,9 @@ struct Slot {
 }
 
 impl Slot {
-    /// A stop waits for the requests in flight. Those that outlive the limit are cancelled, as if they had held up
-    /// an unmap; one that cannot be cancelled keeps the stop waiting, because its memory may still be written.
+    /// A stop waits for the requests in flight, however slow the storage: a request that it cancelled would fail in the
+    /// guest, and the memory of one that cannot be cancelled may still be written. At the limit the log says so, and the
+    /// device does what it can.
     fn watch_stop(&mut self, now: Nanos, limit: Duration, vm: &str) {
         if self.function.is_drained() {
             self.stop_limit = None;
@@ -142,9 +143,9 @@ impl Slot {
             tracing::warn!(
                 vm,
                 device = %self.function.source(),
-                "a stop waits for a request that does not end; cancelling it"
+                "a stop waits for requests that the storage has not finished"
             );
-            self.function.cancel_overdue();
+            self.function.stop_overdue();
         }
     }
 }

@@ -211,7 +211,7 @@ pub struct Io<'a> {
 }
 
 /// What block `block` holds.
-fn pattern(block: u64) -> Vec<u8> {
+pub fn pattern(block: u64) -> Vec<u8> {
     let first = (block as u8).wrapping_mul(31).wrapping_add(7);
     (0..BLOCK).map(|at| first.wrapping_add(at as u8)).collect()
 }
@@ -353,6 +353,13 @@ impl Guest {
     }
 }
 
+/// What was logged, by all tests of the process; the first mebibyte.
+pub fn logged() -> String {
+    LOG.lock().expect("nobody panics holding it").clone()
+}
+
+static LOG: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
+
 /// Lines logged so far, by all tests of the process.
 pub static LOGGED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
@@ -362,6 +369,11 @@ fn log_to_nowhere() {
     impl std::io::Write for Count {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             LOGGED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let mut log = LOG.lock().expect("nobody panics holding it");
+            if log.len() < 1 << 20 {
+                log.push_str(&String::from_utf8_lossy(bytes));
+            }
+            drop(log);
             if std::env::var_os("EXPORT_LOG").is_some() {
                 eprint!("{}", String::from_utf8_lossy(bytes));
             }

@@ -14,6 +14,7 @@
 
 use std::any::Any;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use guest_mem::{Hva, KeepAlive};
 
@@ -113,6 +114,11 @@ pub struct Completion {
 /// A store of blocks with asynchronous operations. All calls come from the device's thread. [`Any`], so that who made it
 /// finds it again behind [`Blk::backend`](super::Blk::backend).
 pub trait BlockIo: Any + Send {
+    /// The file that holds the blocks, if one does, for messages. Asks the kernel, so not for every request.
+    fn path(&self) -> Option<PathBuf> {
+        None
+    }
+
     /// Size in bytes, a multiple of 512, constant.
     fn capacity(&self) -> u64;
 
@@ -194,6 +200,10 @@ pub trait BlockIo: Any + Send {
 /// and what wakes it go to the disk in the field `below`.
 macro_rules! pass_down {
     () => {
+        fn path(&self) -> Option<std::path::PathBuf> {
+            self.below.path()
+        }
+
         fn capacity(&self) -> u64 {
             self.below.capacity()
         }

@@ -5,9 +5,10 @@ use std::os::fd::RawFd;
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::backend::Transfer;
+use super::slot::Cancel;
 use super::{Blk, BlkQueue};
 use crate::device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice,
+    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason, VirtioDevice,
 };
 use crate::ring::{Ring, RingStop};
 use crate::saved::{SAVED_VERSION, SavedDevice};
@@ -25,7 +26,7 @@ impl Blk {
         let mut busy = false;
         self.now_ns = visit.now_ns();
         let count = self.queues.len();
-        if self.may_run() {
+        if self.may_take() {
             for turn in 0..count {
                 busy |= self.take(self.turn(turn), dma, visit);
             }
@@ -117,7 +118,7 @@ impl VirtioDevice for Blk {
     fn arm<D: Dma>(&mut self, dma: &mut D) {
         // Also when no chain is taken: what is in flight must be harvested.
         self.io.arm();
-        if self.may_run() {
+        if self.may_take() {
             for queue in self
                 .queues
                 .iter_mut()
@@ -136,6 +137,7 @@ impl VirtioDevice for Blk {
         if !self.may_run() {
             return false;
         }
+        let on_hold = self.on_hold;
         // A slot that is taken comes back when its request ends or its parked queue goes on, and both wake us.
         let starving = self.free.len() < self.slab.len();
         let mut violated = None;
@@ -146,7 +148,7 @@ impl VirtioDevice for Blk {
             if !queue.ended.is_empty() || queue.ring.staged() != 0 {
                 return true;
             }
-            if !queue.takes || (queue.starved && starving) {
+            if on_hold || !queue.takes || (queue.starved && starving) {
                 return false;
             }
             match queue.ring.has_available(dma) {
@@ -166,7 +168,7 @@ impl VirtioDevice for Blk {
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {
         self.io.disarm();
-        if self.may_run() {
+        if self.may_take() {
             for queue in self
                 .queues
                 .iter_mut()
@@ -220,13 +222,20 @@ impl VirtioDevice for Blk {
         self.first = 0;
         self.limits.features = 0;
         self.stopped = false;
+        self.on_hold = false;
         self.broken = false;
         self.announce = false;
         self.io.detach();
     }
 
     fn cancel_overdue(&mut self) {
-        self.cancel_queue(None);
+        self.cancel(Cancel::Overdue);
+    }
+
+    fn stop_overdue(&mut self, reason: StopReason) {
+        if reason == StopReason::Reset {
+            self.cancel_all();
+        }
     }
 
     fn needs_reset(&self) -> bool {
@@ -251,6 +260,7 @@ impl VirtioDevice for Blk {
             completions: _,
             in_flight,
             stopped,
+            on_hold: _,
             broken,
             violation: _,
             announce: _,

@@ -5,6 +5,7 @@ use guest_mem::{Dma, Stop};
 use super::Blk;
 use super::backend::{Completion, Outcome};
 use super::request::{STATUS_IOERR, STATUS_OK, STATUS_UNSUPP};
+use super::slot::Cancel;
 use crate::device::Interrupt;
 use crate::ring::{RingStop, Violation};
 
@@ -23,16 +24,15 @@ impl Blk {
                 own.in_flight,
                 "the back end completed a slot that is not in flight"
             );
-            own.status = match outcome {
-                Outcome::NotCancellable => {
-                    // It keeps its leases: its buffers may still be written.
+            if outcome == Outcome::NotCancellable {
+                // It keeps its leases: its buffers may still be written.
+                if own.cancel == Cancel::Overdue {
                     self.fail(Violation::NotCancellable);
-                    continue;
                 }
-                // The guest was promised an end within the limit; what came later came too late.
-                _ if own.cancelled => STATUS_IOERR,
-                outcome => status_of(outcome),
-            };
+                continue;
+            }
+            // Also of one that was cancelled: it has succeeded if that came too late.
+            own.status = status_of(outcome);
             own.in_flight = false;
             self.in_flight -= 1;
             own.release(dma);

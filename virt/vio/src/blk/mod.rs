@@ -48,6 +48,7 @@ pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use latency::LatencyDisk;
 pub use mem::{MemDisk, NullDisk};
 pub use misbehave::{Misbehave, ROGUE_BYTES};
+pub use queues::StoppedQueue;
 #[cfg(any(test, feature = "test-utils"))]
 pub use slow::{SlowControl, SlowDisk};
 pub use uring::{UringError, UringFile, UringOptions};
@@ -155,7 +156,10 @@ pub struct Blk {
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
+    /// Touches no ring and no buffer but those in flight.
     stopped: bool,
+    /// Takes nothing; what was taken is finished.
+    on_hold: bool,
     broken: bool,
     /// What broke it.
     violation: Option<Violation>,
@@ -236,6 +240,7 @@ impl Blk {
             completions: Vec::new(),
             in_flight: 0,
             stopped: false,
+            on_hold: false,
             broken: false,
             violation: None,
             announce: false,
@@ -251,6 +256,10 @@ impl Blk {
 
     fn may_run(&self) -> bool {
         !self.stopped && !self.broken
+    }
+
+    fn may_take(&self) -> bool {
+        self.may_run() && !self.on_hold
     }
 
     fn fail(&mut self, violation: Violation) {

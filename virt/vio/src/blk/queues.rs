@@ -2,13 +2,24 @@
 //!
 //! [`begin`](Blk::begin) instead of [`activate`](VirtioDevice::activate), then [`add_queue`](Blk::add_queue) for each;
 //! [`pause_queue`](Blk::pause_queue) while one is disabled; [`stop_queue`](Blk::stop_queue) until it answers where the
-//! ring stands. [`set_memory`](Blk::set_memory) when guest memory changes, with nothing in flight.
+//! ring stands. [`set_memory`](Blk::set_memory) when guest memory changes, with nothing in flight, which is waited for
+//! [on hold](Blk::set_on_hold).
 
 use guest_mem::{Dma, KeepAlive};
 
+use super::slot::Cancel;
 use super::{Blk, BlkQueue};
 use crate::device::{ActivateError, Interrupt, VirtioDevice};
 use crate::ring::{Ring, RingPosition, Violation};
+
+/// A queue that has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoppedQueue {
+    /// Where its ring stood.
+    pub position: RingPosition,
+    /// Requests that have ended and that the driver will not hear of, because its ring cannot be written.
+    pub unshown: u16,
+}
 
 impl BlkQueue {
     pub(super) fn new(ring: Ring) -> Self {
@@ -53,27 +64,29 @@ impl Blk {
     }
 
     /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue is gone and
-    /// where it stood is answered. `None`: visit the device, and ask again. A ring that cannot be written any more
-    /// (its addresses fault, the device is broken) is given up once its requests no longer touch memory.
+    /// where it stood is answered. `None`: visit the device, and ask again, for as long as its requests take.
+    ///
+    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written any more (its addresses
+    /// fault, or it broke the protocol) is given up once its requests no longer touch memory, and the answer counts what
+    /// could not be shown.
     pub fn stop_queue<D: Dma>(
         &mut self,
         index: u16,
         dma: &mut D,
         irq: &mut impl Interrupt,
-    ) -> Option<RingPosition> {
+    ) -> Option<StoppedQueue> {
         let at = self.position(index)?;
         self.queues[at].takes = false;
-        if self.may_run() {
+        if !self.stopped {
             self.finish(at, dma, irq);
         }
-        let is_lost = self.broken || self.queues[at].ring.is_faulted();
         let queue = &self.queues[at];
-        let is_shown = queue.ended.is_empty() && queue.ring.in_flight() == 0;
+        let unshown = queue.ring.in_flight();
         let runs = self
             .slab
             .iter()
             .any(|own| own.in_flight && own.queue == index);
-        if runs || !(is_shown || is_lost) {
+        if runs || !(unshown == 0 || queue.ring.is_faulted()) {
             return None;
         }
         let queue = self.queues.remove(at);
@@ -83,7 +96,10 @@ impl Blk {
         for slot in queue.ended {
             self.forget(slot);
         }
-        Some(queue.ring.position())
+        Some(StoppedQueue {
+            position: queue.ring.position(),
+            unshown,
+        })
     }
 
     /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far as it is still
@@ -103,9 +119,9 @@ impl Blk {
         self.io.rebind();
     }
 
-    /// Stops taking chains from all queues, or goes on.
-    pub fn set_stopped(&mut self, is_stopped: bool) {
-        self.stopped = is_stopped;
+    /// Takes no chains from any queue, or goes on. What has been taken is finished and shown in either case.
+    pub fn set_on_hold(&mut self, is_on_hold: bool) {
+        self.on_hold = is_on_hold;
     }
 
     /// Shows the driver what has ended, and takes nothing: the last visit before the device goes elsewhere, or ends.
@@ -117,13 +133,19 @@ impl Blk {
         }
     }
 
-    /// As [`cancel_overdue`](VirtioDevice::cancel_overdue), for queue `index` only, or for all; how many are cancelled.
-    pub fn cancel_queue(&mut self, index: Option<u16>) -> u32 {
+    /// Asks everything in flight to end, because nobody waits for it any more; how many requests. One that cannot be
+    /// cancelled goes on, and nothing follows from that but the wait for its end. Until its reset the device shows nothing
+    /// more: what is cancelled has not failed, and a successor runs it again.
+    pub fn cancel_all(&mut self) -> u32 {
+        self.stopped = true;
+        self.cancel(Cancel::Asked)
+    }
+
+    pub(super) fn cancel(&mut self, how: Cancel) -> u32 {
         let mut count = 0;
         for (slot, request) in (0..).zip(&mut self.slab) {
-            let is_meant = index.is_none_or(|index| request.queue == index);
-            if request.in_flight && !request.cancelled && is_meant {
-                request.cancelled = true;
+            if request.in_flight && request.cancel == Cancel::No {
+                request.cancel = how;
                 self.stats.cancelled += 1;
                 count += 1;
                 self.io.cancel(slot);
@@ -155,7 +177,7 @@ impl Blk {
             return false;
         };
         let queue = &mut self.queues[at];
-        if !queue.takes || queue.ring.parked().is_some() {
+        if self.on_hold || !queue.takes || queue.ring.parked().is_some() {
             return false;
         }
         match queue.ring.has_available(dma) {

@@ -33,6 +33,17 @@ pub(super) enum Reply {
     Done,
 }
 
+/// Whether a request in flight has been asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cancel {
+    /// No.
+    No,
+    /// If it can.
+    Asked,
+    /// It has overrun the drain limit: if it cannot, the device needs a reset.
+    Overdue,
+}
+
 /// One request, from its chain to its used element. Vectors keep their capacity from request to request.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -52,7 +63,7 @@ pub(super) struct Request {
     /// A rogue access to make before finishing.
     pub(super) rogue: Option<Iova>,
     pub(super) in_flight: bool,
-    pub(super) cancelled: bool,
+    pub(super) cancel: Cancel,
 }
 
 impl Request {
@@ -70,7 +81,7 @@ impl Request {
             pieces: Vec::new(),
             rogue: None,
             in_flight: false,
-            cancelled: false,
+            cancel: Cancel::No,
         }
     }
 
@@ -89,7 +100,7 @@ impl Request {
             pieces,
             rogue,
             in_flight,
-            cancelled,
+            cancel,
         } = self;
         *own_queue = queue;
         *token = None;
@@ -106,7 +117,7 @@ impl Request {
         pieces.clear();
         *rogue = None;
         *in_flight = false;
-        *cancelled = false;
+        *cancel = Cancel::No;
     }
 
     /// Gets the request's data ready to be moved. On anything but `Ready::Yes` no lease or buffer is kept.

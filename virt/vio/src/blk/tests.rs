@@ -3,5 +3,6 @@
 mod basic;
 mod faults;
 mod flight;
+mod held;
 pub(super) mod support;
 mod waits;

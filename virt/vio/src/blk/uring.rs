@@ -32,7 +32,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
@@ -48,8 +48,10 @@ use sync::{Begin, Syncs};
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 
-/// `user_data` of a cancellation: the slot, with this bit.
+/// `user_data`: the slot in the lower half; above it this bit for a cancellation, and the use of the slot, so that the
+/// answer to a cancellation is not taken for one about the slot's next operation.
 const CANCEL: u64 = 1 << 32;
+const USE_SHIFT: u32 = 33;
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +119,8 @@ struct Slot {
     chunks: Vec<u32>,
     reserved: u32,
     cancelled: bool,
+    /// Counts the operations this slot has served, modulo 2^31.
+    uses: u32,
     /// A zero-range was refused by the file system: this is the hole punched instead.
     punching: bool,
     /// The data of a durable write are written: this is the sync after it.
@@ -134,9 +138,17 @@ impl Default for Slot {
             chunks: Vec::new(),
             reserved: 0,
             cancelled: false,
+            uses: 0,
             punching: false,
             syncing: false,
         }
+    }
+}
+
+impl Slot {
+    /// What names its operation, slot `number`'s, to the kernel.
+    fn user_data(&self, number: u32) -> u64 {
+        u64::from(number) | u64::from(self.uses) << USE_SHIFT
     }
 }
 
@@ -169,6 +181,8 @@ pub struct UringFile {
     scratch: Vec<libc::iovec>,
     /// Of a file in the page cache.
     syncs: Syncs,
+    /// Cancellations that the kernel has refused, as their completions name them. Empty between polls.
+    refused: Vec<u64>,
 }
 
 // SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into guest
@@ -220,6 +234,7 @@ impl UringFile {
             is_armed: false,
             scratch: Vec::new(),
             syncs: Syncs::default(),
+            refused: Vec::new(),
         })
     }
 
@@ -285,7 +300,7 @@ impl UringFile {
                 fallocate(fd, offset, len, mode)
             }
         };
-        let entry = ring.on_file(entry.user_data(u64::from(number)));
+        let entry = ring.on_file(entry.user_data(slot.user_data(number)));
         self.push_entry(&entry);
     }
 
@@ -329,15 +344,8 @@ impl UringFile {
             _ => Outcome::Failed(-result),
         };
         let mut ended = Vec::new();
-        let mut next = self.syncs.ended(result.min(0), &self.file, &mut ended);
-        while let Some(number) = next {
-            if !self.slots[number as usize].cancelled {
-                self.push(number);
-                break;
-            }
-            // It was to be stopped before it began.
-            self.end_in_flight(number, Outcome::Failed(libc::ECANCELED));
-            next = self.syncs.ended(-libc::ECANCELED, &self.file, &mut ended);
+        if let Some(next) = self.syncs.ended(result.min(0), &self.file, &mut ended) {
+            self.push(next);
         }
         for number in ended {
             self.end_in_flight(number, outcome);
@@ -353,6 +361,31 @@ impl UringFile {
             slot: number,
             outcome,
         });
+    }
+
+    /// Takes what the kernel has completed.
+    fn collect(&mut self, done: &mut Vec<Completion>) {
+        // One at a time: handling it may write a submission entry.
+        while let Some(entry) = self.ring.as_mut().and_then(Ring::next) {
+            if entry.user_data() & CANCEL != 0 {
+                // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel is in it. ENOENT: no thread
+                // is, which is so of one that has ended, and of one that the device is at (direct, or a read into
+                // the page cache).
+                if entry.result() < 0 {
+                    self.refused.push(entry.user_data());
+                }
+                continue;
+            }
+            let number = entry.user_data() as u32;
+            if let Some(outcome) = self.ended(number, entry.result()) {
+                self.slots[number as usize].state = State::Idle;
+                self.in_flight -= 1;
+                done.push(Completion {
+                    slot: number,
+                    outcome,
+                });
+            }
+        }
     }
 
     /// What a finished entry means; `None`: the operation goes on.
@@ -427,6 +460,10 @@ fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
 }
 
 impl BlockIo for UringFile {
+    fn path(&self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).ok()
+    }
+
     fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -572,6 +609,7 @@ impl BlockIo for UringFile {
         slot.first = 0;
         slot.moved = 0;
         slot.cancelled = false;
+        slot.uses = (slot.uses + 1) & (u32::MAX >> 1);
         slot.punching = false;
         slot.syncing = false;
         slot.iovecs.clear();
@@ -630,25 +668,24 @@ impl BlockIo for UringFile {
             // Enters with GETEVENTS, which runs what the kernel has deferred for us.
             ring.enter();
         }
-        // One at a time: handling it may write a submission entry.
-        while let Some(entry) = self.ring.as_mut().and_then(Ring::next) {
-            let number = entry.user_data() as u32;
-            if entry.user_data() & CANCEL != 0 {
-                // 0: stopped, its own entry says ECANCELED. ENOENT: it ended before. EALREADY: running.
-                let still = self.slots[number as usize].state == State::InFlight;
-                if entry.result() == -libc::EALREADY && still {
+        self.collect(done);
+        if !self.refused.is_empty() {
+            // A refusal says that the kernel cannot stop the operation: it runs, in the device or in a thread of the kernel,
+            // or it has ended, and its own completion stands behind the refusal or waits for our next entry. After one
+            // more look only those that run are left.
+            if let Some(ring) = &mut self.ring {
+                ring.enter();
+            }
+            self.collect(done);
+            for refused in std::mem::take(&mut self.refused) {
+                let number = refused as u32;
+                let slot = &self.slots[number as usize];
+                if slot.state == State::InFlight && slot.user_data(number) == refused & !CANCEL {
                     done.push(Completion {
                         slot: number,
                         outcome: Outcome::NotCancellable,
                     });
                 }
-            } else if let Some(outcome) = self.ended(number, entry.result()) {
-                self.slots[number as usize].state = State::Idle;
-                self.in_flight -= 1;
-                done.push(Completion {
-                    slot: number,
-                    outcome,
-                });
             }
         }
         // Continuations of short transfers.
@@ -662,10 +699,17 @@ impl BlockIo for UringFile {
     }
 
     fn cancel(&mut self, slot: u32) {
-        let own = &mut self.slots[slot as usize];
+        // A submission that ended early may never have had a slot.
+        let Some(own) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
         if own.state == State::InFlight && !own.cancelled {
             own.cancelled = true;
-            let user_data = u64::from(slot);
+            if self.syncs.give_up(slot) {
+                // The kernel does not have it yet.
+                return self.end_in_flight(slot, Outcome::Failed(libc::ECANCELED));
+            }
+            let user_data = self.slots[slot as usize].user_data(slot);
             self.push_entry(
                 &opcode::AsyncCancel::new(user_data)
                     .build()

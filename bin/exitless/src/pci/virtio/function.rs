@@ -21,7 +21,7 @@
 //! message each queue's signal stands for, after every write that may have changed it.
 
 use guest_mem::{Dma, KeepAlive, SourceId, Ticket};
-use vio::{Activity, AnyDevice, DeviceStats, Interrupt, Quiesce, VirtioDevice};
+use vio::{Activity, AnyDevice, DeviceStats, Interrupt, Quiesce, StopReason, VirtioDevice};
 
 use super::common::{CommonConfig, Effect};
 use super::config;
@@ -322,6 +322,15 @@ impl VirtioFunction {
     )]
     pub fn ticket_done(&mut self, ticket: Ticket) {
         self.device.ticket_done(ticket);
+    }
+
+    /// A stop has lasted for the drain limit.
+    pub fn stop_overdue(&mut self) {
+        self.device.stop_overdue(if self.common.is_resetting() {
+            StopReason::Reset
+        } else {
+            StopReason::Pause
+        });
     }
 
     /// The drain limit has passed with leases of this function still held.

@@ -11,6 +11,8 @@ pub(super) struct Ring {
     pub(super) io: IoUring,
     /// Made disabled: entering it enables it and binds it to its thread.
     enabled: bool,
+    /// Operations in flight at most.
+    depth: u32,
     /// Number 0 among its registered files, so that operations need not look the file up; else its descriptor.
     file: Target,
 }
@@ -47,6 +49,7 @@ impl Ring {
         let mut ring = Self {
             io,
             enabled: false,
+            depth,
             file,
         };
         ring.set_notify(false);
@@ -80,8 +83,27 @@ impl Ring {
             // Fails only if the ring was not made disabled (the fallback for old kernels).
             let _ = self.io.submitter().register_enable_rings();
             self.enabled = true;
+            self.add_workers();
         }
         self.io.submit().is_ok()
+    }
+
+    /// Adds room for all of this ring's operations to the threads with which the kernel waits for storage on this thread's
+    /// behalf. They belong to the thread, not to the ring, and there are four for each CPU at first: a handful of
+    /// requests that one slow disk does not answer would keep the flushes of all others from being begun. Threads are
+    /// made only while operations wait in others, so there are never more than operations in flight.
+    fn add_workers(&self) {
+        let submitter = self.io.submitter();
+        // Makes the kernel's record of this thread, of which the limit is a part.
+        // SAFETY: submits nothing, waits for nothing.
+        let entered = unsafe { submitter.enter::<libc::sigset_t>(0, 0, 0, None) };
+        // Zero leaves a limit as it is, and tells it.
+        let mut limits = [0; 2];
+        if entered.is_ok() && submitter.register_iowq_max_workers(&mut limits).is_ok() {
+            let bounded = limits[0].saturating_add(self.depth);
+            // As many as the user may have processes; a kernel before 5.15 keeps its own limit.
+            let _ = submitter.register_iowq_max_workers(&mut [bounded, 0]);
+        }
     }
 
     /// The next completion.

@@ -55,6 +55,15 @@ impl Syncs {
         Begin::Now
     }
 
+    /// A slot waits no longer; false: it does not wait, but runs, or wants no sync.
+    pub(super) fn give_up(&mut self, slot: u32) -> bool {
+        let waits = [&mut self.sharing, &mut self.waiting];
+        waits.into_iter().any(|slots| {
+            let at = slots.iter().position(|&other| other == slot);
+            at.map(|at| slots.remove(at)).is_some()
+        })
+    }
+
     /// The running sync has ended with `result`, 0 or less. Others that have ended with it, in `ended`; and the slot that
     /// is to be given to the kernel next.
     pub(super) fn ended(&mut self, result: i32, file: &File, ended: &mut Vec<u32>) -> Option<u32> {

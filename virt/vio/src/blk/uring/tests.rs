@@ -359,3 +359,133 @@ fn a_flush_beside_one_that_fails_fails_too() {
         assert!(asked <= most, "{asked} syncs");
     }
 }
+
+/// The kernel knows nothing of it yet, so nothing keeps it from ending.
+#[test]
+fn a_flush_that_waits_for_another_is_cancelled_at_once() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (mut disk, gate) = held_disk(&fs, "disk", false);
+    gate.hold(&[Kind::Sync]);
+    for slot in 0..3 {
+        disk.submit(slot, Op::Flush, &[]);
+    }
+    disk.flush();
+    gate.wait_until_held(1);
+    disk.cancel(1);
+    let first = wait(&mut disk);
+    let stopped = Outcome::Failed(libc::ECANCELED);
+    assert_eq!((first.slot, first.outcome), (1, stopped));
+    gate.release();
+    for slot in [0, 2] {
+        let next = wait(&mut disk);
+        assert_eq!((next.slot, next.outcome), (slot, Outcome::Done));
+    }
+}
+
+/// A file whose operations a test holds in the kernel, and a disk on it; `None` where there is no FUSE.
+fn held(o_direct: bool) -> Option<(HeldFs, Gate, UringFile)> {
+    let fs = HeldFs::mount_or_skip()?;
+    let gate = fs.create("disk", 1 << 20);
+    let options = UringOptions {
+        o_direct,
+        depth: 4,
+        ..Default::default()
+    };
+    let disk = UringFile::open(&fs.path("disk"), options).unwrap();
+    Some((fs, gate, disk))
+}
+
+/// What an operation of each kind is, and how the file system knows it.
+const HELD: [(Op, Kind); 3] = [
+    (
+        Op::Read {
+            offset: 8192,
+            len: 4096,
+        },
+        Kind::Read,
+    ),
+    (
+        Op::Write {
+            offset: 8192,
+            len: 4096,
+            durable: false,
+        },
+        Kind::Write,
+    ),
+    (Op::Flush, Kind::Sync),
+];
+
+/// A page of `mem` for the operation's data, if it has any.
+fn pieces(mem: &ArrayMem, op: Op) -> Vec<Piece> {
+    match op {
+        Op::Read { len, .. } | Op::Write { len, .. } => {
+            let hva = mem.host(Gpa::new(0x4000), u64::from(len)).unwrap();
+            vec![Piece { hva, len }]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Submits to slot 1, and waits until the operation is held.
+fn submit_held(disk: &mut UringFile, op: Op, pieces: &[Piece], gate: &Gate) {
+    disk.submit(1, op, pieces);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut done = Vec::new();
+    // The kernel tries again, each time we enter it, before it gives the operation to a thread.
+    while gate.held() == 0 {
+        disk.poll(&mut done);
+        assert_eq!(done, []);
+        assert!(Instant::now() < deadline, "it is not held");
+    }
+}
+
+#[test]
+fn what_the_kernel_is_still_doing_cannot_be_cancelled_and_ends_well_later() {
+    for o_direct in [false, true] {
+        for (op, kind) in HELD {
+            let Some((_fs, gate, mut disk)) = held(o_direct) else {
+                return;
+            };
+            let mem = ArrayMem::new(1 << 20);
+            disk.attach(mem.keep_alive());
+            gate.hold(&[kind]);
+            submit_held(&mut disk, op, &pieces(&mem, op), &gate);
+            disk.cancel(1);
+            let what = format!("{op:?}, direct: {o_direct}");
+            assert_eq!(wait(&mut disk).outcome, Outcome::NotCancellable, "{what}");
+            let mut done = Vec::new();
+            disk.poll(&mut done);
+            assert_eq!(done, [], "{what}: said once, and still in flight");
+            gate.release();
+            assert_eq!(wait(&mut disk).outcome, Outcome::Done, "{what}");
+        }
+    }
+}
+
+#[test]
+fn an_operation_that_ended_before_its_cancellation_has_ended_well() {
+    for (op, kind) in HELD {
+        let Some((_fs, gate, mut disk)) = held(true) else {
+            return;
+        };
+        let mem = ArrayMem::new(1 << 20);
+        disk.attach(mem.keep_alive());
+        for round in 0..50 {
+            gate.hold(&[kind]);
+            submit_held(&mut disk, op, &pieces(&mem, op), &gate);
+            gate.release();
+            // The kernel has it; nobody has looked. The cancellation's answer may come first.
+            while !disk.has_completions() {
+                std::thread::yield_now();
+            }
+            disk.cancel(1);
+            let first = wait(&mut disk);
+            assert_eq!(first.outcome, Outcome::Done, "{op:?}, round {round}");
+            let mut done = Vec::new();
+            disk.poll(&mut done);
+            assert_eq!(done, [], "{op:?}, round {round}");
+        }
+    }
+}

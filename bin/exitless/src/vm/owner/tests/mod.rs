@@ -7,5 +7,6 @@ mod hostile;
 mod interrupts;
 mod remote;
 mod sleep;
+mod slow_storage;
 mod stop;
 mod support;

@@ -1,0 +1,492 @@
+//! Storage that is really slow: the kernel has begun a request and does not end it (`held-fs`). A VMM that pauses its guest,
+//! plugs memory in or out, or resets the device meanwhile gets its answer when the storage has given its own: the request
+//! is a success, and the disk alive.
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::front::{Front, copy, event, fd};
+use common::{BLOCK, DISK, Disk, Io, Server, feature, logged, options, pattern, until};
+use disk_image::{ImageDisk, ImageOptions};
+use held_fs::{Gate, HeldFs, Kind};
+use sidecore::IdlePolicy;
+use vhost_blk::queue::{Op, Status};
+use vhost_user::wire::{Inflight, MemRegion, Request};
+use vio::blk::{BlockIo, UringFile, UringOptions};
+
+/// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
+const HELD: Duration = Duration::from_secs(5);
+/// How long any answer may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The block that held reads and writes are about; it holds its pattern for a read, and something else for a write.
+const BLOCK_HELD: u64 = 500;
+/// Every depth here: each disk of the matrix has an io_uring of its own.
+const DEPTH: u32 = 16;
+
+/// What a front end asks for while a request is held.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Action {
+    AddMemory,
+    RemoveMemory,
+    SetMemory,
+    StopRing,
+    Reset,
+    Reconnect,
+}
+
+const ACTIONS: [Action; 6] = [
+    Action::AddMemory,
+    Action::RemoveMemory,
+    Action::SetMemory,
+    Action::StopRing,
+    Action::Reset,
+    Action::Reconnect,
+];
+const OPS: [(Op, Kind); 3] = [
+    (Op::Read, Kind::Read),
+    (Op::Write, Kind::Write),
+    (Op::Flush, Kind::Sync),
+];
+
+/// What stands behind a disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Format {
+    Buffered,
+    Direct,
+    Qcow2,
+}
+
+/// A disk in `fs`, every block of which holds its pattern but the one that a write is to change.
+fn disk(fs: &HeldFs, name: &str, format: Format, op: Op) -> Disk {
+    let mut contents: Vec<u8> = (0..DISK as u64 / u64::from(BLOCK))
+        .flat_map(pattern)
+        .collect();
+    if op == Op::Write {
+        let at = BLOCK_HELD as usize * BLOCK as usize;
+        contents[at..][..BLOCK as usize].fill(0x11);
+    }
+    let path = fs.path(name);
+    // Past the file system, whose cache would answer the reads otherwise.
+    let gate = fs.create(name, 0);
+    let io: Box<dyn BlockIo> = match format {
+        Format::Buffered | Format::Direct => {
+            gate.contents().write_all_at(&contents, 0).expect("memory");
+            let options = UringOptions {
+                o_direct: format == Format::Direct,
+                depth: DEPTH,
+                ..Default::default()
+            };
+            Box::new(UringFile::open(&path, options).expect("an io_uring"))
+        }
+        Format::Qcow2 => {
+            let image = qcow2_of(&contents);
+            gate.contents().write_all_at(&image, 0).expect("memory");
+            let options = ImageOptions {
+                depth: DEPTH,
+                threads: 2,
+                ..ImageOptions::default()
+            };
+            Box::new(ImageDisk::open(&path, options).expect("an image"))
+        }
+    };
+    let mut disk = Disk::new(name, io);
+    disk.blk.queues = 1;
+    disk
+}
+
+/// The bytes of a qcow2 image with these contents.
+fn qcow2_of(contents: &[u8]) -> Vec<u8> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (raw, image) = (dir.path().join("raw"), dir.path().join("qcow2"));
+    std::fs::write(&raw, contents).expect("space");
+    let status = Command::new("qemu-img")
+        .args(["convert", "-f", "raw", "-O", "qcow2"])
+        .args([&raw, &image])
+        .status();
+    assert!(status.expect("qemu-img runs").success());
+    std::fs::read(&image).expect("it was made")
+}
+
+fn formats() -> Vec<Format> {
+    if Command::new("qemu-img").arg("--version").output().is_ok() {
+        return vec![Format::Buffered, Format::Direct, Format::Qcow2];
+    }
+    println!("skipped for qcow2: no qemu-img on the PATH (Debian: qemu-utils)");
+    vec![Format::Buffered, Format::Direct]
+}
+
+/// An inflight region.
+type Region = (Inflight, OwnedFd);
+
+/// One disk, one request that is held, and what is asked for meanwhile.
+#[derive(Clone, Debug)]
+struct Cell {
+    action: Action,
+    op: Op,
+    kind: Kind,
+    format: Format,
+    tracked: bool,
+    socket: PathBuf,
+    gate: Gate,
+}
+
+fn inflight() -> Inflight {
+    Inflight {
+        mmap_size: 0,
+        mmap_offset: 0,
+        queues: 1,
+        queue_size: 256,
+    }
+}
+
+impl Cell {
+    fn what(&self) -> String {
+        let tracked = if self.tracked { "with" } else { "without" };
+        format!(
+            "{:?} while a {:?} of a {:?} disk is held, {tracked} an inflight region",
+            self.action, self.op, self.format
+        )
+    }
+
+    /// Connects, shares memory, and has a region if the cell wants one: that of a former connection, or a new one.
+    fn connect(&self, region: &mut Option<Region>) -> Option<Front> {
+        let mut front = Front::connect_within(&self.socket, 1, 8, PATIENCE).ok()?;
+        front.set_features(feature::EVENT_IDX);
+        if self.tracked {
+            if region.is_none() {
+                *region = Some(front.channel.inflight(inflight()).expect("a region"));
+            }
+            let (shape, file) = region.as_ref().expect("it was just made");
+            front.call(Request::SetInflightFd(*shape, copy(file)));
+        }
+        front.share();
+        Some(front)
+    }
+
+    /// A running guest, and where it hears that the device needs a reset.
+    fn start(&self) -> (Front, Option<Region>, OwnedFd) {
+        let mut region = None;
+        let mut front = self.connect(&mut region).expect("the server accepts");
+        front.serve(0);
+        let err = event();
+        front.call(Request::SetVringErr(fd(0, Some(copy(&err)))));
+        if self.op == Op::Flush {
+            // Something to flush.
+            assert!(front.io().submit(0, Op::Write, 900));
+            assert_eq!(drain(&mut front.io()), (1, 0), "{}", self.what());
+        }
+        (front, region, err)
+    }
+
+    /// Puts the request in flight, and into the kernel.
+    fn hold(&self, front: &mut Front, server: &Server, at: usize) {
+        self.gate.hold(&[self.kind]);
+        assert!(front.io().submit(0, self.op, BLOCK_HELD));
+        if self.format == Format::Buffered && self.op == Op::Write {
+            // The kernel may keep it behind one of another disk, which is held.
+            server.until(at, "it is in flight", |stats| stats.device.in_flight == 1);
+        } else {
+            self.gate.wait_until_held(1);
+        }
+    }
+
+    /// Asks, is answered after the release, and finds everything well.
+    fn act(&self, mut front: Front, region: Option<Region>, released: &AtomicBool) {
+        let what = self.what();
+        let spare = MemRegion {
+            guest_addr: 0x10_0000_0000,
+            size: 1 << 20,
+            user_addr: 0x10_0000_0000,
+            mmap_offset: 0,
+        };
+        let extra = vhost_blk::memory::Memory::create(1 << 20).expect("memory");
+        match self.action {
+            Action::AddMemory => front.call(Request::AddMemReg(spare, copy(extra.file()))),
+            // Of the guest's own: the ring's memory is away for a moment, as when QEMU rearranges it.
+            Action::RemoveMemory => {
+                let own = front.regions()[0];
+                front.call(Request::RemMemReg(own));
+                front.call(Request::AddMemReg(own, copy(front.memory.file())));
+            }
+            Action::SetMemory => front.share(),
+            Action::StopRing => {
+                let base = front.stop(0);
+                assert_eq!(base, front.own_base(0), "{what}");
+                // It is there with the answer, not later.
+                assert_eq!(front.io().collect(), (1, 0), "{what}");
+            }
+            Action::Reset => front.call(Request::ResetDevice),
+            Action::Reconnect => front = self.reconnect(front, region, released),
+        }
+        assert!(
+            released.load(Ordering::Acquire),
+            "answered too early: {what}"
+        );
+        match self.action {
+            Action::Reset => {
+                front.set_features(feature::EVENT_IDX);
+                front.share();
+                front.serve(0);
+            }
+            Action::StopRing => front.serve(0),
+            _ => {
+                assert_eq!(drain(&mut front.io()), (1, 0), "{what}");
+            }
+        }
+        // What was written is there; every kind of request works.
+        assert!(front.io().submit(
+            0,
+            Op::Read,
+            if self.op == Op::Write { BLOCK_HELD } else { 7 }
+        ));
+        assert!(front.io().submit(0, Op::Write, 901));
+        assert!(front.io().submit(0, Op::Flush, 0));
+        assert_eq!(drain(&mut front.io()), (3, 0), "{what}");
+        front.stop(0);
+    }
+
+    /// The connection is lost in mid-request; the same guest's VMM tries until it is served again.
+    fn reconnect(&self, front: Front, mut region: Option<Region>, released: &AtomicBool) -> Front {
+        let Front {
+            channel,
+            memory,
+            layout,
+            queues,
+            features,
+            ..
+        } = front;
+        drop(channel);
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < PATIENCE, "no way back: {}", self.what());
+            let tried = Front::connect_within(&self.socket, 1, 8, PATIENCE);
+            let Ok(mut next) = tried else {
+                thread::sleep(Duration::from_millis(50));
+                continue;
+            };
+            assert!(released.load(Ordering::Acquire), "{}", self.what());
+            (next.memory, next.layout, next.queues) = (memory, layout, queues);
+            next.features = features;
+            next.call(Request::SetFeatures(features));
+            if let Some((shape, file)) = region.take() {
+                next.call(Request::SetInflightFd(shape, copy(&file)));
+            }
+            next.share();
+            next.start_at_used(0);
+            next.enable(0, true);
+            return next;
+        }
+    }
+}
+
+/// As [`Io::drain`], for machines that are busy.
+fn drain(io: &mut Io<'_>) -> (usize, usize) {
+    let start = Instant::now();
+    let mut ended = (0, 0);
+    while io.outstanding() != 0 {
+        let more = io.collect();
+        ended = (ended.0 + more.0, ended.1 + more.1);
+        assert!(start.elapsed() < PATIENCE, "requests do not come back");
+        thread::sleep(Duration::from_millis(1));
+    }
+    ended
+}
+
+#[test]
+fn a_held_request_ends_well_whatever_is_asked_for_meanwhile() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let mut cells = Vec::new();
+    let mut disks = Vec::new();
+    for format in formats() {
+        for (op, kind) in OPS {
+            for action in ACTIONS {
+                for tracked in [false, true] {
+                    let name = format!("disk-{}", disks.len());
+                    disks.push(disk(&fs, &name, format, op));
+                    cells.push(Cell {
+                        action,
+                        op,
+                        kind,
+                        format,
+                        tracked,
+                        socket: PathBuf::new(),
+                        gate: fs.gate(&name),
+                    });
+                }
+            }
+        }
+    }
+    let neighbour_at = disks.len();
+    disks.push(Disk::ram("neighbour"));
+    let server = Server::start(IdlePolicy::Sleep, disks);
+    for (at, cell) in cells.iter_mut().enumerate() {
+        cell.socket = server.path(at);
+    }
+    let _release = fs.release_at_end();
+    let mut started: Vec<_> = cells.iter().map(Cell::start).collect();
+    for (at, (cell, (front, ..))) in cells.iter().zip(&mut started).enumerate() {
+        cell.hold(front, &server, at);
+    }
+    let released = AtomicBool::new(false);
+    let mut errs = Vec::new();
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (cell, (front, region, err)) in cells.iter().zip(started) {
+            errs.push(err);
+            let released = &released;
+            threads.push(scope.spawn(move || cell.act(front, region, released)));
+        }
+        // Meanwhile the others of the core are served, and it sleeps.
+        let start = Instant::now();
+        let mut neighbour = server.guest(neighbour_at, options(feature::EVENT_IDX, 1, 8));
+        neighbour.verify(64);
+        thread::sleep(HELD / 2);
+        let cpu = server.cpu();
+        thread::sleep(HELD / 4);
+        let used = server.cpu() - cpu;
+        neighbour.verify(64);
+        thread::sleep(HELD.saturating_sub(start.elapsed()));
+        released.store(true, Ordering::Release);
+        for cell in &cells {
+            cell.gate.release();
+        }
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+        // Of that, reconnecting front ends are turned away some 500 times.
+        assert!(used < HELD / 8, "{used:?} of waiting");
+    });
+    for (at, (cell, err)) in cells.iter().zip(errs).enumerate() {
+        let stats = server.stats(at);
+        let what = cell.what();
+        assert_eq!(
+            (stats.device.violations, stats.device.errors),
+            (0, 0),
+            "{what}"
+        );
+        let is_cut = cell.action == Action::Reconnect;
+        assert_eq!(stats.cancelled, u64::from(is_cut), "{what}");
+        let mut count = [0; 8];
+        assert!(
+            rustix::io::read(&err, &mut count).is_err(),
+            "needs a reset: {what}"
+        );
+    }
+}
+
+/// A disk with one held request and a front end that has asked for a change of memory.
+fn waiting(fs: &HeldFs, name: &str, kind: Kind, op: Op) -> (Server, Front, Gate) {
+    let mut disk = disk(fs, name, Format::Direct, op);
+    disk.config.drain_limit_ns = 200_000_000;
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    let gate = fs.gate(name);
+    let mut front = Front::running(&server.path(0), feature::EVENT_IDX, 1, 8);
+    gate.hold(&[kind]);
+    assert!(front.io().submit(0, op, BLOCK_HELD));
+    gate.wait_until_held(1);
+    (server, front, gate)
+}
+
+/// Sends without waiting for an answer.
+fn send(front: &mut Front, request: Request) {
+    let mut sender = vhost_user::channel::Sender::default();
+    sender.push(request.encode(true)).expect("room");
+    let flushed = sender.flush(front.channel.socket()).expect("a connection");
+    assert_eq!(flushed, vhost_user::channel::Flushed::All);
+}
+
+#[test]
+fn what_waits_for_which_file_is_logged_once_and_so_is_its_end() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (_server, mut front, gate) = waiting(&fs, "logged", Kind::Write, Op::Write);
+    let _release = fs.release_at_end();
+    let path = fs.path("logged").display().to_string();
+    let lines = move || {
+        let log = logged();
+        let own = log.lines().filter(|line| line.contains("export=logged"));
+        let own: Vec<String> = own.map(str::to_owned).collect();
+        let of = |text: &str| own.iter().filter(|line| line.contains(text)).count();
+        (of(&path), of("the storage has answered after"))
+    };
+    let opener = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(1500));
+        assert_eq!(lines(), (1, 0), "{}", logged());
+        gate.release();
+        lines
+    });
+    front.share();
+    let lines = opener.join().expect("no panic");
+    until("its end is logged", || lines() == (1, 1));
+    assert_eq!(front.io().drain(), (1, 0));
+}
+
+#[test]
+fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (server, mut front, gate) = waiting(&fs, "gone", Kind::Sync, Op::Flush);
+    let _release = fs.release_at_end();
+    let regions = front.regions();
+    let table = regions
+        .into_iter()
+        .map(|region| (region, copy(front.memory.file())));
+    let table = Request::SetMemTable(table.collect());
+    send(&mut front, table);
+    // More behind it, which nobody reads now.
+    for _ in 0..20 {
+        send(&mut front, Request::GetFeatures);
+    }
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(
+        server.stats(0).cancelled,
+        0,
+        "a change of memory cancels nothing"
+    );
+    drop(front);
+    server.until(0, "its requests are cancelled", |stats| {
+        stats.cancelled == 1
+    });
+    gate.release();
+    until("the next one is served", || {
+        Front::try_connect(&server.path(0), 1, 8).is_ok()
+    });
+}
+
+/// The finished requests of a ring are shown when it stops, though another ring of the device broke the protocol.
+#[test]
+fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let mut disk = disk(&fs, "broken", Format::Direct, Op::Write);
+    disk.blk.queues = 2;
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    let _release = fs.release_at_end();
+    let gate = fs.gate("broken");
+    let mut front = Front::running(&server.path(0), feature::EVENT_IDX, 2, 8);
+    gate.hold(&[Kind::Write]);
+    assert!(front.io().submit(1, Op::Write, BLOCK_HELD));
+    gate.wait_until_held(1);
+    // An available index that no driver reaches.
+    front.jump(40_000);
+    server.until(0, "the device needs a reset", |stats| {
+        stats.device.violations == 1
+    });
+    gate.release();
+    let base = front.stop(1);
+    assert_eq!(base, front.own_base(1));
+    let done = front.io().reap(1).expect("it was shown before the answer");
+    assert_eq!(done.status, Status::Ok);
+}

@@ -1,0 +1,287 @@
+//! Storage that is really slow: operations that the kernel has begun and that do not end (`held-fs`).
+
+use std::time::{Duration, Instant};
+
+use guest_mem::test_utils::FlatDma;
+use guest_mem::{Gpa, Iova};
+use held_fs::{Gate, HeldFs, Kind};
+
+use super::support::*;
+use crate::blk::request::{STATUS_OK, kind};
+use crate::blk::{Transfer, UringFile, UringOptions};
+use crate::{Quiesce, VirtioDevice};
+
+/// Bytes of a request; the sector it begins at.
+const LEN: u32 = 4096;
+const SECTOR: u64 = 64;
+
+/// How a disk is opened, and how its data move.
+const WAYS: [(bool, Transfer); 3] = [
+    (false, Transfer::Direct),
+    (true, Transfer::Direct),
+    (false, Transfer::Bounce),
+];
+/// A request of each kind, and how the file system knows it.
+const KINDS: [(u32, Kind); 3] = [
+    (kind::IN, Kind::Read),
+    (kind::OUT, Kind::Write),
+    (kind::FLUSH, Kind::Sync),
+];
+
+/// What a request that was held is checked by.
+struct Scene {
+    guest: Guest,
+    dma: FlatDma,
+    gate: Gate,
+    kind: u32,
+    what: String,
+}
+
+impl Scene {
+    /// A request of this kind, held in the kernel.
+    fn hold(
+        fs: &HeldFs,
+        (o_direct, transfer): (bool, Transfer),
+        (kind, held): (u32, Kind),
+        name: &str,
+    ) -> Self {
+        let name = format!("{name}-{o_direct}-{transfer:?}-{held:?}");
+        let gate = fs.create(&name, 0);
+        std::io::Write::write_all(&mut gate.contents(), &image()).unwrap();
+        let options = UringOptions {
+            o_direct,
+            transfer,
+            depth: 32,
+            ..Default::default()
+        };
+        let disk = UringFile::open(&fs.path(&name), options).unwrap();
+        let guest = Guest::new(Box::new(disk));
+        let dma = guest.dma();
+        let mut scene = Self {
+            guest,
+            dma,
+            gate,
+            kind,
+            what: name,
+        };
+        scene.gate.hold(&[held]);
+        scene.request();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while scene.gate.held() == 0 {
+            scene.guest.settle(&mut scene.dma);
+            assert!(
+                Instant::now() < deadline,
+                "{}: not held: {:?}, counts {:?}",
+                scene.what,
+                scene.guest.blk.stats(),
+                Kind::ALL.map(|kind| scene.gate.count(kind))
+            );
+        }
+        scene
+    }
+
+    /// Makes the request available.
+    fn request(&mut self) {
+        let guest = &mut self.guest;
+        match self.kind {
+            kind::IN => guest.request(0, kind::IN, SECTOR, &[], &[(DATA, LEN)]),
+            kind::OUT => {
+                guest.driver.put(DATA, &[0x5a; LEN as usize]);
+                guest.request(0, kind::OUT, SECTOR, &[(DATA, LEN)], &[])
+            }
+            _ => guest.request(0, kind::FLUSH, 0, &[], &[]),
+        };
+    }
+
+    /// The request has been shown as a success, and is one.
+    fn check_success(&mut self) {
+        self.guest.wait_used(&mut self.dma);
+        assert_eq!(self.guest.status(0), STATUS_OK, "{}", self.what);
+        self.check_data();
+        assert!(!self.guest.blk.needs_reset(), "{}", self.what);
+    }
+
+    fn check_data(&self) {
+        let at = SECTOR as usize * 512;
+        let mut stored = vec![0; LEN as usize];
+        std::os::unix::fs::FileExt::read_exact_at(self.gate.contents(), &mut stored, at as u64)
+            .unwrap();
+        match self.kind {
+            kind::IN => assert!(
+                self.guest.driver.get(DATA, LEN as usize) == image()[at..][..LEN as usize],
+                "{}: other data were read",
+                self.what
+            ),
+            kind::OUT => assert!(stored == [0x5a; LEN as usize], "{}: not written", self.what),
+            _ => {}
+        }
+    }
+
+    /// The disk serves the next request of every kind.
+    fn check_alive(&mut self) {
+        assert!(!self.guest.blk.needs_reset(), "{}", self.what);
+        self.guest.driver.put(DATA, &[0xa5; LEN as usize]);
+        let write = self.guest.run(kind::OUT, 8, &[(DATA, LEN)], &[]);
+        let flush = self.guest.run(kind::FLUSH, 0, &[], &[]);
+        let read = self.guest.run(kind::IN, 8, &[], &[(DATA + 0x2000, LEN)]);
+        let statuses = [write.0, flush.0, read.0];
+        assert_eq!(statuses, [STATUS_OK; 3], "{}", self.what);
+        let bytes = self.guest.driver.get(DATA + 0x2000, LEN as usize);
+        assert!(bytes == [0xa5; LEN as usize], "{}", self.what);
+    }
+
+    /// Polls until the device is quiet.
+    fn drain(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.guest.blk.quiesce(&mut self.dma) != Quiesce::Done {
+            let _ = self.guest.blk.poll(&mut self.dma, &mut self.guest.irq, 0);
+            assert!(Instant::now() < deadline, "{}: it never ends", self.what);
+        }
+    }
+}
+
+/// Every way of opening a disk with every kind of request held, side by side; `None` where there is no FUSE.
+fn every_scene(name: &str) -> Option<(HeldFs, Vec<Scene>)> {
+    let fs = HeldFs::mount_or_skip()?;
+    let cells = WAYS
+        .into_iter()
+        .flat_map(|way| KINDS.map(|kind| (way, kind)));
+    let scenes = cells
+        .map(|(way, kind)| Scene::hold(&fs, way, kind, name))
+        .collect();
+    Some((fs, scenes))
+}
+
+/// Asks each scene to be quiet for `time`, and each says that it is not.
+fn stays_in_flight(scenes: &mut [Scene], time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        for Scene {
+            guest, dma, what, ..
+        } in &mut *scenes
+        {
+            let answer = guest.blk.quiesce(dma);
+            assert_eq!(answer, Quiesce::Draining { in_flight: 1 }, "{what}");
+            let _ = guest.blk.poll(dma, &mut guest.irq, 0);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_request_that_outlasts_a_stop_is_a_success_when_the_device_goes_on() {
+    let Some((_fs, mut scenes)) = every_scene("resume") else {
+        return;
+    };
+    stays_in_flight(&mut scenes, Duration::from_millis(1500));
+    for scene in &mut scenes {
+        scene.gate.release();
+        scene.drain();
+        assert_eq!(scene.guest.driver.used_idx(), 0, "{}: stopped", scene.what);
+        scene.guest.blk.resume();
+        scene.check_success();
+        scene.check_alive();
+    }
+}
+
+#[test]
+fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
+    let Some((_fs, mut scenes)) = every_scene("reset") else {
+        return;
+    };
+    stays_in_flight(&mut scenes, Duration::from_millis(300));
+    for scene in &mut scenes {
+        // The driver loses patience, and nothing comes of it.
+        scene.guest.blk.cancel_overdue();
+    }
+    stays_in_flight(&mut scenes, Duration::from_millis(300));
+    for scene in &mut scenes {
+        scene.gate.release();
+        scene.drain();
+        let data = scene.guest.driver.get(DATA, LEN as usize);
+        scene.check_data_of_direct_read();
+        scene.guest.reactivate();
+        std::thread::sleep(Duration::from_millis(20));
+        let later = scene.guest.driver.get(DATA, LEN as usize);
+        assert!(data == later, "{}: written to after the reset", scene.what);
+        scene.check_alive();
+    }
+}
+
+impl Scene {
+    /// With the reset's answer, everything that could be written has been.
+    fn check_data_of_direct_read(&self) {
+        if self.kind != kind::IN || !self.what.contains("Bounce") {
+            self.check_data();
+        }
+    }
+}
+
+#[test]
+fn the_memory_of_a_dropped_disk_stays_while_the_kernel_may_write_it() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let scene = Scene::hold(&fs, WAYS[1], KINDS[0], "drop");
+    let Scene { guest, gate, .. } = scene;
+    let (mem, blk) = (guest.mem.clone(), guest.blk);
+    drop(blk);
+    // The page is written after the disk has gone: it is still the guest's.
+    assert_eq!(mem.get::<1>(Gpa::new(DATA)), [0]);
+    gate.release();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while mem.get::<1>(Gpa::new(DATA + 1)) == [0] {
+        assert!(Instant::now() < deadline, "the read never ends");
+    }
+}
+
+#[test]
+fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_written() {
+    let Some((_fs, mut scenes)) = every_scene("overdue") else {
+        return;
+    };
+    for scene in &mut scenes {
+        let what = scene.what.clone();
+        scene.dma.iommu.unmap(Iova::new(DATA), 4096);
+        let stale = scene.dma.iommu.leases().stale();
+        scene.guest.blk.cancel_overdue();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while !scene.guest.blk.needs_reset() {
+            let _ = scene
+                .guest
+                .blk
+                .poll(&mut scene.dma, &mut scene.guest.irq, 0);
+            assert!(
+                Instant::now() < deadline,
+                "{what}: nobody says that it cannot be cancelled"
+            );
+        }
+        assert_eq!(
+            scene.dma.iommu.leases().stale(),
+            stale,
+            "{what}: it may still be written"
+        );
+        scene.gate.release();
+        scene.drain();
+        assert_eq!(scene.dma.iommu.leases().stale(), 0, "{what}");
+        scene.guest.reactivate();
+        scene.check_alive();
+    }
+}
+
+#[test]
+fn a_request_that_has_succeeded_when_it_is_cancelled_is_a_success() {
+    let Some((_fs, mut scenes)) = every_scene("late") else {
+        return;
+    };
+    for scene in &mut scenes {
+        scene.gate.release();
+        while !scene.guest.blk.has_work(&mut scene.dma) {
+            std::thread::yield_now();
+        }
+        // It has ended, and the device does not know yet.
+        scene.guest.blk.cancel_overdue();
+        scene.check_success();
+        scene.check_alive();
+    }
+}
