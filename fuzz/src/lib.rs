@@ -2,7 +2,7 @@
 //!
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from, made by code):
 //! [`vhost_user_messages`], [`export_session`], [`block_requests`], [`split_ring`], [`packed_ring`], [`dma_mapper`] (what
-//! drivers can ask a mapper for), and [`self_test`], a planted fault that shows that the set-up finds such things.
+//! drivers can ask a mapper for), [`iova_allocators`] (histories of address spaces), and [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
 //! **How they run.** `scripts/fuzz.sh` (`make fuzz`, `make check`) builds the programs in `targets/` with `--cfg fuzzing` and
 //! LLVM's coverage counters, which a stable compiler has too, and links libFuzzer. In any other build they replay
@@ -20,6 +20,7 @@ pub mod export_session;
 mod fds;
 mod held_disk;
 mod input;
+pub mod iova_allocators;
 mod offer;
 pub mod packed_ring;
 pub mod racing;

@@ -14,6 +14,7 @@ fn seeds_find_nothing_but_what_was_planted() {
         (fuzz::split_ring::seeds, fuzz::split_ring::run),
         (fuzz::packed_ring::seeds, fuzz::packed_ring::run),
         (fuzz::dma_mapper::seeds, fuzz::dma_mapper::run),
+        (fuzz::iova_allocators::seeds, fuzz::iova_allocators::run),
         (fuzz::self_test::seeds, fuzz::self_test::run),
     ] {
         let seeds = seeds();

@@ -8,7 +8,8 @@
 //!
 //! What an operation is: a map, an unmap, an allocation, a free, a pin and its end, a hand-over to another core, an
 //! attempt that must be refused, an access by the device, a tick, a park.
-//! Left out: naive models, which the property tests of both crates have; they look closer and are slower.
+//! Allocators are soaked in phases beside a naive model (`iova::testing`); mappers have none here: the property tests of
+//! `dma-map` look closer and are slower.
 #![deny(unsafe_code)]
 
 mod allocators;

@@ -37,7 +37,7 @@
 //! ```
 //!
 //! Ranges are in pages of 4 KiB; ends are inclusive. Modules: `range`, `aperture`, `error`, `allocator` (the traits), then one
-//! per allocator. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through the crate `lines`, and
+//! per allocator; `testing` (a feature of that name) plays with any of them, in phases, beside a naive model. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through the crate `lines`, and
 //! the meetings of cores are modelled with loom (`chunk/model.rs`, `magazine/model.rs`), and those of more cores
 //! with shuttle (`tests/schedules.rs`).
 //!
@@ -60,15 +60,14 @@ mod identity;
 mod linear;
 mod locked;
 mod magazine;
-#[cfg(shuttle)]
+#[cfg(any(test, shuttle))]
 pub mod planted;
-#[cfg(test)]
-#[path = "../tests/random/mod.rs"]
-mod random;
 mod range;
 mod slab;
 mod states;
 mod stats;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod tree;
 mod wanted;
 

@@ -1,9 +1,9 @@
-//! Mistakes that tests under shuttle plant to prove that they would find them. Under `--cfg shuttle` alone: in any other
-//! build no trace of this is left.
+//! Mistakes that tests plant to prove that they would find them: under `--cfg shuttle`, and in this crate's own unit tests. In
+//! any other build no trace of this is left.
 
 use std::cell::Cell;
 
-/// A mistake in the order or the completeness of steps. (Mistakes in orderings shuttle cannot see.)
+/// A mistake in steps, their order or their completeness. (Mistakes in orderings shuttle cannot see.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// An owner clears the call to look after it has read what strangers freed, not before.
@@ -18,6 +18,8 @@ pub enum Mistake {
     TrustsPending,
     /// A full magazine for which its depot has no room is dropped with all its ranges, as Linux 6.7 did.
     DropsOverflow,
+    /// A search in the tree of gaps counts the first key of an inner node, which means nothing.
+    CountsFirstSeparator,
 }
 
 std::thread_local! {

@@ -1,8 +1,6 @@
 //! Threads that allocate, hand ranges to each other and free them; a shared bitmap shows overlaps.
 #![cfg(not(any(loom, shuttle)))]
 
-mod random;
-
 use std::{
     sync::{
         Barrier,
@@ -12,8 +10,8 @@ use std::{
     thread,
 };
 
+use iova::testing::Random;
 use iova::*;
-use random::Random;
 
 const THREADS: usize = 4;
 const STEPS: usize = 20_000;

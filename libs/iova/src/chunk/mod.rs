@@ -40,7 +40,8 @@
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
 //! range was given out again cannot always be told from a right one. Sizes are rounded up to powers of two below
-//! 512 pages and to whole chunks above. A limit that cuts a zone wastes what lies above the last whole word below it.
+//! 512 pages and to whole chunks above. A word serves one class while anything of it is out: what is free there is refused to
+//! other classes. A limit that cuts a chunk may waste what lies below it there.
 
 mod bitmap;
 mod free;

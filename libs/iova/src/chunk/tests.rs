@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::*;
-use crate::random::Random;
+use crate::testing::Random;
 use crate::{AllocError, CoreAllocator, Request};
 
 fn aperture(first: u64, last: u64) -> Aperture {

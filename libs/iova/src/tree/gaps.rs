@@ -13,8 +13,8 @@
 //! time; only where there is none, in those gaps that could hold its size.
 //!
 //! Shape: all leaves at one depth; a leaf holds up to [`FANOUT`](node::FANOUT) gaps and is linked to its neighbours, an
-//! inner node as many children, each with a separator (at or below every page of the child's gaps, above every page
-//! of those before it; the first one's counts as 0) and the child's best. A full node splits, an empty one goes, a
+//! inner node as many children, each but the first with a separator (at or below every page of the child's gaps, above
+//! every page of those before it), and each with the child's best. A full node splits, an empty one goes, a
 //! quarter-full one joins a neighbour it fits into. Changes end in `raise_best`, which climbs only while the maximum
 //! changes.
 //!
@@ -121,7 +121,7 @@ impl Gaps {
         let mut at = self.root;
         for _ in 1..self.height {
             let node = &self.nodes[at as usize];
-            at = node.kids[node.count_to(first).saturating_sub(1)];
+            at = node.kids[node.child_to(first)];
         }
         let node = &self.nodes[at as usize];
         let gap = match node.count_to(first).checked_sub(1) {
@@ -163,7 +163,7 @@ impl Gaps {
         *self.path.last().expect("a search went before")
     }
 
-    /// Panics where order, separators, links or bests are wrong. Linear.
+    /// Panics where order, separators, links or bests are wrong, or where a search misses a gap. A search for each gap.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check(&self) {
         let mut end = None;
@@ -175,6 +175,14 @@ impl Gaps {
         });
         let counted = self.check_node(self.root, 1, 0, u64::MAX);
         assert_eq!(counted.0, count, "leaves are linked");
+        self.for_each(|first, last| {
+            assert!(self.holds(first, last), "a search finds {first:#x}");
+            let below = first.checked_sub(1);
+            assert!(
+                below.is_none_or(|below| !self.holds(below, last)),
+                "gaps end"
+            );
+        });
     }
 
     /// Counts the gaps under a node, all of which lie in `from..below`, and their best.
@@ -196,6 +204,8 @@ impl Gaps {
             } else {
                 below
             };
+            let ends = [start, end - 1].map(|page| node.child_to(page));
+            assert_eq!(ends, [child; 2], "a search goes where the separators say");
             let (count, best) = self.check_node(node.kids[child], level + 1, start, end);
             assert_eq!(best, node.values[child], "best is exact");
             sum = (sum.0 + count, sum.1.max(best));

@@ -129,7 +129,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::random::Random;
+    use crate::testing::Random;
 
     #[test]
     fn it_holds_what_a_map_holds() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::random::Random;
+use crate::testing::{Out, Phase, Random, World};
 use crate::{Request, wanted::place};
 
 /// Free gaps as a map, searched from the top.
@@ -120,6 +120,49 @@ proptest! {
             tree.free(range).expect("allocated");
         }
         prop_assert_eq!((tree.live_ranges(), tree.live_pages(), tree.chunks()), (0, 0, 0));
+    }
+}
+
+/// Gap for gap, with all that nodes must keep checked every few steps.
+#[test]
+fn gaps_are_those_of_a_map_through_phases_that_fragment_and_clear() {
+    const STEPS: u32 = 40_000;
+    let world = World::small(1);
+    for seed in 0..6 {
+        let mut random = Random::new(seed);
+        let mut gaps = Gaps::new(world.aperture.usable());
+        let usable = world.aperture.usable().iter();
+        let mut naive = Naive(usable.map(|r| (r.first().raw(), r.last().raw())).collect());
+        let mut out = Out::default();
+        let mut step = 0;
+        while step < STEPS {
+            let phase = Phase::random(&mut random, &world);
+            for _ in 0..phase.steps {
+                step += 1;
+                if random.below(100) < u64::from(phase.share) {
+                    let w = Wanted::of(&phase.request(&mut random, &world)).expect("valid");
+                    let got = gaps.take(w.pages, w.order, w.last.raw());
+                    let highest = naive.fits(&w);
+                    assert_eq!(got.is_some(), highest.is_some(), "{w:?}");
+                    let Some(start) = got else { break };
+                    if w.order == order_of(w.pages) {
+                        assert_eq!(highest.map(|(_, start)| start), got, "{w:?}");
+                    }
+                    let gap = naive.0.range(..=start).next_back().map(|(&gap, _)| gap);
+                    naive.take(gap.expect("free"), start, w.pages);
+                    out.insert(range_at(start, w.pages));
+                } else if let Some(range) = out.take(phase.victim, &mut random) {
+                    gaps.give(range.first().raw(), range.last().raw());
+                    naive.give(range.first().raw(), range.pages());
+                }
+                if step % 128 == 0 {
+                    gaps.check();
+                }
+            }
+            let mut all = Vec::new();
+            gaps.for_each(|first, last| all.push((first, last)));
+            assert_eq!(all, naive.0.clone().into_iter().collect::<Vec<_>>());
+        }
     }
 }
 

@@ -206,7 +206,7 @@ impl Gaps {
         let (kid, gone) = (above.kids[left], above.kids[left + 1]);
         let mut node = self.nodes[kid as usize];
         let mut other = self.nodes[gone as usize];
-        // The first separator of an inner node counts as 0 only while it is the first.
+        // What was the first child there is one of others here, and needs its separator.
         if !is_leaf {
             other.keys[0] = above.keys[left + 1];
         }

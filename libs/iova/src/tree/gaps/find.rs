@@ -27,7 +27,7 @@ impl Gaps {
         let (mut at, mut hit) = (self.root, None);
         while self.path.len() + 1 < self.height {
             let node = &self.nodes[at as usize];
-            let child = node.count_to(limit).saturating_sub(1);
+            let child = node.child_to(limit);
             if let Some(other) = node.child_with(child, need) {
                 hit = Some((self.path.len(), at, other));
             }
@@ -80,11 +80,11 @@ impl Gaps {
     /// their size where no whole block is left.
     #[cold]
     fn search(&mut self, at: u32, pages: u64, order: u8, limit: u64) -> Option<u64> {
-        let count = self.nodes[at as usize].count_to(limit);
+        let node = &self.nodes[at as usize];
         if self.path.len() + 1 == self.height {
-            return self.fit_in_leaf(at, count, pages, order, limit);
+            return self.fit_in_leaf(at, node.count_to(limit), pages, order, limit);
         }
-        for child in (0..count.max(1)).rev() {
+        for child in (0..=node.child_to(limit)).rev() {
             let node = &self.nodes[at as usize];
             if node.values[child] >= pages {
                 let kid = node.kids[child];
@@ -104,7 +104,7 @@ impl Gaps {
         let mut at = self.root;
         for _ in 1..self.height {
             let node = &self.nodes[at as usize];
-            let child = node.count_to(first).saturating_sub(1);
+            let child = node.child_to(first);
             self.path.push((at, child));
             at = node.kids[child];
         }

@@ -8,7 +8,7 @@ pub(super) const NIL: u32 = 0;
 
 #[derive(Clone, Copy)]
 pub(super) struct Node {
-    /// First pages of gaps, or separators of children; ascending.
+    /// First pages of gaps, or separators of children; ascending. An inner node's first means nothing.
     pub(super) keys: [u64; FANOUT],
     /// Last pages of gaps, or the highest [`natural`] under each child.
     pub(super) values: [u64; FANOUT],
@@ -47,10 +47,23 @@ impl Node {
         &self.keys[..self.len as usize]
     }
 
-    /// How many keys are at or below `page`.
+    /// How many of a leaf's gaps start at or below `page`.
     #[inline]
     pub(super) fn count_to(&self, page: u64) -> usize {
         self.keys().iter().filter(|&&key| key <= page).count()
+    }
+
+    /// Which child of an inner node the place of `page` is under. The first child has no separator: whatever lies below
+    /// the second one's is its, and pages far below those that it had when it became the first may come to it. So the first
+    /// key is not read: it says where the child began long ago, and may be above the keys after it.
+    #[inline]
+    pub(super) fn child_to(&self, page: u64) -> usize {
+        #[cfg(any(test, shuttle))]
+        if crate::planted::has(crate::planted::Mistake::CountsFirstSeparator) {
+            return self.count_to(page).saturating_sub(1);
+        }
+        let separators = &self.keys()[1..];
+        separators.iter().filter(|&&key| key <= page).count()
     }
 
     /// The last child before `end` whose best is at least `need`.

@@ -54,6 +54,33 @@ fn nodes_split_join_and_vanish() {
     }
 }
 
+/// The lowest nodes vanish while the next one is too full to join them, so that it becomes the first; then gaps come
+/// back far below all that it had.
+#[test]
+fn gaps_far_below_a_node_that_became_the_first_are_found() {
+    const GAPS: u64 = 1500;
+    for kept in (50..GAPS).step_by(25) {
+        let mut gaps = Gaps::new(&[]);
+        gaps.top = 2 * GAPS;
+        // 7919 is prime: every second page, in a mixed order.
+        let mixed = |count| (0..count).map(move |step| 1 + step * 7919 % count * 2);
+        mixed(GAPS).for_each(|page| gaps.give(page, page));
+        let gone = GAPS - kept;
+        for page in (0..gone).map(|step| 1 + step * 2) {
+            assert_eq!(gaps.take(1, 0, page), Some(page));
+        }
+        gaps.check();
+        for page in mixed(gone) {
+            gaps.give(page, page);
+        }
+        gaps.check();
+        assert!(
+            mixed(GAPS).all(|page| gaps.holds(page, page)),
+            "{kept} kept"
+        );
+    }
+}
+
 #[test]
 fn natural_is_the_largest_aligned_request_that_fits() {
     for first in 0..70 {
