@@ -1,6 +1,6 @@
-//! Builds the programs that run inside: the guest's `workload` and the lab's agent.
+//! Builds the programs that run inside: the guest's `workload`, the lab's agent and its `lab-dm`.
 //!
-//! Both are linked statically, so that an image needs no library for them, and go to a target
+//! They are linked statically, so that an image needs no library for them, and go to a target
 //! directory of their own (`target/lab/cargo`): a start from within `cargo test` must not wait for
 //! the lock that `cargo test` holds. Without `cargo`, programs built earlier are used.
 
@@ -28,6 +28,14 @@ pub fn workload() -> Result<PathBuf, LabError> {
 /// [`LabError::Build`] with the compiler's last words.
 pub fn agent() -> Result<PathBuf, LabError> {
     static_program("lab", "lab-agent", "lab")
+}
+
+/// The lab's program for device-mapper devices, built if its sources changed.
+///
+/// # Errors
+/// [`LabError::Build`] with the compiler's last words.
+pub fn device_mapper() -> Result<PathBuf, LabError> {
+    static_program("lab", "lab-dm", "lab")
 }
 
 /// True when `binary` is younger than every file below `sources`, the crate it is made of: the

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cpio::Archive;
-use crate::kernel::Modules;
+use crate::kernel::{Module, Modules};
 use crate::packages::Packages;
 use crate::{LabError, build};
 
@@ -68,14 +68,20 @@ pub(crate) fn base(
     for applet in applets(&busybox)? {
         archive.symlink(&format!("bin/{applet}"), "busybox");
     }
+    let modules = Modules::below(modules)?.in_load_order(wanted)?;
+    add_modules(archive, "order", modules);
+    Ok(())
+}
+
+/// Adds `modules` and the file `modules/LIST` that names them in this order.
+pub(crate) fn add_modules(archive: &mut Archive, list: &str, modules: Vec<Module>) {
     let mut order = String::new();
-    for module in Modules::below(modules)?.in_load_order(wanted)? {
+    for module in modules {
         order.push_str(&module.name);
         order.push('\n');
         archive.file(&format!("modules/{}.ko", module.name), 0o644, module.data);
     }
-    archive.file("modules/order", 0o644, order);
-    Ok(())
+    archive.file(&format!("modules/{list}"), 0o644, order);
 }
 
 pub(crate) fn add_program(archive: &mut Archive, at: &str, file: &Path) -> Result<(), LabError> {

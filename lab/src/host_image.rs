@@ -6,6 +6,8 @@
 //! | `/boot/vmlinuz`, `/boot/vmlinux` | the guest's kernel, as bzImage and as ELF (PVH) |
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
 //! | `/bin/workload` | the guest's program, for the other end of its conversations |
+//! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test says so |
+//! | `/modules/storage` | the modules for that, in load order; a test that needs them loads them |
 //! | `/root` | where programs start |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
 //!
@@ -18,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cpio::Archive;
-use crate::guest_image::{add_program, base};
+use crate::guest_image::{add_modules, add_program, base};
+use crate::kernel::Modules;
 use crate::packages::{Packages, unique};
 use crate::{LabConfig, LabError, build, guest_image};
 
@@ -36,6 +39,10 @@ const MODULES: &[&str] = &[
     "vfio_pci",
 ];
 
+/// Storage for tests, loaded when one asks for it: every module takes an emulated processor a while. Another target of
+/// device-mapper (`dm_delay`, `dm_flakey`, `dm_crypt`) is one more name here.
+const STORAGE_MODULES: &[&str] = &["loop", "dm_mod"];
+
 const INIT: &str = include_str!("host_init.sh");
 
 /// Builds the image for this configuration.
@@ -45,9 +52,12 @@ const INIT: &str = include_str!("host_init.sh");
 pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
     base(&mut archive, packages, &packages.modules(), MODULES)?;
+    let storage = Modules::below(&packages.modules())?.in_load_order(STORAGE_MODULES)?;
+    add_modules(&mut archive, "storage", storage);
     archive.file("init", 0o755, INIT);
     archive.file("etc/exitless-lab", 0o644, packages.kernel_release());
     add_program(&mut archive, "bin/lab-agent", &build::agent()?)?;
+    add_program(&mut archive, "bin/lab-dm", &build::device_mapper()?)?;
     add_program(&mut archive, "bin/workload", &build::workload()?)?;
     for (at, file) in [
         ("boot/vmlinuz", packages.vmlinuz()),

@@ -57,6 +57,8 @@ fn programs_files_and_failures() {
         Err(LabError::Inside(_))
     ));
 
+    a_suspended_device_keeps_requests(&lab);
+
     let mut seen = Vec::new();
     let late = lab
         .command("/bin/sh")
@@ -74,6 +76,45 @@ fn programs_files_and_failures() {
     assert_eq!(out.stdout_text(), "", "the late program was not killed");
 
     lab.shutdown().unwrap();
+}
+
+/// Storage that holds what it is given for as long as a test wants: what slow disks are tested with.
+fn a_suspended_device_keeps_requests(lab: &Lab) {
+    let sh = |script: &str| {
+        let out = lab.exec("/bin/sh", ["-c", script]).expect("sh runs");
+        assert!(out.success(), "{script}: {}", out.stderr_text());
+        out.stdout_text()
+    };
+    sh("while read m; do insmod /modules/$m.ko || exit 1; done < /modules/storage");
+    sh("head -c 1048576 /dev/zero > backing && losetup /dev/loop0 backing");
+    let path = sh("lab-dm create held 2048 linear '7:0 0'");
+    let path = path.trim();
+    sh("lab-dm suspend held");
+    let write = format!("echo started; echo kept | dd of={path} bs=512 conv=sync oflag=direct");
+    let mut write = lab
+        .command("/bin/sh")
+        .args(["-c", &write])
+        .spawn()
+        .expect("sh starts");
+    let second = Duration::from_secs(1);
+    write
+        .wait_until(30 * second, |so_far| {
+            so_far.stdout_text().contains("started")
+        })
+        .expect("the write begins");
+    let early = write.wait_until(second, |so_far| !so_far.stderr.is_empty());
+    assert!(matches!(early, Err(LabError::Timeout { .. })), "{early:?}");
+    assert_eq!(sh("head -c 4 backing | tr '\\0' 0"), "0000");
+    sh("lab-dm resume held");
+    let written = write.wait(30 * second, |_, _| {});
+    assert!(written.expect("the write ends").success());
+    assert_eq!(sh("head -c 4 backing"), "kept");
+    sh("lab-dm remove held && losetup -d /dev/loop0");
+    let out = lab
+        .exec("/bin/lab-dm", ["resume", "held"])
+        .expect("it runs");
+    assert_eq!(out.status, 1);
+    assert!(out.stderr_text().contains("No such device"), "{out:?}");
 }
 
 /// A program on the terminal was once started so that it seemed to end at once, with status 0 and its output lost.

@@ -216,6 +216,12 @@ impl Running<'_> {
         self.lab.shared.send(self.route.id, Message::Signal(signal))
     }
 
+    /// What it has written so far, as far as it was waited for.
+    #[must_use]
+    pub fn so_far(&self) -> &Output {
+        &self.output
+    }
+
     /// Waits until `is_there` is true of what the program has written so far.
     ///
     /// # Errors
