@@ -9,7 +9,10 @@
 
 pub mod block;
 pub mod device;
+pub mod driver;
 pub mod echo;
+pub mod function;
+pub mod held;
 pub mod marker;
 pub mod mixed;
 pub mod pattern;

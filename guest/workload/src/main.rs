@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use options::Options;
 use workload::device::{self, Buffer};
+use workload::held::{self, Act};
 use workload::marker::{self, Markers};
 use workload::mixed::{self, Event, MixedConfig};
 use workload::pattern::{self, Checksum, Random};
@@ -35,6 +36,11 @@ workload: the program inside the test guest
   workload write-pattern DEV --bytes N [--seed 1]
   workload check-pattern DEV --bytes N [--seed 1]
       The pattern the host can compute too. N is a multiple of 4096.
+  workload held DEV --run N [--seed 1] [--read] [--write] [--flush] [--bus-master|--reset|--power-off]
+      A read, a write and a flush (or those asked for) that the host's storage holds; meanwhile nothing, or
+      Bus Master off and on, or a reset of the device, or power-off. In step with the host by lines of
+      standard input. DEV has the pattern. Blocks 4N to 4N + 3 are run N's.
+      Prints: held N ready, issued, acting, after: WHAT, over: ok or over: REASON
   workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000]
       Sends datagrams and checks the answers.
   workload idle --seconds S
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         "mixed" => mix(&mut options),
         "write-pattern" => write_pattern(&mut options),
         "check-pattern" => check_pattern(&mut options),
+        "held" => hold(&mut options),
         "udp-echo" => udp_echo(&mut options),
         "idle" => idle(&mut options),
         "marker" => mark(&mut options),
@@ -258,6 +265,29 @@ fn check_pattern(options: &mut Options) -> Result<(), Failure> {
     })?;
     println!("check-pattern ok bytes={bytes} seed={seed}");
     Ok(())
+}
+
+fn hold(options: &mut Options) -> Result<(), Failure> {
+    let acts = [
+        ("bus-master", Act::BusMaster),
+        ("reset", Act::Reset),
+        ("power-off", Act::PowerOff),
+    ];
+    let asked: Vec<Act> = acts
+        .into_iter()
+        .filter_map(|(name, act)| options.flag(name).then_some(act))
+        .collect();
+    let act = match *asked {
+        [] => Act::Wait,
+        [act] => act,
+        _ => return Err(Failure::Usage("one of the three acts at a time".into())),
+    };
+    let run = options.number("run", None)?;
+    let seed = options.number("seed", Some(1))?;
+    let kinds = held::kinds(|name| options.flag(name));
+    let disk = options.subject("DEV")?;
+    let config = held::config(Path::new(&disk), run, seed, kinds, act);
+    held::run(&config).map_err(Failure::Run)
 }
 
 fn udp_echo(options: &mut Options) -> Result<(), Failure> {

@@ -3,7 +3,16 @@
 use std::collections::BTreeMap;
 
 /// Options that take no value.
-const FLAGS: &[&str] = &["no-markers", "trim"];
+const FLAGS: &[&str] = &[
+    "bus-master",
+    "flush",
+    "no-markers",
+    "power-off",
+    "read",
+    "reset",
+    "trim",
+    "write",
+];
 
 /// Options that take a number, of any command.
 const NUMBERS: &[&str] = &[
@@ -12,6 +21,7 @@ const NUMBERS: &[&str] = &[
     "depth",
     "progress-ms",
     "random",
+    "run",
     "seconds",
     "seed",
     "skip",

@@ -1,0 +1,234 @@
+//! The PCI function of a virtio disk, reached from user space through sysfs.
+//!
+//! Specification: Virtio 1.2, §4.1. Registers are reached by the configuration access capability (§4.1.4.9), a window
+//! onto the BAR in configuration space: no mapping, and it works beside a kernel driver. The price is four
+//! configuration accesses for a register, which is nothing to a test.
+//!
+//! Left out: functions whose structures are not all in BAR 0, as they are in those this is for.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The command register of PCI, and its bits for memory and for Bus Master.
+const COMMAND: u64 = 0x04;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_BUS_MASTER: u16 = 1 << 2;
+/// Where the list of capabilities begins.
+const CAPABILITY_POINTER: u64 = 0x34;
+const CAPABILITY_VENDOR: u8 = 0x09;
+
+/// `cfg_type` values (§4.1.4).
+const COMMON_CFG: u8 = 1;
+const NOTIFY_CFG: u8 = 2;
+const PCI_CFG: u8 = 5;
+
+/// Offsets in the configuration access capability.
+const ACCESS_BAR: u64 = 4;
+const ACCESS_OFFSET: u64 = 8;
+const ACCESS_LENGTH: u64 = 12;
+const ACCESS_DATA: u64 = 16;
+
+/// How long the kernel may take to give a disk its node.
+const NODE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A virtio function.
+#[derive(Debug)]
+pub struct Function {
+    dir: PathBuf,
+    config: File,
+    /// Where the configuration access capability lies.
+    access: u64,
+    /// Where in the BAR the common configuration lies.
+    common: u32,
+    /// Where the doorbells lie, and how many bytes apart.
+    doorbells: u32,
+    doorbell_stride: u32,
+    /// How the IOMMU translated for the kernel's driver.
+    translation: Option<String>,
+}
+
+impl Function {
+    /// The function behind `disk`, for instance `/dev/vda`.
+    ///
+    /// # Errors
+    /// The system's own; `InvalidInput` if there is no virtio function with a configuration access capability.
+    pub fn of_disk(disk: &Path) -> io::Result<Self> {
+        let name = disk.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let device = Path::new("/sys/block").join(name).join("device");
+        // …/0000:00:01.0/virtio0: the function is above the device on virtio's own bus.
+        let device = fs::canonicalize(device)?;
+        Self::at(device.parent().ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    /// The function whose directory in sysfs is `dir`.
+    fn at(dir: &Path) -> io::Result<Self> {
+        let config = File::options()
+            .read(true)
+            .write(true)
+            .open(dir.join("config"))?;
+        let mut function = Self {
+            dir: dir.to_owned(),
+            config,
+            access: 0,
+            common: 0,
+            doorbells: 0,
+            doorbell_stride: 0,
+            translation: None,
+        };
+        function.find_structures()?;
+        Ok(function)
+    }
+
+    fn find_structures(&mut self) -> io::Result<()> {
+        let mut at = u64::from(self.byte(CAPABILITY_POINTER)?);
+        // 48 capabilities of four bytes fill conventional space: a list that is longer is a circle.
+        for _ in 0..48 {
+            if at == 0 {
+                break;
+            }
+            if self.byte(at)? == CAPABILITY_VENDOR {
+                match self.byte(at + 3)? {
+                    COMMON_CFG => self.common = self.dword(at + 8)?,
+                    NOTIFY_CFG => {
+                        self.doorbells = self.dword(at + 8)?;
+                        self.doorbell_stride = self.dword(at + 16)?;
+                    }
+                    PCI_CFG => self.access = at,
+                    _ => {}
+                }
+            }
+            at = u64::from(self.byte(at + 1)?);
+        }
+        if self.access == 0 {
+            let what = format!("{}: no access to its registers", self.dir.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        Ok(())
+    }
+
+    fn byte(&self, at: u64) -> io::Result<u8> {
+        let mut byte = [0];
+        self.config.read_exact_at(&mut byte, at).map(|()| byte[0])
+    }
+
+    fn dword(&self, at: u64) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        self.config.read_exact_at(&mut bytes, at)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Lets the function do DMA, or not. The write that takes the right away returns when nothing is in flight any more.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn set_bus_master(&self, on: bool) -> io::Result<()> {
+        let mut bytes = [0; 2];
+        self.config.read_exact_at(&mut bytes, COMMAND)?;
+        let mut command = u16::from_le_bytes(bytes) | COMMAND_MEMORY;
+        if on {
+            command |= COMMAND_BUS_MASTER;
+        } else {
+            command &= !COMMAND_BUS_MASTER;
+        }
+        self.config.write_all_at(&command.to_le_bytes(), COMMAND)
+    }
+
+    /// Points the window at `len` bytes of the BAR.
+    fn aim(&self, offset: u32, len: u32) -> io::Result<()> {
+        let at = self.access;
+        self.config.write_all_at(&[0], at + ACCESS_BAR)?;
+        self.config
+            .write_all_at(&offset.to_le_bytes(), at + ACCESS_OFFSET)?;
+        self.config
+            .write_all_at(&len.to_le_bytes(), at + ACCESS_LENGTH)
+    }
+
+    /// Reads a register of the common configuration, `N` being 1, 2 or 4.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn read<const N: usize>(&self, register: u32) -> io::Result<[u8; N]> {
+        let mut value = [0; N];
+        self.aim(self.common + register, N as u32)?;
+        self.config
+            .read_exact_at(&mut value, self.access + ACCESS_DATA)?;
+        Ok(value)
+    }
+
+    /// Writes a register of the common configuration, `N` being 1, 2 or 4.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn write<const N: usize>(&self, register: u32, value: [u8; N]) -> io::Result<()> {
+        self.write_bar(self.common + register, value)
+    }
+
+    /// Rings the doorbell at place `number` for queue 0.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn ring(&self, number: u16) -> io::Result<()> {
+        let offset = self.doorbells + u32::from(number) * self.doorbell_stride;
+        self.write_bar(offset, 0_u16.to_le_bytes())
+    }
+
+    fn write_bar<const N: usize>(&self, offset: u32, value: [u8; N]) -> io::Result<()> {
+        self.aim(offset, N as u32)?;
+        self.config.write_all_at(&value, self.access + ACCESS_DATA)
+    }
+
+    /// Takes the function from the kernel's driver, and lets it reach all memory by guest-physical address, where it is
+    /// behind an IOMMU.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn take(&mut self) -> io::Result<()> {
+        self.write_driver("unbind")?;
+        let path = self.translation_file();
+        if path.exists() {
+            let before = fs::read_to_string(&path)?;
+            write(&path, b"identity")?;
+            self.translation = Some(before);
+        }
+        Ok(())
+    }
+
+    /// Gives it back, and waits for the node of `disk`.
+    ///
+    /// # Errors
+    /// The system's own; `TimedOut` if the driver makes no disk of it.
+    pub fn give_back(&mut self, disk: &Path) -> io::Result<()> {
+        if let Some(before) = self.translation.take() {
+            write(&self.translation_file(), before.trim().as_bytes())?;
+        }
+        self.write_driver("bind")?;
+        let deadline = Instant::now() + NODE_LIMIT;
+        while File::open(disk).is_err() {
+            if Instant::now() > deadline {
+                let what = format!("{} did not come back", disk.display());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    fn write_driver(&self, file: &str) -> io::Result<()> {
+        let name = self.dir.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let path = Path::new("/sys/bus/pci/drivers/virtio-pci").join(file);
+        write(&path, name.as_encoded_bytes())
+    }
+
+    /// Its group has it to itself: root complex integrated endpoints do.
+    fn translation_file(&self) -> PathBuf {
+        self.dir.join("iommu_group/type")
+    }
+}
+
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    fs::write(path, text).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+}
