@@ -9,7 +9,8 @@
 //! | `ready` | verified I/O has worked | waits: the host suspends the storage |
 //! | `issued` | the requests are on their way | waits: the host sees that the storage has them |
 //! | `acting` | the act follows at once | |
-//! | `after: …` | the act is over, or a request has ended: not before the storage goes on | |
+//! | `acted: …` | the act is over | |
+//! | `ended: …` | a request has ended: not before the storage goes on | |
 //! | `over: ok`, `over: REASON` | the verdict, after verified I/O again | |
 //!
 //! Blocks of run N are chosen by [`Blocks`], so the host can tell what must be on the disk.
@@ -245,7 +246,7 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
             for on in [false, true] {
                 function.set_bus_master(on).map_err(|e| e.to_string())?;
                 let ms = start.elapsed().as_millis();
-                config.say(&format!("after: bus-master={} ms={ms}", u8::from(on)));
+                config.say(&format!("acted: bus-master={} ms={ms}", u8::from(on)));
             }
         }
         Act::PowerOff => return power_off(),
@@ -279,7 +280,7 @@ fn collect(config: &HeldConfig, ended: &Receiver<Ended>, start: Instant) -> Resu
         missing.retain(|other| *other != kind);
         let ms = start.elapsed().as_millis();
         let text = outcome.as_ref().err().map_or("ok", String::as_str);
-        config.say(&format!("after: {} {text} ms={ms}", kind.name()));
+        config.say(&format!("ended: {} {text} ms={ms}", kind.name()));
         wrong.extend(outcome.err().map(|e| format!("{}: {e}", kind.name())));
     }
     if wrong.is_empty() {
@@ -331,7 +332,7 @@ fn reset_held(config: &HeldConfig, driver: &mut Driver) -> Result<(), String> {
     let start = Instant::now();
     config.say("acting");
     driver.reset().map_err(failed)?;
-    config.say(&format!("after: reset ms={}", start.elapsed().as_millis()));
+    config.say(&format!("acted: reset ms={}", start.elapsed().as_millis()));
     // From here on the memory is ours alone: the read that was held must not arrive any more.
     let canary = vec![0xa5; BLOCK];
     driver.set_data(slot(Kind::Read), &canary);

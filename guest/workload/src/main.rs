@@ -40,7 +40,7 @@ workload: the program inside the test guest
       A read, a write and a flush (or those asked for) that the host's storage holds; meanwhile nothing, or
       Bus Master off and on, or a reset of the device, or power-off. In step with the host by lines of
       standard input. DEV has the pattern. Blocks 4N to 4N + 3 are run N's.
-      Prints: held N ready, issued, acting, after: WHAT, over: ok or over: REASON
+      Prints: held N ready, issued, acting, acted: WHAT, ended: WHAT, over: ok or over: REASON
   workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000]
       Sends datagrams and checks the answers.
   workload idle --seconds S

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::held;
 use crate::demo::median;
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
@@ -23,7 +24,11 @@ pub struct Case {
 }
 
 impl Case {
-    fn new(name: impl Into<String>, run: impl Fn(&Host) -> Result<String> + 'static) -> Self {
+    /// A case of this name.
+    pub(super) fn new(
+        name: impl Into<String>,
+        run: impl Fn(&Host) -> Result<String> + 'static,
+    ) -> Self {
         Self {
             name: name.into(),
             run: Box::new(run),
@@ -50,6 +55,7 @@ pub fn quick() -> Vec<Case> {
     ]);
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 200)));
     cases.push(idle());
+    cases.extend(held::quick());
     cases
 }
 
@@ -61,6 +67,7 @@ pub fn soak() -> Vec<Case> {
     cases.push(mixed(Mode::Shared, 300));
     cases.push(remote_disk(20));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
+    cases.extend(held::soak());
     cases
 }
 

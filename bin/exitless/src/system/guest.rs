@@ -177,6 +177,29 @@ impl RunningGuest<'_> {
         self.program.wait_for(text)
     }
 
+    /// Waits for a whole line of its console that contains `text`; from there to its end.
+    pub fn wait_for_line(&mut self, text: &str) -> Result<String> {
+        self.program.wait_for_line(text)
+    }
+
+    /// Whether its console shows `text` within `time`.
+    ///
+    /// # Errors
+    /// It ended without.
+    pub fn writes_within(&mut self, time: Duration, text: &str) -> Result<bool> {
+        self.program.writes_within(time, text)
+    }
+
+    /// What its console has shown so far.
+    pub fn so_far(&self) -> String {
+        self.program.so_far()
+    }
+
+    /// Types on its console.
+    pub fn type_in(&mut self, text: &str) -> Result<()> {
+        self.program.type_in(text)
+    }
+
     /// Stops it as a whole.
     pub fn pause(&self) -> Result<()> {
         self.program.pause()

@@ -187,6 +187,22 @@ impl Host {
         Ok(())
     }
 
+    /// Operations that the kernel has been given by every `exitless` of this host and has not finished: submitted to
+    /// their io_urings and not completed (proc(5), fdinfo).
+    pub fn operations_in_kernel(&self) -> Result<u32> {
+        let script = "for pid in $(pidof exitless); do cat /proc/$pid/fdinfo/*; done 2>/dev/null";
+        let text = match self {
+            Self::Lab(lab) => lab.exec("/bin/sh", ["-c", script])?.stdout_text(),
+            Self::Native(_) => {
+                let out = std::process::Command::new("/bin/sh")
+                    .args(["-c", script])
+                    .output();
+                String::from_utf8_lossy(&out.context("starting sh")?.stdout).into_owned()
+            }
+        };
+        Ok(operations_of(&text))
+    }
+
     /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
     /// status 131), and killed 15 s later.
     pub fn spawn(&self, args: &[String], limit: Duration) -> Result<Program<'_>> {
@@ -220,6 +236,18 @@ impl Host {
     }
 }
 
+/// Operations in flight of all io_urings in the text of fdinfo files: each entry taken from a submission queue gives
+/// one entry of the completion queue, whose counts run freely.
+fn operations_of(fdinfo: &str) -> u32 {
+    let count = |key: &str| {
+        let values = fdinfo.lines().filter_map(|line| line.strip_prefix(key));
+        values
+            .filter_map(|value| value.trim().parse::<u32>().ok())
+            .fold(0, u32::wrapping_add)
+    };
+    count("SqHead:").wrapping_sub(count("CqTail:"))
+}
+
 /// A program running on a [`Host`].
 pub struct Program<'a> {
     running: Running<'a>,
@@ -237,11 +265,65 @@ impl Program<'_> {
     /// # Errors
     /// It ended before that, or ran out of time; with its last words.
     pub fn wait_for(&mut self, text: &str) -> Result<()> {
+        let limit = self.limit;
+        let is_there = self.writes_within(limit, text)?;
+        ensure!(is_there, "{}", self.lacks(text));
+        Ok(())
+    }
+
+    /// Waits for a whole line of its standard output that contains `text`; from there to its end.
+    ///
+    /// # Errors
+    /// As [`wait_for`](Self::wait_for).
+    pub fn wait_for_line(&mut self, text: &str) -> Result<String> {
+        let limit = self.limit;
+        let find = |so_far: &str| {
+            let rest = &so_far[so_far.find(text)?..];
+            Some(rest[..rest.find('\n')?].trim_end().to_owned())
+        };
+        let is_there = self.wait_until(limit, |so_far| find(so_far).is_some())?;
+        ensure!(is_there, "{}", self.lacks(text));
+        find(&self.so_far()).context("what it wrote stays")
+    }
+
+    fn lacks(&self, text: &str) -> String {
+        let (seconds, so_far) = (self.limit.as_secs(), self.so_far());
+        format!("it did not write {text:?} within {seconds} s\n{so_far}")
+    }
+
+    /// Whether its standard output has `text` within `time`.
+    ///
+    /// # Errors
+    /// It ended without.
+    pub fn writes_within(&mut self, time: Duration, text: &str) -> Result<bool> {
+        self.wait_until(time, |so_far| so_far.contains(text))
+    }
+
+    fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<bool> {
         match &mut self.running {
             Running::Lab(program) => {
-                Ok(program.wait_until(self.limit, |so_far| so_far.stdout_text().contains(text))?)
+                match program.wait_until(limit, |so_far| is_there(&so_far.stdout_text())) {
+                    Err(lab::LabError::Timeout { .. }) => Ok(false),
+                    other => Ok(other.map(|()| true)?),
+                }
             }
-            Running::Native(program) => program.wait_for(text, self.limit),
+            Running::Native(program) => program.wait_until(limit, is_there),
+        }
+    }
+
+    /// What it has written so far.
+    pub fn so_far(&self) -> String {
+        match &self.running {
+            Running::Lab(program) => program.so_far().stdout_text(),
+            Running::Native(program) => program.so_far(),
+        }
+    }
+
+    /// Writes to its standard input: types on the guest's console.
+    pub fn type_in(&mut self, text: &str) -> Result<()> {
+        match &mut self.running {
+            Running::Lab(program) => Ok(program.write_stdin(text.as_bytes())?),
+            Running::Native(program) => program.type_in(text),
         }
     }
 
@@ -272,5 +354,25 @@ impl Program<'_> {
             }
             Running::Native(program) => program.wait(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_in_flight_are_those_taken_and_not_completed() {
+        let ring = |taken: u32, completed: u32| {
+            format!(
+                "pos:\t0\nflags:\t02000002\nSqMask:\t0xff\nSqHead:\t{taken}\nSqTail:\t{taken}\n\
+                 CachedSqHead:\t{taken}\nCqMask:\t0x1ff\nCqHead:\t1\nCqTail:\t{completed}\n\
+                 CachedCqTail:\t{completed}\nSQEs:\t0\n"
+            )
+        };
+        let other = "pos:\t0\neventfd-count:                0\n";
+        assert_eq!(operations_of(other), 0);
+        assert_eq!(operations_of(&(ring(7, 4) + other + &ring(9, 9))), 3);
+        assert_eq!(operations_of(&ring(1, u32::MAX)), 2);
     }
 }

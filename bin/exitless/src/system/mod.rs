@@ -1,10 +1,11 @@
 //! Whole-system runs: a stock guest started by `exitless run`, here or in the lab, and what came of it.
 //!
 //! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how* ([`guest`]),
-//! and what both run alike ([`workloads`]).
+//! what both run alike ([`workloads`]), and storage that does what a test says ([`storage`]).
 
 pub mod daemon;
 pub mod guest;
 pub mod host;
 mod native;
+pub mod storage;
 pub mod workloads;

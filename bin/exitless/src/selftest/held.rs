@@ -1,0 +1,268 @@
+//! Cases with storage that holds requests for seconds: device-mapper suspended under the disk of a guest, which
+//! meanwhile takes Bus Master away, resets the device, or powers off.
+//!
+//! Host and guest go in step (`workload held`): the storage is suspended before the guest issues its requests, the
+//! guest acts when the kernel of the host has them, and the storage goes on [`HOLD`] after that. So what is tested
+//! does not depend on how fast the emulated host is.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use workload::BLOCK;
+use workload::held::{self, Act, Blocks, Kind};
+
+use super::cases::Case;
+use crate::system::daemon::DaemonPlan;
+use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
+use crate::system::host::Host;
+use crate::system::storage::Storage;
+
+/// How long requests are held after the guest has begun to act: longer than any limit after which requests were once
+/// cancelled or given up.
+const HOLD: Duration = Duration::from_secs(5);
+
+/// How long requests may take to reach the kernel, and the process to end after the release.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const SEED: u64 = 34;
+
+/// One run: what is held, and what the guest does meanwhile.
+#[derive(Clone, Copy)]
+struct Run {
+    kinds: &'static [Kind],
+    act: Act,
+}
+
+/// These requests, with each act in turn; the last one ends the guest.
+fn with_acts(kinds: &'static [Kind], acts: &[Act]) -> Vec<Run> {
+    acts.iter().map(|&act| Run { kinds, act }).collect()
+}
+
+/// Who does the guest's I/O.
+#[derive(Clone, Copy)]
+enum Server {
+    /// `exitless run` itself, with this `--dma`.
+    Run { mode: Mode, dma: &'static str },
+    /// `exitless serve`: a disk that loses Bus Master or is reset has its rings stopped (GET_VRING_BASE).
+    Serve,
+}
+
+impl Server {
+    fn name(self) -> String {
+        match self {
+            Self::Run { mode, dma } => format!("{}, dma={dma}", mode.name()),
+            Self::Serve => "served by another process".into(),
+        }
+    }
+}
+
+/// What `make test` runs.
+pub fn quick() -> Vec<Case> {
+    let server = Server::Run {
+        mode: Mode::Shared,
+        dma: "direct",
+    };
+    let runs = with_acts(&Kind::ALL, &[Act::BusMaster, Act::Reset, Act::PowerOff]);
+    vec![case("a read, a write and a flush", server, runs)]
+}
+
+/// What `make soak` runs: each kind alone, so that none hides behind what another sets off.
+pub fn soak() -> Vec<Case> {
+    let run = |mode, dma| Server::Run { mode, dma };
+    let mut cases = Vec::new();
+    for server in [
+        run(Mode::None, "direct"),
+        run(Mode::Shared, "direct"),
+        run(Mode::Trap, "bounce"),
+        Server::Serve,
+    ] {
+        let mut acts = vec![Act::Wait, Act::BusMaster, Act::Reset];
+        // The end of a machine does not wait for what another process has in flight.
+        if let Server::Run { .. } = server {
+            acts.push(Act::PowerOff);
+        }
+        cases.push(case("a read", server, with_acts(&[Kind::Read], &acts)));
+        cases.push(case("a write", server, with_acts(&[Kind::Write], &acts)));
+        cases.push(case("a flush", server, with_acts(&[Kind::Flush], &acts)));
+    }
+    cases
+}
+
+fn case(what: &str, server: Server, runs: Vec<Run>) -> Case {
+    let name = format!("{what} held for {} s: {}", HOLD.as_secs(), server.name());
+    Case::new(name, move |host| {
+        let count = runs.len() as u64;
+        let bytes = Blocks::needed(count) as usize * BLOCK;
+        let mut content = vec![0; bytes];
+        workload::pattern::fill(SEED, 0, &mut content);
+        let Some(mut storage) = Storage::linear(host, "held", &content)? else {
+            return Ok("skipped: device-mapper takes privileges on this host".into());
+        };
+        play(host, &mut storage, server, &runs)?;
+        let content = storage.content()?;
+        for (blocks, run) in numbered(&runs) {
+            held::check_disk(&content, blocks, SEED, run.act, run.kinds)
+                .map_err(|wrong| anyhow!("after run {}: {wrong}", blocks.run))?;
+        }
+        storage.remove()?;
+        Ok(format!("{count} times"))
+    })
+}
+
+/// Each run with its blocks.
+fn numbered(runs: &[Run]) -> impl Iterator<Item = (Blocks, &Run)> {
+    (1..).map(|run| Blocks { run }).zip(runs)
+}
+
+/// One command of `workload` for each run.
+fn script(runs: &[Run]) -> String {
+    let command = |(blocks, run): (Blocks, &Run)| {
+        let mut text = format!("workload held /dev/vda --run {} --seed {SEED}", blocks.run);
+        for kind in run.kinds {
+            text.push_str(&format!(" --{}", kind.name()));
+        }
+        text.push_str(match run.act {
+            Act::Wait => "",
+            Act::BusMaster => " --bus-master",
+            Act::Reset => " --reset",
+            Act::PowerOff => " --power-off",
+        });
+        text
+    };
+    numbered(runs).map(command).collect::<Vec<_>>().join(" && ")
+}
+
+/// Runs a guest with its disk on `storage` to its end, and checks what it saw.
+fn play(host: &Host, storage: &mut Storage<'_>, server: Server, runs: &[Run]) -> Result<Outcome> {
+    let file = format!("path={},direct=on", storage.path());
+    let limit = Duration::from_secs(120 + 60 * runs.len() as u64);
+    match server {
+        Server::Run { mode, dma } => {
+            let mut guest = Guest::new(mode, script(runs));
+            guest.flags.extend(["--dma".into(), dma.into()]);
+            guest.disks.push(file);
+            guest.limit = limit;
+            go_through(host, server, storage, &guest, runs)
+        }
+        Server::Serve => {
+            let plan = DaemonPlan {
+                disks: vec![file],
+                idle: "adaptive",
+                limit: limit + PATIENCE,
+            };
+            let daemon = plan.start(host)?;
+            let mut guest = Guest::new(Mode::None, script(runs));
+            let socket = host.path(&DaemonPlan::socket(0));
+            guest.disks.push(format!("socket={socket}"));
+            guest.idle = "adaptive";
+            guest.limit = limit;
+            let outcome = go_through(host, server, storage, &guest, runs);
+            let (_, said) = daemon.end()?;
+            let outcome = outcome.with_context(|| format!("the daemon said: {said}"))?;
+            ensure!(!said.contains("cancel"), "the daemon said: {said}");
+            Ok(outcome)
+        }
+    }
+}
+
+/// Takes `guest` through all runs, and to its end.
+fn go_through(
+    host: &Host,
+    server: Server,
+    storage: &mut Storage<'_>,
+    guest: &Guest,
+    runs: &[Run],
+) -> Result<Outcome> {
+    let mut guest = guest.spawn(host)?;
+    for (blocks, run) in numbered(runs) {
+        hold(host, server, storage, &mut guest, blocks, run).with_context(|| {
+            let said = guest.so_far();
+            let lines: Vec<&str> = said.lines().filter(|line| line.contains("held")).collect();
+            format!("{:?} with {:?}\n{}", run.act, run.kinds, lines.join("\n"))
+        })?;
+    }
+    let released = Instant::now();
+    let outcome = guest.wait()?;
+    let took = released.elapsed();
+    ensure!(
+        took < PATIENCE,
+        "the process ended {} s after the release",
+        took.as_secs()
+    );
+    let script = match runs.last() {
+        Some(run) if run.act == Act::PowerOff => None,
+        _ => Some(0),
+    };
+    ensure!(
+        outcome.exit == 0 && outcome.script == script,
+        "exitless ended with {}, the guest's script with {:?}\n{}",
+        outcome.exit,
+        outcome.script,
+        outcome.tail()
+    );
+    Ok(outcome)
+}
+
+/// Whether what the guest does is not over before the storage has finished: the device may still reach the guest's memory,
+/// or write to the disk what was written before the reset after what is written then.
+fn must_wait(server: Server, act: Act) -> bool {
+    match (server, act) {
+        // Requests whose data go through buffers of ours reach no memory while the device is stopped.
+        (Server::Run { dma, .. }, Act::BusMaster) => dma != "bounce",
+        _ => true,
+    }
+}
+
+/// Takes the guest through one run.
+fn hold(
+    host: &Host,
+    server: Server,
+    storage: &mut Storage<'_>,
+    guest: &mut RunningGuest<'_>,
+    blocks: Blocks,
+    run: &Run,
+) -> Result<()> {
+    let word = |word: &str| format!("held {} {word}", blocks.run);
+    // Either line begins so: a guest that cannot go on says why.
+    let said = guest.wait_for_line(&word(""))?;
+    ensure!(said == word("ready"), "{said}");
+    storage.hold()?;
+    guest.type_in("\n")?;
+    guest.wait_for(&word("issued"))?;
+    wait_for_operations(host, run.kinds.len() as u32)?;
+    guest.type_in("\n")?;
+    guest.wait_for(&word("acting"))?;
+    // Nothing ends before the storage goes on, and the machine does not either.
+    let is_early = guest
+        .writes_within(HOLD, &word("ended:"))
+        .context("it ended while the storage held its requests")?;
+    let acted = guest.writes_within(Duration::ZERO, &word("acted:"))?;
+    ensure!(!is_early, "a request ended while the storage held it");
+    match must_wait(server, run.act) {
+        true => ensure!(!acted, "the act was over while requests were in flight"),
+        false => ensure!(acted, "the act waited for requests that reach no memory"),
+    }
+    storage.release()?;
+    if run.act == Act::PowerOff {
+        return Ok(());
+    }
+    let verdict = guest.wait_for_line(&word("over:"))?;
+    ensure!(verdict == word("over: ok"), "{verdict}");
+    Ok(())
+}
+
+/// Waits until the kernel of the host has `count` requests that it has not finished.
+fn wait_for_operations(host: &Host, count: u32) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let now = host.operations_in_kernel()?;
+        if now == count {
+            return Ok(());
+        }
+        ensure!(
+            start.elapsed() < PATIENCE,
+            "the kernel has {now} operations of {count}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
