@@ -25,8 +25,8 @@ pub(crate) struct Connection {
     sender: Sender,
     receiver: Receiver,
     cancel: Arc<OwnedFd>,
-    /// How long a reply may take.
-    pub limit: Duration,
+    /// How long a reply may take; `None`: as long as it takes.
+    pub limit: Option<Duration>,
     /// REPLY_ACK is negotiated: every request without a reply of its own asks for one.
     pub acks: bool,
 }
@@ -42,7 +42,7 @@ impl Connection {
             sender: Sender::default(),
             receiver: Receiver::default(),
             cancel,
-            limit,
+            limit: Some(limit),
             acks: false,
         })
     }
@@ -55,7 +55,7 @@ impl Connection {
     /// Sends a request and waits for its reply, if there is to be one. `None` where there is none.
     pub fn call(&mut self, request: Request) -> Result<Option<Reply>, CallError> {
         let id = request.id();
-        let deadline = Instant::now() + self.limit;
+        let deadline = self.limit.map(|limit| (limit, Instant::now() + limit));
         let asks = self.acks && !expects_reply(id, false);
         self.sender
             .push(request.encode(asks))
@@ -111,19 +111,19 @@ impl Connection {
         &self,
         request: RequestId,
         events: PollFlags,
-        deadline: Instant,
+        deadline: Option<(Duration, Instant)>,
     ) -> Result<(), CallError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = timespec(left);
+        let timeout = deadline
+            .map(|(_, deadline)| timespec(deadline.saturating_duration_since(Instant::now())));
         let mut fds = [
             PollFd::new(&self.socket, events),
             PollFd::from_borrowed_fd(self.cancel.as_fd(), PollFlags::IN),
         ];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => Err(CallError::Timeout {
-                request,
-                limit: self.limit,
-            }),
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) => match deadline {
+                Some((limit, _)) => Err(CallError::Timeout { request, limit }),
+                None => Ok(()),
+            },
             Ok(_) if !fds[1].revents().is_empty() => Err(CallError::Cancelled { request }),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(broken(request, &errno)),

@@ -43,14 +43,12 @@ pub struct ImportConfig {
     pub queue_size: u16,
     /// How long somebody has to listen before the start fails.
     pub patience: Duration,
-    /// How long any reply may take, but that to a stop.
+    /// How long any reply may take, but that to a stop, which waits for the back end's requests.
     pub reply_limit: Duration,
-    /// How long stopping a ring may take. Longer, and the connection is closed instead.
-    pub stop_limit: Duration,
 }
 
 impl ImportConfig {
-    /// One queue of 256 entries; 1 s for the listener, 5 s for a reply, 1 s for a stop.
+    /// One queue of 256 entries; 1 s for the listener, 5 s for a reply.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -59,7 +57,6 @@ impl ImportConfig {
             queue_size: 256,
             patience: Duration::from_secs(1),
             reply_limit: Duration::from_secs(5),
-            stop_limit: Duration::from_secs(1),
         }
     }
 }

@@ -20,8 +20,9 @@
 //! INFLIGHT_SHMFD, which is kept here and given to the successor. A back end without one may lose requests: it is believed only if
 //! nothing was in flight or everything completes in order (VIRTIO_F_IN_ORDER); otherwise the device needs a reset, and the log says why.
 //!
-//! **The back end is not trusted** with our time: every reply is bounded in size, and has a limit ([`ImportConfig`]); a stop that
-//! outlasts it ends the connection. What no limit reaches (descriptors of its own that are slow to close) holds the link thread, hence
+//! **The back end is not trusted** with our time: every reply is bounded in size, and all but one have a limit
+//! ([`ImportConfig`]). A stop has none: the back end answers it when its last request has ended, and may write guest memory until then.
+//! It ends with the answer, the connection, or when the owner gives up, as a machine that ends does. What no limit reaches (descriptors of its own that are slow to close) holds the link thread, hence
 //! its own disk, and nobody else. It is trusted with guest memory, as vhost-user is built: it maps all of it.
 //!
 //! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), devices behind an IOMMU

@@ -218,13 +218,15 @@ impl Link {
             self.lose("it did not stop its rings in time");
             return;
         }
-        connection.limit = self.config.stop_limit;
+        // It has stopped when its last request has ended, and a disk may take long over that. Until it says so it may write the
+        // guest's memory: to go on without its answer, by closing the socket, would let it.
+        connection.limit = None;
         match handshake::stop_rings(connection, &active.activation.rings) {
             Ok(bases) => {
-                connection.limit = self.config.reply_limit;
+                connection.limit = Some(self.config.reply_limit);
                 active.positions = Positions::Known(bases);
             }
-            // Closing the socket is the last way to say it.
+            // It has died, or nobody waits for it any more: closing the socket is the last way to say it.
             Err(error) => self.lose(&chain(&error)),
         }
     }

@@ -63,6 +63,8 @@ pub enum StopReason {
     Pause,
     /// It is reset: nobody will hear how its requests ended.
     Reset,
+    /// Its machine has ended: nobody will start it again either.
+    End,
 }
 
 /// One queue as the driver has set it up; in packed rings `avail` is the driver's event suppression structure

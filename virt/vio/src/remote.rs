@@ -57,7 +57,7 @@ pub trait RemoteDevice: Send {
     /// Back to the state before [`start`](Self::start); only after a stop that is done.
     fn reset(&mut self);
 
-    /// The stop takes too long: the other side is not heard any more. From now on the stop is done.
+    /// Nobody waits for the stop any more: the other side is not heard. From now on the stop is done.
     fn give_up(&mut self);
 
     /// The device takes no more buffers until it is reset.
@@ -160,9 +160,13 @@ impl VirtioDevice for Remote {
         self.0.give_up();
     }
 
-    /// The other side has had its time: it is disconnected.
-    fn stop_overdue(&mut self, _reason: StopReason) {
-        self.0.give_up();
+    /// The other side has the memory mapped and may write it until it says that it has stopped: only a machine that has
+    /// ended does not wait for that.
+    fn stop_overdue(&mut self, reason: StopReason) {
+        match reason {
+            StopReason::Pause | StopReason::Reset => {}
+            StopReason::End => self.0.give_up(),
+        }
     }
 
     fn needs_reset(&self) -> bool {

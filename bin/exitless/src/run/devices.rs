@@ -69,7 +69,7 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
             Disk::Remote(disk) => {
                 let name = format!("disk socket={}", disk.socket.display());
                 names.insert(owner.functions() as u64, name);
-                forwarded.push(remote::add(&mut owner, disk, config.drain_limit, parts)?);
+                forwarded.push(remote::add(&mut owner, disk, parts)?);
             }
         }
     }

@@ -5,7 +5,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use vhost_import::{Import, ImportConfig, ImportError};
@@ -23,12 +22,7 @@ use crate::vm::owner::Owner;
 ///
 /// # Errors
 /// What the back end lacks, and what to do about it.
-pub fn add(
-    owner: &mut Owner,
-    disk: RemoteDiskConfig,
-    drain_limit: Duration,
-    parts: &Parts<'_>,
-) -> Result<Arc<Places>> {
+pub fn add(owner: &mut Owner, disk: RemoteDiskConfig, parts: &Parts<'_>) -> Result<Arc<Places>> {
     let RemoteDiskConfig {
         socket,
         queues,
@@ -44,7 +38,6 @@ pub fn add(
     let config = ImportConfig {
         queues,
         queue_size,
-        stop_limit: drain_limit,
         ..ImportConfig::new(id, socket.clone())
     };
     let import = Import::connect(config, parts.ram.clone(), kick, call).map_err(|error| {

@@ -233,8 +233,11 @@ impl VirtioDevice for Blk {
     }
 
     fn stop_overdue(&mut self, reason: StopReason) {
-        if reason == StopReason::Reset {
-            self.cancel_all();
+        match reason {
+            StopReason::Pause => {}
+            StopReason::Reset | StopReason::End => {
+                self.cancel_all();
+            }
         }
     }
 

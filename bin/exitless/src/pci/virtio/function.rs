@@ -326,7 +326,9 @@ impl VirtioFunction {
 
     /// A stop has lasted for the drain limit.
     pub fn stop_overdue(&mut self) {
-        self.device.stop_overdue(if self.common.is_resetting() {
+        self.device.stop_overdue(if self.over {
+            StopReason::End
+        } else if self.common.is_resetting() {
             StopReason::Reset
         } else {
             StopReason::Pause
