@@ -23,6 +23,7 @@
 //! stated at [`UringFile::submit`] and `drop`. A safe wrapper would have to own the buffers, and
 //! they belong to the guest.
 
+mod ended;
 mod now;
 mod pool;
 mod ring;
@@ -43,7 +44,7 @@ use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use now::Now;
 use pool::{CHUNK, Pool};
 use ring::{Ring, make_eventfd};
-use sync::{Begin, Syncs};
+use sync::Syncs;
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
@@ -321,121 +322,6 @@ impl UringFile {
             // entries that the kernel has not looked at yet.
             self.flush();
         }
-    }
-
-    /// Starts the sync of a slot in state `InFlight`; an outcome if it has none.
-    fn begin_sync(&mut self, number: u32) -> Option<Outcome> {
-        let begin = match self.options.o_direct {
-            true => Begin::Now,
-            false => self.syncs.begin(number),
-        };
-        match begin {
-            Begin::Now => self.push(number),
-            Begin::Later => {}
-            Begin::Failed(errno) => return Some(Outcome::Failed(errno)),
-        }
-        None
-    }
-
-    /// The sync of a file in the page cache has ended, and those of others with it.
-    fn sync_ended(&mut self, result: i32) -> Outcome {
-        let outcome = match result {
-            0.. => Outcome::Done,
-            _ => Outcome::Failed(-result),
-        };
-        let mut ended = Vec::new();
-        if let Some(next) = self.syncs.ended(result.min(0), &self.file, &mut ended) {
-            self.push(next);
-        }
-        for number in ended {
-            self.end_in_flight(number, outcome);
-        }
-        outcome
-    }
-
-    /// Ends an operation that the kernel does not have.
-    fn end_in_flight(&mut self, number: u32, outcome: Outcome) {
-        self.slots[number as usize].state = State::Idle;
-        self.in_flight -= 1;
-        self.early.push(Completion {
-            slot: number,
-            outcome,
-        });
-    }
-
-    /// Takes what the kernel has completed.
-    fn collect(&mut self, done: &mut Vec<Completion>) {
-        // One at a time: handling it may write a submission entry.
-        while let Some(entry) = self.ring.as_mut().and_then(Ring::next) {
-            if entry.user_data() & CANCEL != 0 {
-                // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel is in it. ENOENT: no thread
-                // is, which is so of one that has ended, and of one that the device is at (direct, or a read into
-                // the page cache).
-                if entry.result() < 0 {
-                    self.refused.push(entry.user_data());
-                }
-                continue;
-            }
-            let number = entry.user_data() as u32;
-            if let Some(outcome) = self.ended(number, entry.result()) {
-                self.slots[number as usize].state = State::Idle;
-                self.in_flight -= 1;
-                done.push(Completion {
-                    slot: number,
-                    outcome,
-                });
-            }
-        }
-    }
-
-    /// What a finished entry means; `None`: the operation goes on.
-    fn ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
-        let slot = &mut self.slots[number as usize];
-        let is_sync = slot.op == Op::Flush || slot.syncing;
-        let again = matches!(-result, libc::EINTR | libc::EAGAIN) && !slot.cancelled;
-        if is_sync && !again && !self.options.o_direct {
-            return Some(self.sync_ended(result));
-        }
-        if result < 0 {
-            let errno = -result;
-            match (slot.op, errno) {
-                (_, libc::EINTR | libc::EAGAIN) if !slot.cancelled => {}
-                (Op::WriteZeroes { unmap: false, .. }, libc::EOPNOTSUPP) if !slot.punching => {
-                    slot.punching = true;
-                }
-                _ => return Some(Outcome::Failed(errno)),
-            }
-            self.push(number);
-            return None;
-        }
-        let (Op::Read { len, .. } | Op::Write { len, .. }) = slot.op else {
-            return Some(Outcome::Done);
-        };
-        // The kernel moves no more than it was asked to.
-        slot.moved += result as u32;
-        if slot.moved >= len {
-            if matches!(slot.op, Op::Write { durable: true, .. }) && !self.options.o_direct {
-                slot.syncing = true;
-                return self.begin_sync(number);
-            }
-            return Some(Outcome::Done);
-        }
-        if result == 0 || slot.cancelled {
-            return Some(Outcome::Failed(libc::EIO));
-        }
-        let mut skip = result as usize;
-        while skip != 0 {
-            let vector = &mut slot.iovecs[slot.first];
-            let step = skip.min(vector.iov_len);
-            vector.iov_base = vector.iov_base.wrapping_byte_add(step);
-            vector.iov_len -= step;
-            skip -= step;
-            if vector.iov_len == 0 {
-                slot.first += 1;
-            }
-        }
-        self.push(number);
-        None
     }
 }
 
