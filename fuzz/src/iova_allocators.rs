@@ -113,7 +113,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         .map(|number| {
             let mut script = Script::new();
             let cores = (number % 3) << 6;
-            script.u8(number % 9).u8(cores | (number / 9) * 3);
+            script.u8(number % 9).u8(cores | ((number / 9) * 3));
             for turn in 0..6u8 {
                 for (share, limit, victim, part) in [
                     (80, WHOLE, ANY, 0),
