@@ -2,7 +2,7 @@
 //!
 //! They are blocked in every thread and taken by this one, which touches no guest, no disk and no terminal output: whatever
 //! the rest of the process waits for, a signal is heard. The first of those that end asks for an end in order; another one
-//! ends the process where it is ([`leave`](super::leave)), with a status of its own. [`Impatience`] makes the first one do so: somebody has been told
+//! ends the process where it is ([`leave`]), with a status of its own. [`Impatience`] makes the first one do so: somebody has been told
 //! what the end waits for.
 //!
 //! A sender may send twice at one go (timeout(1) signals its child and then the group that the child is in), so
