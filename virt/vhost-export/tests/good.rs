@@ -4,12 +4,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::front::{Front, copy, event, fd};
+use common::front::{Front, copy, event, fd, spare_memory};
 use common::{Disk, Guest, Server, feature, open_soon, options, tracked, until};
 use rustix::io::write;
 use sidecore::IdlePolicy;
 use vhost_blk::queue::Op;
-use vhost_user::wire::{MemRegion, Request};
+use vhost_user::wire::Request;
 
 /// Ring features that make a difference.
 const RINGS: [u64; 8] = [
@@ -249,13 +249,7 @@ fn memory_changes_under_requests_in_flight() {
         control.set_open(true);
         let mut front = Front::running(&server.path(0), features, 2, 8);
         front.io().verify(16);
-        let spare = MemRegion {
-            guest_addr: 0x10_0000_0000,
-            size: 1 << 20,
-            user_addr: 0x10_0000_0000,
-            mmap_offset: 0,
-        };
-        let extra = vhost_blk::memory::Memory::create(1 << 20).expect("memory");
+        let (spare, extra) = spare_memory();
         for round in 0..6 {
             control.set_open(false);
             front.put_in_flight(&control, 2, Op::Read, 0..8);

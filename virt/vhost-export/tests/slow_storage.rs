@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::front::{Front, copy, event, fd};
+use common::front::{Front, copy, event, fd, spare_memory};
 use common::{BLOCK, DISK, Disk, Io, Server, feature, logged, options, pattern, until};
 use disk_image::{ImageDisk, ImageOptions};
 use held_fs::{Gate, HeldFs, Kind};
 use sidecore::IdlePolicy;
 use vhost_blk::queue::{Op, Status};
-use vhost_user::wire::{Inflight, MemRegion, Request};
+use vhost_user::wire::{Inflight, Request};
 use vio::blk::{BlockIo, UringFile, UringOptions};
 
 /// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
@@ -200,13 +200,7 @@ impl Cell {
     /// Asks, is answered after the release, and finds everything well.
     fn act(&self, mut front: Front, region: Option<Region>, released: &AtomicBool) {
         let what = self.what();
-        let spare = MemRegion {
-            guest_addr: 0x10_0000_0000,
-            size: 1 << 20,
-            user_addr: 0x10_0000_0000,
-            mmap_offset: 0,
-        };
-        let extra = vhost_blk::memory::Memory::create(1 << 20).expect("memory");
+        let (spare, extra) = spare_memory();
         match self.action {
             Action::AddMemory => front.call(Request::AddMemReg(spare, copy(extra.file()))),
             // Of the guest's own: the ring's memory is away for a moment, as when QEMU rearranges it.

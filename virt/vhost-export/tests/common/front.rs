@@ -317,3 +317,17 @@ impl Front {
         self.call(self.kick_request(queue));
     }
 }
+
+/// A MiB of memory more, far from the guest's own.
+pub fn spare_memory() -> (MemRegion, Memory) {
+    const AT: u64 = 0x10_0000_0000;
+    const BYTES: u64 = 1 << 20;
+    let region = MemRegion {
+        guest_addr: AT,
+        size: BYTES,
+        user_addr: AT,
+        mmap_offset: 0,
+    };
+    let memory = Memory::create(BYTES as usize).expect("memory");
+    (region, memory)
+}
