@@ -305,7 +305,7 @@ impl VirtioFunction {
 
     /// Whether [`end`](Self::end) was called and nothing is in flight any more.
     pub fn has_ended(&self) -> bool {
-        self.over && (!self.active || self.quiet)
+        self.over && self.is_drained()
     }
 
     /// A doorbell rang, or one may have been missed (after a start).

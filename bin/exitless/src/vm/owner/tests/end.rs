@@ -19,16 +19,6 @@ fn held(transfer: Transfer, limit: Duration) -> (Guest<ByHand>, SlowControl) {
     (guest, control)
 }
 
-fn set_command(command: u32) -> impl FnOnce(sidecore::Reply<()>) -> Request {
-    move |reply| Request::ConfigWrite {
-        function: 0,
-        reg: 4,
-        len: 2,
-        value: command,
-        reply,
-    }
-}
-
 fn end(guest: &mut Guest<ByHand>) -> std::sync::mpsc::Receiver<u64> {
     let (tell, ended) = channel();
     let mut turn = sidecore::Turn::new(sidecore::Nanos::now(), 1600, &mut guest.bus.wakes);

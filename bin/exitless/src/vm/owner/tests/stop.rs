@@ -6,7 +6,6 @@ use vio::blk::Transfer;
 use vio::blk::request::{STATUS_OK, kind};
 
 use super::support::*;
-use crate::vm::owner::Request;
 
 const MODE: Mode = Mode::Logged;
 
@@ -36,16 +35,6 @@ fn tempt(guest: &mut Guest<ByHand>) -> Vec<u8> {
     guest.settle();
     guest.messages.take();
     before
-}
-
-fn set_command(command: u32) -> impl FnOnce(sidecore::Reply<()>) -> Request {
-    move |reply| Request::ConfigWrite {
-        function: 0,
-        reg: 4,
-        len: 2,
-        value: command,
-        reply,
-    }
 }
 
 #[test]

@@ -732,3 +732,14 @@ pub fn flush_page(gpa: u64) -> u128 {
 pub fn flush_domain() -> u128 {
     0xe2 | DID << 16
 }
+
+/// A write of the function's command register: 6 is memory space and Bus Master, 2 memory space alone.
+pub(super) fn set_command(command: u32) -> impl FnOnce(Reply<()>) -> Request {
+    move |reply| Request::ConfigWrite {
+        function: 0,
+        reg: 4,
+        len: 2,
+        value: command,
+        reply,
+    }
+}
