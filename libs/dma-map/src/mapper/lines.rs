@@ -168,13 +168,22 @@ impl CoreLines {
         self.flusher.covered.fetch_max(queued, Ordering::Release);
     }
 
-    /// Stale mappings of the core's queue, as others see them.
+    /// Stale mappings of the core's queue, as others see them: as many as there were at one moment of the call.
+    ///
+    /// Asks again while a flush ends in between: a thread that the machine stops between the two numbers would count all that
+    /// was unmapped and flushed meanwhile, many times what the queue has room for.
     pub(super) fn stale(&self) -> u64 {
-        // In this order a flush in between can only make the difference too large by what was unmapped meanwhile.
-        // Acquire: pairs with `settle` as well.
-        let covered = self.flusher.covered.load(Ordering::Acquire);
-        let queued = self.owner.queued.load(Ordering::Acquire);
-        queued.saturating_sub(covered)
+        // Acquire: pairs with `settle`, and keeps the three loads in their order. What is covered only grows, so where it is
+        // the same before and after, it is what was covered when `queued` was read.
+        let mut covered = self.flusher.covered.load(Ordering::Acquire);
+        loop {
+            let queued = self.owner.queued.load(Ordering::Acquire);
+            let again = self.flusher.covered.load(Ordering::Acquire);
+            if again == covered {
+                return queued.saturating_sub(covered);
+            }
+            covered = again;
+        }
     }
 
     /// Whether something has waited for `age` at `now`.

@@ -276,8 +276,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         let orphan_max = shared.orphan_windows.add_to(&mut windows);
         let (mut stale_now, mut stale_max) = (0, 0);
         for line in shared.lines() {
-            stale_now += line.stale();
-            stale_max += line.counters.add_to(&mut windows).max(line.stale());
+            let queued = line.stale();
+            stale_now += queued;
+            stale_max += line.counters.add_to(&mut windows).max(queued);
             let (idle, idle_max) = line.add_reuse(&mut windows);
             stale_now += idle;
             stale_max += idle_max;

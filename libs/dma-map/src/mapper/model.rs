@@ -156,3 +156,20 @@ fn model_catches_numbers_that_are_given_up_first() {
 fn model_catches_a_count_that_asks_for_orphans_first() {
     assert!(is_caught(|| leave(false, true)));
 }
+
+/// A core with room for one fills its queue twice, with a flush in between; somebody asks how many there are.
+#[test]
+fn model_no_more_is_counted_than_the_queue_has_room_for() {
+    loom::model(|| {
+        let line = Arc::new(CoreLines::default());
+        let asking = thread::spawn({
+            let line = Arc::clone(&line);
+            move || assert!(line.stale() <= 1, "more than there ever were at one time")
+        });
+        line.owner.queued.store(1, Ordering::Release);
+        line.flusher.covered.fetch_max(1, Ordering::Release);
+        line.owner.queued.store(2, Ordering::Release);
+        asking.join().expect("it ends");
+        assert_eq!(line.stale(), 1);
+    });
+}
