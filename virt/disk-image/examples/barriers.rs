@@ -5,14 +5,17 @@
 //! write goes to a cluster of its own, the worst case there is. *Overwrites*: to 64 MiB that were written before. The
 //! four kinds take turns, five times; the table has medians and the spread of each.
 
+mod drive;
+
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use disk_image::{ImageDisk, ImageOptions};
+use drive::drive;
 use report::{Host, Measured, Object};
-use vio::blk::{BlockIo, Op, Outcome};
+use vio::blk::Op;
 
 const TURNS: usize = 5;
 const LIMIT: Duration = Duration::from_secs(1);
@@ -108,49 +111,4 @@ fn run(path: &Path, is_new: bool, depth: u32, barriers: bool) -> Result<f64> {
     })?;
     drive(&mut disk, 1, 1, LIMIT, |_| Op::Flush)?;
     Ok(count as f64 / start.elapsed().as_secs_f64())
-}
-
-/// Keeps `depth` operations in flight until `most` have begun or `limit` is over; how many ended.
-fn drive(
-    disk: &mut ImageDisk,
-    depth: u32,
-    most: u64,
-    limit: Duration,
-    op: impl Fn(u64) -> Op,
-) -> Result<u64> {
-    let start = Instant::now();
-    let (mut begun, mut ended) = (0, 0);
-    let mut free: Vec<u32> = (0..depth).collect();
-    let mut done = Vec::new();
-    loop {
-        while begun < most
-            && start.elapsed() < limit
-            && let Some(slot) = free.pop()
-        {
-            let op = op(begun);
-            if let Op::Write { len, .. } = op
-                && !disk.reserve(slot, len)
-            {
-                return Err("no room for a buffer".into());
-            }
-            disk.submit(slot, op, &[]);
-            begun += 1;
-        }
-        if ended == begun {
-            return Ok(ended);
-        }
-        disk.flush();
-        disk.poll(&mut done);
-        if done.is_empty() {
-            std::thread::yield_now();
-        }
-        for completion in done.drain(..) {
-            if completion.outcome != Outcome::Done {
-                return Err(format!("{completion:?}").into());
-            }
-            disk.unreserve(completion.slot);
-            free.push(completion.slot);
-            ended += 1;
-        }
-    }
 }

@@ -4,12 +4,15 @@
 //! writes metadata), 64 KiB writes in order, then random 4 KiB writes and reads of clusters that are there, 16 in
 //! flight and 1 in flight.
 
+mod drive;
+
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use disk_image::{ImageDisk, ImageOptions};
-use vio::blk::{BlockIo, Op, Outcome};
+use drive::drive;
+use vio::blk::{BlockIo, Op};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
@@ -31,35 +34,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fresh = |at: u64| (at.wrapping_mul(0x9e37_79b1) % (size >> 16)) << 16;
     let in_order = |at: u64| (at << 16) % size;
     for depth in [16, 1] {
-        run(&mut disk, 1, 0, 1, limit, |_| discard)?;
+        drive(&mut disk, 1, 1, limit, |_| discard)?;
         report("fresh 4 KiB writes", depth, 4096, || {
-            run(&mut disk, depth, 4096, size >> 16, limit, |at| {
+            drive(&mut disk, depth, size >> 16, limit, |at| {
                 write(fresh(at), 4096)
             })
         })?;
-        run(&mut disk, 1, 0, 1, limit, |_| discard)?;
+        drive(&mut disk, 1, 1, limit, |_| discard)?;
         report("fresh 64 KiB writes", depth, 65536, || {
-            run(&mut disk, depth, 65536, size >> 16, limit, |at| {
+            drive(&mut disk, depth, size >> 16, limit, |at| {
                 write(in_order(at), 65536)
             })
         })?;
         // Everything is there from here on.
-        run(&mut disk, 16, 65536, size >> 16, limit * 100, |at| {
+        drive(&mut disk, 16, size >> 16, limit * 100, |at| {
             write(in_order(at), 65536)
         })?;
         report("4 KiB writes", depth, 4096, || {
-            run(&mut disk, depth, 4096, u64::MAX, limit, |at| {
+            drive(&mut disk, depth, u64::MAX, limit, |at| {
                 write(scattered(at), 4096)
             })
         })?;
         report("4 KiB reads", depth, 4096, || {
-            run(&mut disk, depth, 4096, u64::MAX, limit, |at| Op::Read {
+            drive(&mut disk, depth, u64::MAX, limit, |at| Op::Read {
                 offset: scattered(at),
                 len: 4096,
             })
         })?;
         report("64 KiB reads", depth, 65536, || {
-            run(&mut disk, depth, 65536, u64::MAX, limit, |at| Op::Read {
+            drive(&mut disk, depth, u64::MAX, limit, |at| Op::Read {
                 offset: in_order(at),
                 len: 65536,
             })
@@ -80,56 +83,14 @@ fn report(
     name: &str,
     depth: u32,
     len: u64,
-    case: impl FnOnce() -> Result<(u64, Duration), Box<dyn Error>>,
+    case: impl FnOnce() -> Result<u64, Box<dyn Error>>,
 ) -> Result<(), Box<dyn Error>> {
-    let (count, took) = case()?;
-    let rate = count as f64 / took.as_secs_f64();
+    let start = Instant::now();
+    let count = case()?;
+    let rate = count as f64 / start.elapsed().as_secs_f64();
     println!(
         "{name:20} {depth:3} in flight  {rate:9.0}/s  {:7.0} MiB/s",
         rate * len as f64 / f64::from(1 << 20)
     );
     Ok(())
-}
-
-/// Keeps `depth` operations in flight until `most` have begun or `limit` is over; how many ended, and the time.
-fn run(
-    disk: &mut ImageDisk,
-    depth: u32,
-    len: u32,
-    most: u64,
-    limit: Duration,
-    op: impl Fn(u64) -> Op,
-) -> Result<(u64, Duration), Box<dyn Error>> {
-    let start = Instant::now();
-    let (mut begun, mut ended) = (0, 0);
-    let mut free: Vec<u32> = (0..depth).collect();
-    let mut done = Vec::new();
-    loop {
-        while begun < most
-            && start.elapsed() < limit
-            && let Some(slot) = free.pop()
-        {
-            if len != 0 {
-                assert!(disk.reserve(slot, len), "room");
-            }
-            disk.submit(slot, op(begun), &[]);
-            begun += 1;
-        }
-        if ended == begun {
-            return Ok((ended, start.elapsed()));
-        }
-        disk.flush();
-        disk.poll(&mut done);
-        if done.is_empty() {
-            std::thread::yield_now();
-        }
-        for completion in done.drain(..) {
-            if completion.outcome != Outcome::Done {
-                return Err(format!("{completion:?}").into());
-            }
-            disk.unreserve(completion.slot);
-            free.push(completion.slot);
-            ended += 1;
-        }
-    }
 }

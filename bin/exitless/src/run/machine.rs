@@ -24,7 +24,7 @@ use crate::console::input::{self, Keyboard};
 use crate::console::terminal::RawMode;
 use crate::console::uart::Uart;
 use crate::ending::messages::{self, say};
-use crate::ending::signals::{Asked, Signals};
+use crate::ending::signals::{Asked, Impatience, Signals};
 use crate::ending::sink::Sink;
 use crate::ending::{self, STATUS_STUCK};
 use crate::irq::ioapic::Ioapic;
@@ -57,14 +57,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     // mapping, whatever clones are left. `vm` may outlive it in clones, but no vCPU runs by then.
     unsafe { kvm::map_ram(&vm, &ram) }?;
     let control = Arc::new(Control::new().context("an eventfd")?);
-    let of_signals = control.clone();
-    let impatience = signals
-        .listen(move |asked| {
-            if let Asked::End(signal) = asked {
-                of_signals.end(End::Signal(signal));
-            }
-        })
-        .context("the thread for signals")?;
+    let impatience = end_by_signals(signals, control.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(kvm::KvmRoutes::new(vm.clone()));
@@ -112,14 +105,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         control: control.clone(),
     };
     let raw = match on_stdio {
-        true => RawMode::enter().context("the terminal cannot be put into raw mode")?,
+        true => console_input(uart, control.clone())?,
         false => None,
     };
-    if on_stdio {
-        let escapes = raw.is_some();
-        let keyboard = Keyboard { uart, escapes };
-        input::spawn(keyboard, control.clone()).context("the console thread")?;
-    }
 
     let threads = start_vcpus(vcpus, &config, &machine);
     let end = control.wait_for_end();
@@ -205,6 +193,25 @@ fn create_vcpus(kvm: &Kvm, vm: &VmFd, cpus: u8) -> anyhow::Result<Vec<VcpuFd>> {
 fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor belongs to `vcpu`, which the result borrows.
     unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
+}
+
+/// From now on a signal ends the machine.
+fn end_by_signals(signals: Signals, control: Arc<Control>) -> anyhow::Result<Impatience> {
+    signals
+        .listen(move |asked| {
+            if let Asked::End(signal) = asked {
+                control.end(End::Signal(signal));
+            }
+        })
+        .context("the thread for signals")
+}
+
+/// What is typed reaches the guest, from a terminal key by key while the answer lives.
+fn console_input(uart: Arc<Uart>, control: Arc<Control>) -> anyhow::Result<Option<RawMode>> {
+    let raw = RawMode::enter().context("the terminal cannot be put into raw mode")?;
+    let escapes = raw.is_some();
+    input::spawn(Keyboard { uart, escapes }, control).context("the console thread")?;
+    Ok(raw)
 }
 
 /// Where console bytes go, and whether typing comes from standard input.

@@ -325,6 +325,11 @@ impl UringFile {
     }
 }
 
+/// Where an open file is, for messages.
+fn path_of(file: &File) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
 fn iovec(piece: &Piece) -> libc::iovec {
     libc::iovec {
         iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
@@ -347,7 +352,7 @@ fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
 
 impl BlockIo for UringFile {
     fn path(&self) -> Option<PathBuf> {
-        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).ok()
+        path_of(&self.file)
     }
 
     fn capacity(&self) -> u64 {

@@ -10,7 +10,8 @@
 //! be tried again. QEMU's file-posix draws the same line.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+
+use super::path_of;
 
 /// What waits for a sync.
 #[derive(Default)]
@@ -90,11 +91,10 @@ impl Syncs {
 
     fn fail(&mut self, errno: i32, file: &File) {
         self.error = Some(errno);
-        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
         tracing::error!(
             "syncing {} failed; what was written since the last sync may be lost, and every flush will fail until \
              the file is opened again: {}",
-            name.unwrap_or_default().display(),
+            path_of(file).unwrap_or_default().display(),
             std::io::Error::from_raw_os_error(errno)
         );
     }
