@@ -34,6 +34,8 @@ struct Scene {
     dma: FlatDma,
     gate: Gate,
     kind: u32,
+    /// The page cache lies between the disk and its storage.
+    is_cached: bool,
     what: String,
 }
 
@@ -62,6 +64,7 @@ impl Scene {
             dma,
             gate,
             kind,
+            is_cached: !o_direct,
             what: name,
         };
         scene.gate.hold(&[held]);
@@ -130,6 +133,17 @@ impl Scene {
         assert!(bytes == [0xa5; LEN as usize], "{}", self.what);
     }
 
+    /// Asks the device to be quiet for `time`, and it says that it is not.
+    fn stays_in_flight(&mut self, time: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            let answer = self.guest.blk.quiesce(&mut self.dma);
+            assert_eq!(answer, Quiesce::Draining { in_flight: 1 }, "{}", self.what);
+            let _ = self.guest.blk.poll(&mut self.dma, &mut self.guest.irq, 0);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Polls until the device is quiet.
     fn drain(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -140,62 +154,52 @@ impl Scene {
     }
 }
 
-/// Every way of opening a disk with every kind of request held, side by side; `None` where there is no FUSE.
-fn every_scene(name: &str) -> Option<(HeldFs, Vec<Scene>)> {
-    let fs = HeldFs::mount_or_skip()?;
-    let cells = WAYS
-        .into_iter()
-        .flat_map(|way| KINDS.map(|kind| (way, kind)));
-    let scenes = cells
-        .map(|(way, kind)| Scene::hold(&fs, way, kind, name))
-        .collect();
-    Some((fs, scenes))
-}
-
-/// Asks each scene to be quiet for `time`, and each says that it is not.
-fn stays_in_flight(scenes: &mut [Scene], time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        for Scene {
-            guest, dma, what, ..
-        } in &mut *scenes
-        {
-            let answer = guest.blk.quiesce(dma);
-            assert_eq!(answer, Quiesce::Draining { in_flight: 1 }, "{what}");
-            let _ = guest.blk.poll(dma, &mut guest.irq, 0);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+/// Does `check` with every way of opening a disk and every kind of request held, side by side.
+///
+/// Each scene has a thread of its own, and so io_uring's workers of its own: those of one thread's rings take buffered writes of
+/// different files one after the other if the files happen to share a place in a table of 64, and a scene whose write is
+/// held would now and then stop another's.
+fn every_scene(name: &str, check: impl Fn(Scene) + Sync) {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (fs, check) = (&fs, &check);
+    std::thread::scope(|scope| {
+        let cells = WAYS.iter().flat_map(|way| KINDS.map(|kind| (*way, kind)));
+        let scene = |(way, kind)| {
+            scope.spawn(move || {
+                // For a panic only, after which the kernel would wait for ever: given up when all have ended.
+                let release = fs.release_at_end();
+                check(Scene::hold(fs, way, kind, name));
+                release
+            })
+        };
+        let scenes: Vec<_> = cells.map(scene).collect();
+        let ends: Vec<_> = scenes.into_iter().map(|scene| scene.join()).collect();
+        assert!(ends.iter().all(Result::is_ok), "see above");
+    });
 }
 
 #[test]
 fn a_request_that_outlasts_a_stop_is_a_success_when_the_device_goes_on() {
-    let Some((_fs, mut scenes)) = every_scene("resume") else {
-        return;
-    };
-    stays_in_flight(&mut scenes, Duration::from_millis(1500));
-    for scene in &mut scenes {
+    every_scene("resume", |mut scene| {
+        scene.stays_in_flight(Duration::from_millis(1500));
         scene.gate.release();
         scene.drain();
         assert_eq!(scene.guest.driver.used_idx(), 0, "{}: stopped", scene.what);
         scene.guest.blk.resume();
         scene.check_success();
         scene.check_alive();
-    }
+    });
 }
 
 #[test]
 fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
-    let Some((_fs, mut scenes)) = every_scene("reset") else {
-        return;
-    };
-    stays_in_flight(&mut scenes, Duration::from_millis(300));
-    for scene in &mut scenes {
+    every_scene("reset", |mut scene| {
+        scene.stays_in_flight(Duration::from_millis(300));
         // The driver loses patience, and nothing comes of it.
         scene.guest.blk.cancel_overdue();
-    }
-    stays_in_flight(&mut scenes, Duration::from_millis(300));
-    for scene in &mut scenes {
+        scene.stays_in_flight(Duration::from_millis(300));
         scene.gate.release();
         scene.drain();
         let data = scene.guest.driver.get(DATA, LEN as usize);
@@ -205,7 +209,7 @@ fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
         let later = scene.guest.driver.get(DATA, LEN as usize);
         assert!(data == later, "{}: written to after the reset", scene.what);
         scene.check_alive();
-    }
+    });
 }
 
 impl Scene {
@@ -237,16 +241,13 @@ fn the_memory_of_a_dropped_disk_stays_while_the_kernel_may_write_it() {
 
 #[test]
 fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_written() {
-    let Some((_fs, mut scenes)) = every_scene("overdue") else {
-        return;
-    };
-    for scene in &mut scenes {
+    every_scene("overdue", |mut scene| {
         let what = scene.what.clone();
         scene.dma.iommu.unmap(Iova::new(DATA), 4096);
         let stale = scene.dma.iommu.leases().stale();
         scene.guest.blk.cancel_overdue();
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while !scene.guest.blk.needs_reset() {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !scene.guest.blk.needs_reset() && scene.guest.blk.in_flight() != 0 {
             let _ = scene
                 .guest
                 .blk
@@ -256,25 +257,29 @@ fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_wri
                 "{what}: nobody says that it cannot be cancelled"
             );
         }
-        assert_eq!(
-            scene.dma.iommu.leases().stale(),
-            stale,
-            "{what}: it may still be written"
-        );
+        if scene.guest.blk.in_flight() == 0 {
+            // A read into the page cache waits for read-ahead before a thread of the kernel takes it: until then it can be
+            // given up, and its page is out of reach.
+            assert!(scene.kind == kind::IN && scene.is_cached, "{what}");
+            assert_eq!(scene.dma.iommu.leases().len(), 0, "{what}");
+        } else {
+            assert_eq!(
+                scene.dma.iommu.leases().stale(),
+                stale,
+                "{what}: it may still be written"
+            );
+        }
         scene.gate.release();
         scene.drain();
         assert_eq!(scene.dma.iommu.leases().stale(), 0, "{what}");
         scene.guest.reactivate();
         scene.check_alive();
-    }
+    });
 }
 
 #[test]
 fn a_request_that_has_succeeded_when_it_is_cancelled_is_a_success() {
-    let Some((_fs, mut scenes)) = every_scene("late") else {
-        return;
-    };
-    for scene in &mut scenes {
+    every_scene("late", |mut scene| {
         scene.gate.release();
         while !scene.guest.blk.has_work(&mut scene.dma) {
             std::thread::yield_now();
@@ -283,5 +288,5 @@ fn a_request_that_has_succeeded_when_it_is_cancelled_is_a_success() {
         scene.guest.blk.cancel_overdue();
         scene.check_success();
         scene.check_alive();
-    }
+    });
 }
