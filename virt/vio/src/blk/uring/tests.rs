@@ -454,7 +454,14 @@ fn what_the_kernel_is_still_doing_cannot_be_cancelled_and_ends_well_later() {
             submit_held(&mut disk, op, &pieces(&mem, op), &gate);
             disk.cancel(1);
             let what = format!("{op:?}, direct: {o_direct}");
-            assert_eq!(wait(&mut disk).outcome, Outcome::NotCancellable, "{what}");
+            let answer = wait(&mut disk).outcome;
+            if answer == Outcome::Failed(libc::ECANCELED) && kind == Kind::Read && !o_direct {
+                // Read-ahead is held, and no thread of the kernel has taken the read itself yet: nothing touches its page.
+                gate.release();
+                assert_eq!(mem.get::<4096>(Gpa::new(0x4000)), [0; 4096], "{what}");
+                continue;
+            }
+            assert_eq!(answer, Outcome::NotCancellable, "{what}");
             let mut done = Vec::new();
             disk.poll(&mut done);
             assert_eq!(done, [], "{what}: said once, and still in flight");
