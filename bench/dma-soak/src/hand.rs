@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::random::Random;
+use iova::testing::Random;
 
 /// Most things that lie in one hand.
 const FULL: usize = 256;
@@ -35,16 +35,16 @@ impl<T> Hands<T> {
 
 /// One core of a run.
 pub trait Worker: Send {
-    /// One operation. `is_alone`: no other core is in the middle of one.
-    fn step(&mut self, is_alone: bool);
+    /// One operation.
+    fn step(&mut self);
 }
 
 /// `operations` by one thread that plays all cores, in an order that the seed gives.
 pub fn in_turns(workers: &mut [impl Worker], operations: u64, seed: u64) {
-    let mut random = Random::new(seed, 255);
+    let mut random = Random::new(seed);
     for _ in 0..operations {
         let worker = random.index(workers.len());
-        workers[worker].step(true);
+        workers[worker].step();
     }
 }
 
@@ -53,7 +53,7 @@ pub fn at_once(workers: &mut [impl Worker], operations: u64) {
     let each = operations.div_ceil(workers.len() as u64);
     thread::scope(|scope| {
         for worker in workers {
-            scope.spawn(move || (0..each).for_each(|_| worker.step(false)));
+            scope.spawn(move || (0..each).for_each(|_| worker.step()));
         }
     });
 }

@@ -15,7 +15,6 @@
 mod allocators;
 mod hand;
 mod mappers;
-mod random;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -8,10 +8,10 @@ use dma_map::mapper::Reuse;
 use dma_map::table::PageTable;
 use dma_map::testing::{ModelCore, ModelDomain, POLICIES, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment};
+use iova::testing::Random;
 use iova::*;
 
 use crate::hand::{Hands, Worker, at_once, in_turns};
-use crate::random::Random;
 use crate::{CORES, Run};
 
 /// Pages of the space.
@@ -206,7 +206,7 @@ impl<A: IovaAllocator> Core<'_, A> {
 }
 
 impl<A: IovaAllocator> Worker for Core<'_, A> {
-    fn step(&mut self, _is_alone: bool) {
+    fn step(&mut self) {
         match self.random.below(64) {
             0..26 if self.held.len() < HELD => self.map(),
             0..48 => {
@@ -279,7 +279,7 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
             shared: &shared,
             core: shared.domain.core(core),
             id: core,
-            random: Random::new(seed, core as u64),
+            random: Random::new(seed ^ (core as u64 + 1) << 56),
             held: Vec::new(),
             uses: vec![0; OWN as usize],
             list: Vec::new(),

@@ -2,39 +2,21 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use std::{
-    sync::{
-        Barrier,
-        atomic::{AtomicU64, Ordering},
-        mpsc,
-    },
+    sync::{Barrier, mpsc},
     thread,
 };
 
-use iova::testing::Random;
+use iova::testing::{Random, Shared, World};
 use iova::*;
 
 const THREADS: usize = 4;
 const STEPS: usize = 20_000;
 const PAGES: u64 = 1 << 14;
 
-/// A bit per page.
-struct Bitmap(Vec<AtomicU64>);
-
-impl Bitmap {
-    /// Flips the bits of a range, all of which must have been `expected`.
-    fn flip(&self, range: IovaRange, expected: bool) {
-        for page in range.first().raw()..=range.last().raw() {
-            let (word, bit) = (page as usize / 64, 1 << (page % 64));
-            let was = self.0[word].fetch_xor(bit, Ordering::AcqRel) & bit != 0;
-            assert_eq!(was, expected, "page {page:#x} of {range}");
-        }
-    }
-}
-
 fn give_back(
     core: &mut impl CoreAllocator,
     range: IovaRange,
-    bitmap: &Bitmap,
+    bitmap: &Shared,
     random: &mut Random,
 ) {
     if random.below(2) == 0 {
@@ -52,7 +34,7 @@ fn work(
     mut core: impl CoreAllocator,
     inbox: &mpsc::Receiver<IovaRange>,
     next: mpsc::SyncSender<IovaRange>,
-    bitmap: &Bitmap,
+    bitmap: &Shared,
 ) -> (usize, usize) {
     let mut random = Random::new(core.core().0 as u64);
     let (mut done, mut failed) = (0, 0);
@@ -86,8 +68,10 @@ fn work(
 }
 
 fn stress(space: impl IovaAllocator) {
-    let words = (PAGES / 64) as usize + 1;
-    let bitmap = Bitmap((0..words).map(|_| AtomicU64::new(0)).collect());
+    let bitmap = Shared::new(&World {
+        aperture: aperture(),
+        ..World::small(THREADS)
+    });
     let (senders, inboxes): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::sync_channel(64)).unzip();
     let start = Barrier::new(THREADS);
     let mut senders = senders.into_iter();
@@ -111,7 +95,7 @@ fn stress(space: impl IovaAllocator) {
     });
     println!("{done} allocations, {failed} refused");
     assert!(done > STEPS, "the space was nearly always full");
-    assert!(bitmap.0.iter().all(|w| w.load(Ordering::Acquire) == 0));
+    assert!(bitmap.is_empty());
     let stats = space.stats();
     assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
     let mut core = space.register().expect("all came back");

@@ -146,8 +146,11 @@ impl Reused {
         pinned: Pinned,
         now: u64,
     ) -> LetGo {
-        let (is_in_use, kept) = match &mut self.cache {
-            Cache::Shared(cache) => (cache.end_use(key, range) == Released::InUse, None),
+        let placed = match &mut self.cache {
+            Cache::Shared(cache) => match cache.end_use(key, range) {
+                Released::InUse => return LetGo::InUse(pinned),
+                _ => None,
+            },
             Cache::Idle(cache) => {
                 let Some(placed) = cache.release_at(key, range, now) else {
                     cache.refused();
@@ -160,19 +163,17 @@ impl Reused {
             }
             Cache::Both(both) => {
                 let (shared, idle) = both.parts();
-                match shared.end_use(key, range) {
-                    Released::InUse => (true, None),
-                    _ => {
-                        let placed = idle.release_at(key, range, now);
-                        if placed.is_none() {
-                            idle.refused();
-                        }
-                        (false, placed)
-                    }
+                if shared.end_use(key, range) == Released::InUse {
+                    return LetGo::InUse(pinned);
                 }
+                let placed = idle.release_at(key, range, now);
+                if placed.is_none() {
+                    idle.refused();
+                }
+                placed
             }
         };
-        match kept {
+        match placed {
             Some(placed) => {
                 self.idle.insert(pinned);
                 LetGo::Kept {
@@ -180,7 +181,6 @@ impl Reused {
                     wants_room: placed.wants_room,
                 }
             }
-            None if is_in_use => LetGo::InUse(pinned),
             None => LetGo::TearDown(pinned),
         }
     }

@@ -418,7 +418,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             leaving = nobodys.lock();
         }
         let batch = leaving.batch();
-        if let (false, Some(expirer)) = (batch.is_empty(), line.expirer()) {
+        if !batch.is_empty()
+            && let Some(expirer) = line.expirer()
+        {
             shared.finish(line, &*expirer, batch)?;
         }
         loop {
@@ -447,10 +449,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
                 reused.cache.any().torn_down(batch, shared.clock.now());
             }
             if progress == Progress::Done {
-                break;
+                return Ok(true);
             }
         }
-        Ok(true)
     }
 
     /// Clears the entries and lets the policy decide when the IOVA is free.
