@@ -13,11 +13,8 @@ use disk_image::{ImageError, ImageErrorKind};
 /// # Errors
 /// Who has it, and what to do. Does not name the file.
 pub fn raw(file: File, path: &Path, read_only: bool, locking: &Locking) -> Result<File> {
-    let access = match read_only {
-        true => Access::Read,
-        false => Access::Write,
-    };
-    lock::lock(file, path, access, locking).map_err(|error| with(hint(&error), error))
+    lock::lock(file, path, Access::of_disk(read_only), locking)
+        .map_err(|error| with(hint(&error), error))
 }
 
 /// The error of opening the image at `path`, with what to do about a lock that cannot be had.

@@ -155,11 +155,7 @@ impl Chain<'_> {
             return Err(ImageErrorKind::Chain(MAX_CHAIN));
         }
         self.seen.push(identity);
-        let access = match read_only {
-            true => Access::Read,
-            false => Access::Write,
-        };
-        let mut file = lock::lock(file, path, access, &self.locking)?;
+        let mut file = lock::lock(file, path, Access::of_disk(read_only), &self.locking)?;
         // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
         let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
         Ok((file, len))

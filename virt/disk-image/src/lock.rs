@@ -76,6 +76,14 @@ pub enum Access {
 }
 
 impl Access {
+    /// What a disk needs that may be written to, unless it is `read_only`.
+    pub fn of_disk(read_only: bool) -> Self {
+        match read_only {
+            true => Self::Read,
+            false => Self::Write,
+        }
+    }
+
     fn used(self) -> &'static [i64] {
         match self {
             Self::Read => &[CONSISTENT_READ],

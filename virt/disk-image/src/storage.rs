@@ -197,34 +197,22 @@ impl Shared {
     /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps it.
     pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
-        let change = self.before_emptying(offset, len)?;
+        let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
         let _ = self.fallocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, len);
         self.after(change);
         Ok(())
     }
 
-    /// What a write would change, after whatever must be on the disk before it is.
-    fn before(&self, bytes: &[u8], offset: u64) -> io::Result<Option<Change>> {
+    /// What is about to change, as `change` says, after whatever must be on the disk before it does.
+    fn before(
+        &self,
+        change: impl FnOnce(&Order, &Layout) -> io::Result<Change>,
+    ) -> io::Result<Option<Change>> {
         let (Some(order), Some(layout)) = (&self.order, *held(&self.layout)) else {
             return Ok(None);
         };
         let guard = held(order);
-        let change = guard.change(&*self.file, &layout, offset, bytes)?;
-        let must_sync = guard.must_sync(&change);
-        drop(guard);
-        if must_sync {
-            self.sync()?;
-        }
-        Ok(Some(change))
-    }
-
-    /// Likewise of emptying a range.
-    fn before_emptying(&self, offset: u64, len: u64) -> io::Result<Option<Change>> {
-        let (Some(order), Some(layout)) = (&self.order, *held(&self.layout)) else {
-            return Ok(None);
-        };
-        let guard = held(order);
-        let change = guard.emptying(&layout, offset, len);
+        let change = change(&guard, &layout)?;
         let must_sync = guard.must_sync(&change);
         drop(guard);
         if must_sync {
@@ -251,7 +239,8 @@ impl Shared {
         self.alive()?;
         let end = checked_end(offset, bytes.len() as u64)?;
         self.count_first(bytes, offset)?;
-        let change = self.before(bytes, offset)?;
+        let change =
+            self.before(|order, layout| order.change(&*self.file, layout, offset, bytes))?;
         let written = self.file.write_all_at(bytes, offset);
         self.after(change);
         written?;
@@ -273,7 +262,7 @@ impl Shared {
     fn zero(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let end = checked_end(offset, len)?;
-        let change = self.before_emptying(offset, len)?;
+        let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
         let done = self.zero_now(mode, offset, end);
         self.after(change);
         done

@@ -409,8 +409,7 @@ impl Peer {
         let outcome = match &task {
             Task::StopRing(index) => self.stop_ring((*index).into(), blk, turn),
             Task::Memory(regions) => self.change_memory(regions, blk),
-            Task::Reset => self.reset(blk, turn).then_some(Ok(Answer::Done)),
-            Task::Close => self.reset(blk, turn).then_some(Ok(Answer::Done)),
+            Task::Reset | Task::Close => self.reset(blk, turn).then_some(Ok(Answer::Done)),
         };
         let Some(outcome) = outcome else {
             self.note_wait(&task, blk, config, stats, turn.now());

@@ -55,7 +55,7 @@ impl Connection {
     /// Sends a request and waits for its reply, if there is to be one. `None` where there is none.
     pub fn call(&mut self, request: Request) -> Result<Option<Reply>, CallError> {
         let id = request.id();
-        let deadline = self.limit.map(|limit| (limit, Instant::now() + limit));
+        let deadline = self.limit.map(|limit| Instant::now() + limit);
         let asks = self.acks && !expects_reply(id, false);
         self.sender
             .push(request.encode(asks))
@@ -111,17 +111,17 @@ impl Connection {
         &self,
         request: RequestId,
         events: PollFlags,
-        deadline: Option<(Duration, Instant)>,
+        deadline: Option<Instant>,
     ) -> Result<(), CallError> {
-        let timeout = deadline
-            .map(|(_, deadline)| timespec(deadline.saturating_duration_since(Instant::now())));
+        let timeout =
+            deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
         let mut fds = [
             PollFd::new(&self.socket, events),
             PollFd::from_borrowed_fd(self.cancel.as_fd(), PollFlags::IN),
         ];
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(0) => match deadline {
-                Some((limit, _)) => Err(CallError::Timeout { request, limit }),
+            Ok(0) => match self.limit {
+                Some(limit) => Err(CallError::Timeout { request, limit }),
                 None => Ok(()),
             },
             Ok(_) if !fds[1].revents().is_empty() => Err(CallError::Cancelled { request }),

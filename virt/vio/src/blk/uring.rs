@@ -182,7 +182,7 @@ pub struct UringFile {
     scratch: Vec<libc::iovec>,
     /// Of a file in the page cache.
     syncs: Syncs,
-    /// Cancellations that the kernel has refused, as their completions name them. Empty between polls.
+    /// Operations whose cancellation the kernel has refused, as it knows them. Empty between polls.
     refused: Vec<u64>,
 }
 
@@ -571,7 +571,7 @@ impl BlockIo for UringFile {
             for refused in std::mem::take(&mut self.refused) {
                 let number = refused as u32;
                 let slot = &self.slots[number as usize];
-                if slot.state == State::InFlight && slot.user_data(number) == refused & !CANCEL {
+                if slot.state == State::InFlight && slot.user_data(number) == refused {
                     done.push(Completion {
                         slot: number,
                         outcome: Outcome::NotCancellable,

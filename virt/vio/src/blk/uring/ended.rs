@@ -37,12 +37,17 @@ impl UringFile {
 
     /// Ends an operation that the kernel does not have.
     pub(super) fn end_in_flight(&mut self, number: u32, outcome: Outcome) {
+        let completion = self.complete(number, outcome);
+        self.early.push(completion);
+    }
+
+    fn complete(&mut self, number: u32, outcome: Outcome) -> Completion {
         self.slots[number as usize].state = State::Idle;
         self.in_flight -= 1;
-        self.early.push(Completion {
+        Completion {
             slot: number,
             outcome,
-        });
+        }
     }
 
     /// Takes what the kernel has completed.
@@ -54,18 +59,13 @@ impl UringFile {
                 // is, which is so of one that has ended, and of one that the device is at (direct, or a read into
                 // the page cache).
                 if entry.result() < 0 {
-                    self.refused.push(entry.user_data());
+                    self.refused.push(entry.user_data() & !CANCEL);
                 }
                 continue;
             }
             let number = entry.user_data() as u32;
             if let Some(outcome) = self.ended(number, entry.result()) {
-                self.slots[number as usize].state = State::Idle;
-                self.in_flight -= 1;
-                done.push(Completion {
-                    slot: number,
-                    outcome,
-                });
+                done.push(self.complete(number, outcome));
             }
         }
     }
