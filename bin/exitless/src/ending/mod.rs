@@ -31,6 +31,9 @@ pub const STATUS_STUCK: u8 = 4;
 /// A second signal ended the process where it was.
 pub const STATUS_AT_ONCE: u8 = 5;
 
+/// Between two looks at whether waiting makes sense.
+pub const LOOK: Duration = Duration::from_millis(100);
+
 /// How long an end waits for whoever reads what was written, where it may not wait for ever.
 pub const WRITE_LIMIT: Duration = Duration::from_millis(500);
 

@@ -2,11 +2,11 @@
 //!
 //! They are blocked in every thread and taken by this one, which touches no guest, no disk and no terminal output: whatever
 //! the rest of the process waits for, a signal is heard. The first of those that end asks for an end in order; another one
-//! ends the process where it is ([`leave`]), with a status of its own. [`Impatience`] makes the first one do so: somebody has been told
-//! what the end waits for.
+//! ends the process where it is ([`leave`]), with a status of its own. After [`next_ends_at_once`] the first one does so: somebody has
+//! been told what the end waits for.
 //!
 //! A sender may send twice at one go (timeout(1) signals its child and then the group that the child is in), so
-//! what comes within [`SAME`] of the first signal is the same request.
+//! what comes within [`ONE_REQUEST`] of the first signal is the same request.
 //!
 //! SIGHUP ends in order too, unless it was ignored when the process started (nohup).
 //!
@@ -15,7 +15,6 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,7 @@ use super::{STATUS_AT_ONCE, leave};
 const ORDERLY: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// Signals within this time are one request.
-pub const SAME: Duration = Duration::from_millis(200);
+pub const ONE_REQUEST: Duration = Duration::from_millis(200);
 
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,19 +45,12 @@ pub fn is_end_asked() -> bool {
     IS_END_ASKED.load(Ordering::SeqCst)
 }
 
-/// Whether the next signal that ends does so at once. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Impatience(Arc<AtomicBool>);
+/// The next signal that ends does so at once, be it the first.
+static ENDS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 
-impl Impatience {
-    /// From now on it does. SeqCst, as everything here: once in a process's life.
-    pub fn begin(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    fn has_begun(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
+/// From now on the first signal that ends does so at once. SeqCst, as everything here: once in a process's life.
+pub fn next_ends_at_once() {
+    ENDS_AT_ONCE.store(true, Ordering::SeqCst);
 }
 
 /// The signals, blocked.
@@ -101,9 +93,7 @@ impl Signals {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn listen(self, mut on: impl FnMut(Asked) + Send + 'static) -> io::Result<Impatience> {
-        let impatience = Impatience::default();
-        let of_thread = impatience.clone();
+    pub fn listen(self, mut on: impl FnMut(Asked) + Send + 'static) -> io::Result<()> {
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
@@ -112,9 +102,9 @@ impl Signals {
                     match self.wait() {
                         libc::SIGUSR1 => on(Asked::Stats),
                         signal => match first {
-                            Some(at) if at.elapsed() < SAME => {}
+                            Some(at) if at.elapsed() < ONE_REQUEST => {}
                             Some(_) => at_once(signal),
-                            None if of_thread.has_begun() => at_once(signal),
+                            None if ENDS_AT_ONCE.load(Ordering::SeqCst) => at_once(signal),
                             None => {
                                 first = Some(Instant::now());
                                 IS_END_ASKED.store(true, Ordering::SeqCst);
@@ -123,8 +113,8 @@ impl Signals {
                         },
                     }
                 }
-            })?;
-        Ok(impatience)
+            })
+            .map(drop)
     }
 
     fn wait(&self) -> libc::c_int {

@@ -12,7 +12,7 @@
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[derive(Default)]
 struct State {
@@ -113,17 +113,10 @@ impl Sink {
     /// Waits until everything added has been written, at most for `limit`; whether it has.
     pub fn flush(&self, limit: Duration) -> bool {
         let Some(shared) = &self.0 else { return true };
-        let deadline = Instant::now() + limit;
-        let mut state = shared.state();
-        while state.len() > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = shared.emptied.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+        let waited = shared
+            .emptied
+            .wait_timeout_while(shared.state(), limit, |state| state.len() > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.len() == 0
     }
 }
 

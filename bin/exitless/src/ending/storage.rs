@@ -13,26 +13,22 @@ use std::fmt::Write as _;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use super::STATUS_AT_ONCE;
 use super::messages::say;
-use super::signals::Impatience;
+use super::signals;
+use super::{LOOK, STATUS_AT_ONCE};
 
 /// How long storage may take before it is named, and how long until it is named again.
 const NAMED_AFTER: Duration = Duration::from_secs(1);
 const NAMED_AGAIN: Duration = Duration::from_secs(30);
-/// Between two looks at whether waiting makes sense.
-const LOOK: Duration = Duration::from_millis(100);
+/// Names of disks whose end is awaited, by whatever tells them apart.
+pub type Names<K> = BTreeMap<K, String>;
 
-/// Names of disks whose end is awaited, by number.
-pub type Names = BTreeMap<u64, String>;
-
-/// Waits until everything in `names` has come out of `ended`, each by `take`, which answers its number. `look` is called now and
+/// Waits until everything in `names` has come out of `ended`, each by `take`, which answers its key. `look` is called now and
 /// then, and may end the process. Ends early if nothing more can come.
-pub fn wait<T>(
-    mut names: Names,
+pub fn wait<K: Ord, T>(
+    mut names: Names<K>,
     ended: &Receiver<T>,
-    impatience: &Impatience,
-    mut take: impl FnMut(T) -> u64,
+    mut take: impl FnMut(T) -> K,
     mut look: impl FnMut(),
 ) {
     let mut say_at = Instant::now() + NAMED_AFTER;
@@ -46,13 +42,13 @@ pub fn wait<T>(
         }
         if Instant::now() >= say_at && !names.is_empty() {
             say_at = Instant::now() + NAMED_AGAIN;
-            impatience.begin();
+            signals::next_ends_at_once();
             say!("{}", notice(&names));
         }
     }
 }
 
-fn notice(names: &Names) -> String {
+fn notice<K>(names: &Names<K>) -> String {
     let mut text = "waiting for storage that does not answer: ".to_owned();
     for (at, name) in names.values().take(8).enumerate() {
         // Writing to a String cannot fail.
@@ -71,7 +67,7 @@ fn notice(names: &Names) -> String {
 /// Drops things that may take long, each on a thread of its own, and waits for that.
 #[derive(Default)]
 pub struct Dropping {
-    names: Names,
+    names: Names<u64>,
     ended: Option<(std::sync::mpsc::Sender<u64>, Receiver<u64>)>,
 }
 
@@ -95,10 +91,10 @@ impl Dropping {
     }
 
     /// Waits until all has been dropped.
-    pub fn wait(self, impatience: &Impatience) {
+    pub fn wait(self) {
         if let Some((tell, ended)) = self.ended {
             drop(tell);
-            wait(self.names, &ended, impatience, |number| number, || {});
+            wait(self.names, &ended, |number| number, || {});
         }
     }
 }
@@ -109,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_notice_names_what_is_waited_for() {
-        let names: Names = (0..10).map(|at| (at, format!("disk{at}"))).collect();
+        let names: Names<u64> = (0..10).map(|at| (at, format!("disk{at}"))).collect();
         let text = notice(&names);
         assert!(text.contains("disk0, disk1"), "{text}");
         assert!(text.contains("disk7 and 2 more"), "{text}");
@@ -123,7 +119,7 @@ mod tests {
         for number in 0..3 {
             dropping.begin(number.to_string(), std::sync::Arc::clone(&shared));
         }
-        dropping.wait(&Impatience::default());
+        dropping.wait();
         assert_eq!(std::sync::Arc::strong_count(&shared), 1);
     }
 }

@@ -124,7 +124,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
     pub dma: DmaArg,
 
-    /// Milliseconds an invalidation waits for a device before its request is cancelled.
+    /// Milliseconds an invalidation or a reset waits for a device before its requests are cancelled.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub drain_limit: u64,
 

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use guest_mem::GuestRam;
 use kvm_ioctls::VmFd;
 
-use crate::ending::signals::Impatience;
 use crate::irq::msi::KvmMsi;
 use crate::pci::port::FunctionPort;
 use crate::vm::bus::BusDevice;
@@ -56,7 +55,7 @@ pub trait Running {
     /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to stop. Does not wait.
     fn end(&mut self);
 
-    /// Waits for what is in flight, and says so if that takes long; stops everything, after the last vCPU thread has returned;
+    /// After [`end`](Self::end): waits for what is in flight, and says so if that takes long; stops everything, after the last vCPU thread has returned;
     /// prints or writes what is left to report. `look` is called now and then while it waits, and may end the process.
-    fn stop(self: Box<Self>, impatience: &Impatience, look: &dyn Fn()) -> anyhow::Result<()>;
+    fn stop(self: Box<Self>, look: &dyn Fn()) -> anyhow::Result<()>;
 }

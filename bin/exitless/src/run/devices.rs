@@ -21,7 +21,6 @@ use super::disk::DiskConfig;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::net::NetConfig;
 use super::remote;
-use crate::ending::signals::Impatience;
 use crate::ending::storage::{self, Dropping, Names};
 use crate::irq::msi::MsiSink;
 use crate::pci::port::FunctionPort;
@@ -222,7 +221,7 @@ struct Devices {
     _monitor: Monitor,
     reporter: Reporter,
     /// The disks, by the numbers of their functions.
-    names: Names,
+    names: Names<u64>,
     /// Numbers of functions that have ended, once the machine has.
     ended: Option<Receiver<u64>>,
 }
@@ -235,12 +234,9 @@ impl Running for Devices {
         self.ended = Some(ended);
     }
 
-    fn stop(mut self: Box<Self>, impatience: &Impatience, look: &dyn Fn()) -> Result<()> {
-        if self.ended.is_none() {
-            self.end();
-        }
+    fn stop(self: Box<Self>, look: &dyn Fn()) -> Result<()> {
         if let Some(ended) = &self.ended {
-            storage::wait(self.names.clone(), ended, impatience, |number| number, look);
+            storage::wait(self.names.clone(), ended, |number| number, look);
         }
         // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
         let reported = self.reporter.report();
@@ -252,7 +248,7 @@ impl Running for Devices {
             names.push("devices".into());
         }
         dropping.begin(names.join(", "), owners);
-        dropping.wait(impatience);
+        dropping.wait();
         reported
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end is an
 //! [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the terminal is given back, the console's
-//! output is written, storage finishes what is in flight, the sidecore is joined. Each of these waits is bounded, or
-//! said and ended by a signal ([`crate::ending`]); a sidecore that stops answering ends all of them.
+//! output is written, storage finishes what is in flight, the sidecore is joined. Each of these waits is bounded, or ended
+//! by a signal ([`crate::ending`]); a sidecore that stops answering ends all of them.
 
 use std::fs::File;
 use std::io;
@@ -24,9 +24,9 @@ use crate::console::input::{self, Keyboard};
 use crate::console::terminal::RawMode;
 use crate::console::uart::Uart;
 use crate::ending::messages::{self, say};
-use crate::ending::signals::{Asked, Impatience, Signals};
+use crate::ending::signals::{Asked, Signals};
 use crate::ending::sink::Sink;
-use crate::ending::{self, STATUS_STUCK};
+use crate::ending::{self, LOOK, STATUS_STUCK};
 use crate::irq::ioapic::Ioapic;
 use crate::irq::msi::KvmMsi;
 use crate::pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow};
@@ -57,7 +57,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     // mapping, whatever clones are left. `vm` may outlive it in clones, but no vCPU runs by then.
     unsafe { kvm::map_ram(&vm, &ram) }?;
     let control = Arc::new(Control::new().context("an eventfd")?);
-    let impatience = end_by_signals(signals, control.clone())?;
+    end_by_signals(signals, control.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(kvm::KvmRoutes::new(vm.clone()));
@@ -131,9 +131,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     }
     // Before anything is waited for: from now on Ctrl-C is a signal.
     drop(raw);
-    finish_console(&output, &control);
+    finish_console(&output, &control, &look);
     let stopped = match attached.running {
-        Some(running) => running.stop(&impatience, &look),
+        Some(running) => running.stop(&look),
         None => Ok(()),
     };
     summary(&end, &exits, &msi);
@@ -141,16 +141,14 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     Ok(status(&end))
 }
 
-/// Between two looks at whether waiting makes sense.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
 /// reads, as with any program that writes into a pipe; a signal, before or now, puts a limit to that.
-fn finish_console(output: &Sink, control: &Control) {
+fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
     while !control.is_asked() {
         if output.flush(LOOK) {
             return;
         }
+        look();
     }
     output.flush(ending::WRITE_LIMIT);
 }
@@ -196,7 +194,7 @@ fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
 }
 
 /// From now on a signal ends the machine.
-fn end_by_signals(signals: Signals, control: Arc<Control>) -> anyhow::Result<Impatience> {
+fn end_by_signals(signals: Signals, control: Arc<Control>) -> anyhow::Result<()> {
     signals
         .listen(move |asked| {
             if let Asked::End(signal) = asked {
@@ -206,7 +204,7 @@ fn end_by_signals(signals: Signals, control: Arc<Control>) -> anyhow::Result<Imp
         .context("the thread for signals")
 }
 
-/// What is typed reaches the guest, from a terminal key by key while the answer lives.
+/// Passes what is typed to the guest. A terminal is in raw mode until the guard is dropped.
 fn console_input(uart: Arc<Uart>, control: Arc<Control>) -> anyhow::Result<Option<RawMode>> {
     let raw = RawMode::enter().context("the terminal cannot be put into raw mode")?;
     let escapes = raw.is_some();

@@ -1,6 +1,5 @@
 //! Sockets, exports and cores, from the start to a signal.
 
-use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use vhost_export::{Export, ExportConfig, ExportStats};
 use super::config::{BlockConfig, Config, Cores};
 use super::disk;
 use crate::ending::messages::{self, say};
-use crate::ending::signals::{self, Asked, Impatience, Signals};
+use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
 
@@ -26,7 +25,7 @@ pub fn run(config: Config) -> Result<u8> {
     let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
-    let impatience = signals
+    signals
         .listen(move |what| {
             // Nobody listens any more when the end is under way.
             let _ = tell.send(what);
@@ -73,7 +72,7 @@ pub fn run(config: Config) -> Result<u8> {
     let cores = fleet.stats();
     // Before the listeners are closed, so that a successor finds either a socket that is served or none.
     drop(sockets);
-    let stats = wind_down(&mut fleet, &config, &impatience);
+    let stats = wind_down(&mut fleet, &config);
     report(config.stats.as_deref(), &cores, stats.into_iter());
     drop(fleet.stop());
     Ok(0)
@@ -81,33 +80,23 @@ pub fn run(config: Config) -> Result<u8> {
 
 /// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
 /// closes their images. Their last counters.
-fn wind_down(
-    fleet: &mut Fleet<Export>,
-    config: &Config,
-    impatience: &Impatience,
-) -> Vec<(String, ExportStats)> {
-    let names: Names = (0..)
-        .zip(&config.blocks)
-        .map(|(number, block)| (number, format!("device {} ({})", block.id, block.source)))
-        .collect();
-    let numbers: HashMap<&str, u64> = config
-        .blocks
-        .iter()
-        .map(|block| block.id.as_str())
-        .zip(0..)
+fn wind_down(fleet: &mut Fleet<Export>, config: &Config) -> Vec<(String, ExportStats)> {
+    let name = |block: &BlockConfig| format!("device {} ({})", block.id, block.source);
+    let blocks = config.blocks.iter();
+    let names: Names<String> = blocks
+        .map(|block| (block.id.clone(), name(block)))
         .collect();
     let mut stats = Vec::new();
     let mut closing = Dropping::default();
     let take = |export: Export| {
-        let number = numbers.get(export.id()).copied().unwrap_or(u64::MAX);
-        stats.push((export.id().to_owned(), export.stats()));
-        let name = names.get(&number).cloned().unwrap_or_default();
-        closing.begin(name, export.into_disk());
-        number
+        let id = export.id().to_owned();
+        stats.push((id.clone(), export.stats()));
+        closing.begin(names[&id].clone(), export.into_disk());
+        id
     };
     let left = fleet.release();
-    storage::wait(names.clone(), &left, impatience, take, || {});
-    closing.wait(impatience);
+    storage::wait(names.clone(), &left, take, || {});
+    closing.wait();
     stats
 }
 
@@ -149,7 +138,7 @@ fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<E
 /// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
 /// its place.
 #[derive(Default)]
-struct Sockets(Vec<(PathBuf, Option<(u64, u64)>)>);
+struct Sockets(Vec<(PathBuf, (u64, u64))>);
 
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = std::fs::symlink_metadata(path).ok()?;
@@ -173,7 +162,9 @@ impl Sockets {
         }
         let listener = UnixListener::bind(path)
             .with_context(|| format!("the socket {} cannot be made", path.display()))?;
-        self.0.push((path.to_owned(), identity(path)));
+        // One that has gone already is not ours to remove.
+        self.0
+            .extend(identity(path).map(|own| (path.to_owned(), own)));
         Ok(listener)
     }
 }
@@ -181,7 +172,7 @@ impl Sockets {
 impl Drop for Sockets {
     fn drop(&mut self) {
         for (path, own) in &self.0 {
-            if own.is_some() && identity(path) == *own {
+            if identity(path) == Some(*own) {
                 // Somebody else may have removed it.
                 let _ = std::fs::remove_file(path);
             }

@@ -126,9 +126,9 @@ struct Slot {
 }
 
 impl Slot {
-    /// A stop waits for the requests in flight, however slow the storage: a request that it cancelled would fail in the
-    /// guest, and the memory of one that cannot be cancelled may still be written. At the limit the log says so, and the
-    /// device does what it can.
+    /// A stop waits for the requests in flight, however slow the storage: the memory of one that cannot be cancelled may still
+    /// be written. At the limit the log says so; a reset or the machine's end then cancels what can be, a pause does not,
+    /// since what it cancelled would fail in the guest.
     fn watch_stop(&mut self, now: Nanos, limit: Duration, vm: &str) {
         if self.function.is_drained() {
             self.stop_limit = None;

@@ -290,7 +290,7 @@ impl VirtioFunction {
 
     /// Whether the function does no DMA until it is started again; true also when no stop was asked for.
     pub fn is_silent(&self) -> bool {
-        !self.is_stopping() || !self.active || self.quiet || self.silent
+        self.is_drained() || self.silent
     }
 
     fn is_stopping(&self) -> bool {
