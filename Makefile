@@ -71,10 +71,10 @@ bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitles
 bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random writes, new clusters or not, on this file system -> target/report/disk-image.json
 	cargo run --release --quiet -p disk-image --example barriers -- target
 
-soak: setup-clients build ## the long runs (resumable): DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps, an hour of each fuzz target
+soak: setup-clients build ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
-	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	$(EXITLESS) selftest --soak
+	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 
 clean: ## removes everything built or downloaded

@@ -42,7 +42,7 @@ pub fn build(packages: &Packages) -> Result<Archive, LabError> {
 /// As [`build`].
 pub(crate) fn build_with(packages: &Packages, modules: &Path) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
-    base(&mut archive, packages, modules, MODULES)?;
+    base(&mut archive, packages, &Modules::below(modules)?, MODULES)?;
     archive.file("init", 0o755, INIT);
     add_program(&mut archive, "bin/workload", &build::workload()?)?;
     Ok(archive)
@@ -52,7 +52,7 @@ pub(crate) fn build_with(packages: &Packages, modules: &Path) -> Result<Archive,
 pub(crate) fn base(
     archive: &mut Archive,
     packages: &Packages,
-    modules: &Path,
+    modules: &Modules,
     wanted: &[&str],
 ) -> Result<(), LabError> {
     for dir in [
@@ -68,18 +68,21 @@ pub(crate) fn base(
     for applet in applets(&busybox)? {
         archive.symlink(&format!("bin/{applet}"), "busybox");
     }
-    let modules = Modules::below(modules)?.in_load_order(wanted)?;
-    add_modules(archive, "order", modules);
+    add_modules(archive, "order", modules.in_load_order(wanted)?);
     Ok(())
 }
 
-/// Adds `modules` and the file `modules/LIST` that names them in this order.
+/// Adds `modules` and the file `modules/LIST` that names them in this order, but for those that an earlier list names.
 pub(crate) fn add_modules(archive: &mut Archive, list: &str, modules: Vec<Module>) {
     let mut order = String::new();
     for module in modules {
+        let file = format!("modules/{}.ko", module.name);
+        if archive.contains(&file) {
+            continue;
+        }
         order.push_str(&module.name);
         order.push('\n');
-        archive.file(&format!("modules/{}.ko", module.name), 0o644, module.data);
+        archive.file(&file, 0o644, module.data);
     }
     archive.file(&format!("modules/{list}"), 0o644, order);
 }

@@ -51,9 +51,13 @@ const INIT: &str = include_str!("host_init.sh");
 /// A program that cannot be built, a file that cannot be read, a library that is missing.
 pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
-    base(&mut archive, packages, &packages.modules(), MODULES)?;
-    let storage = Modules::below(&packages.modules())?.in_load_order(STORAGE_MODULES)?;
-    add_modules(&mut archive, "storage", storage);
+    let modules = Modules::below(&packages.modules())?;
+    base(&mut archive, packages, &modules, MODULES)?;
+    add_modules(
+        &mut archive,
+        "storage",
+        modules.in_load_order(STORAGE_MODULES)?,
+    );
     archive.file("init", 0o755, INIT);
     archive.file("etc/exitless-lab", 0o644, packages.kernel_release());
     add_program(&mut archive, "bin/lab-agent", &build::agent()?)?;

@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::BLOCK;
 
@@ -140,6 +142,25 @@ fn done(result: libc::c_int) -> io::Result<()> {
 
 fn at(action: &str, number: u64, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{action} of block {number}: {error}"))
+}
+
+/// Looks every millisecond whether `is_done`.
+///
+/// # Errors
+/// Those of `is_done`; `TimedOut`, with `what`, after `limit`.
+pub fn wait_until(
+    limit: Duration,
+    what: &str,
+    mut is_done: impl FnMut() -> io::Result<bool>,
+) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    while !is_done()? {
+        if Instant::now() > deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

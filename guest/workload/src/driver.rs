@@ -20,11 +20,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::BLOCK;
 use crate::function::Function;
+use crate::{BLOCK, device};
 
 /// Requests at a time; each has its slot.
 pub const SLOTS: usize = 4;
@@ -118,17 +117,7 @@ impl Driver {
     /// The system's own; a device that is not reset within a minute.
     pub fn reset(&mut self) -> io::Result<()> {
         self.function.write(DEVICE_STATUS, [0])?;
-        let deadline = Instant::now() + LIMIT;
-        while self.status()? != 0 {
-            if Instant::now() > deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the device is not reset",
-                ));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        device::wait_until(LIMIT, "the device is not reset", || Ok(self.status()? == 0))
     }
 
     /// Starts a device that has been reset.
@@ -242,17 +231,10 @@ impl Driver {
     /// # Errors
     /// `TimedOut` after a minute.
     pub fn wait(&mut self) -> io::Result<[u8; SLOTS]> {
-        let deadline = Instant::now() + LIMIT;
-        while self.used != self.avail {
+        device::wait_until(LIMIT, "a request was not answered", || {
             self.used = self.memory.u16(USED + 2);
-            if Instant::now() > deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "a request was not answered",
-                ));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+            Ok(self.used == self.avail)
+        })?;
         // The device writes the index last: what it wrote before is there.
         fence(Ordering::Acquire);
         Ok(std::array::from_fn(|slot| {

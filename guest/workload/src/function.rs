@@ -10,8 +10,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::device;
 
 /// The command register of PCI, and its bits for memory and for Bus Master.
 const COMMAND: u64 = 0x04;
@@ -206,15 +207,8 @@ impl Function {
             write(&self.translation_file(), before.trim().as_bytes())?;
         }
         self.write_driver("bind")?;
-        let deadline = Instant::now() + NODE_LIMIT;
-        while File::open(disk).is_err() {
-            if Instant::now() > deadline {
-                let what = format!("{} did not come back", disk.display());
-                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        let what = format!("{} did not come back", disk.display());
+        device::wait_until(NODE_LIMIT, &what, || Ok(File::open(disk).is_ok()))
     }
 
     fn write_driver(&self, file: &str) -> io::Result<()> {

@@ -16,7 +16,7 @@
 //! Blocks of run N are chosen by [`Blocks`], so the host can tell what must be on the disk.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -41,6 +41,19 @@ pub enum Act {
     Reset,
     /// Power the machine off.
     PowerOff,
+}
+
+impl Act {
+    /// Its name in options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wait => "wait",
+            Self::BusMaster => "bus-master",
+            Self::Reset => "reset",
+            Self::PowerOff => "power-off",
+        }
+    }
 }
 
 /// A request that is held.
@@ -173,11 +186,7 @@ impl HeldConfig {
     }
 
     fn check_pattern(&self, data: &[u8]) -> Result<(), String> {
-        let at = self.blocks.read() * BLOCK as u64;
-        match pattern::first_difference(self.seed, at, data) {
-            None => Ok(()),
-            Some(byte) => Err(format!("byte {byte:#x} differs from the pattern")),
-        }
+        pattern::check(self.seed, self.blocks.read() * BLOCK as u64, data)
     }
 
     /// A write, a flush and reads through the kernel's driver, all verified.
@@ -251,9 +260,8 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
         }
         Act::PowerOff => return power_off(),
     }
-    let outcome = collect(config, &ended, start);
     // Only what the disk said can be read back: a request that never ended holds the file.
-    outcome?;
+    collect(config, &ended, start)?;
     if config.kinds.contains(&Kind::Write) {
         let file = device::open(&config.disk, false).map_err(|e| e.to_string())?;
         let mut buffer = Buffer::new(BLOCK);
@@ -345,14 +353,8 @@ fn reset_held(config: &HeldConfig, driver: &mut Driver) -> Result<(), String> {
     ] {
         driver.do_now(request).map_err(failed)?;
     }
-    // A write that was in flight was done, or was not: in no case by half.
-    let held = driver.data(0);
-    let was_done = block::check(&held, blocks.held(), blocks.run, config.seed);
-    let at = blocks.held() * BLOCK as u64;
-    let was_not = pattern::first_difference(config.seed, at, &held).is_none();
-    if let (Err(damage), false) = (was_done, was_not) {
-        return Err(format!("the held write: {damage}"));
-    }
+    check_done_or_not(&driver.data(0), blocks, config.seed)
+        .map_err(|damage| format!("the held write: {damage}"))?;
     driver
         .do_now(Request::Read(blocks.read()))
         .map_err(failed)?;
@@ -364,6 +366,17 @@ fn reset_held(config: &HeldConfig, driver: &mut Driver) -> Result<(), String> {
         return Err("the device asks for a reset".into());
     }
     Ok(())
+}
+
+/// A write that was in flight was done, or was not: in no case by half.
+fn check_done_or_not(data: &[u8], blocks: Blocks, seed: u64) -> Result<(), String> {
+    let number = blocks.held();
+    block::check(data, number, blocks.run, seed).or_else(|damage| {
+        match pattern::check(seed, number * BLOCK as u64, data) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(damage.to_string()),
+        }
+    })
 }
 
 /// The slot of a held request; 0 is for those that are done alone.
@@ -398,16 +411,11 @@ pub fn check_disk(
             .map_err(|damage| damage.to_string())
     };
     has(blocks.before())?;
-    let held = has(blocks.held());
-    let is_old = |number: u64| -> Result<bool, String> {
-        let at = number * BLOCK as u64;
-        Ok(pattern::first_difference(seed, at, content(number)?).is_none())
-    };
     match act {
         Act::Wait | Act::BusMaster => {
             has(blocks.after())?;
             if kinds.contains(&Kind::Write) {
-                held?;
+                has(blocks.held())?;
             }
         }
         // Nobody acknowledged the held write: it was done, or it was not.
@@ -415,16 +423,12 @@ pub fn check_disk(
             if act == Act::Reset {
                 has(blocks.after())?;
             }
-            if held.is_err() && !is_old(blocks.held())? {
-                held?;
-            }
+            check_done_or_not(content(blocks.held())?, blocks, seed)?;
         }
     }
-    if is_old(blocks.read())? {
-        Ok(())
-    } else {
-        Err(format!("block {} was never written", blocks.read()))
-    }
+    let number = blocks.read();
+    pattern::check(seed, number * BLOCK as u64, content(number)?)
+        .map_err(|_| format!("block {number} was never written"))
 }
 
 /// The kinds that `names` asks for; all of them if it asks for none.
@@ -438,18 +442,6 @@ pub fn kinds(mut is_asked: impl FnMut(&str) -> bool) -> Vec<Kind> {
         Kind::ALL.to_vec()
     } else {
         asked
-    }
-}
-
-/// The configuration of a run on `disk`.
-#[must_use]
-pub fn config(disk: &Path, run: u64, seed: u64, kinds: Vec<Kind>, act: Act) -> HeldConfig {
-    HeldConfig {
-        disk: disk.to_owned(),
-        blocks: Blocks { run },
-        seed,
-        kinds,
-        act,
     }
 }
 

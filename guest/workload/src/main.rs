@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use options::Options;
 use workload::device::{self, Buffer};
-use workload::held::{self, Act};
+use workload::held::{self, Act, Blocks, HeldConfig};
 use workload::marker::{self, Markers};
 use workload::mixed::{self, Event, MixedConfig};
 use workload::pattern::{self, Checksum, Random};
@@ -256,37 +256,31 @@ fn check_pattern(options: &mut Options) -> Result<(), Failure> {
     let bytes = pattern_runs(options, |at, len| {
         let mut buffer = Buffer::new(len);
         device::read(&file, at, &mut buffer)?;
-        match pattern::first_difference(seed, at * BLOCK as u64, buffer.bytes()) {
-            None => Ok(()),
-            Some(byte) => Err(Failure::Run(format!(
-                "byte {byte:#x} differs from the pattern"
-            ))),
-        }
+        pattern::check(seed, at * BLOCK as u64, buffer.bytes()).map_err(Failure::Run)
     })?;
     println!("check-pattern ok bytes={bytes} seed={seed}");
     Ok(())
 }
 
 fn hold(options: &mut Options) -> Result<(), Failure> {
-    let acts = [
-        ("bus-master", Act::BusMaster),
-        ("reset", Act::Reset),
-        ("power-off", Act::PowerOff),
-    ];
-    let asked: Vec<Act> = acts
+    let asked: Vec<Act> = [Act::BusMaster, Act::Reset, Act::PowerOff]
         .into_iter()
-        .filter_map(|(name, act)| options.flag(name).then_some(act))
+        .filter(|act| options.flag(act.name()))
         .collect();
     let act = match *asked {
         [] => Act::Wait,
         [act] => act,
         _ => return Err(Failure::Usage("one of the three acts at a time".into())),
     };
-    let run = options.number("run", None)?;
-    let seed = options.number("seed", Some(1))?;
-    let kinds = held::kinds(|name| options.flag(name));
-    let disk = options.subject("DEV")?;
-    let config = held::config(Path::new(&disk), run, seed, kinds, act);
+    let config = HeldConfig {
+        blocks: Blocks {
+            run: options.number("run", None)?,
+        },
+        seed: options.number("seed", Some(1))?,
+        kinds: held::kinds(|name| options.flag(name)),
+        disk: options.subject("DEV")?.into(),
+        act,
+    };
     held::run(&config).map_err(Failure::Run)
 }
 

@@ -102,6 +102,17 @@ pub fn first_difference(seed: u64, offset: u64, data: &[u8]) -> Option<u64> {
     None
 }
 
+/// Whether `data`, at byte `offset`, is the pattern.
+///
+/// # Errors
+/// Where it is not, in words.
+pub fn check(seed: u64, offset: u64, data: &[u8]) -> Result<(), String> {
+    match first_difference(seed, offset, data) {
+        None => Ok(()),
+        Some(byte) => Err(format!("byte {byte:#x} differs from the pattern")),
+    }
+}
+
 fn words(seed: u64, offset: u64) -> impl Iterator<Item = [u8; 8]> {
     assert!(
         offset.is_multiple_of(8),

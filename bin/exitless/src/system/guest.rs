@@ -249,8 +249,16 @@ impl Outcome {
     /// # Errors
     /// With the end of console and log.
     pub fn check(&self) -> Result<()> {
+        self.check_script(Some(0))
+    }
+
+    /// `exitless run` ended well, and the guest's script with this status, if it is to have come so far.
+    ///
+    /// # Errors
+    /// With the end of console and log.
+    pub fn check_script(&self, status: Option<u8>) -> Result<()> {
         ensure!(
-            self.exit == 0 && self.script == Some(0),
+            self.exit == 0 && self.script == status,
             "exitless ended with {}, the guest's script with {:?}\n{}",
             self.exit,
             self.script,

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use lab::{Lab, LabConfig, Output};
+use anyhow::{Context, Result, bail, ensure};
+use lab::{Lab, LabConfig, LabError, Output};
 
 use super::native::NativeProgram;
 
@@ -187,22 +187,6 @@ impl Host {
         Ok(())
     }
 
-    /// Operations that the kernel has been given by every `exitless` of this host and has not finished: submitted to
-    /// their io_urings and not completed (proc(5), fdinfo).
-    pub fn operations_in_kernel(&self) -> Result<u32> {
-        let script = "for pid in $(pidof exitless); do cat /proc/$pid/fdinfo/*; done 2>/dev/null";
-        let text = match self {
-            Self::Lab(lab) => lab.exec("/bin/sh", ["-c", script])?.stdout_text(),
-            Self::Native(_) => {
-                let out = std::process::Command::new("/bin/sh")
-                    .args(["-c", script])
-                    .output();
-                String::from_utf8_lossy(&out.context("starting sh")?.stdout).into_owned()
-            }
-        };
-        Ok(operations_of(&text))
-    }
-
     /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
     /// status 131), and killed 15 s later.
     pub fn spawn(&self, args: &[String], limit: Duration) -> Result<Program<'_>> {
@@ -236,18 +220,6 @@ impl Host {
     }
 }
 
-/// Operations in flight of all io_urings in the text of fdinfo files: each entry taken from a submission queue gives
-/// one entry of the completion queue, whose counts run freely.
-fn operations_of(fdinfo: &str) -> u32 {
-    let count = |key: &str| {
-        let values = fdinfo.lines().filter_map(|line| line.strip_prefix(key));
-        values
-            .filter_map(|value| value.trim().parse::<u32>().ok())
-            .fold(0, u32::wrapping_add)
-    };
-    count("SqHead:").wrapping_sub(count("CqTail:"))
-}
-
 /// A program running on a [`Host`].
 pub struct Program<'a> {
     running: Running<'a>,
@@ -265,10 +237,8 @@ impl Program<'_> {
     /// # Errors
     /// It ended before that, or ran out of time; with its last words.
     pub fn wait_for(&mut self, text: &str) -> Result<()> {
-        let limit = self.limit;
-        let is_there = self.writes_within(limit, text)?;
-        ensure!(is_there, "{}", self.lacks(text));
-        Ok(())
+        self.wait_until(self.limit, |so_far| so_far.contains(text))
+            .with_context(|| format!("waiting for {text:?}"))
     }
 
     /// Waits for a whole line of its standard output that contains `text`; from there to its end.
@@ -276,19 +246,13 @@ impl Program<'_> {
     /// # Errors
     /// As [`wait_for`](Self::wait_for).
     pub fn wait_for_line(&mut self, text: &str) -> Result<String> {
-        let limit = self.limit;
         let find = |so_far: &str| {
             let rest = &so_far[so_far.find(text)?..];
             Some(rest[..rest.find('\n')?].trim_end().to_owned())
         };
-        let is_there = self.wait_until(limit, |so_far| find(so_far).is_some())?;
-        ensure!(is_there, "{}", self.lacks(text));
+        self.wait_until(self.limit, |so_far| find(so_far).is_some())
+            .with_context(|| format!("waiting for a line with {text:?}"))?;
         find(&self.so_far()).context("what it wrote stays")
-    }
-
-    fn lacks(&self, text: &str) -> String {
-        let (seconds, so_far) = (self.limit.as_secs(), self.so_far());
-        format!("it did not write {text:?} within {seconds} s\n{so_far}")
     }
 
     /// Whether its standard output has `text` within `time`.
@@ -296,16 +260,20 @@ impl Program<'_> {
     /// # Errors
     /// It ended without.
     pub fn writes_within(&mut self, time: Duration, text: &str) -> Result<bool> {
-        self.wait_until(time, |so_far| so_far.contains(text))
+        match self.wait_until(time, |so_far| so_far.contains(text)) {
+            Ok(()) => Ok(true),
+            Err(error) => match error.downcast_ref() {
+                Some(LabError::Timeout { .. }) => Ok(false),
+                _ => Err(error),
+            },
+        }
     }
 
-    fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<bool> {
+    /// [`LabError::Timeout`] if it has not come so far within `limit`.
+    fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<()> {
         match &mut self.running {
             Running::Lab(program) => {
-                match program.wait_until(limit, |so_far| is_there(&so_far.stdout_text())) {
-                    Err(lab::LabError::Timeout { .. }) => Ok(false),
-                    other => Ok(other.map(|()| true)?),
-                }
+                Ok(program.wait_until(limit, |so_far| is_there(&so_far.stdout_text()))?)
             }
             Running::Native(program) => program.wait_until(limit, is_there),
         }
@@ -319,11 +287,11 @@ impl Program<'_> {
         }
     }
 
-    /// Writes to its standard input: types on the guest's console.
+    /// Writes to its standard input: types on the guest's console. Only in the lab.
     pub fn type_in(&mut self, text: &str) -> Result<()> {
         match &mut self.running {
             Running::Lab(program) => Ok(program.write_stdin(text.as_bytes())?),
-            Running::Native(program) => program.type_in(text),
+            Running::Native(_) => bail!("nobody types on the console of a native guest"),
         }
     }
 
@@ -354,25 +322,5 @@ impl Program<'_> {
             }
             Running::Native(program) => program.wait(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn operations_in_flight_are_those_taken_and_not_completed() {
-        let ring = |taken: u32, completed: u32| {
-            format!(
-                "pos:\t0\nflags:\t02000002\nSqMask:\t0xff\nSqHead:\t{taken}\nSqTail:\t{taken}\n\
-                 CachedSqHead:\t{taken}\nCqMask:\t0x1ff\nCqHead:\t1\nCqTail:\t{completed}\n\
-                 CachedCqTail:\t{completed}\nSQEs:\t0\n"
-            )
-        };
-        let other = "pos:\t0\neventfd-count:                0\n";
-        assert_eq!(operations_of(other), 0);
-        assert_eq!(operations_of(&(ring(7, 4) + other + &ring(9, 9))), 3);
-        assert_eq!(operations_of(&ring(1, u32::MAX)), 2);
     }
 }

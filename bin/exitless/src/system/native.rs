@@ -1,19 +1,18 @@
 //! `exitless` as a child of this process, under `timeout`: what the lab's agent does there, done here.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::Output;
+use lab::{LabError, Output};
 
 /// A child whose outputs are being read.
 pub struct NativeProgram {
     child: Child,
-    stdin: Option<ChildStdin>,
     stdout: Vec<u8>,
     chunks: Receiver<Vec<u8>>,
     stderr: JoinHandle<io::Result<Vec<u8>>>,
@@ -26,12 +25,11 @@ impl NativeProgram {
             .args(guard)
             .arg(program)
             .args(args)
-            .stdin(Stdio::piped())
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .context("starting exitless under timeout(1)")?;
-        let stdin = child.stdin.take();
         let mut stdout = child.stdout.take().context("no pipe for its output")?;
         let mut stderr = child.stderr.take().context("no pipe for its errors")?;
         let (send, chunks) = channel();
@@ -50,38 +48,36 @@ impl NativeProgram {
         });
         Ok(Self {
             child,
-            stdin,
             stdout: Vec::new(),
             chunks,
             stderr,
         })
     }
 
-    /// Waits until `is_there` is true of its standard output; false if it is not within `limit`.
-    pub fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<bool> {
+    /// Waits until `is_there` is true of its standard output.
+    ///
+    /// # Errors
+    /// It ended before; [`LabError::Timeout`], as the lab has it, after `limit`.
+    pub fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<()> {
         let deadline = Instant::now() + limit;
         while !is_there(&String::from_utf8_lossy(&self.stdout)) {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.chunks.recv_timeout(left) {
                 Ok(chunk) => self.stdout.extend(chunk),
                 Err(RecvTimeoutError::Disconnected) => bail!("it ended before it wrote that"),
-                Err(RecvTimeoutError::Timeout) => return Ok(false),
+                Err(RecvTimeoutError::Timeout) => bail!(LabError::Timeout {
+                    during: "exitless".into(),
+                    seconds: limit.as_secs(),
+                    console: self.so_far(),
+                }),
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// What it has written so far.
     pub fn so_far(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
-    }
-
-    /// Writes to its standard input.
-    pub fn type_in(&mut self, text: &str) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("no pipe for its input")?;
-        stdin
-            .write_all(text.as_bytes())
-            .context("writing to the input of exitless")
     }
 
     /// Signals the whole group.
@@ -98,7 +94,6 @@ impl NativeProgram {
 
     /// Waits for its end.
     pub fn wait(mut self) -> Result<Output> {
-        self.stdin = None;
         while let Ok(chunk) = self.chunks.recv() {
             self.stdout.extend(chunk);
         }
@@ -129,10 +124,10 @@ mod tests {
 
     #[test]
     fn output_is_waited_for_and_kept() {
-        let mut program = sh("read line; echo $line; echo two; echo bad >&2; exit 3");
-        program.type_in("one\n").expect("it reads");
-        let is_there = program.wait_until(Duration::from_secs(10), |text| text.contains("one"));
-        assert!(is_there.expect("it is written"));
+        let mut program = sh("echo one; echo two; echo bad >&2; exit 3");
+        program
+            .wait_until(Duration::from_secs(10), |text| text.contains("one"))
+            .expect("it is written");
         let output = program.wait().expect("it ends");
         assert_eq!(
             (output.status, output.stdout_text(), output.stderr_text()),
@@ -151,16 +146,19 @@ mod tests {
         let mut program = sh(&script);
         let limit = Duration::from_secs(10);
         let has = |program: &mut NativeProgram, text: &str, limit| {
-            program
-                .wait_until(limit, |so_far| so_far.contains(text))
-                .expect("it goes on")
+            program.wait_until(limit, |so_far| so_far.contains(text))
         };
-        assert!(has(&mut program, "ready", limit));
+        has(&mut program, "ready", limit).expect("it is written");
         program.signal(libc::SIGSTOP).expect("it is there");
         std::fs::write(&gate, "").expect("a file");
-        assert!(!has(&mut program, "done", Duration::from_millis(300)));
+        let stopped = has(&mut program, "done", Duration::from_millis(300));
+        let error = stopped.expect_err("it is stopped");
+        assert!(matches!(
+            error.downcast_ref(),
+            Some(LabError::Timeout { .. })
+        ));
         program.signal(libc::SIGCONT).expect("it is there");
-        assert!(has(&mut program, "done", limit));
+        has(&mut program, "done", limit).expect("it goes on");
     }
 
     #[test]

@@ -84,6 +84,15 @@ impl<'a> Storage<'a> {
         Ok(self.lab.pull_bytes(&copy)?)
     }
 
+    /// Operations that the kernel has been given by every `exitless` of the lab and has not finished: submitted to their
+    /// io_urings and not completed (proc(5), fdinfo).
+    pub fn operations_in_kernel(&self) -> Result<u32> {
+        // A descriptor may be closed meanwhile.
+        let script =
+            "for pid in $(pidof exitless); do cat /proc/$pid/fdinfo/*; done 2>/dev/null; true";
+        Ok(operations_of(&output(self.lab, script)?))
+    }
+
     /// Takes it apart. Nobody is to have it open.
     pub fn remove(self) -> Result<()> {
         let (name, below, file) = (self.name, &self.below, file(self.name));
@@ -107,10 +116,47 @@ fn file(name: &str) -> String {
     format!("/root/{name}.storage")
 }
 
-/// The last word of what `script` writes.
-fn shell(lab: &Lab, script: &str) -> Result<String> {
+/// Operations in flight of all io_urings in the text of fdinfo files: each entry taken from a submission queue gives
+/// one entry of the completion queue, whose counts run freely.
+fn operations_of(fdinfo: &str) -> u32 {
+    let count = |key: &str| {
+        let values = fdinfo.lines().filter_map(|line| line.strip_prefix(key));
+        values
+            .filter_map(|value| value.trim().parse::<u32>().ok())
+            .fold(0, u32::wrapping_add)
+    };
+    count("SqHead:").wrapping_sub(count("CqTail:"))
+}
+
+/// What `script` writes.
+fn output(lab: &Lab, script: &str) -> Result<String> {
     let out = lab.exec("/bin/sh", ["-c", script])?;
     ensure!(out.success(), "{script}: {}", out.stderr_text());
-    let text = out.stdout_text();
+    Ok(out.stdout_text())
+}
+
+/// The last line of what `script` writes.
+fn shell(lab: &Lab, script: &str) -> Result<String> {
+    let text = output(lab, script)?;
     Ok(text.lines().next_back().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_in_flight_are_those_taken_and_not_completed() {
+        let ring = |taken: u32, completed: u32| {
+            format!(
+                "pos:\t0\nflags:\t02000002\nSqMask:\t0xff\nSqHead:\t{taken}\nSqTail:\t{taken}\n\
+                 CachedSqHead:\t{taken}\nCqMask:\t0x1ff\nCqHead:\t1\nCqTail:\t{completed}\n\
+                 CachedCqTail:\t{completed}\nSQEs:\t0\n"
+            )
+        };
+        let other = "pos:\t0\neventfd-count:                0\n";
+        assert_eq!(operations_of(other), 0);
+        assert_eq!(operations_of(&(ring(7, 4) + other + &ring(9, 9))), 3);
+        assert_eq!(operations_of(&ring(1, u32::MAX)), 2);
+    }
 }
