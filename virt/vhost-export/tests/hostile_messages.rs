@@ -554,11 +554,11 @@ fn a_stop_waits_for_its_own_ring_and_cancels_nothing() {
     front.put_in_flight(&scene.control, 2, Op::Read, 0..8);
     let control = scene.control.clone();
     // Three times the limit after which the end of a connection would cancel.
+    let (start, cpu) = (Instant::now(), scene.server.cpu());
     let opener = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(600));
         control.set_open(true);
     });
-    let (start, cpu) = (Instant::now(), scene.server.cpu());
     front.stop(0);
     assert!(start.elapsed() >= Duration::from_millis(600), "too early");
     let used = scene.server.cpu() - cpu;

@@ -8,12 +8,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::front::{Front, copy, event, fd, spare_memory};
-use common::{BLOCK, DISK, Disk, Io, Server, feature, logged, options, pattern, until};
+use common::{BLOCK, DISK, Disk, PATIENCE, Server, feature, logged, options, pattern, until};
 use disk_image::{ImageDisk, ImageOptions};
 use held_fs::{Gate, HeldFs, Kind};
 use sidecore::IdlePolicy;
@@ -23,8 +24,6 @@ use vio::blk::{BlockIo, UringFile, UringOptions};
 
 /// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
 const HELD: Duration = Duration::from_secs(5);
-/// How long any answer may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// The block that held reads and writes are about; it holds its pattern for a read, and something else for a write.
 const BLOCK_HELD: u64 = 500;
 /// Every depth here: each disk of the matrix has an io_uring of its own.
@@ -63,21 +62,48 @@ enum Format {
     Qcow2,
 }
 
-/// A disk in `fs`, every block of which holds its pattern but the one that a write is to change.
-fn disk(fs: &HeldFs, name: &str, format: Format, op: Op) -> Disk {
-    let mut contents: Vec<u8> = (0..DISK as u64 / u64::from(BLOCK))
-        .flat_map(pattern)
-        .collect();
-    if op == Op::Write {
-        let at = BLOCK_HELD as usize * BLOCK as usize;
-        contents[at..][..BLOCK as usize].fill(0x11);
+/// What a disk holds before `op`, raw and as a qcow2 image. Made once: there are many disks.
+struct Contents {
+    raw: Vec<u8>,
+    qcow2: OnceLock<Vec<u8>>,
+}
+
+impl Contents {
+    /// In every block its pattern, but in the one that a write is to change.
+    fn before(op: Op) -> &'static Self {
+        static PATTERN: OnceLock<Contents> = OnceLock::new();
+        static TO_BE_WRITTEN: OnceLock<Contents> = OnceLock::new();
+        let blocks = 0..DISK as u64 / u64::from(BLOCK);
+        let of = |raw| Self {
+            raw,
+            qcow2: OnceLock::new(),
+        };
+        if op != Op::Write {
+            return PATTERN.get_or_init(|| of(blocks.flat_map(pattern).collect()));
+        }
+        TO_BE_WRITTEN.get_or_init(|| {
+            let mut raw: Vec<u8> = blocks.flat_map(pattern).collect();
+            raw[BLOCK_HELD as usize * BLOCK as usize..][..BLOCK as usize].fill(0x11);
+            of(raw)
+        })
     }
+
+    fn qcow2(&self) -> &[u8] {
+        self.qcow2.get_or_init(|| qcow2_of(&self.raw))
+    }
+}
+
+/// A disk in `fs` on which `op` is to be held.
+fn disk(fs: &HeldFs, name: &str, format: Format, op: Op) -> Disk {
+    let contents = Contents::before(op);
     let path = fs.path(name);
     // Past the file system, whose cache would answer the reads otherwise.
     let gate = fs.create(name, 0);
     let io: Box<dyn BlockIo> = match format {
         Format::Buffered | Format::Direct => {
-            gate.contents().write_all_at(&contents, 0).expect("memory");
+            gate.contents()
+                .write_all_at(&contents.raw, 0)
+                .expect("memory");
             let options = UringOptions {
                 o_direct: format == Format::Direct,
                 depth: DEPTH,
@@ -86,8 +112,9 @@ fn disk(fs: &HeldFs, name: &str, format: Format, op: Op) -> Disk {
             Box::new(UringFile::open(&path, options).expect("an io_uring"))
         }
         Format::Qcow2 => {
-            let image = qcow2_of(&contents);
-            gate.contents().write_all_at(&image, 0).expect("memory");
+            gate.contents()
+                .write_all_at(contents.qcow2(), 0)
+                .expect("memory");
             let options = ImageOptions {
                 depth: DEPTH,
                 threads: 2,
@@ -155,32 +182,24 @@ impl Cell {
         )
     }
 
-    /// Connects, shares memory, and has a region if the cell wants one: that of a former connection, or a new one.
-    fn connect(&self, region: &mut Option<Region>) -> Option<Front> {
-        let mut front = Front::connect_within(&self.socket, 1, 8, PATIENCE).ok()?;
-        front.set_features(feature::EVENT_IDX);
-        if self.tracked {
-            if region.is_none() {
-                *region = Some(front.channel.inflight(inflight()).expect("a region"));
-            }
-            let (shape, file) = region.as_ref().expect("it was just made");
-            front.call(Request::SetInflightFd(*shape, copy(file)));
-        }
-        front.share();
-        Some(front)
-    }
-
-    /// A running guest, and where it hears that the device needs a reset.
+    /// A running guest, its inflight region if the cell wants one, and where it hears that the device needs a reset.
     fn start(&self) -> (Front, Option<Region>, OwnedFd) {
-        let mut region = None;
-        let mut front = self.connect(&mut region).expect("the server accepts");
+        let front = Front::try_connect(&self.socket, 1, 8);
+        let mut front = front.expect("the server accepts");
+        front.set_features(feature::EVENT_IDX);
+        let region = self.tracked.then(|| {
+            let (shape, file) = front.channel.inflight(inflight()).expect("a region");
+            front.call(Request::SetInflightFd(shape, copy(&file)));
+            (shape, file)
+        });
+        front.share();
         front.serve(0);
         let err = event();
         front.call(Request::SetVringErr(fd(0, Some(copy(&err)))));
         if self.op == Op::Flush {
             // Something to flush.
             assert!(front.io().submit(0, Op::Write, 900));
-            assert_eq!(drain(&mut front.io()), (1, 0), "{}", self.what());
+            assert_eq!(front.io().drain(), (1, 0), "{}", self.what());
         }
         (front, region, err)
     }
@@ -217,7 +236,7 @@ impl Cell {
                 assert_eq!(front.io().collect(), (1, 0), "{what}");
             }
             Action::Reset => front.call(Request::ResetDevice),
-            Action::Reconnect => front = self.reconnect(front, region, released),
+            Action::Reconnect => front = self.reconnect(front, region.as_ref(), released),
         }
         assert!(
             released.load(Ordering::Acquire),
@@ -231,7 +250,7 @@ impl Cell {
             }
             Action::StopRing => front.serve(0),
             _ => {
-                assert_eq!(drain(&mut front.io()), (1, 0), "{what}");
+                assert_eq!(front.io().drain(), (1, 0), "{what}");
             }
         }
         // What was written is there; every kind of request works.
@@ -242,12 +261,12 @@ impl Cell {
         ));
         assert!(front.io().submit(0, Op::Write, 901));
         assert!(front.io().submit(0, Op::Flush, 0));
-        assert_eq!(drain(&mut front.io()), (3, 0), "{what}");
+        assert_eq!(front.io().drain(), (3, 0), "{what}");
         front.stop(0);
     }
 
     /// The connection is lost in mid-request; the same guest's VMM tries until it is served again.
-    fn reconnect(&self, front: Front, mut region: Option<Region>, released: &AtomicBool) -> Front {
+    fn reconnect(&self, front: Front, region: Option<&Region>, released: &AtomicBool) -> Front {
         let Front {
             channel,
             memory,
@@ -260,8 +279,7 @@ impl Cell {
         let start = Instant::now();
         loop {
             assert!(start.elapsed() < PATIENCE, "no way back: {}", self.what());
-            let tried = Front::connect_within(&self.socket, 1, 8, PATIENCE);
-            let Ok(mut next) = tried else {
+            let Ok(mut next) = Front::try_connect(&self.socket, 1, 8) else {
                 thread::sleep(Duration::from_millis(50));
                 continue;
             };
@@ -269,8 +287,8 @@ impl Cell {
             (next.memory, next.layout, next.queues) = (memory, layout, queues);
             next.features = features;
             next.call(Request::SetFeatures(features));
-            if let Some((shape, file)) = region.take() {
-                next.call(Request::SetInflightFd(shape, copy(&file)));
+            if let Some((shape, file)) = region {
+                next.call(Request::SetInflightFd(*shape, copy(file)));
             }
             next.share();
             next.start_at_used(0);
@@ -278,19 +296,6 @@ impl Cell {
             return next;
         }
     }
-}
-
-/// As [`Io::drain`], for machines that are busy.
-fn drain(io: &mut Io<'_>) -> (usize, usize) {
-    let start = Instant::now();
-    let mut ended = (0, 0);
-    while io.outstanding() != 0 {
-        let more = io.collect();
-        ended = (ended.0 + more.0, ended.1 + more.1);
-        assert!(start.elapsed() < PATIENCE, "requests do not come back");
-        thread::sleep(Duration::from_millis(1));
-    }
-    ended
 }
 
 #[test]
@@ -414,7 +419,9 @@ fn what_waits_for_which_file_is_logged_once_and_so_is_its_end() {
         (of(&path), of("the storage has answered after"))
     };
     let opener = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(1500));
+        until("the wait is logged", || lines() == (1, 0));
+        // Once, however long it lasts.
+        thread::sleep(Duration::from_millis(500));
         assert_eq!(lines(), (1, 0), "{}", logged());
         gate.release();
         lines

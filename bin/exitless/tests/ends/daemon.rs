@@ -125,7 +125,14 @@ fn sigterm_ends_a_daemon_whose_disks_are_busy() {
             std::thread::spawn(move || load(&socket))
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(500));
+    until("every disk is at work", || {
+        program.signal(Signal::USR1);
+        std::thread::sleep(Duration::from_millis(20));
+        // It may not be there yet, or be half written.
+        let bytes = std::fs::read(place.path("stats")).unwrap_or_default();
+        let stats: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        (0..4).all(|number| stats["devices"][format!("d{number}")]["requests"].as_u64() > Some(0))
+    });
     program.ends_by(Signal::TERM, 0);
     for client in clients {
         let ended = client.join().unwrap();
@@ -156,7 +163,7 @@ fn held(options: &str) -> Option<(Place, HeldFs, Program, Client, u16)> {
         sector: 8,
         bytes: BLOCK,
     };
-    queue.submit(memory, layout, slot, Op::Write, extent, 0);
+    assert!(queue.submit(memory, layout, slot, Op::Write, extent, 0));
     queue.publish(memory);
     gate.wait_until_held(1);
     Some((place, fs, program, client, slot))

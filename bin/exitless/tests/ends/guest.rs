@@ -42,7 +42,7 @@ global_asm!(
     ".globl exitless_ends_end",
     "exitless_ends_start:",
     ".code32",
-    "mov esi, 0x101000",
+    "mov esi, {steps}",
     "2:",
     "mov eax, [esi]",
     "mov edi, [esi + 4]",
@@ -97,6 +97,7 @@ global_asm!(
     ".code64",
     "exitless_ends_end:",
     ".popsection",
+    steps = const STEPS,
 );
 
 unsafe extern "C" {

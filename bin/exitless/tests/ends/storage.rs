@@ -63,6 +63,15 @@ impl Machine {
         std::thread::sleep(A_WHILE);
     }
 
+    /// Lets a guest go on that says `b` and then stops its disk, which takes a moment.
+    fn stop_disk(&mut self) {
+        self.input.write_all(b"g").unwrap();
+        let mut said = [0];
+        self.output.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"b");
+        std::thread::sleep(A_WHILE);
+    }
+
     /// It says which file it waits for, and waits.
     #[track_caller]
     fn names_the_file(&mut self) {
@@ -90,10 +99,11 @@ impl Machine {
 
 #[test]
 fn sigterm_behind_a_stop_that_cannot_drain_ends_when_the_storage_answers() {
-    let Some(mut machine) = machine(Ask::Read, |steps| steps.stop_disk().say(b's'), "", &[]) else {
+    let steps = |steps: Steps| steps.say(b'b').stop_disk().say(b's');
+    let Some(mut machine) = machine(Ask::Read, steps, "", &[]) else {
         return;
     };
-    machine.go_on();
+    machine.stop_disk();
     machine.program.signal(Signal::TERM);
     machine.names_the_file();
     assert_eq!(
@@ -106,10 +116,11 @@ fn sigterm_behind_a_stop_that_cannot_drain_ends_when_the_storage_answers() {
 #[test]
 fn a_second_signal_ends_a_machine_behind_a_stop_that_cannot_drain_at_once() {
     // Past the page cache: what the kernel itself waits for in a write to FUSE no signal ends.
-    let Some(mut machine) = machine(Ask::Read, Steps::stop_disk, ",direct=on", &[]) else {
+    let steps = |steps: Steps| steps.say(b'b').stop_disk();
+    let Some(mut machine) = machine(Ask::Read, steps, ",direct=on", &[]) else {
         return;
     };
-    machine.go_on();
+    machine.stop_disk();
     machine.program.signal(Signal::TERM);
     machine.names_the_file();
     let ended = machine.program.ends_by(Signal::TERM, 5);

@@ -121,13 +121,6 @@ fn stop_a_tick(question: fn(&mut Option<Core<TreeAllocator>>) -> Result<(), Inva
         assert!(cores.run_to(ticking, place, 1));
         let mut owner = Some(owner);
         let asking = ask(&mut cores, move || question(&mut owner));
-        // Carried out already, perhaps, when it is to be asked for.
-        if !reaches(&world, iova, 1) {
-            assert_eq!(place, Place::Poll);
-            cores.run(ticking);
-            cores.run(asking.0);
-            continue;
-        }
         holds(&mut cores, ticking, asking, || reaches(&world, iova, 1));
     }
 }

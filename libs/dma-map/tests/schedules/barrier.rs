@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use address::{Iova, PhysAddr};
+use address::PhysAddr;
 use dma_map::mapper::{Optimistic, Reuse, Teardown};
 use dma_map::planted::{Mistake, plant};
 use dma_map::testing::{ModelCore, ModelDomain, TICK};
@@ -199,7 +199,6 @@ fn barriers_that_do_not_wait_are_found() {
 /// The hardware does not answer for the first unmap, whose core is dropped and claimed again; somebody asks meanwhile.
 fn leave() {
     let world = World::new(Policy::ASYNC);
-    let left: Arc<Mutex<Option<Iova>>> = Arc::default();
     let mut core = world.domain.core(0);
     let page = |number: u64| Segment::new(PhysAddr::new(number << 12), 4096);
     let mapping = core
@@ -214,7 +213,6 @@ fn leave() {
     // What the unmap submits, and what the drop does.
     world.domain.iotlb.die_for(2);
     let _ = core.unmap(mapping);
-    left.lock().expect("nobody panics with it").replace(iova);
     let asking = thread::spawn({
         let world = Arc::clone(&world);
         move || {

@@ -22,6 +22,15 @@ pub struct Naive {
     pub places: Vec<Place>,
 }
 
+impl Naive {
+    /// The data of a compressed entry, as far as the file has them.
+    pub fn compressed_data<'a>(&self, bytes: &'a [u8], entry: u64) -> &'a [u8] {
+        let bits = self.cluster.trailing_zeros() as usize;
+        let (host, len) = compressed(entry, bits);
+        &bytes[host..bytes.len().min(host + len)]
+    }
+}
+
 fn be(bytes: &[u8], at: usize, len: usize) -> Result<u64, String> {
     let word = bytes
         .get(at..at + len)

@@ -174,17 +174,15 @@ fn make(shape: &Shape) -> (TempDir, PathBuf) {
         "cluster_size={},refcount_bits={}",
         shape.cluster, shape.refcount_bits
     );
-    for line in [
-        format!(
-            "convert {compress} -f raw -O qcow2 -o {options} {} {}",
-            raw.display(),
-            path.display()
-        ),
-        match shape.made_by {
-            Maker::Snapshot => format!("snapshot -c first {}", path.display()),
-            _ => "--version".into(),
-        },
-    ] {
+    let mut lines = vec![format!(
+        "convert {compress} -f raw -O qcow2 -o {options} {} {}",
+        raw.display(),
+        path.display()
+    )];
+    if shape.made_by == Maker::Snapshot {
+        lines.push(format!("snapshot -c first {}", path.display()));
+    }
+    for line in lines {
         let output = qemu_img(&line).expect("looked for before");
         assert!(output.status.success(), "{line}: {output:?}");
     }
@@ -511,9 +509,7 @@ impl Replay {
                     read_word(&sector).ok_or_else(|| format!("sector {at} is a mixture"))?
                 }
                 Place::Compressed(entry) => {
-                    let bits = naive.cluster.trailing_zeros() as usize;
-                    let (host, len) = naive::compressed(entry, bits);
-                    let now = &bytes[host..bytes.len().min(host + len)];
+                    let now = naive.compressed_data(bytes, entry);
                     match self.compressed.get(&(offset / naive.cluster)) {
                         Some((before, data)) if *before == entry && data == now => {
                             self.model.history[at][0].1
@@ -644,9 +640,7 @@ fn replay(
     let mut compressed = HashMap::new();
     for (at, place) in naive.places.iter().enumerate() {
         if let Place::Compressed(entry) = *place {
-            let bits = naive.cluster.trailing_zeros() as usize;
-            let (host, len) = naive::compressed(entry, bits);
-            let data = stable[host..stable.len().min(host + len)].to_vec();
+            let data = naive.compressed_data(&stable, entry).to_vec();
             compressed.insert(at, (entry, data));
         }
     }

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_blk::channel::{Channel, ChannelError};
@@ -46,17 +45,7 @@ impl Front {
     }
 
     pub fn try_connect(path: &Path, queues: u16, depth: u16) -> Result<Self, ChannelError> {
-        Self::connect_within(path, queues, depth, PATIENCE)
-    }
-
-    /// `patience`: how long each answer may take.
-    pub fn connect_within(
-        path: &Path,
-        queues: u16,
-        depth: u16,
-        patience: Duration,
-    ) -> Result<Self, ChannelError> {
-        let mut channel = Channel::connect(path, patience)?;
+        let mut channel = Channel::connect(path, PATIENCE)?;
         channel.call(Request::SetOwner)?;
         let offered = channel.value(Request::GetFeatures)?;
         let protocol = ProtocolFeatures(channel.value(Request::GetProtocolFeatures)?);

@@ -20,7 +20,7 @@ use vhost_export::{Export, ExportConfig, ExportStats};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, SlowControl, SlowDisk, UringFile};
 
 /// What no step of a test takes, however slow the machine.
-pub const PATIENCE: Duration = Duration::from_secs(8);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of a disk.
 pub const DISK: usize = 4 << 20;
 /// Bytes of a request.

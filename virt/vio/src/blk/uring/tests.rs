@@ -31,7 +31,7 @@ fn disk(file: &File, transfer: Transfer) -> UringFile {
 }
 
 fn wait(disk: &mut UringFile) -> Completion {
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + Duration::from_secs(30);
     let mut done = Vec::new();
     disk.flush();
     while done.is_empty() {

@@ -21,8 +21,7 @@ fn held(transfer: Transfer, limit: Duration) -> (Guest<ByHand>, SlowControl) {
 
 fn end(guest: &mut Guest<ByHand>) -> std::sync::mpsc::Receiver<u64> {
     let (tell, ended) = channel();
-    let mut turn = sidecore::Turn::new(sidecore::Nanos::now(), 1600, &mut guest.bus.wakes);
-    sidecore::Poller::message(&mut guest.bus.owner, Request::End(tell), &mut turn);
+    guest.bus.message(Request::End(tell));
     ended
 }
 

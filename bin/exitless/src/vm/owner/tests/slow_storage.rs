@@ -9,9 +9,8 @@ use vio::blk::request::{STATUS_OK, kind};
 use vio::blk::{Misbehave, Transfer, UringFile, UringOptions};
 
 use super::support::*;
-use crate::vm::owner::Request;
 
-const LIMIT: Duration = Duration::from_millis(50);
+const DRAIN_LIMIT: Duration = Duration::from_millis(50);
 const KINDS: [(u32, Kind); 3] = [
     (kind::IN, Kind::Read),
     (kind::OUT, Kind::Write),
@@ -33,7 +32,7 @@ fn held(fs: &HeldFs, name: &str, o_direct: bool, kind: u32, held: Kind) -> (Gues
     };
     let disk = UringFile::open(&fs.path(name), options).unwrap();
     let device = blk(Box::new(disk), Misbehave::default());
-    let mut guest = Guest::by_hand(Mode::Logged, LIMIT, device);
+    let mut guest = Guest::by_hand(Mode::Logged, DRAIN_LIMIT, device);
     guest.put(DATA, &[0x5a; LEN as usize]);
     gate.hold(&[held]);
     guest.request(0, kind, SECTOR, DATA, LEN);
@@ -60,7 +59,7 @@ fn every_stop<T>(
             let stopped = stop(&mut guest);
             guest.settle();
             // The drain limit passes, and much more time.
-            guest.bus.skew += 100 * LIMIT.as_nanos() as u64;
+            guest.bus.skew += 100 * DRAIN_LIMIT.as_nanos() as u64;
             for _ in 0..5 {
                 guest.settle();
                 std::thread::sleep(Duration::from_millis(5));
@@ -108,20 +107,11 @@ fn a_reset_is_answered_after_the_storage_and_leaves_the_disk_alive() {
 
 #[test]
 fn bus_master_off_is_answered_after_the_storage_and_the_request_is_a_success() {
-    let command = |value| {
-        move |reply| Request::ConfigWrite {
-            function: 0,
-            reg: 4,
-            len: 2,
-            value,
-            reply,
-        }
-    };
     every_stop(
         "bus-master",
         false,
         |guest| {
-            let answer = guest.bus.ask_later(command(2));
+            let answer = guest.bus.ask_later(set_command(2));
             (answer, std::cell::Cell::new(false))
         },
         |_, (answer, is_over)| {
@@ -129,7 +119,7 @@ fn bus_master_off_is_answered_after_the_storage_and_the_request_is_a_success() {
             is_over.get()
         },
         |guest, _, what| {
-            guest.bus.ask(command(6));
+            guest.bus.ask(set_command(6));
             guest.wait_used();
             assert_eq!(guest.request_status(0), STATUS_OK, "{what}");
             assert_eq!(guest.status() & 64, 0, "{what}: it needs no reset");

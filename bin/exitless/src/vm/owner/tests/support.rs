@@ -300,11 +300,15 @@ impl ByHand {
         self.owner.arm(&mut self.wakes)
     }
 
+    pub fn message(&mut self, request: Request) {
+        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
+        self.owner.message(request, &mut turn);
+    }
+
     /// A question whose answer may take its time.
     pub fn ask_later<R>(&mut self, question: impl FnOnce(Reply<R>) -> Request) -> Answer<R> {
         let (reply, answer) = Reply::pair();
-        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
-        self.owner.message(question(reply), &mut turn);
+        self.message(question(reply));
         answer
     }
 }
