@@ -15,7 +15,6 @@
 //! * [`mod@unit`]: the engine. [`Unit::read`], [`Unit::write`] and [`Unit::step`] are the `trap` front end.
 //! * [`front`]: the same engine behind a register page that the guest reads (`logged`) or owns (`shared`).
 //! * [`dmar`]: the ACPI table that announces a unit.
-//! * [`client`]: the driver's side of the invalidation queue, which makes any such unit an `Invalidator` of `dma-map`.
 //! * [`saved_state`]: what is kept when a machine is paused.
 //!
 //! ```
@@ -53,7 +52,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod client;
 pub mod dmar;
 pub mod front;
 pub mod saved_state;

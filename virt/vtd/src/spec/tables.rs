@@ -2,11 +2,11 @@
 
 use bitfield_struct::bitfield;
 
-// Second-level entries (§9.8) are laid out where such tables are written, with their tests.
-pub use dma_map::table::vtd::{PTE_LEN, SlPte};
-
 /// Size of a root or context entry, in bytes.
 pub const ENTRY_LEN: u64 = 16;
+
+/// Size of a second-level entry, in bytes.
+pub const PTE_LEN: u64 = 8;
 
 /// Root entry (§9.1), one per bus.
 #[bitfield(u128)]
@@ -86,6 +86,36 @@ pub struct ContextEntry {
     pub rsvd2: u64,
 }
 
+/// Second-level entry (§9.8): one layout for a leaf of any size and for a pointer to a table.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct SlPte {
+    /// R: reads are allowed.
+    pub r: bool,
+    /// W: writes are allowed.
+    pub w: bool,
+    /// Ignored.
+    #[bits(5)]
+    pub ign0: u8,
+    /// PS: a leaf, where it may be one: at level 2 (2 MiB) and 3 (1 GiB). Ignored at level 1, reserved at level 4.
+    pub ps: bool,
+    /// Ignored.
+    #[bits(3)]
+    pub ign1: u8,
+    /// SNP: snoop. Reserved where `ECAP.SC` is clear, and in a pointer to a table.
+    pub snp: bool,
+    /// ADDR: number of the 4 KiB frame of the page or of the next table.
+    #[bits(40)]
+    pub addr: u64,
+    /// Ignored.
+    #[bits(10)]
+    pub ign2: u16,
+    /// TM: transient mapping. Reserved where `ECAP.DT` is clear.
+    pub tm: bool,
+    /// Ignored.
+    pub ign3: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +146,21 @@ mod tests {
         assert!(e(0x80 << 64).rsvd1());
         assert_eq!(e(0xab_cd00 << 64).did(), 0xabcd);
         assert_eq!(e(0x100_0000 << 64).rsvd2(), 1);
+    }
+
+    #[test]
+    fn second_level_entry_fields_lie_where_the_document_puts_them() {
+        let e = SlPte::from_bits;
+        assert!(e(0x1).r() && e(0x2).w() && !e(0x1).w() && !e(0x2).r());
+        assert_eq!((e(0x7c).ign0(), e(!0x7c).ign0()), (0x1f, 0));
+        assert!(e(0x80).ps() && !e(!0x80).ps());
+        assert_eq!((e(0x700).ign1(), e(!0x700).ign1()), (7, 0));
+        assert!(e(0x800).snp() && !e(!0x800).snp());
+        assert_eq!(e(0x1234_5000).addr(), 0x12345);
+        assert_eq!(e(0xf_ffff_ffff_f000).addr(), 0xff_ffff_ffff);
+        assert_eq!(e(!0xf_ffff_ffff_f000).addr(), 0);
+        assert_eq!(e(0x3ff0_0000_0000_0000).ign2(), 0x3ff);
+        assert!(e(1 << 62).tm() && !e(1 << 62).ign3());
+        assert!(e(1 << 63).ign3() && !e(1 << 63).tm());
     }
 }

@@ -3,10 +3,10 @@
 use dma_map::invalidate::Command;
 use iova::IovaRange;
 
-use crate::spec::invalidate::{
+use vtd::spec::invalidate::{
     ContextDescriptor, DescriptorType, Granularity, IotlbDescriptor, WaitDescriptor,
 };
-use crate::spec::registers::Capability;
+use vtd::spec::registers::Capability;
 
 /// Most descriptors of one range; a range in more aligned pieces is covered by one larger piece.
 const PIECES: usize = 4;

@@ -1,5 +1,6 @@
 //! A driver behind a real unit: what `DmaMapper` unmaps, the unit stops translating when the policy says so.
 
+#[path = "../../vtd/tests/common/mod.rs"]
 mod common;
 mod driver;
 
@@ -11,9 +12,9 @@ use dma_map::table::PageTable;
 use dma_map::{Direction, DmaUnmapError, Policy};
 use guest_mem::{ArrayPage, Gpa, Iommu, Iova, Perm, PhysMem};
 use iova::{IovaAllocator, IovaPfn, IovaRange};
-use vtd::client::{DomainInvalidator, EnableError, InvalidationQueue, QueueConfig, Registers};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
+use vtd_client::{DomainInvalidator, EnableError, InvalidationQueue, QueueConfig, Registers};
 
 use common::{DISK, Guest, QUEUE, STATUS};
 use driver::*;

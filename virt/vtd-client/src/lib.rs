@@ -1,7 +1,7 @@
-//! The other side of the queue: a driver's client of queued invalidation (§6.5.2), for [`dma_map`].
+//! A driver's client of queued invalidation (Intel VT-d 4.1, §6.5.2), for [`dma_map`].
 //!
 //! [`InvalidationQueue`] owns one unit's queue; [`DomainInvalidator`] is one domain's [`Invalidator`] over it, so that a
-//! `DmaMapper` can unmap behind a remapping unit: the one of this crate, or any other that keeps to the
+//! `DmaMapper` can unmap behind a remapping unit: the one of [`vtd`], or any other that keeps to the
 //! specification and is reached through [`Registers`] and memory.
 //!
 //! # How work flows
@@ -30,6 +30,8 @@
 //! Left out: units in caching mode (they want invalidations when mapping too), units that do not read the processor's
 //! caches or that need their write buffer flushed ([`EnableError`] says so), device TLBs, interrupt-entry caches, and
 //! completion interrupts. Whoever changes root or context entries calls [`flush_all`](InvalidationQueue::flush_all).
+
+#![forbid(unsafe_code)]
 
 mod encode;
 mod queue;

@@ -14,10 +14,10 @@ use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Segmen
 use guest_mem::test_utils::ArrayMem;
 use guest_mem::{ArrayPage, Gpa, Iommu, Iova, Perm, PhysMem, Stop};
 use iova::{Aperture, ChunkAllocator, CoreId, IovaPfn};
-use vtd::client::{DomainInvalidator, InvalidationQueue, QueueConfig, Registers};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Progress, Unit};
+use vtd_client::{DomainInvalidator, InvalidationQueue, QueueConfig, Registers};
 
 use crate::common::{DISK, Guest, Outbox, QUEUE, ROOT, STATUS};
 

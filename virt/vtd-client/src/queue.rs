@@ -13,14 +13,14 @@ use dma_map::invalidate::{InvalidateError, Ticket};
 use guest_mem::{Gpa, PAGE_SIZE, PhysMem};
 use lines::{CachePadded, Lock};
 use thiserror::Error;
-
-use super::Registers;
-use super::encode::{BATCH, Encoder};
-use crate::spec::invalidate::DESCRIPTOR_LEN;
-use crate::spec::registers::{
+use vtd::spec::invalidate::DESCRIPTOR_LEN;
+use vtd::spec::registers::{
     CAP, Capability, ECAP, ExtendedCapability, FSTS, FaultStatus, GCMD, GSTS, GlobalCommand,
     GlobalStatus, IQA, IQT, QueueAddress,
 };
+
+use crate::Registers;
+use crate::encode::{BATCH, Encoder};
 
 /// Time between two looks at the fault status register while a batch is waited for, in nanoseconds.
 pub const CHECK_NS: u64 = 2_000;
@@ -124,7 +124,7 @@ struct State {
     is_stopped: bool,
 }
 
-/// The invalidation queue of one unit, shared by its domains. See the head of the [module](super).
+/// The invalidation queue of one unit, shared by its domains. See the head of the [crate](crate).
 pub struct InvalidationQueue<R, M, C> {
     registers: R,
     memory: M,
