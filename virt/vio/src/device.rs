@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 
 use guest_mem::{Dma, Iova, KeepAlive, Ticket};
 
-use crate::ring::{Ring, SplitQueue};
+use crate::ring::Ring;
 use crate::saved::SavedDevice;
 
 /// Feature bit numbers of virtio 1.2 §6 and §2.7 that every device here treats alike.
@@ -278,54 +278,26 @@ pub(crate) fn read_space(space: &[u8], offset: u64, out: &mut [u8]) {
     out[..len].copy_from_slice(&rest[..len]);
 }
 
-/// Rings that a device can use.
-pub(crate) trait MakeQueue: Sized {
-    /// As [`Ring::new`].
-    fn make(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError>;
-    /// Queue number.
-    fn number(&self) -> u16;
-}
-
-impl MakeQueue for SplitQueue {
-    fn make(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
-        Self::new(config, max, features)
-    }
-
-    fn number(&self) -> u16 {
-        self.index()
-    }
-}
-
-impl MakeQueue for Ring {
-    fn make(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
-        Self::new(config, max, features)
-    }
-
-    fn number(&self) -> u16 {
-        self.index()
-    }
-}
-
 /// The rings of an activation, in the order given; the checks all devices share.
-pub(crate) fn make_queues<Q: MakeQueue>(
+pub(crate) fn make_queues(
     offered: u64,
     sizes: &[u16],
     features: u64,
     queues: &[QueueConfig],
-) -> Result<Vec<Q>, ActivateError> {
+) -> Result<Vec<Ring>, ActivateError> {
     if features & !offered != 0 || features & feature::VERSION_1 == 0 {
         return Err(ActivateError::Features { features, offered });
     }
-    let mut rings: Vec<Q> = Vec::with_capacity(queues.len());
+    let mut rings: Vec<Ring> = Vec::with_capacity(queues.len());
     for config in queues {
         let index = config.index;
         let Some(&max) = sizes.get(usize::from(index)) else {
             return Err(ActivateError::QueueIndex { index });
         };
-        if rings.iter().any(|ring| ring.number() == index) {
+        if rings.iter().any(|ring| ring.index() == index) {
             return Err(ActivateError::QueueIndex { index });
         }
-        rings.push(Q::make(config, max, features)?);
+        rings.push(Ring::new(config, max, features)?);
     }
     Ok(rings)
 }

@@ -7,9 +7,9 @@
 //! Frames are copied inline, so nothing is ever in flight and no lease is held. One poll sends and
 //! receives a bounded batch, and publishes each ring once.
 //!
-//! Transmit: copy the frame, stage the used element, send. In this order a wait at any point repeats nothing the
-//! network has seen. Receive: take a frame, find buffers for all of it, write it, stage, publish. A frame
-//! that finds too few buffers is held (one), and those behind it stay in the back end's bounded queue; one that
+//! Transmit: copy the frame, consume its chain, send, stage, publish. A wait before the chain is consumed repeats the copy, one
+//! behind it the staging: nothing that the network has seen. Receive: take a frame, look for buffers for all of it, write it,
+//! consume their chains, stage, publish. A frame that finds too few buffers is held (one), and those behind it stay in the back end's bounded queue; one that
 //! cannot fit at all is dropped. A buffer that faults is given back with length 0, which drivers count
 //! as a short frame.
 
@@ -18,6 +18,7 @@ mod responder;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
 mod tap;
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use guest_mem::{Dma, KeepAlive, Stop, Ticket};
@@ -29,8 +30,7 @@ pub use tap::{Tap, TapError};
 use crate::device::{
     ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
 };
-use crate::ring::split::RingStats;
-use crate::ring::{Chain, RingStop, Segment, SplitQueue, Violation};
+use crate::ring::{Ahead, Chain, Ring, RingStats, RingStop, Segment, Token, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice};
 
 /// Largest frame: 14 bytes of Ethernet header, a VLAN tag, 1500 bytes.
@@ -96,6 +96,37 @@ enum Step {
     Nothing,
 }
 
+/// One direction.
+struct Queue {
+    ring: Ring,
+    /// Chains of the last frame that are not staged yet, with the bytes written: the driver sees a frame whole or not at all.
+    ended: VecDeque<(Token, u32)>,
+}
+
+impl Queue {
+    fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            ended: VecDeque::new(),
+        }
+    }
+
+    /// Consumes `chain`, with `bytes` written into it.
+    fn consume(&mut self, chain: &Chain, bytes: u32) {
+        let token = self.ring.advance(chain);
+        self.ended.push_back((token, bytes));
+    }
+
+    /// Stages what was consumed.
+    fn stage<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        while let Some(&(token, bytes)) = self.ended.front() {
+            self.ring.stage(dma, token, bytes)?;
+            self.ended.pop_front();
+        }
+        Ok(())
+    }
+}
+
 /// A virtio network device.
 pub struct Net {
     features: u64,
@@ -103,21 +134,22 @@ pub struct Net {
     space: [u8; 8],
     io: Box<dyn NetIo>,
     accepted: u64,
-    rx: Option<SplitQueue>,
-    tx: Option<SplitQueue>,
-    chain: Chain,
+    rx: Option<Queue>,
+    tx: Option<Queue>,
+    /// Reused: those of the frame under way.
+    chains: Vec<Chain>,
     /// A header, which stays zero but for `num_buffers`, and a frame.
     rx_frame: Box<[u8; HEADER_LEN + MAX_FRAME]>,
     /// Length of the frame held there, if one is.
     held: Option<usize>,
-    /// Buffers that were too few for the held frame.
-    too_few: u16,
+    /// How far buffers were looked at that were too few for the held frame; the default if there was none when last looked.
+    wanting: Ahead,
     /// The driver had no receive buffer when last looked.
     rx_empty: bool,
     tx_frame: Box<[u8; MAX_FRAME]>,
-    /// Buffers of the frame being received, and {head, bytes} of each chain.
+    /// Buffers of the frame being received, and the bytes of each chain.
     segments: Vec<Segment>,
-    heads: Vec<(u16, u32)>,
+    takes: Vec<u32>,
     stopped: bool,
     broken: bool,
     announce: bool,
@@ -148,20 +180,27 @@ impl Net {
             accepted: 0,
             rx: None,
             tx: None,
-            chain: Chain::new(),
+            chains: vec![Chain::default()],
             rx_frame: Box::new([0; HEADER_LEN + MAX_FRAME]),
             held: None,
-            too_few: 0,
+            wanting: Ahead::default(),
             rx_empty: false,
             tx_frame: Box::new([0; MAX_FRAME]),
             segments: Vec::new(),
-            heads: Vec::new(),
+            takes: Vec::new(),
             stopped: false,
             broken: false,
             announce: false,
             stats: DeviceStats::default(),
             rings: RingStats::default(),
         })
+    }
+
+    /// Offers packed rings too.
+    #[must_use]
+    pub fn with_packed(mut self) -> Self {
+        self.features |= feature::RING_PACKED;
+        self
     }
 
     fn may_run(&self) -> bool {
@@ -180,18 +219,17 @@ impl Net {
         &mut self,
         dma: &mut D,
         irq: &mut impl Interrupt,
-        queue: &mut SplitQueue,
-        step: impl Fn(&mut Self, &mut D, &mut SplitQueue, &mut u16) -> Result<Step, RingStop>,
+        queue: &mut Queue,
+        step: impl Fn(&mut Self, &mut D, &mut Queue) -> Result<Step, RingStop>,
     ) -> Result<bool, RingStop> {
-        if queue.parked().is_some() {
+        if queue.ring.parked().is_some() {
             return Ok(false);
         }
         let mut busy = self.publish(dma, irq, queue)?;
-        queue.disarm(dma)?;
-        let mut left = queue.available(dma)?;
+        queue.ring.disarm(dma)?;
         let mut stopped = Ok(());
         for _ in 0..BATCH {
-            match step(self, dma, queue, &mut left) {
+            match step(self, dma, queue) {
                 Ok(Step::Done) => busy = true,
                 Ok(Step::Nothing) => break,
                 Err(stop) => {
@@ -201,40 +239,37 @@ impl Net {
             }
         }
         // Not while parked by a fault of the ring itself, which would only be recorded again.
-        if !queue.is_faulted() {
+        if !queue.ring.is_faulted() {
             busy |= self.publish(dma, irq, queue)?;
         }
         stopped.map(|()| busy)
     }
 
+    /// Shows the driver what has ended, whole frames only.
     fn publish<D: Dma>(
         &mut self,
         dma: &mut D,
         irq: &mut impl Interrupt,
-        queue: &mut SplitQueue,
+        queue: &mut Queue,
     ) -> Result<bool, RingStop> {
-        let any = queue.staged() != 0;
-        if queue.publish(dma)? {
+        queue.stage(dma)?;
+        let any = queue.ring.staged() != 0;
+        if queue.ring.publish(dma)? {
             self.stats.interrupts += 1;
-            irq.queue(queue.index());
+            irq.queue(queue.ring.index());
         }
         Ok(any)
     }
 
     /// Sends one frame.
-    fn transmit<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        queue: &mut SplitQueue,
-        left: &mut u16,
-    ) -> Result<Step, RingStop> {
-        if *left == 0 {
+    fn transmit<D: Dma>(&mut self, dma: &mut D, queue: &mut Queue) -> Result<Step, RingStop> {
+        let chain = &mut self.chains[0];
+        if !queue.ring.peek(dma, chain)? {
             return Ok(Step::Nothing);
         }
-        queue.peek(dma, 0, &mut self.chain)?;
-        let readable = self.chain.readable();
+        let readable = chain.readable();
         let Some(len) = readable.len().checked_sub(HEADER_LEN as u32) else {
-            return Err(queue.park(Violation::Truncated.into()));
+            return Err(queue.ring.park(Violation::Truncated.into()));
         };
         // The header asks for offloads, and none is offered: whatever it says is ignored.
         let fits = (MIN_FRAME..=MAX_FRAME as u32).contains(&len);
@@ -242,28 +277,22 @@ impl Net {
         let read = match readable.read(dma, HEADER_LEN as u32, frame) {
             Ok(()) => fits,
             Err(Stop::Fault(_)) => false,
-            Err(pending) => return Err(queue.park(pending.into())),
+            Err(pending) => return Err(queue.ring.park(pending.into())),
         };
-        queue.stage(dma, self.chain.head(), 0)?;
-        queue.advance(1);
-        *left -= 1;
+        queue.consume(chain, 0);
         self.stats.requests += 1;
         if read && self.io.send(frame) {
             self.stats.written_bytes += u64::from(len);
         } else {
             self.stats.errors += 1;
         }
+        queue.stage(dma)?;
         Ok(Step::Done)
     }
 
     /// Receives one frame.
-    fn receive<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        queue: &mut SplitQueue,
-        left: &mut u16,
-    ) -> Result<Step, RingStop> {
-        self.rx_empty = *left == 0;
+    fn receive<D: Dma>(&mut self, dma: &mut D, queue: &mut Queue) -> Result<Step, RingStop> {
+        self.rx_empty = !queue.ring.has_available(dma)?;
         if self.rx_empty {
             return Ok(Step::Nothing);
         }
@@ -276,34 +305,28 @@ impl Net {
         };
         self.held = Some(len);
         let all = (HEADER_LEN + len) as u32;
-        if !self.gather(dma, queue, *left, all)? {
+        if !self.gather(dma, queue, all)? {
             // More buffers may come, unless the ring is full of them, or a frame must fit into one.
-            let hopeless = !self.mergeable() || *left == queue.size();
-            if !hopeless {
-                self.too_few = *left;
+            let ring = &queue.ring;
+            let is_full = ring.in_flight() == 0 && ring.is_exhausted(self.wanting);
+            if self.mergeable() && !is_full {
                 return Ok(Step::Nothing);
             }
             self.held = None;
             self.stats.errors += 1;
             return Ok(Step::Done);
         }
-        let count = self.heads.len() as u16;
+        let count = self.takes.len() as u16;
         let num_buffers = count.to_le_bytes();
         self.rx_frame[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&num_buffers);
         let written = match scatter(dma, &self.segments, &self.rx_frame[..all as usize]) {
             Ok(()) => true,
             Err(Stop::Fault(_)) => false,
-            Err(pending) => return Err(queue.park(pending.into())),
+            Err(pending) => return Err(queue.ring.park(pending.into())),
         };
-        for (done, &(head, bytes)) in (0..).zip(&self.heads) {
-            let bytes = if written { bytes } else { 0 };
-            if let Err(stop) = queue.stage(dma, head, bytes) {
-                queue.unstage(done);
-                return Err(stop);
-            }
+        for (chain, &bytes) in self.chains.iter().zip(&self.takes) {
+            queue.consume(chain, if written { bytes } else { 0 });
         }
-        queue.advance(count);
-        *left -= count;
         self.held = None;
         self.stats.requests += 1;
         if written {
@@ -311,37 +334,45 @@ impl Net {
         } else {
             self.stats.errors += 1;
         }
+        queue.stage(dma)?;
         Ok(Step::Done)
     }
 
-    /// Collects buffers for `all` bytes from the next chains, without consuming them; whether they suffice.
+    /// Collects buffers for `all` bytes from the next chains, without consuming them; whether they suffice. Every chain has
+    /// room for a byte, so there are `all` chains at most.
     fn gather<D: Dma>(
         &mut self,
         dma: &mut D,
-        queue: &mut SplitQueue,
-        available: u16,
+        queue: &mut Queue,
         all: u32,
     ) -> Result<bool, RingStop> {
         self.segments.clear();
-        self.heads.clear();
+        self.takes.clear();
+        self.wanting = Ahead::default();
         let mut need = all;
-        let most = if self.mergeable() { available } else { 1 };
-        for ahead in 0..most {
-            queue.peek(dma, ahead, &mut self.chain)?;
-            let writable = self.chain.writable();
+        while need != 0 {
+            let nth = self.takes.len();
+            if nth != 0 && !self.mergeable() {
+                return Ok(false);
+            }
+            if nth == self.chains.len() {
+                self.chains.push(Chain::default());
+            }
+            let chain = &mut self.chains[nth];
+            if !queue.ring.peek_ahead(dma, &mut self.wanting, chain)? {
+                return Ok(false);
+            }
+            let writable = chain.writable();
             // §5.1.6.3.1: the header fits into the first buffer, and every buffer holds something.
-            if writable.is_empty() || (ahead == 0 && writable.len() < HEADER_LEN as u32) {
-                return Err(queue.park(Violation::Truncated.into()));
+            if writable.is_empty() || (nth == 0 && writable.len() < HEADER_LEN as u32) {
+                return Err(queue.ring.park(Violation::Truncated.into()));
             }
             let take = writable.len().min(need);
             self.segments.extend(writable.slice(0, take));
-            self.heads.push((self.chain.head(), take));
+            self.takes.push(take);
             need -= take;
-            if need == 0 {
-                return Ok(true);
-            }
         }
-        Ok(false)
+        Ok(true)
     }
 
     fn mergeable(&self) -> bool {
@@ -349,8 +380,16 @@ impl Net {
     }
 
     /// Both queues, as far as the driver has enabled them.
-    fn queues(&mut self) -> impl Iterator<Item = &mut SplitQueue> {
+    fn queues(&mut self) -> impl Iterator<Item = &mut Queue> {
         self.rx.iter_mut().chain(&mut self.tx)
+    }
+
+    /// Where the receive ring is to tell of new buffers.
+    fn rx_ahead(&self) -> Ahead {
+        match self.held {
+            Some(_) => self.wanting,
+            None => Ahead::default(),
+        }
     }
 
     /// Whether frames from the back end have nowhere to go at the moment.
@@ -358,7 +397,7 @@ impl Net {
         !self.may_run()
             || self.held.is_some()
             || self.rx_empty
-            || self.rx.as_ref().is_none_or(|rx| rx.parked().is_some())
+            || self.rx.as_ref().is_none_or(|rx| rx.ring.parked().is_some())
     }
 }
 
@@ -399,12 +438,11 @@ impl VirtioDevice for Net {
         _keep: KeepAlive,
     ) -> Result<(), ActivateError> {
         self.reset();
-        let rings: Vec<SplitQueue> =
-            crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
+        let rings = crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
         for ring in rings {
             match ring.index() {
-                RX => self.rx = Some(ring),
-                _ => self.tx = Some(ring),
+                RX => self.rx = Some(Queue::new(ring)),
+                _ => self.tx = Some(Queue::new(ring)),
             }
         }
         self.accepted = features;
@@ -441,22 +479,28 @@ impl VirtioDevice for Net {
 
     fn kick(&mut self, queue: u16) {
         self.stats.kicks += 1;
-        for own in self.queues().filter(|own| own.index() == queue) {
-            own.kick();
+        for own in self.queues().filter(|own| own.ring.index() == queue) {
+            own.ring.kick();
         }
     }
 
     fn ticket_done(&mut self, ticket: Ticket) {
         for queue in self.queues() {
-            queue.ticket_done(ticket);
+            queue.ring.ticket_done(ticket);
         }
     }
 
     fn arm<D: Dma>(&mut self, dma: &mut D) {
-        if self.may_run() {
-            for queue in self.queues().filter(|queue| queue.parked().is_none()) {
+        if !self.may_run() {
+            return;
+        }
+        let ahead = self.rx_ahead();
+        for queue in self.queues() {
+            let ring = &mut queue.ring;
+            if ring.parked().is_none() {
+                let is_rx = ring.index() == RX;
                 // A stop has parked the queue; what ends that wakes us.
-                let _ = queue.arm(dma);
+                let _ = ring.arm_ahead(dma, if is_rx { ahead } else { Ahead::default() });
             }
         }
     }
@@ -468,38 +512,41 @@ impl VirtioDevice for Net {
         if !self.may_run() {
             return false;
         }
-        let mut available = [0; 2];
-        let queues = self.rx.iter_mut().chain(&mut self.tx);
-        let mut violated = None;
-        for queue in queues.filter(|queue| queue.parked().is_none()) {
-            match queue.available(dma) {
-                Ok(_) if queue.staged() != 0 => return true,
-                Ok(count) => available[usize::from(queue.index())] = count,
-                Err(stop @ RingStop::Violation(_)) => violated = Some(stop),
+        let ahead = self.rx_ahead();
+        let mut has_rx = false;
+        let mut has_tx = false;
+        for queue in self.rx.iter_mut().chain(&mut self.tx) {
+            let ring = &mut queue.ring;
+            if ring.parked().is_some() {
+                continue;
+            }
+            if ring.staged() != 0 || !queue.ended.is_empty() {
+                return true;
+            }
+            let (has, at) = match ring.index() {
+                RX => (&mut has_rx, ahead),
+                _ => (&mut has_tx, Ahead::default()),
+            };
+            match ring.has_available_ahead(dma, at) {
+                Ok(is_available) => *has = is_available,
+                Err(stop @ RingStop::Violation(_)) => {
+                    self.note(stop);
+                    return true;
+                }
                 Err(RingStop::Access(_)) => {}
             }
         }
-        if let Some(stop) = violated {
-            self.note(stop);
-            return true;
-        }
-        let [rx, tx] = available;
-        if self.rx_empty && rx != 0 {
-            // The owner may have asked for our descriptors already, when they were left out: the poll
-            // that follows puts them back.
-            return true;
-        }
-        tx != 0
-            || match self.held {
-                Some(_) => rx > self.too_few,
-                None => rx != 0 && self.io.is_readable(),
-            }
+        // Where there was no buffer, the owner may have asked for our descriptors already, when they were left out: the poll
+        // that follows puts them back.
+        has_tx || (has_rx && (self.held.is_some() || self.rx_empty || self.io.is_readable()))
     }
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {
         if self.may_run() {
-            for queue in self.queues().filter(|queue| queue.parked().is_none()) {
-                let _ = queue.disarm(dma);
+            for queue in self.queues() {
+                if queue.ring.parked().is_none() {
+                    let _ = queue.ring.disarm(dma);
+                }
             }
         }
     }
@@ -523,10 +570,10 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         for queue in self.rx.take().into_iter().chain(self.tx.take()) {
-            self.rings.add(&queue.stats());
+            self.rings.add(&queue.ring.stats());
         }
         self.held = None;
-        self.too_few = 0;
+        self.wanting = Ahead::default();
         self.rx_empty = false;
         self.accepted = 0;
         self.stopped = false;
@@ -552,14 +599,14 @@ impl VirtioDevice for Net {
             accepted,
             rx,
             tx,
-            chain: _,
+            chains: _,
             rx_frame,
             held,
-            too_few: _,
+            wanting: _,
             rx_empty: _,
             tx_frame: _,
             segments: _,
-            heads: _,
+            takes: _,
             stopped,
             broken,
             announce: _,
@@ -576,7 +623,7 @@ impl VirtioDevice for Net {
             features: *accepted,
             needs_reset: *broken,
             queues: queues.try_fold(Vec::new(), |mut all, queue| {
-                all.push(queue.save()?);
+                all.push(queue.ring.save()?);
                 Some(all)
             })?,
             held_frame: match held {
@@ -589,7 +636,7 @@ impl VirtioDevice for Net {
     fn stats(&self) -> DeviceStats {
         let mut rings = self.rings;
         for queue in self.rx.iter().chain(&self.tx) {
-            rings.add(&queue.stats());
+            rings.add(&queue.ring.stats());
         }
         DeviceStats {
             publishes: rings.publishes,

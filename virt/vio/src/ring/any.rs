@@ -2,6 +2,7 @@
 
 use guest_mem::{Dma, Ticket, WatchWord};
 
+use super::ahead::Ahead;
 use super::chain::Chain;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::packed::PackedQueue;
@@ -128,7 +129,47 @@ impl Ring {
         each!(self, ring => ring.peek_next(dma, chain))
     }
 
-    /// Consumes `chain`, which [`peek`](Ring::peek) has just read, and tells the journal. Call it before the request can
+    /// Reads the chain at `ahead`, without consuming it, and moves `ahead` behind it; false, and `ahead` as it was, if there is
+    /// none. For a device that needs several chains at once: it looks until they suffice, then calls
+    /// [`advance`](Ring::advance) for each in turn, and until then another look begins again at the default.
+    pub fn peek_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: &mut Ahead,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        let found = match *ahead {
+            Ahead { chains: 0, .. } => self.peek(dma, chain)?,
+            at => each!(self, ring => ring.peek_ahead(dma, at, chain))?,
+        };
+        if found {
+            if ahead.chains >= self.replaying() {
+                ahead.descs += chain.descs();
+            }
+            ahead.chains += 1;
+        }
+        Ok(found)
+    }
+
+    /// Whether [`peek_ahead`](Ring::peek_ahead) would find a chain at `ahead`.
+    pub fn has_available_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Ahead,
+    ) -> Result<bool, RingStop> {
+        if ahead.chains == 0 {
+            return self.has_available(dma);
+        }
+        each!(self, ring => ring.has_available_ahead(dma, ahead))
+    }
+
+    /// Whether the driver has nothing left to make available behind `ahead` before something is returned to it. (A split
+    /// ring's chains are counted as one descriptor each, so this may be false where it would be true.)
+    pub fn is_exhausted(&self, ahead: Ahead) -> bool {
+        each!(self, ring => ring.outstanding()) + ahead.descs >= self.size()
+    }
+
+    /// Consumes `chain`, the first not consumed of those that [`peek`](Ring::peek) or [`peek_ahead`](Ring::peek_ahead) has read, and tells the journal. Call it before the request can
     /// run. A journal that refuses parks the ring for ever ([`Violation::Journal`](super::Violation::Journal)).
     #[inline]
     pub fn advance(&mut self, chain: &Chain) -> Token {
@@ -176,7 +217,13 @@ impl Ring {
     /// Asks for a doorbell at the next available chain. A SeqCst fence and [`has_available`](Ring::has_available) must follow.
     /// Free if nothing was consumed since the last time.
     pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
-        each!(self, ring => ring.arm(dma))
+        self.arm_ahead(dma, Ahead::default())
+    }
+
+    /// [`arm`](Ring::arm) at the chain at `ahead`, for a device whom the chains before it do not suffice.
+    /// [`has_available_ahead`](Ring::has_available_ahead) must follow.
+    pub fn arm_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<(), RingStop> {
+        each!(self, ring => ring.arm(dma, ahead))
     }
 
     /// Polling goes on: asks for no doorbells, as far as that is worth a store. Free until something was consumed.

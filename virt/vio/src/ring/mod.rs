@@ -3,6 +3,7 @@
 //! [`Ring`]: what a device uses, over both layouts. [`chain`]: descriptors, checked once. [`split`], [`packed`]: the two
 //! layouts. [`Journal`]: what a successor of a killed process needs.
 
+mod ahead;
 mod any;
 mod area;
 pub mod chain;
@@ -16,6 +17,7 @@ mod table;
 mod token;
 mod watch;
 
+pub use ahead::Ahead;
 pub use any::Ring;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};

@@ -85,7 +85,7 @@ pub struct PackedQueue {
     taken: Counter,
     /// What was last stored in the device's event suppression structure.
     told: Option<u32>,
-    /// `next_avail` when a doorbell was last asked for, if that still stands in memory.
+    /// The place a doorbell was last asked for at, if that still stands in memory.
     armed: Option<Position>,
     rest: Rest,
     table: Table,
@@ -110,7 +110,11 @@ struct Used {
 
 impl PackedQueue {
     /// A queue as the driver set it up. `max` is the device's maximum size, `features` the accepted ones.
-    pub fn new(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
+    pub(super) fn new(
+        config: &QueueConfig,
+        max: u16,
+        features: u64,
+    ) -> Result<Self, ActivateError> {
         let QueueConfig {
             index,
             size,
@@ -202,18 +206,23 @@ impl PackedQueue {
     }
 
     /// Queue number.
-    pub fn index(&self) -> u16 {
+    pub(super) fn index(&self) -> u16 {
         self.index
     }
 
     /// Entries.
-    pub fn size(&self) -> u16 {
+    pub(super) fn size(&self) -> u16 {
         self.size
     }
 
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
         self.taken.get()
+    }
+
+    /// Descriptors that the driver may not use before they are returned; a split ring counts one for each chain.
+    pub(super) fn outstanding(&self) -> u16 {
+        self.outstanding.get()
     }
 
     pub(super) fn replaying(&self) -> u16 {
@@ -260,33 +269,33 @@ impl PackedQueue {
     }
 
     /// Parks the queue for a stop met on its behalf. Returns the stop.
-    pub fn park(&mut self, stop: RingStop) -> RingStop {
+    pub(super) fn park(&mut self, stop: RingStop) -> RingStop {
         self.rest.park(stop)
     }
 
     /// Whether the queue rests because a ring address faulted or the protocol was broken.
-    pub fn is_faulted(&self) -> bool {
+    pub(super) fn is_faulted(&self) -> bool {
         self.rest.is_faulted()
     }
 
     /// Why the queue rests, if it does.
     #[inline]
-    pub fn parked(&self) -> Option<Parked> {
+    pub(super) fn parked(&self) -> Option<Parked> {
         self.rest.parked
     }
 
     /// Counters.
-    pub fn stats(&self) -> RingStats {
+    pub(super) fn stats(&self) -> RingStats {
         self.rest.stats
     }
 
     /// A doorbell: a faulted queue tries again.
-    pub fn kick(&mut self) {
+    pub(super) fn kick(&mut self) {
         self.rest.kick();
     }
 
     /// A ticket completed: a queue parked on it runs again.
-    pub fn ticket_done(&mut self, ticket: Ticket) {
+    pub(super) fn ticket_done(&mut self, ticket: Ticket) {
         self.rest.ticket_done(ticket);
     }
 }

@@ -1,9 +1,7 @@
 //! A split virtqueue as a polling device uses it (virtio 1.2 §2.7).
 //!
 //! Work flows as [`Ring`](super::Ring) says; `walk` takes chains, `used` gives them back, `notify` asks
-//! for doorbells. Network devices, which look at several chains before they consume any, call [`available`](SplitQueue::available),
-//! [`peek`](SplitQueue::peek), [`advance`](SplitQueue::advance), [`stage`](SplitQueue::stage) and
-//! [`unstage`](SplitQueue::unstage) here instead; those know no journal and no order.
+//! for doorbells.
 //!
 //! Pending: every step that touches memory changes nothing of ours before its last access, so repeating it
 //! is harmless: `peek` does not consume, `stage` rewrites the same unpublished slot, `publish` needs its
@@ -15,7 +13,7 @@
 //!
 //! Notifications: while polling, `avail_event` is left behind (at most one spurious doorbell per 65,536
 //! chains; writing it would dirty a line the driver reads), and without EVENT_IDX the NO_NOTIFY flag is set.
-//! [`arm`](SplitQueue::arm) asks for the next doorbell.
+//! [`arm`](super::Ring::arm) asks for the next doorbell.
 //!
 //! Cost when idle: one comparison and one acquire load per poll.
 
@@ -71,7 +69,7 @@ pub struct SplitQueue {
     outstanding: Counter,
     /// Whether NO_NOTIFY stands in `used.flags`, if known: a predecessor may have left it (only without EVENT_IDX).
     no_notify: Option<bool>,
-    /// `next_avail` when a doorbell was last asked for, if that still stands in memory.
+    /// The entry a doorbell was last asked for at, if that still stands in memory.
     armed: Option<u16>,
     rest: Rest,
     table: Table,
@@ -95,7 +93,11 @@ struct Journaled {
 
 impl SplitQueue {
     /// A queue as the driver set it up. `max` is the device's maximum size, `features` the accepted ones.
-    pub fn new(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
+    pub(super) fn new(
+        config: &QueueConfig,
+        max: u16,
+        features: u64,
+    ) -> Result<Self, ActivateError> {
         let QueueConfig {
             index,
             size,
@@ -196,18 +198,18 @@ impl SplitQueue {
     }
 
     /// Queue number.
-    pub fn index(&self) -> u16 {
+    pub(super) fn index(&self) -> u16 {
         self.index
     }
 
     /// Entries.
-    pub fn size(&self) -> u16 {
+    pub(super) fn size(&self) -> u16 {
         self.size
     }
 
     /// Why the queue rests, if it does.
     #[inline]
-    pub fn parked(&self) -> Option<Parked> {
+    pub(super) fn parked(&self) -> Option<Parked> {
         self.rest.parked
     }
 
@@ -217,12 +219,17 @@ impl SplitQueue {
         self.outstanding.get() - self.replay.len() as u16
     }
 
+    /// Descriptors that the driver may not use before they are returned; a split ring counts one for each chain.
+    pub(super) fn outstanding(&self) -> u16 {
+        self.outstanding.get()
+    }
+
     pub(super) fn replaying(&self) -> u16 {
         self.replay.len() as u16
     }
 
     /// The queue's state; `None` while chains are in flight, staged or to be replayed.
-    pub fn save(&self) -> Option<SavedQueue> {
+    pub(super) fn save(&self) -> Option<SavedQueue> {
         let Self {
             index,
             size,
@@ -257,18 +264,18 @@ impl SplitQueue {
     }
 
     /// Whether the queue rests because a ring address faulted or the protocol was broken.
-    pub fn is_faulted(&self) -> bool {
+    pub(super) fn is_faulted(&self) -> bool {
         self.rest.is_faulted()
     }
 
     /// Counters.
-    pub fn stats(&self) -> RingStats {
+    pub(super) fn stats(&self) -> RingStats {
         self.rest.stats
     }
 
     /// Used elements that the next publish shows.
     #[inline]
-    pub fn staged(&self) -> u16 {
+    pub(super) fn staged(&self) -> u16 {
         match &self.order {
             Some(order) => order.ready(),
             None => self.staged.get(),
@@ -276,18 +283,18 @@ impl SplitQueue {
     }
 
     /// A doorbell: a faulted queue tries again.
-    pub fn kick(&mut self) {
+    pub(super) fn kick(&mut self) {
         self.rest.kick();
     }
 
     /// A ticket completed: a queue parked on it runs again.
-    pub fn ticket_done(&mut self, ticket: Ticket) {
+    pub(super) fn ticket_done(&mut self, ticket: Ticket) {
         self.rest.ticket_done(ticket);
     }
 
     /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
     /// retried. Returns the stop.
-    pub fn park(&mut self, stop: RingStop) -> RingStop {
+    pub(super) fn park(&mut self, stop: RingStop) -> RingStop {
         self.rest.park(stop)
     }
 

@@ -43,15 +43,16 @@ impl Pair {
         }
     }
 
-    fn peek(&mut self) -> Result<(), RingStop> {
-        self.ring.peek(&mut self.dma, 0, &mut self.chain)
+    /// Whether there is a chain.
+    fn peek(&mut self) -> Result<bool, RingStop> {
+        self.ring.peek_next(&mut self.dma, &mut self.chain)
     }
 
-    /// Takes one chain and answers it with `len`.
+    /// Takes one chain, which is there, and answers it with `len`.
     fn serve(&mut self, len: u32) -> Result<(), RingStop> {
-        self.peek()?;
-        self.ring.advance(1);
-        self.ring.stage(&mut self.dma, self.chain.head(), len)
+        assert!(self.peek()?);
+        let token = self.ring.take(&self.chain);
+        self.ring.give_back(&mut self.dma, token, len)
     }
 }
 
@@ -130,12 +131,9 @@ fn staged_elements_are_invisible_until_published() {
     pair.driver.add(&[(BUFFER, 4)], &[]);
     pair.serve(7).unwrap();
     assert_eq!(pair.driver.used(), None);
-    pair.ring.unstage(1);
-    assert_eq!(pair.ring.publish(&mut pair.dma), Ok(false));
     assert_eq!(pair.driver.used_idx(), 0);
-    pair.ring.stage(&mut pair.dma, 0, 9).unwrap();
     pair.ring.publish(&mut pair.dma).unwrap();
-    assert_eq!(pair.driver.used(), Some((0, 9)));
+    assert_eq!(pair.driver.used(), Some((0, 7)));
 }
 
 #[test]
@@ -152,7 +150,9 @@ fn used_elements_may_straddle_pages() {
     let mut ring = SplitQueue::new(&config, 1024, ALL).unwrap();
     let mut dma = FlatDma::new(mem.clone());
     for head in 0..3 {
-        ring.stage(&mut dma, head, 0x100 + u32::from(head)).unwrap();
+        let token = Token::new(head, 1, 0, 0, 0);
+        ring.give_back(&mut dma, token, 0x100 + u32::from(head))
+            .unwrap();
     }
     // The driver's index at 0x21000, the first bytes of a second page.
     mem.put_u16(Gpa::new(0x2_1000), 5);

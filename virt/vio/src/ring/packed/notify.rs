@@ -3,23 +3,29 @@
 use guest_mem::Dma;
 
 use super::{DESC_F_AVAIL, DESC_FLAGS, EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, PackedQueue};
+use crate::ring::ahead::Ahead;
 use crate::ring::chain::DESC_SIZE;
 use crate::ring::rest::RingStop;
 use crate::ring::watch::WatchPlace;
 
 impl PackedQueue {
-    /// [`Ring::arm`](crate::ring::Ring::arm).
-    pub(in crate::ring) fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
-        if self.armed == Some(self.next_avail) {
+    /// [`Ring::arm_ahead`](crate::ring::Ring::arm_ahead).
+    pub(in crate::ring) fn arm<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Ahead,
+    ) -> Result<(), RingStop> {
+        let event = self.next_avail.advanced(ahead.descs, self.size);
+        if self.armed == Some(event) {
             return Ok(());
         }
         let word = if self.event_idx {
-            u32::from(EVENT_DESC) << 16 | u32::from(self.next_avail.off_wrap())
+            u32::from(EVENT_DESC) << 16 | u32::from(event.off_wrap())
         } else {
             u32::from(EVENT_ENABLE) << 16
         };
         self.tell(dma, word)?;
-        self.armed = Some(self.next_avail);
+        self.armed = Some(event);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use guest_mem::{Access, Dma};
 
 use super::position::Position;
 use super::{PackedQueue, load_rest};
+use crate::ring::ahead::Ahead;
 use crate::ring::chain::{
     Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
 };
@@ -37,12 +38,12 @@ impl PackedQueue {
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         if !self.replay.is_empty() {
-            return self.peek_replay(dma, chain);
+            return self.peek_replay(dma, 0, chain);
         }
         if !self.has_available(dma)? {
             return Ok(false);
         }
-        let next = self.next();
+        let next = self.next(Ahead::default(), self.head.unwrap_or_default());
         let walked = match self.desc.whole(dma.generation()) {
             Some(desc) if self.journal.is_none() => {
                 next.gather::<false>(chain, |at| Ok(desc.load_pair_relaxed(at)))
@@ -52,6 +53,17 @@ impl PackedQueue {
                 Ok(window.load_pair_relaxed(at))
             }),
         };
+        self.peeked(dma, walked, chain)
+    }
+
+    /// What has come of a walk, with the indirect table if it ends in one.
+    #[inline(always)]
+    fn peeked<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        walked: Result<Option<RawDescriptor>, RingStop>,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
         let walked = match walked {
             Ok(None) => return Ok(true),
             Ok(Some(table)) => self.table.walk_row(dma, table, chain),
@@ -64,28 +76,80 @@ impl PackedQueue {
     }
 
     #[inline(always)]
-    fn next(&self) -> Next {
+    fn next(&self, ahead: Ahead, head: u64) -> Next {
         Next {
-            at: self.next_avail,
+            at: self.next_avail.advanced(ahead.descs, self.size),
             size: self.size,
             // The driver may use only descriptors that were returned.
-            room: self.size - self.outstanding.get(),
-            head: self.head.unwrap_or_default(),
+            room: self.size - self.outstanding.get() - ahead.descs,
+            head,
             indirect: self.indirect,
         }
     }
 
+    /// `len`, `id` and `flags` at `ahead`, which is behind what is to be replayed, if they say that it is available.
+    fn head_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<Option<u64>, RingStop> {
+        // The driver may use only descriptors that were returned, and these chains take up the rest.
+        if self.outstanding.get() + ahead.descs >= self.size {
+            return Ok(None);
+        }
+        let at = self.next_avail.advanced(ahead.descs, self.size);
+        match load_rest(&mut self.desc, dma, at.idx()) {
+            Ok(rest) => Ok(at.is_available((rest >> 48) as u16).then_some(rest)),
+            Err(stop) => Err(self.park(stop.into())),
+        }
+    }
+
+    /// [`Ring::has_available_ahead`](crate::ring::Ring::has_available_ahead).
+    pub(in crate::ring) fn has_available_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Ahead,
+    ) -> Result<bool, RingStop> {
+        Ok(usize::from(ahead.chains) < self.replay.len() || self.head_ahead(dma, ahead)?.is_some())
+    }
+
+    /// [`Ring::peek_ahead`](crate::ring::Ring::peek_ahead), behind the next chain.
+    pub(in crate::ring) fn peek_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Ahead,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        if usize::from(ahead.chains) < self.replay.len() {
+            return self.peek_replay(dma, ahead.chains, chain);
+        }
+        let Some(head) = self.head_ahead(dma, ahead)? else {
+            return Ok(false);
+        };
+        let walked = self.next(ahead, head).gather::<true>(chain, |at| {
+            let (window, at) = self.desc.at(dma, at)?;
+            Ok(window.load_pair_relaxed(at))
+        });
+        self.peeked(dma, walked, chain)
+    }
+
     #[cold]
-    fn peek_replay<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
-        match self.walk_replay(dma, chain) {
+    fn peek_replay<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        nth: u16,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        match self.walk_replay(dma, nth, chain) {
             Ok(found) => Ok(found),
             Err(stop) => Err(self.park(stop)),
         }
     }
 
     /// The chain that the journal kept: all its descriptors, whatever their NEXT flags say.
-    fn walk_replay<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
-        let Some((_, descs)) = self.replay.front() else {
+    fn walk_replay<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        nth: u16,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        let Some((_, descs)) = self.replay.get(usize::from(nth)) else {
             return Ok(false);
         };
         chain.begin(0);

@@ -3,19 +3,24 @@
 use guest_mem::Dma;
 
 use super::{FLAGS, IDX, RING, SplitQueue, USED_F_NO_NOTIFY, store_u16};
+use crate::ring::ahead::Ahead;
 use crate::ring::rest::RingStop;
 use crate::ring::watch::WatchPlace;
 
 impl SplitQueue {
-    /// Asks for a doorbell at the next available chain; parks on a stop. A SeqCst fence and another look at
-    /// [`available`](SplitQueue::available) must follow. Free if nothing was consumed since the last time.
-    pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
-        if self.armed == Some(self.next_avail.get()) {
+    /// [`Ring::arm_ahead`](crate::ring::Ring::arm_ahead).
+    pub(in crate::ring) fn arm<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Ahead,
+    ) -> Result<(), RingStop> {
+        let event = self.next_avail.get().wrapping_add(ahead.descs);
+        if self.armed == Some(event) {
             return Ok(());
         }
         let armed = if self.event_idx {
             let at = RING + 8 * u32::from(self.size);
-            store_u16(&mut self.used, dma, at, self.next_avail.get())
+            store_u16(&mut self.used, dma, at, event)
         } else if self.no_notify != Some(false) {
             store_u16(&mut self.used, dma, FLAGS, 0)
         } else {
@@ -24,7 +29,7 @@ impl SplitQueue {
         match armed {
             Ok(()) => {
                 self.no_notify = Some(false);
-                self.armed = Some(self.next_avail.get());
+                self.armed = Some(event);
                 Ok(())
             }
             Err(stop) => Err(self.park(stop.into())),
@@ -34,7 +39,7 @@ impl SplitQueue {
     /// Polling goes on: without EVENT_IDX sets NO_NOTIFY, with it leaves `avail_event` to fall behind. Free until
     /// something was consumed.
     #[inline]
-    pub fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+    pub(in crate::ring) fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         if self.event_idx
             || self.no_notify == Some(true)
             || self.armed == Some(self.next_avail.get())

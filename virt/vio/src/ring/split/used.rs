@@ -32,9 +32,8 @@ impl SplitQueue {
     }
 
     /// Writes a used element that the driver sees at the next [`publish`](SplitQueue::publish); parks on a stop.
-    /// `len` is the number of bytes written into the chain. At most the queue's size may be staged.
     #[inline]
-    pub fn stage<D: Dma>(&mut self, dma: &mut D, head: u16, len: u32) -> Result<(), RingStop> {
+    fn stage<D: Dma>(&mut self, dma: &mut D, head: u16, len: u32) -> Result<(), RingStop> {
         assert!(
             self.staged.get() < self.size,
             "more used elements staged than the ring holds"
@@ -49,16 +48,10 @@ impl SplitQueue {
         }
     }
 
-    /// Takes back the last `count` staged elements.
-    pub fn unstage(&mut self, count: u16) {
-        let left = self.staged.get().checked_sub(count);
-        self.staged.set(left.expect("no more than were staged"));
-    }
-
     /// Shows the driver all staged elements; answers whether it wants an interrupt. Parks on a stop, with
     /// nothing shown.
     #[inline]
-    pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+    pub(in crate::ring) fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         let staged = self.staged();
         if staged == 0 {
             return Ok(false);

@@ -3,6 +3,7 @@
 use guest_mem::{Access, Dma};
 
 use super::{IDX, RING, SplitQueue, load_u16};
+use crate::ring::ahead::Ahead;
 use crate::ring::chain::{
     Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
 };
@@ -20,7 +21,7 @@ impl SplitQueue {
     /// Whoever sees the index sees the entries and descriptors before it: an acquire load, which pairs
     /// with the driver's write barrier between filling the ring and storing `avail.idx`.
     #[inline]
-    pub fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
+    pub(in crate::ring) fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
         let idx = match load_u16(&mut self.avail, dma, IDX) {
             Ok(idx) => idx,
             Err(stop) => return Err(self.park(stop.into())),
@@ -51,8 +52,8 @@ impl SplitQueue {
         dma: &mut D,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
-        if !self.replay.is_empty() {
-            return self.peek_replay(dma, chain);
+        if let Some(&head) = self.replay.front() {
+            return self.peek_replay(dma, head, chain);
         }
         let generation = dma.generation();
         let mut ahead = self.seen.get().wrapping_sub(self.next_avail.get());
@@ -114,10 +115,12 @@ impl SplitQueue {
     }
 
     #[cold]
-    fn peek_replay<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
-        let Some(&head) = self.replay.front() else {
-            return Ok(false);
-        };
+    fn peek_replay<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        head: u16,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
         match self.walk(dma, head, chain) {
             Ok(()) => Ok(true),
             Err(stop) => Err(self.park(stop)),
@@ -160,16 +163,36 @@ impl SplitQueue {
         }
     }
 
-    /// Reads the chain `ahead` entries behind the next one into `chain`, without consuming it; parks on a stop.
-    /// `ahead` is below what [`available`](SplitQueue::available) answered.
-    pub fn peek<D: Dma>(
+    /// [`Ring::has_available_ahead`](crate::ring::Ring::has_available_ahead).
+    pub(in crate::ring) fn has_available_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: u16,
+        ahead: Ahead,
+    ) -> Result<bool, RingStop> {
+        let seen = self.seen.get().wrapping_sub(self.next_avail.get());
+        Ok(usize::from(ahead.chains) < self.replay.len()
+            || ahead.descs < seen
+            || ahead.descs < self.available(dma)?)
+    }
+
+    /// [`Ring::peek_ahead`](crate::ring::Ring::peek_ahead), behind the next chain.
+    pub(in crate::ring) fn peek_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Ahead,
         chain: &mut Chain,
-    ) -> Result<(), RingStop> {
-        self.walk_entry(dma, ahead, chain)
-            .map_err(|stop| self.park(stop))
+    ) -> Result<bool, RingStop> {
+        if !self.has_available_ahead(dma, ahead)? {
+            return Ok(false);
+        }
+        let walked = match self.replay.get(usize::from(ahead.chains)) {
+            Some(&head) => return self.peek_replay(dma, head, chain),
+            None => self.walk_entry(dma, ahead.descs, chain),
+        };
+        match walked {
+            Ok(()) => self.check_taken(chain),
+            Err(stop) => Err(self.park(stop)),
+        }
     }
 
     fn walk_entry<D: Dma>(
@@ -195,12 +218,6 @@ impl SplitQueue {
             None => Ok(()),
             Some(table) => self.table.walk_linked(dma, table, chain),
         }
-    }
-
-    /// Consumes the next `count` chains.
-    pub fn advance(&mut self, count: u16) {
-        self.next_avail.add(count);
-        self.outstanding.add(count);
     }
 }
 

@@ -58,7 +58,7 @@ fn without_event_index_flags_decide() {
     assert_eq!(pair.driver.used_flags(), 0);
     pair.ring.disarm(&mut pair.dma).unwrap();
     assert_eq!(pair.driver.used_flags(), 1);
-    pair.ring.arm(&mut pair.dma).unwrap();
+    pair.ring.arm(&mut pair.dma, Ahead::default()).unwrap();
     assert_eq!(pair.driver.used_flags(), 0);
 }
 
@@ -70,7 +70,7 @@ fn avail_event_stays_behind_while_polling_and_is_exact_when_armed() {
         pair.ring.disarm(&mut pair.dma).unwrap();
     }
     assert_eq!(pair.driver.avail_event(), 0);
-    pair.ring.arm(&mut pair.dma).unwrap();
+    pair.ring.arm(&mut pair.dma, Ahead::default()).unwrap();
     assert_eq!(pair.driver.avail_event(), 100);
     assert_eq!(pair.driver.used_flags(), 0);
 }

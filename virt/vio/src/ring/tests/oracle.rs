@@ -23,9 +23,12 @@ fn shape() -> impl Strategy<Value = Shape> {
 type Walked = (u16, Vec<(u64, u32, bool)>);
 
 fn ours(pair: &mut Pair, ahead: u16) -> Walked {
-    pair.ring
-        .peek(&mut pair.dma, ahead, &mut pair.chain)
-        .expect("a valid chain");
+    let at = Ahead {
+        chains: ahead,
+        descs: ahead,
+    };
+    let found = pair.ring.peek_ahead(&mut pair.dma, at, &mut pair.chain);
+    assert_eq!(found, Ok(true), "a valid chain");
     let list = |buffers: Buffers<'_>, writable| {
         let segments = buffers.segments().iter();
         segments
@@ -103,13 +106,16 @@ proptest! {
             let want = theirs(&pair, next_avail, added);
             let got: Vec<Walked> = (0..added).map(|ahead| ours(&mut pair, ahead)).collect();
             prop_assert_eq!(&got, &want);
-            pair.ring.advance(added);
+            for (head, _) in &got {
+                prop_assert_eq!(pair.peek(), Ok(true));
+                prop_assert_eq!(pair.chain.head(), *head);
+                waiting.push(pair.ring.take(&pair.chain));
+            }
             next_avail += added;
             // Some end, out of order, so that later chains are scattered over the table.
-            waiting.extend(got.iter().map(|(head, _)| *head));
             for _ in 0..waiting.len() / 2 {
-                let head = waiting.swap_remove(pick.index(waiting.len()));
-                pair.ring.stage(&mut pair.dma, head, 0).unwrap();
+                let token = waiting.swap_remove(pick.index(waiting.len()));
+                pair.ring.give_back(&mut pair.dma, token, 0).unwrap();
             }
             pair.ring.publish(&mut pair.dma).unwrap();
             while pair.driver.used().is_some() {}
