@@ -12,16 +12,16 @@
 mod arm_cost;
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use guest_mem::{
     Access, DmaFault, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, RegisterPage, Run,
     SourceId,
 };
+use uffd::{SlotMapping, WriteGate};
 use vtd::front::{LogEntry, Logged, Shared};
 use vtd::{AccessLen, Progress, Sink, Unit};
 
-use super::uffd::{SlotMapping, WriteGate};
 use crate::ledger::account::OwnerCounts;
 use arm_cost::ArmCost;
 
@@ -234,7 +234,7 @@ impl IommuPort {
                 Front::Shared {
                     gate: Gate::Watched(gate),
                     ..
-                } => Some(gate.fd()),
+                } => Some(gate.as_fd().as_raw_fd()),
                 _ => None,
             },
             Self::None(_) => None,

@@ -15,12 +15,12 @@ use anyhow::{Context, Result};
 use guest_mem::{Gpa, RegisterPage};
 use kvm_bindings::KVM_MEM_READONLY;
 use kvm_ioctls::VmFd;
+use uffd::SlotMapping;
 use vtd::Unit;
 use vtd::front::LogEntry;
 
 use super::coalesced::{CoalescedRing, CoalescedZone};
 use super::iommu_port::{IommuPort, WriteLog};
-use super::uffd::SlotMapping;
 use super::{kvm, layout};
 
 /// `unit` behind a page that the guest reads without an exit and whose writes KVM logs. `vcpu` is any of the

@@ -25,5 +25,4 @@ pub mod owner;
 pub mod platform;
 mod pvh;
 pub mod start_state;
-pub mod uffd;
 pub mod vcpu;

@@ -13,6 +13,7 @@ use clap::ValueEnum;
 use guest_mem::{Gpa, GuestRam, RegisterPage};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use sidecore::{IdlePolicy, Poller, Sidecore, SidecoreBuilder, Stats};
+use uffd::{SlotMapping, WriteGate};
 use vtd::spec::registers::{GCMD, GSTS, GlobalCommand, GlobalStatus, IQA};
 use vtd::{AccessLen, Event, Sink, Unit};
 
@@ -29,7 +30,6 @@ use crate::vm::iommu_bus::IommuRegisters;
 use crate::vm::iommu_port::IommuPort;
 use crate::vm::kvm::{self, KvmError, refused};
 use crate::vm::owner::{Owner, Request};
-use crate::vm::uffd::{SlotMapping, WriteGate};
 use crate::vm::vcpu::{self, Machine};
 use crate::vm::{cpuid, iommu_slot, kick, layout};
 

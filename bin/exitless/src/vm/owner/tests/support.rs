@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use guest_mem::{Gpa, GuestRam, PhysMem, RegPage, RegisterPage, SourceId};
 use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, Wakes};
+use uffd::SlotMapping;
 use vio::AnyDevice;
 use vio::blk::request::kind;
 use vio::blk::{
@@ -29,7 +30,6 @@ use crate::ledger::account::OwnerCounts;
 use crate::pci::virtio::function::{COMMON, DEVICE, MSIX_TABLE, NOTIFY, VirtioFunction};
 use crate::vm::iommu_port::{IommuPort, WriteLog};
 use crate::vm::owner::{Owner, Request};
-use crate::vm::uffd::SlotMapping;
 
 pub const RAM: u64 = 16 << 20;
 pub const ROOT: u64 = 0x1000;
