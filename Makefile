@@ -77,5 +77,5 @@ soak: setup-clients build ## the long runs: DMA_SOAK_OPS (10^9) operations of IO
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 
-clean: ## removes everything built or downloaded
+clean: ## removes everything built; what the lab downloaded is in the cache that `exitless lab --help` names
 	rm -rf target

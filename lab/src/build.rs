@@ -1,16 +1,17 @@
 //! Builds the programs that run inside: the guest's `workload`, the lab's agent and its `lab-dm`.
 //!
 //! They are linked statically, so that an image needs no library for them, and go to a target
-//! directory of their own (`target/lab/cargo`): a start from within `cargo test` must not wait for
+//! directory of their own, in the lab's cache: a start from within `cargo test` must not wait for
 //! the lock that `cargo test` holds. Without `cargo`, programs built earlier are used.
 
 use std::env;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::LabError;
-use crate::packages::{cache_dir, find_program, workspace_dir};
+use crate::packages::{cache_dir, find_program, full_or, workspace_dir};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -58,6 +59,13 @@ fn is_current(binary: &Path, sources: &Path) -> bool {
     true
 }
 
+/// One for each source tree: the programs of two trees have the same names.
+fn target_dir() -> PathBuf {
+    let mut hash = DefaultHasher::new();
+    workspace_dir().hash(&mut hash);
+    cache_dir().join(format!("programs-{:016x}", hash.finish()))
+}
+
 fn static_program(
     package: &'static str,
     program: &'static str,
@@ -67,7 +75,7 @@ fn static_program(
         what: package,
         reason,
     };
-    let target_dir = cache_dir().join("cargo");
+    let target_dir = target_dir();
     let binary = target_dir.join(TARGET).join("release").join(program);
     if is_current(&binary, &workspace_dir().join(dir)) {
         return Ok(binary);
@@ -116,9 +124,8 @@ fn static_program(
     if !out.status.success() {
         let words = String::from_utf8_lossy(&out.stderr);
         let last = words.lines().rev().take(12).collect::<Vec<_>>();
-        return Err(failed(
-            last.into_iter().rev().collect::<Vec<_>>().join("\n"),
-        ));
+        let reason = last.into_iter().rev().collect::<Vec<_>>().join("\n");
+        return Err(full_or(&target_dir, failed(reason)));
     }
     Ok(binary)
 }

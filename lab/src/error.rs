@@ -16,6 +16,15 @@ pub enum LabError {
         /// What the user can do about it.
         hint: String,
     },
+    /// There is no room for what is to be written.
+    #[error("the disk of {} is full: {free_mib} MiB are free; make room, or set EXITLESS_LAB_DIR to a directory \
+             elsewhere", path.display())]
+    Full {
+        /// A directory on that disk.
+        path: PathBuf,
+        /// What is left, MiB.
+        free_mib: u64,
+    },
     /// The workspace's own guest programs could not be built.
     #[error("cannot build {what} for the lab: {reason}")]
     Build {

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use crate::packages::Packages;
+use crate::packages::{Needs, Packages};
 use crate::{LabError, guest_image};
 
 /// Where Debian's package `user-mode-linux` keeps the modules of its kernels.
@@ -29,11 +29,11 @@ const UML_MODULES: &str = "/usr/lib/uml/modules";
 /// Packages or programs that cannot be had; a directory that cannot be written.
 pub fn write(dir: &Path, notice: &dyn Fn(&str)) -> Result<(), LabError> {
     fs::create_dir_all(dir).map_err(LabError::host("create", dir))?;
-    let packages = Packages::get(notice)?;
+    let packages = Packages::get(&Needs::default(), notice)?;
     let kernel = dir.join("vmlinuz");
     // The link of an earlier call may point to a kernel that is gone.
     let _ = fs::remove_file(&kernel);
-    let vmlinuz = packages.vmlinuz();
+    let vmlinuz = packages.guest().vmlinuz();
     let vmlinuz = vmlinuz
         .canonicalize()
         .map_err(LabError::host("find", &vmlinuz))?;

@@ -33,7 +33,7 @@ const COMMAND_LINE_MAX: usize = 2048;
 /// # Errors
 /// A program that cannot be built or a file that cannot be read.
 pub fn build(packages: &Packages) -> Result<Archive, LabError> {
-    build_with(packages, &packages.modules())
+    build_with(packages, &packages.guest().modules())
 }
 
 /// Builds the image for another kernel, whose modules are below `modules`.

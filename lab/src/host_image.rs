@@ -51,7 +51,7 @@ const INIT: &str = include_str!("host_init.sh");
 /// A program that cannot be built, a file that cannot be read, a library that is missing.
 pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
-    let modules = Modules::below(&packages.modules())?;
+    let modules = Modules::below(&packages.host().modules())?;
     base(&mut archive, packages, &modules, MODULES)?;
     add_modules(
         &mut archive,
@@ -59,13 +59,13 @@ pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabErro
         modules.in_load_order(STORAGE_MODULES)?,
     );
     archive.file("init", 0o755, INIT);
-    archive.file("etc/exitless-lab", 0o644, packages.kernel_release());
+    archive.file("etc/exitless-lab", 0o644, packages.host().release());
     add_program(&mut archive, "bin/lab-agent", &build::agent()?)?;
     add_program(&mut archive, "bin/lab-dm", &build::device_mapper()?)?;
     add_program(&mut archive, "bin/workload", &build::workload()?)?;
     for (at, file) in [
-        ("boot/vmlinuz", packages.vmlinuz()),
-        ("boot/vmlinux", packages.vmlinux()),
+        ("boot/vmlinuz", packages.guest().vmlinuz()),
+        ("boot/vmlinux", packages.guest().vmlinux()),
     ] {
         let data = fs::read(&file).map_err(LabError::host("read", &file))?;
         archive.file(at, 0o644, data);

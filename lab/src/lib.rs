@@ -6,7 +6,7 @@
 //! [`guest_image`]. Words: *L1* or *lab* is the emulated host, *L2* or *guest* is the machine it runs.
 //!
 //! **How work flows.** [`packages`] fetches QEMU, the kernel and busybox from Debian packages and
-//! unpacks them under `target/lab` without installing. [`build`] links the guest's `workload` and the
+//! unpacks them in the user's cache directory without installing. [`build`] links the guest's `workload` and the
 //! lab's agent statically. [`guest_image`] and [`host_image`] write the two initramfs files with
 //! [`cpio`]. [`Lab`] starts QEMU and talks to the agent over a virtio-serial port by the frames of
 //! [`protocol`]; the kernel's console is a separate serial line, so kernel messages never mix with

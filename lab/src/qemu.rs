@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::LabError;
 use crate::agent::PORT;
+use crate::packages::Needs;
 
 /// The emulator. Its cache of translated code is kept small on purpose: writing to memory that once held code is
 /// slow until the translations of that code are dropped, which happens when the cache is full. With QEMU's
@@ -15,6 +16,8 @@ const TCG: &str = "tcg,thread=multi,tb-size=64";
 /// What a lab consists of.
 #[derive(Debug, Clone)]
 pub struct LabConfig {
+    /// Which QEMU and which kernels.
+    pub needs: Needs,
     /// Memory of the emulated host, MiB, 512 to 65,536.
     pub memory_mib: u32,
     /// Its processors, 1 to 16. With three or more the last is kept free of other work, for a
@@ -37,6 +40,7 @@ pub struct LabConfig {
 impl Default for LabConfig {
     fn default() -> Self {
         Self {
+            needs: Needs::default(),
             memory_mib: 2048,
             cpus: 3,
             exitless: None,

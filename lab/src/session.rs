@@ -84,7 +84,7 @@ impl Lab {
     pub fn start(config: &LabConfig) -> Result<Self, LabError> {
         config.check()?;
         let begin = Instant::now();
-        let packages = Packages::get(&|line| eprintln!("lab: {line}"))?;
+        let packages = Packages::get(&config.needs, &|line| eprintln!("lab: {line}"))?;
         let image = host_image::build(&packages, config)?;
         let mut attempts = 0;
         loop {
@@ -132,7 +132,7 @@ impl Lab {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", KEEPER, "sh"]).arg(&program).args(args);
         command
-            .args(config.qemu_args(&packages.vmlinux(), &scratch))
+            .args(config.qemu_args(&packages.host().vmlinux(), &scratch))
             .envs(environment);
         command
             .stdin(Stdio::piped())

@@ -22,7 +22,7 @@ pub use figures::{CAUSES, PerRead, median, round as rounded};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Runs on this machine's KVM if it can boot a kernel, else in the lab (an emulated AMD host). The first
-start fetches QEMU, a Debian kernel and busybox as packages and unpacks them under target/lab.
+start fetches QEMU, a Debian kernel and busybox as packages; `exitless lab --help` says where to.
 
   exitless demo
   exitless demo --rounds 1 --report /tmp/demo.json")]

@@ -13,14 +13,17 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context;
+use lab::packages::{Needs, Version};
 use lab::{Lab, LabConfig, LabError, Running, Stream};
 
 /// A day: an interactive session ends when its user wants.
 const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 const EXAMPLES: &str = "\
-The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges; the
-first start downloads about 60 MB of Debian packages into target/lab and installs nothing.
+The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first
+start downloads about 60 MB of Debian packages and installs nothing; they stay in exitless/lab of your cache
+directory ($XDG_CACHE_HOME, else ~/.cache), or in $EXITLESS_LAB_DIR. A newer QEMU or another kernel than the
+distribution's is taken from the suites that follow yours on the same mirror.
 Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see
 exitless.run below), and this program. Commands start in /root, where --put leaves files.
 
@@ -35,6 +38,8 @@ Examples:
   Talk to the guest's console, or look around in the emulated host:
       exitless lab --tty -- run …
       exitless lab --shell
+  The same with a newer kernel in host and guest:
+      exitless lab --kernel 6.12 --guest-kernel 6.12 -- doctor
   Any other program, with the libraries it links to:
       exitless lab --exec --put target/debug/deps/vio-0123 -- ./vio-0123 --test-threads 1";
 
@@ -48,6 +53,15 @@ pub struct LabArgs {
     /// Processors of the emulated host; from three on the last is kept free for a sidecore
     #[arg(long, value_name = "N", default_value_t = 3)]
     cpus: u32,
+    /// QEMU of this version or a newer one
+    #[arg(long, value_name = "VERSION", default_value_t = Needs::default().qemu)]
+    qemu_at_least: Version,
+    /// Series of the emulated host's kernel, for example 6.12 [default: the distribution's]
+    #[arg(long, value_name = "SERIES")]
+    kernel: Option<Version>,
+    /// Series of the guest's kernel and its modules in /boot [default: the distribution's]
+    #[arg(long, value_name = "SERIES")]
+    guest_kernel: Option<Version>,
     /// Seconds the command may take [default: 300; a day with --shell or --tty]
     #[arg(long, value_name = "S")]
     timeout: Option<u64>,
@@ -111,6 +125,11 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
         .map(|text| get_paths(text))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut config = LabConfig {
+        needs: Needs {
+            qemu: args.qemu_at_least,
+            host_kernel: args.kernel,
+            guest_kernel: args.guest_kernel,
+        },
         memory_mib: args.memory,
         cpus: args.cpus,
         qemu_args: args.qemu.clone(),

@@ -67,7 +67,9 @@ impl Host {
     }
 
     fn native() -> Result<Self> {
-        let packages = lab::packages::Packages::get(&|line| eprintln!("{line}"))?;
+        let packages = lab::packages::Packages::get(&lab::packages::Needs::default(), &|line| {
+            eprintln!("{line}")
+        })?;
         let dir = lab::packages::cache_dir().join(format!("native-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         let initrd = dir.join("guest.img");
@@ -75,7 +77,7 @@ impl Host {
             .with_context(|| format!("writing {}", initrd.display()))?;
         Ok(Self::Native(NativeHost {
             exitless: std::env::current_exe().context("finding this program")?,
-            kernel: packages.vmlinuz(),
+            kernel: packages.guest().vmlinuz(),
             initrd,
             dir,
         }))

@@ -1,0 +1,511 @@
+//! `apt-get` and `apt-cache` with lists, archives and state of their own, and `dpkg-deb` that only unpacks.
+//!
+//! One process at a time works in a cache directory: a file lock that others wait for. Archives stay until they
+//! are unpacked, so a download that was cut off goes on where it ended. The machine's list of installed packages
+//! is read, to know which of QEMU's libraries it lacks.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::cache::{check_room, full_or, unique};
+use super::{Kernel, Version, busybox_dir, find_program, kernel_dir, qemu_dir, sources};
+use crate::{LabError, kernel};
+
+/// Its newest version is the distribution's kernel without drivers for real hardware.
+const KERNEL: &str = "linux-image-cloud-amd64";
+const QEMU: &str = "qemu-system-x86";
+
+const HINT: &str =
+    "check the network and /etc/apt/sources.list, or install the package and try again";
+
+/// At most one line on a download in this time.
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// A part to be fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Busybox,
+    /// Of this series, or the distribution's own.
+    Kernel(Option<Version>),
+    /// At least this.
+    Qemu(Version),
+}
+
+impl Wanted {
+    fn name(self) -> String {
+        match self {
+            Self::Busybox => "busybox".into(),
+            Self::Kernel(None) => "the distribution's kernel".into(),
+            Self::Kernel(Some(series)) => format!("a kernel {series}"),
+            Self::Qemu(version) => format!("QEMU {version} or newer"),
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Busybox => "busybox-static",
+            Self::Kernel(_) => KERNEL,
+            Self::Qemu(_) => QEMU,
+        }
+    }
+
+    /// Whether this version of the package is it. The machine's sources are asked first: what they have is the
+    /// distribution's own kernel.
+    fn will_do(self, version: &str) -> bool {
+        match self {
+            Self::Busybox | Self::Kernel(None) => true,
+            Self::Kernel(Some(series)) => series.is_series_of(version),
+            Self::Qemu(at_least) => Version::of_package(version).is_some_and(|v| v >= at_least),
+        }
+    }
+
+    /// Bytes it takes, archive and files together, rounded up.
+    fn room(self) -> u64 {
+        match self {
+            Self::Busybox => 8 << 20,
+            Self::Kernel(_) => 320 << 20,
+            Self::Qemu(_) => 192 << 20,
+        }
+    }
+}
+
+/// APT, on directories of its own, for as long as nobody else uses them.
+pub(super) struct Apt<'a> {
+    cache: &'a Path,
+    dir: PathBuf,
+    notice: &'a dyn Fn(&str),
+    /// Released when it is closed.
+    _lock: File,
+}
+
+impl<'a> Apt<'a> {
+    /// Waits for its turn.
+    pub(super) fn open(cache: &'a Path, notice: &'a dyn Fn(&str)) -> Result<Self, LabError> {
+        for tool in ["apt-get", "apt-cache", "dpkg-deb", "xz"] {
+            if find_program(tool).is_none() {
+                return Err(LabError::Package {
+                    what: "QEMU and a kernel".into(),
+                    reason: format!("this machine has no `{tool}`"),
+                    hint: "the lab needs Debian or a derivative (with xz-utils); on other systems use a \
+                           host with hardware virtualization"
+                        .into(),
+                });
+            }
+        }
+        let dir = cache.join("apt");
+        fs::create_dir_all(&dir).map_err(LabError::host("create", &dir))?;
+        let path = dir.join("lock");
+        let at_lock = LabError::host("lock", &path);
+        let lock = File::create(&path).map_err(&at_lock)?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            notice("another lab is fetching packages; waiting for it");
+            flock(&lock, FlockOperation::LockExclusive).map_err(|e| at_lock(e.into()))?;
+        }
+        Ok(Self {
+            cache,
+            dir,
+            notice,
+            _lock: lock,
+        })
+    }
+
+    /// Fetches and unpacks all of them: from the machine's sources what these have, the rest from the suites that
+    /// follow, the nearest first.
+    pub(super) fn fetch(&self, wanted: &[Wanted]) -> Result<(), LabError> {
+        check_room(self.cache, wanted.iter().map(|part| part.room()).sum())?;
+        let names: Vec<String> = wanted.iter().map(|part| part.name()).collect();
+        (self.notice)(&format!(
+            "fetching {} from Debian packages (once) into {}",
+            names.join(", "),
+            self.cache.display()
+        ));
+        let machine = sources::of_machine(Path::new("/etc/apt"));
+        let mut left = self.fetch_from(&machine, None, wanted)?;
+        for (suite, later) in sources::later(&machine) {
+            if left.is_empty() {
+                break;
+            }
+            (self.notice)(&format!("looking in {suite}"));
+            let all: Vec<sources::Source> = machine.iter().cloned().chain(later).collect();
+            left = self.fetch_from(&all, Some(&suite), &left)?;
+        }
+        let Some(first) = left.first() else {
+            return Ok(());
+        };
+        Err(LabError::Package {
+            what: first.name(),
+            reason: "neither the machine's sources nor the suites that follow have it".into(),
+            hint: HINT.into(),
+        })
+    }
+
+    /// Fetches what these sources have; answers what they have not.
+    fn fetch_from(
+        &self,
+        sources: &[sources::Source],
+        suite: Option<&str>,
+        wanted: &[Wanted],
+    ) -> Result<Vec<Wanted>, LabError> {
+        let update = self.update(sources)?;
+        let mut left = Vec::new();
+        for &part in wanted {
+            let found = self
+                .find(part, suite)
+                .map_err(|error| explain(error, &update))?;
+            let Some(found) = found else {
+                left.push(part);
+                continue;
+            };
+            self.fetch_part(part, &found, suite)
+                .map_err(|error| explain(error, &update))?;
+        }
+        Ok(left)
+    }
+
+    /// Reads the lists of these sources; answers what went wrong, which may not matter.
+    fn update(&self, sources: &[sources::Source]) -> Result<String, LabError> {
+        let list = self.dir.join("sources.list.d");
+        if list.is_dir() {
+            fs::remove_dir_all(&list).map_err(LabError::host("empty", &list))?;
+        }
+        for dir in [
+            &list,
+            &self.dir.join("archives/partial"),
+            &self.dir.join("lists/partial"),
+            &self.dir.join("state"),
+        ] {
+            fs::create_dir_all(dir).map_err(LabError::host("create", dir))?;
+        }
+        for source in sources {
+            source.put(&list).map_err(LabError::host("write", &list))?;
+        }
+        let lists = "the package lists";
+        match self.run(&self.dir, "apt-get", &["update"], lists) {
+            Err(LabError::Package { reason, .. }) => {
+                Ok(format!(" (before that, update: {reason})"))
+            }
+            Err(other) => Err(other),
+            Ok(_) => Ok(String::new()),
+        }
+    }
+
+    /// The package that is this part, and its version; none if the sources have none that will do.
+    fn find(&self, part: Wanted, suite: Option<&str>) -> Result<Option<Found>, LabError> {
+        let package = part.package();
+        let shown = self.query(&["madison", package], package)?;
+        let Some(version) = parse_madison(&shown, suite)
+            .into_iter()
+            .find(|v| part.will_do(v))
+        else {
+            return Ok(None);
+        };
+        let named = format!("{package}={version}");
+        if !matches!(part, Wanted::Kernel(_)) {
+            return Ok(Some(Found { named, version }));
+        }
+        // The package only names the one that has the files.
+        let shown = self.query(&["show", &named], package)?;
+        Ok(parse_kernel_package(&shown).map(|named| Found { named, version }))
+    }
+
+    fn fetch_part(&self, part: Wanted, found: &Found, suite: Option<&str>) -> Result<(), LabError> {
+        let what = part.name();
+        let archives = self.dir.join("archives");
+        let mut args = match part {
+            Wanted::Qemu(_) => vec![
+                "install",
+                "--download-only",
+                "--no-install-recommends",
+                "-y",
+                &found.named,
+                "seabios",
+            ],
+            // Without its dependencies.
+            _ => vec!["download", &found.named],
+        };
+        if let Some(suite) = suite {
+            args.extend(["-t", suite]);
+        }
+        self.run(&archives, "apt-get", &args, &what)?;
+        let to = match part {
+            Wanted::Busybox => busybox_dir(self.cache),
+            Wanted::Kernel(series) => kernel_dir(self.cache, series),
+            Wanted::Qemu(_) => {
+                let version = Version::of_package(&found.version);
+                qemu_dir(self.cache, version.expect("its version was compared"))
+            }
+        };
+        self.unpack(&archives, &to, part, &what)?;
+        // They have served; a new start is not to unpack them as part of something else.
+        fs::remove_dir_all(&archives).map_err(LabError::host("empty", &archives))?;
+        let partial = archives.join("partial");
+        fs::create_dir_all(&partial).map_err(LabError::host("create", partial))
+    }
+
+    /// Unpacks all archives into a directory that then becomes `to`.
+    fn unpack(&self, archives: &Path, to: &Path, part: Wanted, what: &str) -> Result<(), LabError> {
+        (self.notice)(&format!("unpacking {what}"));
+        let scratch = self.dir.join(format!("unpack-{}", unique()));
+        let unpacked = unpack_all(archives, &scratch, what).and_then(|()| match part {
+            Wanted::Kernel(_) => add_vmlinux(&scratch),
+            _ => Ok(()),
+        });
+        let done = unpacked
+            .and_then(|()| fs::rename(&scratch, to).map_err(LabError::host("rename to", to)))
+            // Before the room that it took is free again.
+            .map_err(|error| full_or(self.cache, error));
+        if done.is_err() {
+            // Best effort: what remains is only wasted space.
+            let _ = fs::remove_dir_all(&scratch);
+        }
+        done
+    }
+
+    /// Asks `apt-cache`.
+    fn query(&self, args: &[&str], what: &str) -> Result<String, LabError> {
+        self.run(&self.dir, "apt-cache", args, what)
+    }
+
+    /// Runs a tool of APT to its end, and says how far a download is; its output, or its last words in the error.
+    fn run(&self, cwd: &Path, tool: &str, args: &[&str], what: &str) -> Result<String, LabError> {
+        let mut command = Command::new(tool);
+        command
+            .current_dir(cwd)
+            .env("LC_ALL", "C")
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        for (option, path) in [
+            ("Dir::State", "state"),
+            ("Dir::State::Lists", "lists"),
+            ("Dir::Cache", ""),
+            ("Dir::Etc::SourceParts", "sources.list.d"),
+        ] {
+            let path = self.dir.join(path);
+            command
+                .arg("-o")
+                .arg(format!("{option}={}", path.display()));
+        }
+        for option in [
+            "Dir::Etc::SourceList=-",
+            "Dir::State::status=/var/lib/dpkg/status",
+            // Other APT processes are not our concern, and root need not become the user `_apt`.
+            "Debug::NoLocking=1",
+            "APT::Sandbox::User=root",
+            // A mirror that says nothing is asked again, and not for ever.
+            "Acquire::Retries=3",
+            "Acquire::http::Timeout=30",
+            "Acquire::https::Timeout=30",
+            "APT::Status-Fd=1",
+        ] {
+            command.args(["-o", option]);
+        }
+        command.args(args);
+        run_tool(&mut command, what, &mut Progress::new(what, self.notice))
+            .map_err(|error| full_or(self.cache, error))
+    }
+}
+
+/// A package's name as `apt-get` takes it, and the version that was found.
+struct Found {
+    named: String,
+    version: String,
+}
+
+/// Adds what reading the lists had to say.
+fn explain(error: LabError, update: &str) -> LabError {
+    match error {
+        LabError::Package { what, reason, hint } => LabError::Package {
+            what,
+            reason: format!("{reason}{update}"),
+            hint,
+        },
+        other => other,
+    }
+}
+
+fn unpack_all(archives: &Path, to: &Path, what: &str) -> Result<(), LabError> {
+    fs::create_dir_all(to).map_err(LabError::host("create", to))?;
+    let entries = fs::read_dir(archives).map_err(LabError::host("read", archives))?;
+    for deb in entries.flatten().map(|entry| entry.path()) {
+        if deb.extension().is_some_and(|extension| extension == "deb") {
+            let mut command = Command::new("dpkg-deb");
+            command.arg("-x").arg(&deb).arg(to);
+            let done = run_tool(&mut command, what, &mut Progress::new(what, &|_| ()));
+            if let Err(error) = done {
+                // It would fail the next time too.
+                let _ = fs::remove_file(&deb);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Puts the uncompressed kernel beside the compressed one.
+fn add_vmlinux(root: &Path) -> Result<(), LabError> {
+    let kernel = Kernel::at(root.to_path_buf()).ok_or_else(|| LabError::Package {
+        what: "a kernel".into(),
+        reason: "the package has no vmlinuz".into(),
+        hint: HINT.into(),
+    })?;
+    let (vmlinuz, vmlinux) = (kernel.vmlinuz(), kernel.vmlinux());
+    let image = fs::read(&vmlinuz).map_err(LabError::host("read", &vmlinuz))?;
+    fs::write(&vmlinux, kernel::extract_vmlinux(&image)?).map_err(LabError::host("write", &vmlinux))
+}
+
+/// Turns the status lines of a download into a notice now and then.
+struct Progress<'a> {
+    what: &'a str,
+    notice: &'a dyn Fn(&str),
+    last: Instant,
+}
+
+impl<'a> Progress<'a> {
+    fn new(what: &'a str, notice: &'a dyn Fn(&str)) -> Self {
+        let last = Instant::now();
+        Self { what, notice, last }
+    }
+
+    /// `dlstatus:ITEM:PERCENT:TEXT` (apt's README.progress-reporting); false for any other line.
+    fn hear(&mut self, line: &str) -> bool {
+        let Some(status) = line.strip_prefix("dlstatus:") else {
+            return false;
+        };
+        if self.last.elapsed() >= PROGRESS {
+            self.last = Instant::now();
+            let percent = status.split([':', '.']).nth(1).unwrap_or("?");
+            (self.notice)(&format!("{}: {percent} %", self.what));
+        }
+        true
+    }
+}
+
+/// Runs a tool to its end; its output without status lines, or its last words in the error.
+fn run_tool(
+    command: &mut Command,
+    what: &str,
+    progress: &mut Progress<'_>,
+) -> Result<String, LabError> {
+    let failed = |reason: String| LabError::Package {
+        what: what.into(),
+        reason,
+        hint: HINT.into(),
+    };
+    let program = command.get_program().display().to_string();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| failed(format!("{program}: {e}")))?;
+    let mut stderr = child.stderr.take().expect("it was piped");
+    let words = thread::spawn(move || {
+        let mut words = Vec::new();
+        // What was read before a failure is all there is to say.
+        let _ = stderr.read_to_end(&mut words);
+        String::from_utf8_lossy(&words).into_owned()
+    });
+    let mut out = String::new();
+    for line in BufReader::new(child.stdout.take().expect("it was piped")).lines() {
+        let line = line.map_err(|e| failed(format!("{program}: {e}")))?;
+        if !progress.hear(&line) {
+            out.push_str(&line);
+            out.push('\n');
+        }
+    }
+    let status = child
+        .wait()
+        .map_err(|e| failed(format!("{program}: {e}")))?;
+    let words = words
+        .join()
+        .expect("the thread that reads a pipe does not panic");
+    if status.success() {
+        return Ok(out);
+    }
+    let lines: Vec<&str> = words.lines().filter(|l| !l.trim().is_empty()).collect();
+    Err(failed(lines[lines.len().saturating_sub(2)..].join("; ")))
+}
+
+/// Versions in the answer of `apt-cache madison`, `NAME | VERSION | URI SUITE/COMPONENT …`, as they come: newest
+/// first. With `suite`, only those that it has.
+fn parse_madison(shown: &str, suite: Option<&str>) -> Vec<String> {
+    let version = |line: &str| {
+        let mut columns = line.split('|').map(str::trim);
+        let (_, version, source) = (columns.next()?, columns.next()?, columns.next()?);
+        let named = source.split_whitespace().nth(1)?.split('/').next()?;
+        suite
+            .is_none_or(|suite| suite == named)
+            .then(|| version.to_owned())
+    };
+    shown.lines().filter_map(version).collect()
+}
+
+/// The first dependency in a package's description: the kernel's own package, for the one that follows releases.
+fn parse_kernel_package(shown: &str) -> Option<String> {
+    let dependencies = shown
+        .lines()
+        .find_map(|line| line.strip_prefix("Depends: "))?;
+    let name = dependencies.split([',', ' ']).next()?;
+    name.starts_with("linux-image-").then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_by_suite() {
+        let shown = " qemu | 1:10.0.2-2~bpo12+1 | http://mirror.example/debian bookworm-backports/main amd64 Packages\n \
+                     qemu | 1:7.2+dfsg-7 | http://mirror.example/debian bookworm/main amd64 Packages\n";
+        assert_eq!(
+            parse_madison(shown, None),
+            ["1:10.0.2-2~bpo12+1", "1:7.2+dfsg-7"]
+        );
+        assert_eq!(parse_madison(shown, Some("bookworm")), ["1:7.2+dfsg-7"]);
+        assert_eq!(parse_madison("", None), [""; 0]);
+    }
+
+    #[test]
+    fn the_meta_package_names_the_kernel() {
+        let text = "Package: linux-image-cloud-amd64\nDepends: linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1)\n";
+        assert_eq!(
+            parse_kernel_package(text).as_deref(),
+            Some("linux-image-6.12.95+deb12-cloud-amd64")
+        );
+        assert_eq!(parse_kernel_package("Depends: libc6\n"), None);
+    }
+
+    #[test]
+    fn status_lines_are_progress_and_not_output() {
+        let said = std::cell::RefCell::new(Vec::new());
+        let notice = |line: &str| said.borrow_mut().push(line.to_owned());
+        let mut progress = Progress::new("QEMU", &notice);
+        let mut sh = Command::new("sh");
+        sh.args(["-c", "echo dlstatus:1:20.5:Retrieving; echo out"]);
+        assert_eq!(
+            run_tool(&mut sh, "x", &mut progress).expect("sh runs"),
+            "out\n"
+        );
+        assert!(said.borrow().is_empty(), "at once");
+        progress.last -= PROGRESS;
+        assert!(progress.hear("dlstatus:2:41.7:Retrieving file 2 of 18"));
+        assert_eq!(*said.borrow(), ["QEMU: 41 %"]);
+    }
+
+    #[test]
+    fn a_failing_tool_is_quoted() {
+        let mut sh = Command::new("sh");
+        sh.args(["-c", "echo one >&2; echo two >&2; echo three >&2; exit 1"]);
+        let error = run_tool(&mut sh, "it", &mut Progress::new("it", &|_| ()));
+        let text = error.expect_err("it failed").to_string();
+        assert!(
+            text.contains("two; three") && !text.contains("one"),
+            "{text}"
+        );
+    }
+}

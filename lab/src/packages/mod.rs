@@ -1,0 +1,342 @@
+//! Gets what the lab is made of from Debian packages, without installing them and without root.
+//!
+//! [`Needs`] says what is wanted: a QEMU of some age, a kernel for the host, a kernel for the guest. Each part
+//! is a directory of its own in [`cache_dir`]: `qemu-VERSION`, `linux-own` (the distribution's kernel) or
+//! `linux-SERIES`, `busybox`. A directory appears by one rename when it is complete, so its existence is the
+//! stamp, and the second start costs nothing. A new part leaves the others alone.
+//!
+//! What is missing is looked for in the machine's own APT sources first; where these have it not new enough, in
+//! the suites that follow theirs on the same mirror ([`sources`]). [`apt`] does the work, with lists and
+//! archives of its own: nothing of the machine's package system is changed but read.
+//!
+//! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Left out: other families of
+//! distributions; refreshing the packages (delete the directory for that).
+
+mod apt;
+mod cache;
+mod needs;
+mod sources;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::LabError;
+use apt::{Apt, Wanted};
+pub use cache::cache_dir;
+pub(crate) use cache::{full_or, unique, workspace_dir};
+pub use needs::{Needs, Version};
+
+/// The parts, unpacked.
+#[derive(Debug, Clone)]
+pub struct Packages {
+    qemu: Qemu,
+    host: Kernel,
+    guest: Kernel,
+    busybox: PathBuf,
+}
+
+/// Which QEMU to start, and how.
+#[derive(Debug, Clone)]
+enum Qemu {
+    /// The machine's own, by `PATH`.
+    Installed(PathBuf, Version),
+    /// One unpacked here, with its libraries.
+    Unpacked(PathBuf, Version),
+}
+
+/// One kernel, unpacked.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    root: PathBuf,
+    release: String,
+}
+
+impl Kernel {
+    /// The kernel's release, for example `6.1.0-56-cloud-amd64`.
+    #[must_use]
+    pub fn release(&self) -> &str {
+        &self.release
+    }
+
+    /// The compressed kernel (bzImage) of the package.
+    #[must_use]
+    pub fn vmlinuz(&self) -> PathBuf {
+        self.root.join(format!("boot/vmlinuz-{}", self.release))
+    }
+
+    /// The same kernel unpacked from it (ELF, with the PVH entry note).
+    #[must_use]
+    pub fn vmlinux(&self) -> PathBuf {
+        self.root.join(format!("boot/vmlinux-{}", self.release))
+    }
+
+    /// The directory of its modules.
+    #[must_use]
+    pub fn modules(&self) -> PathBuf {
+        self.root.join("lib/modules").join(&self.release)
+    }
+
+    /// What is unpacked at `root`, if that is a kernel.
+    fn at(root: PathBuf) -> Option<Self> {
+        let entries = fs::read_dir(root.join("boot")).ok()?;
+        let names = entries
+            .flatten()
+            .filter_map(|e| e.file_name().into_string().ok());
+        let release = names
+            .filter_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned))
+            .max()?;
+        Some(Self { root, release })
+    }
+}
+
+impl Packages {
+    /// Finds or fetches everything; `notice` hears a line before and during anything slow.
+    ///
+    /// # Errors
+    /// [`LabError::Package`] names the package, the failure and what to do; [`LabError::Full`] a disk without room.
+    pub fn get(needs: &Needs, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
+        let cache = cache_dir();
+        if let Some(found) = find(&cache, needs) {
+            return Ok(found);
+        }
+        let apt = Apt::open(&cache, notice)?;
+        // Another start may have fetched them while this one waited for its turn.
+        let missing = missing(&cache, needs);
+        if !missing.is_empty() {
+            apt.fetch(&missing)?;
+        }
+        find(&cache, needs).ok_or_else(|| LabError::Package {
+            what: needs.to_string(),
+            reason: format!("{} is damaged", cache.display()),
+            hint: "delete it and start again".into(),
+        })
+    }
+
+    /// The kernel of the emulated host.
+    #[must_use]
+    pub fn host(&self) -> &Kernel {
+        &self.host
+    }
+
+    /// The kernel of guests.
+    #[must_use]
+    pub fn guest(&self) -> &Kernel {
+        &self.guest
+    }
+
+    /// The static busybox.
+    #[must_use]
+    pub fn busybox(&self) -> PathBuf {
+        self.busybox.clone()
+    }
+
+    /// The version of QEMU.
+    #[must_use]
+    pub fn qemu_version(&self) -> Version {
+        let (Qemu::Installed(_, version) | Qemu::Unpacked(_, version)) = self.qemu;
+        version
+    }
+
+    /// A command that starts QEMU with its libraries and firmware found.
+    #[must_use]
+    pub fn qemu(&self) -> (PathBuf, Vec<OsString>, Vec<(&'static str, OsString)>) {
+        let root = match &self.qemu {
+            Qemu::Installed(path, _) => return (path.clone(), Vec::new(), Vec::new()),
+            Qemu::Unpacked(root, _) => root,
+        };
+        let lib_dirs = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|d| root.join(d));
+        let library_path = env::join_paths(&lib_dirs).unwrap_or_default();
+        let program = root.join("usr/bin/qemu-system-x86_64");
+        let firmware = ["usr/share/seabios", "usr/share/qemu"]
+            .into_iter()
+            .flat_map(|dir| [OsString::from("-L"), root.join(dir).into_os_string()]);
+        // QEMU looks beside its own program, where they are not if the host has them installed already.
+        let own = lib_dirs[0].join("qemu");
+        let modules = if own.join("accel-tcg-x86_64.so").exists() {
+            own
+        } else {
+            "/usr/lib/x86_64-linux-gnu/qemu".into()
+        };
+        let environment = vec![
+            ("LD_LIBRARY_PATH", library_path.clone()),
+            ("QEMU_MODULE_DIR", modules.into_os_string()),
+        ];
+        // A newer C library among the packages needs its own loader. Where /lib is a link into /usr, a package has
+        // either path.
+        let loader = lib_dirs
+            .iter()
+            .map(|dir| dir.join("ld-linux-x86-64.so.2"))
+            .find(|path| path.exists());
+        if let Some(loader) = loader {
+            let mut args = vec![
+                "--library-path".into(),
+                library_path,
+                program.into_os_string(),
+            ];
+            args.extend(firmware);
+            return (loader, args, environment);
+        }
+        (program, firmware.collect(), environment)
+    }
+}
+
+/// Directories of the parts.
+fn qemu_dir(cache: &Path, version: Version) -> PathBuf {
+    cache.join(format!("qemu-{version}"))
+}
+
+fn kernel_dir(cache: &Path, series: Option<Version>) -> PathBuf {
+    cache.join(match series {
+        Some(series) => format!("linux-{series}"),
+        None => "linux-own".into(),
+    })
+}
+
+fn busybox_dir(cache: &Path) -> PathBuf {
+    cache.join("busybox")
+}
+
+/// Everything, if it is there.
+fn find(cache: &Path, needs: &Needs) -> Option<Packages> {
+    let busybox = busybox_dir(cache).join("bin/busybox");
+    Some(Packages {
+        qemu: find_qemu(cache, needs.qemu)?,
+        host: find_kernel(cache, needs.host_kernel)?,
+        guest: find_kernel(cache, needs.guest_kernel)?,
+        busybox: busybox.is_file().then_some(busybox)?,
+    })
+}
+
+/// What has to be fetched.
+fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    if !busybox_dir(cache).is_dir() {
+        wanted.push(Wanted::Busybox);
+    }
+    for series in [needs.host_kernel, needs.guest_kernel] {
+        let kernel = Wanted::Kernel(series);
+        if find_kernel(cache, series).is_none() && !wanted.contains(&kernel) {
+            wanted.push(kernel);
+        }
+    }
+    if find_qemu(cache, needs.qemu).is_none() {
+        wanted.push(Wanted::Qemu(needs.qemu));
+    }
+    wanted
+}
+
+/// The machine's own QEMU if it is new enough, else the oldest here that is: what is fetched for a test that
+/// needs more changes nothing for the others.
+fn find_qemu(cache: &Path, at_least: Version) -> Option<Qemu> {
+    installed_qemu(at_least).or_else(|| {
+        let versions = names(cache)
+            .into_iter()
+            .filter_map(|name| name.strip_prefix("qemu-")?.parse::<Version>().ok());
+        let version = versions.filter(|version| *version >= at_least).min()?;
+        Some(Qemu::Unpacked(qemu_dir(cache, version), version))
+    })
+}
+
+/// The distribution's kernel, or any of this series.
+fn find_kernel(cache: &Path, series: Option<Version>) -> Option<Kernel> {
+    let Some(series) = series else {
+        return Kernel::at(kernel_dir(cache, None));
+    };
+    names(cache)
+        .into_iter()
+        .filter(|name| name.starts_with("linux-"))
+        .filter_map(|name| Kernel::at(cache.join(name)))
+        .find(|kernel| series.is_series_of(&kernel.release))
+}
+
+/// What is in a directory; nothing if it is not there.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The machine's QEMU, if its version is high enough.
+fn installed_qemu(at_least: Version) -> Option<Qemu> {
+    let path = find_program("qemu-system-x86_64")?;
+    let out = Command::new(&path)
+        .arg("--version")
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let version = Version::of_qemu(&String::from_utf8_lossy(&out.stdout))?;
+    (version >= at_least).then_some(Qemu::Installed(path, version))
+}
+
+/// The file a shell would start for `name`.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        text.parse().expect("a version")
+    }
+
+    fn put_kernel(cache: &Path, dir: &str, release: &str) {
+        let boot = cache.join(dir).join("boot");
+        fs::create_dir_all(&boot).expect("a directory");
+        fs::write(boot.join(format!("vmlinuz-{release}")), "").expect("a file");
+    }
+
+    #[test]
+    fn each_part_is_missing_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let cache = dir.path();
+        let needs = Needs {
+            qemu: version("999.1"),
+            host_kernel: Some(version("6.12")),
+            guest_kernel: None,
+        };
+        let all = [
+            Wanted::Busybox,
+            Wanted::Kernel(Some(version("6.12"))),
+            Wanted::Kernel(None),
+            Wanted::Qemu(version("999.1")),
+        ];
+        assert_eq!(missing(cache, &needs), all);
+        put_kernel(cache, "linux-own", "6.12.95+deb13-cloud-amd64");
+        // The distribution's own is of that series: nothing to fetch for it.
+        assert_eq!(missing(cache, &needs), [all[0], all[3]]);
+        fs::create_dir_all(qemu_dir(cache, version("999.0"))).expect("a directory");
+        fs::create_dir_all(busybox_dir(cache)).expect("a directory");
+        assert_eq!(missing(cache, &needs), [all[3]]);
+        fs::create_dir_all(qemu_dir(cache, version("999.2"))).expect("a directory");
+        assert_eq!(missing(cache, &needs), []);
+    }
+
+    #[test]
+    fn the_oldest_that_will_do_is_taken() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for name in ["qemu-999.10", "qemu-999.9", "qemu-999.2"] {
+            fs::create_dir(dir.path().join(name)).expect("a directory");
+        }
+        let found = find_qemu(dir.path(), version("999.3"));
+        assert!(matches!(found, Some(Qemu::Unpacked(_, v)) if v == version("999.9")));
+    }
+
+    #[test]
+    fn a_series_is_not_the_beginning_of_a_number() {
+        let dir = tempfile::tempdir().expect("a directory");
+        put_kernel(dir.path(), "linux-own", "6.12.1-cloud-amd64");
+        assert!(find_kernel(dir.path(), Some(version("6.1"))).is_none());
+        assert!(find_kernel(dir.path(), Some(version("6.12"))).is_some());
+    }
+}

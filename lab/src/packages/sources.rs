@@ -1,0 +1,215 @@
+//! The machine's APT sources, and the suites that follow theirs.
+//!
+//! What Debian calls a suite is one line of work of the archive: `bookworm`, `bookworm-backports`, `trixie`. All
+//! lie on the same mirror under the same keys, so a source for a later suite is the machine's own with another
+//! name in it; no host, key or component is known here.
+//!
+//! Formats: sources.list(5), one line each (`deb [options] uri suite component…`), and deb822 stanzas.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Releases in their order; each has `-backports`, packages of the next one built for it.
+const RELEASES: [&str; 6] = ["bullseye", "bookworm", "trixie", "forky", "duke", "sid"];
+
+/// One of the machine's files of sources.
+#[derive(Clone)]
+pub(super) struct Source {
+    /// Name of the file; its end tells the format.
+    name: String,
+    text: String,
+}
+
+/// Files of sources below `etc` (`/etc/apt`) that APT would read.
+pub(super) fn of_machine(etc: &Path) -> Vec<Source> {
+    let parts = fs::read_dir(etc.join("sources.list.d"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut paths: Vec<PathBuf> = parts.map(|entry| entry.path()).collect();
+    paths.push(etc.join("sources.list"));
+    paths.sort();
+    let read = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?.to_owned();
+        let is_source = name.ends_with(".list") || name.ends_with(".sources");
+        let text = is_source.then(|| fs::read_to_string(path).ok()).flatten()?;
+        Some(Source { name, text })
+    };
+    paths.into_iter().filter_map(read).collect()
+}
+
+impl Source {
+    fn is_stanzas(&self) -> bool {
+        self.name.ends_with(".sources")
+    }
+
+    /// Writes it into `dir`.
+    pub(super) fn put(&self, dir: &Path) -> std::io::Result<()> {
+        fs::write(dir.join(&self.name), &self.text)
+    }
+
+    /// The suites it names that are releases.
+    fn releases(&self) -> Vec<usize> {
+        let words = self.text.lines().flat_map(|line| {
+            let suites = if self.is_stanzas() {
+                field(line, "suites").unwrap_or_default()
+            } else {
+                entry(line).map_or("", |(_, suite, _)| suite)
+            };
+            suites.split_whitespace()
+        });
+        words
+            .filter_map(|word| RELEASES.iter().position(|name| *name == word))
+            .collect()
+    }
+
+    /// The same source for `suite`, of those entries that name the release `base`.
+    fn derived(&self, base: &str, suite: &str) -> Option<Self> {
+        let text = if self.is_stanzas() {
+            let stanzas = self.text.split("\n\n");
+            let stanzas: Vec<String> = stanzas.filter_map(|s| stanza(s, base, suite)).collect();
+            stanzas.join("\n\n")
+        } else {
+            let lines = self.text.lines().filter_map(|line| {
+                let (before, named, after) = entry(line)?;
+                (named == base).then(|| format!("{before}{suite}{after}\n"))
+            });
+            lines.collect()
+        };
+        let name = format!("later-{suite}-{}", self.name);
+        (!text.is_empty()).then_some(Self { name, text })
+    }
+}
+
+/// Sources for the suites that follow, the nearest first: backports of the machine's release, then each newer one.
+pub(super) fn later(machine: &[Source]) -> Vec<(String, Vec<Source>)> {
+    let named = machine.iter().flat_map(Source::releases);
+    // The oldest: a machine that lists a newer one too has asked for what there is of it.
+    let Some(base) = named.min() else {
+        return Vec::new();
+    };
+    let backports = format!("{}-backports", RELEASES[base]);
+    let newer = RELEASES[base + 1..].iter().map(|name| (*name).to_owned());
+    let derive = |suite: String| {
+        let derived = machine
+            .iter()
+            .filter_map(|source| source.derived(RELEASES[base], &suite));
+        let derived: Vec<Source> = derived.collect();
+        (suite, derived)
+    };
+    std::iter::once(backports)
+        .chain(newer)
+        .map(derive)
+        .collect()
+}
+
+/// The value of a deb822 field on this line.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (key, value) = line.split_once(':')?;
+    key.eq_ignore_ascii_case(name).then(|| value.trim())
+}
+
+/// A stanza for `suite` made of one that names `base`; none of one that is switched off, or has no packages.
+fn stanza(text: &str, base: &str, suite: &str) -> Option<String> {
+    let value = |name: &str| text.lines().find_map(|line| field(line, name));
+    let has = |name: &str, word: &str| {
+        value(name).is_some_and(|value| value.split_whitespace().any(|found| found == word))
+    };
+    let is_off = value("enabled").is_some_and(|value| value.eq_ignore_ascii_case("no"));
+    if is_off || !has("types", "deb") || !has("suites", base) {
+        return None;
+    }
+    let lines = text.lines().map(|line| match field(line, "suites") {
+        Some(_) => format!("Suites: {suite}\n"),
+        None => format!("{line}\n"),
+    });
+    Some(lines.collect())
+}
+
+/// A line of packages in the old format: what is before its suite, the suite, what is after it.
+fn entry(line: &str) -> Option<(&str, &str, &str)> {
+    let rest = line.trim_start().strip_prefix("deb")?;
+    let mut rest = rest.strip_prefix([' ', '\t'])?.trim_start();
+    if rest.starts_with('[') {
+        rest = rest.split_once(']')?.1.trim_start();
+    }
+    let uri = rest.split_whitespace().next()?;
+    let suite = rest[uri.len()..].split_whitespace().next()?;
+    // Parts of one line: their distance is their place.
+    let at = suite.as_ptr() as usize - line.as_ptr() as usize;
+    Some((&line[..at], suite, &line[at + suite.len()..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(name: &str, text: &str) -> Source {
+        Source {
+            name: name.into(),
+            text: text.into(),
+        }
+    }
+
+    fn texts(machine: &[Source]) -> Vec<(String, Vec<String>)> {
+        let text = |sources: Vec<Source>| sources.into_iter().map(|s| s.text).collect();
+        later(machine)
+            .into_iter()
+            .map(|(suite, sources)| (suite, text(sources)))
+            .collect()
+    }
+
+    #[test]
+    fn stanzas_keep_mirror_components_and_key() {
+        let machine = source(
+            "debian.sources",
+            "Types: deb deb-src\n# a word\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\n\
+             Components: main contrib\nSigned-By: /usr/share/keyrings/k.gpg\n\n\
+             Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\nComponents: main\n\n\
+             Enabled: no\nTypes: deb\nURIs: http://other.example\nSuites: bookworm\nComponents: main\n",
+        );
+        let suites = texts(&[machine]);
+        let names: Vec<&str> = suites.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["bookworm-backports", "trixie", "forky", "duke", "sid"]
+        );
+        let first = "Types: deb deb-src\n# a word\nURIs: http://mirror.example/debian\nSuites: bookworm-backports\n\
+                     Components: main contrib\nSigned-By: /usr/share/keyrings/k.gpg\n";
+        assert_eq!(suites[0].1, [first]);
+    }
+
+    #[test]
+    fn lines_keep_options_and_what_follows() {
+        let machine = source(
+            "sources.list",
+            "# deb http://mirror.example/old trixie main\n\
+             deb [arch=amd64 signed-by=/k.gpg]  https://mirror.example/debian trixie main contrib # yes\n\
+             deb-src http://mirror.example/debian trixie main\n\
+             deb http://mirror.example/security trixie-security main\n",
+        );
+        let suites = texts(&[machine]);
+        assert_eq!(suites[0].0, "trixie-backports");
+        assert_eq!(suites[1].0, "forky");
+        let line = "deb [arch=amd64 signed-by=/k.gpg]  https://mirror.example/debian forky main contrib # yes\n";
+        assert_eq!(suites[1].1, [line]);
+    }
+
+    #[test]
+    fn a_machine_without_a_known_release_has_no_later_one() {
+        let machine = source("x.list", "deb http://mirror.example/d jammy main\ndeb\n");
+        assert!(later(&[machine]).is_empty());
+    }
+
+    #[test]
+    fn only_files_that_apt_reads_count() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let parts = dir.path().join("sources.list.d");
+        fs::create_dir(&parts).expect("a directory");
+        for name in ["a.sources", "b.list", "c.list.disabled", "d.sources~"] {
+            fs::write(parts.join(name), "").expect("a file");
+        }
+        let names: Vec<String> = of_machine(dir.path()).into_iter().map(|s| s.name).collect();
+        assert_eq!(names, ["a.sources", "b.list"]);
+    }
+}
