@@ -1,26 +1,21 @@
 //! A front end: one disk of one back end, from the first message to running rings, and back again
 //! after the back end was killed.
 //!
-//! The order of messages is QEMU's. Memory goes by ADD_MEM_REG where the back end offers slots, else by
-//! SET_MEM_TABLE; an inflight region is asked for once and given back on every later connection.
+//! Messages and their order are [`vhost_user::frontend`]'s. An inflight region is asked for once and given back on every
+//! later connection.
 //!
 //! **After a crash** ([`Client::reconnect`]): with an inflight region the rings stay as they are and the
 //! back end is told their used position; the requests in flight are its affair. Without one they are put
 //! into fresh rings again, which a real guest could not do but a client that checks its data may.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vhost_user::frontend::Reply;
-use vhost_user::wire::{
-    ConfigAccess, ConfigKind, Inflight, ProtocolFeatures, Request, RequestId, VringAddr, VringFd,
-    VringState, feature as vhost_feature,
-};
+use vhost_user::frontend::{CallError, Connection, InflightRegion, Offer, Ring};
+use vhost_user::wire::{ProtocolFeatures, Request, feature as vhost_feature};
 
-use crate::channel::{Channel, ChannelError};
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::queue::{Extent, Op, Queue, Status};
@@ -115,12 +110,30 @@ pub struct BlkConfig {
     pub max_write_zeroes_sectors: u32,
 }
 
+impl BlkConfig {
+    /// From the configuration space, little-endian (virtio 1.2 §5.2.4); what is missing of it is 0.
+    fn of(bytes: &[u8]) -> Self {
+        let word = |at: usize| {
+            let word = bytes.get(at..at + 4).and_then(|word| word.try_into().ok());
+            u32::from_le_bytes(word.unwrap_or_default())
+        };
+        Self {
+            capacity: u64::from(word(0)) | u64::from(word(4)) << 32,
+            queues: (word(32) >> 16) as u16,
+            max_discard_sectors: word(36),
+            max_write_zeroes_sectors: word(48),
+        }
+    }
+}
+
 /// Why a client does not work.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
+    #[error("cannot connect to {path}")]
+    Connect { path: PathBuf, source: io::Error },
     #[error(transparent)]
-    Channel(#[from] ChannelError),
+    Call(#[from] CallError),
     #[error("cannot make the guest's memory or eventfds")]
     Memory(#[source] io::Error),
     #[error("the back end does not offer {what}")]
@@ -149,7 +162,7 @@ pub enum ClientError {
 pub struct Client {
     path: PathBuf,
     options: Options,
-    channel: Channel,
+    connection: Connection,
     /// Features acknowledged.
     features: u64,
     protocol: ProtocolFeatures,
@@ -157,12 +170,12 @@ pub struct Client {
     pub(crate) memory: Memory,
     pub(crate) layout: Layout,
     pub(crate) queues: Vec<Queue>,
-    inflight: Option<(Inflight, OwnedFd)>,
+    inflight: Option<InflightRegion>,
 }
 
 /// What negotiation settles.
 struct Negotiated {
-    channel: Channel,
+    connection: Connection,
     features: u64,
     protocol: ProtocolFeatures,
     config: BlkConfig,
@@ -175,7 +188,7 @@ impl Client {
     /// Nobody listens, or the back end refused or broke off.
     pub fn connect(path: &Path, options: Options) -> Result<Self, ClientError> {
         let Negotiated {
-            channel,
+            connection,
             features,
             protocol,
             config,
@@ -203,7 +216,7 @@ impl Client {
         let mut client = Self {
             path: path.to_owned(),
             options,
-            channel,
+            connection,
             features,
             protocol,
             config,
@@ -242,13 +255,8 @@ impl Client {
     }
 
     /// The control socket: it hangs up when the back end dies.
-    pub const fn channel(&self) -> &Channel {
-        &self.channel
-    }
-
-    /// The control socket, for requests that this client does not make by itself.
-    pub const fn channel_mut(&mut self) -> &mut Channel {
-        &mut self.channel
+    pub const fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     /// The guest's memory, where everything lies in it, and the queues: for driving them by hand.
@@ -259,10 +267,7 @@ impl Client {
     /// Whether the back end closed the connection.
     pub fn is_hung_up(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::from_borrowed_fd(
-            self.channel.socket(),
-            PollFlags::RDHUP,
-        )];
+        let mut fds = [PollFd::new(self.connection.socket(), PollFlags::RDHUP)];
         let at_once = Timespec::default();
         matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
     }
@@ -280,7 +285,7 @@ impl Client {
                 now: new.features,
             });
         }
-        self.channel = new.channel;
+        self.connection = new.connection;
         self.protocol = new.protocol;
         self.config = new.config;
         let keeps_rings = self.inflight.is_some();
@@ -353,16 +358,9 @@ impl Client {
     /// The back end broke off.
     pub fn stop(&mut self) -> Result<Vec<(u32, u32)>, ClientError> {
         let mut bases = Vec::new();
-        for index in 0..self.options.queues {
-            self.enable(index, false)?;
-            let reply = self.channel.call(Request::GetVringBase {
-                index: index.into(),
-            })?;
-            let request = RequestId::GET_VRING_BASE;
-            let Some(Reply::RingBase(VringState { num, .. })) = reply else {
-                return Err(ChannelError::Unexpected { request }.into());
-            };
-            bases.push((num, self.queues[usize::from(index)].ring.available_base()));
+        for (index, queue) in (0..).zip(&self.queues) {
+            let base = self.connection.stop_ring(index)?;
+            bases.push((base, queue.ring.available_base()));
         }
         Ok(bases)
     }
@@ -377,8 +375,8 @@ impl Client {
             let what = "RESET_DEVICE";
             return Err(ClientError::NotOffered { what });
         }
-        self.channel.call(Request::ResetDevice)?;
-        self.channel.call(Request::SetFeatures(self.features))?;
+        self.connection.call(Request::ResetDevice)?;
+        self.connection.set_features(self.features)?;
         self.memory.zero(0, self.layout.rings_len());
         for queue in &mut self.queues {
             for slot in queue.reset(&self.layout, self.features) {
@@ -390,71 +388,34 @@ impl Client {
     }
 
     fn start(&mut self, keeps_rings: bool) -> Result<(), ClientError> {
-        self.share_memory()?;
+        let (regions, file) = (self.layout.regions(), self.memory.file());
+        self.connection.share_memory(&regions, file)?;
         self.start_rings(keeps_rings)
     }
 
-    fn share_memory(&mut self) -> Result<(), ClientError> {
-        let file = || {
-            self.memory
-                .file()
-                .try_clone_to_owned()
-                .map_err(ClientError::Memory)
-        };
-        let regions = self.layout.regions();
-        if self
-            .protocol
-            .contains(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
-        {
-            for region in regions {
-                self.channel.call(Request::AddMemReg(region, file()?))?;
-            }
-        } else {
-            let table = regions
-                .into_iter()
-                .map(|region| Ok((region, file()?)))
-                .collect::<Result<_, ClientError>>()?;
-            self.channel.call(Request::SetMemTable(table))?;
-        }
-        Ok(())
-    }
-
     fn start_rings(&mut self, keeps_rings: bool) -> Result<(), ClientError> {
-        self.hand_over_inflight()?;
-        for index in 0..self.options.queues {
-            let ring = u32::from(index);
-            let queue = &self.queues[usize::from(index)];
-            let (places, layout) = (self.layout.places(index), &self.layout);
-            let fd = |fd: std::os::fd::BorrowedFd<'_>| {
-                let fd = fd.try_clone_to_owned().map_err(ClientError::Memory)?;
-                Ok::<_, ClientError>(VringFd {
-                    index: index as u8,
-                    fd: Some(fd),
-                })
+        if self.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            let region = match self.inflight.take() {
+                Some(region) => region,
+                None => {
+                    let (queues, size) = (self.options.queues, self.layout.ring_size);
+                    self.connection.new_inflight(queues, size)?
+                }
             };
-            let state = |num| VringState { index: ring, num };
-            let base = match keeps_rings {
-                true => queue.ring.base(&self.memory),
-                false => queue.ring.available_base(),
-            };
-            let channel = &mut self.channel;
-            channel.call(Request::SetVringNum(state(layout.ring_size.into())))?;
-            channel.call(Request::SetVringBase(state(base)))?;
-            channel.call(Request::SetVringAddr(VringAddr {
-                index: ring,
-                desc: layout.user(places.desc),
-                avail: layout.user(places.driver),
-                used: layout.user(places.device),
-                log: None,
-            }))?;
-            channel.call(Request::SetVringCall(fd(queue.call_fd())?))?;
-            channel.call(Request::SetVringKick(fd(queue.kick_fd())?))?;
+            self.connection
+                .give_inflight(self.inflight.insert(region))?;
         }
-        for index in 0..self.options.queues {
-            self.enable(index, true)?;
-        }
-        // A request with a reply: the back end has done everything before it, acknowledged or not.
-        self.channel.value(Request::GetFeatures)?;
+        let rings: Vec<_> = (0..)
+            .zip(&self.queues)
+            .map(|(index, queue)| {
+                let base = match keeps_rings {
+                    true => queue.ring.base(&self.memory),
+                    false => queue.ring.available_base(),
+                };
+                ring(&self.layout, index, queue, base)
+            })
+            .collect();
+        self.connection.start_rings(&rings)?;
         if !keeps_rings {
             for queue in &mut self.queues {
                 // Some back ends signal once when they get the descriptor; no request ended by that.
@@ -464,58 +425,39 @@ impl Client {
         }
         Ok(())
     }
+}
 
-    fn enable(&mut self, index: u16, enable: bool) -> Result<(), ClientError> {
-        // Without bit 30 rings run as soon as they have a kick descriptor.
-        if self.features & vhost_feature::PROTOCOL_FEATURES != 0 {
-            let index = index.into();
-            self.channel
-                .call(Request::SetVringEnable { index, enable })?;
-        }
-        Ok(())
-    }
-
-    fn hand_over_inflight(&mut self) -> Result<(), ClientError> {
-        if !self.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
-            return Ok(());
-        }
-        if self.inflight.is_none() {
-            let wanted = Inflight {
-                mmap_size: 0,
-                mmap_offset: 0,
-                queues: self.options.queues,
-                queue_size: self.layout.ring_size,
-            };
-            self.inflight = Some(self.channel.inflight(wanted)?);
-        }
-        if let Some((inflight, fd)) = &self.inflight {
-            let fd = fd
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(ClientError::Memory)?;
-            self.channel.call(Request::SetInflightFd(*inflight, fd))?;
-        }
-        Ok(())
+/// A ring as it is told to the back end, which is to go on at `base`.
+pub fn ring<'a>(layout: &Layout, index: u8, queue: &'a Queue, base: u32) -> Ring<'a> {
+    let places = layout.places(index.into());
+    Ring {
+        index,
+        size: layout.ring_size,
+        base,
+        desc: layout.user(places.desc),
+        avail: layout.user(places.driver),
+        used: layout.user(places.device),
+        kick: queue.kick_fd(),
+        call: queue.call_fd(),
+        err: None,
     }
 }
 
 fn negotiate(path: &Path, options: &Options) -> Result<Negotiated, ClientError> {
-    let mut channel = Channel::connect(path, options.timeout)?;
-    channel.call(Request::SetOwner)?;
-    let offered = channel.value(Request::GetFeatures)?;
-    let mut protocol = ProtocolFeatures::NONE;
-    if offered & options.features & vhost_feature::PROTOCOL_FEATURES != 0 {
-        let offered = ProtocolFeatures(channel.value(Request::GetProtocolFeatures)?);
-        protocol = offered & options.protocol;
-        channel.call(Request::SetProtocolFeatures(protocol))?;
-        channel.acks = protocol.contains(ProtocolFeatures::REPLY_ACK);
-    }
-    if options.queues > 1 {
-        let has_mq = protocol.contains(ProtocolFeatures::MQ);
-        if !has_mq || channel.value(Request::GetQueueNum)? < u64::from(options.queues) {
-            let what = "so many queues";
-            return Err(ClientError::NotOffered { what });
-        }
+    let opened = Connection::open_within(options.timeout, path, None, options.timeout);
+    let mut connection = opened.map_err(|source| ClientError::Connect {
+        path: path.to_owned(),
+        source,
+    })?;
+    let is_wanted = options.features & vhost_feature::PROTOCOL_FEATURES != 0;
+    let Offer {
+        features: offered,
+        protocol,
+        queues,
+    } = connection.negotiate(is_wanted.then_some(options.protocol))?;
+    if queues < u64::from(options.queues) {
+        let what = "so many queues";
+        return Err(ClientError::NotOffered { what });
     }
     let features = offered & options.features;
     let missing = (
@@ -526,42 +468,16 @@ fn negotiate(path: &Path, options: &Options) -> Result<Negotiated, ClientError> 
         let (features, protocol) = missing;
         return Err(ClientError::Missing { features, protocol });
     }
-    let mut config = BlkConfig::default();
-    if protocol.contains(ProtocolFeatures::CONFIG) {
-        config = read_config(&mut channel)?;
-    }
-    channel.call(Request::SetFeatures(features))?;
+    let config = match protocol.contains(ProtocolFeatures::CONFIG) {
+        true => BlkConfig::of(&connection.config(CONFIG_LEN)?),
+        false => BlkConfig::default(),
+    };
+    connection.set_features(features)?;
     Ok(Negotiated {
-        channel,
+        connection,
         features,
         protocol,
         config,
-    })
-}
-
-fn read_config(channel: &mut Channel) -> Result<BlkConfig, ClientError> {
-    let access = ConfigAccess {
-        offset: 0,
-        size: CONFIG_LEN,
-        kind: ConfigKind::Writable,
-    };
-    let Some(Reply::Config(Some(bytes))) = channel.call(Request::GetConfig(access))? else {
-        let request = RequestId::GET_CONFIG;
-        return Err(ChannelError::Refused { request }.into());
-    };
-    let word = |at: usize| -> [u8; 4] {
-        let bytes = bytes
-            .get(at..at + 4)
-            .and_then(|bytes| bytes.try_into().ok());
-        bytes.unwrap_or_default()
-    };
-    let low = u32::from_le_bytes(word(0));
-    let high = u32::from_le_bytes(word(4));
-    Ok(BlkConfig {
-        capacity: u64::from(low) | u64::from(high) << 32,
-        queues: (u32::from_le_bytes(word(32)) >> 16) as u16,
-        max_discard_sectors: u32::from_le_bytes(word(36)),
-        max_write_zeroes_sectors: u32::from_le_bytes(word(48)),
     })
 }
 

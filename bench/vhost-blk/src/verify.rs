@@ -300,8 +300,8 @@ fn rest(disks: &mut [Disk], sleeps: bool, verdict: &mut Verdict) -> Result<(), V
     }
     let mut fds = Vec::new();
     for disk in disks.iter() {
-        fds.push(PollFd::from_borrowed_fd(
-            disk.client.channel().socket(),
+        fds.push(PollFd::new(
+            disk.client.connection().socket(),
             PollFlags::RDHUP,
         ));
         for queue in &disk.client.queues {

@@ -324,8 +324,10 @@ fn requests_in_flight_outlive_their_connection() {
             // Some are done, some are with the disk, perhaps some have not been looked at.
             control.release(round);
             until("they are in flight", || control.held() + round >= 8);
-            let gone =
-                rustix::net::shutdown(guest.client.channel().socket(), rustix::net::Shutdown::Both);
+            let gone = rustix::net::shutdown(
+                guest.client.connection().socket(),
+                rustix::net::Shutdown::Both,
+            );
             gone.expect("the socket is there");
             control.set_open(true);
             guest.client.reconnect().expect("the server is there");
@@ -343,19 +345,12 @@ fn a_ring_with_requests_to_replay_can_be_stopped() {
     for features in unordered() {
         control.set_open(false);
         let mut front = Front::sharing(&server.path(0), features, 1, 8);
-        let wanted = vhost_user::wire::Inflight {
-            mmap_size: 0,
-            mmap_offset: 0,
-            queues: 1,
-            queue_size: 256,
-        };
-        let (inflight, file) = front.channel.inflight(wanted).expect("a region");
-        front.call(Request::SetInflightFd(inflight, copy(&file)));
+        let region = front.track();
         front.serve(0);
         front.put_in_flight(&control, 1, Op::Write, 0..4);
         let mut next = Front::connect_again(front, &server.path(0));
         control.set_open(true);
-        next.call(Request::SetInflightFd(inflight, copy(&file)));
+        next.track_in(&region);
         // Started and stopped, never enabled.
         next.start_at_used(0);
         next.stop(0);

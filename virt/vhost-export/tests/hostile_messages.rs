@@ -131,10 +131,10 @@ fn regions_that_lie_are_refused() {
     }
     let good = region(0, mega, 0, 0);
     for (what, misfit) in misfits() {
-        let called = front.channel.call(Request::AddMemReg(good, misfit));
+        let called = front.connection.call(Request::AddMemReg(good, misfit));
         called.expect_err(what);
         scene.check(what);
-        if front.channel.value(Request::GetFeatures).is_err() {
+        if front.connection.value(Request::GetFeatures).is_err() {
             front = Front::connect(&scene.server.path(0), 1, 8);
             front.set_features(feature::EVENT_IDX);
         }
@@ -156,7 +156,7 @@ fn regions_that_lie_are_refused() {
     let mut taken = 0;
     for at in 0..200 {
         let next = region(at * mega, 4096, at * mega, 0);
-        match front.channel.call(Request::AddMemReg(next, file(4096))) {
+        match front.connection.call(Request::AddMemReg(next, file(4096))) {
             Ok(_) => taken += 1,
             Err(_) => break,
         }
@@ -228,7 +228,7 @@ fn memory_that_shrinks_between_messages_ends_the_connection_or_is_refused() {
         }
         // What fails here has been refused, or the connection has ended.
         let kick = front.kick_request(0);
-        let started = front.channel.call(kick);
+        let started = front.connection.call(kick);
         if step == 1 {
             shrink();
         }
@@ -237,7 +237,7 @@ fn memory_that_shrinks_between_messages_ends_the_connection_or_is_refused() {
                 index: 0,
                 enable: true,
             };
-            let _ = front.channel.call(enable);
+            let _ = front.connection.call(enable);
         }
         if step == 2 {
             shrink();
@@ -245,7 +245,7 @@ fn memory_that_shrinks_between_messages_ends_the_connection_or_is_refused() {
         front.queues[0].kick();
         if step == 3 {
             shrink();
-            let _ = front.channel.call(Request::GetVringBase { index: 0 });
+            let _ = front.connection.call(Request::GetVringBase { index: 0 });
         }
         scene.neighbour.verify(8);
         drop(front);
@@ -264,21 +264,21 @@ fn kicks_and_calls_must_be_eventfds() {
             let kick = front.kick_request(0);
             let _ = match which {
                 0 => front
-                    .channel
+                    .connection
                     .call(Request::SetVringKick(fd(0, Some(misfit)))),
                 1 => {
                     let call = Request::SetVringCall(fd(0, Some(misfit)));
                     front
-                        .channel
+                        .connection
                         .call(call)
-                        .and_then(|_| front.channel.call(kick))
+                        .and_then(|_| front.connection.call(kick))
                 }
                 _ => {
                     let err = Request::SetVringErr(fd(0, Some(misfit)));
                     front
-                        .channel
+                        .connection
                         .call(err)
-                        .and_then(|_| front.channel.call(kick))
+                        .and_then(|_| front.connection.call(kick))
                 }
             }
             .expect_err(what);
@@ -290,14 +290,14 @@ fn kicks_and_calls_must_be_eventfds() {
         let mut front = scene.front(1);
         let again = copy(&misfit);
         let replaced = front
-            .channel
+            .connection
             .call(Request::SetVringKick(fd(0, Some(misfit))));
         replaced.expect_err(what);
         let replaced = front
-            .channel
+            .connection
             .call(Request::SetVringCall(fd(0, Some(again))));
         replaced.expect_err(what);
-        if front.channel.value(Request::GetFeatures).is_ok() {
+        if front.connection.value(Request::GetFeatures).is_ok() {
             front.io().verify(8);
         }
     }
@@ -481,7 +481,10 @@ fn a_flood_of_requests_gets_no_more_than_its_share() {
     let flood = std::thread::spawn(move || {
         let mut count = 0;
         while Instant::now() < until {
-            front.channel.value(Request::GetFeatures).expect("a reply");
+            front
+                .connection
+                .value(Request::GetFeatures)
+                .expect("a reply");
             count += 1;
         }
         count
@@ -602,10 +605,8 @@ fn inflight_regions_that_are_wrong_harm_nobody_else() {
     for round in 0..60 {
         let features = [0, feature::EVENT_IDX, feature::PACKED][round % 3];
         let mut front = Front::sharing(&scene.server.path(0), features, 2, 8);
-        let (wanted, file) = front
-            .channel
-            .inflight(inflight(2, 256, 0))
-            .expect("a region");
+        let region = front.connection.new_inflight(2, 256);
+        let (wanted, file) = region.expect("a region");
         let file = match (round / 3) % 4 {
             // Noise, sealed or not.
             0 | 1 => {
@@ -635,12 +636,12 @@ fn inflight_regions_that_are_wrong_harm_nobody_else() {
         };
         let given = Request::SetInflightFd(wanted, copy(&file));
         let again = Request::SetInflightFd(wanted, copy(&file));
-        let taken = front.channel.call(given).is_ok() && front.channel.call(again).is_ok();
+        let taken = front.connection.call(given).is_ok() && front.connection.call(again).is_ok();
         if taken {
             for queue in 0..2 {
                 front.describe(queue);
                 let kick = front.kick_request(queue);
-                if front.channel.call(kick).is_ok() {
+                if front.connection.call(kick).is_ok() {
                     front.enable(queue, true);
                     front.queues[usize::from(queue)].kick();
                 }
@@ -676,9 +677,9 @@ fn inflight_regions_that_are_too_small_or_shrink() {
         }
         for (what, misfit) in misfits() {
             let shape = inflight(2, 256, 1 << 16);
-            let given = front.channel.call(Request::SetInflightFd(shape, misfit));
+            let given = front.connection.call(Request::SetInflightFd(shape, misfit));
             given.expect_err(what);
-            if front.channel.value(Request::GetFeatures).is_err() {
+            if front.connection.value(Request::GetFeatures).is_err() {
                 front = Front::sharing(&scene.server.path(0), packed, 2, 8);
             }
         }
@@ -769,7 +770,7 @@ fn messages_out_of_order() {
     scene.control.set_open(false);
     assert!(front.io().submit(0, Op::Read, 0));
     until("it is in flight", || scene.control.held() == 1);
-    let socket = copy(front.channel.socket());
+    let socket = copy(front.connection.socket());
     let stop = Request::GetVringBase { index: 0 }.encode(false).to_bytes();
     rustix::io::write(&socket, &stop).expect("a message");
     std::thread::sleep(Duration::from_millis(5));

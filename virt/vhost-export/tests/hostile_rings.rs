@@ -476,10 +476,10 @@ fn rings_outside_memory_are_refused_or_rest() {
             used,
             log: None,
         };
-        let addressed = front.channel.call(Request::SetVringAddr(addr));
+        let addressed = front.connection.call(Request::SetVringAddr(addr));
         if addressed.is_ok() {
             let request = front.kick_request(0);
-            let started = front.channel.call(request);
+            let started = front.connection.call(request);
             if !is_taken {
                 started.expect_err("no memory there");
             } else if started.is_ok() {

@@ -19,7 +19,8 @@ use disk_image::{ImageDisk, ImageOptions};
 use held_fs::{Gate, HeldFs, Kind};
 use sidecore::IdlePolicy;
 use vhost_blk::queue::{Op, Status};
-use vhost_user::wire::{Inflight, Request};
+use vhost_user::frontend::InflightRegion;
+use vhost_user::wire::Request;
 use vio::blk::{BlockIo, UringFile, UringOptions};
 
 /// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
@@ -149,9 +150,6 @@ fn formats() -> Vec<Format> {
     vec![Format::Buffered, Format::Direct]
 }
 
-/// An inflight region.
-type Region = (Inflight, OwnedFd);
-
 /// One disk, one request that is held, and what is asked for meanwhile.
 #[derive(Clone, Debug)]
 struct Cell {
@@ -166,15 +164,6 @@ struct Cell {
     gate: Gate,
 }
 
-fn inflight() -> Inflight {
-    Inflight {
-        mmap_size: 0,
-        mmap_offset: 0,
-        queues: 1,
-        queue_size: 256,
-    }
-}
-
 impl Cell {
     fn what(&self) -> String {
         let tracked = if self.tracked { "with" } else { "without" };
@@ -185,15 +174,11 @@ impl Cell {
     }
 
     /// A running guest, its inflight region if the cell wants one, and where it hears that the device needs a reset.
-    fn start(&self) -> (Front, Option<Region>, OwnedFd) {
+    fn start(&self) -> (Front, Option<InflightRegion>, OwnedFd) {
         let front = Front::try_connect(&self.socket, 1, 8);
         let mut front = front.expect("the server accepts");
         front.set_features(feature::EVENT_IDX);
-        let region = self.tracked.then(|| {
-            let (shape, file) = front.channel.inflight(inflight()).expect("a region");
-            front.call(Request::SetInflightFd(shape, copy(&file)));
-            (shape, file)
-        });
+        let region = self.tracked.then(|| front.track());
         front.share();
         front.serve(0);
         let err = event();
@@ -220,7 +205,7 @@ impl Cell {
     }
 
     /// Asks, is answered after the release, and finds everything well.
-    fn act(&self, mut front: Front, region: Option<Region>, released: &AtomicBool) {
+    fn act(&self, mut front: Front, region: Option<InflightRegion>, released: &AtomicBool) {
         let what = self.what();
         let (spare, extra) = spare_memory();
         match self.action {
@@ -269,16 +254,21 @@ impl Cell {
     }
 
     /// The connection is lost in mid-request; the same guest's VMM tries until it is served again.
-    fn reconnect(&self, front: Front, region: Option<&Region>, released: &AtomicBool) -> Front {
+    fn reconnect(
+        &self,
+        front: Front,
+        region: Option<&InflightRegion>,
+        released: &AtomicBool,
+    ) -> Front {
         let Front {
-            channel,
+            connection,
             memory,
             layout,
             queues,
             features,
             ..
         } = front;
-        drop(channel);
+        drop(connection);
         let start = Instant::now();
         loop {
             assert!(start.elapsed() < PATIENCE, "no way back: {}", self.what());
@@ -289,9 +279,10 @@ impl Cell {
             assert!(released.load(Ordering::Acquire), "{}", self.what());
             (next.memory, next.layout, next.queues) = (memory, layout, queues);
             next.features = features;
-            next.call(Request::SetFeatures(features));
-            if let Some((shape, file)) = region {
-                next.call(Request::SetInflightFd(*shape, copy(file)));
+            let set = next.connection.set_features(features);
+            set.expect("SET_FEATURES");
+            if let Some(region) = region {
+                next.track_in(region);
             }
             next.share();
             next.start_at_used(0);
@@ -414,7 +405,9 @@ fn waiting(fs: &HeldFs, name: &str, kind: Kind, op: Op) -> (Server, Front, Gate)
 fn send(front: &mut Front, request: Request) {
     let mut sender = vhost_user::channel::Sender::default();
     sender.push(request.encode(true)).expect("room");
-    let flushed = sender.flush(front.channel.socket()).expect("a connection");
+    let flushed = sender
+        .flush(front.connection.socket())
+        .expect("a connection");
     assert_eq!(flushed, vhost_user::channel::Flushed::All);
 }
 

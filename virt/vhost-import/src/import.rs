@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_mem::GuestRam;
 use rustix::event::{EventfdFlags, eventfd};
+use vhost_user::frontend::Connection;
 use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
 
-use crate::connection::Connection;
 use crate::error::ImportError;
 use crate::handshake::{self, RingFds, ring};
 use crate::link::Link;
@@ -27,8 +27,6 @@ const MAX_QUEUES: u16 = 16;
 /// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing to wait for but the kernel, which
 /// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
 const END_LIMIT: Duration = Duration::from_secs(1);
-/// Between two tries to connect while nobody listens yet.
-const CONNECT_RETRY: Duration = Duration::from_millis(20);
 
 /// How a back end is used.
 #[derive(Clone, Debug)]
@@ -120,7 +118,13 @@ impl Import {
         );
         let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
         let memory = Memory::new(ram);
-        let mut connection = open(&config, &shared)?;
+        let cancel = Some(shared.cancel.clone());
+        let limit = config.reply_limit;
+        let opened = Connection::open_within(config.patience, &config.path, cancel, limit);
+        let mut connection = opened.map_err(|source| ImportError::Connect {
+            path: config.path.clone(),
+            source,
+        })?;
         let offer = handshake::negotiate(&mut connection, &memory, queues, queue_size)?;
         let own_kick = kick
             .iter()
@@ -161,20 +165,6 @@ impl Import {
 
     fn is_stopped(&self, number: u64) -> bool {
         self.is_overdue || self.shared.is_done(number)
-    }
-}
-
-fn open(config: &ImportConfig, shared: &Shared) -> Result<Connection, ImportError> {
-    let deadline = Instant::now() + config.patience;
-    loop {
-        match Connection::open(&config.path, shared.cancel.clone(), config.reply_limit) {
-            Ok(connection) => return Ok(connection),
-            Err(source) if Instant::now() >= deadline => {
-                let path = config.path.clone();
-                return Err(ImportError::Connect { path, source });
-            }
-            Err(_) => std::thread::sleep(CONNECT_RETRY),
-        }
     }
 }
 

@@ -9,8 +9,8 @@
 //! ```
 //! The data path does not come here at all: neither the VMM's threads nor its sidecore see a request. Here is the control path.
 //! Reading order: [`Import`] (the owner's handle, never blocks), `link` (the thread that talks, and connects again),
-//! `handshake` (which messages, in which order), `connection` (one request and its reply, bounded in time), `memory` (what is
-//! shared, ring addresses).
+//! `handshake` (what a back end must offer), `memory` (what is shared, ring addresses). Requests and their order are
+//! [`vhost_user::frontend`]'s.
 //!
 //! **Start.** [`Import::connect`] negotiates once, in the caller's thread, and fails with what is missing. The device then offers
 //! what that back end offered, for as long as it lives.
@@ -29,7 +29,6 @@
 //! (IOTLB messages), a configuration that changes at run time (BACKEND_REQ), migration. None of them is offered to the guest.
 #![forbid(unsafe_code)]
 
-mod connection;
 mod error;
 mod handshake;
 mod import;
@@ -39,5 +38,5 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use error::{CallError, ImportError};
+pub use error::ImportError;
 pub use import::{Import, ImportConfig};

@@ -10,14 +10,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost_user::chain;
-use vhost_user::wire::ProtocolFeatures;
+use vhost_user::frontend::{CallError, Connection, InflightRegion};
+use vhost_user::wire::{ProtocolFeatures, RequestId, feature as vhost};
 use vio::feature;
 
-use crate::connection::{Connection, timespec};
 use crate::error::ImportError;
-use crate::handshake::{self, InflightRegion, Offer, RingFds, StartError};
+use crate::handshake::{self, Offer, RingFds, ring};
 use crate::import::ImportConfig;
 use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
@@ -31,6 +31,23 @@ const STEADY: Duration = Duration::from_millis(100);
 /// Lines of log about the connection at once, and the time for which each more has to wait.
 const LINES: u32 = 20;
 const LINE_EVERY: Duration = Duration::from_secs(1);
+
+/// What went wrong while rings were started.
+enum StartError {
+    /// Another connection may do better.
+    Connection(CallError),
+    /// The device cannot go on.
+    Broken(ImportError),
+}
+
+impl From<CallError> for StartError {
+    fn from(error: CallError) -> Self {
+        match error.is_of_the_connection() {
+            true => Self::Connection(error),
+            false => Self::Broken(error.into()),
+        }
+    }
+}
 
 /// Where the rings go on.
 #[derive(Debug)]
@@ -221,7 +238,7 @@ impl Link {
         // It has stopped when its last request has ended, and a disk may take long over that. Until it says so it may write the
         // guest's memory: to go on without its answer, by closing the socket, would let it.
         connection.limit = None;
-        match handshake::stop_rings(connection, &active.activation.rings) {
+        match stop_rings(connection, &active.activation.rings) {
             Ok(bases) => {
                 connection.limit = Some(self.config.reply_limit);
                 active.positions = Positions::Known(bases);
@@ -261,7 +278,7 @@ impl Link {
     fn connect_again(&mut self) {
         let opened = Connection::open(
             &self.config.path,
-            self.shared.cancel.clone(),
+            Some(self.shared.cancel.clone()),
             self.config.reply_limit,
         );
         let made = opened
@@ -312,10 +329,13 @@ impl Link {
     }
 
     fn wait(&mut self) {
-        let timeout = self
-            .connection
-            .is_none()
-            .then(|| timespec(self.reconnect.at.saturating_duration_since(Instant::now())));
+        let timeout = match self.connection {
+            Some(_) => None,
+            // At most `RETRY_LAST`.
+            None => {
+                Timespec::try_from(self.reconnect.at.saturating_duration_since(Instant::now())).ok()
+            }
+        };
         let mut fds = vec![
             PollFd::new(self.shared.bell_fd(), PollFlags::IN),
             PollFd::new(&self.fds.err, PollFlags::IN),
@@ -352,41 +372,55 @@ impl Active {
     ) -> Result<(), StartError> {
         let rings = &self.activation.rings;
         let is_restart = matches!(self.positions, Positions::ByUsedIndex);
-        handshake::set_features(connection, self.activation.features)?;
+        connection.set_features(self.activation.features | vhost::PROTOCOL_FEATURES)?;
         if !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
             self.inflight = None;
         } else if self.inflight.is_none() && (!is_restart || is_quiet(memory, rings)) {
             let queues = rings.iter().map(|ring| ring.index + 1).max().unwrap_or(1);
             let size = rings.iter().map(|ring| ring.size).max().unwrap_or(1);
-            self.inflight = Some(handshake::inflight_region(connection, queues, size)?);
+            self.inflight = Some(connection.new_inflight(queues, size)?);
         }
         let in_order = self.activation.features & feature::IN_ORDER != 0;
         if is_restart && self.inflight.is_none() && !in_order && !is_quiet(memory, rings) {
             return Err(StartError::Broken(ImportError::Lost));
         }
-        let base = |(at, ring): (usize, &RingPlace)| match &self.positions {
+        let base = |at: usize, ring: &RingPlace| match &self.positions {
             Positions::Fresh => 0,
             Positions::Known(bases) => bases[at],
             Positions::ByUsedIndex => memory.used_idx(ring),
         };
-        let rings: Vec<(RingPlace, u16)> = rings
+        let rings: Vec<_> = rings
             .iter()
             .enumerate()
-            .map(|ring| (ring.1.clone(), base(ring)))
+            .map(|(at, ring)| fds.ring(ring, base(at, ring)))
             .collect();
         // From the first of its messages on the back end may take buffers.
         self.positions = Positions::ByUsedIndex;
-        handshake::start_rings(connection, self.inflight.as_ref(), &rings, fds)?;
+        if let Some(region) = &self.inflight {
+            connection.give_inflight(region)?;
+        }
+        connection.start_rings(&rings)?;
         if is_restart {
             // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
             // for it; one signal too many is harmless.
-            for (ring, _) in &rings {
-                handshake::ring(&fds.kick[usize::from(ring.index)]);
-                handshake::ring(&fds.call[usize::from(ring.index)]);
+            for at in rings.iter().map(|ring| usize::from(ring.index)) {
+                ring(&fds.kick[at]);
+                ring(&fds.call[at]);
             }
         }
         Ok(())
     }
+}
+
+/// Stops the rings; where each stands.
+fn stop_rings(connection: &mut Connection, rings: &[RingPlace]) -> Result<Vec<u16>, CallError> {
+    let mut bases = Vec::with_capacity(rings.len());
+    for ring in rings {
+        let base = connection.stop_ring(ring.index.into())?;
+        let request = RequestId::GET_VRING_BASE;
+        bases.push(u16::try_from(base).map_err(|_| CallError::Refused { request })?);
+    }
+    Ok(bases)
 }
 
 /// Whether every buffer made available has come back.

@@ -3,8 +3,7 @@
 //! A region's *user address* is a name both sides agree upon, for ring addresses; ours says nothing about where this
 //! process has mapped anything.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 
 use guest_mem::{Gpa, GuestRam, PhysMem};
 use vhost_user::wire::MemRegion;
@@ -46,9 +45,9 @@ impl Memory {
         self.0.regions().iter().map(region).collect()
     }
 
-    /// A descriptor of the memory file, to be sent.
-    pub fn file(&self) -> io::Result<OwnedFd> {
-        self.0.memfd().try_clone_to_owned()
+    /// The memory file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.memfd()
     }
 
     /// A ring as the driver described it, if it lies in memory (virtio 1.2 §2.7; lengths with the event index words).

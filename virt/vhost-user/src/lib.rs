@@ -10,10 +10,11 @@
 //! socket ◀─ channel::Sender ◀──── Message ◀────┴──── Session::finish ◀─────────────┘
 //! ```
 //! Reading order: [`wire`] (layouts, [`wire::Request`]), [`channel`] (bytes and descriptors, never blocking),
-//! [`backend`] (the session: order, values, negotiation), [`frontend`] (the other side, for clients);
+//! [`backend`] (the session: order, values, negotiation), [`frontend`] (the other side: a socket whose
+//! user waits for replies, and the order of requests);
 //! apart from them, [`inflight`] (what a back end keeps for its successor, in case it is killed).
 //!
-//! **Who calls.** One thread per connection at a time, which may be a sidecore: nothing blocks, nothing
+//! **Who calls.** One thread per connection at a time, which may be a sidecore: but for a front end's requests nothing blocks, nothing
 //! locks, and one call does a bounded amount of work. The session does no I/O at all, so a sequence of
 //! messages always gives the same replies and events.
 //!

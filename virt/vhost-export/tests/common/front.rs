@@ -4,15 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
-use vhost_blk::channel::{Channel, ChannelError};
+use vhost_blk::client::ring;
 use vhost_blk::layout::Layout;
 use vhost_blk::memory::Memory;
 use vhost_blk::queue::{Extent, Op, Queue, SECTOR};
-use vhost_blk::ring::feature as ring;
-use vhost_user::frontend::Reply;
-use vhost_user::wire::{
-    MemRegion, ProtocolFeatures, Request, VringAddr, VringFd, VringState, feature as vhost,
-};
+use vhost_blk::ring::feature;
+use vhost_user::frontend::{CallError, Connection, InflightRegion};
+use vhost_user::wire::{MemRegion, ProtocolFeatures, Request, VringFd, feature as vhost};
 
 use vio::blk::SlowControl;
 
@@ -20,7 +18,7 @@ use super::{BLOCK, Io, PATIENCE};
 
 /// See the head of this module.
 pub struct Front {
-    pub channel: Channel,
+    pub connection: Connection,
     pub memory: Memory,
     pub layout: Layout,
     pub queues: Vec<Queue>,
@@ -44,17 +42,15 @@ impl Front {
         Self::try_connect(path, queues, depth).expect("the server accepts")
     }
 
-    pub fn try_connect(path: &Path, queues: u16, depth: u16) -> Result<Self, ChannelError> {
-        let mut channel = Channel::connect(path, PATIENCE)?;
-        channel.call(Request::SetOwner)?;
-        let offered = channel.value(Request::GetFeatures)?;
-        let protocol = ProtocolFeatures(channel.value(Request::GetProtocolFeatures)?);
-        channel.call(Request::SetProtocolFeatures(protocol))?;
-        channel.acks = true;
+    pub fn try_connect(path: &Path, queues: u16, depth: u16) -> Result<Self, CallError> {
+        let opened = Connection::open_within(PATIENCE, path, None, PATIENCE);
+        let mut connection = opened.map_err(CallError::Host)?;
+        let everything = ProtocolFeatures(u64::MAX);
+        let offered = connection.negotiate(Some(everything))?.features;
         let layout = Layout::new(queues, 256, depth, BLOCK, false, true);
         let memory = Memory::create(layout.len()).expect("memory");
         Ok(Self {
-            channel,
+            connection,
             memory,
             layout,
             queues: Vec::new(),
@@ -93,15 +89,15 @@ impl Front {
     #[track_caller]
     pub fn call(&mut self, request: Request) {
         let id = request.id();
-        let called = self.channel.call(request);
+        let called = self.connection.call(request);
         called.unwrap_or_else(|error| panic!("{id}: {error}"));
     }
 
     #[track_caller]
     pub fn refused(&mut self, request: Request) {
         let id = request.id();
-        match self.channel.call(request) {
-            Err(ChannelError::Refused { .. }) => {}
+        match self.connection.call(request) {
+            Err(CallError::Refused { .. }) => {}
             other => panic!("{id} was not refused: {other:?}"),
         }
     }
@@ -112,7 +108,7 @@ impl Front {
         super::until("the connection ends", || {
             let mut bytes = [0; 64];
             let flags = rustix::net::RecvFlags::DONTWAIT;
-            match rustix::net::recv(self.channel.socket(), &mut bytes, flags) {
+            match rustix::net::recv(self.connection.socket(), &mut bytes, flags) {
                 Ok((0, _)) => true,
                 Ok(_) | Err(rustix::io::Errno::AGAIN) => false,
                 Err(_) => true,
@@ -123,17 +119,18 @@ impl Front {
     /// SET_FEATURES, and fresh rings for them.
     #[track_caller]
     pub fn set_features(&mut self, ring_features: u64) {
-        let rings = ring::EVENT_IDX | ring::INDIRECT | ring::PACKED | ring::IN_ORDER;
+        let rings = feature::EVENT_IDX | feature::INDIRECT | feature::PACKED | feature::IN_ORDER;
         let features = self.offered & !rings | ring_features;
         assert_eq!(features & !self.offered, 0, "it is not offered");
         self.features = features | vhost::PROTOCOL_FEATURES;
-        self.call(Request::SetFeatures(self.features));
+        let set = self.connection.set_features(self.features);
+        set.expect("SET_FEATURES");
         self.fresh_rings();
     }
 
     /// Rings as after the guest's reset.
     pub fn fresh_rings(&mut self) {
-        let is_packed = self.features & ring::PACKED != 0;
+        let is_packed = self.features & feature::PACKED != 0;
         let (queues, depth) = (self.layout.queues, self.layout.depth);
         self.layout = Layout::new(queues, 256, depth, BLOCK, is_packed, true);
         self.memory.zero(0, self.layout.rings_len());
@@ -155,32 +152,37 @@ impl Front {
         self.call(Request::SetMemTable(table));
     }
 
+    /// A region of requests in flight, which the server has from now on.
+    #[track_caller]
+    pub fn track(&mut self) -> InflightRegion {
+        let (queues, size) = (self.layout.queues, self.layout.ring_size);
+        let region = self.connection.new_inflight(queues, size);
+        let region = region.expect("a region");
+        self.track_in(&region);
+        region
+    }
+
+    #[track_caller]
+    pub fn track_in(&mut self, region: &InflightRegion) {
+        let given = self.connection.give_inflight(region);
+        given.expect("it is taken");
+    }
+
     /// SET_VRING_NUM, BASE and ADDR of a ring whose driver has got where it has.
     #[track_caller]
     pub fn describe(&mut self, queue: u16) {
-        let own = &mut self.queues[usize::from(queue)];
-        let base = own.ring().available_base();
+        let base = self.own_base(queue);
         let size = self.layout.ring_size;
         self.place(queue, size, base);
     }
 
     #[track_caller]
     pub fn place(&mut self, queue: u16, size: u16, base: u32) {
-        let index = queue.into();
-        let places = self.layout.places(queue);
-        let addr = VringAddr {
-            index,
-            desc: self.layout.user(places.desc),
-            avail: self.layout.user(places.driver),
-            used: self.layout.user(places.device),
-            log: None,
-        };
-        let num = size.into();
-        self.call(Request::SetVringNum(VringState { index, num }));
-        self.call(Request::SetVringBase(VringState { index, num: base }));
-        self.call(Request::SetVringAddr(addr));
-        let call = copy(self.queues[usize::from(queue)].call_fd());
-        self.call(Request::SetVringCall(fd(queue, Some(call))));
+        let own = &self.queues[usize::from(queue)];
+        let mut ring = ring(&self.layout, queue as u8, own, base);
+        ring.size = size;
+        let described = self.connection.describe(&ring);
+        described.expect("the ring is described");
     }
 
     pub fn kick_request(&self, queue: u16) -> Request {
@@ -257,11 +259,8 @@ impl Front {
     /// GET_VRING_BASE.
     #[track_caller]
     pub fn stop(&mut self, queue: u16) -> u32 {
-        let index = queue.into();
-        match self.channel.call(Request::GetVringBase { index }) {
-            Ok(Some(Reply::RingBase(state))) => state.num,
-            other => panic!("GET_VRING_BASE: {other:?}"),
-        }
+        let base = self.connection.ring_base(queue.into());
+        base.expect("GET_VRING_BASE")
     }
 
     pub fn own_base(&mut self, queue: u16) -> u32 {
@@ -281,18 +280,19 @@ impl Front {
     #[track_caller]
     pub fn connect_again(old: Self, path: &Path) -> Self {
         let Self {
-            channel,
+            connection,
             memory,
             layout,
             queues,
             features,
             ..
         } = old;
-        drop(channel);
+        drop(connection);
         let mut front = Self::connect(path, layout.queues, layout.depth);
         (front.memory, front.layout, front.queues) = (memory, layout, queues);
         front.features = features;
-        front.call(Request::SetFeatures(features));
+        let set = front.connection.set_features(features);
+        set.expect("SET_FEATURES");
         front.share();
         front
     }

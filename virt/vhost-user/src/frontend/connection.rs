@@ -1,39 +1,48 @@
 //! One connected socket: a request, and where the protocol has one, its reply, both bounded in time.
 //!
-//! Called by the link thread, and by whoever makes the device before that thread exists. A wait ends with the reply, the
-//! limit, or the *cancel* descriptor becoming readable, whichever comes first.
+//! One thread's, which blocks. A wait ends with the reply, the limit, or the *cancel* descriptor becoming readable, whichever
+//! comes first.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use vhost_user::channel::{Flushed, Receiver, Sender};
-use vhost_user::frontend::{Reply, expects_reply};
-use vhost_user::wire::{Request, RequestId};
 
-use crate::error::CallError;
+use super::{CallError, Reply, expects_reply};
+use crate::channel::{Flushed, Receiver, Sender};
+use crate::wire::{ProtocolFeatures, Request, RequestId};
+
+/// Between two tries to connect while nobody listens yet.
+const RETRY: Duration = Duration::from_millis(5);
 
 /// A connected control socket.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     socket: OwnedFd,
     sender: Sender,
     receiver: Receiver,
-    cancel: Arc<OwnedFd>,
+    cancel: Option<Arc<OwnedFd>>,
     /// How long a reply may take; `None`: as long as it takes.
     pub limit: Option<Duration>,
-    /// REPLY_ACK is negotiated: every request without a reply of its own asks for one.
-    pub acks: bool,
+    /// Acknowledged. With REPLY_ACK every request without a reply of its own asks for one.
+    pub(super) protocol: ProtocolFeatures,
+    /// Bit 30 is acknowledged: rings are enabled by a request.
+    pub(super) enables_rings: bool,
 }
 
 impl Connection {
-    /// Connects to `path`, without waiting for a listener that is busy.
-    pub fn open(path: &Path, cancel: Arc<OwnedFd>, limit: Duration) -> io::Result<Self> {
+    /// Connects to `path`, without waiting for a listener that is busy. Each reply may take `limit`; what waits for one ends
+    /// when `cancel` becomes readable.
+    ///
+    /// # Errors
+    /// Nobody listens, or not now.
+    pub fn open(path: &Path, cancel: Option<Arc<OwnedFd>>, limit: Duration) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -43,8 +52,28 @@ impl Connection {
             receiver: Receiver::default(),
             cancel,
             limit: Some(limit),
-            acks: false,
+            protocol: ProtocolFeatures::NONE,
+            enables_rings: false,
         })
+    }
+
+    /// As [`open`](Self::open), again and again for `patience`.
+    ///
+    /// # Errors
+    /// As those of [`open`](Self::open), the last.
+    pub fn open_within(
+        patience: Duration,
+        path: &Path,
+        cancel: Option<Arc<OwnedFd>>,
+        limit: Duration,
+    ) -> io::Result<Self> {
+        let start = Instant::now();
+        loop {
+            match Self::open(path, cancel.clone(), limit) {
+                Err(_) if start.elapsed() < patience => thread::sleep(RETRY),
+                other => return other,
+            }
+        }
     }
 
     /// The socket, to see when the back end goes away.
@@ -53,10 +82,14 @@ impl Connection {
     }
 
     /// Sends a request and waits for its reply, if there is to be one. `None` where there is none.
+    ///
+    /// # Errors
+    /// [`CallError`].
     pub fn call(&mut self, request: Request) -> Result<Option<Reply>, CallError> {
         let id = request.id();
         let deadline = self.limit.map(|limit| Instant::now() + limit);
-        let asks = self.acks && !expects_reply(id, false);
+        let acks = self.protocol.contains(ProtocolFeatures::REPLY_ACK);
+        let asks = acks && !expects_reply(id, false);
         self.sender
             .push(request.encode(asks))
             .map_err(|error| broken(id, &error))?;
@@ -90,6 +123,9 @@ impl Connection {
     }
 
     /// A request whose reply is a number.
+    ///
+    /// # Errors
+    /// [`CallError`].
     pub fn value(&mut self, request: Request) -> Result<u64, CallError> {
         let id = request.id();
         match self.call(request)? {
@@ -99,6 +135,9 @@ impl Connection {
     }
 
     /// Between requests: nothing may come, so what the socket has is its end.
+    ///
+    /// # Errors
+    /// What it has, in words.
     pub fn check_idle(&mut self) -> Result<(), String> {
         match self.receiver.receive(&self.socket) {
             Ok(None) => Ok(()),
@@ -113,29 +152,24 @@ impl Connection {
         events: PollFlags,
         deadline: Option<Instant>,
     ) -> Result<(), CallError> {
-        let timeout =
-            deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
-        let mut fds = [
-            PollFd::new(&self.socket, events),
-            PollFd::from_borrowed_fd(self.cancel.as_fd(), PollFlags::IN),
-        ];
+        // More than a `Timespec` holds is for ever.
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = vec![PollFd::new(&self.socket, events)];
+        if let Some(cancel) = &self.cancel {
+            fds.push(PollFd::new(cancel, PollFlags::IN));
+        }
         match poll(&mut fds, timeout.as_ref()) {
             Ok(0) => match self.limit {
                 Some(limit) => Err(CallError::Timeout { request, limit }),
                 None => Ok(()),
             },
-            Ok(_) if !fds[1].revents().is_empty() => Err(CallError::Cancelled { request }),
+            Ok(_) if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) => {
+                Err(CallError::Cancelled { request })
+            }
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(broken(request, &errno)),
         }
-    }
-}
-
-pub(crate) fn timespec(time: Duration) -> Timespec {
-    Timespec {
-        // A wait of more than an hour is over sooner, and goes on.
-        tv_sec: time.as_secs().min(3600) as i64,
-        tv_nsec: time.subsec_nanos().into(),
     }
 }
 
