@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use dma_trace::{Action, Trace, ftrace, reuse};
 use lab::kernel::Modules;
-use lab::packages::Packages;
+use lab::packages::{Needs, Packages};
 use lab::{Lab, LabConfig};
 
 /// Records the page sequence of a stock kernel's DMA mapping in the lab.
@@ -79,7 +79,7 @@ const NET_UP: &str = "ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up";
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let packages = Packages::get(&|line| eprintln!("dma-trace: {line}"))?;
+    let packages = Packages::get(&Needs::default(), &|line| eprintln!("dma-trace: {line}"))?;
     let config = LabConfig {
         memory_mib: 512,
         cpus: 1,
@@ -100,7 +100,9 @@ fn main() -> Result<()> {
     };
     let lab = Lab::start(&config)?;
     shell(&lab, TRACE_ON)?;
-    for module in Modules::below(&packages.modules())?.in_load_order(&[args.device.module()])? {
+    for module in
+        Modules::below(&packages.host().modules())?.in_load_order(&[args.device.module()])?
+    {
         let inside = format!("/tmp/{}.ko", module.name);
         lab.push_bytes(&module.data, &inside, 0o644)?;
         // What the image loaded already is refused here, and the driver itself is checked by its interface.
@@ -119,7 +121,7 @@ fn main() -> Result<()> {
     let text = String::from_utf8(lab.pull_bytes("/sys/kernel/tracing/trace")?)
         .context("the kernel's trace is not text")?;
     lab.shutdown()?;
-    write(&args, packages.kernel_release(), &text)
+    write(&args, packages.host().release(), &text)
 }
 
 fn write(args: &Args, kernel: &str, text: &str) -> Result<()> {
