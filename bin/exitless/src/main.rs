@@ -4,23 +4,18 @@
 //! module of its own. Exit status: what the subcommand says ([`ending`]), 2 for a request that could not start
 //! (one line on stderr says why), 1 for a failure under way.
 
-mod acpi;
-mod console;
 mod demo;
 mod doctor;
 mod ending;
 mod image_lock;
-mod irq;
 mod lab_cmd;
-mod ledger;
-mod pci;
 mod run;
 mod selftest;
 mod serve;
 mod serve_lab;
 mod system;
+mod terminal;
 mod values;
-mod vm;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

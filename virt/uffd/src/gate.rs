@@ -5,33 +5,38 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use guest_mem::{Hva, PAGE_SIZE};
 
 use crate::{Features, Modes, Protection, Source, Uffd};
 
-/// A second mapping of a register page, for KVM's memory slot.
+/// A mapping of shared memory made for a guest's memory slot alone.
 #[derive(Debug)]
 pub struct SlotMapping {
     hva: Hva,
+    len: usize,
 }
 
 impl SlotMapping {
-    /// Maps the first 4 KiB of `memfd`, shared and writable.
+    /// Maps `len` bytes of `memfd` from `offset` (multiples of 4 KiB), shared and writable.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
-    pub fn new(memfd: BorrowedFd<'_>) -> io::Result<Self> {
+    pub fn new(memfd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Self> {
+        let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        let offset = libc::off_t::try_from(offset).map_err(too_large)?;
+        let len = usize::try_from(len).map_err(too_large)?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                PAGE_SIZE as usize,
+                len,
                 prot,
                 libc::MAP_SHARED,
                 memfd.as_raw_fd(),
-                0,
+                offset,
             )
         };
         if start == libc::MAP_FAILED {
@@ -39,10 +44,29 @@ impl SlotMapping {
         }
         Ok(Self {
             hva: Hva::new(start.expose_provenance() as u64),
+            len,
         })
     }
 
-    /// Where the page is mapped: `userspace_addr` of the memory slot.
+    /// The first 4 KiB of `memfd`: a register page.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_page(memfd: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::new(memfd, 0, PAGE_SIZE)
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether it has no bytes, which mmap(2) refuses.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where it begins: `userspace_addr` of the memory slot.
     pub fn hva(&self) -> Hva {
         self.hva
     }
@@ -51,9 +75,9 @@ impl SlotMapping {
 impl Drop for SlotMapping {
     fn drop(&mut self) {
         let start = std::ptr::with_exposed_provenance_mut(self.hva.raw() as usize);
-        // SAFETY: our own mapping, of which no pointer or reference was made in this process; a KVM slot
-        // that still names it finds nothing there and faults the guest.
-        unsafe { libc::munmap(start, PAGE_SIZE as usize) };
+        // SAFETY: our own mapping, of which no pointer or reference was made in this process; whoever lends it
+        // to a memory slot keeps it as long.
+        unsafe { libc::munmap(start, self.len) };
     }
 }
 
@@ -63,7 +87,7 @@ impl Drop for SlotMapping {
 pub struct WriteGate {
     // Before the mapping, which is to outlast its registration.
     uffd: Uffd,
-    mapping: SlotMapping,
+    mapping: Arc<SlotMapping>,
     is_protected: bool,
 }
 
@@ -73,17 +97,13 @@ impl WriteGate {
     /// A store meets the protection in kernel mode (KVM resolves the guest's fault): see [`Source::Kernel`].
     ///
     /// # Errors
-    /// The mapping back, and the kernel's reason with what to do: no permission for kernel-mode faults, or
-    /// no such feature.
-    pub fn new(mapping: SlotMapping) -> Result<Self, (SlotMapping, io::Error)> {
-        match watch(&mapping) {
-            Ok(uffd) => Ok(Self {
-                uffd,
-                mapping,
-                is_protected: false,
-            }),
-            Err(error) => Err((mapping, error)),
-        }
+    /// The kernel's reason with what to do: no permission for kernel-mode faults, or no such feature.
+    pub fn new(mapping: Arc<SlotMapping>) -> io::Result<Self> {
+        Ok(Self {
+            uffd: watch(&mapping)?,
+            mapping,
+            is_protected: false,
+        })
     }
 
     /// What is watched.

@@ -35,7 +35,7 @@ fn watched(file: &OwnedFd, features: Features, modes: Modes) -> Option<(Uffd, Sl
             return None;
         }
     };
-    let page = SlotMapping::new(file.as_fd()).expect("a mapping");
+    let page = SlotMapping::of_page(file.as_fd()).expect("a mapping");
     // SAFETY: the mapping is dropped after the descriptor by every test; only atomics reach into it.
     unsafe { uffd.register(page.hva(), PAGE, modes) }.expect("registered");
     Some((uffd, page))
@@ -160,7 +160,7 @@ fn an_unregistered_range_is_refused() {
     let Some((uffd, _page)) = watched(&file, Features::MISSING_SHARED, Modes::MISSING) else {
         return;
     };
-    let other = SlotMapping::new(file.as_fd()).unwrap();
+    let other = SlotMapping::of_page(file.as_fd()).unwrap();
     assert!(uffd.zero(other.hva(), PAGE).is_err());
     let protected = uffd.write_protect(other.hva(), PAGE, Protection::WriteProtected);
     assert!(protected.is_err());
@@ -169,9 +169,9 @@ fn an_unregistered_range_is_refused() {
 #[test]
 fn the_gate_counts_the_stores_that_waited_and_lets_them_through() {
     let file = file();
-    let mut gate = match WriteGate::new(SlotMapping::new(file.as_fd()).unwrap()) {
+    let mut gate = match WriteGate::new(SlotMapping::of_page(file.as_fd()).unwrap().into()) {
         Ok(gate) => gate,
-        Err((_, error)) => return eprintln!("skipped: {error}"),
+        Err(error) => return eprintln!("skipped: {error}"),
     };
     let word = word(gate.mapping());
     assert_eq!(gate.unprotect().unwrap(), 0, "it is open");

@@ -106,7 +106,7 @@ impl Figures {
             ),
         );
         this.set("host", host.label());
-        this.set("machine", crate::ledger::conditions::cpu_model());
+        this.set("machine", exit_ledger::conditions::cpu_model());
         this.set("kernel", host.kernel_release()?);
         this.set(
             "commit",

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::sink::Sink;
+use console::sink::Sink;
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 /// Messages left out since that was last said.

@@ -1,8 +1,7 @@
 //! How the process ends: what asks for it, what it may wait for, and what its exit status says.
 //!
 //! * [`signals`]: a thread that hears signals whatever else the process does. The first ends in order, another one at once.
-//! * [`sink`]: bytes for a descriptor that somebody else may not read; nobody who must end waits for them.
-//! * [`messages`]: standard error through such a sink.
+//! * [`messages`]: standard error, without waiting for whoever reads it.
 //! * [`storage`]: waiting for disks whose requests the host does not finish, and saying so.
 //!
 //! Exit statuses of `run` and `serve`:
@@ -19,12 +18,11 @@
 
 pub mod messages;
 pub mod signals;
-pub mod sink;
 pub mod storage;
 
 use std::time::Duration;
 
-use crate::console::terminal;
+use crate::terminal::raw;
 
 /// A sidecore stopped answering, or panicked.
 pub const STATUS_STUCK: u8 = 4;
@@ -40,7 +38,7 @@ pub const WRITE_LIMIT: Duration = Duration::from_millis(500);
 /// Ends the process here and now: the terminal is given back, messages have [`WRITE_LIMIT`], and nothing is joined or dropped.
 /// The kernel cancels what is in flight and takes back the rest.
 pub fn leave(status: u8) -> ! {
-    terminal::restore();
+    raw::restore();
     messages::finish(WRITE_LIMIT);
     // SAFETY: ends the process; no code of this process runs afterwards, so nothing can observe what was not dropped.
     unsafe { libc::_exit(i32::from(status)) }

@@ -7,20 +7,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use guest_mem::GuestRam;
-use kvm_ioctls::VmFd;
 
-use crate::irq::msi::KvmMsi;
-use crate::pci::port::FunctionPort;
-use crate::vm::bus::BusDevice;
-use crate::vm::control::Control;
-use crate::vm::exits::ExitLedger;
-use crate::vm::kvm::KvmRoutes;
-use crate::vm::platform::MarkerSink;
+use kvm::Vm;
+use kvm::control::Control;
+use kvm::exits::ExitLedger;
+use kvm::msi::KvmMsi;
+use kvm::routes::KvmRoutes;
+use pci::bus::PciBus;
+use platform::bus::BusDevice;
+use platform::power::MarkerSink;
 
 /// What devices are built from.
 pub struct Parts<'a> {
     /// The machine.
-    pub vm: &'a Arc<VmFd>,
+    pub vm: &'a Arc<Vm>,
     /// A vCPU's descriptor per vCPU: for statistics, and for the coalesced-MMIO ring.
     pub vcpus: &'a [BorrowedFd<'a>],
     /// Guest RAM; clone it to keep it.
@@ -33,13 +33,13 @@ pub struct Parts<'a> {
     pub control: &'a Arc<Control>,
     /// Exits to user space by cause.
     pub exits: &'a ExitLedger,
+    /// Where functions are plugged in.
+    pub bus: &'a PciBus,
 }
 
 /// What devices give the machine.
 #[derive(Default)]
 pub struct Attached {
-    /// PCI functions in slot order, from 00:01.0.
-    pub functions: Vec<Arc<dyn FunctionPort>>,
     /// What answers exits on the VT-d register page.
     pub iommu_page: Option<Arc<dyn BusDevice>>,
     /// The DMAR table.

@@ -16,8 +16,8 @@ use super::net::NetConfig;
 use super::remote_disk::RemoteDiskConfig;
 use crate::values::keys::Keys;
 use crate::values::size;
-use crate::vm::boot::{self, KernelKind};
-use crate::vm::vcpu;
+use kvm::vcpu;
+use platform::boot::{self, KernelKind};
 
 pub use super::disk::Misbehave;
 pub use super::net::NetBackend;

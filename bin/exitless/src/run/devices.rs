@@ -6,33 +6,34 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use guest_mem::{Iova, SourceId};
+use guest_mem::{Iova, NoIommu, SourceId};
+use kvm::doorbells::KvmDoorbells;
+use kvm::register_page;
+use machine::port::{OwnedFunction, UnitRegisters};
+use machine::{FunctionShape, ResolveFunction, Wires};
+use platform::interrupt::InterruptSink;
+use platform::layout;
 use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{
     Blk, BlkConfig, BlockIo, LatencyDisk, Misbehave as Rogue, Transfer, UringFile, UringOptions,
 };
 use vio::net::{Net, NetIo, Responder, Tap};
+use virtio_pci::VirtioFunction;
+use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
+use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::{Attached, Parts, Running};
+use super::composed::{Functions, Owner, Request, Units};
 use super::config::{Config, Disk, Misbehave, NetBackend};
 use super::disk::DiskConfig;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::net::NetConfig;
 use super::remote;
 use crate::ending::storage::{self, Dropping, Names};
-use crate::irq::msi::MsiSink;
-use crate::pci::port::FunctionPort;
-use crate::pci::virtio::function::VirtioFunction;
-use crate::pci::virtio::port::OwnedFunction;
-use crate::vm::bus::BusDevice;
-use crate::vm::control::{Control, End};
-use crate::vm::doorbells::Doorbells;
-use crate::vm::iommu_bus::IommuRegisters;
-use crate::vm::iommu_port::IommuPort;
-use crate::vm::owner::{Owner, Request};
-use crate::vm::{iommu_slot, layout};
+use kvm::control::{Control, End};
+use platform::bus::BusDevice;
 
 /// Asynchronous pieces in flight, all devices together: 16 queues of 256 requests, and room for long ones.
 const MAX_LEASES: usize = 16384;
@@ -51,10 +52,11 @@ const ROGUE_IOVA: u64 = 0x10_0000_0000;
 
 /// Builds everything `config` asks for and starts the sidecore. Takes files out of the configuration.
 pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
-    let messages: Arc<dyn MsiSink> = parts.msi.clone();
-    let iommu = iommu(config, parts)?;
+    let messages: Arc<dyn InterruptSink> = parts.msi.clone();
     let mut owner =
-        Owner::new("vm", parts.ram.clone(), iommu, messages).with_drain_limit(config.drain_limit);
+        Owner::new("vm", parts.ram.clone(), messages).with_drain_limit(config.drain_limit);
+    let unit = owner.add_unit(iommu(config, parts)?);
+    let mut plugs = Plugs::new(&mut owner, unit);
     let mut forwarded = Vec::new();
     let mut names = Names::new();
     for disk in std::mem::take(&mut config.disks) {
@@ -62,33 +64,39 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
             Disk::File(disk) => {
                 let name = format!("disk {}", disk.path.display());
                 let device = block(disk, config.dma).with_context(|| name.clone())?;
-                names.insert(owner.functions() as u64, name);
-                add(&mut owner, device.into(), parts)?;
+                let function = VirtioFunction::new(parts.bus.reserve()?, device);
+                let queues = function.queues();
+                let number = plugs.add(Functions::Disk(function), doorbells(parts, queues)?);
+                names.insert(number, name);
             }
             Disk::Remote(disk) => {
                 let name = format!("disk socket={}", disk.socket.display());
-                names.insert(owner.functions() as u64, name);
-                forwarded.push(remote::add(&mut owner, disk, parts)?);
+                let (number, places) = remote::add(&mut plugs, disk, parts)?;
+                names.insert(number, name);
+                forwarded.push(places);
             }
         }
     }
     for net in std::mem::take(&mut config.nets) {
-        add(&mut owner, network(net)?.into(), parts)?;
+        let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
+        let queues = function.queues();
+        plugs.add(Functions::Net(function), doorbells(parts, queues)?);
     }
-    let functions = owner.functions();
+    let plugged = plugs.plugged;
     let core = start(config, owner)?;
     let handle = core.handle(0);
     let monitor = monitor(&core, parts.control, config.watchdog)?;
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded)?;
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = Reporter::new(ledger.clone(), config);
+    for (source, number, shape) in plugged {
+        let port = OwnedFunction::new(handle.clone(), number, shape);
+        parts.bus.plug(source, Arc::new(port));
+    }
     Ok(Attached {
-        functions: (0..functions)
-            .map(|at| Arc::new(OwnedFunction::new(handle.clone(), at)) as Arc<dyn FunctionPort>)
-            .collect(),
         iommu_page: config
             .iommu
-            .map(|_| Arc::new(IommuRegisters::new(handle.clone())) as Arc<dyn BusDevice>),
+            .map(|_| Arc::new(UnitRegisters::new(handle.clone(), unit)) as Arc<dyn BusDevice>),
         dmar: config.iommu.map(|_| dmar_table()),
         marker: Some(ledger),
         running: Some(Box::new(Devices {
@@ -108,17 +116,37 @@ fn dmar_table() -> Vec<u8> {
     ))
 }
 
-/// The n-th function's slot is n + 1: the host bridge has 0.
-pub fn next_source(owner: &Owner) -> Result<SourceId> {
-    let slot = u8::try_from(owner.functions() + 1).context("too many devices")?;
-    Ok(SourceId::new(0, slot, 0))
+/// Functions on their way to an owner that does not run yet, and what their doors need once it does.
+pub struct Plugs<'a> {
+    owner: &'a mut Owner,
+    unit: usize,
+    plugged: Vec<(SourceId, usize, FunctionShape)>,
 }
 
-fn add(owner: &mut Owner, device: vio::AnyDevice, parts: &Parts<'_>) -> Result<()> {
-    let function = VirtioFunction::new(next_source(owner)?, device);
-    let doorbells = Doorbells::new(parts.vm.clone(), function.queues()).context("doorbells")?;
-    owner.add(function, Some(doorbells));
-    Ok(())
+impl<'a> Plugs<'a> {
+    fn new(owner: &'a mut Owner, unit: usize) -> Self {
+        Self {
+            owner,
+            unit,
+            plugged: Vec::new(),
+        }
+    }
+
+    /// Adds `function`; its number.
+    pub fn add(&mut self, function: Functions, doorbells: KvmDoorbells) -> usize {
+        let (source, shape) = (function.get().source(), function.get().shape());
+        let wires = Wires {
+            doorbells: Some(Box::new(doorbells)),
+            pin: None,
+        };
+        let number = self.owner.add(self.unit, function, wires);
+        self.plugged.push((source, number, shape));
+        number
+    }
+}
+
+fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
+    KvmDoorbells::new(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")
 }
 
 fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
@@ -167,22 +195,20 @@ fn network(net: NetConfig) -> Result<Net> {
 }
 
 /// The IOMMU in the mode asked for, its page in a memory slot where the mode has one.
-fn iommu(config: &Config, parts: &Parts<'_>) -> Result<IommuPort> {
+fn iommu(config: &Config, parts: &Parts<'_>) -> Result<Units> {
     let Some(mode) = config.iommu else {
-        return Ok(IommuPort::none(MAX_LEASES));
+        return Ok(Units::None(NoIommu::new(MAX_LEASES)));
     };
     let unit = Unit::new(vtd::Config {
         max_leases: MAX_LEASES,
         drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
         ..vtd::Config::default()
     });
-    match mode {
-        IommuMode::Trap => Ok(IommuPort::trap(unit)),
-        // SAFETY: the port goes to the owner, which is stopped after the last vCPU thread has returned.
-        IommuMode::Logged => unsafe { iommu_slot::logged(unit, parts.vm, parts.vcpus[0].as_fd()) },
-        // SAFETY: as above.
-        IommuMode::Shared => unsafe { iommu_slot::shared(unit, parts.vm) },
-    }
+    Ok(Units::Vtd(match mode {
+        IommuMode::Trap => VtdPort::trap(unit),
+        IommuMode::Logged => register_page::logged(unit, parts.vm, parts.vcpus[0].as_fd())?,
+        IommuMode::Shared => register_page::shared(unit, parts.vm)?,
+    }))
 }
 
 fn start(config: &Config, owner: Owner) -> Result<Sidecore<Owner>> {
@@ -221,9 +247,9 @@ struct Devices {
     _monitor: Monitor,
     reporter: Reporter,
     /// The disks, by the numbers of their functions.
-    names: Names<u64>,
+    names: Names<usize>,
     /// Numbers of functions that have ended, once the machine has.
-    ended: Option<Receiver<u64>>,
+    ended: Option<Receiver<usize>>,
 }
 
 impl Running for Devices {

@@ -7,23 +7,25 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
+use machine::Request;
 use sidecore::{Nanos, Watch};
+use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
+use super::composed::{Owner, Units};
 use super::config::Config;
 use super::devices::OwnerHandle;
 use crate::ending::messages;
-use crate::ledger::account::{KVM_COUNTERS, SidecoreCounts, Snapshot, UserExits};
-use crate::ledger::kvm_stats::VcpuStats;
-use crate::ledger::report::{self, Conditions};
-use crate::ledger::trace::ExitHistogram;
-use crate::ledger::{Ledger, Source, conditions};
-use crate::vm::doorbells::Places;
-use crate::vm::exits::{ExitCause, ExitLedger};
-use crate::vm::layout;
-use crate::vm::owner::Request;
-use crate::vm::platform::MarkerSink;
+use exit_ledger::account::{KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits};
+use exit_ledger::kvm_stats::VcpuStats;
+use exit_ledger::report::{self, Conditions};
+use exit_ledger::trace::ExitHistogram;
+use exit_ledger::{Ledger, Source, conditions};
+use kvm::doorbells::Places;
+use kvm::exits::{ExitCause, ExitLedger};
+use platform::layout;
+use platform::power::MarkerSink;
 
 /// `KVM_GET_STATS_FD`: `_IO(0xAE, 0xce)`.
 const KVM_GET_STATS_FD: u64 = 0xaece;
@@ -129,7 +131,8 @@ impl Source for LedgerSource {
             }
         }
         let histogram = self.histogram.get().and_then(Option::as_ref);
-        let mut owner = self.owner.call(Request::Counts).unwrap_or_default();
+        let counts = |reply| Request::ask(reply, owner_counts);
+        let mut owner = self.owner.call(counts).unwrap_or_default();
         owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
         Snapshot {
             now_ns: Nanos::now().0,
@@ -139,6 +142,38 @@ impl Source for LedgerSource {
             owner,
             sidecore: self.sidecore(),
         }
+    }
+}
+
+/// What the owner, its unit and its functions have counted.
+fn owner_counts(owner: &mut Owner) -> OwnerCounts {
+    let totals = owner.totals();
+    let mut counts = match owner.unit(0) {
+        Some(Units::Vtd(port)) => vtd_counts(port),
+        Some(Units::None(_)) | None => OwnerCounts::default(),
+    };
+    counts.doorbells = totals.doorbells;
+    counts.requests = totals.requests;
+    counts.interrupts = totals.interrupts;
+    counts
+}
+
+fn vtd_counts(port: &VtdPort) -> OwnerCounts {
+    let stats = port.stats();
+    OwnerCounts {
+        logged_writes: port.logged_writes(),
+        gate_faults: port.gate_faults(),
+        iotlb_hits: stats.iotlb_hits,
+        iotlb_misses: stats.iotlb_misses,
+        walks: stats.iotlb_misses + stats.context_walks + stats.leases_rechecked,
+        invalidations: stats.context_invalidations
+            + stats.global_invalidations
+            + stats.domain_invalidations
+            + stats.page_invalidations,
+        waits: stats.waits,
+        leases_drained: stats.waits_parked,
+        faults: stats.faults_recorded + stats.faults_collapsed + stats.faults_dropped,
+        ..OwnerCounts::default()
     }
 }
 

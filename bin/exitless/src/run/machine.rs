@@ -7,43 +7,44 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
+use console::sink::Sink;
+use console::uart::Uart;
 use guest_mem::{Gpa, GuestRam};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm::control::{Control, End};
+use kvm::exits::{ExitCause, ExitLedger};
+use kvm::msi::KvmMsi;
+use kvm::routes::KvmRoutes;
+use kvm::vcpu::{self, Machine};
+use kvm::{Kvm, Vcpu, Vm, cpuid, kick, start_state};
+use pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow, Windows};
+use pci::host_bridge::HostBridge;
+use platform::acpi::{self, AcpiConfig};
+use platform::boot::{self, Payload};
+use platform::bus::{Bus, BusDevice};
+use platform::ioapic::Ioapic;
+use platform::layout;
+use platform::power::{KeyboardReset, Marker, Power};
 
 use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
 use super::devices;
-use crate::acpi::{self, AcpiConfig};
-use crate::console::input::{self, Keyboard};
-use crate::console::terminal::RawMode;
-use crate::console::uart::Uart;
 use crate::ending::messages::{self, say};
 use crate::ending::signals::{Asked, Signals};
-use crate::ending::sink::Sink;
 use crate::ending::{self, LOOK, STATUS_STUCK};
-use crate::irq::ioapic::Ioapic;
-use crate::irq::msi::KvmMsi;
-use crate::pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow};
-use crate::pci::host_bridge::HostBridge;
-use crate::vm::boot::{self, Payload};
-use crate::vm::bus::{Bus, BusDevice};
-use crate::vm::control::{Control, End};
-use crate::vm::exits::{ExitCause, ExitLedger};
-use crate::vm::platform::{KeyboardReset, Marker, Power};
-use crate::vm::vcpu::{self, Machine};
-use crate::vm::{cpuid, kick, kvm, layout, start_state};
+use crate::terminal::input::{self, Keyboard};
+use crate::terminal::raw::RawMode;
 
 /// Runs the machine to its end; the process's exit status.
 pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let kvm = match config.any_kvm {
-        true => kvm::open_for_programs()?,
-        false => kvm::open()?,
+        true => kvm::vm::open_for_programs()?,
+        false => kvm::vm::open()?,
     };
     // Before any thread, so that all inherit the mask.
     let signals = Signals::block(&[]).context("signals cannot be set up")?;
@@ -52,20 +53,23 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     warn_about_cpus(&config);
 
     let ram = ram(config.memory)?;
-    let vm = kvm::create(&kvm)?;
-    // SAFETY: `ram` lives until the end of this function, after every vCPU and the devices; so does its
-    // mapping, whatever clones are left. `vm` may outlive it in clones, but no vCPU runs by then.
-    unsafe { kvm::map_ram(&vm, &ram) }?;
+    let vm = Arc::new(Vm::new(&kvm)?);
+    vm.map_ram(&ram)?;
     let control = Arc::new(Control::new().context("an eventfd")?);
     end_by_signals(signals, control.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
-    let routes = Arc::new(kvm::KvmRoutes::new(vm.clone()));
-    let ioapic = Arc::new(Ioapic::new(msi.clone(), routes.clone()));
+    let routes = Arc::new(KvmRoutes::new(vm.clone()));
+    let ioapic = Arc::new(Ioapic::new(
+        layout::IOAPIC_SOURCE,
+        msi.clone(),
+        routes.clone(),
+    ));
     let vcpus = create_vcpus(&kvm, &vm, config.cpus)?;
+    let bus = Arc::new(pci_bus());
 
     let mut attached = {
-        let descriptors: Vec<_> = vcpus.iter().map(borrow).collect();
+        let descriptors: Vec<_> = vcpus.iter().map(Vcpu::as_fd).collect();
         let parts = Parts {
             vm: &vm,
             vcpus: &descriptors,
@@ -74,6 +78,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
             routes: &routes,
             control: &control,
             exits: &exits,
+            bus: &bus,
         };
         devices::attach(&mut config, &parts)?
     };
@@ -91,18 +96,19 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
             acpi: &acpi,
         },
     )?;
-    start_state::enter(&vcpus[0], entry)?;
+    start_state::enter(vcpus[0].fd(), entry)?;
 
     let (output, on_stdio) = console_output(&mut config)?;
     let uart = Uart::new(ioapic.clone(), layout::COM1_PIN, output.clone()).context("an eventfd")?;
     let uart = Arc::new(uart);
-    let (memory, ports) = buses(&attached, &ioapic, &uart, &control)?;
+    let (memory, ports) = buses(&attached, bus, &ioapic, &uart, &control)?;
     let machine = Machine {
         memory: Arc::new(memory),
         ports: Arc::new(ports),
         ioapic,
         exits: exits.clone(),
         control: control.clone(),
+        say: messages::print,
     };
     let raw = match on_stdio {
         true => console_input(uart, control.clone())?,
@@ -173,24 +179,18 @@ fn ram(memory: u64) -> anyhow::Result<GuestRam> {
     GuestRam::new(&regions).with_context(|| format!("{} MiB of guest RAM", memory >> 20))
 }
 
-fn create_vcpus(kvm: &Kvm, vm: &VmFd, cpus: u8) -> anyhow::Result<Vec<VcpuFd>> {
+fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, cpus: u8) -> anyhow::Result<Vec<Vcpu>> {
     let supported = cpuid::supported(kvm)?;
     let mut vcpus = Vec::new();
     for index in 0..cpus {
-        let vcpu = vm
-            .create_vcpu(u64::from(index))
-            .map_err(kvm::refused("to create a vCPU"))?;
-        vcpu.set_cpuid2(&cpuid::for_vcpu(&supported, index, cpus))
-            .map_err(kvm::refused("the guest's CPUID"))?;
-        start_state::set_msrs(&vcpu)?;
+        let vcpu = Vcpu::new(vm, index)?;
+        vcpu.fd()
+            .set_cpuid2(&cpuid::for_vcpu(&supported, index, cpus))
+            .map_err(kvm::vm::refused("the guest's CPUID"))?;
+        start_state::set_msrs(vcpu.fd())?;
         vcpus.push(vcpu);
     }
     Ok(vcpus)
-}
-
-fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor belongs to `vcpu`, which the result borrows.
-    unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
 }
 
 /// From now on a signal ends the machine.
@@ -229,23 +229,32 @@ fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
     Ok((sink, on_stdio))
 }
 
+/// The bus, with its bridge. All BARs go below 4 GiB: no function here has one that wants more.
+fn pci_bus() -> PciBus {
+    let windows = Windows {
+        low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
+        high: 0..0,
+    };
+    PciBus::new(Arc::new(HostBridge::default()), windows)
+}
+
 /// Who answers at which guest-physical address, and at which port.
 fn buses(
     attached: &Attached,
+    pci: Arc<PciBus>,
     ioapic: &Arc<Ioapic>,
     uart: &Arc<Uart>,
     control: &Arc<Control>,
 ) -> anyhow::Result<(Bus, Bus)> {
-    let mut pci = PciBus::new(Arc::new(HostBridge::new()));
-    for function in &attached.functions {
-        pci.add(function.clone())?;
-    }
-    let pci = Arc::new(pci);
     pci.place_bars()?;
 
     let mut memory = Bus::new();
     let window = layout::PCI_WINDOW_END - layout::PCI_WINDOW;
-    memory.add(layout::PCI_WINDOW, window, Arc::new(PciWindow(pci.clone())))?;
+    let low = PciWindow {
+        bus: pci.clone(),
+        base: layout::PCI_WINDOW,
+    };
+    memory.add(layout::PCI_WINDOW, window, Arc::new(low))?;
     memory.add(layout::ECAM, layout::ECAM_SIZE, Arc::new(Ecam(pci.clone())))?;
     memory.add(layout::IOAPIC, layout::IOAPIC_SIZE, ioapic.clone())?;
     if let Some(page) = &attached.iommu_page {
@@ -279,7 +288,7 @@ fn buses(
 }
 
 /// Starts every vCPU thread; if one does not start, the machine ends before it has begun.
-fn start_vcpus(vcpus: Vec<VcpuFd>, config: &Config, machine: &Machine) -> Vec<JoinHandle<()>> {
+fn start_vcpus(vcpus: Vec<Vcpu>, config: &Config, machine: &Machine) -> Vec<JoinHandle<()>> {
     let mut threads = Vec::new();
     for (index, fd) in vcpus.into_iter().enumerate() {
         match vcpu::spawn(fd, index, config.pin.vcpu(index), machine.clone()) {

@@ -9,6 +9,7 @@
 
 pub mod args;
 pub mod attach;
+pub mod composed;
 pub mod config;
 mod devices;
 mod disk;

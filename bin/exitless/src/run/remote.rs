@@ -11,28 +11,34 @@ use vhost_import::{Import, ImportConfig, ImportError};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::attach::Parts;
-use super::devices::next_source;
+use super::composed::Functions;
+use super::devices::Plugs;
 use super::remote_disk::RemoteDiskConfig;
-use crate::irq::calls::KvmCalls;
-use crate::pci::virtio::function::VirtioFunction;
-use crate::vm::doorbells::{Doorbells, Places};
-use crate::vm::owner::Owner;
+use kvm::doorbells::{KvmDoorbells, Places};
+use kvm::lines::KvmLines;
+use virtio_pci::VirtioFunction;
+use virtio_pci::function::NOTIFY_STRIDE;
 
-/// Connects to the back end of `disk` and adds it. Answers where its doorbells will be.
+/// Connects to the back end of `disk` and adds it. Answers its number, and where its doorbells will be.
 ///
 /// # Errors
 /// What the back end lacks, and what to do about it.
-pub fn add(owner: &mut Owner, disk: RemoteDiskConfig, parts: &Parts<'_>) -> Result<Arc<Places>> {
+pub fn add(
+    plugs: &mut Plugs<'_>,
+    disk: RemoteDiskConfig,
+    parts: &Parts<'_>,
+) -> Result<(usize, Arc<Places>)> {
     let RemoteDiskConfig {
         socket,
         queues,
         queue_size,
         id,
     } = disk;
-    let source = next_source(owner)?;
-    let doorbells = Doorbells::for_others(parts.vm.clone(), queues).context("doorbells")?;
+    let source = parts.bus.reserve()?;
+    let doorbells =
+        KvmDoorbells::for_others(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")?;
     let calls =
-        KvmCalls::new(parts.vm.clone(), parts.routes.clone(), queues).context("interrupt lines")?;
+        KvmLines::new(parts.vm.clone(), parts.routes.clone(), queues).context("interrupt lines")?;
     let kick = clones(doorbells.eventfds()).context("doorbells")?;
     let call = clones(calls.fds()).context("interrupt lines")?;
     let config = ImportConfig {
@@ -45,10 +51,10 @@ pub fn add(owner: &mut Owner, disk: RemoteDiskConfig, parts: &Parts<'_>) -> Resu
         anyhow::Error::new(error).context(format!("--disk socket={}{hint}", socket.display()))
     })?;
     let places = doorbells.places().context("doorbells for others")?;
-    let device = vio::Remote::new(import);
-    let function = VirtioFunction::new(source, device.into()).with_calls(Box::new(calls));
-    owner.add(function, Some(doorbells));
-    Ok(places)
+    let function =
+        VirtioFunction::new(source, vio::Remote::new(import)).with_lines(Box::new(calls));
+    let number = plugs.add(Functions::Remote(function), doorbells);
+    Ok((number, places))
 }
 
 /// What to do about it.

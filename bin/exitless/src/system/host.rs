@@ -37,7 +37,7 @@ const LAB_PIN: &str = "2,1,1,1,1";
 impl Host {
     /// The best there is: this machine where KVM can boot a kernel, the lab elsewhere.
     pub fn start() -> Result<Self> {
-        if crate::vm::kvm::open().is_ok() {
+        if kvm::vm::open().is_ok() {
             Self::native()
         } else {
             Self::lab()
@@ -46,7 +46,7 @@ impl Host {
 
     /// The same; a lab has this much memory.
     pub fn start_with_memory(mib: u32) -> Result<Self> {
-        if crate::vm::kvm::open().is_ok() {
+        if kvm::vm::open().is_ok() {
             return Self::native();
         }
         Self::lab_with(LabConfig {
@@ -149,7 +149,7 @@ impl Host {
                 let bytes = lab.pull_bytes("/proc/sys/kernel/osrelease")?;
                 Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
             }
-            Self::Native(_) => Ok(crate::ledger::conditions::kernel_release()),
+            Self::Native(_) => Ok(exit_ledger::conditions::kernel_release()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! 2 MiB of RAM, one vCPU without a local APIC, the VT-d unit with its queue on, and its owner under a sidecore that
 //! goes to sleep at every idle sweep.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,27 +11,66 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use guest_mem::{Gpa, GuestRam, RegisterPage};
-use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use kvm::control::{Control, End};
+use kvm::exits::{ExitCause, ExitLedger};
+use kvm::msi::KvmMsi;
+use kvm::routes::KvmRoutes;
+use kvm::vcpu::{self, Machine};
+use kvm::vm::refused;
+use kvm::{Kvm, KvmError, Vcpu, Vm, cpuid, kick, register_page};
+use kvm_ioctls::Cap;
+use machine::port::UnitRegisters;
+use machine::{NoFunction, units};
+use platform::bus::{AccessCause, Bus, BusDevice};
+use platform::ioapic::Ioapic;
+use platform::layout;
 use sidecore::{IdlePolicy, Poller, Sidecore, SidecoreBuilder, Stats};
 use uffd::{SlotMapping, WriteGate};
 use vtd::spec::registers::{GCMD, GSTS, GlobalCommand, GlobalStatus, IQA};
 use vtd::{AccessLen, Event, Sink, Unit};
+use vtd_port::VtdPort;
 
 use super::watch::{Outcome, watch};
 use super::{PayloadReport, Unsupported, program};
-use crate::irq::ioapic::Ioapic;
-use crate::irq::msi::KvmMsi;
-use crate::ledger::account::OwnerCounts;
+use crate::ending::messages;
 use crate::run::args::IommuMode;
-use crate::vm::bus::{Bus, BusDevice};
-use crate::vm::control::{Control, End};
-use crate::vm::exits::{ExitCause, ExitLedger};
-use crate::vm::iommu_bus::IommuRegisters;
-use crate::vm::iommu_port::IommuPort;
-use crate::vm::kvm::{self, KvmError, refused};
-use crate::vm::owner::{Owner, Request};
-use crate::vm::vcpu::{self, Machine};
-use crate::vm::{cpuid, iommu_slot, kick, layout};
+
+units! {
+    /// The soak's unit.
+    pub enum SoakUnit: Infallible {
+        /// Behind any of the three front ends.
+        Vtd(VtdPort),
+    }
+}
+
+/// Of the unit alone.
+pub type Owner = machine::Owner<SoakUnit, NoFunction, GuestRam>;
+
+/// What other threads ask of it.
+pub type Request = machine::Request<Owner>;
+
+/// What the unit has counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub waits: u64,
+    pub faults: u64,
+    pub gate_faults: u64,
+    pub logged_writes: u64,
+}
+
+/// To be asked of the owner.
+pub fn counts(owner: &mut Owner) -> Counts {
+    let Some(SoakUnit::Vtd(port)) = owner.unit(0) else {
+        return Counts::default();
+    };
+    let stats = port.stats();
+    Counts {
+        waits: stats.waits,
+        faults: stats.faults_recorded + stats.faults_collapsed + stats.faults_dropped,
+        gate_faults: port.gate_faults(),
+        logged_writes: port.logged_writes(),
+    }
+}
 
 /// See [`super::supported`].
 pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
@@ -39,15 +78,15 @@ pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
     if mode == IommuMode::Shared {
         let gate = RegisterPage::new()
             .map_err(std::io::Error::other)
-            .and_then(|page| SlotMapping::new(page.memfd()))
-            .and_then(|mapping| WriteGate::new(mapping).map_err(|(_, error)| error));
+            .and_then(|page| SlotMapping::of_page(page.memfd()))
+            .and_then(|mapping| WriteGate::new(Arc::new(mapping)));
         gate.map_err(Unsupported::Userfaultfd)?;
     }
     Ok(())
 }
 
 fn open(mode: IommuMode) -> Result<Kvm, KvmError> {
-    let kvm = kvm::open_any()?;
+    let kvm = kvm::vm::open_any()?;
     let mut needed = vec![(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT")];
     if mode == IommuMode::Logged {
         needed.push((Cap::ReadonlyMem, "KVM_CAP_READONLY_MEM"));
@@ -64,7 +103,7 @@ fn open(mode: IommuMode) -> Result<Kvm, KvmError> {
 /// The machine, before its vCPU runs.
 struct Built<P: Poller<Message = Request>> {
     ram: GuestRam,
-    vcpu: VcpuFd,
+    vcpu: Vcpu,
     machine: Machine,
     core: Sidecore<P>,
 }
@@ -119,7 +158,7 @@ where
         lost,
         seconds,
         iterations_per_s: iterations as f64 / seconds,
-        is_software_kvm: kvm::is_software_kvm(),
+        is_software_kvm: kvm::vm::is_software_kvm(),
         dump: end.dump,
     })
 }
@@ -136,25 +175,20 @@ where
     let kvm = open(mode)?;
     let ram = GuestRam::new(&[(Gpa::new(0), program::RAM_SIZE)]).context("guest RAM")?;
     program::load(&ram)?;
-    let vm = create(&kvm)?;
-    // SAFETY: the owner, the watchdog and our caller hold `ram` until the vCPU's thread has been joined.
-    unsafe { kvm::map_ram(&vm, &ram) }?;
+    // Without an interrupt controller: the program takes no interrupt.
+    let vm = Arc::new(Vm::bare(&kvm)?);
+    vm.map_ram(&ram)?;
     let vcpu = create_vcpu(&kvm, &vm)?;
     let unit = unit(&ram)?;
     let port = match mode {
-        IommuMode::Trap => IommuPort::trap(unit),
-        IommuMode::Logged => {
-            // SAFETY: the descriptor is `vcpu`'s, which lives longer than the borrow.
-            let descriptor = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
-            // SAFETY: the port goes to the owner, which is dropped after the vCPU's thread has been joined.
-            unsafe { iommu_slot::logged(unit, &vm, descriptor) }?
-        }
-        // SAFETY: as above.
-        IommuMode::Shared => unsafe { iommu_slot::shared(unit, &vm) }?,
+        IommuMode::Trap => VtdPort::trap(unit),
+        IommuMode::Logged => register_page::logged(unit, &vm, vcpu.as_fd())?,
+        IommuMode::Shared => register_page::shared(unit, &vm)?,
     };
     // The unit's interrupts are masked and stay so; the I/O APIC has no pin.
-    let messages = Arc::new(KvmMsi::new(vm.clone()));
-    let owner = Owner::new("soak", ram.clone(), port, messages.clone());
+    let sink = Arc::new(KvmMsi::new(vm.clone()));
+    let mut owner = Owner::new("soak", ram.clone(), sink.clone());
+    let unit = owner.add_unit(SoakUnit::Vtd(port));
     let core = SidecoreBuilder::new("soak")
         .idle(IdlePolicy::Poll)
         .force_sleep_every(Some(std::num::NonZeroU32::MIN))
@@ -162,16 +196,17 @@ where
         .context("starting the sidecore")?;
     let control = Arc::new(Control::new().context("an eventfd")?);
     let mut memory = Bus::new();
-    let registers = Arc::new(IommuRegisters::new(core.handle(0)));
+    let registers = Arc::new(UnitRegisters::new(core.handle(0), unit));
     memory.add(layout::VTD, layout::VTD_SIZE, registers)?;
     memory.add(program::DONE, 0x1000, Arc::new(Done(control.clone())))?;
-    let routes = Arc::new(kvm::KvmRoutes::new(vm));
+    let routes = Arc::new(KvmRoutes::new(vm));
     let machine = Machine {
         memory: Arc::new(memory),
         ports: Arc::new(Bus::new()),
-        ioapic: Arc::new(Ioapic::new(messages, routes)),
+        ioapic: Arc::new(Ioapic::new(layout::IOAPIC_SOURCE, sink, routes)),
         exits: ExitLedger::new(1),
         control,
+        say: messages::print,
     };
     Ok(Built {
         ram,
@@ -181,29 +216,18 @@ where
     })
 }
 
-/// Without an interrupt controller: the program takes no interrupt.
-fn create(kvm: &Kvm) -> Result<Arc<VmFd>, KvmError> {
-    let vm = kvm
-        .create_vm()
-        .map_err(refused("to create a virtual machine"))?;
-    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(refused("the identity map address"))?;
-    vm.set_tss_address(layout::KVM_TSS as usize)
-        .map_err(refused("the TSS address"))?;
-    Ok(Arc::new(vm))
-}
-
-fn create_vcpu(kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, KvmError> {
-    let vcpu = vm.create_vcpu(0).map_err(refused("to create a vCPU"))?;
-    vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, 1))
+fn create_vcpu(kvm: &Kvm, vm: &Arc<Vm>) -> Result<Vcpu> {
+    let vcpu = Vcpu::new(vm, 0)?;
+    let fd = vcpu.fd();
+    fd.set_cpuid2(&cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, 1))
         .map_err(refused("the guest's CPUID"))?;
-    let mut sregs = vcpu
+    let mut sregs = fd
         .get_sregs()
         .map_err(refused("to tell special registers"))?;
     program::special(&mut sregs);
-    vcpu.set_sregs(&sregs)
+    fd.set_sregs(&sregs)
         .map_err(refused("special registers of user mode"))?;
-    vcpu.set_regs(&program::registers())
+    fd.set_regs(&program::registers())
         .map_err(refused("general registers"))?;
     Ok(vcpu)
 }
@@ -230,19 +254,19 @@ fn unit(ram: &GuestRam) -> Result<Unit> {
 struct Done(Arc<Control>);
 
 impl BusDevice for Done {
-    fn read(&self, _: u64, _: &mut [u8]) -> ExitCause {
-        ExitCause::OtherDevice
+    fn read(&self, _: u64, _: &mut [u8]) -> AccessCause {
+        AccessCause::Register
     }
 
-    fn write(&self, _: u64, _: &[u8]) -> ExitCause {
+    fn write(&self, _: u64, _: &[u8]) -> AccessCause {
         self.0.end(End::PowerOff);
-        ExitCause::OtherDevice
+        AccessCause::Register
     }
 }
 
 /// What is left when everything has stopped.
 struct Ended {
-    counts: OwnerCounts,
+    counts: Counts,
     stats: Stats,
     dump: Option<String>,
 }
@@ -259,13 +283,13 @@ fn wind_down<P: Poller<Message = Request>>(
         let stats = core.stats();
         std::mem::forget(core);
         return Ok(Ended {
-            counts: OwnerCounts::default(),
+            counts: Counts::default(),
             stats,
             dump: Some(dump),
         });
     }
     let stats = core.stats();
-    let counts = core.handle(0).call(Request::Counts);
+    let counts = core.handle(0).call(|reply| Request::ask(reply, counts));
     // Nothing happens if it has ended; an unfinished guest is brought out of its loop.
     control.end(End::Quit);
     // First the sidecore, for a vCPU may wait for its answer; its owner is kept until the vCPU has stopped.

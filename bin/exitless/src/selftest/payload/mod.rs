@@ -32,7 +32,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::run::args::IommuMode;
-use crate::vm::kvm::KvmError;
+use kvm::KvmError;
 
 /// Without progress for this long, a wake-up counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);

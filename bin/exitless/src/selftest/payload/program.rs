@@ -26,7 +26,7 @@ use guest_mem::{Access, Gpa, PhysMem};
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vtd::spec::registers::IQT;
 
-use crate::vm::layout;
+use platform::layout;
 
 /// Bytes of RAM, from guest-physical 0: one large page.
 pub const RAM_SIZE: u64 = 2 << 20;

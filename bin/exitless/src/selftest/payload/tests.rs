@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
 
-use super::machine::soak;
+use super::machine::{Owner, Request, soak};
 use super::{PayloadReport, run, supported};
 use crate::run::args::IommuMode;
-use crate::vm::owner::{Owner, Request};
 
 const SLEEPS: u64 = 2000;
 /// Taking the log away waits for a grace period of the host's kernel: 7 to 12 ms each, measured on software KVM.

@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use guest_mem::GuestRam;
 use sidecore::{CoreStats, Poller, Sidecore};
-use vtd::AccessLen;
 use vtd::spec::registers::{FSTS, GSTS, IQH, IQT};
 
 use super::program;
-use crate::vm::control::Control;
-use crate::vm::owner::Request;
+use kvm::control::Control;
+use machine::{Op, Target};
+
+use super::machine::Request;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(5);
@@ -154,9 +155,14 @@ fn diagnose<P: Poller<Message = Request>>(
 fn ask<P: Poller<Message = Request>>(core: &Sidecore<P>, offset: u16) -> Option<u64> {
     let handle = core.handle(0);
     let (sender, answer) = mpsc::channel();
-    let len = AccessLen::B4;
+    let op = Op::Read {
+        bar: 0,
+        offset: offset.into(),
+        len: 4,
+    };
+    let target = Target::Unit(0);
     std::thread::spawn(move || {
-        if let Ok(value) = handle.call(|reply| Request::IommuRead { offset, len, reply }) {
+        if let Ok(value) = handle.call(|reply| Request::Access { target, op, reply }) {
             // Nobody listens any more if it came too late.
             let _ = sender.send(value);
         }

@@ -1,0 +1,40 @@
+//! The closed sets this program composes: which remapping units and which functions a machine's owner may have. A new
+//! system is a crate, and an arm here.
+
+use std::convert::Infallible;
+
+use guest_mem::{GuestRam, NoIommu};
+use machine::{functions, units};
+use vio::Remote;
+use vio::blk::Blk;
+use vio::net::Net;
+use virtio_pci::VirtioFunction;
+use vtd_port::VtdPort;
+
+units! {
+    /// The remapping unit of a machine. None takes commands from functions.
+    pub enum Units: Infallible {
+        /// Devices see guest-physical addresses.
+        None(NoIommu),
+        /// An emulated VT-d unit.
+        Vtd(VtdPort),
+    }
+}
+
+functions! {
+    /// The functions of a machine.
+    pub enum Functions: Infallible {
+        /// A disk.
+        Disk(VirtioFunction<Blk>),
+        /// A network card.
+        Net(VirtioFunction<Net>),
+        /// A disk that another process serves.
+        Remote(VirtioFunction<Remote>),
+    }
+}
+
+/// The owner of a machine's unit and functions.
+pub type Owner = machine::Owner<Units, Functions, GuestRam>;
+
+/// What other threads ask of it.
+pub type Request = machine::Request<Owner>;

@@ -1,0 +1,215 @@
+//! KVM's coalesced-MMIO ring: register writes logged by the kernel, in order, without an exit to user space.
+//!
+//! Documentation/virt/kvm/api.rst, `KVM_REGISTER_COALESCED_MMIO`. The ring is one page per machine, seen through
+//! any vCPU's descriptor at page `KVM_COALESCED_MMIO_PAGE_OFFSET`: `first` (ours), `last` (KVM's), entries.
+//!
+//! Producers: vCPUs inside the kernel, under KVM's own lock. Consumer: exactly one, the sidecore that holds
+//! the [`CoalescedRing`]; nothing here is shared between threads of this process.
+//! When the ring is full KVM makes the write an ordinary exit (`KVM_EXIT_MMIO`) instead: whoever handles
+//! that must have the ring drained first, or the order of writes breaks.
+//! The kernel writes this page, not the guest; its fields are checked all the same.
+//!
+//! UNSAFETY: `mmap` of a kernel page and volatile access to it. (The helper in `kvm-ioctls` needs
+//! `&mut VcpuFd`, which belongs to the vCPU's thread.)
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kvm_bindings::{KVM_COALESCED_MMIO_PAGE_OFFSET, kvm_coalesced_mmio, kvm_coalesced_mmio_ring};
+use kvm_ioctls::IoEventAddress;
+
+use crate::Vm;
+
+const PAGE: usize = 4096;
+/// Entries of the ring; KVM keeps one free.
+const ENTRIES: u32 =
+    ((PAGE - size_of::<kvm_coalesced_mmio_ring>()) / size_of::<kvm_coalesced_mmio>()) as u32;
+
+/// The consumer's end of the ring. See the module's head.
+pub struct CoalescedRing {
+    page: NonNull<kvm_coalesced_mmio_ring>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and `drain` needs `&mut`: one consumer at a time.
+unsafe impl Send for CoalescedRing {}
+
+impl CoalescedRing {
+    /// Maps the ring of the machine that `vcpu` (any of its vCPUs' descriptors) belongs to. One consumer only:
+    /// a second ring of one machine would take entries from the first.
+    pub fn map(vcpu: BorrowedFd<'_>) -> io::Result<Self> {
+        let offset = PAGE as libc::off_t * libc::off_t::from(KVM_COALESCED_MMIO_PAGE_OFFSET);
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the result is checked.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                offset,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let page = NonNull::new(page.cast()).expect("a fresh mapping is not at address zero");
+        Ok(Self { page })
+    }
+
+    fn first(&self) -> &AtomicU32 {
+        // SAFETY: an aligned field of the live page; only this consumer writes it.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.page.as_ptr()).first) }
+    }
+
+    fn last(&self) -> &AtomicU32 {
+        // SAFETY: an aligned field of the live page; the kernel writes it, we only load.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.page.as_ptr()).last) }
+    }
+
+    /// Whether nothing is logged. One acquire load: cheap enough for every sweep.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        // Pairs with the kernel's write barrier before it moves `last`: the entry is there once `last` says so.
+        self.first().load(Ordering::Relaxed) == self.last().load(Ordering::Acquire)
+    }
+
+    /// Hands over up to `limit` logged writes, oldest first: guest-physical address, 1 to 8 bytes. Each place is
+    /// given back after its call. Returns their number.
+    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(u64, &[u8])) -> usize {
+        let mut first = self.first().load(Ordering::Relaxed) % ENTRIES;
+        for count in 0..limit {
+            if first == self.last().load(Ordering::Acquire) {
+                return count;
+            }
+            // SAFETY: `first` is below ENTRIES, so the entry lies inside the page; the kernel does not touch
+            // it until `first` has passed. Entries are plain integers.
+            let entry = unsafe {
+                let entries =
+                    (&raw const (*self.page.as_ptr()).coalesced_mmio).cast::<kvm_coalesced_mmio>();
+                ptr::read_volatile(entries.add(first as usize))
+            };
+            let len = (entry.len as usize).min(entry.data.len());
+            each(entry.phys_addr, &entry.data[..len]);
+            first = (first + 1) % ENTRIES;
+            // Release: the entry has been read before the kernel may overwrite it.
+            self.first().store(first, Ordering::Release);
+        }
+        limit
+    }
+}
+
+impl Drop for CoalescedRing {
+    fn drop(&mut self) {
+        // SAFETY: this mapping, of this size, and nobody holds a reference into it.
+        unsafe { libc::munmap(self.page.as_ptr().cast(), PAGE) };
+    }
+}
+
+/// A range of guest-physical addresses whose writes are logged while registered.
+pub struct CoalescedZone {
+    vm: Arc<Vm>,
+    address: u64,
+    len: u32,
+    registered: bool,
+}
+
+impl CoalescedZone {
+    /// A zone of `len` bytes at `address`, not registered yet.
+    pub fn new(vm: Arc<Vm>, address: u64, len: u32) -> Self {
+        Self {
+            vm,
+            address,
+            len,
+            registered: false,
+        }
+    }
+
+    /// Starts logging. Nothing to do if it already does. (KVM takes a grace period: not for a hot path.)
+    pub fn register(&mut self) -> Result<(), kvm_ioctls::Error> {
+        if !self.registered {
+            self.vm
+                .fd()
+                .register_coalesced_mmio(IoEventAddress::Mmio(self.address), self.len)?;
+            self.registered = true;
+        }
+        Ok(())
+    }
+
+    /// Stops logging: later writes exit. Entries logged before stay in the ring; drain it afterwards.
+    pub fn unregister(&mut self) -> Result<(), kvm_ioctls::Error> {
+        if self.registered {
+            self.vm
+                .fd()
+                .unregister_coalesced_mmio(IoEventAddress::Mmio(self.address), self.len)?;
+            self.registered = false;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn the_ring_has_kvms_170_entries() {
+        assert_eq!(ENTRIES, 170);
+    }
+
+    /// A page of ordinary shared memory in the ring's place, with us as the kernel.
+    #[test]
+    fn entries_come_out_in_order_across_the_end_and_bounded() {
+        let file = tempfile::tempfile().unwrap();
+        let offset = PAGE as u64 * u64::from(KVM_COALESCED_MMIO_PAGE_OFFSET);
+        file.set_len(offset + PAGE as u64).unwrap();
+        let mut ring = CoalescedRing::map(file.as_fd()).unwrap();
+        assert!(ring.is_empty());
+        let produce = |ring: &CoalescedRing, address: u64| {
+            let last = ring.last().load(Ordering::Relaxed);
+            let entry = kvm_coalesced_mmio {
+                phys_addr: address,
+                len: 4,
+                data: [1, 2, 3, 4, 5, 6, 7, 8],
+                ..Default::default()
+            };
+            // SAFETY: inside the page, and the consumer is the same thread.
+            unsafe {
+                let entries =
+                    (&raw mut (*ring.page.as_ptr()).coalesced_mmio).cast::<kvm_coalesced_mmio>();
+                ptr::write_volatile(entries.add(last as usize), entry);
+            }
+            ring.last().store((last + 1) % ENTRIES, Ordering::Release);
+        };
+        let mut seen = Vec::new();
+        let mut next = 0;
+        for _ in 0..5 {
+            for _ in 0..100 {
+                produce(&ring, next);
+                next += 1;
+            }
+            assert!(!ring.is_empty());
+            assert_eq!(ring.drain(60, |address, _| seen.push(address)), 60);
+            assert_eq!(ring.drain(60, |address, _| seen.push(address)), 40);
+        }
+        assert_eq!(seen, (0..500).collect::<Vec<_>>());
+        produce(&ring, 7);
+        ring.drain(1, |_, data| assert_eq!(data, [1, 2, 3, 4]));
+        assert!(ring.is_empty());
+    }
+
+    #[test]
+    fn nonsense_in_the_page_stays_inside_it() {
+        let file = tempfile::tempfile().unwrap();
+        let offset = PAGE as u64 * u64::from(KVM_COALESCED_MMIO_PAGE_OFFSET);
+        file.set_len(offset + PAGE as u64).unwrap();
+        let mut ring = CoalescedRing::map(file.as_fd()).unwrap();
+        ring.last().store(u32::MAX, Ordering::Relaxed);
+        ring.first().store(u32::MAX - 1, Ordering::Relaxed);
+        assert_eq!(ring.drain(1000, |_, _| {}), 1000);
+    }
+}

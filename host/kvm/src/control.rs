@@ -1,0 +1,314 @@
+//! Starting, pausing and ending a machine: what the vCPU threads and everybody else agree upon.
+//!
+//! * [`Control::end`] may be called by any thread, first come first served; the thread in
+//!   [`Control::wait_for_end`] wakes and winds the machine down.
+//! * [`Control::pause`] returns once every vCPU thread has left the guest and parked; pauses nest.
+//! * A vCPU is brought out of the guest by a signal, see [`kick`](crate::kick).
+//!
+//! Lock order: one mutex, nothing is called while it is held except `pthread_kill`.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use platform::power::PowerSink;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::kick::Thread;
+
+/// Why a machine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest powered off (ACPI S5).
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The user asked, by the escape key.
+    Quit,
+    /// A signal asked.
+    Signal(i32),
+    /// The guest put a vCPU into a state it cannot leave; the message says which.
+    Crash(String),
+    /// The host refused something while the machine ran.
+    Host(String),
+    /// A sidecore stopped answering; the message says which.
+    Watchdog(String),
+}
+
+#[derive(Default)]
+struct State {
+    end: Option<End>,
+    /// A sidecore has stopped answering, before or after the end.
+    stuck: Option<String>,
+    /// The user or a signal has asked for the end, first or later.
+    is_asked: bool,
+    pauses: usize,
+    /// vCPU threads alive.
+    threads: Vec<Thread>,
+    /// Of those, parked.
+    parked: usize,
+}
+
+/// The agreement. See the module's head.
+pub struct Control {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether vCPU threads must look at `state` before they enter the guest.
+    attention: AtomicBool,
+    over: AtomicBool,
+    end_event: EventFd,
+}
+
+/// What a vCPU thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Enter the guest.
+    Run,
+    /// Return.
+    Stop,
+}
+
+impl Control {
+    /// A machine about to run.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            attention: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            end_event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is one assignment, so a panic elsewhere leaves the state whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the machine for this reason, unless it has ended already. Does not wait.
+    pub fn end(&self, reason: End) {
+        let mut state = self.state();
+        match &reason {
+            End::Watchdog(what) => state.stuck = Some(what.clone()),
+            End::Quit | End::Signal(_) => state.is_asked = true,
+            _ => {}
+        }
+        if state.end.is_none() {
+            state.end = Some(reason);
+            // SeqCst with the load in `is_over`: whoever sees the event sees the flag.
+            self.over.store(true, Ordering::SeqCst);
+            // Fails only when the counter is full, and then it is readable.
+            let _ = self.end_event.write(1);
+        }
+        self.summon(&state);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Whether the machine has ended.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// What the watchdog has said, also after the machine ended for another reason.
+    pub fn stuck(&self) -> Option<String> {
+        self.state().stuck.clone()
+    }
+
+    /// Whether the user or a signal has asked for the end, also after the machine ended for another reason.
+    pub fn is_asked(&self) -> bool {
+        self.state().is_asked
+    }
+
+    /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore is silent.
+    pub(crate) fn wants_registers(&self) -> bool {
+        matches!(
+            self.state().end,
+            Some(End::Signal(libc::SIGQUIT) | End::Watchdog(_))
+        )
+    }
+
+    /// Becomes readable, for good, when the machine ends.
+    pub fn end_fd(&self) -> RawFd {
+        self.end_event.as_raw_fd()
+    }
+
+    /// Waits until the machine ends, and says why.
+    pub fn wait_for_end(&self) -> End {
+        let mut state = self.state();
+        loop {
+            if let Some(end) = &state.end {
+                return end.clone();
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Brings every vCPU out of the guest and keeps it out until [`resume`](Self::resume). True when all
+    /// have parked within `patience`; false otherwise (one is still inside a device's call), with the
+    /// pause in force all the same. Must not be called on a vCPU thread, nor by a sidecore that a vCPU
+    /// may be waiting for.
+    pub fn pause(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut state = self.state();
+        state.pauses += 1;
+        self.summon(&state);
+        while state.parked < state.threads.len() && !self.is_over() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Waits until every vCPU thread has left, at most for `patience`; whether they have.
+    pub fn wait_for_vcpus(&self, patience: Duration) -> bool {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), patience, |state| !state.threads.is_empty());
+        waited
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .threads
+            .is_empty()
+    }
+
+    /// Takes back one [`pause`](Self::pause); the vCPUs run again after the last.
+    pub fn resume(&self) {
+        let mut state = self.state();
+        state.pauses = state.pauses.saturating_sub(1);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Makes every vCPU thread look at the state.
+    fn summon(&self, state: &State) {
+        // Release: a vCPU that sees it takes the lock and so sees the state. The flag is set before the
+        // signal is sent; a vCPU clears its immediate_exit before it looks, so it misses neither.
+        self.attention.store(true, Ordering::Release);
+        for thread in &state.threads {
+            thread.kick();
+        }
+    }
+
+    /// A vCPU thread joins; pair with [`leave`](Self::leave).
+    pub(crate) fn join(&self, thread: Thread) {
+        self.state().threads.push(thread);
+    }
+
+    /// A vCPU thread is about to return: it is never signalled again.
+    pub(crate) fn leave(&self, thread: Thread) {
+        self.state().threads.retain(|other| *other != thread);
+        self.changed.notify_all();
+    }
+
+    /// What a vCPU thread does next; parks it while the machine is paused.
+    #[inline]
+    pub(crate) fn next(&self) -> Next {
+        if self.attention.load(Ordering::Acquire) {
+            self.park()
+        } else {
+            Next::Run
+        }
+    }
+
+    #[cold]
+    fn park(&self) -> Next {
+        let mut state = self.state();
+        loop {
+            if state.end.is_some() {
+                return Next::Stop;
+            }
+            if state.pauses == 0 {
+                // Under the lock, so that it cannot undo a summons that came later.
+                self.attention.store(false, Ordering::Release);
+                return Next::Run;
+            }
+            state.parked += 1;
+            self.changed.notify_all();
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.parked -= 1;
+        }
+    }
+}
+
+impl PowerSink for Control {
+    fn power_off(&self) {
+        self.end(End::PowerOff);
+    }
+
+    fn reset(&self) {
+        self.end(End::Reset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A thread that behaves like a vCPU's, with a short sleep for the guest.
+    fn fake_vcpu(control: &Arc<Control>) -> std::thread::JoinHandle<()> {
+        let control = control.clone();
+        crate::kick::install().unwrap();
+        std::thread::spawn(move || {
+            let thread = Thread::current();
+            control.join(thread);
+            while control.next() == Next::Run {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            control.leave(thread);
+        })
+    }
+
+    #[test]
+    fn the_first_reason_to_end_counts_and_all_threads_leave() {
+        let control = Arc::new(Control::new().unwrap());
+        let threads: Vec<_> = (0..3).map(|_| fake_vcpu(&control)).collect();
+        control.end(End::PowerOff);
+        control.end(End::Reset);
+        assert_eq!(control.wait_for_end(), End::PowerOff);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(control.wait_for_vcpus(Duration::ZERO));
+    }
+
+    #[test]
+    fn pauses_nest_and_an_end_comes_through_them() {
+        let control = Arc::new(Control::new().unwrap());
+        let thread = fake_vcpu(&control);
+        while control.wait_for_vcpus(Duration::ZERO) {
+            std::thread::yield_now();
+        }
+        assert!(control.pause(Duration::from_secs(10)));
+        assert!(control.pause(Duration::from_secs(10)));
+        control.resume();
+        assert_eq!(control.state().pauses, 1);
+        assert!(!control.wait_for_vcpus(Duration::from_millis(5)));
+        control.end(End::Quit);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_does_not_park_is_told_but_the_pause_holds() {
+        let control = Arc::new(Control::new().unwrap());
+        crate::kick::install().unwrap();
+        // This thread has joined and is busy here: kicked, it does not look.
+        control.join(Thread::current());
+        assert!(!control.pause(Duration::from_millis(5)));
+        assert_eq!(control.state().pauses, 1);
+        control.leave(Thread::current());
+    }
+}

@@ -1,0 +1,189 @@
+//! CPUID of the guest: what KVM supports here, with topology, and with what the machine does not offer removed.
+//!
+//! Follows Intel SDM volume 2 (CPUID) and AMD APM volume 3 appendix E. KVM's own leaves (0x4000_0000: signature,
+//! kvmclock, PV end of interrupt, …) come from `KVM_GET_SUPPORTED_CPUID` as they are; they let a guest use
+//! x2APIC without interrupt remapping.
+//! Removed: nested virtualization, performance counters (an NMI watchdog would only add exits),
+//! MSI extended destination ids (they belong to a machine without interrupt remapping but more than 255 vCPUs).
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::Kvm;
+
+use crate::vm::{KvmError, refused};
+
+const KVM_FEATURES: u32 = 0x4000_0001;
+/// `KVM_FEATURE_MSI_EXT_DEST_ID`.
+const KVM_MSI_EXT_DEST_ID: u32 = 1 << 15;
+
+/// What this host's KVM supports.
+pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(refused("to list its CPUID"))
+}
+
+/// Bits of an APIC id below the package, for `cpus` vCPUs in one package.
+fn core_bits(cpus: u8) -> u32 {
+    u32::from(cpus).next_power_of_two().trailing_zeros()
+}
+
+fn set(word: &mut u32, mask: u32, on: bool) {
+    if on {
+        *word |= mask;
+    } else {
+        *word &= !mask;
+    }
+}
+
+fn adapt(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8) {
+    let bits = core_bits(cpus);
+    match entry.function {
+        1 => {
+            entry.ebx = entry.ebx & 0x0000_ffff | 1 << (16 + bits) | u32::from(apic_id) << 24;
+            set(&mut entry.edx, 1 << 28, cpus > 1);
+            // VMX off; x2APIC, TSC deadline timer and "under a hypervisor" on: KVM's local APIC has them all.
+            set(&mut entry.ecx, 1 << 5, false);
+            set(&mut entry.ecx, 1 << 21 | 1 << 24 | 1 << 31, true);
+        }
+        // Cache leaves: cores in the package (Intel); no cache is shared between vCPUs, as far as they know.
+        4 => entry.eax = entry.eax & 0x0000_3fff | ((1 << bits) - 1) << 26,
+        // Performance counters.
+        0xa => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+        KVM_FEATURES => set(&mut entry.eax, KVM_MSI_EXT_DEST_ID, false),
+        0x8000_0001 => {
+            // SVM (2), and AMD's performance counter extensions (23, 24, 28).
+            set(&mut entry.ecx, 1 << 2 | 1 << 23 | 1 << 24 | 1 << 28, false);
+            // CmpLegacy: the logical processors of leaf 1 are cores.
+            set(&mut entry.ecx, 1 << 1, cpus > 1);
+        }
+        0x8000_0008 => entry.ecx = bits << 12 | u32::from(cpus - 1),
+        // AMD performance monitoring version 2.
+        0x8000_0022 => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+        0x8000_001d => entry.eax &= 0x0000_3fff,
+        0x8000_001e => {
+            (entry.eax, entry.ebx, entry.ecx) = (u32::from(apic_id), u32::from(apic_id), 0);
+        }
+        _ => {}
+    }
+}
+
+/// Extended topology (leaves 0xB and 0x1F): one thread per core, all cores in one package.
+fn topology(leaf: u32, apic_id: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
+    let level = |index: u32, kind: u32, shift: u32, count: u32| kvm_cpuid_entry2 {
+        function: leaf,
+        index,
+        // KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+        flags: 1,
+        eax: shift,
+        ebx: count,
+        ecx: index | kind << 8,
+        edx: u32::from(apic_id),
+        ..Default::default()
+    };
+    [
+        level(0, 1, 0, 1),
+        level(1, 2, core_bits(cpus), u32::from(cpus)),
+        level(2, 0, 0, 0),
+    ]
+}
+
+/// CPUID of the vCPU with this APIC id among `cpus`.
+pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8) -> CpuId {
+    let mut entries: Vec<_> = supported
+        .as_slice()
+        .iter()
+        .filter(|entry| !matches!(entry.function, 0xb | 0x1f))
+        .copied()
+        .collect();
+    for entry in &mut entries {
+        adapt(entry, apic_id, cpus);
+    }
+    // Leaf 0 tells the highest basic leaf; Linux looks at 0xB only up to there.
+    let highest = entries
+        .iter()
+        .find(|e| e.function == 0)
+        .map_or(0, |e| e.eax);
+    for leaf in [0xb, 0x1f] {
+        if leaf <= highest {
+            entries.extend(topology(leaf, apic_id, cpus));
+        }
+    }
+    entries.truncate(KVM_MAX_CPUID_ENTRIES);
+    CpuId::from_entries(&entries).expect("at most KVM_MAX_CPUID_ENTRIES entries")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(function: u32) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 {
+            function,
+            eax: u32::MAX,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..Default::default()
+        }
+    }
+
+    fn guest(apic_id: u8, cpus: u8) -> Vec<kvm_cpuid_entry2> {
+        let mut all: Vec<_> = [
+            1,
+            4,
+            0xa,
+            0xb,
+            0x4000_0001,
+            0x8000_0001,
+            0x8000_0008,
+            0x8000_001e,
+        ]
+        .map(leaf)
+        .to_vec();
+        all.push(kvm_cpuid_entry2 {
+            eax: 0xd,
+            ..Default::default()
+        });
+        for_vcpu(&CpuId::from_entries(&all).unwrap(), apic_id, cpus)
+            .as_slice()
+            .to_vec()
+    }
+
+    fn find(entries: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
+        *entries
+            .iter()
+            .find(|e| e.function == function && e.index == index)
+            .unwrap()
+    }
+
+    #[test]
+    fn every_topology_leaf_tells_the_same_apic_id_and_width() {
+        let entries = guest(5, 6);
+        assert_eq!(find(&entries, 1, 0).ebx >> 16, 0x0508);
+        assert_eq!(find(&entries, 4, 0).eax >> 26, 7);
+        let core = find(&entries, 0xb, 1);
+        assert_eq!((core.eax, core.ebx, core.ecx, core.edx), (3, 6, 0x201, 5));
+        let end = find(&entries, 0xb, 2);
+        assert_eq!((end.ebx, end.ecx), (0, 2));
+        assert_eq!(find(&entries, 0x8000_0008, 0).ecx, 0x3005);
+        assert_eq!(find(&entries, 0x8000_001e, 0).eax, 5);
+        assert!(
+            entries.iter().all(|e| e.function != 0x1f),
+            "beyond the highest leaf"
+        );
+    }
+
+    #[test]
+    fn nested_virtualization_and_counters_are_gone_and_timers_are_there() {
+        let entries = guest(0, 1);
+        let one = find(&entries, 1, 0);
+        assert_eq!(one.ecx & (1 << 5), 0);
+        assert_eq!(
+            one.ecx & (1 << 21 | 1 << 24 | 1 << 31),
+            1 << 21 | 1 << 24 | 1 << 31
+        );
+        assert_eq!(one.edx & (1 << 28), 0, "one logical processor");
+        assert_eq!(find(&entries, 0xa, 0).eax, 0);
+        assert_eq!(find(&entries, 0x8000_0001, 0).ecx & (1 << 2), 0);
+        assert_eq!(find(&entries, 0x4000_0001, 0).eax & 1 << 15, 0);
+    }
+}

@@ -1,0 +1,193 @@
+//! Counts of exits to user space by cause: one set per vCPU, written by that vCPU's thread alone.
+//!
+//! A count is a relaxed store of the owner's own value plus one: no locked instruction, and a reader on
+//! another thread sees each count whole, though not all of one instant. Exits that KVM handles itself
+//! (timer, hlt, logged register writes) never come here; they are in KVM's own statistics.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use platform::bus::AccessCause;
+
+/// Why a vCPU came to user space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum ExitCause {
+    /// A VT-d register (trap mode, or the log's fall-back).
+    IommuRegister,
+    /// A virtio doorbell that no ioeventfd took.
+    Doorbell,
+    /// PCI configuration space by memory (ECAM).
+    PciConfig,
+    /// PCI configuration space by ports CF8/CFC.
+    PciConfigPort,
+    /// A device register other than those: BARs, UART, I/O APIC, ACPI.
+    OtherDevice,
+    /// The same by port.
+    OtherPort,
+    /// End of interrupt for a level-triggered I/O APIC pin.
+    IoapicEoi,
+    /// A marker port write.
+    Marker,
+    /// An address or port nobody decodes.
+    Unclaimed,
+    /// A signal: pause, stop, or a stray one.
+    Interrupted,
+    /// Anything else.
+    Other,
+}
+
+/// Number of causes.
+pub const CAUSES: usize = 11;
+
+impl ExitCause {
+    /// All causes, in counting order.
+    pub const ALL: [ExitCause; CAUSES] = [
+        ExitCause::IommuRegister,
+        ExitCause::Doorbell,
+        ExitCause::PciConfig,
+        ExitCause::PciConfigPort,
+        ExitCause::OtherDevice,
+        ExitCause::OtherPort,
+        ExitCause::IoapicEoi,
+        ExitCause::Marker,
+        ExitCause::Unclaimed,
+        ExitCause::Interrupted,
+        ExitCause::Other,
+    ];
+
+    /// Of an access to memory.
+    pub fn of_memory(met: AccessCause) -> Self {
+        match met {
+            AccessCause::IommuRegister => Self::IommuRegister,
+            AccessCause::Doorbell => Self::Doorbell,
+            AccessCause::PciConfig => Self::PciConfig,
+            AccessCause::Register => Self::OtherDevice,
+            AccessCause::Marker => Self::Marker,
+            AccessCause::Unclaimed => Self::Unclaimed,
+        }
+    }
+
+    /// Of an access by port: memory accesses show up in KVM as page faults, ports do not, so the ledger keeps them apart.
+    pub fn of_port(met: AccessCause) -> Self {
+        match met {
+            AccessCause::PciConfig => Self::PciConfigPort,
+            AccessCause::Register | AccessCause::Unclaimed => Self::OtherPort,
+            other => Self::of_memory(other),
+        }
+    }
+
+    /// Name in tables and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            ExitCause::IommuRegister => "iommu",
+            ExitCause::Doorbell => "doorbell",
+            ExitCause::PciConfig => "pci_config",
+            ExitCause::PciConfigPort => "pci_config_port",
+            ExitCause::OtherDevice => "other_device",
+            ExitCause::OtherPort => "other_port",
+            ExitCause::IoapicEoi => "ioapic_eoi",
+            ExitCause::Marker => "marker",
+            ExitCause::Unclaimed => "unclaimed",
+            ExitCause::Interrupted => "interrupted",
+            ExitCause::Other => "other",
+        }
+    }
+}
+
+/// One vCPU's counts, on cache lines of their own (written by its thread, read by any).
+#[derive(Default)]
+#[repr(align(128))]
+pub struct ExitCounters([AtomicU64; CAUSES]);
+
+impl ExitCounters {
+    /// Counts one exit. Only the owning vCPU's thread may call this, or counts are lost.
+    #[inline]
+    pub fn count(&self, cause: ExitCause) {
+        let slot = &self.0[cause as usize];
+        // Relaxed: a statistic; it orders nothing. One writer, so load and store need not be one step.
+        slot.store(slot.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// The counts now.
+    pub fn snapshot(&self) -> ExitSnapshot {
+        ExitSnapshot(std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed)))
+    }
+}
+
+/// Counts of one moment; subtract an earlier one for a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExitSnapshot([u64; CAUSES]);
+
+impl ExitSnapshot {
+    /// Exits of this cause.
+    pub fn get(&self, cause: ExitCause) -> u64 {
+        self.0[cause as usize]
+    }
+
+    /// Exits of every cause.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// What was counted since `earlier`.
+    #[cfg(test)]
+    pub fn since(&self, earlier: &ExitSnapshot) -> ExitSnapshot {
+        ExitSnapshot(std::array::from_fn(|i| {
+            self.0[i].saturating_sub(earlier.0[i])
+        }))
+    }
+}
+
+/// All vCPUs' counters.
+#[derive(Clone)]
+pub struct ExitLedger(Arc<[ExitCounters]>);
+
+impl ExitLedger {
+    /// Counters for `cpus` vCPUs, all zero.
+    pub fn new(cpus: usize) -> Self {
+        Self((0..cpus).map(|_| ExitCounters::default()).collect())
+    }
+
+    /// One vCPU's counters.
+    pub fn of(&self, cpu: usize) -> &ExitCounters {
+        &self.0[cpu]
+    }
+
+    /// The sum over all vCPUs.
+    pub fn snapshot(&self) -> ExitSnapshot {
+        let mut sum = ExitSnapshot::default();
+        for counters in self.0.iter() {
+            let one = counters.snapshot();
+            for (into, add) in sum.0.iter_mut().zip(one.0) {
+                *into += add;
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_the_difference_of_two_snapshots_over_all_vcpus() {
+        let ledger = ExitLedger::new(2);
+        ledger.of(0).count(ExitCause::PciConfig);
+        let before = ledger.snapshot();
+        ledger.of(0).count(ExitCause::Doorbell);
+        ledger.of(1).count(ExitCause::Doorbell);
+        let window = ledger.snapshot().since(&before);
+        assert_eq!(window.get(ExitCause::Doorbell), 2);
+        assert_eq!(window.get(ExitCause::PciConfig), 0);
+        assert_eq!(window.total(), 2);
+    }
+
+    #[test]
+    fn every_cause_has_its_own_slot() {
+        for (index, cause) in ExitCause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, index);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Linux KVM under the machine library.
+//!
+//! In reading order:
+//! * [`vm`]: opening KVM, the machine, its memory slots; [`cpuid`], [`start_state`]: what a vCPU starts with.
+//! * [`vcpu`]: the loop around `KVM_RUN`; [`exits`]: its counters; [`control`], [`kick`]: pause and end.
+//! * [`msi`], [`routes`], [`lines`]: interrupt messages, and eventfds that are interrupts; [`doorbells`]: the other direction.
+//! * [`coalesced`], [`register_page`]: KVM's log of register writes, and a unit's register page as a memory slot.
+//!
+//! **Memory slots own what they show** ([`vm::Vm::map`]): each has a mapping of its own, so that nothing done to the guest's
+//! view (write protection, missing pages) is met by a device, and the mapping lives as long as the machine or any of its
+//! vCPUs.
+//!
+//! UNSAFETY: memory slots, `kvm_run`, signals, KVM's shared pages; each module says which.
+
+pub mod coalesced;
+pub mod control;
+pub mod cpuid;
+pub mod doorbells;
+pub mod exits;
+pub mod kick;
+pub mod lines;
+pub mod msi;
+pub mod register_page;
+pub mod routes;
+pub mod start_state;
+pub mod vcpu;
+pub mod vm;
+
+pub use kvm_ioctls::Kvm;
+pub use vm::{KvmError, Vcpu, Vm};

@@ -1,0 +1,135 @@
+//! Interrupts of queues that somebody else serves: an eventfd for each queue, which KVM turns into the queue's message
+//! (`KVM_IRQFD` with a GSI route of its own), so that no thread of ours wakes for an interrupt.
+//!
+//! A queue whose message may not be delivered (masked, no vector, MSI-X off, Bus Master off) is disconnected: what is signalled
+//! meanwhile stays in the eventfd, which is the pending bit, and KVM delivers it once when the queue is connected again.
+//!
+//! Called by the owner's thread. Connecting costs a grace period of the host's kernel, and happens when a driver sets its vectors
+//! up or moves them; interrupts themselves never come here, so the ledger does not count them.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use platform::interrupt::{InterruptLines, Message};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::Vm;
+use crate::routes::KvmRoutes;
+
+struct Line {
+    fd: EventFd,
+    gsi: u32,
+    /// KVM listens to the eventfd.
+    is_connected: bool,
+}
+
+/// [`InterruptLines`] of a KVM machine.
+pub struct KvmLines {
+    vm: Arc<Vm>,
+    routes: Arc<KvmRoutes>,
+    lines: Vec<Line>,
+}
+
+impl KvmLines {
+    /// One line for each of `queues` queues, not connected.
+    ///
+    /// # Errors
+    /// The host has no more descriptors.
+    pub fn new(vm: Arc<Vm>, routes: Arc<KvmRoutes>, queues: u16) -> io::Result<Self> {
+        let lines = (0..queues)
+            .map(|_| {
+                Ok(Line {
+                    fd: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+                    gsi: routes.new_gsi(),
+                    is_connected: false,
+                })
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Self { vm, routes, lines })
+    }
+
+    /// The eventfds, for whoever signals them.
+    pub fn fds(&self) -> impl Iterator<Item = &EventFd> {
+        self.lines.iter().map(|line| &line.fd)
+    }
+
+    fn disconnect(&mut self, queue: u16) {
+        let line = &mut self.lines[usize::from(queue)];
+        if line.is_connected {
+            line.is_connected = false;
+            if let Err(error) = self.vm.fd().unregister_irqfd(&line.fd, line.gsi) {
+                tracing::warn!(%error, queue, "an interrupt line cannot be disconnected");
+            }
+        }
+    }
+}
+
+/// Messages that KVM takes in its routing table with 32-bit APIC ids (bits 39:32 are none of them); one it does not take would
+/// make it refuse the whole table, and reaches no local APIC anyway.
+fn is_routable(message: Message) -> bool {
+    message.address >> 32 & 0xff == 0
+}
+
+impl InterruptLines for KvmLines {
+    fn connect(&mut self, queue: u16, message: Option<Message>) {
+        let Some(message) = message.filter(|message| is_routable(*message)) else {
+            self.disconnect(queue);
+            return;
+        };
+        let line = &mut self.lines[usize::from(queue)];
+        let routed = self.routes.route(line.gsi, message);
+        if !routed {
+            tracing::error!(
+                queue,
+                "KVM refuses a route: this queue's interrupts are kept back"
+            );
+            self.disconnect(queue);
+        } else if !line.is_connected {
+            match self.vm.fd().register_irqfd(&line.fd, line.gsi) {
+                Ok(()) => line.is_connected = true,
+                Err(error) => {
+                    tracing::error!(%error, queue, "no irqfd: this queue's interrupts are kept back");
+                }
+            }
+        }
+    }
+
+    fn is_pending(&self, queue: u16) -> bool {
+        let line = &self.lines[usize::from(queue)];
+        let mut poll = libc::pollfd {
+            fd: line.fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one descriptor that is open, a structure that outlives the call, no waiting.
+        !line.is_connected && unsafe { libc::poll(&raw mut poll, 1, 0) } == 1
+    }
+
+    fn forget(&mut self, queue: u16) {
+        let line = &self.lines[usize::from(queue)];
+        if !line.is_connected {
+            // SAFETY: the descriptor belongs to `line.fd`, which outlives this call.
+            let fd = unsafe { BorrowedFd::borrow_raw(line.fd.as_raw_fd()) };
+            // Whoever signals it can make it a descriptor whose reader waits.
+            sidecore::drain_eventfd(fd);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_with_destination_bits_below_8_are_not_routable() {
+        let to = |address| Message {
+            address,
+            data: 0x41,
+        };
+        assert!(is_routable(to(0xfee0_1000)));
+        // Destination bits 31:8 lie in bits 63:40.
+        assert!(is_routable(to(0x0000_0100_fee0_1000)));
+        assert!(!is_routable(to(0x0000_0001_fee0_1000)));
+    }
+}

@@ -1,0 +1,263 @@
+//! Opening KVM, the machine with its capabilities and split irqchip, and its memory slots.
+//!
+//! UNSAFETY: registering memory slots hands host addresses to KVM. [`Vm`] and [`Vcpu`] keep what they have handed over.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use guest_mem::{Gpa, GuestRam};
+use kvm_bindings::{
+    KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
+    KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use platform::ioapic::PINS;
+use platform::layout;
+use uffd::SlotMapping;
+
+/// Why KVM cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KvmError {
+    /// No device file.
+    #[error("this host has no /dev/kvm; `exitless lab -- run …` brings an emulated host with one")]
+    Missing,
+    /// No permission.
+    #[error("no permission for /dev/kvm: be root or in the group that owns it (usually `kvm`)")]
+    Permission,
+    /// No vmx or svm.
+    #[error(
+        "/dev/kvm here is software KVM (no vmx or svm in /proc/cpuinfo) and cannot boot a kernel: \
+         use `exitless lab -- run …`"
+    )]
+    Software,
+    /// A capability is absent.
+    #[error("this host's KVM lacks {0}")]
+    Capability(&'static str),
+    /// Guest memory cannot be mapped for a slot.
+    #[error("guest memory cannot be mapped for KVM")]
+    Mapping(#[source] io::Error),
+    /// A request was refused.
+    #[error("KVM refused {what}")]
+    Refused {
+        /// The request.
+        what: &'static str,
+        /// KVM's answer.
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// For `map_err`: KVM refused `what`.
+pub fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
+    move |source| KvmError::Refused { what, source }
+}
+
+/// Whether this host's processor cannot virtualize: `/dev/kvm`, if any, is KVM in software.
+pub fn is_software_kvm() -> bool {
+    // Unreadable: let KVM speak for itself.
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| !has_virtualization(&info))
+}
+
+fn has_virtualization(cpuinfo: &str) -> bool {
+    cpuinfo
+        .lines()
+        .filter(|line| line.starts_with("flags"))
+        .any(|line| {
+            line.split_whitespace()
+                .any(|flag| flag == "vmx" || flag == "svm")
+        })
+}
+
+/// Opens `/dev/kvm`, whatever it can do: software KVM runs user-mode code well.
+pub fn open_any() -> Result<Kvm, KvmError> {
+    Kvm::new().map_err(
+        |error| match io::Error::from_raw_os_error(error.errno()).kind() {
+            io::ErrorKind::NotFound => KvmError::Missing,
+            io::ErrorKind::PermissionDenied => KvmError::Permission,
+            _ => refused("to open /dev/kvm")(error),
+        },
+    )
+}
+
+/// Opens `/dev/kvm` and checks that it can run a stock kernel.
+pub fn open() -> Result<Kvm, KvmError> {
+    let kvm = open_for_programs()?;
+    if is_software_kvm() {
+        return Err(KvmError::Software);
+    }
+    Ok(kvm)
+}
+
+/// Opens `/dev/kvm` and checks that it has what a machine is made of. Software KVM will do for a guest of a few instructions.
+pub fn open_for_programs() -> Result<Kvm, KvmError> {
+    let kvm = open_any()?;
+    for (cap, name) in [
+        (Cap::SplitIrqchip, "KVM_CAP_SPLIT_IRQCHIP"),
+        (Cap::X2ApicApi, "KVM_CAP_X2APIC_API"),
+        (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
+        (Cap::Irqfd, "KVM_CAP_IRQFD"),
+        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+        (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
+    ] {
+        if !kvm.check_extension(cap) {
+            return Err(KvmError::Capability(name));
+        }
+    }
+    Ok(kvm)
+}
+
+/// A machine, and the memory that its slots show.
+pub struct Vm {
+    // Before the mappings, which it knows the addresses of.
+    fd: VmFd,
+    slots: Mutex<Slots>,
+}
+
+/// The machine's memory slots, numbered in the order in which they were made.
+struct Slots {
+    mappings: Vec<Arc<SlotMapping>>,
+    /// As many as KVM has.
+    most: usize,
+}
+
+impl Vm {
+    /// Without an interrupt controller: a guest that takes no interrupts.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub fn bare(kvm: &Kvm) -> Result<Self, KvmError> {
+        let fd = kvm
+            .create_vm()
+            .map_err(refused("to create a virtual machine"))?;
+        fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+            .map_err(refused("the identity map address"))?;
+        fd.set_tss_address(layout::KVM_TSS as usize)
+            .map_err(refused("the TSS address"))?;
+        let slots = Slots {
+            mappings: Vec::new(),
+            most: kvm.get_nr_memslots(),
+        };
+        Ok(Self {
+            fd,
+            slots: Mutex::new(slots),
+        })
+    }
+
+    /// With a split irqchip for our I/O APIC's 24 pins, and 32-bit APIC ids.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub fn new(kvm: &Kvm) -> Result<Self, KvmError> {
+        let vm = Self::bare(kvm)?;
+        let mut cap = kvm_enable_cap {
+            cap: KVM_CAP_SPLIT_IRQCHIP,
+            ..Default::default()
+        };
+        cap.args[0] = PINS as u64;
+        vm.fd.enable_cap(&cap).map_err(refused("a split irqchip"))?;
+        let mut cap = kvm_enable_cap {
+            cap: KVM_CAP_X2APIC_API,
+            ..Default::default()
+        };
+        cap.args[0] =
+            u64::from(KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK);
+        vm.fd.enable_cap(&cap).map_err(refused("32-bit APIC ids"))?;
+        Ok(vm)
+    }
+
+    /// What this crate's other modules ask KVM by. Slots and vCPUs are made by [`map`](Self::map) and [`Vcpu::new`] only.
+    pub(crate) fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
+    /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own and for as long as the
+    /// machine exists. `flags` are KVM's, for instance `KVM_MEM_READONLY`.
+    ///
+    /// # Errors
+    /// KVM refuses, or has no more slots.
+    pub fn map(&self, gpa: Gpa, mapping: &Arc<SlotMapping>, flags: u32) -> Result<(), KvmError> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.mappings.len() == slots.most {
+            return Err(KvmError::Capability("memory slots: all are taken"));
+        }
+        let region = kvm_userspace_memory_region {
+            slot: slots.mappings.len() as u32,
+            flags,
+            guest_phys_addr: gpa.raw(),
+            memory_size: mapping.len(),
+            userspace_addr: mapping.hva().raw(),
+        };
+        // SAFETY: `mapping` is shared memory of that size in which this process keeps nothing. `slots` holds it for as long
+        // as the descriptor; vCPUs, which keep the kernel's machine alive, hold this machine ([`Vcpu`]).
+        unsafe { self.fd.set_user_memory_region(region) }.map_err(refused("a memory slot"))?;
+        slots.mappings.push(mapping.clone());
+        Ok(())
+    }
+
+    /// Gives the guest its RAM: a slot, and a mapping made for it, for each region.
+    ///
+    /// # Errors
+    /// The host has no room for the mapping, or KVM refuses.
+    pub fn map_ram(&self, ram: &GuestRam) -> Result<(), KvmError> {
+        for region in ram.regions() {
+            let mapping = SlotMapping::new(ram.memfd(), region.fd_offset, region.len)
+                .map_err(KvmError::Mapping)?;
+            self.map(region.gpa, &Arc::new(mapping), 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// A vCPU, which keeps its machine.
+pub struct Vcpu {
+    // Before the machine, whose memory it runs on.
+    fd: VcpuFd,
+    _vm: Arc<Vm>,
+}
+
+impl Vcpu {
+    /// Number `index` of `vm`.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub fn new(vm: &Arc<Vm>, index: u8) -> Result<Self, KvmError> {
+        let fd = vm.fd.create_vcpu(u64::from(index));
+        Ok(Self {
+            fd: fd.map_err(refused("to create a vCPU"))?,
+            _vm: vm.clone(),
+        })
+    }
+
+    /// Its state, as KVM has it.
+    pub fn fd(&self) -> &VcpuFd {
+        &self.fd
+    }
+
+    /// The same, to be changed or run.
+    pub fn fd_mut(&mut self) -> &mut VcpuFd {
+        &mut self.fd
+    }
+
+    /// Its descriptor.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor belongs to `fd`, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn software_kvm_is_told_by_its_missing_flags() {
+        assert!(has_virtualization(
+            "processor : 0\nflags\t\t: fpu svm npt\n"
+        ));
+        assert!(has_virtualization("flags : fpu vmx\n"));
+        assert!(!has_virtualization(
+            "model name : svm lookalike\nflags : fpu svm_lock\n"
+        ));
+    }
+}

@@ -1,0 +1,361 @@
+//! What a function is to its owner, what it is lent for one call, and what it asks for in return.
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+
+use guest_mem::{Iommu, KeepAlive, NoIommu, PhysMem, SourceId, Ticket, View};
+use pci::bars::{BARS, BarKind};
+use platform::interrupt::Message;
+
+use crate::request::TicketResult;
+use crate::unit::{Command, CommandId, CommandResult, Hold, Invalidation};
+
+/// What of a function never changes, for doors that other threads use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionShape {
+    /// What each BAR is.
+    pub bars: [BarKind; BARS],
+    /// Where doorbells are: a BAR and a range in it.
+    pub doorbells: Option<(u8, Range<u64>)>,
+    /// It wants to hear of its unit's invalidations ([`Function::invalidated`]).
+    pub hears_invalidations: bool,
+}
+
+/// Counters of one function since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FunctionCounts {
+    /// Requests and frames served.
+    pub requests: u64,
+    /// Interrupt messages sent.
+    pub interrupts: u64,
+}
+
+/// What a poll has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Progress {
+    /// Nothing to do until something arrives.
+    Idle,
+    /// Something was done, or is left to do at once.
+    Busy,
+    /// Busy with a stop: what is in flight has not ended.
+    Stopping,
+}
+
+/// What a function wants done once its call has returned. The owner carries it out, in the order of the fields.
+#[derive(Debug)]
+pub struct Effects<C> {
+    /// Changes of its unit's mappings. Each ends in [`Function::command_done`].
+    pub(crate) commands: Vec<Command<C>>,
+    /// Interrupts to send: each goes through its unit's interrupt remapping.
+    pub messages: Vec<Message>,
+    /// Messages for its interrupt lines, before remapping; `None`: the line is kept back.
+    pub(crate) routes: Vec<(u16, Option<Message>)>,
+    /// The level of its legacy pin, where that has changed.
+    pub(crate) pin: Option<bool>,
+    /// Invalidations that it held and holds no longer.
+    pub(crate) released: u32,
+    source: SourceId,
+    next_command: u64,
+}
+
+impl<C> Effects<C> {
+    /// Of function number `number`, whose requester is `source`.
+    pub(crate) fn new(number: usize, source: SourceId) -> Self {
+        Self {
+            commands: Vec::new(),
+            messages: Vec::new(),
+            routes: Vec::new(),
+            pin: None,
+            released: 0,
+            source,
+            next_command: (number as u64) << 32,
+        }
+    }
+
+    /// Asks for a change of its unit's mappings; its name.
+    pub fn command(&mut self, what: C) -> CommandId {
+        let id = CommandId(self.next_command);
+        // The lower half wraps: no function has 2^32 commands under way.
+        self.next_command = id.0 & !u64::from(u32::MAX) | u64::from((id.0 as u32).wrapping_add(1));
+        let source = self.source;
+        self.commands.push(Command { id, source, what });
+        id
+    }
+
+    /// From now on signals of `line` are this message; `None`: they are kept.
+    pub fn route(&mut self, line: u16, message: Option<Message>) {
+        self.routes.push((line, message));
+    }
+
+    /// Drives the legacy pin.
+    pub fn set_pin(&mut self, level: bool) {
+        self.pin = Some(level);
+    }
+
+    /// Lets an invalidation go that [`Function::invalidated`] has held.
+    pub fn release(&mut self) {
+        self.released += 1;
+    }
+
+    #[inline]
+    pub(crate) fn source(&self) -> SourceId {
+        self.source
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+            && self.commands.is_empty()
+            && self.routes.is_empty()
+            && self.pin.is_none()
+            && self.released == 0
+    }
+}
+
+/// What a function is lent for one call: its unit, the memory, and a list for what it wants done.
+pub struct Cx<'a, I, M, C> {
+    pub(crate) unit: &'a mut I,
+    pub(crate) bypass: &'a mut NoIommu,
+    pub(crate) mem: &'a M,
+    pub(crate) source: SourceId,
+    pub(crate) now: u64,
+    /// What it wants done.
+    pub effects: &'a mut Effects<C>,
+}
+
+impl<'a, I: Iommu, M: PhysMem, C> Cx<'a, I, M, C> {
+    /// Guest memory as the function's DMA sees it. The view has no state of its own.
+    #[inline]
+    pub fn view(&mut self) -> View<'_, I, M> {
+        View::new(self.unit, self.mem, self.source)
+    }
+
+    /// The view, and the list beside it.
+    #[inline]
+    pub fn split(&mut self) -> (View<'_, I, M>, &mut Effects<C>) {
+        (View::new(self.unit, self.mem, self.source), self.effects)
+    }
+
+    /// Guest memory past the unit, at guest-physical addresses: for a function that its unit must not stand in the way of,
+    /// as the request queue of a paravirtual IOMMU.
+    #[inline]
+    pub fn bypass_view(&mut self) -> View<'_, NoIommu, M> {
+        View::new(self.bypass, self.mem, self.source)
+    }
+
+    /// The bypass view, and the list beside it.
+    #[inline]
+    pub fn split_bypass(&mut self) -> (View<'_, NoIommu, M>, &mut Effects<C>) {
+        (View::new(self.bypass, self.mem, self.source), self.effects)
+    }
+
+    /// Monotonic time, ns.
+    #[inline]
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+}
+
+/// A function as everybody but its data path sees it. All calls come from the owner's thread; none blocks.
+///
+/// **Stopping.** A write that stops the function (reset, Bus Master off) is not over before it is quiet:
+/// [`is_silent`](Self::is_silent) says when a configuration write may be answered. The end of the machine is a stop for
+/// good, as is removal.
+pub trait Function<C>: Send {
+    /// The requester its DMA and its interrupts carry.
+    fn source(&self) -> SourceId;
+
+    /// What never changes.
+    fn shape(&self) -> FunctionShape;
+
+    /// Reads `len` (1, 2 or 4) bytes of configuration space.
+    fn config_read(&mut self, reg: u16, len: u8) -> u32;
+
+    /// Writes `len` (1, 2 or 4) bytes of configuration space.
+    fn config_write(
+        &mut self,
+        reg: u16,
+        len: u8,
+        value: u32,
+        keep: &KeepAlive,
+        out: &mut Effects<C>,
+    );
+
+    /// Reads 1 to 8 bytes of a BAR.
+    fn bar_read(&mut self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes 1 to 8 bytes of a BAR. `keep` keeps guest memory mapped for a device that starts.
+    fn bar_write(
+        &mut self,
+        bar: u8,
+        offset: u64,
+        data: &[u8],
+        keep: &KeepAlive,
+        out: &mut Effects<C>,
+    );
+
+    /// Where the first doorbell is decoded: its guest-physical address, while memory decoding is on.
+    fn doorbells(&self) -> Option<u64> {
+        None
+    }
+
+    /// Doorbell number `queue` rang.
+    fn ring(&mut self, queue: u16) {
+        let _ = queue;
+    }
+
+    /// Gives `add` the descriptors that its back end wakes by, once armed.
+    fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
+        let _ = add;
+    }
+
+    /// When it must be polled again although nothing has arrived, in ns.
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether a stop asked for is over; true when none was asked for.
+    fn is_drained(&self) -> bool;
+
+    /// Whether it does no DMA until it is started again; true also when no stop was asked for.
+    fn is_silent(&self) -> bool {
+        self.is_drained()
+    }
+
+    /// A stop has lasted for the drain limit; called once.
+    fn stop_overdue(&mut self);
+
+    /// An unmap has waited for its requests for the drain limit: they are to be cancelled.
+    fn cancel_overdue(&mut self);
+
+    /// The machine has ended, or the function is removed: it stops for good.
+    fn end(&mut self);
+
+    /// Whether [`end`](Self::end) was called and nothing is in flight any more.
+    fn has_ended(&self) -> bool;
+
+    /// What `ticket` stood for has happened, or never will. Not all tickets are its own.
+    fn ticket_done(&mut self, ticket: Ticket, result: TicketResult);
+
+    /// A command is over.
+    fn command_done(&mut self, id: CommandId, result: CommandResult, out: &mut Effects<C>) {
+        let _ = (id, result, out);
+    }
+
+    /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the next poll.
+    fn invalidated(&mut self, what: &Invalidation) -> Hold {
+        let _ = what;
+        Hold::No
+    }
+
+    /// The message of one of its interrupt lines, after remapping.
+    fn connect(&mut self, line: u16, message: Option<Message>) {
+        let _ = (line, message);
+    }
+
+    /// Counters.
+    fn counts(&self) -> FunctionCounts;
+}
+
+/// A function's data path: generic over the concrete unit and memory, so that no access is looked up.
+pub trait DataPath<C>: Function<C> {
+    /// A bounded batch of its work, or of stopping.
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
+
+    /// Asks the driver for doorbells. Followed by a fence and [`has_work`](Self::has_work).
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+
+    /// Whether a poll would find anything. A stop under way counts.
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
+
+    /// Takes [`arm`](Self::arm) back.
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+}
+
+/// A closed set of functions. [`functions!`](crate::functions) makes one.
+pub trait ResolveFunction<C>: Send {
+    /// The function.
+    fn get(&self) -> &dyn Function<C>;
+    /// The same, to be changed.
+    fn get_mut(&mut self) -> &mut dyn Function<C>;
+    /// See [`DataPath::poll`].
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
+    /// See [`DataPath::arm`].
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+    /// See [`DataPath::has_work`].
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
+    /// See [`DataPath::disarm`].
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+}
+
+/// The empty set: for a machine of units alone.
+pub enum NoFunction {}
+
+impl<C> ResolveFunction<C> for NoFunction {
+    fn get(&self) -> &dyn Function<C> {
+        match *self {}
+    }
+
+    fn get_mut(&mut self) -> &mut dyn Function<C> {
+        match *self {}
+    }
+
+    fn poll<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) -> Progress {
+        match *self {}
+    }
+
+    fn arm<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) {
+        match *self {}
+    }
+
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) -> bool {
+        match *self {}
+    }
+
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) {
+        match *self {}
+    }
+}
+
+/// Makes a closed set of functions: an enum of types that have a [`DataPath`], matched once per poll.
+#[macro_export]
+macro_rules! functions {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident: $command:ty {
+        $($(#[$variant_meta:meta])* $variant:ident($function:ty)),+ $(,)?
+    }) => {
+        $(#[$meta])*
+        $vis enum $name {
+            $($(#[$variant_meta])* $variant($function)),+
+        }
+
+        impl $crate::ResolveFunction<$command> for $name {
+            fn get(&self) -> &dyn $crate::Function<$command> {
+                match self { $(Self::$variant(function) => function),+ }
+            }
+
+            fn get_mut(&mut self) -> &mut dyn $crate::Function<$command> {
+                match self { $(Self::$variant(function) => function),+ }
+            }
+
+            $crate::functions!(@path $command; poll -> $crate::function::Progress; $($variant)+);
+            $crate::functions!(@path $command; arm -> (); $($variant)+);
+            $crate::functions!(@path $command; has_work -> bool; $($variant)+);
+            $crate::functions!(@path $command; disarm -> (); $($variant)+);
+        }
+    };
+    (@path $command:ty; $method:ident -> $out:ty; $($variant:ident)+) => {
+        fn $method<I: $crate::function::__private::Iommu, M: $crate::function::__private::PhysMem>(
+            &mut self,
+            cx: &mut $crate::Cx<'_, I, M, $command>,
+        ) -> $out {
+            match self { $(Self::$variant(function) => $crate::DataPath::$method(function, cx)),+ }
+        }
+    };
+}
+
+/// For [`functions!`](crate::functions).
+#[doc(hidden)]
+pub mod __private {
+    pub use guest_mem::{Iommu, PhysMem};
+}

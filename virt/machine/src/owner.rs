@@ -1,0 +1,278 @@
+//! The owner of remapping units and functions: what a machine's sidecore polls.
+//!
+//! Everything that reaches a function or a unit from another thread comes here as a [`Request`](crate::Request). So nothing here has a
+//! lock, translation and invalidation are ordered by program order, and an answer says that the act is done.
+//!
+//! One sweep: the units first, so that an unmap is seen before the next translation; then each function, with its unit
+//! resolved once. What a function asks for ([`Effects`]) is carried out after its call: changes of mappings, interrupts
+//! through the unit's remapping, routes of its interrupt lines. Leases that ended in this sweep let a parked wait go in the
+//! next.
+//!
+//! What is slow or may wait (a stop that drains, a remapping table that is absent) is a state: the reply is kept and sent
+//! when the function is silent, or the machine has ended.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use guest_mem::{KeepAlive, NoIommu, PhysMem, SourceId};
+use platform::doorbell::Doorbells;
+use platform::interrupt::{InterruptPin, InterruptSink, Message};
+use sidecore::{Nanos, Reply};
+
+use crate::function::{Effects, ResolveFunction};
+use crate::interrupts::Interrupts;
+use crate::unit::ResolveUnit;
+
+mod access;
+mod effects;
+mod poller;
+mod resolve;
+
+use resolve::{Listener, News};
+
+/// How long requests may hold up an unmap or a stop, unless the user says otherwise.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// The requester of the units' own interrupts, which nothing remaps.
+const UNIT_SOURCE: SourceId = SourceId::new(0xff, 0x1f, 0);
+
+/// Leases past all units at a time ([`Cx::bypass_view`](crate::Cx::bypass_view)).
+const BYPASS_LEASES: usize = 1024;
+
+/// What connects a function to its hypervisor, as far as it has it.
+#[derive(Default)]
+pub struct Wires {
+    /// Its doorbells, watched.
+    pub doorbells: Option<Box<dyn Doorbells>>,
+    /// Its legacy interrupt pin.
+    pub pin: Option<Box<dyn InterruptPin>>,
+}
+
+/// A function, its wires, and those who wait for it to stop: at most one question of each vCPU.
+struct Slot<F, C> {
+    function: F,
+    unit: usize,
+    hears_invalidations: bool,
+    effects: Effects<C>,
+    wires: Wires,
+    /// Messages of its interrupt lines, before remapping.
+    routes: Vec<Option<Message>>,
+    stopping: Vec<Reply<u64>>,
+    /// When the stop under way will have taken too long; `u64::MAX` once that has been dealt with.
+    stop_limit: Option<Nanos>,
+    /// The machine's end has been told that this function has ended.
+    is_told: bool,
+    /// To be dropped once it has ended: who is told.
+    removal: Option<Sender<SourceId>>,
+}
+
+impl<F: ResolveFunction<C>, C> Slot<F, C> {
+    /// Whether somebody waits for a stop of it, or may have to.
+    fn is_watched(&self) -> bool {
+        self.stop_limit.is_some() || !self.stopping.is_empty() || self.removal.is_some()
+    }
+
+    /// A stop waits for the requests in flight, however slow the storage: the memory of one that cannot be cancelled may still
+    /// be written. At the limit the log says so; a reset or the machine's end then cancels what can be, a pause does not,
+    /// since what it cancelled would fail in the guest.
+    #[cold]
+    fn watch_stop(&mut self, now: Nanos, limit: Duration, vm: &str) {
+        let function = self.function.get_mut();
+        if function.is_drained() {
+            self.stop_limit = None;
+            return;
+        }
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let due = *self
+            .stop_limit
+            .get_or_insert(Nanos(now.0.saturating_add(limit)));
+        if now >= due {
+            self.stop_limit = Some(Nanos(u64::MAX));
+            tracing::warn!(
+                vm,
+                device = %function.source(),
+                "a stop waits for requests that the storage has not finished"
+            );
+            function.stop_overdue();
+        }
+    }
+}
+
+/// What the owner has counted besides what units and functions count themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Sum of the values read from the doorbell eventfds: an exit each.
+    pub doorbells: u64,
+    /// Requests and frames served by all functions.
+    pub requests: u64,
+    /// Messages sent, the units' own included.
+    pub interrupts: u64,
+    /// Interrupts that remapping has blocked.
+    pub blocked_interrupts: u64,
+    /// Times the unit's drain limit has passed.
+    pub drain_limits: u64,
+    /// Holds of invalidations that were not released in time.
+    pub hold_limits: u64,
+}
+
+/// The owner. See the module's head.
+pub struct Owner<U: ResolveUnit, F, M> {
+    name: String,
+    mem: M,
+    keep: KeepAlive,
+    units: Vec<U>,
+    slots: Vec<Option<Slot<F, U::Command>>>,
+    bypass: NoIommu,
+    interrupts: Interrupts,
+    news: News,
+    has_subscribers: bool,
+    /// Kept for its allocation.
+    wake_fds: Vec<(RawFd, u32)>,
+    /// They are registered: from `arm` to the poll that follows it, since nobody empties them while it polls.
+    is_listening: bool,
+    idle_sweeps: u32,
+    drain_limit: Duration,
+    totals: Totals,
+    /// The machine has ended: who waits for the functions.
+    end: Option<Sender<usize>>,
+}
+
+impl<U, F, M> Owner<U, F, M>
+where
+    U: ResolveUnit,
+    F: ResolveFunction<U::Command>,
+    M: PhysMem,
+{
+    /// Owns nothing yet but `mem`. Interrupts go to `sink`.
+    pub fn new(name: impl Into<String>, mem: M, sink: Arc<dyn InterruptSink>) -> Self {
+        Self {
+            name: name.into(),
+            keep: mem.keep_alive(),
+            mem,
+            units: Vec::new(),
+            slots: Vec::new(),
+            bypass: NoIommu::new(BYPASS_LEASES),
+            interrupts: Interrupts::new(sink),
+            news: News::default(),
+            has_subscribers: false,
+            wake_fds: Vec::new(),
+            is_listening: false,
+            idle_sweeps: 0,
+            drain_limit: DRAIN_LIMIT,
+            totals: Totals::default(),
+            end: None,
+        }
+    }
+
+    /// Sets how long a device may take to stop before its requests are cancelled; units have limits of their own, for
+    /// unmaps.
+    #[must_use]
+    pub fn with_drain_limit(mut self, limit: Duration) -> Self {
+        self.drain_limit = limit;
+        self
+    }
+
+    /// Adds a unit; its number.
+    pub fn add_unit(&mut self, unit: U) -> usize {
+        self.units.push(unit);
+        self.units.len() - 1
+    }
+
+    /// Adds a function whose DMA and interrupts go through unit number `unit`; its number in requests.
+    ///
+    /// # Panics
+    /// If there is no such unit: a builder's error.
+    pub fn add(&mut self, unit: usize, function: F, wires: Wires) -> usize {
+        assert!(unit < self.units.len(), "there is no unit {unit}");
+        let free = self.slots.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.slots.len());
+        let shape = function.get().shape();
+        self.has_subscribers |= shape.hears_invalidations;
+        let slot = Some(Slot {
+            unit,
+            hears_invalidations: shape.hears_invalidations,
+            effects: Effects::new(number, function.get().source()),
+            function,
+            wires,
+            routes: Vec::new(),
+            stopping: Vec::new(),
+            stop_limit: None,
+            is_told: false,
+            removal: None,
+        });
+        match free {
+            Some(_) => self.slots[number] = slot,
+            None => self.slots.push(slot),
+        }
+        number
+    }
+
+    /// Takes a function away: it stops for good, and once nothing of it is in flight it is dropped and `told` hears its
+    /// requester.
+    pub fn remove(&mut self, number: usize, told: Sender<SourceId>) {
+        if let Some(Some(slot)) = self.slots.get_mut(number) {
+            slot.function.get_mut().end();
+            slot.removal = Some(told);
+            if let Some(doorbells) = &mut slot.wires.doorbells {
+                doorbells.place(None);
+            }
+        }
+    }
+
+    /// Unit number `at`, for what only the program that composed it can ask.
+    pub fn unit(&mut self, at: usize) -> Option<&mut U> {
+        self.units.get_mut(at)
+    }
+
+    /// Function number `at`, likewise.
+    pub fn function(&mut self, at: usize) -> Option<&mut F> {
+        self.slots
+            .get_mut(at)?
+            .as_mut()
+            .map(|slot| &mut slot.function)
+    }
+
+    /// The memory.
+    pub fn memory(&mut self) -> &mut M {
+        &mut self.mem
+    }
+
+    /// Sums over everything owned.
+    pub fn totals(&mut self) -> Totals {
+        self.drain_doorbells();
+        let mut totals = self.totals;
+        totals.interrupts += self.interrupts.sent() + self.news.interrupts;
+        totals.blocked_interrupts = self.interrupts.blocked();
+        for slot in self.slots.iter().flatten() {
+            totals.doorbells += slot
+                .wires
+                .doorbells
+                .as_ref()
+                .map_or(0, |bells| bells.rung());
+            totals.requests += slot.function.get().counts().requests;
+        }
+        totals
+    }
+
+    /// Sends an interrupt of somebody who is no function (an I/O APIC) through a unit's remapping.
+    pub fn send(&mut self, unit: usize, source: SourceId, message: Message) {
+        if let Some(resolved) = self.units.get_mut(unit) {
+            self.interrupts
+                .send(unit, resolved, &self.mem, source, message);
+        }
+    }
+
+    /// Unit number `at`, with what it is lent and whom it tells.
+    fn lend(&mut self, at: usize) -> (&mut U, &M, Listener<'_, F, U::Command>) {
+        let sink = Listener {
+            unit: at,
+            has_subscribers: self.has_subscribers,
+            slots: &mut self.slots,
+            sink: self.interrupts.sink(),
+            news: &mut self.news,
+        };
+        (&mut self.units[at], &self.mem, sink)
+    }
+}

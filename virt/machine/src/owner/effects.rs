@@ -1,0 +1,159 @@
+//! Acting on what units tell and on what functions ask for.
+
+use guest_mem::PhysMem;
+use sidecore::Nanos;
+
+use super::Owner;
+use super::resolve::CommandUnit;
+use crate::function::ResolveFunction;
+use crate::unit::{ResolveUnit, UnitEvent};
+
+impl<U, F, M> Owner<U, F, M>
+where
+    U: ResolveUnit,
+    F: ResolveFunction<U::Command>,
+    M: PhysMem,
+{
+    /// Acts on what units have told.
+    #[inline]
+    pub(super) fn settle(&mut self, now: Nanos) {
+        while !self.news.is_empty() {
+            self.act_on_news(now);
+        }
+    }
+
+    /// Bound: as many answers as there were commands; a function takes no new requests while it is told of an answer.
+    #[cold]
+    pub(super) fn act_on_news(&mut self, now: Nanos) {
+        for event in std::mem::take(&mut self.news.events) {
+            self.act_on(event);
+        }
+        for (id, result) in std::mem::take(&mut self.news.answers) {
+            let number = (id.0 >> 32) as usize;
+            // Whoever asked may be gone.
+            if let Some(Some(slot)) = self.slots.get_mut(number) {
+                let function = slot.function.get_mut();
+                function.command_done(id, result, &mut slot.effects);
+                self.apply(number, now);
+            }
+        }
+        if std::mem::take(&mut self.news.are_routes_stale) {
+            for number in 0..self.slots.len() {
+                self.connect_all(number);
+            }
+        }
+    }
+
+    pub(super) fn act_on(&mut self, event: UnitEvent) {
+        match event {
+            UnitEvent::DrainLimit { sources } => {
+                self.totals.drain_limits += 1;
+                for slot in self.slots.iter_mut().flatten() {
+                    let function = slot.function.get_mut();
+                    if sources.contains(&function.source()) {
+                        tracing::warn!(
+                            vm = %self.name,
+                            device = %function.source(),
+                            "an unmap waits for a request that does not end; cancelling it"
+                        );
+                        function.cancel_overdue();
+                    }
+                }
+            }
+            UnitEvent::HoldLimit { holds } => {
+                self.totals.hold_limits += u64::from(holds);
+                tracing::warn!(
+                    vm = %self.name,
+                    holds,
+                    "an invalidation was held for too long, and completes without whoever held it"
+                );
+            }
+        }
+    }
+
+    /// Carries out what function `number` has asked for.
+    #[inline]
+    pub(super) fn apply(&mut self, number: usize, now: Nanos) {
+        if let Some(Some(slot)) = self.slots.get(number)
+            && !slot.effects.is_empty()
+        {
+            self.apply_some(number, now);
+        }
+    }
+
+    pub(super) fn apply_some(&mut self, number: usize, now: Nanos) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else {
+            return;
+        };
+        let (at, source) = (slot.unit, slot.effects.source());
+        let released = std::mem::take(&mut slot.effects.released);
+        if released > 0 {
+            self.units[at].control_mut().release(released);
+        }
+        if let Some(level) = slot.effects.pin.take()
+            && let Some(pin) = &mut slot.wires.pin
+        {
+            pin.set(level);
+        }
+        if !slot.effects.messages.is_empty() {
+            let unit = &mut self.units[at];
+            for message in slot.effects.messages.drain(..) {
+                self.interrupts.send(at, unit, &self.mem, source, message);
+            }
+        }
+        if !slot.effects.routes.is_empty() {
+            self.reroute(number);
+        }
+        let Some(Some(slot)) = self.slots.get_mut(number) else {
+            return;
+        };
+        if !slot.effects.commands.is_empty() {
+            let mut commands = std::mem::take(&mut slot.effects.commands);
+            let (unit, mem, sink) = self.lend(at);
+            unit.with(CommandUnit {
+                commands: commands.drain(..),
+                mem,
+                now: now.0,
+                sink,
+            });
+        }
+    }
+
+    /// Notes the messages of a function's interrupt lines, and connects those that have changed.
+    #[cold]
+    pub(super) fn reroute(&mut self, number: usize) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else {
+            return;
+        };
+        for (line, message) in std::mem::take(&mut slot.effects.routes) {
+            let at = usize::from(line);
+            if slot.routes.len() <= at {
+                slot.routes.resize(at + 1, None);
+            }
+            slot.routes[at] = message;
+            self.interrupts.connect(
+                &mut self.units[slot.unit],
+                &self.mem,
+                &mut slot.function,
+                (number, line),
+                message,
+            );
+        }
+    }
+
+    /// Resolves the messages of a function's interrupt lines again.
+    pub(super) fn connect_all(&mut self, number: usize) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else {
+            return;
+        };
+        for (line, message) in (0..).zip(&slot.routes) {
+            self.interrupts.connect(
+                &mut self.units[slot.unit],
+                &self.mem,
+                &mut slot.function,
+                (number, line),
+                *message,
+            );
+        }
+    }
+}

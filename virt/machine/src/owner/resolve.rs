@@ -1,0 +1,167 @@
+//! Calls into units and functions with the concrete unit resolved, and whom a unit tells while it works.
+
+use guest_mem::{NoIommu, PhysMem};
+use platform::interrupt::{InterruptSink, Message};
+
+use super::{Slot, UNIT_SOURCE};
+use crate::function::{Cx, Progress, ResolveFunction};
+use crate::request::Op;
+use crate::unit::{
+    Command, CommandId, CommandResult, Hold, Invalidation, RemappingUnit, Scope, UnitEvent,
+    UnitPoll, UnitSink, UnitVisitor,
+};
+
+/// What units have told and the owner has not yet acted on. Kept for its allocations.
+#[derive(Default)]
+pub(super) struct News {
+    pub(super) events: Vec<UnitEvent>,
+    pub(super) answers: Vec<(CommandId, CommandResult)>,
+    pub(super) interrupts: u64,
+    /// Interrupt remapping has changed.
+    pub(super) are_routes_stale: bool,
+}
+
+impl News {
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.answers.is_empty() && !self.are_routes_stale
+    }
+}
+
+/// What a unit tells, while it works.
+pub(super) struct Listener<'a, F, C> {
+    pub(super) unit: usize,
+    pub(super) has_subscribers: bool,
+    pub(super) slots: &'a mut [Option<Slot<F, C>>],
+    pub(super) sink: &'a dyn InterruptSink,
+    pub(super) news: &'a mut News,
+}
+
+impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
+    fn interrupt(&mut self, message: Message) {
+        self.news.interrupts += 1;
+        self.sink.send(UNIT_SOURCE, message);
+    }
+
+    fn event(&mut self, event: UnitEvent) {
+        self.news.events.push(event);
+    }
+
+    fn invalidated(&mut self, what: &Invalidation) -> u32 {
+        self.news.are_routes_stale |= what.scope == Scope::Interrupts;
+        if !self.has_subscribers {
+            return 0;
+        }
+        let unit = self.unit;
+        let subscribers = self.slots.iter_mut().flatten();
+        subscribers
+            .filter(|slot| slot.hears_invalidations && slot.unit == unit)
+            .map(|slot| u32::from(slot.function.get_mut().invalidated(what) == Hold::Yes))
+            .sum()
+    }
+
+    fn command_done(&mut self, id: CommandId, result: CommandResult) {
+        self.news.answers.push((id, result));
+    }
+}
+
+/// Polls a unit.
+pub(super) struct PollUnit<'a, F, C, M> {
+    pub(super) mem: &'a M,
+    pub(super) now: u64,
+    pub(super) sink: Listener<'a, F, C>,
+}
+
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for PollUnit<'_, F, C, M> {
+    type Out = UnitPoll;
+
+    #[inline]
+    fn visit<U: RemappingUnit<C>>(mut self, unit: &mut U) -> UnitPoll {
+        unit.poll(self.mem, self.now, &mut self.sink)
+    }
+}
+
+/// A register access to a unit.
+pub(super) struct AccessUnit<'a, F, C, M> {
+    pub(super) op: Op,
+    pub(super) mem: &'a M,
+    pub(super) now: u64,
+    pub(super) sink: Listener<'a, F, C>,
+}
+
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for AccessUnit<'_, F, C, M> {
+    type Out = u64;
+
+    fn visit<U: RemappingUnit<C>>(mut self, unit: &mut U) -> u64 {
+        unit.access(self.op, self.mem, self.now, &mut self.sink)
+    }
+}
+
+/// Gives a unit its functions' commands.
+pub(super) struct CommandUnit<'a, F, C, M> {
+    pub(super) commands: std::vec::Drain<'a, Command<C>>,
+    pub(super) mem: &'a M,
+    pub(super) now: u64,
+    pub(super) sink: Listener<'a, F, C>,
+}
+
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CommandUnit<'_, F, C, M> {
+    type Out = ();
+
+    fn visit<U: RemappingUnit<C>>(mut self, unit: &mut U) {
+        for command in self.commands {
+            unit.command(command, self.mem, self.now, &mut self.sink);
+        }
+    }
+}
+
+/// What a function's data path is called for.
+#[derive(Clone, Copy)]
+pub(super) enum Call {
+    Poll,
+    Arm,
+    HasWork,
+    Disarm,
+}
+
+/// Calls a function's data path with its unit.
+pub(super) struct CallFunction<'a, F, C, M> {
+    pub(super) call: Call,
+    pub(super) slot: &'a mut Slot<F, C>,
+    pub(super) bypass: &'a mut NoIommu,
+    pub(super) mem: &'a M,
+    pub(super) now: u64,
+}
+
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F, C, M> {
+    type Out = Progress;
+
+    #[inline]
+    fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Progress {
+        let Self {
+            call,
+            slot,
+            bypass,
+            mem,
+            now,
+        } = self;
+        let Slot {
+            function, effects, ..
+        } = slot;
+        let cx = &mut Cx {
+            unit,
+            bypass,
+            mem,
+            source: effects.source(),
+            now,
+            effects,
+        };
+        match call {
+            Call::Poll => return function.poll(cx),
+            Call::Arm => function.arm(cx),
+            Call::HasWork if function.has_work(cx) => return Progress::Busy,
+            Call::HasWork => {}
+            Call::Disarm => function.disarm(cx),
+        }
+        Progress::Idle
+    }
+}

@@ -1,0 +1,285 @@
+//! What a remapping unit is to its owner, and what it tells.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use guest_mem::{Access, Iommu, Iova, NoIommu, PhysMem, SourceId, Ticket};
+use platform::interrupt::Message;
+
+use crate::request::{Op, TicketResult};
+
+/// Names a command of a function to its unit. The upper half is the function's number, so that the answer finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CommandId(pub u64);
+
+/// A change of its unit's mappings that a function has asked for: a paravirtual IOMMU's requests, for instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command<C> {
+    /// Its name.
+    pub id: CommandId,
+    /// The function's requester.
+    pub source: SourceId,
+    /// What is to be changed.
+    pub what: C,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandResult {
+    /// Carried out, and no access that it revoked is under way any more.
+    Done,
+    /// The unit does not take it.
+    Refused,
+}
+
+/// What an invalidation covers. It is told after the unit's caches have forgotten it, before it is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Invalidation {
+    /// What may have changed.
+    pub scope: Scope,
+}
+
+/// Part of a unit's mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Everything.
+    All,
+    /// A domain, by the unit's own number.
+    Domain(u32),
+    /// What a requester is attached to; the mask has the function bits that do not matter.
+    Source(SourceId, u16),
+    /// Pages of a domain: `len` bytes from `iova`.
+    Range {
+        /// The unit's own number.
+        domain: u32,
+        /// First address.
+        iova: Iova,
+        /// Bytes.
+        len: u64,
+    },
+    /// Interrupt remapping: routes that were resolved are to be resolved again.
+    Interrupts,
+}
+
+/// A subscriber's answer to an invalidation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub enum Hold {
+    /// It may complete.
+    #[default]
+    No,
+    /// It does not complete before the subscriber says so ([`Effects::release`](crate::Effects::release)), or the unit's
+    /// limit has passed, which is an event.
+    Yes,
+}
+
+/// Something the owner acts on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnitEvent {
+    /// An invalidation has waited for leases of these devices for the drain limit: their requests are to be cancelled.
+    DrainLimit {
+        /// The devices.
+        sources: Vec<SourceId>,
+    },
+    /// An invalidation has waited for subscribers for as long as they may hold it, and completes without them.
+    HoldLimit {
+        /// How many holds were not released.
+        holds: u32,
+    },
+}
+
+/// What a unit tells while it works.
+pub trait UnitSink {
+    /// An interrupt of the unit's own, which is not remapped.
+    fn interrupt(&mut self, message: Message);
+    /// Something to act on.
+    fn event(&mut self, event: UnitEvent);
+    /// Mappings have changed. How many subscribers hold the invalidation's completion until they release it
+    /// ([`UnitControl::release`]) or the unit's limit has passed.
+    fn invalidated(&mut self, what: &Invalidation) -> u32;
+    /// A command is over.
+    fn command_done(&mut self, id: CommandId, result: CommandResult);
+}
+
+/// What of a unit is the same for every memory and every command: waking, sleeping, waiting.
+pub trait UnitControl {
+    /// Makes the next register write wake the owner.
+    ///
+    /// # Errors
+    /// The host has no way to do that: the owner does not sleep.
+    fn arm(&mut self) -> io::Result<()>;
+
+    /// Takes [`arm`](Self::arm) back.
+    ///
+    /// # Errors
+    /// The host refuses; the unit stays armed.
+    fn disarm(&mut self) -> io::Result<()>;
+
+    /// What arming and disarming costs, in ns.
+    fn arm_cost(&self) -> u64 {
+        0
+    }
+
+    /// Readable when an armed register was written.
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// After arming: has anything arrived?
+    fn has_work(&mut self) -> bool;
+
+    /// When the unit must be polled again, in ns.
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
+    /// What `ticket` stood for has happened, or never will.
+    fn ticket_done(&mut self, ticket: Ticket, result: TicketResult);
+
+    /// A subscriber has released `holds` invalidations that it held.
+    fn release(&mut self, holds: u32) {
+        let _ = holds;
+    }
+}
+
+/// A remapping unit and its registers, polled by the owner. `C`: the commands it takes from functions; most take none and
+/// are units for any `C`.
+///
+/// All calls come from the owner's thread. None blocks; what has to wait (for memory that is absent, for leases that are
+/// held) is a state that a later poll takes up.
+pub trait RemappingUnit<C>: Iommu + UnitControl {
+    /// Takes register writes and does a bounded batch of what they ask for.
+    fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll;
+
+    /// A register access that exited; the value read. The owner polls after a write.
+    fn access<M: PhysMem>(&mut self, op: Op, mem: &M, now: u64, sink: &mut impl UnitSink) -> u64;
+
+    /// Applies a function's command. Its end is told by [`UnitSink::command_done`], at once or by a later poll. Units that
+    /// take no commands refuse.
+    fn command<M: PhysMem>(
+        &mut self,
+        command: Command<C>,
+        mem: &M,
+        now: u64,
+        sink: &mut impl UnitSink,
+    ) {
+        let _ = (mem, now);
+        sink.command_done(command.id, CommandResult::Refused);
+    }
+
+    /// Where an interrupt message of `source` goes. A fault means that it is blocked, which the unit has recorded.
+    fn remap<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        message: Message,
+    ) -> Access<Message> {
+        let _ = (mem, source);
+        Ok(message)
+    }
+}
+
+/// What a unit's poll has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct UnitPoll {
+    /// Something was done, or is left to do at once.
+    pub is_busy: bool,
+    /// What it has cost, in the units of `sidecore::Turn::charge`.
+    pub cost: u64,
+}
+
+impl UnitControl for NoIommu {
+    fn arm(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        false
+    }
+
+    fn ticket_done(&mut self, _ticket: Ticket, _result: TicketResult) {}
+}
+
+impl<C> RemappingUnit<C> for NoIommu {
+    #[inline]
+    fn poll<M: PhysMem>(&mut self, _: &M, _: u64, _: &mut impl UnitSink) -> UnitPoll {
+        UnitPoll::default()
+    }
+
+    fn access<M: PhysMem>(&mut self, _: Op, _: &M, _: u64, _: &mut impl UnitSink) -> u64 {
+        u64::MAX
+    }
+}
+
+/// Code that is generic over the concrete unit.
+pub trait UnitVisitor<C> {
+    /// What it answers.
+    type Out;
+    /// Runs with the unit.
+    fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Self::Out;
+}
+
+/// A closed set of units, of which one is resolved once per poll. [`units!`] makes one.
+pub trait ResolveUnit: Send {
+    /// What functions may ask of them.
+    type Command;
+    /// Runs `visitor` with the concrete unit.
+    fn with<V: UnitVisitor<Self::Command>>(&mut self, visitor: V) -> V::Out;
+    /// The unit's control.
+    fn control(&self) -> &dyn UnitControl;
+    /// The same, to be changed.
+    fn control_mut(&mut self) -> &mut dyn UnitControl;
+}
+
+/// Makes a closed set of remapping units: an enum that resolves to the concrete one.
+///
+/// ```
+/// machine::units! {
+///     /// The units of a program, which take no commands.
+///     pub enum Units: () {
+///         /// Devices see guest-physical addresses.
+///         None(guest_mem::NoIommu),
+///     }
+/// }
+/// # fn is_set(_: &mut impl machine::ResolveUnit<Command = ()>) {}
+/// is_set(&mut Units::None(guest_mem::NoIommu::new(16)));
+/// ```
+#[macro_export]
+macro_rules! units {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident: $command:ty {
+        $($(#[$variant_meta:meta])* $variant:ident($unit:ty)),+ $(,)?
+    }) => {
+        $(#[$meta])*
+        $vis enum $name {
+            $($(#[$variant_meta])* $variant($unit)),+
+        }
+
+        impl $crate::ResolveUnit for $name {
+            type Command = $command;
+
+            #[inline]
+            fn with<V: $crate::UnitVisitor<$command>>(&mut self, visitor: V) -> V::Out {
+                match self {
+                    $(Self::$variant(unit) => visitor.visit(unit)),+
+                }
+            }
+
+            fn control(&self) -> &dyn $crate::UnitControl {
+                match self {
+                    $(Self::$variant(unit) => unit),+
+                }
+            }
+
+            fn control_mut(&mut self) -> &mut dyn $crate::UnitControl {
+                match self {
+                    $(Self::$variant(unit) => unit),+
+                }
+            }
+        }
+    };
+}

@@ -1,0 +1,256 @@
+//! The bus driven as a guest's kernel enumerates it.
+
+use super::*;
+use crate::bars::{BarKind, COMMAND_MEMORY};
+use crate::config::{ConfigSpace, Identity};
+use crate::host_bridge::HostBridge;
+
+const LOW: u64 = layout::PCI_WINDOW;
+const HIGH: u64 = 0x70_0000_0000;
+
+fn windows(high: u64) -> Windows {
+    Windows {
+        low: LOW..layout::PCI_WINDOW_END,
+        high: HIGH..HIGH + high,
+    }
+}
+
+/// A function with a 32-bit and a 64-bit BAR that remembers the last BAR write.
+struct Endpoint {
+    config: Mutex<ConfigSpace>,
+    last: Mutex<Option<(u8, u64, Vec<u8>)>>,
+}
+
+const KINDS: [BarKind; BARS] = [
+    BarKind::Memory32(0x8000),
+    BarKind::Absent,
+    BarKind::Memory64(0x1000),
+    BarKind::Upper,
+    BarKind::Absent,
+    BarKind::Absent,
+];
+
+impl Endpoint {
+    fn new() -> Arc<Self> {
+        let identity = Identity {
+            vendor: 0x1af4,
+            device: 0x1041,
+            class: 0x02_00_00,
+            revision: 1,
+            subsystem_vendor: 0,
+            subsystem: 0,
+        };
+        Arc::new(Self {
+            config: Mutex::new(ConfigSpace::new(&identity, KINDS)),
+            last: Mutex::new(None),
+        })
+    }
+}
+
+impl FunctionPort for Endpoint {
+    fn bar_kinds(&self) -> [BarKind; BARS] {
+        KINDS
+    }
+
+    fn config_read(&self, reg: u16, len: u8) -> u32 {
+        lock(&self.config).read(reg, len)
+    }
+
+    fn config_write(&self, reg: u16, len: u8, value: u32) {
+        lock(&self.config).write(reg, len, value);
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(bar << 4 | offset as u8);
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        *lock(&self.last) = Some((bar, offset, data.to_vec()));
+    }
+}
+
+/// With a window of `high` bytes beyond 4 GiB.
+fn bus_with(high: u64) -> (Arc<PciBus>, Arc<Endpoint>) {
+    let endpoint = Endpoint::new();
+    let bus = PciBus::new(Arc::new(HostBridge::default()), windows(high));
+    let source = bus.reserve().unwrap();
+    assert_eq!(source, SourceId::new(0, 1, 0));
+    bus.plug(source, endpoint.clone());
+    bus.place_bars().unwrap();
+    (Arc::new(bus), endpoint)
+}
+
+fn bus() -> (Arc<PciBus>, Arc<Endpoint>) {
+    bus_with(0)
+}
+
+fn ecam_read(bus: &Arc<PciBus>, slot: u64, reg: u64) -> u32 {
+    let mut data = [0xff; 4];
+    Ecam(bus.clone()).read(slot << 15 | reg, &mut data);
+    u32::from_le_bytes(data)
+}
+
+fn ecam_write(bus: &Arc<PciBus>, slot: u64, reg: u64, value: u32) {
+    Ecam(bus.clone()).write(slot << 15 | reg, &value.to_le_bytes());
+}
+
+fn window(bus: &Arc<PciBus>, base: u64) -> PciWindow {
+    PciWindow {
+        bus: bus.clone(),
+        base,
+    }
+}
+
+fn window_read(bus: &Arc<PciBus>, address: u64) -> (AccessCause, [u8; 4]) {
+    let mut data = [0xff; 4];
+    let base = if address < HIGH { LOW } else { HIGH };
+    let cause = window(bus, base).read(address - base, &mut data);
+    (cause, data)
+}
+
+#[test]
+fn both_mechanisms_see_the_same_functions_and_nothing_elsewhere() {
+    let (bus, _) = bus();
+    let ports = ConfigPorts::new(bus.clone());
+    for (slot, id) in [
+        (0, 0x0008_1b36),
+        (1, 0x1041_1af4),
+        (2, u32::MAX),
+        (31, u32::MAX),
+    ] {
+        assert_eq!(ecam_read(&bus, slot, 0), id);
+        ports.write(0, &(1 << 31 | (slot as u32) << 11).to_le_bytes());
+        let mut data = [0xff; 4];
+        ports.read(4, &mut data);
+        assert_eq!(u32::from_le_bytes(data), id);
+    }
+    let mut data = [0xff; 4];
+    Ecam(bus).read(1 << 15 | 1 << 12, &mut data);
+    assert_eq!(data, [0xff; 4], "there is no function 1");
+}
+
+#[test]
+fn mechanism_1_addresses_bytes_and_needs_its_enable_bit() {
+    let (bus, _) = bus();
+    let ports = ConfigPorts::new(bus);
+    ports.write(0, &(1u32 << 31 | 1 << 11).to_le_bytes());
+    let mut data = [0xff; 2];
+    ports.read(6, &mut data);
+    assert_eq!(u16::from_le_bytes(data), 0x1041);
+    ports.write(0, &(1u32 << 11).to_le_bytes());
+    let mut data = [0xff; 2];
+    ports.read(6, &mut data);
+    assert_eq!(data, [0xff; 2]);
+    let mut data = [0; 4];
+    ports.read(0, &mut data);
+    assert_eq!(u32::from_le_bytes(data), 1 << 11);
+}
+
+#[test]
+fn placed_bars_are_aligned_disjoint_and_silent_until_decoding_is_on() {
+    let (bus, _) = bus();
+    let first = u64::from(ecam_read(&bus, 1, 0x10));
+    let second = u64::from(ecam_read(&bus, 1, 0x18) & !0xf);
+    assert_eq!(first % 0x8000, 0);
+    assert!(second >= first + 0x8000 && second % 0x1000 == 0);
+    assert_eq!(window_read(&bus, first).0, AccessCause::Unclaimed);
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    assert_eq!(
+        window_read(&bus, first + 4),
+        (AccessCause::Register, [0x04; 4])
+    );
+    assert_eq!(
+        window_read(&bus, second + 8),
+        (AccessCause::Register, [0x28; 4])
+    );
+    assert_eq!(window_read(&bus, second + 0xffe).0, AccessCause::Unclaimed);
+}
+
+#[test]
+fn a_moved_bar_answers_at_its_new_place_only() {
+    let (bus, endpoint) = bus();
+    let old = u64::from(ecam_read(&bus, 1, 0x10));
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    ecam_write(&bus, 1, 0x10, u32::MAX);
+    assert_eq!(ecam_read(&bus, 1, 0x10), 0xffff_8000);
+    ecam_write(&bus, 1, 0x10, 0xd000_0000);
+    assert_eq!(window_read(&bus, old).0, AccessCause::Unclaimed);
+    window(&bus, LOW).write(0xd000_0010 - LOW, &[7, 8]);
+    assert_eq!(*lock(&endpoint.last), Some((0, 0x10, vec![7, 8])));
+    ecam_write(&bus, 1, 4, 0);
+    assert_eq!(window_read(&bus, 0xd000_0010).0, AccessCause::Unclaimed);
+}
+
+#[test]
+fn odd_configuration_accesses_read_ones_and_write_nothing() {
+    let (bus, _) = bus();
+    let ecam = Ecam(bus.clone());
+    let mut data = [0xff; 8];
+    ecam.read(1 << 15, &mut data);
+    assert_eq!(data, [0xff; 8]);
+    let mut data = [0xff; 4];
+    ecam.read(1 << 15 | 0xffe, &mut data);
+    assert_eq!(data, [0xff; 4]);
+    ecam.write(1 << 15 | 0xffe, &[0; 4]);
+    ecam.write(31 << 15, &[0; 4]);
+    let ports = ConfigPorts::new(bus);
+    ports.write(0, &u32::MAX.to_le_bytes());
+    ports.read(7, &mut data);
+    ports.write(7, &[0; 4]);
+    assert_eq!(data, [0xff; 4]);
+}
+
+#[test]
+fn a_64_bit_bar_goes_beyond_4_gib_where_there_is_room_and_answers_there() {
+    let (bus, _) = bus_with(0x1000);
+    assert_eq!(ecam_read(&bus, 1, 0x18), HIGH as u32 | 4);
+    assert_eq!(ecam_read(&bus, 1, 0x1c), (HIGH >> 32) as u32);
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    let (cause, data) = window_read(&bus, HIGH + 8);
+    assert_eq!((cause, data), (AccessCause::Register, [0x28; 4]));
+    assert_eq!(
+        window_read(&bus, LOW).0,
+        AccessCause::Register,
+        "its other BAR"
+    );
+}
+
+#[test]
+fn an_unplugged_function_is_gone_and_its_slot_is_taken_again() {
+    let (bus, _) = bus();
+    let at = u64::from(ecam_read(&bus, 1, 0x10));
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    bus.unplug(SourceId::new(0, 1, 0));
+    assert_eq!(ecam_read(&bus, 1, 0), u32::MAX);
+    assert_eq!(window_read(&bus, at).0, AccessCause::Unclaimed);
+    assert_eq!(bus.reserve().unwrap(), SourceId::new(0, 1, 0));
+    assert_eq!(bus.reserve().unwrap(), SourceId::new(0, 2, 0));
+}
+
+#[test]
+fn the_bus_has_32_slots() {
+    let bus = PciBus::new(Arc::new(HostBridge::default()), windows(0));
+    for slot in 1..32 {
+        assert_eq!(bus.reserve().unwrap(), SourceId::new(0, slot, 0));
+    }
+    assert!(matches!(bus.reserve(), Err(PciError::NoSlot)));
+}
+
+#[test]
+fn bars_that_do_not_fit_are_an_error() {
+    let bus = PciBus::new(
+        Arc::new(HostBridge::default()),
+        Windows {
+            low: LOW..LOW + 0x8000,
+            high: HIGH..HIGH,
+        },
+    );
+    bus.plug(bus.reserve().unwrap(), Endpoint::new());
+    assert!(matches!(
+        bus.place_bars(),
+        Err(PciError::NoWindow {
+            slot: 1,
+            bytes: 0x1000
+        })
+    ));
+}

@@ -1,0 +1,417 @@
+//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and what a guest may change.
+//!
+//! Plain data: whoever owns the function (a sidecore, or a vCPU exit for the host bridge) reads and
+//! writes it. What a write changed comes back as [`Changes`], for the owner to act on.
+//!
+//! ```text
+//! let mut config = ConfigSpace::new(&Identity { … }, kinds);
+//! config.add_express_endpoint();
+//! let msix = config.add_msix(8, (0, 0x4000), (0, 0x5000));
+//! let common = config.add_capability(0x09, &virtio_cap_body);
+//! ```
+//! Left out: expansion ROM, power management.
+
+use crate::bars::{BARS, BarKind, Bars, COMMAND, COMMAND_BUS_MASTER, COMMAND_PIN_OFF, FIRST_BAR};
+
+/// Bytes of configuration space of a PCI Express function.
+pub const CONFIG_SIZE: u16 = 4096;
+/// Status register bit 4: there is a capability list.
+const STATUS_CAPABILITIES: u8 = 1 << 4;
+const STATUS: usize = 0x06;
+const CAPABILITY_POINTER: usize = 0x34;
+/// Capabilities begin behind the header.
+const FIRST_CAPABILITY: usize = 0x40;
+/// And end with the conventional space.
+const CAPABILITY_END: usize = 0x100;
+const CAPABILITY_MSIX: u8 = 0x11;
+const CAPABILITY_EXPRESS: u8 = 0x10;
+/// Extended capabilities begin behind the conventional space (PCI Express Base 4.0 §7.6).
+const FIRST_EXTENDED: usize = 0x100;
+const INTERRUPT_PIN: usize = 0x3d;
+/// Status register bit 3: the legacy pin is asserted, or would be if it were not off.
+const STATUS_INTERRUPT: u8 = 1 << 3;
+/// MSI-X message control bits a guest may change: enable (15) and function mask (14).
+const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
+
+/// Identification registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// Base class, sub-class, programming interface: 0xBBSSPP.
+    pub class: u32,
+    /// Revision.
+    pub revision: u8,
+    /// Subsystem vendor id.
+    pub subsystem_vendor: u16,
+    /// Subsystem id.
+    pub subsystem: u16,
+}
+
+/// What a configuration write changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The command register or a BAR was written.
+    pub decoding: bool,
+    /// Bus Master went from 1 to 0: DMA must end before the write is answered.
+    pub bus_master_cleared: bool,
+    /// The MSI-X message control was written.
+    pub msix_control: bool,
+    /// The write touched bytes of this capability's body beyond those named above: its offset.
+    pub capability: Option<u16>,
+}
+
+/// A function's configuration space. See the module's head.
+#[derive(Clone)]
+pub struct ConfigSpace {
+    bytes: [u8; CONFIG_SIZE as usize],
+    /// Bits a guest may change, outside command and BARs.
+    writable: [u8; CONFIG_SIZE as usize],
+    bars: Bars,
+    /// Offset and bytes of each capability.
+    capabilities: Vec<(u16, u16)>,
+    /// The same of each extended one.
+    extended: Vec<(u16, u16)>,
+    msix: Option<u16>,
+}
+
+impl ConfigSpace {
+    /// A space with these identification registers and BARs, and no capability.
+    pub fn new(identity: &Identity, kinds: [BarKind; BARS]) -> Self {
+        let mut bytes = [0; CONFIG_SIZE as usize];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0x00, &identity.vendor.to_le_bytes());
+        put(0x02, &identity.device.to_le_bytes());
+        put(0x08, &[identity.revision]);
+        put(0x09, &identity.class.to_le_bytes()[..3]);
+        put(0x2c, &identity.subsystem_vendor.to_le_bytes());
+        put(0x2e, &identity.subsystem.to_le_bytes());
+        let mut writable = [0; CONFIG_SIZE as usize];
+        // Cache line size and interrupt line: scratch bytes that firmware and systems write.
+        writable[0x0c] = 0xff;
+        writable[0x3c] = 0xff;
+        Self {
+            bytes,
+            writable,
+            bars: Bars::new(kinds),
+            capabilities: Vec::new(),
+            extended: Vec::new(),
+            msix: None,
+        }
+    }
+
+    /// BARs and command register.
+    pub fn bars(&self) -> &Bars {
+        &self.bars
+    }
+
+    /// Appends a capability: `id`, link and then `body`. Returns its offset. Panics when the
+    /// conventional space is full, which is an error of whoever designs the function.
+    pub fn add_capability(&mut self, id: u8, body: &[u8]) -> u16 {
+        let at = match self.capabilities.last() {
+            Some((offset, len)) => usize::from(offset + len).next_multiple_of(4),
+            None => FIRST_CAPABILITY,
+        };
+        let len = 2 + body.len();
+        assert!(at + len <= CAPABILITY_END, "no room for capability {id:#x}");
+        self.bytes[at] = id;
+        self.bytes[at + 2..at + len].copy_from_slice(body);
+        let link = match self.capabilities.last() {
+            Some((offset, _)) => usize::from(*offset) + 1,
+            None => CAPABILITY_POINTER,
+        };
+        self.bytes[link] = at as u8;
+        self.bytes[STATUS] |= STATUS_CAPABILITIES;
+        self.capabilities.push((at as u16, len as u16));
+        at as u16
+    }
+
+    /// Appends an extended capability: `id`, `version` (0 to 15), link and then `body`. Returns its offset. Panics when
+    /// the space is full, as [`add_capability`](Self::add_capability).
+    pub fn add_extended_capability(&mut self, id: u16, version: u8, body: &[u8]) -> u16 {
+        let at = match self.extended.last() {
+            Some((offset, len)) => usize::from(offset + len).next_multiple_of(4),
+            None => FIRST_EXTENDED,
+        };
+        let len = 4 + body.len();
+        assert!(
+            at + len <= usize::from(CONFIG_SIZE),
+            "no room for extended capability {id:#x}"
+        );
+        // The link of the one before: bits 31:20 of its header.
+        if let Some((last, _)) = self.extended.last() {
+            let link = usize::from(*last) + 2;
+            self.bytes[link] = self.bytes[link] & 0xf | ((at as u16) << 4) as u8;
+            self.bytes[link + 1] = (at >> 4) as u8;
+        }
+        self.bytes[at..at + 2].copy_from_slice(&id.to_le_bytes());
+        self.bytes[at + 2] = version & 0xf;
+        self.bytes[at + 4..at + len].copy_from_slice(body);
+        self.extended.push((at as u16, len as u16));
+        at as u16
+    }
+
+    /// Gives the function a legacy interrupt pin: 1 (INTA) to 4 (INTD); 0 takes it away.
+    pub fn set_pin(&mut self, pin: u8) {
+        assert!(pin <= 4, "there is no interrupt pin {pin}");
+        self.bytes[INTERRUPT_PIN] = pin;
+    }
+
+    /// The function's interrupt is pending or not; what its pin's level is then: not asserted while the guest has
+    /// switched the pin off (command bit 10) or MSI-X on.
+    pub fn set_interrupt(&mut self, is_pending: bool) -> bool {
+        if is_pending {
+            self.bytes[STATUS] |= STATUS_INTERRUPT;
+        } else {
+            self.bytes[STATUS] &= !STATUS_INTERRUPT;
+        }
+        self.pin_level()
+    }
+
+    /// The level of the legacy pin: to be looked at again after every configuration write.
+    pub fn pin_level(&self) -> bool {
+        self.bytes[INTERRUPT_PIN] != 0
+            && self.bytes[STATUS] & STATUS_INTERRUPT != 0
+            && self.bars.command() & COMMAND_PIN_OFF == 0
+            && !self.msix_control().0
+    }
+
+    /// Lets a guest change the bits of `mask` at `offset` (for instance a virtio PCI configuration
+    /// access capability); the change is reported as [`Changes::capability`].
+    pub fn make_writable(&mut self, offset: u16, mask: &[u8]) {
+        let at = usize::from(offset);
+        self.writable[at..at + mask.len()].copy_from_slice(mask);
+    }
+
+    /// PCI Express capability of a root complex integrated endpoint, version 2: the type a function on a
+    /// root bus has, so that it needs no port above it and has an IOMMU group of its own.
+    pub fn add_express_endpoint(&mut self) -> u16 {
+        let mut body = [0u8; 0x3a];
+        // Capabilities register: version 2, device/port type 1001b.
+        body[0..2].copy_from_slice(&0x0092u16.to_le_bytes());
+        // Device capabilities: role-based error reporting (required since 1.1).
+        body[2..6].copy_from_slice(&(1u32 << 15).to_le_bytes());
+        self.add_capability(CAPABILITY_EXPRESS, &body)
+    }
+
+    /// MSI-X capability (§6.8.2): `vectors` 1 to 2048, table and pending bits at BAR index and offset
+    /// (multiples of 8).
+    pub fn add_msix(
+        &mut self,
+        vectors: u16,
+        (table_bar, table): (u8, u32),
+        (pending_bar, pending): (u8, u32),
+    ) -> u16 {
+        assert!((1..=2048).contains(&vectors), "{vectors} MSI-X vectors");
+        let mut body = [0u8; 10];
+        body[0..2].copy_from_slice(&(vectors - 1).to_le_bytes());
+        body[2..6].copy_from_slice(&(table | u32::from(table_bar)).to_le_bytes());
+        body[6..10].copy_from_slice(&(pending | u32::from(pending_bar)).to_le_bytes());
+        let at = self.add_capability(CAPABILITY_MSIX, &body);
+        self.make_writable(at + 2, &MSIX_CONTROL_WRITABLE.to_le_bytes());
+        self.msix = Some(at);
+        at
+    }
+
+    /// MSI-X enable and function mask, in that order; both false without the capability.
+    pub fn msix_control(&self) -> (bool, bool) {
+        let Some(at) = self.msix else {
+            return (false, false);
+        };
+        let high = self.bytes[usize::from(at) + 3];
+        (high & 0x80 != 0, high & 0x40 != 0)
+    }
+
+    /// Raw bytes at `offset`, as the owner sees them (BARs and command excluded).
+    pub fn bytes(&self, offset: u16, len: u16) -> &[u8] {
+        &self.bytes[usize::from(offset)..usize::from(offset + len)]
+    }
+
+    fn byte(&self, at: u16) -> u8 {
+        let bar_end = FIRST_BAR + 4 * BARS as u16;
+        if at == COMMAND || at == COMMAND + 1 {
+            self.bars.command().to_le_bytes()[usize::from(at - COMMAND)]
+        } else if (FIRST_BAR..bar_end).contains(&at) {
+            let index = usize::from((at - FIRST_BAR) / 4);
+            self.bars.read(index).to_le_bytes()[usize::from(at % 4)]
+        } else {
+            self.bytes.get(usize::from(at)).copied().unwrap_or(0xff)
+        }
+    }
+
+    /// A guest's read of `len` (1, 2 or 4) bytes at `reg` (0 to 4095); ones beyond the end.
+    pub fn read(&self, reg: u16, len: u8) -> u32 {
+        let mut bytes = [0; 4];
+        for (to, at) in bytes.iter_mut().zip(reg..).take(usize::from(len)) {
+            *to = self.byte(at);
+        }
+        u32::from_le_bytes(bytes)
+    }
+
+    /// A guest's write of `len` (1, 2 or 4) bytes at `reg`; bits it may not change stay.
+    pub fn write(&mut self, reg: u16, len: u8, value: u32) -> Changes {
+        let was_master = self.bars.command() & COMMAND_BUS_MASTER != 0;
+        let mut changes = Changes {
+            decoding: self.bars.write(reg, len, value),
+            ..Changes::default()
+        };
+        let is_master = self.bars.command() & COMMAND_BUS_MASTER != 0;
+        changes.bus_master_cleared = was_master && !is_master;
+        for (at, byte) in (reg..).zip(value.to_le_bytes()).take(usize::from(len)) {
+            let Some(mask) = self
+                .writable
+                .get(usize::from(at))
+                .copied()
+                .filter(|m| *m != 0)
+            else {
+                continue;
+            };
+            let old = &mut self.bytes[usize::from(at)];
+            *old = *old & !mask | byte & mask;
+            if self.msix.is_some_and(|msix| at == msix + 3) {
+                changes.msix_control = true;
+            } else if let Some((offset, _)) = self
+                .capabilities
+                .iter()
+                .chain(&self.extended)
+                .find(|(offset, len)| (*offset..offset + len).contains(&at))
+            {
+                changes.capability = Some(*offset);
+            }
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space() -> ConfigSpace {
+        let identity = Identity {
+            vendor: 0x1af4,
+            device: 0x1042,
+            class: 0x01_80_00,
+            revision: 1,
+            subsystem_vendor: 0x1af4,
+            subsystem: 0x1042,
+        };
+        let mut kinds = [BarKind::Absent; BARS];
+        kinds[0] = BarKind::Memory32(0x8000);
+        ConfigSpace::new(&identity, kinds)
+    }
+
+    #[test]
+    fn the_header_reads_as_the_specification_lays_it_out() {
+        let config = space();
+        assert_eq!(config.read(0x00, 4), 0x1042_1af4);
+        assert_eq!(config.read(0x08, 4), 0x0180_0001);
+        assert_eq!(config.read(0x0e, 1), 0, "type 0, single function");
+        assert_eq!(config.read(0x2c, 4), 0x1042_1af4);
+        assert_eq!(config.read(0x06, 2), 0);
+        assert_eq!(config.read(0x34, 1), 0);
+        assert_eq!(config.read(0x3d, 1), 0, "no INTx pin");
+        assert_eq!(config.read(0x100, 4), 0, "no extended capability");
+    }
+
+    #[test]
+    fn capabilities_form_a_list_in_order() {
+        let mut config = space();
+        let express = config.add_express_endpoint();
+        let msix = config.add_msix(5, (0, 0x4000), (0, 0x5000));
+        let vendor = config.add_capability(0x09, &[0; 14]);
+        assert_eq!(config.read(0x06, 2), 0x10);
+        assert_eq!(config.read(0x34, 1), u32::from(express));
+        assert_eq!(config.read(express, 4), 0x0092_0010 | u32::from(msix) << 8);
+        assert_eq!(config.read(msix, 4), 0x0004_0011 | u32::from(vendor) << 8);
+        assert_eq!(config.read(msix + 4, 4), 0x4000);
+        assert_eq!(config.read(msix + 8, 4), 0x5000);
+        assert_eq!(config.read(vendor, 2), 0x0009);
+        for offset in [express, msix, vendor] {
+            assert_eq!(offset % 4, 0);
+        }
+    }
+
+    #[test]
+    fn only_msix_enable_and_mask_can_be_written() {
+        let mut config = space();
+        let msix = config.add_msix(5, (0, 0x4000), (0, 0x5000));
+        let changes = config.write(msix, 4, u32::MAX);
+        assert!(changes.msix_control);
+        assert_eq!(config.read(msix, 4), 0xc004_0011);
+        assert_eq!(config.msix_control(), (true, true));
+        config.write(msix + 3, 1, 0x80);
+        assert_eq!(config.msix_control(), (true, false));
+        assert_eq!(config.write(msix + 4, 4, u32::MAX), Changes::default());
+        assert_eq!(config.read(msix + 4, 4), 0x4000);
+    }
+
+    #[test]
+    fn clearing_bus_master_is_told_once() {
+        let mut config = space();
+        let master = u32::from(COMMAND_BUS_MASTER);
+        assert!(!config.write(0x04, 2, master).bus_master_cleared);
+        assert!(config.write(0x04, 2, 0).bus_master_cleared);
+        assert!(!config.write(0x04, 2, 0).bus_master_cleared);
+    }
+
+    #[test]
+    fn identification_cannot_be_written_and_scratch_bytes_can() {
+        let mut config = space();
+        for reg in (0..0x40).step_by(4) {
+            config.write(reg, 4, u32::MAX);
+        }
+        assert_eq!(config.read(0x00, 4), 0x1042_1af4);
+        assert_eq!(config.read(0x08, 4), 0x0180_0001);
+        assert_eq!(config.read(0x3c, 4), 0xff);
+        assert_eq!(config.read(0x10, 4), 0xffff_8000);
+    }
+
+    #[test]
+    fn a_writable_capability_reports_itself_and_ends_are_safe() {
+        let mut config = space();
+        let cap = config.add_capability(0x09, &[0; 18]);
+        config.make_writable(cap + 16, &[0xff; 4]);
+        assert_eq!(config.write(cap + 16, 4, 0x1234_5678).capability, Some(cap));
+        assert_eq!(config.bytes(cap + 16, 4), 0x1234_5678u32.to_le_bytes());
+        assert_eq!(config.read(4095, 4), 0xffff_ff00);
+        config.write(4095, 4, u32::MAX);
+    }
+
+    #[test]
+    fn extended_capabilities_form_a_list_of_their_own() {
+        let mut config = space();
+        let first = config.add_extended_capability(0x0001, 2, &[0x11; 6]);
+        let second = config.add_extended_capability(0x000b, 1, &[0x22; 4]);
+        assert_eq!((first, second), (0x100, 0x10c));
+        assert_eq!(config.read(0x100, 4), 0x10c2_0001);
+        assert_eq!(config.read(0x10c, 4), 0x0001_000b);
+        assert_eq!(config.read(0x110, 4), 0x2222_2222);
+        assert_eq!(config.read(0x34, 1), 0, "the conventional list is empty");
+        config.make_writable(second + 4, &[0xff]);
+        assert_eq!(config.write(0x110, 1, 7).capability, Some(second));
+    }
+
+    #[test]
+    fn a_pending_interrupt_drives_the_pin_unless_it_is_off_or_msix_is_on() {
+        let mut config = space();
+        assert!(!config.set_interrupt(true), "there is no pin");
+        config.set_pin(1);
+        let msix = config.add_msix(1, (0, 0x4000), (0, 0x5000));
+        assert_eq!(config.read(0x3d, 1), 1);
+        assert!(config.pin_level());
+        assert_eq!(config.read(0x06, 1) & 8, 8);
+        config.write(0x04, 2, 1 << 10);
+        assert!(!config.pin_level());
+        assert_eq!(config.read(0x06, 1) & 8, 8, "pending all the same");
+        config.write(0x04, 2, 0);
+        config.write(msix + 2, 2, 0x8000);
+        assert!(!config.pin_level());
+        config.write(msix + 2, 2, 0);
+        assert!(config.pin_level());
+        assert!(!config.set_interrupt(false));
+        assert_eq!(config.read(0x06, 1) & 8, 0);
+    }
+}

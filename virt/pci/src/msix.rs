@@ -1,0 +1,253 @@
+//! The MSI-X table of one function (PCI Local Bus 3.0, §6.8.2), plain data of whoever owns the function.
+//!
+//! An interrupt is one message: address and data read from the table entry at the moment of delivery,
+//! so that a guest that moves a vector needs no other notice. Masked vectors latch a pending bit and
+//! deliver once when unmasked. What is delivered is appended to the caller's list of messages.
+
+use platform::interrupt::Message;
+
+/// Bytes of one table entry.
+pub const ENTRY_SIZE: u64 = 16;
+/// Mask bit of an entry's vector control word.
+const MASKED: u32 = 1;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    address_lo: u32,
+    address_hi: u32,
+    data: u32,
+    control: u32,
+    pending: bool,
+}
+
+/// The table, its pending bits, and the two enables of the capability's message control word.
+pub struct MsixTable {
+    entries: Vec<Entry>,
+    enabled: bool,
+    masked: bool,
+    /// The function may write to memory, and a message is a write (PCI Local Bus 3.0, §6.8.3.5).
+    is_master: bool,
+    sent: u64,
+}
+
+impl MsixTable {
+    /// A table of `vectors` entries, all masked as the specification resets them.
+    pub fn new(vectors: u16) -> Self {
+        let entry = Entry {
+            address_lo: 0,
+            address_hi: 0,
+            data: 0,
+            control: MASKED,
+            pending: false,
+        };
+        Self {
+            entries: vec![entry; usize::from(vectors)],
+            enabled: false,
+            masked: false,
+            is_master: false,
+            sent: 0,
+        }
+    }
+
+    /// Number of vectors.
+    pub fn vectors(&self) -> u16 {
+        u16::try_from(self.entries.len()).expect("built from a u16")
+    }
+
+    /// Messages delivered since the machine started.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Message control of the capability was written: MSI-X enable and function mask.
+    pub fn set_control(&mut self, enabled: bool, masked: bool, out: &mut Vec<Message>) {
+        (self.enabled, self.masked) = (enabled, masked);
+        self.deliver_all(out);
+    }
+
+    /// Bus Master was turned on or off. What is raised while it is off stays pending.
+    pub fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
+        self.is_master = on;
+        self.deliver_all(out);
+    }
+
+    fn deliver_all(&mut self, out: &mut Vec<Message>) {
+        for vector in 0..self.vectors() {
+            self.deliver_pending(vector, out);
+        }
+    }
+
+    /// A table read of 4 or 8 bytes; anything else reads as zero.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if !offset.is_multiple_of(4) {
+            return;
+        }
+        for (i, chunk) in data.chunks_exact_mut(4).enumerate() {
+            let word = self.word(offset.saturating_add(4 * i as u64)).unwrap_or(0);
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// A table write of 4 or 8 bytes; anything else is ignored.
+    pub fn write(&mut self, offset: u64, data: &[u8], out: &mut Vec<Message>) {
+        if !offset.is_multiple_of(4) {
+            return;
+        }
+        for (i, chunk) in data.chunks_exact(4).enumerate() {
+            let value = u32::from_le_bytes(chunk.try_into().expect("chunks of four"));
+            self.set_word(offset.saturating_add(4 * i as u64), value, out);
+        }
+    }
+
+    /// The pending-bit array, one bit a vector, read only.
+    pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
+        for (i, byte) in data.iter_mut().enumerate() {
+            let first = (offset as usize).saturating_add(i).saturating_mul(8);
+            *byte = (0..8)
+                .filter(|bit| {
+                    self.entries
+                        .get(first.saturating_add(*bit))
+                        .is_some_and(|e| e.pending)
+                })
+                .fold(0, |acc, bit| acc | 1 << bit);
+        }
+    }
+
+    /// Raises a vector. Out of range (the guest chose none, 0xffff) is silence, as the specification has it.
+    pub fn raise(&mut self, vector: u16, out: &mut Vec<Message>) {
+        if !self.enabled {
+            return;
+        }
+        if let Some(entry) = self.entries.get_mut(usize::from(vector)) {
+            entry.pending = true;
+            self.deliver_pending(vector, out);
+        }
+    }
+
+    fn deliver_pending(&mut self, vector: u16, out: &mut Vec<Message>) {
+        let message = self.message(vector);
+        let entry = &mut self.entries[usize::from(vector)];
+        if let Some(message) = message
+            && entry.pending
+        {
+            entry.pending = false;
+            self.sent += 1;
+            out.push(message);
+        }
+    }
+
+    /// What raising `vector` would send now; `None` where it would be kept back, or does not exist.
+    pub fn message(&self, vector: u16) -> Option<Message> {
+        let entry = self.entries.get(usize::from(vector))?;
+        let is_open = self.enabled && !self.masked && self.is_master && entry.control & MASKED == 0;
+        let address = u64::from(entry.address_hi) << 32 | u64::from(entry.address_lo);
+        let data = entry.data;
+        is_open.then_some(Message { address, data })
+    }
+
+    fn word(&self, offset: u64) -> Option<u32> {
+        let entry = self
+            .entries
+            .get(usize::try_from(offset / ENTRY_SIZE).ok()?)?;
+        Some(match offset % ENTRY_SIZE {
+            0 => entry.address_lo,
+            4 => entry.address_hi,
+            8 => entry.data,
+            _ => entry.control,
+        })
+    }
+
+    fn set_word(&mut self, offset: u64, value: u32, out: &mut Vec<Message>) {
+        let Ok(index) = u16::try_from(offset / ENTRY_SIZE) else {
+            return;
+        };
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+            return;
+        };
+        match offset % ENTRY_SIZE {
+            0 => entry.address_lo = value & !3,
+            4 => entry.address_hi = value,
+            8 => entry.data = value,
+            _ => {
+                entry.control = value & MASKED;
+                self.deliver_pending(index, out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGE: Message = Message {
+        address: 0xfee0_1000,
+        data: 0x41,
+    };
+
+    fn table_with_vector_1(out: &mut Vec<Message>) -> MsixTable {
+        let mut table = MsixTable::new(2);
+        table.set_bus_master(true, out);
+        table.write(16, &MESSAGE.address.to_le_bytes(), out);
+        table.write(24, &MESSAGE.data.to_le_bytes(), out);
+        table
+    }
+
+    #[test]
+    fn masked_vector_delivers_once_when_unmasked() {
+        let out = &mut Vec::new();
+        let mut table = table_with_vector_1(out);
+        table.set_control(true, false, out);
+        table.raise(1, out);
+        table.raise(1, out);
+        assert!(out.is_empty());
+        let mut pba = [0];
+        table.read_pending(0, &mut pba);
+        assert_eq!(pba, [0b10]);
+        table.write(28, &0_u32.to_le_bytes(), out);
+        assert_eq!(*out, [MESSAGE]);
+        table.read_pending(0, &mut pba);
+        assert_eq!(pba, [0]);
+    }
+
+    #[test]
+    fn function_mask_holds_all_vectors_back() {
+        let out = &mut Vec::new();
+        let mut table = table_with_vector_1(out);
+        table.write(28, &0_u32.to_le_bytes(), out);
+        table.set_control(true, true, out);
+        table.raise(1, out);
+        assert!(out.is_empty());
+        table.set_control(true, false, out);
+        assert_eq!(out.len(), 1);
+    }
+
+    #[test]
+    fn without_bus_master_a_message_waits() {
+        let out = &mut Vec::new();
+        let mut table = table_with_vector_1(out);
+        table.write(28, &0_u32.to_le_bytes(), out);
+        table.set_control(true, false, out);
+        table.set_bus_master(false, out);
+        table.raise(1, out);
+        assert!(out.is_empty());
+        table.set_bus_master(true, out);
+        assert_eq!(*out, [MESSAGE]);
+    }
+
+    #[test]
+    fn hostile_offsets_and_vectors_change_nothing() {
+        let out = &mut Vec::new();
+        let mut table = MsixTable::new(1);
+        table.set_control(true, false, out);
+        table.raise(0xffff, out);
+        table.write(u64::MAX - 3, &[0xff; 8], out);
+        table.write(3, &[0xff; 4], out);
+        let mut data = [0xaa; 4];
+        table.read(1 << 40, &mut data);
+        assert_eq!(data, [0; 4]);
+        table.read_pending(u64::MAX, &mut data);
+        assert!(out.is_empty());
+    }
+}

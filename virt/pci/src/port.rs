@@ -1,0 +1,33 @@
+//! How vCPU threads reach a PCI function, whoever owns it.
+
+use platform::bus::AccessCause;
+
+use crate::bars::{BARS, BarKind};
+
+/// A function's door for vCPU threads.
+///
+/// Called on any vCPU thread, several at once. A function owned by a sidecore turns each call into a
+/// message and waits for the answer; it must answer in bounded time, except that a write which stops a
+/// device (Bus Master, virtio status) may wait until the device is quiet. No lock of the bus is held
+/// during a call.
+pub trait FunctionPort: Send + Sync {
+    /// What each BAR is; constant for the function's life. The bus places them and follows writes.
+    fn bar_kinds(&self) -> [BarKind; BARS];
+
+    /// Reads `len` (1, 2 or 4) bytes of configuration space at `reg` (`reg` + `len` ≤ 4096).
+    fn config_read(&self, reg: u16, len: u8) -> u32;
+
+    /// Writes `len` (1, 2 or 4) bytes of configuration space at `reg` (`reg` + `len` ≤ 4096).
+    fn config_write(&self, reg: u16, len: u8, value: u32);
+
+    /// Reads `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`. `data` arrives as all ones.
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`.
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
+
+    /// What an access to this place is charged to: [`AccessCause::Doorbell`] for doorbells.
+    fn bar_cause(&self, _bar: u8, _offset: u64) -> AccessCause {
+        AccessCause::Register
+    }
+}

@@ -1,0 +1,141 @@
+//! ACPI tables of the machine (ACPI specification 6.5): a hardware-reduced platform.
+//!
+//! | table | content |
+//! |---|---|
+//! | RSDP, XSDT | the root, at [`layout::ACPI_RSDP`] |
+//! | FADT | hardware-reduced: sleep control and status, reset register; no PIT, 8259, RTC, keyboard |
+//! | MADT | a local APIC per vCPU, the I/O APIC (id 0, pins 0 to 23) |
+//! | MCFG | ECAM of segment 0, bus 0 |
+//! | DMAR | given by whoever owns the IOMMU, as bytes |
+//! | DSDT | PCI host bridge, COM1, `_S5`: see the module `dsdt` |
+//!
+//! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
+//! Left out: FACS, GPEs, power buttons, processors as namespace devices, `_PRT` (every function uses MSI-X).
+
+mod dsdt;
+
+use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{
+    EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic,
+};
+use acpi_tables::mcfg::MCFG;
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::xsdt::XSDT;
+use acpi_tables::{Aml, sdt::Sdt};
+
+use crate::layout;
+
+const OEM: [u8; 6] = *b"EXITLS";
+const OEM_TABLE: [u8; 8] = *b"EXITLESS";
+const OEM_REVISION: u32 = 1;
+/// Tables are placed at multiples of this.
+const ALIGN: usize = 64;
+
+/// FADT `IAPC_BOOT_ARCH`: VGA not present (2), no CMOS RTC (5).
+const BOOT_ARCH: u16 = 1 << 2 | 1 << 5;
+
+/// What the tables depend on.
+pub struct AcpiConfig {
+    /// vCPUs, whose APIC ids are 0, 1, …
+    pub cpus: u8,
+    /// A complete DMAR table, if there is an IOMMU.
+    pub dmar: Option<Vec<u8>>,
+}
+
+fn bytes(table: &dyn Aml) -> Vec<u8> {
+    let mut out = Vec::new();
+    table.to_aml_bytes(&mut out);
+    out
+}
+
+fn port(address: u16) -> GAS {
+    GAS::new(
+        AddressSpace::SystemIo,
+        8,
+        0,
+        AccessSize::ByteAccess,
+        u64::from(address),
+    )
+}
+
+fn dsdt() -> Vec<u8> {
+    let mut table = Sdt::new(*b"DSDT", 36, 2, OEM, OEM_TABLE, OEM_REVISION);
+    table.append_slice(&dsdt::aml());
+    bytes(&table)
+}
+
+fn fadt(dsdt: u64) -> Vec<u8> {
+    let mut table = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
+        .dsdt_64(dsdt)
+        .flag(Flags::HwReducedAcpi)
+        .flag(Flags::ResetRegSup)
+        // Control-method buttons only, and there are none.
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::Headless)
+        .preferred_pm_profile(PmProfile::Unspecified);
+    table.iapc_boot_arch = BOOT_ARCH.into();
+    table.reset_reg = port(layout::RESET);
+    table.reset_value = layout::RESET_VALUE;
+    table.sleep_control_reg = port(layout::SLEEP_CONTROL);
+    table.sleep_status_reg = port(layout::SLEEP_STATUS);
+    bytes(&table.finalize())
+}
+
+fn madt(cpus: u8) -> Vec<u8> {
+    let apics = LocalInterruptController::Address(layout::LOCAL_APIC as u32);
+    let mut table = MADT::new(OEM, OEM_TABLE, OEM_REVISION, apics);
+    for cpu in 0..cpus {
+        table.add_structure(ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
+    }
+    table.add_structure(IoApic::new(0, layout::IOAPIC as u32, 0));
+    bytes(&table)
+}
+
+fn mcfg() -> Vec<u8> {
+    let mut table = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
+    table.add_ecam(layout::ECAM, 0, 0, 0);
+    bytes(&table)
+}
+
+/// The tables do not fit below 1 MiB: only a giant DMAR could cause it.
+#[derive(Debug, thiserror::Error)]
+#[error("ACPI tables of {bytes} bytes do not fit their area of {room} bytes")]
+pub struct TooLarge {
+    bytes: usize,
+    room: usize,
+}
+
+/// All tables as one image for [`layout::ACPI_RSDP`].
+pub fn build(config: &AcpiConfig) -> Result<Vec<u8>, TooLarge> {
+    let mut image = vec![0; Rsdp::len().next_multiple_of(ALIGN)];
+    let mut place = |table: Vec<u8>| {
+        let at = layout::ACPI_RSDP + image.len() as u64;
+        image.extend_from_slice(&table);
+        image.resize(image.len().next_multiple_of(ALIGN), 0);
+        at
+    };
+    let dsdt = place(dsdt());
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    for table in [fadt(dsdt), madt(config.cpus), mcfg()]
+        .into_iter()
+        .chain(config.dmar.clone())
+    {
+        xsdt.add_entry(place(table));
+    }
+    let xsdt = place(bytes(&xsdt));
+    let rsdp = bytes(&Rsdp::new(OEM, xsdt));
+    image[..rsdp.len()].copy_from_slice(&rsdp);
+    let room = (layout::ACPI_END - layout::ACPI_RSDP) as usize;
+    if image.len() > room {
+        return Err(TooLarge {
+            bytes: image.len(),
+            room,
+        });
+    }
+    Ok(image)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, marker port.
+
+use std::sync::Arc;
+
+use crate::bus::{AccessCause, BusDevice};
+use crate::layout;
+
+/// What a guest asks of its machine as a whole. Called on vCPU threads.
+pub trait PowerSink: Send + Sync {
+    /// Soft off (ACPI S5).
+    fn power_off(&self);
+    /// A reset, by ACPI or by the keyboard controller.
+    fn reset(&self);
+}
+
+/// Sleep control bit 5: enter the sleep type of bits 4:2 (ACPI §4.8.3.7).
+const SLEEP_ENABLE: u8 = 1 << 5;
+
+/// ACPI sleep control, sleep status and reset registers: three one-byte ports from [`layout::SLEEP_CONTROL`].
+pub struct Power(pub Arc<dyn PowerSink>);
+
+impl Power {
+    /// Number of ports.
+    pub const PORTS: u16 = 3;
+}
+
+impl BusDevice for Power {
+    fn read(&self, _offset: u64, data: &mut [u8]) -> AccessCause {
+        // No wake has happened; the other two are write-only.
+        data.fill(0);
+        AccessCause::Register
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> AccessCause {
+        let port = layout::SLEEP_CONTROL + offset as u16;
+        match (port, data.first().copied().unwrap_or(0)) {
+            (layout::SLEEP_CONTROL, value)
+                if value & SLEEP_ENABLE != 0 && value >> 2 & 7 == layout::S5_SLEEP_TYPE =>
+            {
+                self.0.power_off();
+            }
+            (layout::RESET, layout::RESET_VALUE) => self.0.reset(),
+            _ => {}
+        }
+        AccessCause::Register
+    }
+}
+
+/// The keyboard controller's command port, of which only "pulse the reset line" exists.
+pub struct KeyboardReset(pub Arc<dyn PowerSink>);
+
+impl BusDevice for KeyboardReset {
+    fn read(&self, _offset: u64, data: &mut [u8]) -> AccessCause {
+        // Input buffer empty: a guest that waits before its command goes on.
+        data.fill(0);
+        AccessCause::Register
+    }
+
+    fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
+        if data == [0xfe] {
+            self.0.reset();
+        }
+        AccessCause::Register
+    }
+}
+
+/// Told of each marker: called on the vCPU's thread, before the guest goes on.
+pub trait MarkerSink: Send + Sync {
+    /// 1 begins a measuring window, 2 ends it, others are the guest's own tags.
+    fn marker(&self, value: u8);
+}
+
+/// The marker port.
+pub struct Marker(pub Arc<dyn MarkerSink>);
+
+impl BusDevice for Marker {
+    fn read(&self, _offset: u64, _data: &mut [u8]) -> AccessCause {
+        AccessCause::Marker
+    }
+
+    fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
+        for value in data {
+            self.0.marker(*value);
+        }
+        AccessCause::Marker
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Asked(Mutex<Vec<&'static str>>);
+
+    impl PowerSink for Asked {
+        fn power_off(&self) {
+            self.0.lock().unwrap().push("off");
+        }
+
+        fn reset(&self) {
+            self.0.lock().unwrap().push("reset");
+        }
+    }
+
+    /// What is asked of the machine by writing `value` at `offset` of the ACPI registers.
+    fn acpi(offset: u64, value: u8) -> Vec<&'static str> {
+        let asked = Arc::new(Asked::default());
+        Power(asked.clone()).write(offset, &[value]);
+        asked.0.lock().unwrap().clone()
+    }
+
+    #[test]
+    fn soft_off_needs_the_enable_bit_and_our_sleep_type() {
+        assert_eq!(acpi(0, 5 << 2 | 1 << 5), ["off"]);
+        assert!(acpi(0, 5 << 2).is_empty());
+        assert!(acpi(0, 3 << 2 | 1 << 5).is_empty());
+    }
+
+    #[test]
+    fn reset_by_acpi_and_by_keyboard() {
+        assert_eq!(acpi(2, 0x0f), ["reset"]);
+        assert!(acpi(2, 0).is_empty());
+        assert!(acpi(1, 0x80).is_empty());
+        let asked = Arc::new(Asked::default());
+        KeyboardReset(asked.clone()).write(0, &[0xd1]);
+        assert!(asked.0.lock().unwrap().is_empty());
+        KeyboardReset(asked.clone()).write(0, &[0xfe]);
+        assert_eq!(*asked.0.lock().unwrap(), ["reset"]);
+    }
+}

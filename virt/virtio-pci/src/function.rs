@@ -1,0 +1,490 @@
+//! One virtio device as a PCI function: what lies behind its BAR, and the state between driver and device.
+//!
+//! Specification: Virtio 1.2, §4.1 (modern interface only). Everything here runs on the sidecore that owns
+//! the device; a vCPU's access arrives as a message and is answered from here. Layout of the one BAR:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0x0000 | common configuration (§4.1.4.3) |
+//! | 0x1000 | ISR status (§4.1.4.5) |
+//! | 0x2000 | device configuration (§4.1.4.6) |
+//! | 0x3000 | doorbells, four bytes a queue (§4.1.4.4); normally caught by eventfds in the kernel |
+//! | 0x4000 | MSI-X table |
+//! | 0x5000 | MSI-X pending bits |
+//!
+//! Stopping: Status = 0 and clearing Bus Master are not over before the device is quiet: no request in flight
+//! and no lease held. Until then the driver reads a non-zero status; the answer to the configuration write
+//! that cleared Bus Master waits ([`Function::is_silent`]), unless what is in flight goes through buffers of ours and so
+//! reaches no guest memory. The end of the machine is a stop for good ([`Function::end`]), and nobody waits for an answer.
+//!
+//! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here it is only kept true which
+//! message each queue's signal stands for, after every write that may have changed it.
+
+use std::os::fd::RawFd;
+
+use guest_mem::{Iommu, KeepAlive, PhysMem, SourceId, Ticket};
+use machine::{
+    Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Progress, TicketResult,
+};
+use pci::bars::COMMAND_BUS_MASTER;
+use pci::config::ConfigSpace;
+use pci::msix::MsixTable;
+use platform::interrupt::{InterruptLines, Message};
+use vio::{Activity, Interrupt, Quiesce, StopReason, VirtioDevice};
+
+use crate::common::{CommonConfig, Effect};
+use crate::config;
+
+/// Size of the BAR in bytes.
+pub const BAR_SIZE: u64 = 0x8000;
+/// Offset of the common configuration.
+pub const COMMON: u64 = 0x0000;
+/// Offset of the ISR status byte.
+pub const ISR: u64 = 0x1000;
+/// Offset of the device's own configuration.
+pub const DEVICE: u64 = 0x2000;
+/// Offset of the doorbells.
+pub const NOTIFY: u64 = 0x3000;
+/// Bytes between the doorbells of two queues.
+pub const NOTIFY_STRIDE: u64 = 4;
+/// Offset of the MSI-X table.
+pub const MSIX_TABLE: u64 = 0x4000;
+/// Offset of the MSI-X pending bits.
+pub const MSIX_PENDING: u64 = 0x5000;
+
+/// ISR bits (§4.1.4.5), kept for drivers that look although MSI-X is on.
+const ISR_QUEUE: u8 = 1;
+const ISR_CONFIG: u8 = 2;
+
+/// A virtio device with its transport state.
+pub struct VirtioFunction<D> {
+    source: SourceId,
+    config: ConfigSpace,
+    /// Where the configuration access capability lies.
+    access: u16,
+    device: D,
+    common: CommonConfig,
+    msix: MsixTable,
+    isr: u8,
+    bus_master: bool,
+    /// `activate` has succeeded and no reset has followed.
+    active: bool,
+    /// `quiesce` has answered Done since the last resume.
+    quiet: bool,
+    /// `quiesce` has been called since the last resume, and what is in flight does not touch guest memory.
+    silent: bool,
+    /// The machine has ended.
+    over: bool,
+    lines: Option<Lines>,
+}
+
+/// Interrupt lines of a device that is served elsewhere, and what each queue's was last said to be.
+struct Lines {
+    lines: Box<dyn InterruptLines>,
+    messages: Vec<Option<Message>>,
+}
+
+/// A device's interrupts, on their way to the MSI-X table.
+struct Vectors<'a> {
+    common: &'a CommonConfig,
+    msix: &'a mut MsixTable,
+    isr: &'a mut u8,
+    out: &'a mut Vec<Message>,
+}
+
+impl Interrupt for Vectors<'_> {
+    fn queue(&mut self, queue: u16) {
+        *self.isr |= ISR_QUEUE;
+        self.msix.raise(self.common.queue_vector(queue), self.out);
+    }
+
+    fn config(&mut self) {
+        *self.isr |= ISR_CONFIG;
+        self.msix.raise(self.common.config_vector(), self.out);
+    }
+}
+
+impl<D: VirtioDevice> VirtioFunction<D> {
+    /// The device at `source`, reset. One vector for each queue and one for configuration changes.
+    pub fn new(source: SourceId, device: D) -> Self {
+        let sizes = device.queue_sizes().to_vec();
+        let vectors = u16::try_from(sizes.len() + 1).expect("a device has few queues");
+        let common = CommonConfig::new(device.features(), &sizes, vectors);
+        let (config, access) = config::space(device.device_type(), vectors);
+        Self {
+            source,
+            config,
+            access,
+            device,
+            common,
+            msix: MsixTable::new(vectors),
+            isr: 0,
+            bus_master: false,
+            active: false,
+            quiet: false,
+            silent: false,
+            over: false,
+            lines: None,
+        }
+    }
+
+    /// The queues' interrupts come by `lines`, one for each, and not from the device.
+    #[must_use]
+    pub fn with_lines(mut self, lines: Box<dyn InterruptLines>) -> Self {
+        let messages = vec![None; usize::from(self.queues())];
+        self.lines = Some(Lines { lines, messages });
+        self
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Number of queues.
+    pub fn queues(&self) -> u16 {
+        self.msix.vectors() - 1
+    }
+
+    /// Brings the lines up to date with vectors, masks and enables.
+    fn route_lines<C>(&mut self, out: &mut Effects<C>) {
+        let Some(lines) = &mut self.lines else {
+            return;
+        };
+        for (queue, now) in (0..).zip(&mut lines.messages) {
+            let wanted = self.msix.message(self.common.queue_vector(queue));
+            if *now != wanted {
+                *now = wanted;
+                out.route(queue, wanted);
+            }
+        }
+    }
+
+    /// Adds the pending bits of lines to what the table says of `data`.
+    fn add_pending_lines(&self, offset: u64, data: &mut [u8]) {
+        let Some(lines) = &self.lines else {
+            return;
+        };
+        for queue in 0..self.queues() {
+            let vector = u64::from(self.common.queue_vector(queue));
+            let byte = usize::try_from((vector / 8).wrapping_sub(offset)).unwrap_or(usize::MAX);
+            if let Some(byte) = data.get_mut(byte)
+                && vector < u64::from(self.msix.vectors())
+                && lines.lines.is_pending(queue)
+            {
+                *byte |= 1 << (vector % 8);
+            }
+        }
+    }
+
+    fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        match offset & !0xfff {
+            COMMON => self.common.read(offset - COMMON, data),
+            ISR if offset == ISR => {
+                if let Some(byte) = data.first_mut() {
+                    *byte = std::mem::take(&mut self.isr);
+                }
+            }
+            DEVICE => self.device.read_config(offset - DEVICE, data),
+            MSIX_TABLE => self.msix.read(offset - MSIX_TABLE, data),
+            MSIX_PENDING => {
+                self.msix.read_pending(offset - MSIX_PENDING, data);
+                self.add_pending_lines(offset - MSIX_PENDING, data);
+            }
+            _ => {}
+        }
+    }
+
+    fn write_bar<C>(&mut self, offset: u64, data: &[u8], keep: &KeepAlive, out: &mut Effects<C>) {
+        match offset & !0xfff {
+            COMMON => match self.common.write(offset - COMMON, data) {
+                Effect::None => {}
+                Effect::Reset => self.quiet = !self.active,
+                Effect::Start => self.start(keep, out),
+            },
+            DEVICE => self.device.write_config(offset - DEVICE, data),
+            NOTIFY => {
+                if let Ok(queue) = u16::try_from((offset - NOTIFY) / NOTIFY_STRIDE) {
+                    self.kick(queue);
+                }
+            }
+            MSIX_TABLE => self
+                .msix
+                .write(offset - MSIX_TABLE, data, &mut out.messages),
+            _ => {}
+        }
+        if matches!(offset & !0xfff, COMMON | MSIX_TABLE) {
+            self.route_lines(out);
+        }
+    }
+
+    fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
+        if on == self.bus_master {
+            return;
+        }
+        self.bus_master = on;
+        self.msix.set_bus_master(on, out);
+        self.quiet = !self.active;
+        self.silent = false;
+        if on && self.active && !self.common.is_resetting() {
+            self.device.resume();
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let waits_for_all = self.common.is_resetting() || self.over;
+        !self.is_stopping() || !self.active || self.quiet || (self.silent && !waits_for_all)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.common.is_resetting() || !self.bus_master || self.over
+    }
+
+    fn is_live(&self) -> bool {
+        self.active && !self.is_stopping() && self.common.is_running()
+    }
+
+    fn kick(&mut self, queue: u16) {
+        if self.is_live() && queue < self.queues() {
+            self.device.kick(queue);
+        }
+    }
+
+    fn start<C>(&mut self, keep: &KeepAlive, out: &mut Effects<C>) {
+        let queues = self.common.queue_configs();
+        match self
+            .device
+            .activate(self.common.driver_features(), &queues, keep.clone())
+        {
+            Ok(()) => {
+                self.active = true;
+                self.quiet = false;
+                self.silent = false;
+                // What was made available before DRIVER_OK rang no doorbell that counts.
+                for queue in &queues {
+                    self.kick(queue.index);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(source = %self.source, %error, "device refused to start");
+                if self.common.set_needs_reset() {
+                    let Self {
+                        common, msix, isr, ..
+                    } = self;
+                    Vectors {
+                        common,
+                        msix,
+                        isr,
+                        out: &mut out.messages,
+                    }
+                    .config();
+                }
+            }
+        }
+    }
+
+    fn finish_reset<C>(&mut self, out: &mut Effects<C>) {
+        if !self.common.is_resetting() || (self.active && !self.quiet) {
+            return;
+        }
+        if self.active {
+            self.device.reset();
+        }
+        self.active = false;
+        self.isr = 0;
+        self.common.reset();
+        // The MSI-X table is PCI state: a virtio reset leaves it (§4.1.4.3.1 resets the vector registers only).
+        self.route_lines(out);
+        if let Some(lines) = &mut self.lines {
+            (0..)
+                .zip(&lines.messages)
+                .for_each(|(queue, _)| lines.lines.forget(queue));
+        }
+    }
+}
+
+impl<D: VirtioDevice + Send, C> Function<C> for VirtioFunction<D> {
+    fn source(&self) -> SourceId {
+        self.source
+    }
+
+    fn shape(&self) -> FunctionShape {
+        FunctionShape {
+            bars: config::bar_kinds(),
+            doorbells: Some((0, NOTIFY..MSIX_TABLE)),
+            hears_invalidations: false,
+        }
+    }
+
+    fn config_read(&mut self, reg: u16, len: u8) -> u32 {
+        if reg == self.access + config::ACCESS_DATA
+            && let Some((offset, bytes)) = config::access_target(&self.config, self.access)
+        {
+            let mut data = [0; 4];
+            self.read_bar(offset, &mut data[..bytes]);
+            return u32::from_le_bytes(data);
+        }
+        self.config.read(reg, len)
+    }
+
+    fn config_write(
+        &mut self,
+        reg: u16,
+        len: u8,
+        value: u32,
+        keep: &KeepAlive,
+        out: &mut Effects<C>,
+    ) {
+        if reg == self.access + config::ACCESS_DATA {
+            if let Some((offset, bytes)) = config::access_target(&self.config, self.access) {
+                self.write_bar(offset, &value.to_le_bytes()[..bytes], keep, out);
+            }
+            return;
+        }
+        let changes = self.config.write(reg, len, value);
+        if changes.msix_control {
+            let (enabled, masked) = self.config.msix_control();
+            self.msix.set_control(enabled, masked, &mut out.messages);
+        }
+        let is_master = self.config.bars().command() & COMMAND_BUS_MASTER != 0;
+        self.set_bus_master(is_master, &mut out.messages);
+        self.route_lines(out);
+    }
+
+    fn bar_read(&mut self, _bar: u8, offset: u64, data: &mut [u8]) {
+        self.read_bar(offset, data);
+    }
+
+    fn bar_write(
+        &mut self,
+        _bar: u8,
+        offset: u64,
+        data: &[u8],
+        keep: &KeepAlive,
+        out: &mut Effects<C>,
+    ) {
+        self.write_bar(offset, data, keep, out);
+    }
+
+    fn doorbells(&self) -> Option<u64> {
+        self.config.bars().decoded(0).map(|base| base + NOTIFY)
+    }
+
+    fn ring(&mut self, queue: u16) {
+        self.kick(queue);
+    }
+
+    /// None while it may not run: nobody would read what has arrived.
+    fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
+        if self.is_live() {
+            self.device.wake_fds().into_iter().for_each(add);
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.is_stopped()
+    }
+
+    fn is_silent(&self) -> bool {
+        self.is_stopped() || self.silent
+    }
+
+    fn stop_overdue(&mut self) {
+        self.device.stop_overdue(if self.over {
+            StopReason::End
+        } else if self.common.is_resetting() {
+            StopReason::Reset
+        } else {
+            StopReason::Pause
+        });
+    }
+
+    fn cancel_overdue(&mut self) {
+        self.device.cancel_overdue();
+    }
+
+    fn end(&mut self) {
+        self.over = true;
+        self.quiet = !self.active;
+    }
+
+    fn has_ended(&self) -> bool {
+        self.over && self.is_stopped()
+    }
+
+    fn ticket_done(&mut self, ticket: Ticket, _result: TicketResult) {
+        self.device.ticket_done(ticket);
+    }
+
+    fn connect(&mut self, line: u16, message: Option<Message>) {
+        if let Some(lines) = &mut self.lines {
+            lines.lines.connect(line, message);
+        }
+    }
+
+    fn counts(&self) -> FunctionCounts {
+        FunctionCounts {
+            requests: self.device.stats().requests,
+            interrupts: self.msix.sent(),
+        }
+    }
+}
+
+impl<D: VirtioDevice + Send, C> DataPath<C> for VirtioFunction<D> {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress {
+        if !self.active {
+            self.finish_reset(cx.effects);
+            return Progress::Idle;
+        }
+        let now = cx.now();
+        let (mut dma, effects) = cx.split();
+        let is_stopping = !self.is_stopped();
+        if is_stopping {
+            // Before the device is polled: a function that may not do DMA takes nothing from its rings. Leases may
+            // end here, which the IOMMU wants to see, so this is activity.
+            self.quiet = self.device.quiesce(&mut dma) == Quiesce::Done;
+            self.silent = !self.device.touches_memory();
+        }
+        let Self {
+            common,
+            msix,
+            isr,
+            device,
+            ..
+        } = self;
+        let mut vectors = Vectors {
+            common,
+            msix,
+            isr,
+            out: &mut effects.messages,
+        };
+        let activity = device.poll(&mut dma, &mut vectors, now);
+        if self.device.needs_reset() {
+            // The device has sent the configuration interrupt; who looks because of it is answered after this poll.
+            self.common.set_needs_reset();
+        }
+        self.finish_reset(effects);
+        match activity {
+            _ if !self.is_stopped() => Progress::Stopping,
+            Activity::Idle if !is_stopping => Progress::Idle,
+            _ => Progress::Busy,
+        }
+    }
+
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+        if self.is_live() {
+            self.device.arm(&mut cx.view());
+        }
+    }
+
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool {
+        self.active && (!self.is_stopped() || self.device.has_work(&mut cx.view()))
+    }
+
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+        if self.is_live() {
+            self.device.disarm(&mut cx.view());
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! A VT-d unit behind one of three register front ends, as a remapping unit of a machine's owner, with what that front
+//! end needs to be woken by.
+//!
+//! | mode | memory slot | how a write arrives | how a sleeping owner is woken |
+//! |---|---|---|---|
+//! | trap | none | a message from the vCPU that exited | by the message |
+//! | logged | read-only | an entry in the hypervisor's log | logging is switched off: writes exit and become messages |
+//! | shared | writable | it is in the page | the page is write-protected by userfaultfd |
+//!
+//! The memory slot and the log are the hypervisor's, which implements [`WriteLog`]. Called on the owner's thread only.
+
+mod arm_cost;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+
+use guest_mem::{
+    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SourceId, Ticket,
+};
+use machine::{Op, RemappingUnit, TicketResult, UnitControl, UnitEvent, UnitPoll, UnitSink};
+use platform::interrupt::Message;
+use uffd::{SlotMapping, WriteGate};
+use vtd::front::{LogEntry, Logged, Shared};
+use vtd::{AccessLen, Progress, Stats, Unit};
+
+use arm_cost::ArmCost;
+
+/// Entries taken from the log in one poll: KVM's ring holds 169, so one poll empties it.
+const LOG_BATCH: usize = 256;
+
+/// The hypervisor's log of writes to a read-only slot (KVM's coalesced-MMIO ring; in tests a list).
+pub trait WriteLog: Send {
+    /// Hands the waiting entries, at most `max`, to `take`, in order; answers how many.
+    fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize;
+    /// Whether entries wait.
+    fn is_empty(&self) -> bool;
+    /// From its return on, writes exit to user space instead of being logged. Entries from before stay.
+    fn unregister(&mut self) -> io::Result<()>;
+    /// Writes are logged again.
+    fn register(&mut self) -> io::Result<()>;
+}
+
+/// How the guest reaches the registers.
+enum Front {
+    Trap,
+    Logged {
+        page: RegisterPage,
+        front: Logged,
+        log: Box<dyn WriteLog>,
+        logged: u64,
+        is_armed: bool,
+    },
+    Shared {
+        page: RegisterPage,
+        front: Shared,
+        gate: Gate,
+        faults: u64,
+        due: Option<Due>,
+    },
+}
+
+/// Stores that waited at the protected page have been let through, but are not in it yet: a vCPU needs some time to
+/// wake up and to try again. Arming before that would stop it once more, and an owner that sleeps at its first
+/// idle sweep would do so again and again.
+struct Due {
+    stores: u64,
+    /// The unit's count of register writes before them.
+    writes: u64,
+    /// No longer than this: a vCPU may be paused, and a store of an equal value is never seen. In ns, known from
+    /// the first poll on.
+    until: Option<u64>,
+}
+
+/// How long stores may be due, in ns: long against the wake-up of a thread, in the lab too.
+const DUE_LIMIT: u64 = 100_000_000;
+
+/// What wakes a sleeping owner of a shared page.
+enum Gate {
+    Watched(WriteGate),
+    /// No userfaultfd on this host: the owner never sleeps.
+    Absent(String),
+}
+
+/// A VT-d unit and its front end.
+pub struct VtdPort {
+    unit: Unit,
+    front: Front,
+    arm_cost: ArmCost,
+}
+
+/// What a unit tells, in the machine's words.
+struct Telling<'a, S>(&'a mut S);
+
+impl<S: UnitSink> vtd::Sink for Telling<'_, S> {
+    fn msi(&mut self, address: u64, data: u32) {
+        self.0.interrupt(Message { address, data });
+    }
+
+    fn event(&mut self, event: vtd::Event) {
+        match event {
+            vtd::Event::DrainLimit { sources } => {
+                self.0.event(UnitEvent::DrainLimit { sources });
+            }
+        }
+    }
+}
+
+impl VtdPort {
+    /// A unit whose registers trap.
+    pub fn trap(unit: Unit) -> Self {
+        Self::with_front(unit, Front::Trap, 0)
+    }
+
+    /// A unit behind a page the guest reads, and a log of its writes. `page` becomes a read-only slot.
+    pub fn logged(unit: Unit, page: RegisterPage, log: Box<dyn WriteLog>) -> Self {
+        let front = Logged::enter(&unit, &page);
+        let front = Front::Logged {
+            page,
+            front,
+            log,
+            logged: 0,
+            is_armed: false,
+        };
+        // Two system calls that wait for an SRCU grace period.
+        Self::with_front(unit, front, 50_000)
+    }
+
+    /// A unit whose page is the guest's memory. `mapping` is what the slot uses.
+    pub fn shared(mut unit: Unit, page: RegisterPage, mapping: Arc<SlotMapping>) -> Self {
+        let front = Shared::enter(&mut unit, &page);
+        let gate = match WriteGate::new(mapping) {
+            Ok(gate) => Gate::Watched(gate),
+            Err(error) => Gate::Absent(error.to_string()),
+        };
+        let front = Front::Shared {
+            page,
+            front,
+            gate,
+            faults: 0,
+            due: None,
+        };
+        // Protecting and unprotecting the page.
+        Self::with_front(unit, front, 200_000)
+    }
+
+    fn with_front(unit: Unit, front: Front, arm_cost_ns: u64) -> Self {
+        Self {
+            unit,
+            front,
+            arm_cost: ArmCost::new(arm_cost_ns),
+        }
+    }
+
+    /// The unit's counters.
+    pub fn stats(&self) -> &Stats {
+        self.unit.stats()
+    }
+
+    /// Register writes taken from the log: an exit into the kernel each.
+    pub fn logged_writes(&self) -> u64 {
+        match self.front {
+            Front::Logged { logged, .. } => logged,
+            Front::Trap | Front::Shared { .. } => 0,
+        }
+    }
+
+    /// Stores that met the armed page: an exit each.
+    pub fn gate_faults(&self) -> u64 {
+        match self.front {
+            Front::Shared { faults, .. } => faults,
+            Front::Trap | Front::Logged { .. } => 0,
+        }
+    }
+
+    fn poll_unit<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl vtd::Sink) -> bool {
+        let taken = self.take_log(mem, now, sink);
+        let Self { unit, front, .. } = self;
+        let progress = match front {
+            Front::Trap => unit.step(mem, now, sink),
+            Front::Logged { page, front, .. } => front.step(unit, page, mem, now, sink),
+            Front::Shared {
+                page, front, due, ..
+            } => {
+                let progress = front.sweep(unit, page, mem, now, sink);
+                if due.is_some() {
+                    await_stores(due, unit, now);
+                }
+                progress
+            }
+        };
+        taken > 0 || progress == Progress::Busy
+    }
+
+    /// Applies what has been logged, in order, as if each write had trapped.
+    fn take_log<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl vtd::Sink) -> usize {
+        let Self { unit, front, .. } = self;
+        let Front::Logged {
+            page,
+            front,
+            log,
+            logged,
+            ..
+        } = front
+        else {
+            return 0;
+        };
+        let taken = log.drain(LOG_BATCH, &mut |entry| {
+            if front.apply(unit, entry) {
+                front.step(unit, page, mem, now, sink);
+            }
+        });
+        *logged += taken as u64;
+        taken
+    }
+
+    /// A register write that exited. What was logged before it has been taken.
+    fn write(&mut self, offset: u16, len: AccessLen, value: u64) {
+        let Self { unit, front, .. } = self;
+        match front {
+            Front::Logged { front, .. } => {
+                let entry = LogEntry {
+                    offset,
+                    len: len.bytes() as u8,
+                    data: value,
+                };
+                // The caller steps after every write.
+                let _ = front.apply(unit, entry);
+            }
+            Front::Trap | Front::Shared { .. } => unit.write(offset, len, value),
+        }
+    }
+
+    fn arm_front(&mut self) -> io::Result<()> {
+        match &mut self.front {
+            Front::Trap => Ok(()),
+            Front::Logged { log, is_armed, .. } => {
+                log.unregister()?;
+                *is_armed = true;
+                Ok(())
+            }
+            Front::Shared {
+                gate: Gate::Watched(gate),
+                ..
+            } => gate.protect(),
+            Front::Shared {
+                gate: Gate::Absent(why),
+                ..
+            } => Err(io::Error::other(why.clone())),
+        }
+    }
+
+    fn disarm_front(&mut self) -> io::Result<()> {
+        match &mut self.front {
+            Front::Logged { log, is_armed, .. } if *is_armed => {
+                log.register()?;
+                *is_armed = false;
+            }
+            Front::Shared {
+                gate: Gate::Watched(gate),
+                faults,
+                due,
+                ..
+            } => {
+                let stores = gate.unprotect()?;
+                *faults += stores;
+                *due = (stores > 0).then(|| Due {
+                    stores,
+                    writes: self.unit.stats().register_writes,
+                    until: None,
+                });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A legal register access (VT-d §11.2): 4 or 8 bytes of the page.
+fn register(offset: u64, len: u8) -> Option<(u16, AccessLen)> {
+    let len = AccessLen::from_bytes(usize::from(len))?;
+    Some((u16::try_from(offset).ok()?, len))
+}
+
+impl<C> RemappingUnit<C> for VtdPort {
+    #[inline]
+    fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
+        UnitPoll {
+            is_busy: self.poll_unit(mem, now, &mut Telling(sink)),
+            cost: 0,
+        }
+    }
+
+    fn access<M: PhysMem>(&mut self, op: Op, mem: &M, now: u64, sink: &mut impl UnitSink) -> u64 {
+        match op {
+            Op::Read { offset, len, .. } => {
+                register(offset, len).map_or(0, |(offset, len)| self.unit.read(offset, len))
+            }
+            Op::Write {
+                offset, len, value, ..
+            } => {
+                if let Some((offset, len)) = register(offset, len) {
+                    self.take_log(mem, now, &mut Telling(sink));
+                    self.write(offset, len, value);
+                }
+                0
+            }
+            Op::ConfigRead { .. } | Op::ConfigWrite { .. } => u64::MAX,
+        }
+    }
+}
+
+impl UnitControl for VtdPort {
+    fn arm(&mut self) -> io::Result<()> {
+        let timer = ArmCost::start();
+        self.arm_front()?;
+        self.arm_cost.armed(timer);
+        Ok(())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        let timer = ArmCost::start();
+        self.disarm_front()?;
+        self.arm_cost.disarmed(timer);
+        Ok(())
+    }
+
+    /// As measured so far.
+    fn arm_cost(&self) -> u64 {
+        self.arm_cost.ns()
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        match &self.front {
+            Front::Shared {
+                gate: Gate::Watched(gate),
+                ..
+            } => Some(gate.as_fd().as_raw_fd()),
+            _ => None,
+        }
+    }
+
+    fn has_work(&mut self) -> bool {
+        // Besides what the guest wrote: a fault to tell it of, or a wait whose last lease has ended.
+        self.unit.needs_step()
+            || match &self.front {
+                Front::Trap => false,
+                Front::Logged { log, .. } => !log.is_empty(),
+                Front::Shared { page, front, .. } => front.has_stores(&self.unit, page),
+            }
+    }
+
+    /// A wait that nears its drain limit; at once (a moment long past) while a store is due that has met the protected page.
+    fn deadline(&self) -> Option<u64> {
+        match self.front {
+            Front::Shared { due: Some(_), .. } => Some(0),
+            _ => self.unit.deadline(),
+        }
+    }
+
+    fn ticket_done(&mut self, ticket: Ticket, _result: TicketResult) {
+        self.unit.ticket_done(ticket);
+    }
+}
+
+/// Forgets what was due once it has come, or for too long not; until then gives the CPU away after each look. The
+/// kernel likes to put a thread that it wakes on the CPU of its waker, where it would wait for our time slice to
+/// end: on two CPUs with other load, a wake-up took 0.5 to 7 ms without this and 0.2 to 3 ms with it. On a CPU of its
+/// own a sidecore is back at once.
+#[cold]
+fn await_stores(due: &mut Option<Due>, unit: &Unit, now: u64) {
+    if let Some(pending) = due {
+        let until = *pending.until.get_or_insert(now.saturating_add(DUE_LIMIT));
+        if unit.stats().register_writes - pending.writes >= pending.stores || now >= until {
+            *due = None;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Iommu for VtdPort {
+    #[inline]
+    fn translate<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Access<Run> {
+        self.unit.translate(mem, source, iova, perm)
+    }
+
+    #[inline]
+    fn generation(&self, source: SourceId) -> u64 {
+        self.unit.generation(source)
+    }
+
+    #[inline]
+    fn lease_begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, DmaFault> {
+        self.unit.lease_begin(source, iova, gpa, len, perm)
+    }
+
+    #[inline]
+    fn lease_end(&mut self, id: LeaseId) {
+        self.unit.lease_end(id);
+    }
+}
+
+#[cfg(test)]
+mod tests;
