@@ -9,6 +9,7 @@ mod doctor;
 mod ending;
 mod image_lock;
 mod lab_cmd;
+mod messages;
 mod run;
 mod selftest;
 mod serve;
@@ -105,7 +106,7 @@ fn start_log() {
     tracing_subscriber::registry()
         .with(
             tracing_subscriber::fmt::layer()
-                .with_writer(|| ending::messages::Log)
+                .with_writer(|| messages::Log)
                 .with_ansi(std::io::stderr().is_terminal()),
         )
         .with(chosen)
@@ -127,9 +128,9 @@ fn main() -> ExitCode {
         Command::Payload(args) => selftest::payload::main(&args),
     };
     let status = outcome.unwrap_or_else(|error| {
-        ending::messages::say!("{error:#}");
+        messages::say!("{error:#}");
         2
     });
-    ending::messages::finish(ending::WRITE_LIMIT);
+    messages::finish(ending::WRITE_LIMIT);
     ExitCode::from(status)
 }

@@ -1,21 +1,11 @@
 //! The traits: a space that cores share, and the handle through which one core uses it.
 
-use core::fmt;
 use core::num::NonZeroU64;
 
 use crate::{
-    AllocError, Aperture, ClaimError, FreeError, IovaPfn, IovaRange, Request, ResetError, Stats,
+    AllocError, Aperture, ClaimError, CoreId, FreeError, IovaPfn, IovaRange, Request, ResetError,
+    Stats,
 };
-
-/// A core, or whatever else works for itself: a thread of a pool, an I/O queue, a simulated core.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct CoreId(pub usize);
-
-impl fmt::Display for CoreId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "core {}", self.0)
-    }
-}
 
 /// An IOVA space of one domain. All cores share it; each works through a handle of its own.
 pub trait IovaAllocator: Send + Sync {

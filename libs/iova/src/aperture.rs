@@ -4,9 +4,6 @@ use alloc::vec::Vec;
 
 use crate::{ApertureError, IovaPfn, IovaRange};
 
-/// Most cores one allocator serves.
-pub const MAX_CORES: usize = 4096;
-
 /// The space an allocator hands out, as a device and its platform limit it.
 ///
 /// Reserved regions may overlap each other and reach past the ends; [`Aperture::usable`] is what remains.

@@ -13,10 +13,9 @@
 //! bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with compressed data 16 more; at most 544 MiB
 //! ([`MAX_CLUSTERS`]).
 
-use crate::header::{Layout, be64};
-use crate::medium::Medium;
+use crate::header::{COMPRESSED, Layout, OFFSET_MASK, be64};
+use crate::medium::{Medium, read_padded};
 use crate::options::ImageErrorKind;
-use crate::storage::{COMPRESSED, OFFSET_MASK, read_padded};
 
 /// Most clusters in a file: 16 TiB of 64 KiB clusters.
 const MAX_CLUSTERS: u64 = 1 << 28;

@@ -2,13 +2,17 @@
 //!
 //! The library reads it again for itself. It is read here first because the library takes no notice of
 //! encryption, writes to images before it has seen that it cannot, and checks no offset against the file;
-//! and because [`crate::storage`] must know where the tables are. All numbers are big-endian.
+//! and because the storage layer must know where the tables are. All numbers are big-endian.
 
 use std::io;
 
+use crate::medium::{Medium, read_padded};
 use crate::options::ImageErrorKind;
-use crate::storage::COMPRESSED;
 
+/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
+pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
+/// An L2 entry refers to compressed data (§ "L2 table entry").
+pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// Bytes of the header that are looked at: version 3 without extensions.
 pub(crate) const HEADER_BYTES: usize = 104;
 const MAGIC: u32 = 0x5146_49fb;
@@ -186,8 +190,8 @@ fn check_features(incompatible: u64) -> Result<(), ImageErrorKind> {
 }
 
 /// Reads the header of a file; one too short for a header reads as zeroes beyond its end.
-pub(crate) fn read(file: &dyn crate::medium::Medium) -> io::Result<[u8; HEADER_BYTES]> {
+pub(crate) fn read(file: &dyn Medium) -> io::Result<[u8; HEADER_BYTES]> {
     let mut header = [0; HEADER_BYTES];
-    crate::storage::read_padded(file, &mut header, 0)?;
+    read_padded(file, &mut header, 0)?;
     Ok(header)
 }

@@ -28,6 +28,29 @@ pub(crate) trait Medium: Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
 }
 
+/// Reads all of `buffer`; what lies beyond the end of the file reads as zero.
+pub(crate) fn read_padded(
+    file: &dyn Medium,
+    mut buffer: &mut [u8],
+    mut offset: u64,
+) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset) {
+            Ok(0) => {
+                buffer.fill(0);
+                return Ok(());
+            }
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 impl Medium for File {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self, buffer, offset)

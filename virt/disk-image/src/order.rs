@@ -30,9 +30,8 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 
-use crate::header::{HEADER_BYTES, Layout, be64};
-use crate::medium::Medium;
-use crate::storage::{COMPRESSED, OFFSET_MASK, read_padded};
+use crate::header::{COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
+use crate::medium::{Medium, read_padded};
 
 /// An L2 entry whose cluster reads as zeroes, if it has one (§ "Standard Cluster Descriptor"; version 3).
 const ZERO: u64 = 1;

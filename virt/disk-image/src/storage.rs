@@ -31,39 +31,12 @@ use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use nix::fcntl::FallocateFlags;
 
-use crate::header::{self, HEADER_BYTES, Layout, be64};
-use crate::medium::Medium;
+use crate::header::{self, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
+use crate::medium::{Medium, read_padded};
 use crate::order::{Change, Order};
 
-/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
-pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
-/// An L2 entry refers to compressed data (§ "L2 table entry").
-pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// Zeroes written where the file system cannot make them by itself.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
-
-/// Reads all of `buffer`; what lies beyond the end of the file reads as zero.
-pub(crate) fn read_padded(
-    file: &dyn Medium,
-    mut buffer: &mut [u8],
-    mut offset: u64,
-) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match file.read_at(buffer, offset) {
-            Ok(0) => {
-                buffer.fill(0);
-                return Ok(());
-            }
-            Ok(count) => {
-                buffer = &mut buffer[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
 
 /// What may be done to the file from outside the library.
 pub(crate) struct Shared {

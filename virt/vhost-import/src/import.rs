@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -14,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vhost_user::frontend::Connection;
 use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
 
+use crate::config::ImportConfig;
 use crate::error::ImportError;
 use crate::handshake::{self, RingFds, ring};
 use crate::link::Link;
@@ -27,37 +27,6 @@ const MAX_QUEUES: u16 = 16;
 /// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing to wait for but the kernel, which
 /// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
 const END_LIMIT: Duration = Duration::from_secs(1);
-
-/// How a back end is used.
-#[derive(Clone, Debug)]
-pub struct ImportConfig {
-    /// The device's name in the log.
-    pub name: String,
-    /// The back end's socket.
-    pub path: PathBuf,
-    /// Queues the guest gets, 1 to 16.
-    pub queues: u16,
-    /// Entries of each at most, a power of two.
-    pub queue_size: u16,
-    /// How long somebody has to listen before the start fails.
-    pub patience: Duration,
-    /// How long any reply may take, but that to a stop, which waits for the back end's requests.
-    pub reply_limit: Duration,
-}
-
-impl ImportConfig {
-    /// One queue of 256 entries; 1 s for the listener, 5 s for a reply.
-    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        Self {
-            name: name.into(),
-            path: path.into(),
-            queues: 1,
-            queue_size: 256,
-            patience: Duration::from_secs(1),
-            reply_limit: Duration::from_secs(5),
-        }
-    }
-}
 
 /// A block device that another process serves. See the crate's head.
 pub struct Import {

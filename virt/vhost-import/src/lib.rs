@@ -29,6 +29,7 @@
 //! (IOTLB messages), a configuration that changes at run time (BACKEND_REQ), migration. None of them is offered to the guest.
 #![forbid(unsafe_code)]
 
+mod config;
 mod error;
 mod handshake;
 mod import;
@@ -38,5 +39,6 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+pub use config::ImportConfig;
 pub use error::ImportError;
-pub use import::{Import, ImportConfig};
+pub use import::Import;

@@ -16,9 +16,9 @@ use vhost_user::frontend::{CallError, Connection, InflightRegion};
 use vhost_user::wire::{ProtocolFeatures, RequestId, feature as vhost};
 use vio::feature;
 
+use crate::config::ImportConfig;
 use crate::error::ImportError;
 use crate::handshake::{self, Offer, RingFds, ring};
-use crate::import::ImportConfig;
 use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
 

@@ -34,23 +34,9 @@ use vio::{Activity, Interrupt, Quiesce, StopReason, VirtioDevice};
 
 use crate::common::{CommonConfig, Effect};
 use crate::config;
-
-/// Size of the BAR in bytes.
-pub const BAR_SIZE: u64 = 0x8000;
-/// Offset of the common configuration.
-pub const COMMON: u64 = 0x0000;
-/// Offset of the ISR status byte.
-pub const ISR: u64 = 0x1000;
-/// Offset of the device's own configuration.
-pub const DEVICE: u64 = 0x2000;
-/// Offset of the doorbells.
-pub const NOTIFY: u64 = 0x3000;
-/// Bytes between the doorbells of two queues.
-pub const NOTIFY_STRIDE: u64 = 4;
-/// Offset of the MSI-X table.
-pub const MSIX_TABLE: u64 = 0x4000;
-/// Offset of the MSI-X pending bits.
-pub const MSIX_PENDING: u64 = 0x5000;
+pub use crate::config::{
+    BAR_SIZE, COMMON, DEVICE, ISR, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_STRIDE,
+};
 
 /// ISR bits (§4.1.4.5), kept for drivers that look although MSI-X is on.
 const ISR_QUEUE: u8 = 1;

@@ -1,7 +1,6 @@
 //! How the process ends: what asks for it, what it may wait for, and what its exit status says.
 //!
 //! * [`signals`]: a thread that hears signals whatever else the process does. The first ends in order, another one at once.
-//! * [`messages`]: standard error, without waiting for whoever reads it.
 //! * [`storage`]: waiting for disks whose requests the host does not finish, and saying so.
 //!
 //! Exit statuses of `run` and `serve`:
@@ -16,12 +15,12 @@
 //! | 5 | a second signal, with something still under way | the same |
 //! | 128 + n | ended in order by signal n | |
 
-pub mod messages;
 pub mod signals;
 pub mod storage;
 
 use std::time::Duration;
 
+use crate::messages;
 use crate::terminal::raw;
 
 /// A sidecore stopped answering, or panicked.

@@ -18,8 +18,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::messages::say;
 use super::{STATUS_AT_ONCE, leave};
+use crate::messages::say;
 
 /// Signals that end in order.
 const ORDERLY: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];

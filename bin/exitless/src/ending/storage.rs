@@ -13,9 +13,9 @@ use std::fmt::Write as _;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use super::messages::say;
 use super::signals;
 use super::{LOOK, STATUS_AT_ONCE};
+use crate::messages::say;
 
 /// How long storage may take before it is named, and how long until it is named again.
 const NAMED_AFTER: Duration = Duration::from_secs(1);

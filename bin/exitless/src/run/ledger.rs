@@ -16,7 +16,7 @@ use super::attach::Parts;
 use super::composed::{Owner, Units};
 use super::config::Config;
 use super::devices::OwnerHandle;
-use crate::ending::messages;
+use crate::messages;
 use exit_ledger::account::{KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits};
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};

@@ -34,9 +34,9 @@ use platform::power::{KeyboardReset, Marker, Power};
 use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
 use super::devices;
-use crate::ending::messages::{self, say};
 use crate::ending::signals::{Asked, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
+use crate::messages::{self, say};
 use crate::terminal::input::{self, Keyboard};
 use crate::terminal::raw::RawMode;
 

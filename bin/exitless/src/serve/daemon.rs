@@ -12,10 +12,10 @@ use vhost_export::{Export, ExportConfig, ExportStats};
 
 use super::config::{BlockConfig, Config, Cores};
 use super::disk;
-use crate::ending::messages::{self, say};
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
+use crate::messages::{self, say};
 
 /// How long a core may be silent before that is said.
 const SILENCE: Duration = Duration::from_secs(2);

@@ -19,7 +19,7 @@ use console::uart::Uart;
 use kvm::control::{Control, End};
 
 use super::escape::{Command, EscapeFilter, HELP};
-use crate::ending::messages;
+use crate::messages;
 
 /// Bytes that wait for the guest.
 const MOST: usize = 64 << 10;

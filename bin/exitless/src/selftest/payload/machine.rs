@@ -32,7 +32,7 @@ use vtd_port::VtdPort;
 
 use super::watch::{Outcome, watch};
 use super::{PayloadReport, Unsupported, program};
-use crate::ending::messages;
+use crate::messages;
 use crate::run::args::IommuMode;
 
 units! {

@@ -72,7 +72,7 @@ impl Write for Log {
 /// One line on standard error, as `eprintln!` has it.
 macro_rules! say {
     ($($arg:tt)*) => {
-        $crate::ending::messages::print(&format!("exitless: {}\n", format_args!($($arg)*)))
+        $crate::messages::print(&format!("exitless: {}\n", format_args!($($arg)*)))
     };
 }
 pub(crate) use say;

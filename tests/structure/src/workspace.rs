@@ -1,0 +1,147 @@
+//! The workspace as Cargo sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::graph::Graph;
+
+/// A crate of the workspace.
+#[derive(Clone, Debug)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// The folder of the workspace that it lies in: `libs`, `virt`, …
+    pub shelf: String,
+    /// Roots of its library and programs.
+    pub roots: Vec<PathBuf>,
+    /// Crates it is built from, ours and others.
+    pub needs: BTreeSet<String>,
+    /// Those it is tested with.
+    pub tested_with: BTreeSet<String>,
+}
+
+/// Crates, and what they are built from.
+#[derive(Debug)]
+pub struct Workspace {
+    /// Ours, by name.
+    pub packages: BTreeMap<String, Package>,
+    /// What others are built from, by name; versions are not told apart.
+    others: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Workspace {
+    /// The workspace that this crate belongs to: what its manifests say, by Cargo, and `Cargo.lock` for the rest. Nothing is fetched.
+    ///
+    /// # Errors
+    /// Cargo does not answer, or otherwise than it says it does.
+    pub fn read() -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let asked = Command::new(cargo)
+            .args([
+                "metadata",
+                "--format-version",
+                "1",
+                "--no-deps",
+                "--offline",
+            ])
+            .current_dir(&root)
+            .output()
+            .context("cargo metadata")?;
+        let said = String::from_utf8_lossy(&asked.stderr);
+        ensure!(asked.status.success(), "cargo metadata: {said}");
+        let lock = fs::read_to_string(root.join("Cargo.lock")).context("Cargo.lock")?;
+        Ok(Self {
+            packages: packages(&serde_json::from_slice(&asked.stdout)?)?,
+            others: locked(&lock),
+        })
+    }
+
+    /// The way from a crate of ours, or from its tests, to a package of this name.
+    pub fn way(&self, from: &str, to: &str) -> Option<Vec<String>> {
+        let mut graph = Graph::default();
+        for (name, needs) in &self.others {
+            let ours = self.packages.get(name).map(|package| {
+                let tests = package.tested_with.iter().filter(|_| name == from);
+                package.needs.iter().chain(tests)
+            });
+            match ours {
+                Some(needs) => needs.for_each(|need| graph.add(name, need)),
+                None => needs.iter().for_each(|need| graph.add(name, need)),
+            }
+        }
+        graph.way(from, to)
+    }
+}
+
+fn packages(metadata: &Value) -> Result<BTreeMap<String, Package>> {
+    let root = Path::new(text(&metadata["workspace_root"])?);
+    let mut packages = BTreeMap::new();
+    for package in list(&metadata["packages"])? {
+        let name = text(&package["name"])?.to_owned();
+        let manifest = Path::new(text(&package["manifest_path"])?).strip_prefix(root)?;
+        let shelf = manifest.iter().next().context("a crate in a folder")?;
+        let mut roots = Vec::new();
+        for target in list(&package["targets"])? {
+            let kinds = list(&target["kind"])?;
+            if kinds.iter().any(|kind| kind == "lib" || kind == "bin") {
+                roots.push(text(&target["src_path"])?.into());
+            }
+        }
+        let (mut needs, mut tested_with) = (BTreeSet::new(), BTreeSet::new());
+        for dependency in list(&package["dependencies"])? {
+            let name = text(&dependency["name"])?.to_owned();
+            match dependency["kind"].as_str() {
+                Some("dev") => tested_with.insert(name),
+                _ => needs.insert(name),
+            };
+        }
+        let package = Package {
+            name: name.clone(),
+            shelf: shelf.to_string_lossy().into_owned(),
+            roots,
+            needs,
+            tested_with,
+        };
+        packages.insert(name, package);
+    }
+    Ok(packages)
+}
+
+/// Names and dependencies of `Cargo.lock`, which is written by Cargo, one string a line.
+fn locked(lock: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut packages = BTreeMap::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let value = |line: &str| line.split('"').nth(1).map(str::to_owned);
+        let name = package.lines().find(|line| line.starts_with("name = "));
+        let Some(name) = name.and_then(value) else {
+            continue;
+        };
+        let needs: &mut BTreeSet<String> = packages.entry(name).or_default();
+        let lines = package
+            .lines()
+            .skip_while(|line| !line.starts_with("dependencies = ["));
+        for need in lines
+            .skip(1)
+            .take_while(|line| *line != "]")
+            .filter_map(value)
+        {
+            // A version follows where there are several.
+            needs.extend(need.split(' ').next().map(str::to_owned));
+        }
+    }
+    packages
+}
+
+fn list(value: &Value) -> Result<&Vec<Value>> {
+    value.as_array().context("a list in Cargo's answer")
+}
+
+fn text(value: &Value) -> Result<&str> {
+    value.as_str().context("a word in Cargo's answer")
+}
