@@ -60,7 +60,7 @@ pub fn run(data: &[u8]) {
 
 struct World {
     choice: u8,
-    export: Export,
+    export: Export<Blk>,
     control: Option<Control>,
     address: SocketAddr,
     wakes: Wakes,
@@ -110,7 +110,7 @@ fn device(choice: u8) -> (Blk, Option<Control>) {
     (made.0.expect("the configuration is valid"), made.1)
 }
 
-fn export(choice: u8, wakes: &mut Wakes) -> (Export, Option<Control>, SocketAddr) {
+fn export(choice: u8, wakes: &mut Wakes) -> (Export<Blk>, Option<Control>, SocketAddr) {
     let (blk, control) = device(choice);
     let (listener, address) = listener();
     let config = ExportConfig {
@@ -192,7 +192,7 @@ impl World {
         self.front_end.receive();
     }
 
-    fn turn(&mut self, budget: u64, body: impl FnOnce(&mut Export, &mut Turn<'_>)) {
+    fn turn(&mut self, budget: u64, body: impl FnOnce(&mut Export<Blk>, &mut Turn<'_>)) {
         if self.is_armed {
             self.is_armed = false;
             self.export.disarm();

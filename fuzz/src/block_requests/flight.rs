@@ -1,10 +1,10 @@
 //! Requests in flight, ends in any order, and a driver that does not wait.
 
 use guest_mem::{Iova, Perm, PhysMem};
-use vio::blk::{Blk, BlkConfig, StoppedQueue, Transfer};
+use vio::blk::{Blk, BlkConfig, Transfer};
 use vio::fake_driver::CountIrq;
 use vio::ring::{Ring, RingPosition};
-use vio::{Activity, QueueConfig, Quiesce, VirtioDevice, Visit};
+use vio::{Activity, CancelReason, QueueConfig, QueueDevice, Service, StoppedQueue, Visit};
 
 use super::MEMORY;
 use super::steps::{SECTORS, features};
@@ -145,7 +145,9 @@ impl World {
                 }
                 1 => self.blk.pause_queue(0, true),
                 2 => self.blk.pause_queue(0, false),
-                3 => self.blk.cancel_overdue(),
+                3 => {
+                    self.blk.cancel(CancelReason::Unmap);
+                }
                 _ => self.reset(),
             },
         }
@@ -205,11 +207,12 @@ impl World {
         self.dma.plan(Vec::new());
         self.control.behave(0);
         for _ in 0..PATIENCE {
-            match self.blk.quiesce(&mut self.dma) {
-                Quiesce::Done => return,
-                Quiesce::Draining { in_flight } => assert!(in_flight != 0),
+            self.blk.set_service(Service::Stopped);
+            let _ = self.visit(0);
+            if self.blk.in_flight() == 0 {
+                return;
             }
-            self.blk.cancel_overdue();
+            self.blk.cancel(CancelReason::Unmap);
             while self.control.end_one(0, 0) {}
         }
         panic!("requests in flight do not end: {:?}", self.blk.stats());

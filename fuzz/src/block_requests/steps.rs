@@ -8,7 +8,7 @@ use vio::blk::request::feature as blk_feature;
 use vio::blk::{Blk, BlkConfig, MemDisk, SECTOR};
 use vio::fake_driver::CountIrq;
 use vio::ring::{Parked, RingPosition};
-use vio::{QueueConfig, Quiesce, VirtioDevice, Visit, feature};
+use vio::{QueueConfig, QueueDevice, Visit, feature};
 
 use super::MEMORY;
 use super::model::{Bytes, End, Model, Terms};
@@ -332,7 +332,7 @@ impl World {
     }
 
     fn end(mut self) {
-        assert_eq!(self.blk.quiesce(&mut self.dma), Quiesce::Done);
+        assert_eq!(self.blk.in_flight(), 0);
         assert_eq!(self.dma.iommu.leases().len(), 0);
         self.blk.reset();
         assert!(!self.blk.needs_reset());

@@ -11,9 +11,8 @@ use vhost_user::backend::{
 use vhost_user::chain;
 use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
 use vhost_user::wire::Inflight;
-use vio::blk::{Blk, StoppedQueue};
 use vio::ring::{Ring, RingPosition, RingStart};
-use vio::{QueueConfig, VirtioDevice, feature};
+use vio::{QueueConfig, QueueDevice, Service, StoppedQueue, feature};
 
 use crate::journal::InflightRegion;
 use crate::log::say;
@@ -28,31 +27,33 @@ impl Peer {
     pub(crate) fn begin_event(
         &mut self,
         event: Event,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         turn: &mut Turn<'_>,
     ) -> Option<Outcome> {
         let done = Ok(Answer::Done);
         Some(match event {
             Event::Owner | Event::ProtocolFeatures(_) => done,
-            Event::Features(features) => self.set_features(features, blk),
-            Event::Memory(regions) => return self.change_or_wait(regions, blk),
-            Event::RingStarted(config) => self.start_ring(config, blk, turn).map(|()| Answer::Done),
+            Event::Features(features) => self.set_features(features, device),
+            Event::Memory(regions) => return self.change_or_wait(regions, device),
+            Event::RingStarted(config) => {
+                self.start_ring(config, device, turn).map(|()| Answer::Done)
+            }
             Event::RingStopped(index) => {
                 self.task = Some(Task::StopRing(index));
                 return None;
             }
             Event::RingsDisabled => {
                 for queue in &self.queues {
-                    blk.pause_queue(queue.index, true);
+                    device.pause_queue(queue.index, true);
                 }
                 done
             }
             Event::RingEnabled(index, is_enabled) => {
-                blk.pause_queue(index.into(), !is_enabled);
+                device.pause_queue(index.into(), !is_enabled);
                 done
             }
             Event::KickReplaced(index, kick) => self
-                .replace_kick(index, kick, blk, turn)
+                .replace_kick(index, kick, device, turn)
                 .map(|()| Answer::Done),
             Event::CallReplaced(index, call) => bell("call", call).map(|call| {
                 if let Some(queue) = self.queue(index) {
@@ -70,11 +71,11 @@ impl Peer {
             }),
             Event::ConfigRead(access) => {
                 let mut bytes = vec![0; access.size as usize];
-                blk.read_config(access.offset.into(), &mut bytes);
+                device.read_config(access.offset.into(), &mut bytes);
                 Ok(Answer::Config(bytes))
             }
             Event::ConfigWrite(access, bytes) => {
-                blk.write_config(access.offset.into(), &bytes);
+                device.write_config(access.offset.into(), &bytes);
                 done
             }
             Event::InflightWanted(shape) => self.make_inflight(shape),
@@ -108,14 +109,18 @@ impl Peer {
 
     /// The driver's features; no ring runs. The device begins with them when its first ring starts: clients send them
     /// twice, and a firmware's differ from the kernel's after it.
-    fn set_features(&mut self, features: u64, blk: &Blk) -> Outcome {
+    fn set_features(&mut self, features: u64, device: &impl QueueDevice) -> Outcome {
         // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and requests are the same.
-        self.features = (features & blk.features()) | feature::VERSION_1;
+        self.features = (features & device.features()) | feature::VERSION_1;
         Ok(Answer::Done)
     }
 
-    fn change_or_wait(&mut self, regions: Arc<[Region]>, blk: &mut Blk) -> Option<Outcome> {
-        let outcome = self.change_memory(&regions, blk);
+    fn change_or_wait(
+        &mut self,
+        regions: Arc<[Region]>,
+        device: &mut impl QueueDevice,
+    ) -> Option<Outcome> {
+        let outcome = self.change_memory(&regions, device);
         if outcome.is_none() {
             self.task = Some(Task::Memory(regions));
         }
@@ -126,18 +131,18 @@ impl Peer {
     pub(crate) fn change_memory(
         &mut self,
         regions: &Arc<[Region]>,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
     ) -> Option<Outcome> {
-        if blk.in_flight() != 0 {
-            blk.set_on_hold(true);
+        if device.in_flight() != 0 {
+            device.set_service(Service::Finishing);
             return None;
         }
         let outcome = self.memory.set(Arc::clone(regions));
-        blk.set_on_hold(false);
+        device.set_service(Service::Full);
         if outcome.is_ok() && self.has_begun {
-            blk.set_memory(self.memory.keep_alive());
+            device.set_memory(self.memory.keep_alive());
             // Rings that have faulted may be in memory again, and their drivers were told that nobody needs kicks.
-            blk.rings().for_each(Ring::kick);
+            device.for_each_ring(Ring::kick);
         }
         Some(outcome.map(|()| Answer::Done))
     }
@@ -145,7 +150,7 @@ impl Peer {
     fn start_ring(
         &mut self,
         config: RingConfig,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         turn: &mut Turn<'_>,
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &config.kick {
@@ -170,11 +175,12 @@ impl Peer {
         };
         // With nothing running it begins anew, whatever it was before: broken, or with another driver.
         if self.queues.is_empty() {
-            blk.begin(self.features, self.memory.keep_alive())
+            device
+                .begin(self.features, self.memory.keep_alive())
                 .map_err(|error| Refusal(chain(&error)))?;
             self.has_begun = true;
         }
-        let max = blk.queue_sizes()[usize::from(index)];
+        let max = device.queue_sizes()[usize::from(index)];
         let mut ring =
             Ring::new(&place, max, self.features).map_err(|error| Refusal(chain(&error)))?;
         let used_idx = used_index(&mut self.memory, &place, config.layout)?;
@@ -216,11 +222,11 @@ impl Peer {
                 .add(fd, index.into())
                 .map_err(|error| Refusal(format!("ring {index} cannot be waited for: {error}")))?;
         }
-        if let Err(error) = blk.add_queue(ring) {
+        if let Err(error) = device.add_queue(ring) {
             kick.into_iter().for_each(|fd| turn.wakes().remove(fd));
             return Err(Refusal(chain(&error)));
         }
-        blk.pause_queue(index, !config.is_enabled);
+        device.pause_queue(index, !config.is_enabled);
         let mut queue = Queue {
             index,
             kick: config.kick,
@@ -238,7 +244,7 @@ impl Peer {
     pub(crate) fn stop_ring(
         &mut self,
         index: u16,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         turn: &mut Turn<'_>,
     ) -> Option<Outcome> {
         let mut calls = Calls {
@@ -246,7 +252,7 @@ impl Peer {
             now_ns: turn.now().0,
         };
         let StoppedQueue { position, unshown } =
-            blk.stop_queue(index, &mut self.memory.view(), &mut calls)?;
+            device.stop_queue(index, &mut self.memory.view(), &mut calls)?;
         if unshown != 0 {
             say!(
                 self.log,
@@ -267,9 +273,9 @@ impl Peer {
         }
         self.watches.clear();
         self.is_watched = false;
-        if self.queues.is_empty() && blk.in_flight() == 0 {
+        if self.queues.is_empty() && device.in_flight() == 0 {
             // The driver has gone: the next one finds the device as it was at first.
-            blk.reset();
+            device.reset();
             self.has_begun = false;
         }
         let base = match position {
@@ -287,9 +293,9 @@ impl Peer {
 
     /// Forgets all rings and the device's state, once nothing is in flight; whether it is done. What ends until then is
     /// still shown.
-    pub(crate) fn reset(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) -> bool {
-        blk.set_on_hold(true);
-        if blk.in_flight() != 0 {
+    pub(crate) fn reset(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) -> bool {
+        device.set_service(Service::Finishing);
+        if device.in_flight() != 0 {
             return false;
         }
         for queue in self.queues.drain(..) {
@@ -302,7 +308,7 @@ impl Peer {
         self.has_begun = false;
         self.features = feature::VERSION_1;
         self.inflight = None;
-        blk.reset();
+        device.reset();
         true
     }
 
@@ -310,7 +316,7 @@ impl Peer {
         &mut self,
         index: u8,
         kick: Kick,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         turn: &mut Turn<'_>,
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &kick {
@@ -329,7 +335,7 @@ impl Peer {
             turn.wakes().remove(old);
         }
         queue.kick = kick;
-        blk.kick(index.into());
+        device.kick(index.into());
         Ok(())
     }
 

@@ -6,10 +6,10 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::{fmt, io};
 
+use guest_mem::Ticket;
 use sidecore::{Activity, ArmError, Nanos, Poller, Reply, Turn, Wakes};
 use vhost_user::backend::Kick;
-use vio::blk::Blk;
-use vio::{DeviceStats, VirtioDevice};
+use vio::{DeviceStats, QueueDevice, Service, Visit};
 
 use crate::closer::Closer;
 use crate::log::{Log, say};
@@ -20,7 +20,7 @@ use crate::queue::Calls;
 /// Tokens of the descriptors that are no ring's kick; rings have their number, below 256.
 pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
-const TOKEN_DISK: u32 = TOKEN_SOCKET + 2;
+const TOKEN_DEVICE: u32 = TOKEN_SOCKET + 2;
 
 /// Polls without being asked whether it may move after which a device that was to move goes on where it is.
 const MOVE_POLLS: u32 = 100;
@@ -70,18 +70,26 @@ pub struct ExportStats {
     pub device: DeviceStats,
 }
 
-/// One block device, its listening socket, and the front end that is connected, if one is.
-pub struct Export {
+/// What other threads tell or ask an export.
+pub enum ExportMessage {
+    /// Somebody wants the counters.
+    Stats(Reply<ExportStats>),
+    /// What an access to guest memory waited for has happened.
+    TicketDone(Ticket),
+}
+
+/// One device, its listening socket, and the front end that is connected, if one is.
+pub struct Export<D> {
     config: ExportConfig,
     log: Arc<Log>,
     closer: Arc<Closer>,
     /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
     parting: Option<Peer>,
     has_let_go: Cell<bool>,
-    blk: Blk,
+    device: D,
     listener: UnixListener,
     peer: Option<Peer>,
-    disk_fds: Vec<std::os::fd::RawFd>,
+    device_fds: Vec<std::os::fd::RawFd>,
     stats: ExportStats,
     /// Nothing is taken while it is to move: polls left until it goes on, if it is not asked again whether it may.
     moving: u32,
@@ -89,7 +97,7 @@ pub struct Export {
     is_broken: bool,
 }
 
-impl fmt::Debug for Export {
+impl<D> fmt::Debug for Export<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Export")
             .field("config", &self.config)
@@ -99,24 +107,24 @@ impl fmt::Debug for Export {
     }
 }
 
-impl Export {
-    /// Serves `blk` to whoever connects to `listener`.
+impl<D: QueueDevice> Export<D> {
+    /// Serves `device` to whoever connects to `listener`.
     ///
     /// # Errors
     /// The listener cannot be made non-blocking.
-    pub fn new(config: ExportConfig, blk: Blk, listener: UnixListener) -> io::Result<Self> {
+    pub fn new(config: ExportConfig, device: D, listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let disk_fds = blk.wake_fds();
+        let device_fds = device.wake_fds();
         Ok(Self {
             log: Arc::new(Log::new(&config.name)),
             closer: Arc::default(),
             parting: None,
             has_let_go: Cell::new(false),
             config,
-            blk,
+            device,
             listener,
             peer: None,
-            disk_fds,
+            device_fds,
             stats: ExportStats::default(),
             moving: 0,
             is_broken: false,
@@ -131,19 +139,19 @@ impl Export {
     /// Counters.
     pub fn stats(&self) -> ExportStats {
         ExportStats {
-            device: self.blk.stats(),
+            device: self.device.stats(),
             ..self.stats
         }
     }
 
-    /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take long to close. The disk
-    /// comes back, whose file may too.
-    pub fn into_disk(mut self) -> Blk {
+    /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take long to close. The device
+    /// comes back, whose files may too.
+    pub fn into_device(mut self) -> D {
         self.part();
         if let Some(peer) = self.peer.take() {
             self.closer.close(peer);
         }
-        self.blk
+        self.device
     }
 
     /// Shows the driver what has ended while the device was stopped.
@@ -155,7 +163,11 @@ impl Export {
             queues: &mut peer.queues,
             now_ns: Nanos::now().0,
         };
-        self.blk.show(&mut peer.memory.view(), &mut calls);
+        // Nothing is taken by a visit that may cost nothing.
+        let mut visit = Visit::new(calls.now_ns, 0);
+        let _ = self
+            .device
+            .visit(&mut peer.memory.view(), &mut calls, &mut visit);
         for queue in &mut peer.queues {
             if queue.call_since.is_some() {
                 queue.ring_call();
@@ -167,7 +179,7 @@ impl Export {
     fn accept(&mut self, turn: &mut Turn<'_>) {
         // A front end that ended and started again may be seen before the end of its last connection.
         if let Some(peer) = &mut self.peer {
-            peer.look_for_end(&mut self.blk, turn);
+            peer.look_for_end(&mut self.device, turn);
             self.serve(turn);
         }
         let is_ending = |peer: &Peer| peer.is_ending(turn.now(), &self.config);
@@ -198,7 +210,7 @@ impl Export {
         }
         match Peer::new(
             socket,
-            &self.blk,
+            &self.device,
             Arc::clone(&self.log),
             Arc::clone(&self.closer),
         ) {
@@ -220,7 +232,7 @@ impl Export {
         let Some(peer) = &mut self.peer else {
             return Activity::Idle;
         };
-        let served = peer.serve(&mut self.blk, &self.config, &mut self.stats, turn);
+        let served = peer.serve(&mut self.device, &self.config, &mut self.stats, turn);
         let activity = match served {
             Served::Gone => {
                 say!(self.log, info, "the connection has ended");
@@ -231,10 +243,10 @@ impl Export {
                 self.is_broken = false;
                 Activity::Busy
             }
-            Served::On(Activity::Idle) if self.blk.in_flight() != 0 => Activity::Waiting,
+            Served::On(Activity::Idle) if self.device.in_flight() != 0 => Activity::Waiting,
             Served::On(activity) => activity,
         };
-        if self.blk.needs_reset() != self.is_broken {
+        if self.device.needs_reset() != self.is_broken {
             self.note_broken();
         }
         activity
@@ -247,10 +259,26 @@ impl Export {
         }
     }
 
+    /// Waits for what the armed device waits for.
+    fn listen(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
+        let fds = self.device.wake_fds();
+        if fds == self.device_fds {
+            return Ok(());
+        }
+        for fd in self.device_fds.drain(..) {
+            wakes.remove(fd);
+        }
+        for fd in fds {
+            wakes.add(fd, TOKEN_DEVICE).map_err(ArmError::new)?;
+            self.device_fds.push(fd);
+        }
+        Ok(())
+    }
+
     /// The device has come to need a reset, or has been reset.
     #[cold]
     fn note_broken(&mut self) {
-        self.is_broken = self.blk.needs_reset();
+        self.is_broken = self.device.needs_reset();
         if !self.is_broken {
             return;
         }
@@ -258,7 +286,7 @@ impl Export {
             peer.session.set_needs_reset();
         }
         let reason = self
-            .blk
+            .device
             .violation()
             .map_or_else(String::new, |violation| violation.to_string());
         say!(
@@ -270,22 +298,21 @@ impl Export {
     }
 }
 
-impl Poller for Export {
-    /// Somebody wants the counters.
-    type Message = Reply<ExportStats>;
+impl<D: QueueDevice + Send> Poller for Export<D> {
+    type Message = ExportMessage;
     type Probe = RingProbe;
 
     fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
         wakes.add(self.listener.as_raw_fd(), TOKEN_LISTENER)?;
-        for &fd in &self.disk_fds {
-            wakes.add(fd, TOKEN_DISK)?;
+        for &fd in &self.device_fds {
+            wakes.add(fd, TOKEN_DEVICE)?;
         }
         if let Some(peer) = &self.peer {
             peer.register(wakes)?;
         }
         if self.moving != 0 {
             self.moving = 0;
-            self.blk.set_on_hold(false);
+            self.device.set_service(Service::Full);
         }
         Ok(())
     }
@@ -293,16 +320,16 @@ impl Poller for Export {
     fn detaching(&mut self, wakes: &mut Wakes) {
         wakes.clear();
         // Stopped with requests in flight, the device stays on this core until it is dropped; only a move waits for them.
-        if self.blk.in_flight() == 0 {
+        if self.device.in_flight() == 0 {
             self.show_ended();
-            self.blk.rebind();
+            self.device.rebind();
         }
     }
 
     fn may_detach(&mut self) -> bool {
         self.moving = MOVE_POLLS;
-        self.blk.set_on_hold(true);
-        self.blk.in_flight() == 0
+        self.device.set_service(Service::Finishing);
+        self.device.in_flight() == 0
     }
 
     fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
@@ -311,7 +338,11 @@ impl Poller for Export {
             if self.moving == 0 {
                 // The move was given up, but a task may be waiting too.
                 let waits = self.peer.as_ref().is_some_and(Peer::holds_device);
-                self.blk.set_on_hold(waits);
+                self.device.set_service(if waits {
+                    Service::Finishing
+                } else {
+                    Service::Full
+                });
             }
         }
         if self.has_let_go.get() {
@@ -326,8 +357,11 @@ impl Poller for Export {
         activity
     }
 
-    fn message(&mut self, reply: Reply<ExportStats>, _turn: &mut Turn<'_>) {
-        reply.send(self.stats());
+    fn message(&mut self, message: ExportMessage, _turn: &mut Turn<'_>) {
+        match message {
+            ExportMessage::Stats(reply) => reply.send(self.stats()),
+            ExportMessage::TicketDone(ticket) => self.device.ticket_done(ticket),
+        }
     }
 
     fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
@@ -335,11 +369,11 @@ impl Poller for Export {
             TOKEN_LISTENER => self.accept(turn),
             TOKEN_SOCKET => {
                 if let Some(peer) = &mut self.peer {
-                    peer.read_socket(&mut self.blk, turn);
+                    peer.read_socket(&mut self.device, turn);
                 }
             }
             // Emptied when it is armed again.
-            TOKEN_DISK => {}
+            TOKEN_DEVICE => {}
             index => {
                 let Some(peer) = &self.peer else { return };
                 let index = index as u16;
@@ -348,13 +382,13 @@ impl Poller for Export {
                     // Not charged here (the core does that): kicks for nothing, however many, must end in the
                     // descriptor's being muted.
                     self.stats.kicks += 1;
-                    self.blk.kick(index);
+                    self.device.kick(index);
                 }
             }
         }
     }
 
-    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
         let Some(peer) = &mut self.peer else {
             return Ok(());
         };
@@ -366,23 +400,23 @@ impl Poller for Export {
             return Err(ArmError::new("a front end that never kicks must be polled"));
         }
         if peer.has_begun {
-            self.blk.arm(&mut peer.memory.view());
+            self.device.arm(&mut peer.memory.view());
         }
-        Ok(())
+        self.listen(wakes)
     }
 
     fn has_work(&mut self) -> bool {
         let Some(peer) = &mut self.peer else {
             return false;
         };
-        peer.has_begun && self.blk.has_work(&mut peer.memory.view())
+        peer.has_begun && self.device.has_work(&mut peer.memory.view())
     }
 
     fn disarm(&mut self) {
         if let Some(peer) = &mut self.peer
             && peer.has_begun
         {
-            self.blk.disarm(&mut peer.memory.view());
+            self.device.disarm(&mut peer.memory.view());
         }
     }
 
@@ -406,7 +440,7 @@ impl Poller for Export {
         }
         let peer = self.peer.as_ref()?;
         let call = peer.call_deadline(&self.config);
-        let throttle = self.blk.opens_at_ns();
+        let throttle = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
         [call, throttle, task]
             .into_iter()

@@ -1,10 +1,10 @@
-//! A virtio block device served over vhost-user to any VMM: socket, session, guest memory and rings of one device,
+//! A virtio device served over vhost-user to any VMM: socket, session, guest memory and rings of one device,
 //! as one [`Poller`](sidecore::Poller) of a sidecore.
 //!
 //! ```text
 //! listener ─ accept ─▶ Peer: socket ─▶ vhost_user::Session ─▶ Event ──▶ memory (ForeignRam), queues, inflight region
 //!                                                                           │
-//! guest's rings ── probe fires ──▶ Export::poll ─▶ vio::Blk::visit ◀────────┘ ─▶ calls (eventfds)
+//! guest's rings ── probe fires ──▶ Export::poll ─▶ QueueDevice::visit ◀────────┘ ─▶ calls (eventfds)
 //! ```
 //! Reading order: [`Export`] (what a sidecore polls), `peer` (one connection, from accept to its end), `events` (what
 //! the session asks for), `memory` (regions, ring addresses), `queue` (kick, call, coalescing), `journal` (the inflight region).
@@ -29,7 +29,7 @@
 //! read its replies is not read from; kicks for nothing are muted; lines of log are bounded (`log`). All of it costs the
 //! front end's own share of the core. `docs/threat-model.md` has the claims with their tests, and what remains.
 //!
-//! **Left out:** devices behind a vIOMMU (IOTLB messages), dirty logging for migration, network devices. Their
+//! **Left out:** devices behind a vIOMMU (IOTLB messages), dirty logging for migration. Their
 //! protocol features are not offered.
 #![forbid(unsafe_code)]
 
@@ -43,5 +43,5 @@ mod peer;
 mod probe;
 mod queue;
 
-pub use export::{Export, ExportConfig, ExportStats};
+pub use export::{Export, ExportConfig, ExportMessage, ExportStats};
 pub use probe::RingProbe;

@@ -9,9 +9,8 @@ use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, Share
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
-use vio::blk::Blk;
 use vio::ring::Watch;
-use vio::{VirtioDevice, Visit, feature};
+use vio::{CancelReason, QueueDevice, Visit, feature};
 
 use crate::closer::{Closer, is_harmless};
 use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
@@ -127,19 +126,19 @@ pub(crate) enum Served {
 impl Peer {
     pub(crate) fn new(
         socket: UnixStream,
-        blk: &Blk,
+        device: &impl QueueDevice,
         log: Arc<Log>,
         closer: Arc<Closer>,
     ) -> Result<Self, String> {
         socket
             .set_nonblocking(true)
             .map_err(|error| format!("the connection cannot be made non-blocking: {error}"))?;
-        let max_ring_size = blk.queue_sizes().iter().copied().max().unwrap_or(0);
+        let max_ring_size = device.queue_sizes().iter().copied().max().unwrap_or(0);
         let session = Session::new(Config {
             // Devices behind a vIOMMU would need IOTLB messages.
-            features: blk.features() & !feature::ACCESS_PLATFORM,
+            features: device.features() & !feature::ACCESS_PLATFORM,
             protocol: PROTOCOL,
-            queues: blk.queue_sizes().len() as u16,
+            queues: device.queue_sizes().len() as u16,
             max_ring_size,
             max_regions: MAX_REGIONS,
         })
@@ -180,7 +179,7 @@ impl Peer {
     }
 
     /// Takes what the front end has sent, a bounded amount.
-    pub(crate) fn read_socket(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) {
+    pub(crate) fn read_socket(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) {
         // What it sends meanwhile waits in the socket, as much as that holds; whether it is still there matters now, for
         // a task may wait for as long as a disk does not answer.
         if self.task.is_some() {
@@ -212,7 +211,7 @@ impl Peer {
                 }
                 Ok(Step::Event(event)) => {
                     tracing::debug!(export = %self.log.name(), ?request, "{event:?}");
-                    if let Some(outcome) = self.begin_event(event, blk, turn) {
+                    if let Some(outcome) = self.begin_event(event, device, turn) {
                         self.finish(outcome, turn);
                     }
                 }
@@ -223,9 +222,9 @@ impl Peer {
     }
 
     /// Looks whether the front end has gone, and takes what it has sent otherwise.
-    pub(crate) fn look_for_end(&mut self, blk: &mut Blk, turn: &mut Turn<'_>) {
+    pub(crate) fn look_for_end(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) {
         self.notice_end(turn);
-        self.read_socket(blk, turn);
+        self.read_socket(device, turn);
     }
 
     /// Ends the connection if the front end has closed it, whatever it has sent before.
@@ -295,7 +294,7 @@ impl Peer {
     /// A visit: rings, calls, and whatever the session waits for.
     pub(crate) fn serve(
         &mut self,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
@@ -308,12 +307,12 @@ impl Peer {
                 queues: &mut self.queues,
                 now_ns,
             };
-            activity = match blk.visit(&mut self.memory.view(), &mut calls, &mut visit) {
+            activity = match device.visit(&mut self.memory.view(), &mut calls, &mut visit) {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,
             };
             turn.charge(visit.spent());
-            self.make_calls(blk, config, stats, visit.is_over(), turn);
+            self.make_calls(device, config, stats, visit.is_over(), turn);
         }
         if self.memory.is_lost() && !self.lost {
             self.lost = true;
@@ -327,7 +326,7 @@ impl Peer {
         if self.flush_at().is_some_and(|at| at <= now_ns) {
             self.flush(turn);
         }
-        match self.advance_task(blk, config, stats, turn) {
+        match self.advance_task(device, config, stats, turn) {
             Advance::Gone => return Served::Gone,
             Advance::Done => activity = Activity::Busy,
             // What it waits for, or its deadline, wakes the core.
@@ -335,7 +334,7 @@ impl Peer {
             Advance::Waits | Advance::Nothing => {}
         }
         if activity == Activity::Idle && self.has_begun {
-            self.watch(blk);
+            self.watch(device);
         }
         Served::On(activity)
     }
@@ -355,7 +354,7 @@ impl Peer {
     /// Calls the drivers that want it, unless more is about to come for the same call.
     fn make_calls(
         &mut self,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         config: &ExportConfig,
         stats: &mut ExportStats,
         has_more: bool,
@@ -365,10 +364,10 @@ impl Peer {
             let Some(since) = queue.call_since else {
                 continue;
             };
-            let in_flight = blk.ring(queue.index).map_or(0, |ring| ring.in_flight());
+            let in_flight = device.ring(queue.index).map_or(0, |ring| ring.in_flight());
             // A visit that ended early, by one dear request, says nothing of what is left.
             let is_loaded = in_flight >= LOAD
-                || (has_more && blk.has_more(queue.index, &mut self.memory.view()));
+                || (has_more && device.has_more(queue.index, &mut self.memory.view()));
             if is_loaded && turn.now().0 < since.saturating_add(config.call_delay_ns) {
                 continue;
             }
@@ -398,7 +397,7 @@ impl Peer {
     /// Looks whether the task can end.
     fn advance_task(
         &mut self,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
@@ -407,12 +406,12 @@ impl Peer {
             return Advance::Nothing;
         };
         let outcome = match &task {
-            Task::StopRing(index) => self.stop_ring((*index).into(), blk, turn),
-            Task::Memory(regions) => self.change_memory(regions, blk),
-            Task::Reset | Task::Close => self.reset(blk, turn).then_some(Ok(Answer::Done)),
+            Task::StopRing(index) => self.stop_ring((*index).into(), device, turn),
+            Task::Memory(regions) => self.change_memory(regions, device),
+            Task::Reset | Task::Close => self.reset(device, turn).then_some(Ok(Answer::Done)),
         };
         let Some(outcome) = outcome else {
-            self.note_wait(&task, blk, config, stats, turn.now());
+            self.note_wait(&task, device, config, stats, turn.now());
             self.task = Some(task);
             return Advance::Waits;
         };
@@ -423,7 +422,7 @@ impl Peer {
         self.finish(outcome, turn);
         // What came meanwhile.
         turn.charge(MESSAGE_COST);
-        self.read_socket(blk, turn);
+        self.read_socket(device, turn);
         Advance::Done
     }
 
@@ -434,7 +433,7 @@ impl Peer {
     fn note_wait(
         &mut self,
         task: &Task,
-        blk: &mut Blk,
+        device: &mut impl QueueDevice,
         config: &ExportConfig,
         stats: &mut ExportStats,
         now: Nanos,
@@ -448,11 +447,11 @@ impl Peer {
         }
         wait.is_overdue = true;
         let seconds = now.since(wait.since) as f64 / 1e9;
-        let requests = blk.in_flight();
+        let requests = device.in_flight();
         if matches!(task, Task::Close) {
-            stats.cancelled += u64::from(blk.cancel_all());
+            stats.cancelled += u64::from(device.cancel(CancelReason::End));
         }
-        let path = blk.backend().path().unwrap_or_default();
+        let path = device.path().unwrap_or_default();
         say!(
             self.log,
             warn,
@@ -479,11 +478,11 @@ impl Peer {
     }
 
     /// Notes what each ring's word says while nothing is new.
-    fn watch(&mut self, blk: &mut Blk) {
+    fn watch(&mut self, device: &mut impl QueueDevice) {
         let mut view = self.memory.view();
         self.is_watched = true;
         let mut count = 0;
-        for ring in blk.rings() {
+        device.for_each_ring(|ring| {
             if count == self.watches.len() {
                 self.watches.push(None);
             }
@@ -492,7 +491,7 @@ impl Peer {
             // One that is parked is woken by nothing that lies in memory.
             self.is_watched &= watch.is_some() || ring.parked().is_some();
             count += 1;
-        }
+        });
         self.watches.truncate(count);
     }
 }

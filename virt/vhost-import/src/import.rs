@@ -11,7 +11,7 @@ use std::time::Duration;
 use guest_mem::GuestRam;
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user::frontend::Connection;
-use vio::{ActivateError, QueueConfig, Quiesce, RemoteDevice, feature};
+use vio::{ActivateError, QueueConfig, RemoteDevice, feature};
 
 use crate::config::ImportConfig;
 use crate::error::ImportError;
@@ -209,16 +209,12 @@ impl RemoteDevice for Import {
         self.needs_reset() && !std::mem::replace(&mut self.is_told, true)
     }
 
-    fn stop(&mut self) -> Quiesce {
+    fn stop(&mut self) -> bool {
         let number = match self.stop {
             Some(number) => number,
             None => *self.stop.insert(self.shared.order(Order::Stop)),
         };
-        match self.is_stopped(number) {
-            true => Quiesce::Done,
-            // How many requests there are only the back end knows.
-            false => Quiesce::Draining { in_flight: 1 },
-        }
+        self.is_stopped(number)
     }
 
     fn resume(&mut self) {

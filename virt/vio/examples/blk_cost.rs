@@ -11,7 +11,7 @@ use std::error::Error;
 use common::{Case, MIB, SIZE, World};
 use guest_mem::PhysMem;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk};
-use vio::{Interrupt, VirtioDevice, Visit};
+use vio::{Interrupt, QueueDevice, Visit};
 
 /// Nobody to interrupt.
 struct Quiet;

@@ -2,16 +2,20 @@
 //! usable as `dyn`.
 
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use crate::blk::Blk;
 use crate::device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason, VirtioDevice,
+    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueConfig, QueueDevice,
+    Service, StoppedQueue,
 };
 use crate::net::Net;
 use crate::remote::Remote;
+use crate::ring::{Ring, Violation};
 use crate::saved::SavedDevice;
+use crate::visit::Visit;
 
 /// Any device of this crate.
 pub enum AnyDevice {
@@ -51,7 +55,7 @@ macro_rules! each {
     };
 }
 
-impl VirtioDevice for AnyDevice {
+impl QueueDevice for AnyDevice {
     fn device_type(&self) -> u16 {
         each!(self, device => device.device_type())
     }
@@ -72,6 +76,14 @@ impl VirtioDevice for AnyDevice {
         each!(self, device => device.write_config(offset, data));
     }
 
+    fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError> {
+        each!(self, device => device.begin(features, keep))
+    }
+
+    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
+        each!(self, device => device.add_queue(ring))
+    }
+
     fn activate(
         &mut self,
         features: u64,
@@ -81,8 +93,46 @@ impl VirtioDevice for AnyDevice {
         each!(self, device => device.activate(features, queues, keep))
     }
 
-    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
-        each!(self, device => device.poll(dma, irq, now_ns))
+    fn pause_queue(&mut self, index: u16, is_paused: bool) {
+        each!(self, device => device.pause_queue(index, is_paused));
+    }
+
+    fn stop_queue<D: Dma>(
+        &mut self,
+        index: u16,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+    ) -> Option<StoppedQueue> {
+        each!(self, device => device.stop_queue(index, dma, irq))
+    }
+
+    fn set_service(&mut self, service: Service) {
+        each!(self, device => device.set_service(service));
+    }
+
+    fn set_memory(&mut self, keep: KeepAlive) {
+        each!(self, device => device.set_memory(keep));
+    }
+
+    fn rebind(&mut self) {
+        each!(self, device => device.rebind());
+    }
+
+    fn cancel(&mut self, reason: CancelReason) -> u32 {
+        each!(self, device => device.cancel(reason))
+    }
+
+    fn reset(&mut self) {
+        each!(self, device => device.reset());
+    }
+
+    fn visit<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        visit: &mut Visit,
+    ) -> Activity {
+        each!(self, device => device.visit(dma, irq, visit))
     }
 
     fn kick(&mut self, queue: u16) {
@@ -109,32 +159,40 @@ impl VirtioDevice for AnyDevice {
         each!(self, device => device.wake_fds())
     }
 
-    fn quiesce<D: Dma>(&mut self, dma: &mut D) -> Quiesce {
-        each!(self, device => device.quiesce(dma))
+    fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
+        each!(self, device => device.has_more(index, dma))
+    }
+
+    fn opens_at_ns(&self) -> Option<u64> {
+        each!(self, device => device.opens_at_ns())
+    }
+
+    fn ring(&mut self, index: u16) -> Option<&mut Ring> {
+        each!(self, device => device.ring(index))
+    }
+
+    fn for_each_ring(&mut self, each: impl FnMut(&mut Ring)) {
+        each!(self, device => device.for_each_ring(each));
+    }
+
+    fn in_flight(&self) -> u32 {
+        each!(self, device => device.in_flight())
     }
 
     fn touches_memory(&self) -> bool {
         each!(self, device => device.touches_memory())
     }
 
-    fn resume(&mut self) {
-        each!(self, device => device.resume());
-    }
-
-    fn reset(&mut self) {
-        each!(self, device => device.reset());
-    }
-
-    fn cancel_overdue(&mut self) {
-        each!(self, device => device.cancel_overdue());
-    }
-
-    fn stop_overdue(&mut self, reason: StopReason) {
-        each!(self, device => device.stop_overdue(reason));
-    }
-
     fn needs_reset(&self) -> bool {
         each!(self, device => device.needs_reset())
+    }
+
+    fn violation(&self) -> Option<Violation> {
+        each!(self, device => device.violation())
+    }
+
+    fn path(&self) -> Option<PathBuf> {
+        each!(self, device => device.path())
     }
 
     fn save(&self) -> Option<SavedDevice> {

@@ -1,19 +1,36 @@
-//! What every virtio device here is: configuration space, queues to poll, and a way to stop.
+//! What every virtio device here is: queues that come and go, visits that serve them, and a way to stop.
 //!
-//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore) calls
-//! [`VirtioDevice::poll`] with the device's view of guest memory; register writes that the transport
-//! decodes arrive as the other methods. All calls come from one thread.
+//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore) [visits](QueueDevice::visit) it with
+//! the device's view of guest memory; what a transport decodes arrives as the other methods. All calls come from one
+//! thread, and none of them waits.
 //!
-//! Life: `activate` at DRIVER_OK; `poll` again and again; to sleep, `arm`, a SeqCst fence, `has_work`,
-//! sleep on `wake_fds`, `disarm`; at Status = 0, `quiesce` until it answers [`Quiesce::Done`], then
-//! `reset`; while Bus Master is off, `quiesce`, then `resume`.
+//! There is one life, whatever the transport:
+//!
+//! ```text
+//! begin ─▶ add_queue … ─▶ visit, kick, ticket_done … ─▶ stop_queue … ─▶ reset
+//!                             │  ▲                                      ▲
+//!                  set_service(Stopped │ Finishing) ── in_flight() = 0 ─┘
+//! ```
+//!
+//! | event | virtio-pci calls | vhost-user calls |
+//! |---|---|---|
+//! | features, memory known | | `begin` at the first ring's start |
+//! | a queue starts | `activate` at DRIVER_OK: `begin`, then `add_queue` for each enabled queue | `add_queue`, `pause_queue` while it is disabled |
+//! | a queue stops | | `stop_queue` until it answers |
+//! | pause | Bus Master off: `set_service(Stopped)`, visits until `in_flight` is 0 (or [`touches_memory`](QueueDevice::touches_memory) is false), on: `set_service(Full)` | `set_service(Finishing)`, visits until `in_flight` is 0, then `set_memory` or `rebind`, `set_service(Full)` |
+//! | reset | Status = 0: `set_service(Stopped)`, visits until `in_flight` is 0, `reset` | `set_service(Finishing)`, visits until `in_flight` is 0, `reset` |
+//! | a stop takes too long | `cancel(Reset)` or `cancel(End)`; nothing for a pause | nothing; `cancel(End)` when the front end has gone |
+//! | an unmap takes too long | `cancel(Unmap)` | |
+//! | sleep | `arm`, a SeqCst fence, `has_work`, sleep on `wake_fds`, `disarm` | the same |
 
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use guest_mem::{Dma, Iova, KeepAlive, Ticket};
 
-use crate::ring::Ring;
+use crate::ring::{Ring, RingPosition, Violation};
 use crate::saved::SavedDevice;
+use crate::visit::Visit;
 
 /// Feature bit numbers of virtio 1.2 §6 and §2.7 that every device here treats alike.
 pub mod feature {
@@ -43,28 +60,38 @@ pub enum Activity {
     Idle,
 }
 
-/// Answer of [`VirtioDevice::quiesce`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Quiesce {
-    /// Nothing is in flight and no lease is held.
-    Done,
-    /// Call again after the next poll.
-    Draining {
-        /// Requests the back end has not finished.
-        in_flight: u32,
-    },
+/// How much of its work a visit to a device does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Service {
+    /// It takes what the driver makes available, and shows what has ended.
+    #[default]
+    Full,
+    /// It takes nothing. What was taken is finished and shown.
+    Finishing,
+    /// It touches no ring and no buffer, save by what is in flight. What ends is shown once the service is another one.
+    Stopped,
 }
 
-/// Why a device is told to stop.
+/// On whose behalf requests in flight are cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopReason {
-    /// It goes on later (Bus Master off): what is in flight must end as if nothing had happened.
-    Pause,
-    /// It is reset: nobody will hear how its requests ended.
+pub enum CancelReason {
+    /// An unmap has waited for the drain limit. What cannot be cancelled stays in flight, with its leases, and makes
+    /// [`needs_reset`](QueueDevice::needs_reset) true.
+    Unmap,
+    /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the driver, and a reset is not over
+    /// before the last request: whoever could do nothing but break the device does nothing, and the reset goes on waiting.
     Reset,
-    /// Its machine has ended: nobody will start it again either.
+    /// The machine has ended, or the front end has gone: nobody will start the device again either.
     End,
+}
+
+/// A queue that has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoppedQueue {
+    /// Where its ring stood.
+    pub position: RingPosition,
+    /// Requests that have ended and that the driver will not hear of, because its ring cannot be written.
+    pub unshown: u16,
 }
 
 /// One queue as the driver has set it up; in packed rings `avail` is the driver's event suppression structure
@@ -122,7 +149,7 @@ pub enum ActivateError {
         /// Queue number.
         index: u16,
     },
-    /// Requests of the time before are still in flight.
+    /// Requests of the life before are still in flight.
     #[error("{in_flight} requests are still in flight")]
     NotQuiesced {
         /// How many.
@@ -176,8 +203,8 @@ pub struct DeviceStats {
     pub in_flight: u64,
 }
 
-/// A virtio device, owned and polled by one thread.
-pub trait VirtioDevice {
+/// A virtio device, owned and visited by one thread. The module's head says who calls what, and when.
+pub trait QueueDevice {
     /// Device type number (virtio 1.2 §5): 1 network, 2 block.
     fn device_type(&self) -> u16;
 
@@ -191,19 +218,102 @@ pub trait VirtioDevice {
     fn read_config(&self, offset: u64, out: &mut [u8]);
 
     /// Writes device configuration space; writes to read-only fields are ignored.
-    fn write_config(&mut self, offset: u64, data: &[u8]);
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let _ = (offset, data);
+    }
 
-    /// DRIVER_OK. `features` are those the driver accepted; `queues` the enabled ones; `keep` keeps
-    /// guest memory mapped for as long as asynchronous I/O may use it. After an error the device stays inactive.
+    /// A life begins: the driver has accepted `features`; `keep` keeps guest memory mapped for as long as asynchronous I/O
+    /// may use it. There is no queue yet. Of a former life nothing is left.
+    ///
+    /// # Errors
+    /// Features that are not offered, or VERSION_1 missing; requests in flight. Nothing has begun.
+    fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError>;
+
+    /// Serves `ring`, made with the features of [`begin`](Self::begin), from the next visit on.
+    ///
+    /// # Errors
+    /// A ring of that number is being served, or the device has none.
+    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError>;
+
+    /// [`begin`](Self::begin) with all queues at once, each from its start: DRIVER_OK. After an error nothing has begun.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin), [`Ring::new`] and [`add_queue`](Self::add_queue).
     fn activate(
         &mut self,
         features: u64,
         queues: &[QueueConfig],
         keep: KeepAlive,
-    ) -> Result<(), ActivateError>;
+    ) -> Result<(), ActivateError> {
+        self.begin(features, keep)?;
+        let added = queues.iter().try_for_each(|config| {
+            let index = config.index;
+            let max = self.queue_sizes().get(usize::from(index)).copied();
+            let max = max.ok_or(ActivateError::QueueIndex { index })?;
+            self.add_queue(Ring::new(config, max, features)?)
+        });
+        if added.is_err() {
+            self.reset();
+        }
+        added
+    }
 
-    /// A bounded batch of every queue. `now_ns` is any monotonic clock.
-    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity;
+    /// Whether chains are taken from queue `index`. What has been taken is finished in either case.
+    fn pause_queue(&mut self, index: u16, is_paused: bool);
+
+    /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue is gone and
+    /// where it stood is answered. `None`: visit the device, and ask again, for as long as its requests take.
+    ///
+    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written any more (its addresses
+    /// fault, or it broke the protocol) is given up once its requests no longer touch memory, and the answer counts what
+    /// could not be shown.
+    fn stop_queue<D: Dma>(
+        &mut self,
+        index: u16,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+    ) -> Option<StoppedQueue>;
+
+    /// What visits do from now on; [`Service::Full`] after [`begin`](Self::begin).
+    fn set_service(&mut self, service: Service);
+
+    /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far as it is still
+    /// the guest's.
+    ///
+    /// # Panics
+    /// Perhaps, if a request is in flight.
+    fn set_memory(&mut self, keep: KeepAlive);
+
+    /// Another thread will visit the device from now on.
+    ///
+    /// # Panics
+    /// Perhaps, if a request is in flight.
+    fn rebind(&mut self);
+
+    /// Asks everything in flight to end; how many requests. What has succeeded when it is cancelled, or in spite of it, is a
+    /// success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
+    /// cancelled has not failed, and a successor may run it again. A pause cancels nothing.
+    fn cancel(&mut self, reason: CancelReason) -> u32;
+
+    /// The life is over: back to the state before [`begin`](Self::begin).
+    ///
+    /// # Panics
+    /// If a request is in flight: it would write into freed guest memory.
+    fn reset(&mut self);
+
+    /// Takes chains while `visit` lasts, shows what has ended, as far as the [service](Self::set_service) goes. `Busy` also if
+    /// the visit ended before the chains did.
+    fn visit<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        visit: &mut Visit,
+    ) -> Activity;
+
+    /// A visit of an owner that counts no costs. `now_ns` is any monotonic clock.
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
+        self.visit(dma, irq, &mut Visit::alone(now_ns))
+    }
 
     /// The driver rang the doorbell of `queue`; un-parks a queue whose ring faulted.
     fn kick(&mut self, queue: u16);
@@ -212,53 +322,59 @@ pub trait VirtioDevice {
     fn ticket_done(&mut self, ticket: Ticket);
 
     /// Asks the driver, for every queue, to ring the doorbell for what comes next. Follow it with a
-    /// SeqCst fence and [`has_work`](VirtioDevice::has_work): what came before is not announced.
+    /// SeqCst fence and [`has_work`](Self::has_work): what came before is not announced.
     fn arm<D: Dma>(&mut self, dma: &mut D);
 
-    /// Whether anything has arrived that a poll would take up: available buffers, completions, frames.
+    /// Whether anything has arrived that a visit would take up: available buffers, completions, frames.
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool;
 
-    /// Polling goes on: tells the driver not to ring, as far as that is free.
+    /// Visits go on: tells the driver not to ring, as far as that is free.
     fn disarm<D: Dma>(&mut self, dma: &mut D);
 
     /// Level-readable descriptors that become readable, once armed, when there is work. Ask after every
-    /// [`arm`](VirtioDevice::arm): a source that cannot be served at the moment is left out.
+    /// [`arm`](Self::arm): a source that cannot be served at the moment is left out.
     fn wake_fds(&self) -> Vec<RawFd>;
 
-    /// Stops taking buffers (no ring or buffer of the driver is touched from the first call on, save by
-    /// requests in flight), and says whether anything is still in flight.
-    fn quiesce<D: Dma>(&mut self, dma: &mut D) -> Quiesce;
+    /// Whether the next visit will find something to do in queue `index`.
+    fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool;
 
-    /// Whether what is in flight may still touch guest memory. Once it may not, after [`quiesce`](VirtioDevice::quiesce), Bus Master
-    /// is off; a reset waits for [`Quiesce::Done`] all the same, since a write of before must not overtake one of after it.
-    fn touches_memory(&self) -> bool {
-        true
+    /// When the queues that a rate limit holds back may go on, in nanoseconds of the visits' clock; `None` if the last
+    /// visit left nothing behind because of one.
+    fn opens_at_ns(&self) -> Option<u64> {
+        None
     }
 
-    /// Takes up polling after [`quiesce`](VirtioDevice::quiesce) without a reset (Bus Master back on).
-    fn resume(&mut self);
+    /// The ring of queue `index`, if it is being served here.
+    fn ring(&mut self, index: u16) -> Option<&mut Ring>;
 
-    /// Back to the state before [`activate`](VirtioDevice::activate). Only after [`Quiesce::Done`];
-    /// earlier it panics, for a forgotten request would write into freed guest memory.
-    fn reset(&mut self);
+    /// Calls `each` with every ring that is being served here.
+    fn for_each_ring(&mut self, each: impl FnMut(&mut Ring));
 
-    /// An unmap has waited for the drain limit: cancels everything in flight. What cannot be cancelled stays in
-    /// flight, with its leases, and makes [`needs_reset`](VirtioDevice::needs_reset) true; what has succeeded when it is
-    /// cancelled, or in spite of it, is a success.
-    fn cancel_overdue(&mut self);
+    /// Requests that the back end has not finished; at least 1 if it cannot be known that there is none.
+    fn in_flight(&self) -> u32;
 
-    /// A stop ([`quiesce`](VirtioDevice::quiesce)) has waited for the drain limit; called once. Slow storage is no fault of
-    /// the driver, and a stop is not over before its last request: whoever can do nothing but break the device, or
-    /// fail a request that would have succeeded, does nothing, and the stop goes on waiting.
-    fn stop_overdue(&mut self, reason: StopReason) {
-        let _ = reason;
+    /// Whether what is in flight may still touch guest memory. Once it may not, after [`Service::Stopped`], Bus Master
+    /// is off; a reset waits for the last request all the same, since a write of before must not overtake one of after it.
+    fn touches_memory(&self) -> bool {
+        self.in_flight() != 0
     }
 
     /// DEVICE_NEEDS_RESET (virtio 1.2 §2.1.1): the device takes no more buffers until it is reset.
     fn needs_reset(&self) -> bool;
 
-    /// What another instance needs to go on from here; `None` unless the device is quiesced and every
-    /// ended request has been published ([`resume`](VirtioDevice::resume) and poll, then try again).
+    /// What made [`needs_reset`](Self::needs_reset) true, where that is a rule of the rings.
+    fn violation(&self) -> Option<Violation> {
+        None
+    }
+
+    /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every request.
+    fn path(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// What another instance needs to go on from here; `None` unless the [service](Self::set_service) is
+    /// [`Stopped`](Service::Stopped) (or there is no queue), nothing is in flight, and every ended request has been shown
+    /// (otherwise serve on, visit, and try again).
     fn save(&self) -> Option<SavedDevice>;
 
     /// Counters.
@@ -278,26 +394,10 @@ pub(crate) fn read_space(space: &[u8], offset: u64, out: &mut [u8]) {
     out[..len].copy_from_slice(&rest[..len]);
 }
 
-/// The rings of an activation, in the order given; the checks all devices share.
-pub(crate) fn make_queues(
-    offered: u64,
-    sizes: &[u16],
-    features: u64,
-    queues: &[QueueConfig],
-) -> Result<Vec<Ring>, ActivateError> {
+/// The checks of [`QueueDevice::begin`] that all devices share.
+pub(crate) fn check_features(offered: u64, features: u64) -> Result<(), ActivateError> {
     if features & !offered != 0 || features & feature::VERSION_1 == 0 {
         return Err(ActivateError::Features { features, offered });
     }
-    let mut rings: Vec<Ring> = Vec::with_capacity(queues.len());
-    for config in queues {
-        let index = config.index;
-        let Some(&max) = sizes.get(usize::from(index)) else {
-            return Err(ActivateError::QueueIndex { index });
-        };
-        if rings.iter().any(|ring| ring.index() == index) {
-            return Err(ActivateError::QueueIndex { index });
-        }
-        rings.push(Ring::new(config, max, features)?);
-    }
-    Ok(rings)
+    Ok(())
 }

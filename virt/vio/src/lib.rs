@@ -1,11 +1,11 @@
 //! Virtio devices (virtio 1.2) as pollers: rings, block and network, transport-neutral.
 //!
 //! ```text
-//! transport (virtio-pci …) ── activate, kick, quiesce, reset ──▶ VirtioDevice ── BlockIo ──▶ io_uring
-//! owner's loop ── poll, arm, has_work, ticket_done ────────────▶   │    │
+//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ QueueDevice ── BlockIo ──▶ io_uring
+//! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
-//! Reading order: [`VirtioDevice`] (what a device is), [`ring`] (virtqueues, split and packed), [`blk`], [`net`].
+//! Reading order: [`QueueDevice`] (what a device is, and its life), [`ring`] (virtqueues, split and packed), [`blk`], [`net`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -29,8 +29,8 @@ pub mod visit;
 
 pub use any::AnyDevice;
 pub use device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason,
-    VirtioDevice, feature,
+    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueConfig, QueueDevice,
+    Service, StoppedQueue, feature,
 };
 pub use remote::{Remote, RemoteDevice};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};

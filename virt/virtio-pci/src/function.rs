@@ -30,7 +30,7 @@ use pci::bars::COMMAND_BUS_MASTER;
 use pci::config::ConfigSpace;
 use pci::msix::MsixTable;
 use platform::interrupt::{InterruptLines, Message};
-use vio::{Activity, Interrupt, Quiesce, StopReason, VirtioDevice};
+use vio::{Activity, CancelReason, Interrupt, QueueDevice, Service};
 
 use crate::common::{CommonConfig, Effect};
 use crate::config;
@@ -55,9 +55,9 @@ pub struct VirtioFunction<D> {
     bus_master: bool,
     /// `activate` has succeeded and no reset has followed.
     active: bool,
-    /// `quiesce` has answered Done since the last resume.
+    /// The device was stopped, and nothing has been in flight since.
     quiet: bool,
-    /// `quiesce` has been called since the last resume, and what is in flight does not touch guest memory.
+    /// The device was stopped, and what is in flight does not touch guest memory.
     silent: bool,
     /// The machine has ended.
     over: bool,
@@ -90,7 +90,7 @@ impl Interrupt for Vectors<'_> {
     }
 }
 
-impl<D: VirtioDevice> VirtioFunction<D> {
+impl<D: QueueDevice> VirtioFunction<D> {
     /// The device at `source`, reset. One vector for each queue and one for configuration changes.
     pub fn new(source: SourceId, device: D) -> Self {
         let sizes = device.queue_sizes().to_vec();
@@ -214,7 +214,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.quiet = !self.active;
         self.silent = false;
         if on && self.active && !self.common.is_resetting() {
-            self.device.resume();
+            self.device.set_service(Service::Full);
         }
     }
 
@@ -290,7 +290,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     }
 }
 
-impl<D: VirtioDevice + Send, C> Function<C> for VirtioFunction<D> {
+impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     fn source(&self) -> SourceId {
         self.source
     }
@@ -377,17 +377,16 @@ impl<D: VirtioDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 
     fn stop_overdue(&mut self) {
-        self.device.stop_overdue(if self.over {
-            StopReason::End
+        if self.over {
+            self.device.cancel(CancelReason::End);
         } else if self.common.is_resetting() {
-            StopReason::Reset
-        } else {
-            StopReason::Pause
-        });
+            self.device.cancel(CancelReason::Reset);
+        }
+        // What a pause cancelled would fail in the guest.
     }
 
     fn cancel_overdue(&mut self) {
-        self.device.cancel_overdue();
+        self.device.cancel(CancelReason::Unmap);
     }
 
     fn end(&mut self) {
@@ -417,7 +416,7 @@ impl<D: VirtioDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 }
 
-impl<D: VirtioDevice + Send, C> DataPath<C> for VirtioFunction<D> {
+impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress {
         if !self.active {
             self.finish_reset(cx.effects);
@@ -429,8 +428,7 @@ impl<D: VirtioDevice + Send, C> DataPath<C> for VirtioFunction<D> {
         if is_stopping {
             // Before the device is polled: a function that may not do DMA takes nothing from its rings. Leases may
             // end here, which the IOMMU wants to see, so this is activity.
-            self.quiet = self.device.quiesce(&mut dma) == Quiesce::Done;
-            self.silent = !self.device.touches_memory();
+            self.device.set_service(Service::Stopped);
         }
         let Self {
             common,
@@ -446,6 +444,10 @@ impl<D: VirtioDevice + Send, C> DataPath<C> for VirtioFunction<D> {
             out: &mut effects.messages,
         };
         let activity = device.poll(&mut dma, &mut vectors, now);
+        if is_stopping {
+            self.quiet = self.device.in_flight() == 0;
+            self.silent = !self.device.touches_memory();
+        }
         if self.device.needs_reset() {
             // The device has sent the configuration interrupt; who looks because of it is answered after this poll.
             self.common.set_needs_reset();

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats, StuckCause};
-use vhost_export::{Export, ExportConfig, ExportStats};
+use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
+use vio::blk::Blk;
 
 use super::config::{BlockConfig, Config, Cores};
 use super::disk;
@@ -64,7 +65,7 @@ pub fn run(config: Config) -> Result<u8> {
     tracing::info!(devices = config.blocks.len(), "serving");
     while asked.recv() == Ok(Asked::Stats) {
         let stats = handles.iter().filter_map(|(id, handle)| {
-            let stats = handle.call(|reply| reply).ok()?;
+            let stats = handle.call(ExportMessage::Stats).ok()?;
             Some((id.clone(), stats))
         });
         report(config.stats.as_deref(), &fleet.stats(), stats);
@@ -80,7 +81,7 @@ pub fn run(config: Config) -> Result<u8> {
 
 /// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
 /// closes their images. Their last counters.
-fn wind_down(fleet: &mut Fleet<Export>, config: &Config) -> Vec<(String, ExportStats)> {
+fn wind_down(fleet: &mut Fleet<Export<Blk>>, config: &Config) -> Vec<(String, ExportStats)> {
     let name = |block: &BlockConfig| format!("device {} ({})", block.id, block.source);
     let blocks = config.blocks.iter();
     let names: Names<String> = blocks
@@ -88,10 +89,10 @@ fn wind_down(fleet: &mut Fleet<Export>, config: &Config) -> Vec<(String, ExportS
         .collect();
     let mut stats = Vec::new();
     let mut closing = Dropping::default();
-    let take = |export: Export| {
+    let take = |export: Export<Blk>| {
         let id = export.id().to_owned();
         stats.push((id.clone(), export.stats()));
-        closing.begin(names[&id].clone(), export.into_disk());
+        closing.begin(names[&id].clone(), export.into_device());
         id
     };
     let left = fleet.release();
@@ -101,7 +102,7 @@ fn wind_down(fleet: &mut Fleet<Export>, config: &Config) -> Vec<(String, ExportS
 }
 
 /// The cores, without devices.
-fn start(cores: &Cores) -> Result<Fleet<Export>> {
+fn start(cores: &Cores) -> Result<Fleet<Export<Blk>>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
         if stuck.cause == StuckCause::Panicked {
@@ -124,7 +125,7 @@ fn start(cores: &Cores) -> Result<Fleet<Export>> {
         .context("starting a core")
 }
 
-fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<Export> {
+fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<Export<Blk>> {
     let blk = disk::open(block)?;
     let listener = sockets.listen(&block.socket)?;
     let config = ExportConfig {

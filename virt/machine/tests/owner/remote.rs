@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use guest_mem::{Gpa, GuestRam};
-use vio::{ActivateError, QueueConfig, Quiesce, Remote, RemoteDevice, feature};
+use vio::{ActivateError, QueueConfig, Remote, RemoteDevice, feature};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use guest_mem::NoIommu;
@@ -90,13 +90,10 @@ impl RemoteDevice for Played {
         side.is_broken
     }
 
-    fn stop(&mut self) -> Quiesce {
+    fn stop(&mut self) -> bool {
         let mut side = self.shared.side();
         side.is_stopping = true;
-        match side.may_stop || side.is_given_up {
-            true => Quiesce::Done,
-            false => Quiesce::Draining { in_flight: 1 },
-        }
+        side.may_stop || side.is_given_up
     }
 
     fn resume(&mut self) {

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sidecore::{Handle, IdlePolicy, Reply, Sidecore, SidecoreBuilder};
+use sidecore::{Handle, IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_blk::drive::Run;
 use vhost_blk::layout::Layout;
 use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
 use vhost_blk::memory::Memory;
 use vhost_blk::queue::{Done, Extent, Op, Queue, SECTOR, Status};
 use vhost_blk::{Client, Options};
-use vhost_export::{Export, ExportConfig, ExportStats};
+use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, SlowControl, SlowDisk, UringFile};
 
 /// What no step of a test takes, however slow the machine.
@@ -76,7 +76,7 @@ impl Disk {
 
 /// A sidecore that serves some disks.
 pub struct Server {
-    core: Option<Sidecore<Export>>,
+    core: Option<Sidecore<Export<Blk>>>,
     pub dir: tempfile::TempDir,
 }
 
@@ -101,11 +101,11 @@ impl Server {
         }
     }
 
-    pub fn core(&self) -> &Sidecore<Export> {
+    pub fn core(&self) -> &Sidecore<Export<Blk>> {
         self.core.as_ref().expect("it runs")
     }
 
-    pub fn handle(&self, disk: usize) -> Handle<Reply<ExportStats>> {
+    pub fn handle(&self, disk: usize) -> Handle<ExportMessage> {
         self.core().handle(disk)
     }
 
@@ -118,7 +118,9 @@ impl Server {
     }
 
     pub fn stats(&self, disk: usize) -> ExportStats {
-        self.handle(disk).call(|reply| reply).expect("it answers")
+        self.handle(disk)
+            .call(ExportMessage::Stats)
+            .expect("it answers")
     }
 
     /// Waits until the counters of a disk say so.
@@ -132,7 +134,7 @@ impl Server {
     }
 
     /// Stops it, and makes sure that it still can.
-    pub fn stop(&mut self) -> Vec<Export> {
+    pub fn stop(&mut self) -> Vec<Export<Blk>> {
         self.core.take().expect("it runs").stop()
     }
 }

@@ -151,11 +151,11 @@ fn a_stop_waits_for_a_back_end_that_is_slow_and_ends_with_one_that_dies() {
     };
     let mut guest = Guest::try_connect(config).unwrap();
     guest.start();
-    assert!(matches!(guest.import.stop(), Quiesce::Draining { .. }));
+    assert!(!guest.import.stop());
     eventually("asked to stop", || !back_end.seen().stopped.is_empty());
     // Longer than any other reply may take: its requests may still write the guest's memory.
     std::thread::sleep(Duration::from_millis(300));
-    assert!(matches!(guest.import.stop(), Quiesce::Draining { .. }));
+    assert!(!guest.import.stop());
     assert_eq!(back_end.seen().connections, 1);
     let back_end = back_end.restart(plan());
     guest.stop();
@@ -171,11 +171,11 @@ fn giving_up_makes_the_stop_done_at_once() {
     });
     let mut guest = Guest::connect(&back_end, 1);
     guest.start();
-    assert!(matches!(guest.import.stop(), Quiesce::Draining { .. }));
+    assert!(!guest.import.stop());
     eventually("asked to stop", || !back_end.seen().stopped.is_empty());
-    assert!(matches!(guest.import.stop(), Quiesce::Draining { .. }));
+    assert!(!guest.import.stop());
     guest.import.give_up();
-    assert_eq!(guest.import.stop(), Quiesce::Done);
+    assert!(guest.import.stop());
     assert!(guest.import.needs_reset());
     assert!(guest.import.take_news());
     guest.import.reset();

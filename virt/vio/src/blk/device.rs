@@ -1,6 +1,7 @@
-//! What the owner of a block device calls.
+//! The life of a block device, and what its owner calls.
 
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use guest_mem::{Dma, KeepAlive, Ticket};
 
@@ -8,16 +9,148 @@ use super::backend::Transfer;
 use super::slot::Cancel;
 use super::{Blk, BlkQueue};
 use crate::device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, StopReason, VirtioDevice,
+    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service,
+    StoppedQueue, check_features,
 };
-use crate::ring::{Ring, RingStop};
+use crate::ring::{Ring, RingStop, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice};
 use crate::visit::Visit;
 
 impl Blk {
-    /// A visit of all queues: takes chains while `visit` lasts, shows what has ended. `Busy` also if the
-    /// visit ended before the chains did.
-    pub fn visit<D: Dma>(
+    /// The position of the queue whose turn is the `turn`-th, of at least one; `turn` is at most their number, and `first`
+    /// below it.
+    fn turn(&self, turn: usize) -> usize {
+        let at = self.first + turn;
+        let count = self.queues.len();
+        if at >= count { at - count } else { at }
+    }
+
+    pub(super) fn position(&self, index: u16) -> Option<usize> {
+        self.queues
+            .iter()
+            .position(|queue| queue.ring.index() == index)
+    }
+
+    fn cancel_as(&mut self, how: Cancel) -> u32 {
+        let mut count = 0;
+        for (slot, request) in (0..).zip(&mut self.slab) {
+            if request.in_flight && request.cancel == Cancel::No {
+                request.cancel = how;
+                self.stats.cancelled += 1;
+                count += 1;
+                self.io.cancel(slot);
+            }
+        }
+        self.io.flush();
+        count
+    }
+}
+
+impl QueueDevice for Blk {
+    fn device_type(&self) -> u16 {
+        2
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        crate::device::read_space(&self.space, offset, out);
+    }
+
+    fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError> {
+        if self.in_flight != 0 {
+            return Err(ActivateError::NotQuiesced {
+                in_flight: self.in_flight,
+            });
+        }
+        check_features(self.features, features)?;
+        self.reset();
+        self.limits.features = features;
+        self.io.attach(keep);
+        Ok(())
+    }
+
+    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
+        let index = ring.index();
+        if usize::from(index) >= self.queue_sizes.len() || self.position(index).is_some() {
+            return Err(ActivateError::QueueIndex { index });
+        }
+        // Most devices have one: no room for three more.
+        self.queues.reserve_exact(1);
+        self.queues.push(BlkQueue::new(ring));
+        Ok(())
+    }
+
+    fn pause_queue(&mut self, index: u16, is_paused: bool) {
+        if let Some(at) = self.position(index) {
+            self.queues[at].takes = !is_paused;
+        }
+    }
+
+    fn stop_queue<D: Dma>(
+        &mut self,
+        index: u16,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+    ) -> Option<StoppedQueue> {
+        let at = self.position(index)?;
+        self.queues[at].takes = false;
+        if self.may_touch() {
+            self.finish(at, dma, irq);
+        }
+        let queue = &self.queues[at];
+        let unshown = queue.ring.in_flight();
+        let runs = self
+            .slab
+            .iter()
+            .any(|own| own.in_flight && own.queue == index);
+        if runs || !(unshown == 0 || queue.ring.is_faulted()) {
+            return None;
+        }
+        let queue = self.queues.remove(at);
+        self.first = 0;
+        let stats = queue.ring.stats();
+        self.rings.add(&stats);
+        for slot in queue.ended {
+            self.forget(slot);
+        }
+        Some(StoppedQueue {
+            position: queue.ring.position(),
+            unshown,
+        })
+    }
+
+    fn set_service(&mut self, service: Service) {
+        self.service = service;
+    }
+
+    fn set_memory(&mut self, keep: KeepAlive) {
+        self.io.attach(keep);
+    }
+
+    fn rebind(&mut self) {
+        self.io.rebind();
+    }
+
+    /// One that cannot be cancelled goes on, and but for [`CancelReason::Unmap`] nothing follows from that but the wait for its
+    /// end.
+    fn cancel(&mut self, reason: CancelReason) -> u32 {
+        match reason {
+            CancelReason::Unmap => self.cancel_as(Cancel::Overdue),
+            CancelReason::Reset | CancelReason::End => {
+                self.abandoned = true;
+                self.cancel_as(Cancel::Asked)
+            }
+        }
+    }
+
+    fn visit<D: Dma>(
         &mut self,
         dma: &mut D,
         irq: &mut impl Interrupt,
@@ -48,58 +181,6 @@ impl Blk {
             busy = true;
         }
         if busy { Activity::Busy } else { Activity::Idle }
-    }
-
-    /// The position of the queue whose turn is the `turn`-th, of at least one; `turn` is at most their number, and `first`
-    /// below it.
-    fn turn(&self, turn: usize) -> usize {
-        let at = self.first + turn;
-        let count = self.queues.len();
-        if at >= count { at - count } else { at }
-    }
-}
-
-impl VirtioDevice for Blk {
-    fn device_type(&self) -> u16 {
-        2
-    }
-
-    fn features(&self) -> u64 {
-        self.features
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &self.queue_sizes
-    }
-
-    fn read_config(&self, offset: u64, out: &mut [u8]) {
-        crate::device::read_space(&self.space, offset, out);
-    }
-
-    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
-
-    fn activate(
-        &mut self,
-        features: u64,
-        queues: &[QueueConfig],
-        keep: KeepAlive,
-    ) -> Result<(), ActivateError> {
-        if self.in_flight != 0 {
-            return Err(ActivateError::NotQuiesced {
-                in_flight: self.in_flight,
-            });
-        }
-        self.reset();
-        let rings: Vec<Ring> =
-            crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
-        self.queues = rings.into_iter().map(BlkQueue::new).collect();
-        self.limits.features = features;
-        self.io.attach(keep);
-        Ok(())
-    }
-
-    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
-        self.visit(dma, irq, &mut Visit::alone(now_ns))
     }
 
     fn kick(&mut self, queue: u16) {
@@ -137,7 +218,7 @@ impl VirtioDevice for Blk {
         if !self.may_run() {
             return false;
         }
-        let on_hold = self.on_hold;
+        let is_taking = self.service == Service::Full;
         // A slot that is taken comes back when its request ends or its parked queue goes on, and both wake us.
         let starving = self.free.len() < self.slab.len();
         let mut violated = None;
@@ -148,7 +229,7 @@ impl VirtioDevice for Blk {
             if !queue.ended.is_empty() || queue.ring.staged() != 0 {
                 return true;
             }
-            if on_hold || !queue.takes || (queue.starved && starving) {
+            if !is_taking || !queue.takes || (queue.starved && starving) {
                 return false;
             }
             match queue.ring.has_available(dma) {
@@ -185,23 +266,43 @@ impl VirtioDevice for Blk {
         fds
     }
 
-    fn quiesce<D: Dma>(&mut self, dma: &mut D) -> Quiesce {
-        self.stopped = true;
-        self.io.flush();
-        self.harvest(dma);
-        match self.in_flight {
-            0 => Quiesce::Done,
-            in_flight => Quiesce::Draining { in_flight },
+    fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
+        let Some(at) = self.position(index) else {
+            return false;
+        };
+        let queue = &mut self.queues[at];
+        if self.service != Service::Full || !queue.takes || queue.ring.parked().is_some() {
+            return false;
+        }
+        match queue.ring.has_available(dma) {
+            Ok(has_available) => has_available,
+            Err(stop) => {
+                self.note(stop);
+                false
+            }
         }
     }
 
-    fn touches_memory(&self) -> bool {
-        // Of a stopped device: what is bounced reaches guest memory in a visit, and visits show nothing until it is resumed.
-        self.in_flight != 0 && self.io.transfer() == Transfer::Direct
+    fn opens_at_ns(&self) -> Option<u64> {
+        (!self.throttle.is_open(self.now_ns)).then(|| self.throttle.opens_at_ns())
     }
 
-    fn resume(&mut self) {
-        self.stopped = false;
+    fn ring(&mut self, index: u16) -> Option<&mut Ring> {
+        let at = self.position(index)?;
+        Some(&mut self.queues[at].ring)
+    }
+
+    fn for_each_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
+        self.queues.iter_mut().for_each(|own| each(&mut own.ring));
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn touches_memory(&self) -> bool {
+        // Of a stopped device: what is bounced reaches guest memory in a visit, and visits show nothing until it is served again.
+        self.in_flight != 0 && self.io.transfer() == Transfer::Direct
     }
 
     fn reset(&mut self) {
@@ -221,28 +322,23 @@ impl VirtioDevice for Blk {
         self.violation = None;
         self.first = 0;
         self.limits.features = 0;
-        self.stopped = false;
-        self.on_hold = false;
+        self.service = Service::Full;
+        self.abandoned = false;
         self.broken = false;
         self.announce = false;
         self.io.detach();
     }
 
-    fn cancel_overdue(&mut self) {
-        self.cancel(Cancel::Overdue);
-    }
-
-    fn stop_overdue(&mut self, reason: StopReason) {
-        match reason {
-            StopReason::Pause => {}
-            StopReason::Reset | StopReason::End => {
-                self.cancel_all();
-            }
-        }
-    }
-
     fn needs_reset(&self) -> bool {
         self.broken
+    }
+
+    fn violation(&self) -> Option<Violation> {
+        self.violation
+    }
+
+    fn path(&self) -> Option<PathBuf> {
+        self.io.path()
     }
 
     fn save(&self) -> Option<SavedDevice> {
@@ -262,8 +358,8 @@ impl VirtioDevice for Blk {
             chain: _,
             completions: _,
             in_flight,
-            stopped,
-            on_hold: _,
+            service,
+            abandoned: _,
             broken,
             violation: _,
             announce: _,
@@ -271,7 +367,7 @@ impl VirtioDevice for Blk {
             rings: _,
         } = self;
         let ended = queues.iter().any(|queue| !queue.ended.is_empty());
-        if *in_flight != 0 || ended || !(*stopped || queues.is_empty()) {
+        if *in_flight != 0 || ended || !(*service == Service::Stopped || queues.is_empty()) {
             return None;
         }
         Some(SavedDevice {

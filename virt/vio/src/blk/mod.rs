@@ -10,8 +10,8 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
-//! Reading order: this file (what a device is made of), `device` (what its owner calls), `take`, `slot`, `finish`,
-//! `queues` (rings that come and go one by one), [`BlockIo`].
+//! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `finish`,
+//! [`BlockIo`].
 //!
 //! Leases: taken for every piece of a direct transfer before it is submitted, released at harvest, as
 //! soon as the back end no longer touches memory and in any case before the used index is published.
@@ -33,7 +33,6 @@ mod finish;
 mod latency;
 mod mem;
 mod misbehave;
-mod queues;
 pub mod request;
 mod slot;
 #[cfg(any(test, feature = "test-utils"))]
@@ -48,12 +47,11 @@ pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use latency::LatencyDisk;
 pub use mem::{MemDisk, NullDisk};
 pub use misbehave::{Misbehave, ROGUE_BYTES};
-pub use queues::StoppedQueue;
 #[cfg(any(test, feature = "test-utils"))]
 pub use slow::{SlowControl, SlowDisk};
 pub use uring::{UringError, UringFile, UringOptions};
 
-use crate::device::{DeviceStats, feature};
+use crate::device::{DeviceStats, Service, feature};
 use crate::ring::{Chain, Ring, Violation};
 use crate::throttle::{RateLimits, Throttle};
 use request::ID_LEN;
@@ -136,6 +134,17 @@ struct BlkQueue {
     takes: bool,
 }
 
+impl BlkQueue {
+    fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            ended: VecDeque::new(),
+            starved: false,
+            takes: true,
+        }
+    }
+}
+
 /// A virtio block device.
 pub struct Blk {
     config: BlkConfig,
@@ -156,10 +165,9 @@ pub struct Blk {
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
-    /// Touches no ring and no buffer but those in flight.
-    stopped: bool,
-    /// Takes nothing; what was taken is finished.
-    on_hold: bool,
+    service: Service,
+    /// Everything in flight was cancelled, and nobody hears of it: nothing is shown any more.
+    abandoned: bool,
     broken: bool,
     /// What broke it.
     violation: Option<Violation>,
@@ -239,8 +247,8 @@ impl Blk {
             chain: Chain::new(),
             completions: Vec::new(),
             in_flight: 0,
-            stopped: false,
-            on_hold: false,
+            service: Service::Full,
+            abandoned: false,
             broken: false,
             violation: None,
             announce: false,
@@ -255,11 +263,16 @@ impl Blk {
     }
 
     fn may_run(&self) -> bool {
-        !self.stopped && !self.broken
+        self.may_touch() && !self.broken
     }
 
     fn may_take(&self) -> bool {
-        self.may_run() && !self.on_hold
+        self.may_run() && self.service == Service::Full
+    }
+
+    /// Whether rings and buffers may be touched, were they whole.
+    fn may_touch(&self) -> bool {
+        self.service != Service::Stopped && !self.abandoned
     }
 
     fn fail(&mut self, violation: Violation) {

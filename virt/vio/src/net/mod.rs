@@ -4,8 +4,8 @@
 //! *Not implemented*: checksum and segmentation offloads, the control queue, more than one queue pair,
 //! an MTU other than 1500.
 //!
-//! Frames are copied inline, so nothing is ever in flight and no lease is held. One poll sends and
-//! receives a bounded batch, and publishes each ring once.
+//! Frames are copied inline, so nothing is ever in flight and no lease is held. A visit sends and
+//! receives while it lasts, and publishes each ring once.
 //!
 //! Transmit: copy the frame, consume its chain, send, stage, publish. A wait before the chain is consumed repeats the copy, one
 //! behind it the staging: nothing that the network has seen. Receive: take a frame, look for buffers for all of it, write it,
@@ -28,10 +28,12 @@ pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
 use crate::device::{
-    ActivateError, Activity, DeviceStats, Interrupt, QueueConfig, Quiesce, VirtioDevice, feature,
+    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service,
+    StoppedQueue, check_features, feature,
 };
 use crate::ring::{Ahead, Chain, Ring, RingStats, RingStop, Segment, Token, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice};
+use crate::visit::{Visit, cost};
 
 /// Largest frame: 14 bytes of Ethernet header, a VLAN tag, 1500 bytes.
 pub const MAX_FRAME: usize = 1518;
@@ -45,8 +47,6 @@ const NUM_BUFFERS: usize = 10;
 pub const RX: u16 = 0;
 /// Transmit queue of the one pair.
 pub const TX: u16 = 1;
-/// Frames in each direction per poll.
-const BATCH: u16 = 32;
 /// VIRTIO_NET_S_LINK_UP.
 const LINK_UP: u16 = 1;
 
@@ -91,7 +91,8 @@ pub enum NetError {
 
 /// What came of one step of a direction.
 enum Step {
-    Done,
+    /// A frame of so many bytes was moved, or dropped.
+    Done { bytes: u64 },
     /// Nothing to do, or no buffers to do it with.
     Nothing,
 }
@@ -101,6 +102,8 @@ struct Queue {
     ring: Ring,
     /// Chains of the last frame that are not staged yet, with the bytes written: the driver sees a frame whole or not at all.
     ended: VecDeque<(Token, u32)>,
+    /// Chains are taken from it.
+    takes: bool,
 }
 
 impl Queue {
@@ -108,6 +111,7 @@ impl Queue {
         Self {
             ring,
             ended: VecDeque::new(),
+            takes: true,
         }
     }
 
@@ -150,8 +154,10 @@ pub struct Net {
     /// Buffers of the frame being received, and the bytes of each chain.
     segments: Vec<Segment>,
     takes: Vec<u32>,
-    stopped: bool,
-    broken: bool,
+    /// The next visit serves the transmit queue first: the one that comes second may find nothing left of the visit.
+    tx_first: bool,
+    service: Service,
+    violation: Option<Violation>,
     announce: bool,
     stats: DeviceStats,
     rings: RingStats,
@@ -188,8 +194,9 @@ impl Net {
             tx_frame: Box::new([0; MAX_FRAME]),
             segments: Vec::new(),
             takes: Vec::new(),
-            stopped: false,
-            broken: false,
+            tx_first: true,
+            service: Service::Full,
+            violation: None,
             announce: false,
             stats: DeviceStats::default(),
             rings: RingStats::default(),
@@ -204,33 +211,77 @@ impl Net {
     }
 
     fn may_run(&self) -> bool {
-        !self.stopped && !self.broken
+        self.service != Service::Stopped && self.violation.is_none()
+    }
+
+    fn may_take(&self) -> bool {
+        self.may_run() && self.service == Service::Full
     }
 
     fn note(&mut self, stop: RingStop) {
-        if matches!(stop, RingStop::Violation(_)) && !self.broken {
-            self.broken = true;
+        if let RingStop::Violation(violation) = stop
+            && self.violation.is_none()
+        {
+            self.violation = Some(violation);
             self.announce = true;
         }
     }
 
-    /// One direction: publish what was left, a batch of steps, publish.
+    /// Serves one direction; whether anything was done, or is left.
     fn serve<D: Dma>(
+        &mut self,
+        index: u16,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        visit: &mut Visit,
+    ) -> bool {
+        if !self.may_run() {
+            return false;
+        }
+        let Some(mut queue) = self.slot(index).take() else {
+            return false;
+        };
+        let served = if index == RX {
+            self.batch(dma, irq, &mut queue, visit, Self::receive)
+        } else {
+            self.batch(dma, irq, &mut queue, visit, Self::transmit)
+        };
+        *self.slot(index) = Some(queue);
+        served.unwrap_or_else(|stop| {
+            self.note(stop);
+            false
+        })
+    }
+
+    /// Publishes what was left, takes steps while the visit lasts, publishes.
+    fn batch<D: Dma>(
         &mut self,
         dma: &mut D,
         irq: &mut impl Interrupt,
         queue: &mut Queue,
+        visit: &mut Visit,
         step: impl Fn(&mut Self, &mut D, &mut Queue) -> Result<Step, RingStop>,
     ) -> Result<bool, RingStop> {
         if queue.ring.parked().is_some() {
             return Ok(false);
         }
         let mut busy = self.publish(dma, irq, queue)?;
+        if !queue.takes || !self.may_take() {
+            return Ok(busy);
+        }
         queue.ring.disarm(dma)?;
         let mut stopped = Ok(());
-        for _ in 0..BATCH {
+        loop {
+            if visit.is_over() {
+                // There may be more.
+                busy = true;
+                break;
+            }
             match step(self, dma, queue) {
-                Ok(Step::Done) => busy = true,
+                Ok(Step::Done { bytes }) => {
+                    visit.charge(cost::REQUEST + bytes / cost::BYTES_PER_NS);
+                    busy = true;
+                }
                 Ok(Step::Nothing) => break,
                 Err(stop) => {
                     stopped = Err(stop);
@@ -287,7 +338,8 @@ impl Net {
             self.stats.errors += 1;
         }
         queue.stage(dma)?;
-        Ok(Step::Done)
+        let bytes = u64::from(len);
+        Ok(Step::Done { bytes })
     }
 
     /// Receives one frame.
@@ -314,7 +366,7 @@ impl Net {
             }
             self.held = None;
             self.stats.errors += 1;
-            return Ok(Step::Done);
+            return Ok(Step::Done { bytes: 0 });
         }
         let count = self.takes.len() as u16;
         let num_buffers = count.to_le_bytes();
@@ -335,7 +387,8 @@ impl Net {
             self.stats.errors += 1;
         }
         queue.stage(dma)?;
-        Ok(Step::Done)
+        let bytes = u64::from(all);
+        Ok(Step::Done { bytes })
     }
 
     /// Collects buffers for `all` bytes from the next chains, without consuming them; whether they suffice. Every chain has
@@ -379,6 +432,20 @@ impl Net {
         self.accepted & net_feature::MRG_RXBUF != 0
     }
 
+    /// Where queue `index` is, which is one of the two.
+    fn slot(&mut self, index: u16) -> &mut Option<Queue> {
+        if index == RX {
+            &mut self.rx
+        } else {
+            &mut self.tx
+        }
+    }
+
+    /// Queue `index`, if it is being served.
+    fn queue(&mut self, index: u16) -> Option<&mut Queue> {
+        self.queues().find(|own| own.ring.index() == index)
+    }
+
     /// Both queues, as far as the driver has enabled them.
     fn queues(&mut self) -> impl Iterator<Item = &mut Queue> {
         self.rx.iter_mut().chain(&mut self.tx)
@@ -394,10 +461,13 @@ impl Net {
 
     /// Whether frames from the back end have nowhere to go at the moment.
     fn is_rx_blocked(&self) -> bool {
-        !self.may_run()
+        !self.may_take()
             || self.held.is_some()
             || self.rx_empty
-            || self.rx.as_ref().is_none_or(|rx| rx.ring.parked().is_some())
+            || self
+                .rx
+                .as_ref()
+                .is_none_or(|rx| !rx.takes || rx.ring.parked().is_some())
     }
 }
 
@@ -412,7 +482,7 @@ fn scatter<D: Dma>(dma: &mut D, segments: &[Segment], bytes: &[u8]) -> Result<()
     Ok(())
 }
 
-impl VirtioDevice for Net {
+impl QueueDevice for Net {
     fn device_type(&self) -> u16 {
         1
     }
@@ -429,45 +499,100 @@ impl VirtioDevice for Net {
         crate::device::read_space(&self.space, offset, out);
     }
 
-    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
-
-    fn activate(
-        &mut self,
-        features: u64,
-        queues: &[QueueConfig],
-        _keep: KeepAlive,
-    ) -> Result<(), ActivateError> {
+    fn begin(&mut self, features: u64, _keep: KeepAlive) -> Result<(), ActivateError> {
+        check_features(self.features, features)?;
         self.reset();
-        let rings = crate::device::make_queues(self.features, &self.queue_sizes, features, queues)?;
-        for ring in rings {
-            match ring.index() {
-                RX => self.rx = Some(Queue::new(ring)),
-                _ => self.tx = Some(Queue::new(ring)),
-            }
-        }
         self.accepted = features;
         Ok(())
     }
 
-    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, _now_ns: u64) -> Activity {
-        let mut busy = false;
-        if self.may_run()
-            && let Some(mut tx) = self.tx.take()
-        {
-            match self.serve(dma, irq, &mut tx, Self::transmit) {
-                Ok(any) => busy |= any,
-                Err(stop) => self.note(stop),
-            }
-            self.tx = Some(tx);
+    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
+        let index = ring.index();
+        if index > TX || self.slot(index).is_some() {
+            return Err(ActivateError::QueueIndex { index });
         }
-        if self.may_run()
-            && let Some(mut rx) = self.rx.take()
+        *self.slot(index) = Some(Queue::new(ring));
+        Ok(())
+    }
+
+    fn pause_queue(&mut self, index: u16, is_paused: bool) {
+        if let Some(queue) = self.queue(index) {
+            queue.takes = !is_paused;
+        }
+    }
+
+    fn stop_queue<D: Dma>(
+        &mut self,
+        index: u16,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+    ) -> Option<StoppedQueue> {
+        let mut queue = self
+            .slot(index.min(TX))
+            .take_if(|own| own.ring.index() == index)?;
+        queue.takes = false;
+        // Nothing is taken any more; what has ended is shown, also by a device that needs a reset.
+        if self.service != Service::Stopped
+            && queue.ring.parked().is_none()
+            && let Err(stop) = self.publish(dma, irq, &mut queue)
         {
-            match self.serve(dma, irq, &mut rx, Self::receive) {
-                Ok(any) => busy |= any,
-                Err(stop) => self.note(stop),
-            }
-            self.rx = Some(rx);
+            self.note(stop);
+        }
+        let unshown = queue.ring.in_flight();
+        if unshown != 0 && !queue.ring.is_faulted() {
+            *self.slot(index) = Some(queue);
+            return None;
+        }
+        self.rings.add(&queue.ring.stats());
+        if index == RX {
+            self.wanting = Ahead::default();
+            self.rx_empty = false;
+        }
+        Some(StoppedQueue {
+            position: queue.ring.position(),
+            unshown,
+        })
+    }
+
+    fn set_service(&mut self, service: Service) {
+        self.service = service;
+    }
+
+    /// No I/O outlives a visit.
+    fn set_memory(&mut self, _keep: KeepAlive) {}
+
+    fn rebind(&mut self) {}
+
+    fn cancel(&mut self, _reason: CancelReason) -> u32 {
+        0
+    }
+
+    fn reset(&mut self) {
+        for queue in self.rx.take().into_iter().chain(self.tx.take()) {
+            self.rings.add(&queue.ring.stats());
+        }
+        self.held = None;
+        self.wanting = Ahead::default();
+        self.rx_empty = false;
+        self.accepted = 0;
+        self.tx_first = true;
+        self.service = Service::Full;
+        self.violation = None;
+        self.announce = false;
+        self.io.reset();
+    }
+
+    fn visit<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        visit: &mut Visit,
+    ) -> Activity {
+        let order = if self.tx_first { [TX, RX] } else { [RX, TX] };
+        self.tx_first = !self.tx_first;
+        let mut busy = false;
+        for index in order {
+            busy |= self.serve(index, dma, irq, visit);
         }
         if self.announce {
             self.announce = false;
@@ -491,13 +616,13 @@ impl VirtioDevice for Net {
     }
 
     fn arm<D: Dma>(&mut self, dma: &mut D) {
-        if !self.may_run() {
+        if !self.may_take() {
             return;
         }
         let ahead = self.rx_ahead();
         for queue in self.queues() {
             let ring = &mut queue.ring;
-            if ring.parked().is_none() {
+            if queue.takes && ring.parked().is_none() {
                 let is_rx = ring.index() == RX;
                 // A stop has parked the queue; what ends that wakes us.
                 let _ = ring.arm_ahead(dma, if is_rx { ahead } else { Ahead::default() });
@@ -512,6 +637,7 @@ impl VirtioDevice for Net {
         if !self.may_run() {
             return false;
         }
+        let is_taking = self.service == Service::Full;
         let ahead = self.rx_ahead();
         let mut has_rx = false;
         let mut has_tx = false;
@@ -522,6 +648,9 @@ impl VirtioDevice for Net {
             }
             if ring.staged() != 0 || !queue.ended.is_empty() {
                 return true;
+            }
+            if !is_taking || !queue.takes {
+                continue;
             }
             let (has, at) = match ring.index() {
                 RX => (&mut has_rx, ahead),
@@ -542,7 +671,7 @@ impl VirtioDevice for Net {
     }
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {
-        if self.may_run() {
+        if self.may_take() {
             for queue in self.queues() {
                 if queue.ring.parked().is_none() {
                     let _ = queue.ring.disarm(dma);
@@ -559,35 +688,46 @@ impl VirtioDevice for Net {
         fds
     }
 
-    fn quiesce<D: Dma>(&mut self, _dma: &mut D) -> Quiesce {
-        self.stopped = true;
-        Quiesce::Done
-    }
-
-    fn resume(&mut self) {
-        self.stopped = false;
-    }
-
-    fn reset(&mut self) {
-        for queue in self.rx.take().into_iter().chain(self.tx.take()) {
-            self.rings.add(&queue.ring.stats());
+    fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
+        if !self.may_take() {
+            return false;
         }
-        self.held = None;
-        self.wanting = Ahead::default();
-        self.rx_empty = false;
-        self.accepted = 0;
-        self.stopped = false;
-        self.broken = false;
-        self.announce = false;
-        self.io.reset();
+        // Buffers for frames are no work by themselves.
+        let has_frame = index != RX || self.held.is_some() || self.io.is_readable();
+        let Some(queue) = self.queue(index) else {
+            return false;
+        };
+        if !has_frame || !queue.takes || queue.ring.parked().is_some() {
+            return false;
+        }
+        match queue.ring.has_available(dma) {
+            Ok(has_available) => has_available,
+            Err(stop) => {
+                self.note(stop);
+                false
+            }
+        }
     }
 
-    fn cancel_overdue(&mut self) {
-        // Nothing outlives a call.
+    fn ring(&mut self, index: u16) -> Option<&mut Ring> {
+        Some(&mut self.queue(index)?.ring)
+    }
+
+    fn for_each_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
+        self.queues().for_each(|queue| each(&mut queue.ring));
+    }
+
+    /// Nothing outlives a visit.
+    fn in_flight(&self) -> u32 {
+        0
     }
 
     fn needs_reset(&self) -> bool {
-        self.broken
+        self.violation.is_some()
+    }
+
+    fn violation(&self) -> Option<Violation> {
+        self.violation
     }
 
     fn save(&self) -> Option<SavedDevice> {
@@ -607,21 +747,22 @@ impl VirtioDevice for Net {
             tx_frame: _,
             segments: _,
             takes: _,
-            stopped,
-            broken,
+            tx_first: _,
+            service,
+            violation,
             announce: _,
             stats: _,
             rings: _,
         } = self;
         let mut queues = rx.iter().chain(tx);
-        if !*stopped && queues.clone().next().is_some() {
+        if *service != Service::Stopped && queues.clone().next().is_some() {
             return None;
         }
         Some(SavedDevice {
             version: SAVED_VERSION,
             device_type: self.device_type(),
             features: *accepted,
-            needs_reset: *broken,
+            needs_reset: violation.is_some(),
             queues: queues.try_fold(Vec::new(), |mut all, queue| {
                 all.push(queue.ring.save()?);
                 Some(all)

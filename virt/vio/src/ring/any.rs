@@ -46,6 +46,11 @@ impl Ring {
         }
     }
 
+    /// The queue as the driver set it up.
+    pub fn config(&self) -> QueueConfig {
+        each!(self, ring => ring.config())
+    }
+
     /// Begins at `at` instead of [`RingStart::Fresh`]. Before the first use.
     pub fn start(&mut self, at: RingStart) -> Result<(), StartError> {
         each!(self, ring => ring.start(at))

@@ -205,6 +205,16 @@ impl PackedQueue {
         }
     }
 
+    pub(super) fn config(&self) -> QueueConfig {
+        QueueConfig {
+            index: self.index,
+            size: self.size,
+            desc: self.desc.base(),
+            avail: self.driver.base(),
+            used: self.device.base(),
+        }
+    }
+
     /// Queue number.
     pub(super) fn index(&self) -> u16 {
         self.index

@@ -197,6 +197,16 @@ impl SplitQueue {
         }
     }
 
+    pub(super) fn config(&self) -> QueueConfig {
+        QueueConfig {
+            index: self.index,
+            size: self.size,
+            desc: self.desc.base(),
+            avail: self.avail.base(),
+            used: self.used.base(),
+        }
+    }
+
     /// Queue number.
     pub(super) fn index(&self) -> u16 {
         self.index

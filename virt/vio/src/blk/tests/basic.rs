@@ -1,7 +1,7 @@
 //! Every request type, on every back end.
 
 use super::support::*;
-use crate::VirtioDevice;
+use crate::QueueDevice;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, STATUS_UNSUPP, kind};
 use crate::blk::{BlockIo, MemDisk, Transfer};
 

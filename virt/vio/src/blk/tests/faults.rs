@@ -10,7 +10,7 @@ use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::{BlkConfig, BlockIo, MAX_TRANSFER, Misbehave, ROGUE_BYTES, Transfer};
 use crate::ring::{Journal, JournalError, Parked, RawDescriptor};
-use crate::{Activity, VirtioDevice};
+use crate::{Activity, QueueDevice};
 
 #[test]
 fn data_that_fault_fail_the_request_and_no_other() {

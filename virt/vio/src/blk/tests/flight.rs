@@ -8,11 +8,7 @@ use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::{BlkConfig, Transfer};
 use crate::fake_driver::FakeDriver;
-use crate::{ActivateError, Activity, Quiesce, VirtioDevice};
-
-fn in_flight(count: u32) -> Quiesce {
-    Quiesce::Draining { in_flight: count }
-}
+use crate::{ActivateError, Activity, CancelReason, QueueDevice, Service};
 
 #[test]
 fn a_lease_lasts_from_submission_to_just_before_the_used_index() {
@@ -74,11 +70,11 @@ fn quiesce_waits_for_what_is_in_flight_and_takes_nothing_new() {
     guest.request(1, kind::IN, 1, &[], &[(DATA + 0x1000, 512)]);
     guest.settle(&mut dma);
     guest.request(2, kind::IN, 2, &[], &[(DATA + 0x2000, 512)]);
-    assert_eq!(guest.blk.quiesce(&mut dma), in_flight(2));
+    assert_eq!(guest.stop(&mut dma), 2);
     control.release(1);
-    drain(&mut guest, &mut dma, in_flight(1));
+    drain(&mut guest, &mut dma, 1);
     control.set_open(true);
-    drain(&mut guest, &mut dma, Quiesce::Done);
+    drain(&mut guest, &mut dma, 0);
     assert_eq!(
         (dma.iommu.leases().len(), guest.blk.stats().requests),
         (0, 2)
@@ -89,19 +85,19 @@ fn quiesce_waits_for_what_is_in_flight_and_takes_nothing_new() {
         "no ring is touched after the quiesce"
     );
     // Bus Master back on: the ended ones are shown, the third is taken.
-    guest.blk.resume();
+    guest.blk.set_service(Service::Full);
     for _ in 0..3 {
         guest.wait_used(&mut dma);
     }
     assert!((0..3).all(|slot| guest.status(slot) == STATUS_OK));
 }
 
-/// Quiesces until the answer is `want`.
-fn drain(guest: &mut Guest, dma: &mut guest_mem::test_utils::FlatDma, want: Quiesce) {
+/// Stops the device until `want` requests are in flight.
+fn drain(guest: &mut Guest, dma: &mut guest_mem::test_utils::FlatDma, want: u32) {
     let deadline = std::time::Instant::now() + Duration::from_secs(2);
     loop {
         let _ = guest.blk.poll(dma, &mut guest.irq, 0);
-        let answer = guest.blk.quiesce(dma);
+        let answer = guest.stop(dma);
         if answer == want {
             return;
         }
@@ -123,7 +119,7 @@ fn reset_forgets_the_ring_and_the_next_driver_starts_clean() {
         .activate(features, &config, guest.mem.keep_alive());
     assert_eq!(again, Err(ActivateError::NotQuiesced { in_flight: 1 }));
     control.set_open(true);
-    drain(&mut guest, &mut dma, Quiesce::Done);
+    drain(&mut guest, &mut dma, 0);
     guest.reactivate();
     assert_eq!(guest.driver.used_idx(), 0);
     assert_eq!(guest.run(kind::IN, 3, &[], &[(DATA, 512)]).0, STATUS_OK);
@@ -150,7 +146,7 @@ fn cancelled_requests_end_with_an_error_and_free_their_pages() {
     guest.settle(&mut dma);
     dma.iommu.unmap(Iova::new(DATA), 0x2000);
     assert_eq!(dma.iommu.leases().stale(), 2);
-    guest.blk.cancel_overdue();
+    guest.blk.cancel(CancelReason::Unmap);
     for _ in 0..2 {
         guest.wait_used(&mut dma);
     }
@@ -169,7 +165,7 @@ fn what_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
     guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
     guest.settle(&mut dma);
     dma.iommu.unmap(Iova::new(DATA), 4096);
-    guest.blk.cancel_overdue();
+    guest.blk.cancel(CancelReason::Unmap);
     guest.settle(&mut dma);
     assert!(guest.blk.needs_reset());
     assert_eq!(
@@ -181,10 +177,10 @@ fn what_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
     guest.request(1, kind::IN, 1, &[], &[(DATA + 0x1000, 512)]);
     guest.settle(&mut dma);
     assert_eq!(guest.blk.stats().requests, 1);
-    assert_eq!(guest.blk.quiesce(&mut dma), in_flight(1));
+    assert_eq!(guest.stop(&mut dma), 1);
     // It ends after all: the lease goes, and the device can be reset and used.
     control.set_open(true);
-    drain(&mut guest, &mut dma, Quiesce::Done);
+    drain(&mut guest, &mut dma, 0);
     assert_eq!(
         (dma.iommu.leases().stale(), guest.driver.used_idx()),
         (0, 0)
@@ -247,7 +243,7 @@ fn queues_are_served_side_by_side() {
     assert_eq!(guest.driver.get(DATA, 1024), image()[..1024]);
     assert_eq!(guest.irq.queues, [1, 0, 1]);
     // Queue numbers that are wrong.
-    let _ = guest.blk.quiesce(&mut dma);
+    let _ = guest.stop(&mut dma);
     for (index, size) in [(3, 64), (0, 64)] {
         let mut bad = other.config();
         (bad.index, bad.size) = (index, size);
@@ -353,14 +349,14 @@ fn a_device_is_saved_between_requests_only() {
     assert_eq!(guest.blk.save(), None, "it runs");
     guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
     guest.settle(&mut dma);
-    assert_eq!(guest.blk.quiesce(&mut dma), in_flight(1));
+    assert_eq!(guest.stop(&mut dma), 1);
     assert_eq!(guest.blk.save(), None, "a request is in flight");
     control.set_open(true);
-    drain(&mut guest, &mut dma, Quiesce::Done);
+    drain(&mut guest, &mut dma, 0);
     assert_eq!(guest.blk.save(), None, "the guest has not been told of it");
-    guest.blk.resume();
+    guest.blk.set_service(Service::Full);
     guest.wait_used(&mut dma);
-    assert_eq!(guest.blk.quiesce(&mut dma), Quiesce::Done);
+    assert_eq!(guest.stop(&mut dma), 0);
     let saved = guest.blk.save().expect("quiesced and published");
     let config = guest.driver.config();
     assert_eq!(

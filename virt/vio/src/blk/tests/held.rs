@@ -9,7 +9,7 @@ use held_fs::{Gate, HeldFs, Kind};
 use super::support::*;
 use crate::blk::request::{STATUS_OK, kind};
 use crate::blk::{Transfer, UringFile, UringOptions};
-use crate::{Quiesce, VirtioDevice};
+use crate::{CancelReason, QueueDevice, Service};
 
 /// Bytes of a request; the sector it begins at.
 const LEN: u32 = 4096;
@@ -139,9 +139,7 @@ impl Scene {
     fn stays_in_flight(&mut self, time: Duration) {
         let start = Instant::now();
         while start.elapsed() < time {
-            let answer = self.guest.blk.quiesce(&mut self.dma);
-            assert_eq!(answer, Quiesce::Draining { in_flight: 1 }, "{}", self.what);
-            let _ = self.guest.blk.poll(&mut self.dma, &mut self.guest.irq, 0);
+            assert_eq!(self.guest.stop(&mut self.dma), 1, "{}", self.what);
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -149,8 +147,7 @@ impl Scene {
     /// Polls until the device is quiet.
     fn drain(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while self.guest.blk.quiesce(&mut self.dma) != Quiesce::Done {
-            let _ = self.guest.blk.poll(&mut self.dma, &mut self.guest.irq, 0);
+        while self.guest.stop(&mut self.dma) != 0 {
             assert!(Instant::now() < deadline, "{}: it never ends", self.what);
         }
     }
@@ -189,7 +186,7 @@ fn a_request_that_outlasts_a_stop_is_a_success_when_the_device_goes_on() {
         scene.gate.release();
         scene.drain();
         assert_eq!(scene.guest.driver.used_idx(), 0, "{}: stopped", scene.what);
-        scene.guest.blk.resume();
+        scene.guest.blk.set_service(Service::Full);
         scene.check_success();
         scene.check_alive();
     });
@@ -200,7 +197,7 @@ fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
     every_scene("reset", |mut scene| {
         scene.stays_in_flight(Duration::from_millis(300));
         // The driver loses patience, and nothing comes of it.
-        scene.guest.blk.cancel_overdue();
+        scene.guest.blk.cancel(CancelReason::Unmap);
         scene.stays_in_flight(Duration::from_millis(300));
         scene.gate.release();
         scene.drain();
@@ -241,7 +238,7 @@ fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_wri
         let what = scene.what.clone();
         scene.dma.iommu.unmap(Iova::new(DATA), 4096);
         let stale = scene.dma.iommu.leases().stale();
-        scene.guest.blk.cancel_overdue();
+        scene.guest.blk.cancel(CancelReason::Unmap);
         let deadline = Instant::now() + Duration::from_secs(10);
         while !scene.guest.blk.needs_reset() && scene.guest.blk.in_flight() != 0 {
             let _ = scene
@@ -281,7 +278,7 @@ fn a_request_that_has_succeeded_when_it_is_cancelled_is_a_success() {
             std::thread::yield_now();
         }
         // It has ended, and the device does not know yet.
-        scene.guest.blk.cancel_overdue();
+        scene.guest.blk.cancel(CancelReason::Unmap);
         scene.check_success();
         scene.check_alive();
     });

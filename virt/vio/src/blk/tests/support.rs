@@ -11,7 +11,7 @@ use crate::blk::{
     Blk, BlkConfig, MemDisk, SlowControl, SlowDisk, Transfer, UringFile, UringOptions,
 };
 use crate::fake_driver::{CountIrq, FakeDriver};
-use crate::{Activity, VirtioDevice};
+use crate::{Activity, QueueDevice, Service, Visit};
 
 /// Where the rings lie.
 pub const RINGS: u64 = 0x1_0000;
@@ -178,6 +178,13 @@ impl Guest {
         }
     }
 
+    /// Stops the device as Bus Master off does; requests in flight.
+    pub fn stop<D: Dma>(&mut self, dma: &mut D) -> u32 {
+        self.blk.set_service(Service::Stopped);
+        let _ = self.blk.visit(dma, &mut self.irq, &mut Visit::alone(0));
+        self.blk.in_flight()
+    }
+
     /// Polls until idle.
     pub fn settle<D: Dma>(&mut self, dma: &mut D) {
         for _ in 0..10_000 {
@@ -209,7 +216,7 @@ impl Guest {
     /// Resets the device and sets up a fresh driver, as a guest's driver does on reload.
     pub fn reactivate(&mut self) {
         let mut dma = self.dma();
-        assert_eq!(self.blk.quiesce(&mut dma), crate::Quiesce::Done);
+        assert_eq!(self.stop(&mut dma), 0);
         self.blk.reset();
         let size = self.driver.size();
         self.driver = FakeDriver::new(self.mem.clone(), Gpa::new(RINGS), 0, size);

@@ -3,7 +3,7 @@
 use guest_mem::test_utils::{FlatDma, PendingDma};
 
 use super::support::*;
-use crate::VirtioDevice;
+use crate::QueueDevice;
 use crate::blk::request::{STATUS_OK, kind};
 use crate::blk::{BlkConfig, BlockIo, Misbehave, Transfer};
 
