@@ -55,7 +55,9 @@ pub enum LabError {
         console: String,
     },
     /// The emulated host or a program in it took too long.
-    #[error("no end of {during} after {seconds} s; the end of the lab's console:\n{console}")]
+    #[error(
+        "no end of {during} after {seconds} s (more on a busy machine); the end of the lab's console:\n{console}"
+    )]
     Timeout {
         /// What the caller was waiting for.
         during: String,

@@ -72,17 +72,16 @@ pub(crate) fn base(
     Ok(())
 }
 
-/// Adds `modules` and the file `modules/LIST` that names them in this order, but for those that an earlier list names.
+/// Adds `modules`, each once, and the file `modules/LIST` that names them in this order.
 pub(crate) fn add_modules(archive: &mut Archive, list: &str, modules: Vec<Module>) {
     let mut order = String::new();
     for module in modules {
-        let file = format!("modules/{}.ko", module.name);
-        if archive.contains(&file) {
-            continue;
-        }
         order.push_str(&module.name);
         order.push('\n');
-        archive.file(&file, 0o644, module.data);
+        let file = format!("modules/{}.ko", module.name);
+        if !archive.contains(&file) {
+            archive.file(&file, 0o644, module.data);
+        }
     }
     archive.file(&format!("modules/{list}"), 0o644, order);
 }

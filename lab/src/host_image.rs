@@ -7,11 +7,12 @@
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
 //! | `/bin/workload` | the guest's program, for the other end of its conversations |
 //! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test says so |
-//! | `/modules/storage` | the modules for that, in load order; a test that needs them loads them |
+//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `lab-load zram` |
+//! | `/modules/LIST` | the modules of such a list, in load order |
 //! | `/root` | where programs start |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
 //!
-//! `/init` loads the modules, mounts proc, sysfs, devtmpfs, devpts, tracefs and debugfs, and runs the
+//! `/init` loads the modules, mounts proc, sysfs, devtmpfs, devpts, cgroup 2, tracefs and debugfs, and runs the
 //! agent. A program that ends the agent ends the machine.
 
 use std::collections::BTreeSet;
@@ -39,9 +40,19 @@ const MODULES: &[&str] = &[
     "vfio_pci",
 ];
 
-/// Storage for tests, loaded when one asks for it: every module takes an emulated processor a while. Another target of
-/// device-mapper (`dm_delay`, `dm_flakey`, `dm_crypt`) is one more name here.
-const STORAGE_MODULES: &[&str] = &["loop", "dm_mod"];
+/// What is loaded when somebody asks for it (`lab-load NAME`): every module takes an emulated processor a while.
+/// zram compresses by `lzo_rle`, which newer kernels have inside it.
+/// Another target of device-mapper (`dm_delay`, `dm_flakey`, `dm_crypt`) is one more name here.
+const ON_DEMAND: &[(&str, &[&str])] = &[
+    ("storage", &["loop", "dm_mod"]),
+    ("zram", &["lzo_rle", "zram"]),
+];
+
+const LOAD: &str = "#!/bin/sh
+while read -r module; do
+    grep -q \"^$module \" /proc/modules || insmod \"/modules/$module.ko\" || exit 1
+done < \"/modules/$1\"
+";
 
 const INIT: &str = include_str!("host_init.sh");
 
@@ -53,11 +64,10 @@ pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabErro
     let mut archive = Archive::new();
     let modules = Modules::below(&packages.host().modules())?;
     base(&mut archive, packages, &modules, MODULES)?;
-    add_modules(
-        &mut archive,
-        "storage",
-        modules.in_load_order(STORAGE_MODULES)?,
-    );
+    for (list, wanted) in ON_DEMAND {
+        add_modules(&mut archive, list, modules.in_load_order(wanted)?);
+    }
+    archive.file("bin/lab-load", 0o755, LOAD);
     archive.file("init", 0o755, INIT);
     archive.file("etc/exitless-lab", 0o644, packages.host().release());
     add_program(&mut archive, "bin/lab-agent", &build::agent()?)?;
@@ -79,17 +89,15 @@ pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabErro
         with_libraries(&mut archive, "bin/exitless", exitless)?;
     }
     for (host, inside) in &config.files {
-        if is_elf(host) {
+        if is_program(host) {
             with_libraries(&mut archive, inside, host)?;
-        } else {
-            let data = fs::read(host).map_err(LabError::host("read", host))?;
-            archive.file(inside, 0o644, data);
         }
     }
     Ok(archive)
 }
 
-fn is_elf(file: &Path) -> bool {
+/// Whether this is a program, which brings its libraries: it goes into the image. Other files are copied afterwards.
+pub(crate) fn is_program(file: &Path) -> bool {
     let mut magic = [0; 4];
     let read = fs::File::open(file).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut magic));
     read.is_ok() && magic == *b"\x7fELF"

@@ -8,6 +8,9 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+# For groups below; a program may move itself into one.
+for controller in cpu io memory pids; do echo "+$controller" > /sys/fs/cgroup/cgroup.subtree_control; done
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 while read -r module; do
@@ -16,18 +19,6 @@ done < /modules/order
 # Guest RAM is a memory file that asks for huge pages: a guest then takes one exit for its first touch of
 # 2 MiB instead of one for each page, and boots in half the time.
 echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
-# QEMU's emulation of SVM can lose an interrupt that another processor sends while a guest is entered or left. On a
-# processor without ticks nothing sends a second one, and the sender waits for as long as the guest spins: seen as
-# stalls of seconds, once of a minute, in a TLB flush. A timer four times a second on the guests' processor ends them.
-read -r tickless < /sys/devices/system/cpu/nohz_full
-case $tickless in
-[0-9]*)
-    # Else the timer would be kept by a processor that has ticks.
-    echo 0 > /proc/sys/kernel/timer_migration
-    mkfifo /run/never
-    taskset -c "${tickless%%-*}" sh -c 'while :; do read -r -t 0.25 _; done <> /run/never' &
-    ;;
-esac
 ip link set lo up
 hostname lab
 cd /root

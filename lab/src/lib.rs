@@ -40,6 +40,7 @@ pub mod guest_image;
 pub mod host_image;
 pub mod kernel;
 pub mod packages;
+pub mod patience;
 pub mod protocol;
 mod qemu;
 mod session;

@@ -1,6 +1,9 @@
 //! What a lab consists of, and the QEMU command line that follows from it.
 
 use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,8 +28,12 @@ pub struct LabConfig {
     pub cpus: u32,
     /// The `exitless` program to run inside; none if only other programs are of interest.
     pub exitless: Option<PathBuf>,
-    /// More files to include: path here, path inside. Programs bring the libraries they link to.
+    /// More files to include: path here, path inside. Programs bring the libraries they link to. All of them lie
+    /// in the memory of the emulated host.
     pub files: Vec<(PathBuf, String)>,
+    /// Files and block devices that are its disks, `/dev/vda` and on: attached, not copied; what is written there
+    /// is written here. Images are raw, or qcow2 by their first bytes.
+    pub disks: Vec<PathBuf>,
     /// More arguments for QEMU (devices to assign, for example).
     pub qemu_args: Vec<String>,
     /// More options for the emulated host's kernel command line.
@@ -45,6 +52,7 @@ impl Default for LabConfig {
             cpus: 3,
             exitless: None,
             files: Vec::new(),
+            disks: Vec::new(),
             qemu_args: Vec::new(),
             kernel_options: String::new(),
             start_limit: Duration::from_secs(90),
@@ -95,7 +103,28 @@ impl LabConfig {
                 )));
             }
         }
-        Ok(())
+        for path in &self.disks {
+            fs::File::open(path).map_err(LabError::host("open", path))?;
+        }
+        self.check_room()
+    }
+
+    /// Files lie in a tmpfs that takes half of the memory at most, beside programs, kernels and modules.
+    fn check_room(&self) -> Result<(), LabError> {
+        const OWN_MIB: u64 = 192;
+        let len = |path: &PathBuf| fs::metadata(path).map_or(0, |data| data.len());
+        let files: u64 = self.files.iter().map(|(host, _)| len(host)).sum();
+        let needed = 2 * (files.div_ceil(1 << 20) + OWN_MIB);
+        if files == 0 || needed <= u64::from(self.memory_mib) {
+            return Ok(());
+        }
+        Err(LabError::Config(format!(
+            "files of {} MiB do not fit into a lab with {} MiB of memory: it needs {} MiB (--memory); a disk image \
+             need not be copied, it can be attached (--disk)",
+            files >> 20,
+            self.memory_mib,
+            needed.next_multiple_of(256)
+        )))
     }
 
     /// The kernel command line of the emulated host.
@@ -158,9 +187,32 @@ impl LabConfig {
             "-initrd".into(),
             scratch.initrd().into(),
         ]);
+        for (index, path) in self.disks.iter().enumerate() {
+            let id = format!("lab-disk{index}");
+            args.extend(["-drive".into(), drive(path, &id)]);
+            args.extend([
+                "-device".into(),
+                format!("virtio-blk-pci,drive={id}").into(),
+            ]);
+        }
         args.extend(self.qemu_args.iter().map(OsString::from));
         args
     }
+}
+
+/// The value of `-drive` for a disk.
+fn drive(path: &Path, id: &str) -> OsString {
+    let mut magic = [0; 4];
+    let is_qcow2 = fs::File::open(path)
+        .and_then(|mut file| file.read_exact(&mut magic))
+        .is_ok_and(|()| magic == *b"QFI\xfb");
+    let format = if is_qcow2 { "qcow2" } else { "raw" };
+    let mut text = format!("if=none,id={id},format={format},discard=unmap,file=").into_bytes();
+    for byte in path.as_os_str().as_bytes() {
+        // A comma ends an option unless there are two.
+        text.extend(std::iter::repeat_n(*byte, 1 + usize::from(*byte == b',')));
+    }
+    OsString::from_vec(text)
 }
 
 /// The files QEMU needs while it starts.
@@ -182,7 +234,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // Only wasted space if it stays.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -229,5 +281,37 @@ mod tests {
             .check()
             .unwrap_err();
         assert_eq!(error.to_string(), "no such file: /no/such/program");
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_refused_with_the_memory_that_they_need() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("disk.img");
+        let large = fs::File::create(&file).expect("a file");
+        large.set_len(1200 << 20).expect("a sparse file");
+        let mut config = LabConfig::default().with_file(&file, "/root/disk.img");
+        let text = config.check().expect_err("too large").to_string();
+        assert!(
+            text.contains("needs 2816 MiB (--memory)") && text.contains("--disk"),
+            "{text}"
+        );
+        config.memory_mib = 2816;
+        config.check().expect("it fits");
+        let disk = LabConfig {
+            disks: vec![file],
+            ..LabConfig::default()
+        };
+        disk.check().expect("it is not copied");
+    }
+
+    #[test]
+    fn disks_are_attached_with_their_format_and_any_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (raw, image) = (dir.path().join("a,b"), dir.path().join("image"));
+        fs::write(&raw, "raw").expect("a file");
+        fs::write(&image, b"QFI\xfb\0\0\0\x03").expect("a file");
+        let drive = |path| drive(path, "x").into_string().expect("text");
+        assert!(drive(&raw).contains("format=raw,") && drive(&raw).ends_with("/a,,b"));
+        assert!(drive(&image).contains("format=qcow2,"));
     }
 }

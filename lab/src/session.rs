@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::packages::{Packages, unique};
+use crate::packages::{Needs, Packages, unique};
+use crate::patience::Limit;
 use crate::protocol::{Frame, MAX_PAYLOAD, Message};
 use crate::qemu::Scratch;
 use crate::{LabConfig, LabError, host_image};
@@ -85,6 +86,14 @@ impl Lab {
         config.check()?;
         let begin = Instant::now();
         let packages = Packages::get(&config.needs, &|line| eprintln!("lab: {line}"))?;
+        let qemu = packages.qemu_version();
+        if qemu < Needs::QEMU_SOUND {
+            eprintln!(
+                "lab: QEMU {qemu} can lose an interrupt when a guest is entered: a guest with several vCPUs that stalls \
+                 or ends in a triple fault here may be the lab's fault (QEMU {} is better)",
+                Needs::QEMU_SOUND
+            );
+        }
         let image = host_image::build(&packages, config)?;
         let mut attempts = 0;
         loop {
@@ -100,6 +109,7 @@ impl Lab {
                 Err(error) => return Err(error),
                 Ok(mut lab) => {
                     lab.boot = boot.elapsed();
+                    lab.copy_files(config)?;
                     lab.start_up = begin.elapsed();
                     return Ok(lab);
                 }
@@ -146,7 +156,7 @@ impl Lab {
         let mut start = Start {
             keeper,
             console,
-            deadline: Instant::now() + config.start_limit,
+            limit: Limit::new(config.start_limit),
         };
         let connected = start
             .accept(&control)
@@ -171,9 +181,18 @@ impl Lab {
             start_up,
             boot,
         };
-        let left = start.deadline.saturating_duration_since(Instant::now());
-        lab.shared.answer(&hello, left, "it starts")?;
+        let limit = (&mut start.limit, config.start_limit);
+        lab.shared.answer_within(&hello, limit, "it starts")?;
         Ok(lab)
+    }
+
+    /// Copies what is not in the image: unpacking that takes memory twice, and an emulated processor's time.
+    fn copy_files(&self, config: &LabConfig) -> Result<(), LabError> {
+        let files = config.files.iter();
+        for (host, inside) in files.filter(|(host, _)| !host_image::is_program(host)) {
+            self.push(host, inside)?;
+        }
+        Ok(())
     }
 
     /// Time the whole start took, images included.
@@ -317,8 +336,8 @@ impl Lab {
     pub fn shutdown(mut self) -> Result<(), LabError> {
         // A lab that died already needs no message.
         let _ = self.shared.send(0, Message::Shutdown);
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while Instant::now() < deadline {
+        let mut limit = Limit::new(Duration::from_secs(10));
+        while limit.step().is_some() {
             if !matches!(self.keeper.try_wait(), Ok(None)) {
                 return Ok(());
             }
@@ -340,7 +359,7 @@ impl Drop for Lab {
 struct Start {
     keeper: Child,
     console: Arc<Tail>,
-    deadline: Instant,
+    limit: Limit,
 }
 
 impl Start {
@@ -364,7 +383,7 @@ impl Start {
                     console: self.console.text(),
                 });
             }
-            if Instant::now() > self.deadline {
+            if self.limit.step().is_none() {
                 let console = self.console.text();
                 return Err(LabError::Timeout {
                     during: during(),
@@ -423,11 +442,26 @@ impl Shared {
 
     /// The next answer of a route; a refusal is an error.
     fn answer(&self, route: &Route, limit: Duration, during: &str) -> Result<Message, LabError> {
-        match route.answers.recv_timeout(limit) {
-            Ok(Message::Refused(reason)) => Err(LabError::Inside(reason)),
-            Ok(message) => Ok(message),
-            Err(RecvTimeoutError::Timeout) => Err(self.timeout(during, limit)),
-            Err(RecvTimeoutError::Disconnected) => Err(self.died(during)),
+        self.answer_within(route, (&mut Limit::new(limit), limit), during)
+    }
+
+    /// The same within what is left of a limit; the whole of it is for the error.
+    fn answer_within(
+        &self,
+        route: &Route,
+        (left, whole): (&mut Limit, Duration),
+        during: &str,
+    ) -> Result<Message, LabError> {
+        loop {
+            // What has come already is no late answer.
+            let wait = left.step();
+            return match route.answers.recv_timeout(wait.unwrap_or_default()) {
+                Ok(Message::Refused(reason)) => Err(LabError::Inside(reason)),
+                Ok(message) => Ok(message),
+                Err(RecvTimeoutError::Timeout) if wait.is_some() => continue,
+                Err(RecvTimeoutError::Timeout) => Err(self.timeout(during, whole)),
+                Err(RecvTimeoutError::Disconnected) => Err(self.died(during)),
+            };
         }
     }
 

@@ -78,6 +78,49 @@ fn programs_files_and_failures() {
     lab.shutdown().unwrap();
 }
 
+/// What tests of memory and storage need: groups with limits, memory as a swap device, disks that are attached.
+#[test]
+fn disks_groups_and_compressed_memory() {
+    if std::env::var_os("EXITLESS_LAB").is_none() {
+        eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["first", "se,cond"].map(|name| dir.path().join(name));
+    for file in &files {
+        std::fs::write(file, vec![b'.'; 1 << 20]).unwrap();
+    }
+    // No program: it comes after the start.
+    let copied = dir.path().join("copied");
+    std::fs::write(&copied, vec![b'c'; 40 << 20]).unwrap();
+    let config = LabConfig {
+        disks: files.to_vec(),
+        ..LabConfig::default()
+    };
+    let lab = Lab::start(&config.with_file(&copied, "/root/copied")).unwrap();
+    let sh = |script: &str| {
+        let out = lab.exec("/bin/sh", ["-c", script]).unwrap();
+        assert!(out.success(), "{script}: {}", out.stderr_text());
+        out.stdout_text()
+    };
+    assert_eq!(sh("stat -c %s copied; tail -c 1 copied"), "41943040\nc");
+    sh("echo second | dd of=/dev/vdb conv=notrunc,fsync");
+    assert!(std::fs::read(&files[1]).unwrap().starts_with(b"second\n."));
+    assert!(
+        std::fs::read(&files[0])
+            .unwrap()
+            .iter()
+            .all(|byte| *byte == b'.')
+    );
+    sh("mkdir /sys/fs/cgroup/small && echo 16777216 > /sys/fs/cgroup/small/memory.max");
+    assert_eq!(sh("cat /sys/fs/cgroup/small/memory.max"), "16777216\n");
+    sh(
+        "lab-load zram && echo 32M > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0",
+    );
+    assert!(sh("cat /proc/swaps").contains("zram0"));
+    lab.shutdown().unwrap();
+}
+
 /// Storage that holds what it is given for as long as a test wants: what slow disks are tested with.
 fn a_suspended_device_keeps_requests(lab: &Lab) {
     let sh = |script: &str| {
@@ -85,7 +128,7 @@ fn a_suspended_device_keeps_requests(lab: &Lab) {
         assert!(out.success(), "{script}: {}", out.stderr_text());
         out.stdout_text()
     };
-    sh("while read m; do insmod /modules/$m.ko || exit 1; done < /modules/storage");
+    sh("lab-load storage && lab-load storage");
     sh("head -c 1048576 /dev/zero > backing && losetup /dev/loop0 backing");
     let path = sh("lab-dm create held 2048 linear '7:0 0'");
     let path = path.trim();

@@ -1,9 +1,10 @@
 //! A program inside the lab: prepared, running, ended.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{DEFAULT_LIMIT, Lab, Route};
 use crate::LabError;
+use crate::patience::Limit;
 use crate::protocol::{MAX_PAYLOAD, Message, Spawn};
 
 const SIGKILL: i32 = 9;
@@ -113,7 +114,7 @@ impl<'a> LabCommand<'a> {
         self
     }
 
-    /// Limits its time (default 300 s); then it is killed.
+    /// Limits its time (default 300 s; more on a busy machine, see [`patience`](crate::patience)); then it is killed.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -232,7 +233,7 @@ impl Running<'_> {
         limit: Duration,
         is_there: impl Fn(&Output) -> bool,
     ) -> Result<(), LabError> {
-        let deadline = Instant::now() + limit;
+        let mut left = Limit::new(limit);
         while !is_there(&self.output) {
             if self.has_ended {
                 let status = self.output.status;
@@ -241,8 +242,8 @@ impl Running<'_> {
                     self.name
                 )));
             }
-            let next = self.next(deadline);
-            next.map_err(|error| with_last_words(error, limit, &self.output))?;
+            let next = self.next((&mut left, limit));
+            next.map_err(|error| with_last_words(error, &self.output))?;
         }
         Ok(())
     }
@@ -256,9 +257,9 @@ impl Running<'_> {
         limit: Duration,
         mut on_output: impl FnMut(Stream, &[u8]),
     ) -> Result<Output, LabError> {
-        let deadline = Instant::now() + limit;
+        let mut left = Limit::new(limit);
         while !self.has_ended {
-            match self.next(deadline) {
+            match self.next((&mut left, limit)) {
                 Ok(Some((stream, data))) => on_output(stream, &data),
                 Ok(None) => {}
                 Err(error) => {
@@ -266,7 +267,7 @@ impl Running<'_> {
                         // If the lab is dead as well, the first error says enough.
                         let _ = self.signal(SIGKILL);
                     }
-                    return Err(with_last_words(error, limit, &self.output));
+                    return Err(with_last_words(error, &self.output));
                 }
             }
         }
@@ -274,9 +275,15 @@ impl Running<'_> {
     }
 
     /// Takes the next answer into account: output, which is handed back, or the end.
-    fn next(&mut self, deadline: Instant) -> Result<Option<(Stream, Vec<u8>)>, LabError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let (stream, data) = match self.lab.shared.answer(&self.route, left, &self.name)? {
+    fn next(
+        &mut self,
+        limit: (&mut Limit, Duration),
+    ) -> Result<Option<(Stream, Vec<u8>)>, LabError> {
+        let answer = self
+            .lab
+            .shared
+            .answer_within(&self.route, limit, &self.name);
+        let (stream, data) = match answer? {
             Message::Stdout(data) => (Stream::Stdout, data),
             Message::Stderr(data) => (Stream::Stderr, data),
             Message::Exit(status) => {
@@ -292,10 +299,7 @@ impl Running<'_> {
 }
 
 /// Adds the end of the program's own output to an error about its time or its lab.
-fn with_last_words(mut error: LabError, limit: Duration, output: &Output) -> LabError {
-    if let LabError::Timeout { seconds, .. } = &mut error {
-        *seconds = limit.as_secs();
-    }
+fn with_last_words(mut error: LabError, output: &Output) -> LabError {
     if let LabError::Timeout { console, .. } | LabError::Died { console, .. } = &mut error {
         for (name, bytes) in [("output", &output.stdout), ("error output", &output.stderr)] {
             if !bytes.is_empty() {
@@ -313,18 +317,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_quote_the_programs_last_words_and_the_whole_limit() {
+    fn errors_quote_the_programs_last_words() {
         let output = Output {
             stdout: vec![b'x'; 5000],
             ..Output::default()
         };
         let error = LabError::Timeout {
             during: "p".into(),
-            seconds: 0,
+            seconds: 7,
             console: "c".into(),
         };
-        let text = with_last_words(error, Duration::from_secs(7), &output).to_string();
-        assert!(text.contains("after 7 s"), "{text}");
+        let text = with_last_words(error, &output).to_string();
         assert!(text.contains(&"x".repeat(QUOTED)) && !text.contains(&"x".repeat(QUOTED + 1)));
         assert!(!text.contains("error output"));
     }

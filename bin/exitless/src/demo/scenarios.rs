@@ -29,6 +29,7 @@ fn reader(host: &Host, mode: Mode, args: &DemoArgs, windows: u32) -> Guest {
     let script =
         format!("workload reads /dev/vda --count {reads} --warmup {WARMUP} --windows {windows}");
     let mut guest = Guest::new(mode, script);
+    guest.pin = host.quiet_pin().map(str::to_owned);
     let (path, latency) = (host.path(READS), LATENCY_MS * 1000);
     guest
         .disks

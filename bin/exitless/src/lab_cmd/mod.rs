@@ -22,8 +22,9 @@ const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 const EXAMPLES: &str = "\
 The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first
 start downloads about 60 MB of Debian packages and installs nothing; they stay in exitless/lab of your cache
-directory ($XDG_CACHE_HOME, else ~/.cache), or in $EXITLESS_LAB_DIR. A newer QEMU or another kernel than the
-distribution's is taken from the suites that follow yours on the same mirror.
+directory ($XDG_CACHE_HOME, else ~/.cache), or in $EXITLESS_LAB_DIR. What your suites have not new
+enough is taken from the suites that follow on the same mirror. QEMU is 10 or newer by default, as in `make test`:
+older ones lose interrupts, and a guest with several vCPUs may then end in a triple fault that is the lab's.
 Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see
 exitless.run below), and this program. Commands start in /root, where --put leaves files.
 
@@ -34,9 +35,13 @@ Examples:
       exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img \\
           --cmdline 'console=ttyS0 exitless.run=\"uname -a; lspci\"'
   With a disk, brought back afterwards:
-      exitless lab --put disk.img --get disk.img -- run … --disk disk.img
+      exitless lab --put disk.img --get disk.img -- run --kernel /boot/vmlinuz \\
+          --initrd /boot/guest.img --disk path=disk.img
+  With a large one, attached and not copied: /dev/vda of the emulated host, and the guest's disk
+      exitless lab --disk debian.img -- run --kernel /boot/vmlinuz \\
+          --initrd /boot/guest.img --disk path=/dev/vda
   Talk to the guest's console, or look around in the emulated host:
-      exitless lab --tty -- run …
+      exitless lab --tty -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
       exitless lab --shell
   The same with a newer kernel in host and guest:
       exitless lab --kernel 6.12 --guest-kernel 6.12 -- doctor
@@ -75,6 +80,9 @@ pub struct LabArgs {
     /// otherwise
     #[arg(long, value_name = "PATH[:FILE]")]
     get: Vec<String>,
+    /// Attach a file or block device as the next disk of the emulated host: /dev/vda, /dev/vdb, …
+    #[arg(long, value_name = "FILE")]
+    disk: Vec<PathBuf>,
     /// More arguments for QEMU, for example a device to assign
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu: Vec<String>,
@@ -130,6 +138,7 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
             host_kernel: args.kernel,
             guest_kernel: args.guest_kernel,
         },
+        disks: args.disk.clone(),
         memory_mib: args.memory,
         cpus: args.cpus,
         qemu_args: args.qemu.clone(),
@@ -305,5 +314,51 @@ mod tests {
         );
         assert_eq!(get("/var/log/x:y"), ("/var/log/x".into(), "y".into()));
         assert_eq!(get("/var/log/x:/tmp").1, Path::new("/tmp/x"));
+    }
+
+    /// The lines of an example, in the words a shell would make of them.
+    fn examples() -> Vec<Vec<String>> {
+        let text = EXAMPLES.replace("\\\n", " ");
+        let lines = text.lines().map(str::trim);
+        let lines = lines.filter(|line| line.starts_with("exitless lab"));
+        lines.map(words).collect()
+    }
+
+    fn words(line: &str) -> Vec<String> {
+        let mut words = vec![String::new()];
+        let mut is_quoted = false;
+        for c in line.chars() {
+            match (c, words.last_mut()) {
+                ('\'', _) => is_quoted = !is_quoted,
+                (' ', Some(word)) if !is_quoted => {
+                    if !word.is_empty() {
+                        words.push(String::new());
+                    }
+                }
+                (c, Some(word)) => word.push(c),
+                (_, None) => {}
+            }
+        }
+        words
+    }
+
+    #[test]
+    fn the_helps_examples_are_understood() {
+        use clap::Parser;
+        let examples = examples();
+        assert!(examples.len() >= 8, "{examples:?}");
+        for example in examples {
+            let cli =
+                crate::Cli::try_parse_from(&example).unwrap_or_else(|e| panic!("{example:?}: {e}"));
+            let crate::Command::Lab(args) = cli.command else {
+                panic!("{example:?}")
+            };
+            // What it would run inside is understood there.
+            if !args.exec && !args.shell {
+                let inside =
+                    std::iter::once("exitless").chain(args.args.iter().map(String::as_str));
+                crate::Cli::try_parse_from(inside).unwrap_or_else(|e| panic!("{example:?}: {e}"));
+            }
+        }
     }
 }

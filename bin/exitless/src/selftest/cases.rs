@@ -14,12 +14,14 @@ use crate::system::workloads::{self, Rogue};
 const MIB: usize = 1 << 20;
 const SEED: u64 = 21;
 
-type Run = Box<dyn Fn(&Host) -> Result<String>>;
+type Run = Box<dyn Fn(&Host) -> Result<String> + Send>;
 
 /// One case: its name says what it shows.
 pub struct Case {
     /// Unique; what a soak remembers it by.
     pub name: String,
+    /// It measures time: nothing else is to run meanwhile.
+    pub is_alone: bool,
     run: Run,
 }
 
@@ -27,10 +29,11 @@ impl Case {
     /// A case of this name.
     pub(super) fn new(
         name: impl Into<String>,
-        run: impl Fn(&Host) -> Result<String> + 'static,
+        run: impl Fn(&Host) -> Result<String> + Send + 'static,
     ) -> Self {
         Self {
             name: name.into(),
+            is_alone: false,
             run: Box::new(run),
         }
     }
@@ -41,9 +44,10 @@ impl Case {
     }
 }
 
-/// What `make test` runs: everything once.
+/// What `make test` runs: everything once, the longest first.
 pub fn quick() -> Vec<Case> {
-    let mut cases = boots("");
+    let mut cases = held::quick();
+    cases.extend(boots());
     cases.extend([
         no_iommu(),
         mixed(Mode::Shared, 8),
@@ -55,15 +59,18 @@ pub fn quick() -> Vec<Case> {
     ]);
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 200)));
     cases.push(idle());
-    cases.extend(held::quick());
     cases
 }
 
-/// What `make soak` runs: the boot matrix twenty times, and long I/O.
+/// What `make soak` runs: twenty times what `make test` does, and long I/O.
 pub fn soak() -> Vec<Case> {
-    let mut cases: Vec<Case> = (1..=20)
-        .flat_map(|round| boots(&format!(", round {round} of 20")))
-        .collect();
+    let named = |round: u32| {
+        quick().into_iter().map(move |mut case| {
+            case.name.push_str(&format!(", round {round} of 20"));
+            case
+        })
+    };
+    let mut cases: Vec<Case> = (1..=20).flat_map(named).collect();
     cases.push(mixed(Mode::Shared, 300));
     cases.push(remote_disk(20));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
@@ -86,13 +93,13 @@ fn mixed_summary(outcome: &Outcome) -> Result<String> {
 }
 
 /// 1 and 4 vCPUs, strict and lazy, each register mode.
-fn boots(suffix: &str) -> Vec<Case> {
+fn boots() -> Vec<Case> {
     let mut cases = Vec::new();
     for mode in Mode::VTD {
         for cpus in [1, 4] {
             for is_strict in [true, false] {
                 let policy = if is_strict { "strict" } else { "lazy" };
-                let name = format!("boot: {}, {cpus} vCPU, {policy}{suffix}", mode.name());
+                let name = format!("boot: {}, {cpus} vCPU, {policy}", mode.name());
                 cases.push(Case::new(name, move |host| {
                     boot(host, mode, cpus, is_strict)
                 }));
@@ -330,7 +337,7 @@ fn remote_disk(kills: u32) -> Case {
 }
 
 fn idle() -> Case {
-    Case::new(
+    let case = Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
             // Several windows, of which the middle one counts: on an emulated host whatever else runs then adds to one.
@@ -351,8 +358,18 @@ fn idle() -> Case {
                 .context("a window without the sidecore's time")?;
             ensure!(shares.len() == 5, "{} windows of 5", shares.len());
             let share = median(shares);
-            ensure!(share < 0.01, "{:.2} % of a CPU", share * 100.0);
-            Ok(format!("{:.2} %", share * 100.0))
+            // An emulated CPU that is kept waiting for its host's takes the wait for its own time.
+            let limit = match host {
+                Host::Lab(_) => 0.01 * lab::patience::stretch(),
+                Host::Native(_) => 0.01,
+            };
+            let seen = format!("{:.2} % of {:.2} %", share * 100.0, limit * 100.0);
+            ensure!(share < limit, "{seen}");
+            Ok(seen)
         },
-    )
+    );
+    Case {
+        is_alone: true,
+        ..case
+    }
 }

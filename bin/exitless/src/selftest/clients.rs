@@ -5,11 +5,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-
-use super::suite::Tally;
 
 /// What a script ends with when a package is missing.
 const SKIPPED: i32 = 77;
@@ -83,41 +80,30 @@ pub fn soak() -> Vec<Client> {
     clients
 }
 
-/// Runs those that have not passed before.
-///
-/// # Errors
-/// The journal cannot be written.
-pub fn run(clients: &[Client], tally: &mut Tally) -> Result<()> {
-    let left: Vec<_> = clients
-        .iter()
-        .filter(|client| !tally.has_passed(&client.name))
-        .collect();
-    if left.is_empty() {
-        return Ok(());
-    }
-    let guest = lab::packages::cache_dir().join("clients");
-    let exported = lab::export::write(&guest, &|line| println!("{line}"));
-    for client in left {
-        if let Err(reason) = &exported {
-            println!("skipped {}: no guest: {reason}", client.name);
-            continue;
-        }
-        let start = Instant::now();
-        match run_one(client, &guest) {
-            Ok(Ran::Skipped(reason)) => println!("skipped {}: {reason}", client.name),
-            Ok(Ran::Passed(seen)) => tally.record(&client.name, Ok(seen), start)?,
-            Err(error) => tally.record(&client.name, Err(error), start)?,
-        }
-    }
-    Ok(())
-}
-
-enum Ran {
+/// What came of a run.
+pub enum Ran {
+    /// And this is what was seen.
     Passed(String),
+    /// For this reason.
     Skipped(String),
 }
 
-fn run_one(client: &Client, guest: &Path) -> Result<Ran> {
+/// Writes what clients boot; where to, or why not.
+pub fn guest_files() -> Result<PathBuf, String> {
+    let dir = lab::packages::cache_dir().join("clients");
+    let written = lab::export::write(&dir, &|line| println!("{line}"));
+    written.map(|()| dir).map_err(|error| error.to_string())
+}
+
+/// Runs one, with these guest images.
+///
+/// # Errors
+/// The script failed; with what it said.
+pub fn run(client: &Client, guest: Result<&PathBuf, &String>) -> Result<Ran> {
+    let guest = match guest {
+        Ok(guest) => guest,
+        Err(reason) => return Ok(Ran::Skipped(format!("no guest: {reason}"))),
+    };
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/clients")
         .join(client.script);

@@ -1,24 +1,33 @@
-//! `exitless selftest`: whole guests, one case after the other, in one lab.
+//! `exitless selftest`: whole guests, in as many labs side by side as this machine has room for.
+//!
+//! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps one emulated
+//! processor busy, so one lab alone leaves the others of this machine idle. Cases that measure time run alone, at the
+//! end. Clients of the daemon need no lab; whichever thread is free runs them.
 //!
 //! A soak can be interrupted: what has passed is written to a journal beside the report, by name, and is not
 //! run again until `--restart`, not even by a newer program: restart after a change that matters.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::cases::{self, Case};
-use super::clients::{self, Client};
+use super::clients::{self, Client, Ran};
 use super::payload;
 use crate::run::args::IommuMode;
 use crate::system::host::Host;
 
 /// Where a soak's journal lies.
 const JOURNAL: &str = "target/report/soak.journal";
+
+/// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
+const LAB_KIB: usize = 3 << 20;
 
 /// Arguments of `exitless selftest`.
 #[derive(clap::Args)]
@@ -30,7 +39,7 @@ for each case and a closing line `N passed, N failed`.
   exitless selftest --only shared        cases whose name contains `shared`
   exitless selftest --soak               the long run; goes on where it was interrupted")]
 pub struct SelftestArgs {
-    /// Run the long cases: the boot matrix twenty times, long I/O, 100,000 forced sleeps in each mode.
+    /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
     #[arg(long)]
     soak: bool,
     /// Run only cases whose name contains this.
@@ -42,6 +51,9 @@ pub struct SelftestArgs {
     /// List the cases and run none.
     #[arg(long)]
     list: bool,
+    /// Labs at once [default: one for each processor, as far as memory goes, 4 at most]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=16))]
+    jobs: Option<usize>,
     /// Forced sleeps of the native payload in a soak, in each mode.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     sleeps: u64,
@@ -77,46 +89,128 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     if args.soak {
         native_payloads(args.sleeps, &wanted, &mut tally)?;
     }
-    clients::run(&clients, &mut tally)?;
-    let left: Vec<&Case> = cases
-        .iter()
-        .filter(|case| !tally.has_passed(&case.name))
+    let jobs: Vec<Job> = clients
+        .into_iter()
+        .map(Job::Client)
+        .chain(cases.into_iter().map(Job::Case))
+        .filter(|job| !tally.has_passed(job.name()))
         .collect();
-    if !left.is_empty() {
-        run(&left, &mut tally)?;
+    let tally = Mutex::new(tally);
+    if !jobs.is_empty() {
+        run(jobs, args.jobs.unwrap_or_else(room), &tally)?;
     }
+    let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(u8::from(tally.failed > 0))
 }
 
-fn run(cases: &[&Case], tally: &mut Tally) -> Result<()> {
-    let mut host = Host::start()?;
-    println!("host: {}", host.label());
-    // The emulated host itself fails now and then (a vCPU's triple fault under QEMU's SVM). One case of a whole
-    // run may be tried again there, and the first failure is printed; a second one fails the run.
-    let mut may_retry = matches!(host, Host::Lab(_));
-    for case in cases {
-        let start = Instant::now();
-        let mut outcome = case.run(&host);
-        if let Err(error) = &outcome {
-            // A guest that hung may have left the host in any state.
-            let retries = std::mem::take(&mut may_retry);
-            println!(
-                "failed  {}{}\n{error:#}",
-                case.name,
-                if retries { ", once" } else { "" }
-            );
-            let _ = host.shutdown();
-            host = Host::start()?;
-            if retries {
-                outcome = case
-                    .run(&host)
-                    .map(|seen| format!("{seen} SECOND TRY, the first failed as printed above"));
+/// What a thread takes next.
+enum Job {
+    Client(Client),
+    Case(Case),
+}
+
+impl Job {
+    fn name(&self) -> &str {
+        match self {
+            Self::Client(client) => &client.name,
+            Self::Case(case) => &case.name,
+        }
+    }
+
+    fn is_alone(&self) -> bool {
+        matches!(self, Self::Case(case) if case.is_alone)
+    }
+}
+
+/// Labs at once: one for each processor, 4 at most, and as many as there is memory for.
+fn room() -> usize {
+    if !Host::is_lab() {
+        // Guests of one directory, whose files have the same names.
+        return 1;
+    }
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok())
+        .unwrap_or(0);
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    processors.min(kib / LAB_KIB).clamp(1, 4)
+}
+
+fn run(jobs: Vec<Job>, threads: usize, tally: &Mutex<Tally>) -> Result<()> {
+    let (alone, together): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
+    let shared = Shared {
+        jobs: Mutex::new(together.into()),
+        guest_files: OnceLock::new(),
+        tally,
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(|| shared.work()))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            let ended = worker.join();
+            ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })?;
+    *locked(&shared.jobs) = alone.into();
+    shared.work()
+}
+
+/// What the threads share. No lock is held while another is taken, nor while a job runs.
+struct Shared<'a> {
+    jobs: Mutex<VecDeque<Job>>,
+    /// What clients boot; made by the first that needs it.
+    guest_files: OnceLock<Result<PathBuf, String>>,
+    tally: &'a Mutex<Tally>,
+}
+
+impl Shared<'_> {
+    /// Runs jobs until there are none, all cases in one lab unless one fails.
+    fn work(&self) -> Result<()> {
+        let mut host: Option<Host> = None;
+        loop {
+            let job = locked(&self.jobs).pop_front();
+            let start = Instant::now();
+            match job {
+                None => break,
+                Some(Job::Client(client)) => {
+                    let files = self.guest_files.get_or_init(clients::guest_files);
+                    match clients::run(&client, files.as_ref()) {
+                        Ok(Ran::Skipped(reason)) => println!("skipped {}: {reason}", client.name),
+                        Ok(Ran::Passed(seen)) => self.record(&client.name, Ok(seen), start)?,
+                        Err(error) => self.record(&client.name, Err(error), start)?,
+                    }
+                }
+                Some(Job::Case(case)) => {
+                    let lab = match host.take() {
+                        Some(lab) => lab,
+                        None => Host::start()?,
+                    };
+                    let outcome = case.run(&lab);
+                    if outcome.is_ok() {
+                        host = Some(lab);
+                    } else {
+                        // A guest that hung may have left the lab in any state, and it may be dead.
+                        let _ = lab.shutdown();
+                    }
+                    self.record(&case.name, outcome, start)?;
+                }
             }
         }
-        tally.record(&case.name, outcome, start)?;
+        host.map_or(Ok(()), Host::shutdown)
     }
-    host.shutdown()
+
+    fn record(&self, name: &str, outcome: Result<String>, start: Instant) -> Result<()> {
+        locked(self.tally).record(name, outcome, start)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves its value whole, even if it panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally) -> Result<()> {
@@ -143,7 +237,7 @@ fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally
 }
 
 /// What has passed and failed, and the journal of a soak.
-pub(super) struct Tally {
+struct Tally {
     passed: usize,
     failed: usize,
     before: HashSet<String>,
@@ -179,17 +273,12 @@ impl Tally {
     }
 
     /// Whether a soak that was interrupted has passed it.
-    pub(super) fn has_passed(&self, name: &str) -> bool {
+    fn has_passed(&self, name: &str) -> bool {
         self.before.contains(name)
     }
 
     /// Counts and prints; remembers what a soak has passed.
-    pub(super) fn record(
-        &mut self,
-        name: &str,
-        outcome: Result<String>,
-        start: Instant,
-    ) -> Result<()> {
+    fn record(&mut self, name: &str, outcome: Result<String>, start: Instant) -> Result<()> {
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(seen) => {

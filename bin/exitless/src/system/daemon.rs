@@ -29,9 +29,8 @@ impl DaemonPlan {
     fn args(&self, host: &Host) -> Vec<String> {
         let mut args: Vec<String> = ["serve", "--idle", self.idle].map(str::to_owned).into();
         args.extend(["--stats".into(), host.path(STATS)]);
-        if let Some(cpus) = host.pin() {
-            let first = cpus.split(',').next().unwrap_or("0");
-            args.extend(["--cpu".into(), first.into()]);
+        if let Some(cpu) = host.pin() {
+            args.extend(["--cpu".into(), cpu.into()]);
         }
         for (index, disk) in self.disks.iter().enumerate() {
             let socket = host.path(&Self::socket(index));

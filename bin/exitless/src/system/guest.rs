@@ -103,9 +103,7 @@ impl Guest {
             flag("--watchdog", "60".into());
         }
         if let Some(pin) = self.pin.as_deref().or(host.pin()) {
-            // The sidecore's CPU, and as many as there are vCPUs.
-            let list: Vec<&str> = pin.split(',').take(1 + self.cpus as usize).collect();
-            flag("--pin", list.join(","));
+            flag("--pin", pin.to_owned());
         }
         for disk in &self.disks {
             flag("--disk", disk.clone());

@@ -31,11 +31,7 @@ impl<'a> Storage<'a> {
         lab.push_bytes(content, &file, 0o600)?;
         let below = shell(
             lab,
-            &format!(
-                "if ! [ -e /dev/loop-control ]; then \
-                     while read -r module; do insmod /modules/$module.ko || exit 1; done < /modules/storage; \
-                 fi && losetup -f && losetup -f {file}"
-            ),
+            &format!("lab-load storage && losetup -f && losetup -f {file}"),
         )?;
         let sectors = content.len() / 512;
         let path = shell(
