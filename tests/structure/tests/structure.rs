@@ -36,7 +36,6 @@ const TESTS_ABOVE: &[&[&str]] = &[&["machine", "virtio-pci", "vtd-port"]];
 const CYCLES: &[(&str, &[&str])] = &[
     ("guest-mem", &["dma", "watch", "window"]),
     ("guest-mem", &["file", "mapping"]),
-    ("sidecore", &["berth", "run"]),
     ("vhost-export", &["export", "peer"]),
     ("vio", &["device", "ring"]),
     ("vtd", &["saved_state", "unit"]),

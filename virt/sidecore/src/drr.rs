@@ -152,7 +152,7 @@ impl Drr {
 
     /// `activate`, unless it is in the ring already.
     #[inline]
-    pub(crate) fn stir(&mut self, flow: FlowId) {
+    pub(crate) fn wake(&mut self, flow: FlowId) {
         if self.flows[flow].state == State::Away {
             self.activate(flow);
         }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `AWAKE` | polls; will look at `sent` again | does nothing: no system call |
 //! | `ARMING` | is arming its pollers, will look again after its fence | makes it `AWAKE`, which calls the sleep off |
-//! | `ASLEEP` | is in, or on its way into, epoll_wait | makes it `AWAKE`; who succeeds rings the bell, once |
+//! | `ASLEEP` | is in, or on its way into, epoll_wait | makes it `AWAKE`; who succeeds notifies it, once |
 //!
 //! No wake-up is lost, by the store-buffering argument, twice the same:
 //! - sender: `sent += 1`, **fence**, read `state`;
@@ -14,42 +14,22 @@
 //! message. If the sidecore's does, the sender's read sees `ARMING` (or what followed it), and its
 //! swap either comes before the sidecore's `ARMING → ASLEEP`, which then fails, or after it, and
 //! finds `ASLEEP`. Without either fence both may read the old value, and the message waits until
-//! something else wakes the sidecore. `park/model.rs` checks this with loom, mutants included.
+//! something else wakes the sidecore. `park/model.rs` checks this with loom, and that it notices each missing step.
 
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, fence};
+use crate::{
+    steps::{Step, takes},
+    sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, fence},
+};
 
 const AWAKE: u32 = 0;
 const ARMING: u32 = 1;
 const ASLEEP: u32 = 2;
 
-/// Wakes a sidecore that is in, or about to enter, its wait. What rings before the wait begins must
+/// Wakes a sidecore that is in, or about to enter, its wait. A notification before the wait begins must
 /// make it end at once.
-pub(crate) trait Bell {
-    fn ring(&self);
+pub(crate) trait Notifier {
+    fn notify(&self);
 }
-
-/// The steps of the protocol that the loom model takes away one at a time to see that it notices.
-/// The product is [`Sound`].
-pub(crate) trait Steps {
-    /// The sender's fence between publishing and reading the state.
-    const SENDER_FENCE: bool = true;
-    /// The sidecore's fence between arming and the last look.
-    const FENCE: bool = true;
-    /// The last look comes after arming, not before it.
-    const RECHECK_AFTER_ARM: bool = true;
-    /// The last look includes the mailbox.
-    const RECHECK_MAILBOX: bool = true;
-    /// The last look includes the last poller.
-    const RECHECK_LAST_POLLER: bool = true;
-    /// The last poller is armed (again), if it is not.
-    const ARM_LAST_POLLER: bool = true;
-    /// What was armed when another could not be is looked at by the next park.
-    const KEEP_UNLOOKED: bool = true;
-}
-
-/// The protocol with every step in place.
-pub(crate) struct Sound;
-impl Steps for Sound {}
 
 /// Written by: the sidecore (`state`), senders (`state`, `sent`), the owner (`stop`). Two lines,
 /// so that a sidecore that polls `sent` does not see the traffic on `state`.
@@ -57,7 +37,7 @@ impl Steps for Sound {}
 pub(crate) struct Gate<B> {
     state: CachePadded<AtomicU32>,
     mail: CachePadded<Mail>,
-    bell: B,
+    notifier: B,
 }
 
 #[derive(Debug)]
@@ -67,30 +47,30 @@ struct Mail {
     stop: AtomicBool,
 }
 
-impl<B: Bell> Gate<B> {
-    pub(crate) fn new(bell: B) -> Self {
+impl<B: Notifier> Gate<B> {
+    pub(crate) fn new(notifier: B) -> Self {
         Gate {
             state: CachePadded(AtomicU32::new(AWAKE)),
             mail: CachePadded(Mail {
                 sent: AtomicU64::new(0),
                 stop: AtomicBool::new(false),
             }),
-            bell,
+            notifier,
         }
     }
 
     // -- senders -------------------------------------------------------------------------------
 
     /// A message is in the channel: counts it and wakes the sidecore if it sleeps.
-    pub(crate) fn published<S: Steps>(&self) {
+    pub(crate) fn published(&self) {
         // Release: pairs with the Acquire in `sent`; who sees the count finds the message.
         self.mail.0.sent.fetch_add(1, Ordering::Release);
-        self.wake::<S>();
+        self.wake();
     }
 
     /// Makes the sidecore look at all its sources, whatever the caller has published to it before.
-    pub(crate) fn wake<S: Steps>(&self) {
-        if S::SENDER_FENCE {
+    pub(crate) fn wake(&self) {
+        if takes(Step::SenderFence) {
             // Pairs with the fence in `park`: see the head of this module.
             fence(Ordering::SeqCst);
         }
@@ -106,14 +86,14 @@ impl<B: Bell> Gate<B> {
         // Release: pairs with the Acquire of the sidecore's `awake` and of its failed
         // `try_sleep`, so that the sweep that follows sees what was published.
         if self.state.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP {
-            self.bell.ring();
+            self.notifier.notify();
         }
     }
 
     /// Asks the sidecore to end, and wakes it.
     pub(crate) fn stop(&self) {
         self.mail.0.stop.store(true, Ordering::Release);
-        self.wake::<Sound>();
+        self.wake();
     }
 
     // -- the sidecore --------------------------------------------------------------------------
@@ -143,7 +123,7 @@ impl<B: Bell> Gate<B> {
             .is_ok()
     }
 
-    /// Back to polling, from any state. True when a sender had it woken: the bell has rung or will.
+    /// Back to polling, from any state. True when a sender had it woken: the notifier has been used or will be.
     pub(crate) fn awake(&self) -> bool {
         self.state.0.swap(AWAKE, Ordering::AcqRel) == AWAKE
     }
@@ -153,7 +133,7 @@ impl<B: Bell> Gate<B> {
         &self.mail
     }
 
-    pub(crate) fn bell(&self) -> &B {
-        &self.bell
+    pub(crate) fn notifier(&self) -> &B {
+        &self.notifier
     }
 }

@@ -12,7 +12,6 @@ use std::sync::{
 use thiserror::Error;
 
 use crate::{
-    gate::Sound,
     mailbox::Outbox,
     reply::{Reply, reply},
     sync::Arc,
@@ -122,7 +121,7 @@ impl<M: Send> Handle<M> {
     /// call unless it sleeps.
     pub fn wake(&self) {
         if let Some(outbox) = &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
-            outbox.gate().wake::<Sound>();
+            outbox.gate().wake();
         }
     }
 }

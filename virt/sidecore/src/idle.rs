@@ -325,7 +325,7 @@ impl IdleState {
 
     /// What a wake adds to the latency of what it is for, and what a park takes of CPU time, in nanoseconds: measured before
     /// there was work, instead of the assumptions.
-    pub fn rehearsed(&mut self, wake_ns: u64, cpu_ns: u64) {
+    pub fn calibrated(&mut self, wake_ns: u64, cpu_ns: u64) {
         self.park = Park {
             cpu_ns: (cpu_ns as f64).min(*WAKE_NS.end()),
             wake_ns: (wake_ns as f64).clamp(*WAKE_NS.start(), *WAKE_NS.end()),

@@ -22,7 +22,7 @@
 //!   system call; to one that sleeps, one eventfd write by the first sender. [`Handle::call`] waits
 //!   for an answer through a [`Reply`] and learns if none will come.
 //! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Price`] of CPU against latency.
-//! - [`Monitor`]: reports a sidecore that no longer beats. [`Helpers`]: threads for slow work.
+//! - [`Monitor`]: reports a sidecore that no longer beats.
 //! - [`Stats`]: counted by the owner, read by anybody.
 //!
 //! Threads: pollers and their state are touched by their sidecore's thread only, so that they need
@@ -39,38 +39,38 @@
 //!
 //! Left out: NUMA beyond pinning (memory stays where its owner put it).
 
-mod berth;
 mod clock;
 mod control;
-mod deck;
 mod drr;
 mod fleet;
 mod gate;
 mod handle;
-mod helpers;
 mod idle;
 mod mailbox;
+mod migrate;
 mod monitor;
 mod park;
 mod pause;
 mod poller;
-mod rehearsal;
+mod pollers;
 mod reply;
 mod run;
 mod serve;
 mod sidecore;
 mod signal;
 mod stats;
+mod steps;
 mod sync;
 mod sys;
+mod transit;
 mod turn;
+mod wake_calibration;
 mod wakes;
 
 pub use clock::Nanos;
 pub use control::{ControlConfig, Controller, CoreSample, Decision, PollerSample};
 pub use fleet::{Fleet, FleetBuilder, FleetCounts, MoveError};
 pub use handle::{CallError, Handle, SendError};
-pub use helpers::{Helpers, JobPanicked, SubmitError};
 pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};
 pub use poller::{Activity, AlwaysPoll, ArmError, Poller, Probe};

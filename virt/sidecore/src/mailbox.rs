@@ -5,7 +5,7 @@
 //! from the [`gate`](crate::gate) beside it.
 
 use crate::{
-    gate::{Bell, Gate, Sound, Steps},
+    gate::{Gate, Notifier},
     sync::{Arc, mpsc},
 };
 
@@ -44,9 +44,9 @@ pub(crate) struct Inbox<M, B> {
     is_draining: bool,
 }
 
-pub(crate) fn mailbox<M, B: Bell>(bell: B) -> (Outbox<M, B>, Inbox<M, B>) {
+pub(crate) fn mailbox<M, B: Notifier>(notifier: B) -> (Outbox<M, B>, Inbox<M, B>) {
     let (tx, rx) = mpsc::channel();
-    let gate = Arc::new(Gate::new(bell));
+    let gate = Arc::new(Gate::new(notifier));
     (
         Outbox {
             channel: tx,
@@ -61,18 +61,13 @@ pub(crate) fn mailbox<M, B: Bell>(bell: B) -> (Outbox<M, B>, Inbox<M, B>) {
     )
 }
 
-impl<M, B: Bell> Outbox<M, B> {
+impl<M, B: Notifier> Outbox<M, B> {
     /// Gives the message back when the sidecore has ended.
     pub(crate) fn send(&self, poller: u64, message: M) -> Result<(), M> {
-        self.send_by::<Sound>(poller, message)
-    }
-
-    /// `send` in the steps that the model asks for.
-    pub(crate) fn send_by<S: Steps>(&self, poller: u64, message: M) -> Result<(), M> {
         self.channel
             .send(Envelope { poller, message })
             .map_err(|refused| refused.0.message)?;
-        self.gate.published::<S>();
+        self.gate.published();
         Ok(())
     }
 
@@ -81,7 +76,7 @@ impl<M, B: Bell> Outbox<M, B> {
     }
 }
 
-impl<M, B: Bell> Inbox<M, B> {
+impl<M, B: Notifier> Inbox<M, B> {
     /// The next message, if one has arrived. One load when none has.
     pub(crate) fn take(&mut self) -> Option<Envelope<M>> {
         if !self.is_draining {

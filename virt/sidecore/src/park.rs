@@ -30,16 +30,17 @@ use std::io;
 
 use crate::{
     clock::Nanos,
-    deck::Deck,
-    gate::{Bell, Gate, Steps},
+    gate::{Gate, Notifier},
     poller::{ArmError, Poller},
+    pollers::Pollers,
+    steps::{Step, takes},
     sync::{Ordering, fence},
 };
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// A sender rang the bell.
+    /// A sender.
     Mailbox,
     /// A descriptor of a poller.
     Fd,
@@ -61,7 +62,7 @@ pub(crate) enum Parked {
 
 /// The blocking call.
 pub(crate) trait Waiter {
-    /// Blocks until the bell has rung, a registered descriptor is readable, or `deadline` has come.
+    /// Blocks until the notifier has been used, a registered descriptor is readable, or `deadline` has come.
     ///
     /// # Errors
     /// When it cannot wait; the sidecore then counts as not armed.
@@ -69,27 +70,28 @@ pub(crate) trait Waiter {
 }
 
 /// One sleep of a sidecore that has emptied its mailbox of the first `seen` messages; see the head of this module.
-pub(crate) fn park<S: Steps, P: Poller, B: Bell>(
-    deck: &mut Deck<P>,
+pub(crate) fn park<P: Poller, B: Notifier>(
+    pollers: &mut Pollers<P>,
     gate: &Gate<B>,
     seen: u64,
     waiter: &mut impl Waiter,
 ) -> Parked {
-    if !S::RECHECK_AFTER_ARM && (has_mail::<S, B>(gate, seen) | deck.early_look::<S>()) {
+    #[cfg(all(test, loom))]
+    if !takes(Step::LookAfterArming) && (has_mail(gate, seen) | pollers.early_look()) {
         return Parked::WorkFound;
     }
     gate.begin_arming();
-    if let Err(error) = deck.arm::<S>() {
+    if let Err(error) = pollers.arm() {
         gate.awake();
         return Parked::NotArmed(error);
     }
-    if S::FENCE {
+    if takes(Step::Fence) {
         fence(Ordering::SeqCst);
     }
     // Both, whatever the first says: a poller that is not looked at after its arming may never be.
-    let work = S::RECHECK_AFTER_ARM && (has_mail::<S, B>(gate, seen) | deck.last_look::<S>());
+    let work = takes(Step::LookAfterArming) && (has_mail(gate, seen) | pollers.last_look());
     let outcome = if !work && gate.try_sleep() {
-        match waiter.wait(deck.earliest()) {
+        match waiter.wait(pollers.earliest()) {
             Ok(wake) => Parked::Slept(wake),
             Err(error) => Parked::NotArmed(ArmError::new(error)),
         }
@@ -100,8 +102,8 @@ pub(crate) fn park<S: Steps, P: Poller, B: Bell>(
     outcome
 }
 
-fn has_mail<S: Steps, B: Bell>(gate: &Gate<B>, seen: u64) -> bool {
-    S::RECHECK_MAILBOX && (gate.sent() != seen || gate.is_stopping())
+fn has_mail<B: Notifier>(gate: &Gate<B>, seen: u64) -> bool {
+    takes(Step::LookAtMailbox) && (gate.sent() != seen || gate.is_stopping())
 }
 
 #[cfg(all(test, loom))]

@@ -59,8 +59,8 @@ impl Probe for AlwaysPoll {
 /// Something polled by a sidecore: the owner of a VM's IOMMU and devices, a vhost-user server, …
 ///
 /// Every method runs on the sidecore's thread; none of them may block or make an unbounded system
-/// call, since all pollers of the core wait behind it. Slow work goes to
-/// [`Helpers`](crate::Helpers) and comes back as a message.
+/// call, since all pollers of the core wait behind it. Slow work belongs to
+/// another thread, whose answer comes back as a message.
 ///
 /// **Awake**, the runtime calls `message` for what has arrived, `ready` for descriptors that are readable (looked at
 /// every 100 µs), and `poll` on those pollers that are active: whose last poll was not `Idle`, whose probe fires, who got a message or a

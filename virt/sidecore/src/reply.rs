@@ -21,7 +21,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// `state` goes `WAITING → [PARKED →] DONE`; the answer is written before `DONE`, read after it.
 #[derive(Debug)]
-struct Slot<R> {
+struct Exchange<R> {
     state: AtomicU32,
     answer: Mutex<Option<R>>,
     asker: thread::Thread,
@@ -30,15 +30,15 @@ struct Slot<R> {
 /// The right, and the duty, to answer one [`call`](crate::Handle::call).
 #[derive(Debug)]
 #[must_use = "dropping it fails the call"]
-pub struct Reply<R>(Arc<Slot<R>>);
+pub struct Reply<R>(Arc<Exchange<R>>);
 
 /// The asker's end.
 #[derive(Debug)]
-pub struct Answer<R>(Arc<Slot<R>>);
+pub struct Answer<R>(Arc<Exchange<R>>);
 
 /// A pair for one question of the current thread.
 pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
-    let slot = Arc::new(Slot {
+    let slot = Arc::new(Exchange {
         state: AtomicU32::new(WAITING),
         answer: Mutex::new(None),
         asker: thread::current(),

@@ -8,7 +8,7 @@
 //!           a round over the active ones    deficit round robin (drr.rs): poll with a budget, charge
 //!           anybody busy? again             else as the idle policy says: spin, pause, or park
 //! ```
-//! What a call of a poller involves is in [`serve`](crate::serve), coming and going in [`berth`](crate::berth).
+//! What a call of a poller involves is in [`serve`](crate::serve), coming and going in [`migrate`](crate::migrate).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,21 +19,20 @@ use std::{
 };
 
 use crate::{
-    berth::{Leaving, Order},
     clock::Nanos,
-    deck::Deck,
     drr::Drr,
-    gate::Sound,
     handle::Route,
     idle::{Hints, IdleState, Wait},
     mailbox::{Envelope, Inbox},
     park::{Parked, Waiter, Wake, park},
     pause::Pause,
     poller::{Activity, Poller},
-    rehearsal::Rehearsal,
+    pollers::Pollers,
     stats::{Board, NO_POLLER, PollerBoard},
     sync::Arc,
     sys::{EpollFd, EventFd, ThreadClock},
+    transit::{Leaving, Order},
+    wake_calibration::WakeCalibration,
     wakes,
 };
 
@@ -51,7 +50,7 @@ pub(crate) struct Member<M> {
 
 /// A sidecore, as its own thread sees it.
 pub(crate) struct Core<P: Poller> {
-    pub(crate) deck: Deck<P>,
+    pub(crate) pollers: Pollers<P>,
     /// By slot.
     pub(crate) members: Vec<Option<Member<P::Message>>>,
     /// Poller number to slot.
@@ -84,9 +83,9 @@ pub(crate) struct Core<P: Poller> {
 
 impl<P: Poller> Core<P> {
     /// Learns what a wake takes here.
-    pub(crate) fn rehearse(&mut self, rehearsal: &Rehearsal) {
-        if let Some((wake_ns, cpu_ns)) = rehearsal.sleep(self.clock) {
-            self.idle.rehearsed(wake_ns, cpu_ns);
+    pub(crate) fn calibrate_wakes(&mut self, calibration: &WakeCalibration) {
+        if let Some((wake_ns, cpu_ns)) = calibration.sleep(self.clock) {
+            self.idle.calibrated(wake_ns, cpu_ns);
         }
     }
 
@@ -107,7 +106,7 @@ impl<P: Poller> Core<P> {
         let mut ids: Vec<(u64, usize)> = self.slots.iter().map(|(&id, &at)| (id, at)).collect();
         ids.sort_unstable();
         ids.into_iter()
-            .map(|(_, at)| self.deck.remove(at))
+            .map(|(_, at)| self.pollers.remove(at))
             .collect()
     }
 
@@ -118,14 +117,14 @@ impl<P: Poller> Core<P> {
         if self.now >= self.next_look && self.look(Some(0)) == Activity::Busy {
             activity = Activity::Busy;
         }
-        self.stir();
+        self.wake_pollers();
         self.drr.begin_round();
         while let Some(visit) = self.drr.next() {
             if self.visit(visit) == Activity::Busy {
                 activity = Activity::Busy;
             }
         }
-        if !self.leaving.is_empty() && self.see_off() == Activity::Busy {
+        if !self.leaving.is_empty() && self.detach_leaving() == Activity::Busy {
             activity = Activity::Busy;
         }
         if self.drr.has_hungry() {
@@ -141,13 +140,13 @@ impl<P: Poller> Core<P> {
     }
 
     /// Puts those into the ring whose probes fire or whose deadlines have passed.
-    fn stir(&mut self) {
+    fn wake_pollers(&mut self) {
         let drr = &mut self.drr;
-        self.deck.scan(|at| drr.stir(at));
-        if self.deck.is_due(self.now) {
+        self.pollers.scan(|at| drr.wake(at));
+        if self.pollers.is_due(self.now) {
             let mut due = std::mem::take(&mut self.due);
-            self.deck.due(self.now, &mut due);
-            due.drain(..).for_each(|at| self.drr.stir(at));
+            self.pollers.due(self.now, &mut due);
+            due.drain(..).for_each(|at| self.drr.wake(at));
             self.due = due;
         }
     }
@@ -170,16 +169,16 @@ impl<P: Poller> Core<P> {
     /// Waits after an idle sweep.
     fn wait(&mut self) {
         self.idle_sweeps = self.idle_sweeps.wrapping_add(1);
-        let deck = &self.deck;
+        let pollers = &self.pollers;
         let wait = self.idle.next(self.now, || Hints {
-            arm_cost_ns: deck.arm_cost_ns(),
-            deadline: deck.earliest(),
+            arm_cost_ns: pollers.arm_cost_ns(),
+            deadline: pollers.earliest(),
         });
         let is_forced = wait != Wait::Sleep
             && self
                 .force_sleep_every
                 .is_some_and(|n| self.idle_sweeps.is_multiple_of(n.get()))
-            && deck.earliest().is_none_or(|at| at > self.now);
+            && pollers.earliest().is_none_or(|at| at > self.now);
         let core = &self.board.core.0;
         match wait {
             _ if is_forced => self.sleep(true),
@@ -208,7 +207,7 @@ impl<P: Poller> Core<P> {
         let mut waiter = EpollWaiter {
             epoll: &self.epoll,
             events: &mut self.events,
-            bell: gate.bell(),
+            notifier: gate.notifier(),
             board: &self.board,
             ready: 0,
             asleep_ns: 0,
@@ -216,7 +215,7 @@ impl<P: Poller> Core<P> {
             is_forced,
         };
         let before = self.idle.wants_cost().then(|| self.clock.read());
-        let parked = park::<Sound, P, EventFd>(&mut self.deck, &gate, seen, &mut waiter);
+        let parked = park(&mut self.pollers, &gate, seen, &mut waiter);
         let (ready, asleep_ns, late_ns) = (waiter.ready, waiter.asleep_ns, waiter.late_ns);
         let (start, core) = (self.now, &self.board.core.0);
         self.now = Nanos::now();
@@ -227,7 +226,7 @@ impl<P: Poller> Core<P> {
             Parked::WorkFound => {
                 core.sleeps_refused.add(1);
                 self.idle.armed();
-                for at in self.deck.take_found() {
+                for at in self.pollers.take_found() {
                     self.drr.activate(at);
                 }
             }
@@ -260,7 +259,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 struct EpollWaiter<'a> {
     epoll: &'a EpollFd,
     events: &'a mut [libc::epoll_event; EVENTS],
-    bell: &'a EventFd,
+    notifier: &'a EventFd,
     board: &'a Board,
     /// Events of the last wait.
     ready: usize,
@@ -296,18 +295,18 @@ impl Waiter for EpollWaiter<'_> {
             }
             Err(error) => return Err(error),
         };
-        let is_bell = |event: &libc::epoll_event| event.u64 == wakes::BELL;
-        if self.events[..self.ready].iter().any(is_bell) {
-            self.bell.drain();
+        let is_notifier = |event: &libc::epoll_event| event.u64 == wakes::NOTIFIER;
+        if self.events[..self.ready].iter().any(is_notifier) {
+            self.notifier.drain();
             return Ok(Wake::Mailbox);
         }
         Ok(Wake::Fd)
     }
 }
 
-/// A core's epoll, with its bell in it.
-pub(crate) fn epoll_with(bell: &EventFd) -> io::Result<Arc<EpollFd>> {
+/// A core's epoll, with its notifier in it.
+pub(crate) fn epoll_with(notifier: &EventFd) -> io::Result<Arc<EpollFd>> {
     let epoll = EpollFd::new()?;
-    epoll.add(bell.as_raw_fd(), wakes::BELL)?;
+    epoll.add(notifier.as_raw_fd(), wakes::NOTIFIER)?;
     Ok(Arc::new(epoll))
 }

@@ -55,7 +55,7 @@ impl<P: Poller> Core<P> {
         in_poller.store(member.board.id, Ordering::Relaxed);
         self.board.core.0.messages.add(1);
         counters.messages.add(1);
-        let slot = self.deck.touch(at);
+        let slot = self.pollers.touch(at);
         let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
         slot.poller.message(message, &mut turn);
         let cost = turn.spent().max(MESSAGE_COST);
@@ -83,12 +83,12 @@ impl<P: Poller> Core<P> {
         let mut stray = None;
         for index in 0..ready.min(EVENTS) {
             let data = self.events[index].u64;
-            if data == wakes::BELL {
-                self.inbox.gate().bell().drain();
+            if data == wakes::NOTIFIER {
+                self.inbox.gate().notifier().drain();
                 continue;
             }
             let (at, fd) = wakes::source(data);
-            let token = self.deck.get(at).and_then(|slot| slot.wakes.token(fd));
+            let token = self.pollers.get(at).and_then(|slot| slot.wakes.token(fd));
             match token {
                 Some(token) => {
                     if self.ready(at, fd, token) == Activity::Busy {
@@ -118,7 +118,7 @@ impl<P: Poller> Core<P> {
         let (core, counters) = (&self.board.core.0, &member.board.counters.0);
         let in_poller = &self.board.pulse.0.in_poller;
         in_poller.store(member.board.id, Ordering::Relaxed);
-        let slot = self.deck.touch(at);
+        let slot = self.pollers.touch(at);
         let is_muted = slot.wakes.strike(fd, self.now);
         core.mutes.add(u64::from(is_muted));
         counters.mutes.add(u64::from(is_muted));
@@ -147,9 +147,9 @@ impl<P: Poller> Core<P> {
     fn rebuild_epoll(&mut self) {
         self.board.core.0.rebuilds.add(1);
         // If there is no new one the old one goes on, with its stray events.
-        if let Ok(epoll) = epoll_with(self.inbox.gate().bell()) {
-            for at in 0..self.deck.len() {
-                if let Some(slot) = self.deck.get_mut(at) {
+        if let Ok(epoll) = epoll_with(self.inbox.gate().notifier()) {
+            for at in 0..self.pollers.len() {
+                if let Some(slot) = self.pollers.get_mut(at) {
                     slot.wakes.reconnect(&epoll);
                 }
             }
@@ -167,7 +167,7 @@ impl<P: Poller> Core<P> {
         let counters = &member.board.counters.0;
         let in_poller = &self.board.pulse.0.in_poller;
         in_poller.store(member.board.id, Ordering::Relaxed);
-        let slot = self.deck.touch(at);
+        let slot = self.pollers.touch(at);
         let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
         let activity = slot.poller.poll(&mut turn);
         let mut cost = turn.spent();
@@ -185,11 +185,11 @@ impl<P: Poller> Core<P> {
             self.board.core.0.cost.add(cost);
             self.drr.charge(at, cost);
         }
-        self.deck.asked(at);
+        self.pollers.asked(at);
         let (state, shown) = match activity {
             Activity::Busy => (State::Hungry, PollerState::Busy),
             Activity::Waiting => (State::Waiting, PollerState::Waiting),
-            Activity::Idle if self.deck.probe(at) => (State::Away, PollerState::Idle),
+            Activity::Idle if self.pollers.probe(at) => (State::Away, PollerState::Idle),
             Activity::Idle => (State::Waiting, PollerState::Idle),
         };
         self.drr.finish(at, state);

@@ -13,9 +13,7 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    berth::{Destination, Leaving, Order, Passenger, Port, send_off},
     clock::Nanos,
-    deck::Deck,
     drr::{self, Drr},
     handle::{Handle, Route},
     idle::{IdlePolicy, IdleState},
@@ -23,11 +21,13 @@ use crate::{
     monitor::Watch,
     pause::Pause,
     poller::Poller,
-    rehearsal::Rehearsal,
+    pollers::Pollers,
     run::{Core, epoll_with},
     stats::{Board, Stats},
     sync::Arc,
     sys::{self, EventFd, ThreadClock},
+    transit::{Destination, InTransit, Leaving, Order, Port, ask_to_leave},
+    wake_calibration::WakeCalibration,
 };
 
 /// A sidecore could not be started.
@@ -149,31 +149,31 @@ impl SidecoreBuilder {
         let board = Arc::new(Board::new(self.name.clone(), pause.name()));
         let (orders_in, orders) = mpsc::channel();
         let mut handles = Vec::new();
-        let passengers: Vec<_> = pollers
+        let newcomers: Vec<_> = pollers
             .into_iter()
             .map(|poller| {
                 let route = Route::new(outbox.clone());
                 handles.push(Handle::new(Arc::clone(&route)));
-                Passenger::new(poller, route)
+                InTransit::new(poller, route)
             })
             .collect();
         let (ready, started) = mpsc::sync_channel(1);
         // Without one the policy starts from an assumption.
-        let rehearsal = matches!(self.idle, IdlePolicy::Priced(_))
-            .then(|| Rehearsal::new().ok().map(Arc::new))
+        let calibration = matches!(self.idle, IdlePolicy::Priced(_))
+            .then(|| WakeCalibration::new().ok().map(Arc::new))
             .flatten();
-        let of_core = rehearsal.clone();
+        let of_core = calibration.clone();
         let of_thread = Arc::clone(&board);
         let thread = thread::Builder::new()
             .name(self.name.clone())
             .spawn(move || {
                 let _end = End(Arc::clone(&of_thread));
-                let begun = self.begin(of_thread, inbox, orders, pause, passengers);
+                let begun = self.begin(of_thread, inbox, orders, pause, newcomers);
                 // The receiver waits below.
                 match begun {
                     Ok(mut core) => {
-                        if let Some(rehearsal) = of_core {
-                            core.rehearse(&rehearsal);
+                        if let Some(calibration) = of_core {
+                            core.calibrate_wakes(&calibration);
                         }
                         let _ = ready.send(Ok(()));
                         core.run()
@@ -185,8 +185,8 @@ impl SidecoreBuilder {
                 }
             })
             .map_err(SpawnError::Thread)?;
-        if let Some(rehearsal) = rehearsal {
-            rehearsal.wake();
+        if let Some(calibration) = calibration {
+            calibration.wake();
         }
         match started.recv() {
             Ok(Ok(())) => Ok(Sidecore {
@@ -216,17 +216,17 @@ impl SidecoreBuilder {
         inbox: Inbox<P::Message, EventFd>,
         orders: mpsc::Receiver<Order<P>>,
         pause: Pause,
-        passengers: Vec<Passenger<P>>,
+        newcomers: Vec<InTransit<P>>,
     ) -> Result<Core<P>, SpawnError> {
         if let Some(cpu) = self.cpu {
             sys::pin_this_thread(cpu).map_err(|source| SpawnError::Pin { cpu, source })?;
         }
         let clock = ThreadClock::of_this_thread().map_err(SpawnError::Thread)?;
         board.begin(clock);
-        let epoll = epoll_with(inbox.gate().bell()).map_err(SpawnError::EventFd)?;
+        let epoll = epoll_with(inbox.gate().notifier()).map_err(SpawnError::EventFd)?;
         let now = Nanos::now();
         let mut core = Core {
-            deck: Deck::new(),
+            pollers: Pollers::new(),
             members: Vec::new(),
             slots: HashMap::new(),
             drr: Drr::new(self.quantum),
@@ -249,9 +249,9 @@ impl SidecoreBuilder {
             idle_sweeps: 0,
             due: Vec::new(),
         };
-        for passenger in passengers {
-            let name = passenger.board.name.clone();
-            core.add(passenger)
+        for moving in newcomers {
+            let name = moving.board.name.clone();
+            core.add(moving)
                 .map_err(|source| SpawnError::Attach { name, source })?;
         }
         Ok(core)
@@ -297,10 +297,10 @@ impl<P: Poller> Sidecore<P> {
     /// When the poller's descriptors cannot be registered, or the sidecore has ended; the poller is dropped.
     pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
         let route = Route::new(self.port.outbox.clone());
-        let passenger = Passenger::new(poller, Arc::clone(&route));
+        let moving = InTransit::new(poller, Arc::clone(&route));
         let (tx, answer) = mpsc::channel();
         self.port
-            .order(Order::Add(passenger, tx))
+            .order(Order::Add(moving, tx))
             .map_err(|_| AddError::Ended)?;
         match answer.recv() {
             Ok(Ok(())) => Ok(Handle::new(route)),
@@ -312,7 +312,7 @@ impl<P: Poller> Sidecore<P> {
     /// Takes a poller away, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`; messages sent before are
     /// delivered first. `None` if it did not come to that, or the poller is not on this sidecore. Sending to it fails from then on.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
-        send_off(&self.port, poller.id(), limit, Destination::Owner)
+        ask_to_leave(&self.port, poller.id(), limit, Destination::Owner)
     }
 
     /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`: with
@@ -324,7 +324,7 @@ impl<P: Poller> Sidecore<P> {
         limit: Duration,
     ) -> bool {
         let port = other.port.clone();
-        send_off(&self.port, poller.id(), limit, |answer| {
+        ask_to_leave(&self.port, poller.id(), limit, |answer| {
             Destination::Core(port, answer)
         })
         .unwrap_or(false)

@@ -16,7 +16,7 @@ use std::{
     ptr,
 };
 
-use crate::gate::Bell;
+use crate::gate::Notifier;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -49,8 +49,8 @@ impl EventFd {
     }
 }
 
-impl Bell for EventFd {
-    fn ring(&self) {
+impl Notifier for EventFd {
+    fn notify(&self) {
         // An error is EAGAIN, a counter at its maximum: readable already, which is all we want.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
     }

@@ -26,8 +26,8 @@ const STRIKES: u32 = 8;
 const MUTE_FIRST_NS: u64 = 1_000_000;
 const MUTE_LAST_NS: u64 = 16_000_000;
 
-/// What the bell's events carry: no poller has this number.
-pub(crate) const BELL: u64 = u64::MAX;
+/// What the notifier's events carry: no poller has this number.
+pub(crate) const NOTIFIER: u64 = u64::MAX;
 
 /// One registered descriptor.
 #[derive(Clone, Copy, Debug)]

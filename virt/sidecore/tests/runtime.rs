@@ -1,7 +1,7 @@
 //! The runtime through its public API, with real threads and descriptors.
 
 use std::{
-    num::{NonZeroU32, NonZeroUsize},
+    num::NonZeroU32,
     os::fd::RawFd,
     sync::{
         Arc,
@@ -13,9 +13,8 @@ use std::{
 };
 
 use sidecore::{
-    Activity, AlwaysPoll, ArmError, CallError, Helpers, IdlePolicy, JobPanicked, Monitor, Nanos,
-    Poller, Reply, Sidecore, SidecoreBuilder, SpawnError, Stuck, StuckCause, SubmitError, Turn,
-    Wakes,
+    Activity, AlwaysPoll, ArmError, CallError, IdlePolicy, Monitor, Nanos, Poller, Reply, Sidecore,
+    SidecoreBuilder, SpawnError, Stuck, StuckCause, Turn, Wakes,
 };
 
 enum Ask {
@@ -25,7 +24,6 @@ enum Ask {
     Note(u64),
     Block(mpsc::Receiver<()>),
     Panic,
-    Done(Result<u64, JobPanicked>),
     DeadlineIn(u64),
 }
 
@@ -34,7 +32,6 @@ enum Ask {
 struct Scribe {
     notes: Vec<u64>,
     kept: Vec<Reply<u64>>,
-    results: Vec<Result<u64, JobPanicked>>,
     deadline: Option<Nanos>,
     met: Arc<AtomicUsize>,
     refuses_arm: Arc<AtomicBool>,
@@ -66,7 +63,6 @@ impl Poller for Scribe {
             Ask::Note(x) => self.notes.push(x),
             Ask::Block(until) => until.recv().unwrap_or(()),
             Ask::Panic => panic!("told to (expected in this test's output)"),
-            Ask::Done(result) => self.results.push(result),
             Ask::DeadlineIn(ns) => self.deadline = Some(Nanos::now().after(ns)),
         }
     }
@@ -377,44 +373,4 @@ fn the_monitor_reports_a_stuck_poller_by_name_and_not_a_sleeping_one() {
     release.send(()).unwrap();
     stuck.stop();
     assert!(reports.try_recv().is_err());
-}
-
-#[test]
-fn slow_jobs_complete_by_message_also_when_they_panic() {
-    let helpers = Helpers::new(
-        "help",
-        NonZeroUsize::new(2).unwrap(),
-        NonZeroUsize::new(1).unwrap(),
-    )
-    .unwrap();
-    let core = sleeper(vec![Scribe::default()]);
-    helpers.submit(|| 42, core.handle(0), Ask::Done).unwrap();
-    eventually("done", || core.stats().core.messages == 1);
-    let panics = || panic!("a job's panic (expected in this test's output)");
-    helpers.submit(panics, core.handle(0), Ask::Done).unwrap();
-    eventually("done", || core.stats().core.messages == 2);
-    assert_eq!(core.stop()[0].results, [Ok(42), Err(JobPanicked)]);
-}
-
-#[test]
-fn a_full_queue_of_jobs_refuses_and_dropping_the_pool_finishes_it() {
-    let one = NonZeroUsize::new(1).unwrap();
-    let helpers = Helpers::new("help", one, one).unwrap();
-    let core = sleeper(vec![Scribe::default()]);
-    let (release, until) = mpsc::channel::<()>();
-    let (began, begun) = mpsc::channel();
-    let slow = move || {
-        began.send(()).unwrap();
-        until.recv().map_or(0, |()| 1)
-    };
-    helpers.submit(slow, core.handle(0), Ask::Done).unwrap();
-    begun.recv().unwrap();
-    helpers.submit(|| 2, core.handle(0), Ask::Done).unwrap();
-    assert_eq!(
-        helpers.submit(|| 3, core.handle(0), Ask::Done),
-        Err(SubmitError::Full)
-    );
-    release.send(()).unwrap();
-    drop(helpers);
-    assert_eq!(core.stop()[0].results, [Ok(1), Ok(2)]);
 }

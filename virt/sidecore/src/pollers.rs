@@ -1,13 +1,13 @@
 //! The pollers of one core, what each is armed for, and the array of their probes.
 //!
 //! A poller is armed when the core goes to sleep and **stays armed** until the runtime is about to call it
-//! ([`Deck::touch`]), so that a core that wakes for one of 256 pollers arms one when it goes back to sleep.
+//! ([`Pollers::touch`]), so that a core that wakes for one of 256 pollers arms one when it goes back to sleep.
 //! What the loop looks at for each poller, however idle, stands in two compact arrays: the probe, and [`Brief`].
 
 use crate::{
     clock::Nanos,
-    gate::Steps,
     poller::{ArmError, Poller, Probe},
+    steps::{Step, takes},
     wakes::Wakes,
 };
 
@@ -16,7 +16,7 @@ const NEVER: Nanos = Nanos(u64::MAX);
 
 /// A poller and its descriptors.
 #[derive(Debug)]
-pub(crate) struct Slot<P> {
+pub(crate) struct Attached<P> {
     pub(crate) poller: P,
     pub(crate) wakes: Wakes,
 }
@@ -40,8 +40,8 @@ const EMPTY: Brief = Brief {
 
 /// See the head of this module. Slots are numbered; empty ones are `None`.
 #[derive(Debug)]
-pub(crate) struct Deck<P: Poller> {
-    slots: Vec<Option<Slot<P>>>,
+pub(crate) struct Pollers<P: Poller> {
+    slots: Vec<Option<Attached<P>>>,
     probes: Vec<Option<P::Probe>>,
     briefs: Vec<Brief>,
     /// Not armed, in the order in which they were touched.
@@ -54,9 +54,9 @@ pub(crate) struct Deck<P: Poller> {
     next_deadline: Nanos,
 }
 
-impl<P: Poller> Deck<P> {
+impl<P: Poller> Pollers<P> {
     pub(crate) fn new() -> Self {
-        Deck {
+        Pollers {
             slots: Vec::new(),
             probes: Vec::new(),
             briefs: Vec::new(),
@@ -80,7 +80,7 @@ impl<P: Poller> Deck<P> {
             self.probes.push(None);
             self.briefs.push(EMPTY);
         }
-        self.slots[at] = Some(Slot { poller, wakes });
+        self.slots[at] = Some(Attached { poller, wakes });
         self.briefs[at] = Brief {
             is_armed: false,
             is_registered,
@@ -107,12 +107,12 @@ impl<P: Poller> Deck<P> {
         self.slots.len()
     }
 
-    pub(crate) fn get(&self, at: usize) -> Option<&Slot<P>> {
+    pub(crate) fn get(&self, at: usize) -> Option<&Attached<P>> {
         self.slots.get(at)?.as_ref()
     }
 
     /// A poller that stays as armed as it is.
-    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Slot<P>> {
+    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Attached<P>> {
         self.slots.get_mut(at)?.as_mut()
     }
 
@@ -120,7 +120,7 @@ impl<P: Poller> Deck<P> {
     ///
     /// # Panics
     /// When the slot is empty.
-    pub(crate) fn touch(&mut self, at: usize) -> &mut Slot<P> {
+    pub(crate) fn touch(&mut self, at: usize) -> &mut Attached<P> {
         let slot = self.slots[at].as_mut().expect("a slot with a poller");
         if self.briefs[at].is_armed {
             self.briefs[at].is_armed = false;
@@ -211,16 +211,16 @@ impl<P: Poller> Deck<P> {
     }
 
     /// Arms all that are not armed. After an error those that are armed stay so.
-    pub(crate) fn arm<S: Steps>(&mut self) -> Result<(), ArmError> {
+    pub(crate) fn arm(&mut self) -> Result<(), ArmError> {
         // What an arming that failed has left, unless it was disarmed since.
         let briefs = &self.briefs;
         self.fresh
-            .retain(|&at| S::KEEP_UNLOOKED && briefs[at].is_armed);
+            .retain(|&at| takes(Step::KeepUnlooked) && briefs[at].is_armed);
         let moved = std::mem::take(&mut self.unarmed);
         let mut outcome = Ok(());
         for at in moved {
             if outcome.is_ok() {
-                outcome = self.arm_one::<S>(at);
+                outcome = self.arm_one(at);
             }
             if outcome.is_ok() {
                 self.briefs[at].is_armed = true;
@@ -232,7 +232,7 @@ impl<P: Poller> Deck<P> {
         outcome
     }
 
-    fn arm_one<S: Steps>(&mut self, at: usize) -> Result<(), ArmError> {
+    fn arm_one(&mut self, at: usize) -> Result<(), ArmError> {
         let last = self.slots.len() - 1;
         let slot = self.slots[at].as_mut().expect("a slot with a poller");
         let brief = &mut self.briefs[at];
@@ -244,7 +244,7 @@ impl<P: Poller> Deck<P> {
             }
             brief.is_registered = true;
         }
-        if S::ARM_LAST_POLLER || at != last {
+        if takes(Step::ArmLastPoller) || at != last {
             slot.poller.arm(&mut slot.wakes)?;
         }
         Ok(())
@@ -252,16 +252,16 @@ impl<P: Poller> Deck<P> {
 
     /// The last look, after the fence: has a poller work? Those armed just now are asked. Those that have been armed for longer
     /// were looked at after *their* arming, and what came since has made a descriptor readable; their probes tell sooner.
-    pub(crate) fn last_look<S: Steps>(&mut self) -> bool {
+    pub(crate) fn last_look(&mut self) -> bool {
         self.found.clear();
         let last = self.slots.len().wrapping_sub(1);
         for &at in &self.fresh {
             let slot = self.slots[at].as_mut().expect("a slot with a poller");
-            if (S::RECHECK_LAST_POLLER || at != last) && slot.poller.has_work() {
+            if (takes(Step::LookAtLastPoller) || at != last) && slot.poller.has_work() {
                 self.found.push(at);
             }
         }
-        let is_any_kept_firing = S::RECHECK_LAST_POLLER && self.is_any_kept_firing();
+        let is_any_kept_firing = takes(Step::LookAtLastPoller) && self.is_any_kept_firing();
         while let Some(at) = self.fresh.pop() {
             // Arming may have set a deadline.
             self.asked(at);
@@ -269,10 +269,11 @@ impl<P: Poller> Deck<P> {
         !self.found.is_empty() || is_any_kept_firing
     }
 
-    /// For a mutant of the protocol only: the last look, before arming.
-    pub(crate) fn early_look<S: Steps>(&mut self) -> bool {
+    /// For the model: the last look, before arming.
+    #[cfg(all(test, loom))]
+    pub(crate) fn early_look(&mut self) -> bool {
         self.fresh.clone_from(&self.unarmed);
-        self.last_look::<S>()
+        self.last_look()
     }
 
     fn is_any_kept_firing(&self) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! The priced policy weighs CPU time against the latency that a wake adds; that latency is 5 µs on one host and 50 µs on the next. It
 //! cannot be seen at work (nobody writes down when a guest kicked), so a new core falls asleep a few times while the thread that starts it writes
-//! down the time and rings, as a guest's kick does. Takes about 3 ms; only cores with that policy do it.
+//! down the time and notifies it, as a guest's kick does. Takes about 3 ms; only cores with that policy do it.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     clock::Nanos,
-    gate::Bell,
+    gate::Notifier,
     sys::{self, EpollFd, EventFd, ThreadClock},
 };
 
@@ -26,34 +26,34 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One core and its waker.
 #[derive(Debug)]
-pub(crate) struct Rehearsal {
-    bell: EventFd,
+pub(crate) struct WakeCalibration {
+    notifier: EventFd,
     epoll: EpollFd,
     /// The round for which the core is about to sleep.
     asleep: AtomicU32,
-    /// When the waker rang.
-    rung_at: AtomicU64,
+    /// When the waker notified it.
+    notified_at: AtomicU64,
 }
 
-impl Rehearsal {
+impl WakeCalibration {
     pub(crate) fn new() -> io::Result<Self> {
-        let (bell, epoll) = (EventFd::new()?, EpollFd::new()?);
-        epoll.add(bell.as_raw_fd(), 0)?;
-        Ok(Rehearsal {
-            bell,
+        let (notifier, epoll) = (EventFd::new()?, EpollFd::new()?);
+        epoll.add(notifier.as_raw_fd(), 0)?;
+        Ok(WakeCalibration {
+            notifier,
             epoll,
             asleep: AtomicU32::new(0),
-            rung_at: AtomicU64::new(0),
+            notified_at: AtomicU64::new(0),
         })
     }
 
     /// The core's part, on its thread: median latency of a wake and mean CPU time of a park, in nanoseconds. `None` if
-    /// nobody rang.
+    /// nobody notified it.
     pub(crate) fn sleep(&self, clock: ThreadClock) -> Option<(u64, u64)> {
         let mut late = Vec::new();
         let before = clock.read().ok()?;
         for round in 1..=ROUNDS {
-            // Release: the waker, which acquires it, rings for a core that has emptied its bell.
+            // Release: the waker, which acquires it, notifies a core that has emptied its notifier.
             self.asleep.store(round, Ordering::Release);
             let patience = PATIENCE.as_nanos() as u64;
             let woken = self.epoll.wait(&mut sys::no_events::<1>(), Some(patience));
@@ -61,9 +61,9 @@ impl Rehearsal {
             if woken.ok()? == 0 {
                 return None;
             }
-            self.bell.drain();
+            self.notifier.drain();
             // Acquire: pairs with the waker's release, which the eventfd orders anyway.
-            late.push(now.since(Nanos(self.rung_at.load(Ordering::Acquire))));
+            late.push(now.since(Nanos(self.notified_at.load(Ordering::Acquire))));
         }
         let cpu_ns = clock.read().ok()?.saturating_sub(before) / u64::from(ROUNDS);
         late.sort_unstable();
@@ -82,8 +82,8 @@ impl Rehearsal {
             }
             // The core is a few instructions from its sleep; this is what lets it get there, and what is measured does not depend on it.
             thread::sleep(NAP);
-            self.rung_at.store(Nanos::now().0, Ordering::Release);
-            self.bell.ring();
+            self.notified_at.store(Nanos::now().0, Ordering::Release);
+            self.notifier.notify();
         }
     }
 }
@@ -95,14 +95,14 @@ mod tests {
 
     #[test]
     fn a_wake_takes_some_time_and_a_missing_waker_is_not_waited_for() {
-        let rehearsal = Arc::new(Rehearsal::new().unwrap());
-        let of_core = Arc::clone(&rehearsal);
+        let calibration = Arc::new(WakeCalibration::new().unwrap());
+        let of_core = Arc::clone(&calibration);
         let core = thread::spawn(move || of_core.sleep(ThreadClock::of_this_thread().unwrap()));
-        rehearsal.wake();
+        calibration.wake();
         let (late_ns, cpu_ns) = core.join().unwrap().unwrap();
         assert!(late_ns > 0 && cpu_ns > 0);
 
-        let alone = Rehearsal::new().unwrap();
+        let alone = WakeCalibration::new().unwrap();
         let clock = ThreadClock::of_this_thread().unwrap();
         assert_eq!(alone.sleep(clock), None);
     }

@@ -1,0 +1,103 @@
+//! Pollers between cores: what a core is told about them, and what travels along. What it does then is in
+//! [`migrate`](crate::migrate).
+
+use std::{io, sync::mpsc, time::Duration};
+
+use crate::{
+    handle::Route, mailbox::Outbox, poller::Poller, stats::PollerBoard, sync::Arc, sys::EventFd,
+};
+
+/// A poller on its way to a core.
+pub(crate) struct InTransit<P: Poller> {
+    pub(crate) poller: P,
+    pub(crate) route: Arc<Route<P::Message>>,
+    pub(crate) board: Arc<PollerBoard>,
+    /// Messages that the last core had not delivered.
+    pub(crate) mail: Vec<P::Message>,
+    /// Cost units that it owes.
+    pub(crate) debt: u64,
+}
+
+impl<P: Poller> InTransit<P> {
+    /// A new poller, for the core to which its route leads.
+    pub(crate) fn new(poller: P, route: Arc<Route<P::Message>>) -> Self {
+        let board = Arc::new(PollerBoard::new(route.id, poller.name()));
+        InTransit {
+            poller,
+            route,
+            board,
+            mail: Vec::new(),
+            debt: 0,
+        }
+    }
+}
+
+/// What a core is told about pollers.
+pub(crate) enum Order<P: Poller> {
+    /// A new one: it is given back if it cannot be attached.
+    Add(InTransit<P>, mpsc::Sender<Result<(), io::Error>>),
+    /// One from another core: it is kept in any case.
+    Receive(InTransit<P>),
+    Leave(Leaving<P>),
+    /// The poller with this number is to stay after all, if it is still here.
+    Stay(u64),
+}
+
+/// A poller that somebody wants elsewhere.
+pub(crate) struct Leaving<P: Poller> {
+    pub(crate) id: u64,
+    pub(crate) to: Destination<P>,
+}
+
+pub(crate) enum Destination<P: Poller> {
+    /// Another core; is told whether it went.
+    Core(Port<P>, mpsc::Sender<bool>),
+    /// Its owner. The sender is dropped if there is no such poller.
+    Owner(mpsc::Sender<P>),
+}
+
+/// How to reach a core.
+#[derive(Debug)]
+pub(crate) struct Port<P: Poller> {
+    pub(crate) outbox: Outbox<P::Message, EventFd>,
+    pub(crate) orders: mpsc::Sender<Order<P>>,
+}
+
+impl<P: Poller> Clone for Port<P> {
+    fn clone(&self) -> Self {
+        Port {
+            outbox: self.outbox.clone(),
+            orders: self.orders.clone(),
+        }
+    }
+}
+
+impl<P: Poller> Port<P> {
+    /// Gives the order back when the core has ended.
+    pub(crate) fn order(&self, order: Order<P>) -> Result<(), Order<P>> {
+        self.orders.send(order).map_err(|refused| refused.0)?;
+        self.outbox.gate().published();
+        Ok(())
+    }
+}
+
+/// Tells the core at `port` that the poller `id` is to leave, and waits for that, `limit` long.
+pub(crate) fn ask_to_leave<P: Poller, R>(
+    port: &Port<P>,
+    id: u64,
+    limit: Duration,
+    to: impl FnOnce(mpsc::Sender<R>) -> Destination<P>,
+) -> Option<R> {
+    let (tx, answer) = mpsc::channel();
+    let to = to(tx);
+    port.order(Order::Leave(Leaving { id, to })).ok()?;
+    match answer.recv_timeout(limit) {
+        Ok(result) => Some(result),
+        Err(mpsc::RecvTimeoutError::Disconnected) => None,
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            // It may go at this moment: the answer says so, or its channel ends.
+            port.order(Order::Stay(id)).ok()?;
+            answer.recv().ok()
+        }
+    }
+}
