@@ -21,6 +21,17 @@ pub struct FunctionShape {
     pub hears_invalidations: bool,
 }
 
+impl FunctionShape {
+    /// With these BARs, no doorbells, and no ear for invalidations.
+    pub fn new(bars: [BarKind; BARS]) -> Self {
+        Self {
+            bars,
+            doorbells: None,
+            hears_invalidations: false,
+        }
+    }
+}
+
 /// Counters of one function since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FunctionCounts {
@@ -215,8 +226,11 @@ pub trait Function<C>: Send {
         None
     }
 
-    /// Whether a stop asked for is over; true when none was asked for.
-    fn is_drained(&self) -> bool;
+    /// Whether a stop asked for is over; true when none was asked for. As it stands, like the methods on stopping that
+    /// follow: a function that has nothing in flight between two calls.
+    fn is_drained(&self) -> bool {
+        true
+    }
 
     /// Whether it does no DMA until it is started again; true also when no stop was asked for.
     fn is_silent(&self) -> bool {
@@ -224,19 +238,24 @@ pub trait Function<C>: Send {
     }
 
     /// A stop has lasted for the drain limit; called once.
-    fn stop_overdue(&mut self);
+    fn stop_overdue(&mut self) {}
 
     /// An unmap has waited for its requests for the drain limit: they are to be cancelled.
-    fn cancel_overdue(&mut self);
+    fn cancel_overdue(&mut self) {}
 
     /// The machine has ended, or the function is removed: it stops for good.
-    fn end(&mut self);
+    fn end(&mut self) {}
 
-    /// Whether [`end`](Self::end) was called and nothing is in flight any more.
-    fn has_ended(&self) -> bool;
+    /// Whether nothing is in flight any more after [`end`](Self::end).
+    fn has_ended(&self) -> bool {
+        self.is_drained()
+    }
 
-    /// What `ticket` stood for has happened, or never will. Not all tickets are its own.
-    fn ticket_done(&mut self, ticket: Ticket, result: TicketResult);
+    /// What `ticket` stood for has happened, or never will. Not all tickets are its own. As it stands: a function that asks
+    /// again at every poll.
+    fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
+        let _ = (ticket, result);
+    }
 
     /// A command is over.
     fn command_done(&mut self, id: CommandId, result: CommandResult, out: &mut Effects<C>) {
@@ -254,8 +273,10 @@ pub trait Function<C>: Send {
         let _ = (line, message);
     }
 
-    /// Counters.
-    fn counts(&self) -> FunctionCounts;
+    /// Counters. As it stands: none.
+    fn counts(&self) -> FunctionCounts {
+        FunctionCounts::default()
+    }
 }
 
 /// A function's data path: generic over the concrete unit and memory, so that no access is looked up.
@@ -263,14 +284,19 @@ pub trait DataPath<C>: Function<C> {
     /// A bounded batch of its work, or of stopping.
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
 
-    /// Asks the driver for doorbells. Followed by a fence and [`has_work`](Self::has_work).
-    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+    /// Asks the driver for doorbells, where it would not ring them otherwise. Followed by a fence and
+    /// [`has_work`](Self::has_work).
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+        let _ = cx;
+    }
 
     /// Whether a poll would find anything. A stop under way counts.
     fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
 
     /// Takes [`arm`](Self::arm) back.
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+        let _ = cx;
+    }
 }
 
 /// A closed set of functions. [`functions!`](crate::functions) makes one.

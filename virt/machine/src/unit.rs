@@ -9,7 +9,7 @@ use platform::interrupt::Message;
 use crate::request::{Op, TicketResult};
 
 /// Names a command of a function to its unit. The upper half is the function's number, so that the answer finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandId(pub u64);
 
 /// A change of its unit's mappings that a function has asked for: a paravirtual IOMMU's requests, for instance.
@@ -103,17 +103,21 @@ pub trait UnitSink {
 
 /// What of a unit is the same for every memory and every command: waking, sleeping, waiting.
 pub trait UnitControl {
-    /// Makes the next register write wake the owner.
+    /// Makes the next register write wake the owner. As it stands: registers whose every write is a request.
     ///
     /// # Errors
     /// The host has no way to do that: the owner does not sleep.
-    fn arm(&mut self) -> io::Result<()>;
+    fn arm(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Takes [`arm`](Self::arm) back.
     ///
     /// # Errors
     /// The host refuses; the unit stays armed.
-    fn disarm(&mut self) -> io::Result<()>;
+    fn disarm(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// What arming and disarming costs, in ns.
     fn arm_cost(&self) -> u64 {
@@ -133,8 +137,10 @@ pub trait UnitControl {
         None
     }
 
-    /// What `ticket` stood for has happened, or never will.
-    fn ticket_done(&mut self, ticket: Ticket, result: TicketResult);
+    /// What `ticket` stood for has happened, or never will. As it stands: a unit that asks again at every poll.
+    fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
+        let _ = (ticket, result);
+    }
 
     /// A subscriber has released `holds` invalidations that it held.
     fn release(&mut self, holds: u32) {
@@ -151,8 +157,11 @@ pub trait RemappingUnit<C>: Iommu + UnitControl {
     /// Takes register writes and does a bounded batch of what they ask for.
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll;
 
-    /// A register access that exited; the value read. The owner polls after a write.
-    fn access<M: PhysMem>(&mut self, op: Op, mem: &M, now: u64, sink: &mut impl UnitSink) -> u64;
+    /// A register access that exited; the value read. The owner polls after a write. As it stands: no registers.
+    fn access<M: PhysMem>(&mut self, op: Op, mem: &M, now: u64, sink: &mut impl UnitSink) -> u64 {
+        let _ = (op, mem, now, sink);
+        u64::MAX
+    }
 
     /// Applies a function's command. Its end is told by [`UnitSink::command_done`], at once or by a later poll. Units that
     /// take no commands refuse.
@@ -190,29 +199,15 @@ pub struct UnitPoll {
 }
 
 impl UnitControl for NoIommu {
-    fn arm(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn disarm(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn has_work(&mut self) -> bool {
         false
     }
-
-    fn ticket_done(&mut self, _ticket: Ticket, _result: TicketResult) {}
 }
 
 impl<C> RemappingUnit<C> for NoIommu {
     #[inline]
     fn poll<M: PhysMem>(&mut self, _: &M, _: u64, _: &mut impl UnitSink) -> UnitPoll {
         UnitPoll::default()
-    }
-
-    fn access<M: PhysMem>(&mut self, _: Op, _: &M, _: u64, _: &mut impl UnitSink) -> u64 {
-        u64::MAX
     }
 }
 

@@ -1,0 +1,192 @@
+//! Three systems that the machine library does not know, plugged into it from outside: what each of them needs is here, and
+//! nothing of it there.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod passthrough;
+mod viommu;
+
+use std::sync::{Arc, Mutex};
+
+use guest_mem::{Gpa, GuestRam, PhysMem, SourceId};
+use machine::{Op, Owner, Request, ResolveFunction, ResolveUnit, Target};
+use pci::config::Identity;
+use platform::interrupt::{InterruptPin, InterruptSink, Message};
+use sidecore::{Nanos, Poller, Reply, Turn, Wakes};
+
+/// A function without configuration space, whose BAR's one register is `$write`, and which counts `$counts` requests. Its
+/// commands' ends go to `answer`.
+macro_rules! plain {
+    ($name:ty, $command:ty, $slot:expr, |$this:ident, $value:ident| $write:expr, $counts:expr) => {
+        impl machine::Function<$command> for $name {
+            fn source(&self) -> SourceId {
+                SourceId::new(0, $slot, 0)
+            }
+
+            fn shape(&self) -> machine::FunctionShape {
+                machine::FunctionShape {
+                    bars: Default::default(),
+                    doorbells: Some((0, 0..8)),
+                    hears_invalidations: false,
+                }
+            }
+
+            fn config_read(&mut self, _: u16, _: u8) -> u32 {
+                u32::MAX
+            }
+
+            fn config_write(
+                &mut self,
+                _: u16,
+                _: u8,
+                _: u32,
+                _: &guest_mem::KeepAlive,
+                _: &mut machine::Effects<$command>,
+            ) {
+            }
+
+            fn bar_read(&mut self, _: u8, _: u64, _: &mut [u8]) {}
+
+            fn bar_write(
+                &mut self,
+                _: u8,
+                _: u64,
+                data: &[u8],
+                _: &guest_mem::KeepAlive,
+                _: &mut machine::Effects<$command>,
+            ) {
+                let $value = u64::from_le_bytes(data.try_into().unwrap());
+                let $this = self;
+                $write;
+            }
+
+            fn command_done(
+                &mut self,
+                id: machine::CommandId,
+                result: machine::CommandResult,
+                _: &mut machine::Effects<$command>,
+            ) {
+                self.answer(id, result);
+            }
+
+            fn counts(&self) -> machine::FunctionCounts {
+                let $this = self;
+                machine::FunctionCounts {
+                    requests: $counts,
+                    interrupts: 0,
+                }
+            }
+        }
+    };
+}
+use plain;
+
+/// Interrupts that would have reached a local APIC, with their requesters.
+#[derive(Default)]
+struct Sent(Mutex<Vec<(SourceId, Message)>>);
+
+impl InterruptSink for Sent {
+    fn send(&self, from: SourceId, message: Message) {
+        self.0.lock().unwrap().push((from, message));
+    }
+}
+
+impl Sent {
+    fn take(&self) -> Vec<(SourceId, Message)> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+/// The level of the pin, as its interrupt controller sees it.
+#[derive(Clone, Default)]
+struct Pin(Arc<Mutex<bool>>);
+
+impl InterruptPin for Pin {
+    fn set(&mut self, level: bool) {
+        *self.0.lock().unwrap() = level;
+    }
+}
+
+/// A storage controller's.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1234,
+    device: 0x5678,
+    class: 0x01_08_02,
+    revision: 0,
+    subsystem_vendor: 0,
+    subsystem: 0,
+};
+
+/// 1 MiB.
+fn ram() -> GuestRam {
+    GuestRam::new(&[(Gpa::new(0), 1 << 20)]).unwrap()
+}
+
+/// An owner called by hand.
+struct ByHand<U: ResolveUnit, F> {
+    owner: Owner<U, F, GuestRam>,
+    ram: GuestRam,
+    sent: Arc<Sent>,
+    now: u64,
+}
+
+impl<U, F> ByHand<U, F>
+where
+    U: ResolveUnit + 'static,
+    U::Command: Send,
+    F: ResolveFunction<U::Command> + 'static,
+{
+    fn new() -> Self {
+        let (ram, sent) = (ram(), Arc::<Sent>::default());
+        Self {
+            owner: Owner::new("probe", ram.clone(), sent.clone()),
+            ram,
+            sent,
+            now: 1,
+        }
+    }
+
+    fn poll(&mut self) {
+        let mut wakes = Wakes::by_hand();
+        let _ = self
+            .owner
+            .poll(&mut Turn::new(Nanos(self.now), 1600, &mut wakes));
+    }
+
+    /// A vCPU's access, whose answer may have to wait.
+    fn access(&mut self, target: Target, op: Op) -> Option<u64> {
+        let (reply, answer) = Reply::pair();
+        let mut wakes = Wakes::by_hand();
+        let mut turn = Turn::new(Nanos(self.now), 1600, &mut wakes);
+        let request = Request::Access { target, op, reply };
+        self.owner.message(request, &mut turn);
+        answer.try_take()
+    }
+
+    fn write(&mut self, target: Target, bar: u8, offset: u64, value: u64) {
+        let len = 8;
+        let op = Op::Write {
+            bar,
+            offset,
+            len,
+            value,
+        };
+        self.access(target, op).unwrap();
+    }
+
+    fn config_write(&mut self, function: usize, reg: u16, len: u8, value: u32) {
+        let op = Op::ConfigWrite { reg, len, value };
+        self.access(Target::Function(function), op).unwrap();
+    }
+
+    fn put(&self, gpa: u64, words: &[u64]) {
+        for (at, word) in (0..).zip(words) {
+            self.ram
+                .write(Gpa::new(gpa + 8 * at), &word.to_le_bytes())
+                .unwrap();
+        }
+    }
+
+    fn get(&self, gpa: u64) -> u64 {
+        self.ram.read_u64(Gpa::new(gpa)).unwrap()
+    }
+}
