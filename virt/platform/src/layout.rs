@@ -8,6 +8,8 @@
 //! ```
 //! All `_END` are exclusive; all sizes are bytes.
 
+use std::ops::Range;
+
 use guest_mem::SourceId;
 
 /// End of RAM below 4 GiB; RAM beyond this size continues at [`HIGH_RAM`].
@@ -19,6 +21,9 @@ pub const HIGH_RAM: u64 = 0x1_0000_0000;
 pub const PCI_WINDOW: u64 = 0xc000_0000;
 /// End of the PCI memory window.
 pub const PCI_WINDOW_END: u64 = 0xe000_0000;
+/// PCI memory window beyond 4 GiB, for machines with BARs that want it: the top eighth of what 39 address bits reach. A
+/// host whose processor has fewer cannot have it (CPUID 8000_0008h).
+pub const PCI_WINDOW_HIGH: Range<u64> = 0x70_0000_0000..0x80_0000_0000;
 /// Enhanced configuration access (PCI Express base specification §7.2.2) of bus 0.
 pub const ECAM: u64 = 0xe000_0000;
 /// One bus: 32 devices of 8 functions of 4 KiB.

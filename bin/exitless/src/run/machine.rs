@@ -85,6 +85,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let acpi = acpi::build(&AcpiConfig {
         cpus: config.cpus,
         dmar: attached.dmar.clone(),
+        ..AcpiConfig::default()
     })?;
     let entry = boot::load(
         &ram,

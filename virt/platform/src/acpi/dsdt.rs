@@ -1,7 +1,8 @@
 //! The DSDT's definition block.
 //!
 //! * `\_SB.PCI0`: PCI Express host bridge. `_CRS`: bus 0, ports CF8 to CFF (its own), all other ports, the
-//!   memory window. No `_PRT`: no function has an interrupt pin. No `_OSC`: the system asks for nothing more.
+//!   memory window, and the window beyond 4 GiB where a function needs one. `_PRT`: the legacy pins that functions have,
+//!   each wired to an I/O APIC input; absent where none has. No `_OSC`: the system asks for nothing more.
 //! * `\_SB.MBRD`: ECAM as a motherboard resource, without which Linux distrusts MCFG.
 //! * `\_SB.COM1`: 16550 at 3F8, I/O APIC pin 4, edge, active high.
 //! * `\_S5`: soft off by the sleep control register.
@@ -12,40 +13,72 @@ use acpi_tables::aml::{
     Package, ResourceTemplate, Scope, ZERO,
 };
 
+use super::{PciResources, PinRoute};
 use crate::layout;
 
-fn pci_host_bridge() -> Vec<u8> {
+fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
     let window_last = (layout::PCI_WINDOW_END - 1) as u32;
     let mut out = Vec::new();
-    Device::new(
-        "PCI0".into(),
-        vec![
-            &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
-            &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
-            &Name::new("_UID".into(), &ZERO),
-            &Name::new("_SEG".into(), &ZERO),
-            &Name::new("_BBN".into(), &ZERO),
-            // Devices do not snoop less than CPUs do.
-            &Name::new("_CCA".into(), &1u8),
-            &Name::new(
-                "_CRS".into(),
-                &ResourceTemplate::new(vec![
-                    &AddressSpace::new_bus_number(0u16, 0u16),
-                    &IO::new(layout::PCI_CONFIG_ADDRESS, layout::PCI_CONFIG_ADDRESS, 1, 8),
-                    &AddressSpace::new_io(0u16, layout::PCI_CONFIG_ADDRESS - 1, None),
-                    &AddressSpace::new_io(layout::PCI_CONFIG_DATA + 4, 0xffffu16, None),
-                    &AddressSpace::new_memory(
-                        AddressSpaceCacheable::NotCacheable,
-                        true,
-                        layout::PCI_WINDOW as u32,
-                        window_last,
-                        None,
-                    ),
-                ]),
-            ),
-        ],
-    )
-    .to_aml_bytes(&mut out);
+    let bus = AddressSpace::new_bus_number(0u16, 0u16);
+    let config = IO::new(layout::PCI_CONFIG_ADDRESS, layout::PCI_CONFIG_ADDRESS, 1, 8);
+    let below = AddressSpace::new_io(0u16, layout::PCI_CONFIG_ADDRESS - 1, None);
+    let above = AddressSpace::new_io(layout::PCI_CONFIG_DATA + 4, 0xffffu16, None);
+    let low = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        layout::PCI_WINDOW as u32,
+        window_last,
+        None,
+    );
+    let high = (!pci.high.is_empty()).then(|| {
+        let cacheable = AddressSpaceCacheable::NotCacheable;
+        AddressSpace::new_memory(cacheable, true, pci.high.start, pci.high.end - 1, None)
+    });
+    let mut resources: Vec<&dyn Aml> = vec![&bus, &config, &below, &above, &low];
+    resources.extend(high.as_ref().map(|high| high as &dyn Aml));
+    let resources = ResourceTemplate::new(resources);
+    let routes = (!pci.pins.is_empty()).then(|| Raw(routing_table(&pci.pins)));
+    let (hid, cid) = (EISAName::new("PNP0A08"), EISAName::new("PNP0A03"));
+    // Devices do not snoop less than CPUs do.
+    let coherent = 1u8;
+    let names: [(&str, &dyn Aml); 7] = [
+        ("_HID", &hid),
+        ("_CID", &cid),
+        ("_UID", &ZERO),
+        ("_SEG", &ZERO),
+        ("_BBN", &ZERO),
+        ("_CCA", &coherent),
+        ("_CRS", &resources),
+    ];
+    let mut names: Vec<Name> = names
+        .into_iter()
+        .map(|(name, value)| Name::new(name.into(), value))
+        .collect();
+    names.extend(
+        routes
+            .as_ref()
+            .map(|routes| Name::new("_PRT".into(), routes)),
+    );
+    let children = names.iter().map(|name| name as &dyn Aml).collect();
+    Device::new("PCI0".into(), children).to_aml_bytes(&mut out);
+    out
+}
+
+/// `_PRT` (ACPI §6.2.13): per pin the function's address, the pin counted from 0, no link device, the global interrupt.
+fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
+    let entries: Vec<Raw> = pins
+        .iter()
+        .map(|route| {
+            let address = u32::from(route.slot) << 16 | 0xffff;
+            let (pin, input) = (route.pin - 1, u32::from(route.input));
+            let mut entry = Vec::new();
+            Package::new(vec![&address, &pin, &ZERO, &input]).to_aml_bytes(&mut entry);
+            Raw(entry)
+        })
+        .collect();
+    let mut out = Vec::new();
+    let entries = entries.iter().map(|entry| entry as &dyn Aml).collect();
+    Package::new(entries).to_aml_bytes(&mut out);
     out
 }
 
@@ -59,13 +92,13 @@ impl Aml for Raw {
 }
 
 /// The definition block, without the table header.
-pub fn aml() -> Vec<u8> {
+pub fn aml(pci: &PciResources) -> Vec<u8> {
     let ecam = Memory32Fixed::new(true, layout::ECAM as u32, layout::ECAM_SIZE as u32);
     let mut out = Vec::new();
     Scope::new(
         "_SB_".into(),
         vec![
-            &Raw(pci_host_bridge()),
+            &Raw(pci_host_bridge(pci)),
             &Device::new(
                 "MBRD".into(),
                 vec![

@@ -10,9 +10,11 @@
 //! | DSDT | PCI host bridge, COM1, `_S5`: see the module `dsdt` |
 //!
 //! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
-//! Left out: FACS, GPEs, power buttons, processors as namespace devices, `_PRT` (every function uses MSI-X).
+//! Left out: FACS, GPEs, power buttons, processors as namespace devices.
 
 mod dsdt;
+
+use std::ops::Range;
 
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -35,12 +37,35 @@ const ALIGN: usize = 64;
 /// FADT `IAPC_BOOT_ARCH`: VGA not present (2), no CMOS RTC (5).
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 5;
 
+/// A legacy interrupt pin and the I/O APIC input that it is wired to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinRoute {
+    /// The function's slot.
+    pub slot: u8,
+    /// 1 (INTA) to 4 (INTD).
+    pub pin: u8,
+    /// 0 to 23.
+    pub input: u8,
+}
+
+/// What the PCI bus has beyond what every machine has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PciResources {
+    /// The memory window beyond 4 GiB; empty: none.
+    pub high: Range<u64>,
+    /// Legacy pins.
+    pub pins: Vec<PinRoute>,
+}
+
 /// What the tables depend on.
+#[derive(Clone, Debug, Default)]
 pub struct AcpiConfig {
     /// vCPUs, whose APIC ids are 0, 1, …
     pub cpus: u8,
     /// A complete DMAR table, if there is an IOMMU.
     pub dmar: Option<Vec<u8>>,
+    /// What is on the PCI bus.
+    pub pci: PciResources,
 }
 
 fn bytes(table: &dyn Aml) -> Vec<u8> {
@@ -59,9 +84,9 @@ fn port(address: u16) -> GAS {
     )
 }
 
-fn dsdt() -> Vec<u8> {
+fn dsdt(pci: &PciResources) -> Vec<u8> {
     let mut table = Sdt::new(*b"DSDT", 36, 2, OEM, OEM_TABLE, OEM_REVISION);
-    table.append_slice(&dsdt::aml());
+    table.append_slice(&dsdt::aml(pci));
     bytes(&table)
 }
 
@@ -116,7 +141,7 @@ pub fn build(config: &AcpiConfig) -> Result<Vec<u8>, TooLarge> {
         image.resize(image.len().next_multiple_of(ALIGN), 0);
         at
     };
-    let dsdt = place(dsdt());
+    let dsdt = place(dsdt(&config.pci));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     for table in [fadt(dsdt), madt(config.cpus), mcfg()]
         .into_iter()

@@ -47,7 +47,7 @@ fn find<'a>(tables: &[(String, &'a [u8])], signature: &str) -> &'a [u8] {
 fn every_table_is_reached_from_the_rsdp_with_a_good_checksum() {
     let image = build(&AcpiConfig {
         cpus: 1,
-        dmar: None,
+        ..AcpiConfig::default()
     })
     .unwrap();
     let names: Vec<_> = tables(&image).into_iter().map(|(name, _)| name).collect();
@@ -58,7 +58,7 @@ fn every_table_is_reached_from_the_rsdp_with_a_good_checksum() {
 fn the_fadt_is_hardware_reduced_with_sleep_and_reset_ports() {
     let image = build(&AcpiConfig {
         cpus: 1,
-        dmar: None,
+        ..AcpiConfig::default()
     })
     .unwrap();
     let tables = tables(&image);
@@ -79,7 +79,7 @@ fn the_fadt_is_hardware_reduced_with_sleep_and_reset_ports() {
 fn the_madt_lists_every_vcpu_and_the_ioapic() {
     let image = build(&AcpiConfig {
         cpus: 16,
-        dmar: None,
+        ..AcpiConfig::default()
     })
     .unwrap();
     let tables = tables(&image);
@@ -105,7 +105,7 @@ fn the_madt_lists_every_vcpu_and_the_ioapic() {
 fn the_mcfg_covers_bus_0_only() {
     let image = build(&AcpiConfig {
         cpus: 1,
-        dmar: None,
+        ..AcpiConfig::default()
     })
     .unwrap();
     let tables = tables(&image);
@@ -123,6 +123,7 @@ fn a_dmar_is_passed_on_as_it_is() {
     let image = build(&AcpiConfig {
         cpus: 2,
         dmar: Some(dmar.clone()),
+        ..AcpiConfig::default()
     })
     .unwrap();
     assert_eq!(find(&tables(&image), "DMAR"), dmar);
@@ -131,12 +132,17 @@ fn a_dmar_is_passed_on_as_it_is() {
 #[test]
 fn tables_beyond_their_area_are_refused() {
     let dmar = Some(vec![0; 0x2_0000]);
-    assert!(build(&AcpiConfig { cpus: 1, dmar }).is_err());
+    let config = AcpiConfig {
+        cpus: 1,
+        dmar,
+        ..AcpiConfig::default()
+    };
+    assert!(build(&config).is_err());
 }
 
 #[test]
 fn the_dsdt_names_its_devices_and_soft_off() {
-    let aml = dsdt::aml();
+    let aml = dsdt::aml(&PciResources::default());
     let has = |needle: &[u8]| aml.windows(needle.len()).any(|window| window == needle);
     for name in [&b"PCI0"[..], b"COM1", b"MBRD", b"_S5_"] {
         assert!(has(name), "{}", String::from_utf8_lossy(name));
@@ -147,4 +153,27 @@ fn the_dsdt_names_its_devices_and_soft_off() {
     }
     // \_S5: package of four, the sleep type a byte constant.
     assert!(has(&[b'_', b'S', b'5', b'_', 0x12, 0x07, 0x04, 0x0a, 0x05]));
+}
+
+#[test]
+fn a_window_beyond_4_gib_and_pins_appear_where_they_are_needed() {
+    let plain = dsdt::aml(&PciResources::default());
+    let pci = PciResources {
+        high: 0x70_0000_0000..0x71_0000_0000,
+        pins: vec![PinRoute {
+            slot: 3,
+            pin: 1,
+            input: 19,
+        }],
+    };
+    let aml = dsdt::aml(&pci);
+    let has = |aml: &[u8], needle: &[u8]| aml.windows(needle.len()).any(|part| part == needle);
+    // A QWord address space descriptor's smallest and largest address.
+    let mut window = 0x70_0000_0000_u64.to_le_bytes().to_vec();
+    window.extend(0x70_ffff_ffff_u64.to_le_bytes());
+    // An entry: slot 3 any function, INTA, no link device, global interrupt 19.
+    let route = [0x0c, 0xff, 0xff, 0x03, 0x00, 0x00, 0x00, 0x0a, 19];
+    for needle in [&window[..], b"_PRT", &route] {
+        assert!(has(&aml, needle) && !has(&plain, needle), "{needle:x?}");
+    }
 }
