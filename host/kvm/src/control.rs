@@ -9,9 +9,10 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use kvm_ioctls::VcpuFd;
 use platform::power::PowerSink;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -48,7 +49,12 @@ struct State {
     threads: Vec<Thread>,
     /// Of those, parked.
     parked: usize,
+    /// A question to the parked thread of a vCPU.
+    inspection: Option<(usize, Inspection)>,
 }
+
+/// A question that only a vCPU's own thread can answer.
+pub(crate) type Inspection = Box<dyn FnOnce(&VcpuFd) + Send>;
 
 /// The agreement. See the module's head.
 pub struct Control {
@@ -61,10 +67,11 @@ pub struct Control {
 }
 
 /// What a vCPU thread does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Enter the guest.
     Run,
+    /// Answer this, and ask again.
+    Inspect(Inspection),
     /// Return.
     Stop,
 }
@@ -168,6 +175,35 @@ impl Control {
         true
     }
 
+    /// Asks vCPU `index`, which [`pause`](Self::pause) has parked, something about its state. `None`: there is no such vCPU,
+    /// the machine is not paused, or has ended, or no answer has come within `patience`.
+    pub fn inspect<R: Send + 'static>(
+        &self,
+        index: usize,
+        patience: Duration,
+        question: impl FnOnce(&VcpuFd) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (sender, answer) = mpsc::channel();
+        let mut state = self.state();
+        if state.pauses == 0 || state.end.is_some() {
+            return None;
+        }
+        state.inspection = Some((
+            index,
+            Box::new(move |vcpu| {
+                // Whoever asked may have lost patience.
+                let _ = sender.send(question(vcpu));
+            }),
+        ));
+        drop(state);
+        self.changed.notify_all();
+        let answer = answer.recv_timeout(patience).ok();
+        if answer.is_none() {
+            self.state().inspection = None;
+        }
+        answer
+    }
+
     /// Waits until every vCPU thread has left, at most for `patience`; whether they have.
     pub fn wait_for_vcpus(&self, patience: Duration) -> bool {
         let waited = self
@@ -209,18 +245,18 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// What a vCPU thread does next; parks it while the machine is paused.
+    /// What the thread of vCPU `index` does next; parks it while the machine is paused.
     #[inline]
-    pub(crate) fn next(&self) -> Next {
+    pub(crate) fn next(&self, index: usize) -> Next {
         if self.attention.load(Ordering::Acquire) {
-            self.park()
+            self.park(index)
         } else {
             Next::Run
         }
     }
 
     #[cold]
-    fn park(&self) -> Next {
+    fn park(&self, index: usize) -> Next {
         let mut state = self.state();
         loop {
             if state.end.is_some() {
@@ -230,6 +266,9 @@ impl Control {
                 // Under the lock, so that it cannot undo a summons that came later.
                 self.attention.store(false, Ordering::Release);
                 return Next::Run;
+            }
+            if let Some((_, question)) = state.inspection.take_if(|(of, _)| *of == index) {
+                return Next::Inspect(question);
             }
             state.parked += 1;
             self.changed.notify_all();
@@ -265,7 +304,7 @@ mod tests {
         std::thread::spawn(move || {
             let thread = Thread::current();
             control.join(thread);
-            while control.next() == Next::Run {
+            while matches!(control.next(0), Next::Run) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             control.leave(thread);
@@ -310,5 +349,50 @@ mod tests {
         assert!(!control.pause(Duration::from_millis(5)));
         assert_eq!(control.state().pauses, 1);
         control.leave(Thread::current());
+    }
+
+    #[test]
+    fn only_the_parked_vcpu_that_is_meant_answers() {
+        let Ok(kvm) = crate::vm::open_any() else {
+            eprintln!("skipped: no /dev/kvm");
+            return;
+        };
+        let vm = Arc::new(crate::Vm::bare(&kvm).unwrap());
+        let control = Arc::new(Control::new().unwrap());
+        crate::kick::install().unwrap();
+        let threads: Vec<_> = (0..2)
+            .map(|index| {
+                let vcpu = crate::Vcpu::new(&vm, index).unwrap();
+                let mut registers = vcpu.fd().get_regs().unwrap();
+                registers.rax = 0x100 + u64::from(index);
+                vcpu.fd().set_regs(&registers).unwrap();
+                let control = control.clone();
+                std::thread::spawn(move || {
+                    let thread = Thread::current();
+                    control.join(thread);
+                    loop {
+                        match control.next(usize::from(index)) {
+                            Next::Run => std::thread::yield_now(),
+                            Next::Inspect(question) => question(vcpu.fd()),
+                            Next::Stop => break,
+                        }
+                    }
+                    control.leave(thread);
+                })
+            })
+            .collect();
+        let patience = Duration::from_secs(10);
+        let rax = |index| control.inspect(index, patience, |fd| fd.get_regs().unwrap().rax);
+        assert_eq!(rax(0), None, "nothing is paused");
+        while control.state().threads.len() < 2 {
+            std::thread::yield_now();
+        }
+        assert!(control.pause(patience));
+        assert_eq!((rax(1), rax(0)), (Some(0x101), Some(0x100)));
+        control.end(End::Quit);
+        assert_eq!(rax(0), None, "the machine has ended");
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
     }
 }

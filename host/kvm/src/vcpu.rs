@@ -108,7 +108,15 @@ pub fn pin(cpu: usize) -> io::Result<()> {
 
 fn run(vcpu: &mut VcpuFd, index: usize, machine: &Machine) {
     let counters = machine.exits.of(index);
-    while machine.control.next() == Next::Run {
+    loop {
+        match machine.control.next(index) {
+            Next::Run => {}
+            Next::Inspect(question) => {
+                question(vcpu);
+                continue;
+            }
+            Next::Stop => return,
+        }
         let cause = match vcpu.run() {
             Ok(exit) => match answer(exit, machine) {
                 Ok(cause) => cause,

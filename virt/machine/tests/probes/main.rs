@@ -3,20 +3,30 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod passthrough;
+mod remapping;
 mod viommu;
 
 use std::sync::{Arc, Mutex};
 
 use guest_mem::{Gpa, GuestRam, PhysMem, SourceId};
-use machine::{Op, Owner, Request, ResolveFunction, ResolveUnit, Target};
+use machine::{CommandId, CommandResult, Op, Owner, Request, ResolveFunction, ResolveUnit, Target};
 use pci::config::Identity;
 use platform::interrupt::{InterruptPin, InterruptSink, Message};
 use sidecore::{Nanos, Poller, Reply, Turn, Wakes};
 
-/// A function without configuration space, whose BAR's one register is `$write`, and which counts `$counts` requests. Its
-/// commands' ends go to `answer`.
+/// A function without configuration space whose BAR has one register.
+trait Plain {
+    /// The register is written.
+    fn write(&mut self, value: u64);
+    /// A command is over.
+    fn answer(&mut self, _: CommandId, _: CommandResult) {}
+    /// The message of its one interrupt line.
+    fn connected(&mut self, _: Option<Message>) {}
+}
+
+/// Makes a [`Plain`] one a function.
 macro_rules! plain {
-    ($name:ty, $command:ty, $slot:expr, |$this:ident, $value:ident| $write:expr, $counts:expr) => {
+    ($name:ty, $command:ty, $slot:expr) => {
         impl machine::Function<$command> for $name {
             fn source(&self) -> SourceId {
                 SourceId::new(0, $slot, 0)
@@ -54,9 +64,7 @@ macro_rules! plain {
                 _: &guest_mem::KeepAlive,
                 _: &mut machine::Effects<$command>,
             ) {
-                let $value = u64::from_le_bytes(data.try_into().unwrap());
-                let $this = self;
-                $write;
+                $crate::Plain::write(self, u64::from_le_bytes(data.try_into().unwrap()));
             }
 
             fn command_done(
@@ -65,15 +73,12 @@ macro_rules! plain {
                 result: machine::CommandResult,
                 _: &mut machine::Effects<$command>,
             ) {
-                self.answer(id, result);
+                $crate::Plain::answer(self, id, result);
             }
 
-            fn counts(&self) -> machine::FunctionCounts {
-                let $this = self;
-                machine::FunctionCounts {
-                    requests: $counts,
-                    interrupts: 0,
-                }
+            fn connect(&mut self, line: u16, message: Option<platform::interrupt::Message>) {
+                assert_eq!(line, 0);
+                $crate::Plain::connected(self, message);
             }
         }
     };
@@ -152,13 +157,16 @@ where
             .poll(&mut Turn::new(Nanos(self.now), 1600, &mut wakes));
     }
 
+    fn message(&mut self, request: Request<Owner<U, F, GuestRam>>) {
+        let mut wakes = Wakes::by_hand();
+        let mut turn = Turn::new(Nanos(self.now), 1600, &mut wakes);
+        self.owner.message(request, &mut turn);
+    }
+
     /// A vCPU's access, whose answer may have to wait.
     fn access(&mut self, target: Target, op: Op) -> Option<u64> {
         let (reply, answer) = Reply::pair();
-        let mut wakes = Wakes::by_hand();
-        let mut turn = Turn::new(Nanos(self.now), 1600, &mut wakes);
-        let request = Request::Access { target, op, reply };
-        self.owner.message(request, &mut turn);
+        self.message(Request::Access { target, op, reply });
         answer.try_take()
     }
 

@@ -12,7 +12,7 @@ use machine::{
     UnitPoll, UnitSink, Wires, functions, units,
 };
 
-use crate::{ByHand, plain};
+use crate::{ByHand, Plain, plain};
 
 /// What the unit is asked for: a page to map, or to unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,14 +123,12 @@ struct Viommu {
     answers: Vec<u64>,
 }
 
-plain!(
-    Viommu,
-    Change,
-    1,
-    |this, value| this.available = value,
-    this.taken
-);
-impl Viommu {
+plain!(Viommu, Change, 1);
+impl Plain for Viommu {
+    fn write(&mut self, value: u64) {
+        self.available = value;
+    }
+
     fn answer(&mut self, id: CommandId, result: CommandResult) {
         assert_eq!(result, CommandResult::Done);
         self.answers.extend(self.asked.remove(&id));
