@@ -53,7 +53,8 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 	@./scripts/fuzz.sh
 
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
-	cargo run --release --quiet -p vtd-bench -- --report $(REPORT)/vtd.json
+	cargo build --release --quiet -p vtd-bench
+	@old=$$(./scripts/old-vtd.sh); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
 
 bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 10 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
 	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json

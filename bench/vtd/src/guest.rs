@@ -13,6 +13,10 @@ pub const DID: u16 = 5;
 pub const IOVA: u64 = 0x8000_0000;
 /// Pages mapped from there.
 pub const PAGES: u64 = 8192;
+/// First IOVA of pages that lie in reverse order, so that no two follow each other.
+pub const SCATTERED: u64 = IOVA + PAGES * PAGE_SIZE;
+/// How many.
+pub const SCATTERED_PAGES: u64 = 1024;
 /// Where the WAIT descriptors' status word lies.
 pub const STATUS: u64 = 0x9000;
 
@@ -51,6 +55,10 @@ impl Guest {
         for page in 0..PAGES {
             this.map(IOVA + page * PAGE_SIZE, DATA + page * PAGE_SIZE);
         }
+        for page in 0..SCATTERED_PAGES {
+            let target = SCATTERED_PAGES - 1 - page;
+            this.map(SCATTERED + page * PAGE_SIZE, DATA + target * PAGE_SIZE);
+        }
         Ok(this)
     }
 
@@ -73,7 +81,10 @@ impl Guest {
 
     /// A unit with translation and the queue on.
     pub fn unit(&self) -> Unit {
-        let mut unit = Unit::new(Config::default());
+        let mut unit = Unit::new(Config {
+            max_leases: 16384,
+            ..Config::default()
+        });
         unit.write(registers::IQA, AccessLen::B8, QUEUE);
         unit.write(registers::GCMD, AccessLen::B4, 1 << 26);
         unit.write(registers::RTADDR, AccessLen::B8, ROOT);

@@ -3,17 +3,20 @@
 //! | key | what is timed |
 //! |---|---|
 //! | `translate_hit_ns` | 4 KiB: IOTLB hit, permission check, host address, lease begun and ended |
-//! | `translate_hit_64k_ns` | the same for 64 KiB: sixteen pages, sixteen leases |
+//! | `translate_hit_64k_ns` | the same for 64 KiB in one call: sixteen pages, one lease |
 //! | `translate_miss_ns` | one page: a four-level walk, then as above |
 //! | `drain_N_ns` | N page-selective invalidations and the wait behind them, one step |
 //! | `reaction_ns` | a store to IQT in a shared register page until the wait's status word is seen |
 //! | `pingpong_ns` | two cores, one cache line, there and back: what `reaction_ns` cannot beat |
+//!
+//! | `translate_hit_vs_5898c32`, `translate_hit_64k_…`, `translate_scattered_64k_…`, `drain_256_…` | this build ÷ that commit's, both run in turns, also with 8,192 other leases in flight |
 //!
 //! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.
 #![forbid(unsafe_code)]
 
 mod guest;
 mod measure;
+mod paired;
 mod threads;
 
 use std::hint;
@@ -35,6 +38,9 @@ struct Args {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/vtd.json")]
     report: PathBuf,
+    /// The measuring program of the old build (`scripts/old-vtd.sh`); without it there are no ratios.
+    #[arg(long, value_name = "PROGRAM")]
+    old: Option<PathBuf>,
 }
 
 fn translate_hit(pages: u64) -> Result<Measured> {
@@ -44,14 +50,12 @@ fn translate_hit(pages: u64) -> Result<Measured> {
     Ok(measure(200_000 / pages as u32, |i| {
         // 64 different starts, so that the branch predictor learns no one address.
         let start = IOVA + u64::from(i % 64) * pages * PAGE_SIZE;
-        for page in 0..pages {
-            let iova = Iova::new(hint::black_box(start + page * PAGE_SIZE));
-            let lease = dma
-                .lease(iova, PAGE_SIZE as u32, Perm::Write)
-                .expect("mapped");
-            hint::black_box(lease.hva);
-            dma.release(lease.id);
-        }
+        let iova = Iova::new(hint::black_box(start));
+        let lease = dma
+            .lease(iova, (pages * PAGE_SIZE) as u32, Perm::Write)
+            .expect("mapped");
+        hint::black_box(lease.hva);
+        dma.release(lease.id);
     }))
 }
 
@@ -125,6 +129,26 @@ fn main() -> Result<()> {
         let Measured { median, min, max } = measured;
         println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
         report.measured(key, measured, 1);
+    }
+    if let Some(old) = &args.old {
+        println!(
+            "{:<48}{:>8}{:>8}{:>8}{:>11}{:>11}",
+            "beside 5898c32", "median", "min", "max", "new ns", "old ns"
+        );
+        for pair in paired::run(old)? {
+            let paired::Pair {
+                key,
+                ratio,
+                new,
+                old,
+            } = pair;
+            let (low, high) = (ratio.min, ratio.max);
+            println!(
+                "{key:<48}{:>8.2}{low:>8.2}{high:>8.2}{:>11.1}{:>11.1}",
+                ratio.median, new.median, old.median
+            );
+            report.measured(key, &ratio, 3);
+        }
     }
     report
         .write(&args.report)

@@ -38,8 +38,6 @@ pub enum DmaFault {
     },
     /// The range wraps around the address space, or is misaligned for an access that must be one load or store.
     BadRange,
-    /// The table of leases is full: the device has more pieces in flight than its bound.
-    TooManyLeases,
 }
 
 impl From<DmaFault> for Stop {

@@ -1,9 +1,9 @@
 //! No translation, for memory of another process: what a vhost-user back end without a device IOTLB has.
 
-use crate::access::{Access, DmaFault, Perm};
+use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
 use crate::iommu::{Iommu, Run};
-use crate::lease::LeaseId;
+use crate::lease::{Full, LeaseId};
 use crate::phys::PhysMem;
 
 /// An IOVA is the GPA of the same value, and a run reaches as far as host memory is contiguous.
@@ -53,6 +53,23 @@ impl Iommu for DirectMap {
         Ok(Run { gpa, len })
     }
 
+    /// The whole of it: its leases are only counted.
+    #[inline]
+    fn translate_run<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        len: u64,
+        perm: Perm,
+    ) -> Access<Run> {
+        let run = self.translate(mem, source, iova, perm)?;
+        Ok(Run {
+            gpa: run.gpa,
+            len: run.len.min(len),
+        })
+    }
+
     #[inline]
     fn generation(&self, _source: SourceId) -> u64 {
         self.generation
@@ -66,7 +83,7 @@ impl Iommu for DirectMap {
         _gpa: Gpa,
         _len: u32,
         _perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.in_flight += 1;
         Ok(LeaseId::COUNTED)
     }
@@ -80,5 +97,9 @@ impl Iommu for DirectMap {
             "ended a lease that is not in flight"
         );
         self.in_flight -= 1;
+    }
+
+    fn has_lease_room(&self, _source: SourceId, _leases: usize) -> bool {
+        true
     }
 }

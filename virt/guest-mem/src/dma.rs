@@ -1,8 +1,8 @@
 //! What a device model is given instead of memory.
 
-use crate::access::{Access, Perm};
+use crate::access::{Access, DmaFault, Perm, Stop};
 use crate::addr::{Hva, Iova};
-use crate::lease::LeaseId;
+use crate::lease::{Full, LeaseId};
 use crate::window::Window;
 
 /// One device's access to guest memory: every address is an IOVA and every access is checked.
@@ -30,11 +30,43 @@ pub trait Dma {
     fn refresh(&mut self, window: &mut Window) -> Access<()>;
 
     /// The first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)`, held until
-    /// [`release`](Dma::release). Call again from where it ends for the rest.
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease>;
+    /// [`release`](Dma::release): as many mappings as follow each other in memory, as far as the next multiple of
+    /// [`LEASE_SPAN`](crate::LEASE_SPAN). Call again from where it ends for the rest.
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop>;
+
+    /// Whether this device could begin so many leases now: what to wait for after [`LeaseStop::Full`].
+    fn has_lease_room(&self, leases: usize) -> bool;
 
     /// Ends a lease: the device no longer touches those bytes.
     fn release(&mut self, id: LeaseId);
+}
+
+/// Why there is no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseStop {
+    /// As any other access.
+    Access(Stop),
+    /// No more can be held now; nothing is wrong with the memory. Let go of what the request holds already, so that no two
+    /// devices wait for each other, and try again when there is [room](Dma::has_lease_room).
+    Full(Full),
+}
+
+impl From<Stop> for LeaseStop {
+    fn from(stop: Stop) -> Self {
+        Self::Access(stop)
+    }
+}
+
+impl From<DmaFault> for LeaseStop {
+    fn from(fault: DmaFault) -> Self {
+        Self::Access(Stop::Fault(fault))
+    }
+}
+
+impl From<Full> for LeaseStop {
+    fn from(full: Full) -> Self {
+        Self::Full(full)
+    }
 }
 
 /// Host memory that an asynchronous access may use until its lease is released.

@@ -1,8 +1,8 @@
 //! The translation seam: what a [`View`](crate::View) asks an IOMMU, and the answer of a machine without one.
 
-use crate::access::{Access, DmaFault, Perm};
+use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
-use crate::lease::{LeaseId, LeaseTable};
+use crate::lease::{Full, LEASE_SPAN, LeaseId, LeaseTable};
 use crate::phys::PhysMem;
 
 /// A translated run: `len` contiguous bytes of guest-physical memory.
@@ -10,7 +10,8 @@ use crate::phys::PhysMem;
 pub struct Run {
     /// Where the address asked for lies.
     pub gpa: Gpa,
-    /// Bytes from there to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), at least 1.
+    /// How many, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of several that follow each
+    /// other ([`Iommu::translate_run`]).
     pub len: u64,
 }
 
@@ -26,12 +27,31 @@ pub trait Iommu {
         perm: Perm,
     ) -> Access<Run>;
 
+    /// As [`translate`](Iommu::translate), over as many mappings as continue each other in guest-physical memory: 1 to
+    /// `len` bytes, and no more than one lease may have. Only the first mapping may be refused, or wait: a run ends
+    /// before one that would be.
+    #[inline]
+    fn translate_run<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        len: u64,
+        perm: Perm,
+    ) -> Access<Run> {
+        let run = self.translate(mem, source, iova, perm)?;
+        Ok(Run {
+            gpa: run.gpa,
+            len: run.len.min(len).min(left_in_span(iova)),
+        })
+    }
+
     /// Changes whenever a translation of `source` obtained earlier may no longer hold. A pointer kept
     /// with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;
 
-    /// Records that an asynchronous access uses `len` bytes at `iova`, which translate to `gpa`,
-    /// until [`lease_end`](Iommu::lease_end).
+    /// Records that an asynchronous access uses `len` bytes at `iova`, which translate to `gpa` and lie inside one
+    /// [`LEASE_SPAN`](crate::LEASE_SPAN), until [`lease_end`](Iommu::lease_end).
     fn lease_begin(
         &mut self,
         source: SourceId,
@@ -39,10 +59,19 @@ pub trait Iommu {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault>;
+    ) -> Result<LeaseId, Full>;
 
     /// Ends a lease. Ending one twice is a bug of the device model and panics.
     fn lease_end(&mut self, id: LeaseId);
+
+    /// Whether `source` could begin so many leases now: what a device waits for that met [`Full`].
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool;
+}
+
+/// Bytes that one lease from `iova` on may have.
+#[inline]
+pub fn left_in_span(iova: Iova) -> u64 {
+    LEASE_SPAN - iova.offset_in(LEASE_SPAN)
 }
 
 /// No IOMMU: an IOVA is the GPA of the same value. Leases are counted, so that a reset still drains.
@@ -82,6 +111,21 @@ impl Iommu for NoIommu {
     }
 
     #[inline]
+    fn translate_run<M: PhysMem>(
+        &mut self,
+        _mem: &M,
+        _source: SourceId,
+        iova: Iova,
+        len: u64,
+        _perm: Perm,
+    ) -> Access<Run> {
+        Ok(Run {
+            gpa: Gpa::new(iova.raw()),
+            len: len.min(left_in_span(iova)),
+        })
+    }
+
+    #[inline]
     fn generation(&self, _source: SourceId) -> u64 {
         0
     }
@@ -94,12 +138,16 @@ impl Iommu for NoIommu {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.leases.begin(source, iova, gpa, len, perm)
     }
 
     #[inline]
     fn lease_end(&mut self, id: LeaseId) {
         self.leases.end(id);
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.leases.has_room(source, leases)
     }
 }

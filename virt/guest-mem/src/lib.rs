@@ -91,12 +91,15 @@ mod word;
 pub use access::{Access, DmaFault, Perm, Stop, Ticket};
 pub use addr::{Gpa, Hva, Iova, PAGE_SIZE, SourceId};
 pub use direct::DirectMap;
-pub use dma::{Dma, Lease};
+pub use dma::{Dma, Lease, LeaseStop};
 pub use file::FileError;
 pub use foreign::{ForeignError, ForeignErrorKind, ForeignRam, ForeignRegion, MAX_FOREIGN_BYTES};
-pub use iommu::{Iommu, NoIommu, Run};
+pub use iommu::{Iommu, NoIommu, Run, left_in_span};
 pub use keep::keeps_mapped;
-pub use lease::{LeaseId, LeaseRecord, LeaseTable, MAX_LEASES};
+pub use lease::{
+    Budget, Full, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable, MAX_LEASES, MAX_RESERVE, Part,
+    SHARES,
+};
 pub use mapping::MapError;
 pub use phys::{KeepAlive, PhysMem};
 pub use ram::{GuestRam, RamError, Region};

@@ -8,7 +8,7 @@
 
 use crate::access::{Access, DmaFault, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
-use crate::dma::{Dma, Lease};
+use crate::dma::{Dma, Lease, LeaseStop};
 use crate::iommu::Iommu;
 use crate::lease::LeaseId;
 use crate::phys::PhysMem;
@@ -142,19 +142,16 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         Ok(())
     }
 
-    #[inline]
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease> {
+    #[inline(always)]
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
         check_range(iova, u64::from(len))?;
-        let run = self.iommu.translate(self.mem, self.source, iova, perm)?;
-        // At most `len`, so it fits.
-        let mut len = run.len.min(u64::from(len)) as u32;
-        let hva = match self.mem.host(run.gpa, u64::from(len)) {
-            Ok(hva) => hva,
-            Err(stop) => {
-                let first;
-                (first, len) = first_piece(self.mem, run.gpa, len, stop)?;
-                first
-            }
+        let run = self
+            .iommu
+            .translate_run(self.mem, self.source, iova, u64::from(len), perm)?;
+        // At most `len` from here on, so it fits.
+        let (hva, len) = match self.mem.host(run.gpa, run.len) {
+            Ok(hva) => (hva, run.len as u32),
+            Err(stop) => first_piece(self.mem, run.gpa, run.len as u32, stop)?,
         };
         let id = self
             .iommu
@@ -165,5 +162,9 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     #[inline]
     fn release(&mut self, id: LeaseId) {
         self.iommu.lease_end(id);
+    }
+
+    fn has_lease_room(&self, leases: usize) -> bool {
+        self.iommu.has_lease_room(self.source, leases)
     }
 }

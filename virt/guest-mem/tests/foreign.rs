@@ -412,7 +412,7 @@ proptest! {
                 Step::Lease(gpa, len) => {
                     let answer = View::new(&mut direct, &ram, DISK).lease(Iova::new(gpa), len, Perm::Read);
                     match ram.run(Gpa::new(gpa)) {
-                        Err(stop) => prop_assert_eq!(answer.unwrap_err(), stop),
+                        Err(stop) => prop_assert_eq!(answer.unwrap_err(), stop.into()),
                         Ok(run) => {
                             let lease = answer.unwrap();
                             prop_assert_eq!(u64::from(lease.len), run.min(u64::from(len)));

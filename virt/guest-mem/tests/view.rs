@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use guest_mem::test_utils::{ArrayMem, PendingMem};
 use guest_mem::{
-    Access, Dma, DmaFault, Gpa, Iommu, Iova, LeaseId, LeaseTable, NoIommu, Perm, PhysMem, Run,
-    SourceId, Stop, View,
+    Access, Dma, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseStop, LeaseTable, NoIommu, Perm,
+    PhysMem, Run, SourceId, Stop, View,
 };
 use proptest::prelude::*;
 
@@ -80,12 +80,16 @@ impl Iommu for Toy {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.leases.begin(source, iova, gpa, len, perm)
     }
 
     fn lease_end(&mut self, id: LeaseId) {
         self.leases.end(id);
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.leases.has_room(source, leases)
     }
 }
 
@@ -221,7 +225,7 @@ proptest! {
         };
         match naive(&toy, iova, u64::from(len), perm) {
             Ok(want) => prop_assert_eq!((outcome, gpas), (Ok(()), want)),
-            Err(stop) => prop_assert_eq!(outcome, Err(stop)),
+            Err(stop) => prop_assert_eq!(outcome, Err(stop.into())),
         }
         for id in ids {
             View::new(&mut toy, &mem, DISK).release(id);
@@ -251,7 +255,11 @@ fn a_wait_at_each_access_in_turn_gives_the_same_bytes_and_one_lease() {
         let mut window = finish(|| view.window(Iova::new(64), 8, Perm::Read)).unwrap();
         let word = window.load_u64(0);
         finish(|| view.refresh(&mut window)).unwrap();
-        let lease = finish(|| view.lease(Iova::new(130), 20, Perm::Write)).unwrap();
+        let lease = finish(|| match view.lease(Iova::new(130), 20, Perm::Write) {
+            Err(LeaseStop::Access(stop)) => Err(stop),
+            lease => Ok(lease.expect("there is room")),
+        })
+        .unwrap();
         assert_eq!((lease.len, toy.leases.len()), (20, 1));
         (buf, word, mem.inner().get::<{ RAM as usize }>(Gpa::new(0)))
     };
@@ -274,8 +282,8 @@ fn ranges_that_wrap_or_hold_nothing_are_bad() {
     let last = Iova::new(u64::MAX);
     assert_eq!(view.read(last, &mut [0; 2]), Err(bad));
     assert_eq!(view.write(last, &[0; 2]), Err(bad));
-    assert_eq!(view.lease(last, 2, Perm::Read), Err(bad));
-    assert_eq!(view.lease(Iova::new(0), 0, Perm::Read), Err(bad));
+    assert_eq!(view.lease(last, 2, Perm::Read), Err(bad.into()));
+    assert_eq!(view.lease(Iova::new(0), 0, Perm::Read), Err(bad.into()));
     assert_eq!(view.read(last, &mut []), Ok(()));
     // The last byte of the space is a range that does not wrap; it is just not RAM.
     let gpa = Gpa::new(u64::MAX);
@@ -286,12 +294,12 @@ fn ranges_that_wrap_or_hold_nothing_are_bad() {
 }
 
 #[test]
-fn full_table_of_leases_is_a_fault_of_the_device() {
+fn full_table_of_leases_is_something_to_wait_for() {
     let mem = ArrayMem::new(RAM);
     let mut iommu = NoIommu::new(1);
     let mut view = View::new(&mut iommu, &mem, DISK);
     let lease = view.lease(Iova::new(0), 8, Perm::Read).unwrap();
-    let full = Err(DmaFault::TooManyLeases.into());
+    let full = Err(Full { most: 1 }.into());
     assert_eq!(view.lease(Iova::new(0), 8, Perm::Read), full);
     view.release(lease.id);
     assert!(view.lease(Iova::new(0), 8, Perm::Read).is_ok());

@@ -10,6 +10,8 @@ pub mod cost {
     pub const REQUEST: u64 = 200;
     /// Each descriptor beyond the first four of a chain.
     pub const DESCRIPTOR: u64 = 5;
+    /// A lease begun in vain, because the request needs more than there are.
+    pub const LEASE: u64 = 10;
     /// Bytes moved for one nanosecond: 10 GB/s.
     pub const BYTES_PER_NS: u64 = 10;
     /// A flush, discard or write-zeroes request, on top of [`REQUEST`].

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use guest_mem::{
-    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SourceId, Ticket,
+    Access, Full, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SourceId, Ticket,
 };
 use machine::{Op, RemappingUnit, TicketResult, UnitControl, UnitEvent, UnitPoll, UnitSink};
 use platform::interrupt::Message;
@@ -285,9 +285,10 @@ fn register(offset: u64, len: u8) -> Option<(u16, AccessLen)> {
 impl<C> RemappingUnit<C> for VtdPort {
     #[inline]
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
+        let is_busy = self.poll_unit(mem, now, &mut Telling(sink));
         UnitPoll {
-            is_busy: self.poll_unit(mem, now, &mut Telling(sink)),
-            cost: 0,
+            is_busy,
+            cost: self.unit.take_cost(),
         }
     }
 
@@ -404,13 +405,29 @@ impl Iommu for VtdPort {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.unit.lease_begin(source, iova, gpa, len, perm)
     }
 
     #[inline]
     fn lease_end(&mut self, id: LeaseId) {
         self.unit.lease_end(id);
+    }
+
+    #[inline]
+    fn translate_run<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        len: u64,
+        perm: Perm,
+    ) -> Access<Run> {
+        self.unit.translate_run(mem, source, iova, len, perm)
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.unit.has_lease_room(source, leases)
     }
 }
 

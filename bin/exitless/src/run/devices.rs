@@ -35,8 +35,9 @@ use crate::ending::storage::{self, Dropping, Names};
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
-/// Asynchronous pieces in flight, all devices together: 16 queues of 256 requests, and room for long ones.
-const MAX_LEASES: usize = 16384;
+/// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
+/// in pages that lie scattered), and 32,767 for whoever needs more.
+const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 /// Requests in flight of one disk.
 const DISK_DEPTH: u32 = 256;
 /// Entries of a network queue.

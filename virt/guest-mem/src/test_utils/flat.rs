@@ -2,9 +2,9 @@
 
 use crate::access::{Access, DmaFault, Perm};
 use crate::addr::{Gpa, Iova, PAGE_SIZE, SourceId};
-use crate::dma::{Dma, Lease};
-use crate::iommu::{Iommu, Run};
-use crate::lease::{LeaseId, LeaseRecord, LeaseTable};
+use crate::dma::{Dma, Lease, LeaseStop};
+use crate::iommu::{Iommu, Run, left_in_span};
+use crate::lease::{Full, LeaseId, LeaseTable};
 use crate::phys::PhysMem;
 use crate::test_utils::ArrayMem;
 use crate::view::View;
@@ -28,14 +28,6 @@ struct Denied {
     start: u64,
     last: u64,
     perm: Perm,
-}
-
-impl Denied {
-    fn overlaps(&self, record: &LeaseRecord) -> bool {
-        let start = record.iova.raw();
-        let last = start + u64::from(record.len) - 1;
-        self.perm == record.perm && self.start <= last && start <= self.last
-    }
 }
 
 impl FlatIommu {
@@ -65,9 +57,8 @@ impl FlatIommu {
         let denied = Denied { start, last, perm };
         self.denied.push(denied);
         self.generation += 1;
-        self.leases
-            .recheck(|lease| denied.overlaps(lease), |_| Ok(false))
-            .expect("the closure never pends");
+        let range = Some((Iova::new(start), Iova::new(last)));
+        self.leases.recheck_now(range, |lease| lease.perm != perm);
     }
 
     /// Takes both permissions away from `len` bytes, at least 1.
@@ -133,12 +124,42 @@ impl Iommu for FlatIommu {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.leases.begin(source, iova, gpa, len, perm)
     }
 
     fn lease_end(&mut self, id: LeaseId) {
         self.leases.end(id);
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.leases.has_room(source, leases)
+    }
+
+    /// As real tables do it: mapping by mapping.
+    fn translate_run<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        len: u64,
+        perm: Perm,
+    ) -> Access<Run> {
+        let mut run = self.translate(mem, source, iova, perm)?;
+        let len = len.min(left_in_span(iova));
+        while run.len < len {
+            let at = iova.raw() + run.len;
+            let denied = self
+                .denied
+                .iter()
+                .find(|denied| denied.perm == perm && (denied.start..=denied.last).contains(&at));
+            if denied.is_some() {
+                break;
+            }
+            run.len += self.translate(mem, source, Iova::new(at), perm)?.len;
+        }
+        run.len = run.len.min(len);
+        Ok(run)
     }
 }
 
@@ -197,8 +218,12 @@ impl<M: PhysMem> Dma for FlatDma<M> {
         self.view().refresh(window)
     }
 
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease> {
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
         self.view().lease(iova, len, perm)
+    }
+
+    fn has_lease_room(&self, leases: usize) -> bool {
+        self.iommu.has_lease_room(self.source, leases)
     }
 
     fn release(&mut self, id: LeaseId) {

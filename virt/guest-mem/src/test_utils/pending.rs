@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::access::{Access, Perm, Stop, Ticket};
 use crate::addr::{Gpa, Hva, Iova};
-use crate::dma::{Dma, Lease};
+use crate::dma::{Dma, Lease, LeaseStop};
 use crate::lease::LeaseId;
 use crate::phys::{KeepAlive, PhysMem};
 use crate::window::Window;
@@ -219,9 +219,13 @@ impl<D: Dma> Dma for PendingDma<D> {
         self.inner.refresh(window)
     }
 
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Lease> {
+    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
         self.injector.pass(Kind::Lease, iova.raw())?;
         self.inner.lease(iova, len, perm)
+    }
+
+    fn has_lease_room(&self, leases: usize) -> bool {
+        self.inner.has_lease_room(leases)
     }
 
     fn release(&mut self, id: LeaseId) {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use guest_mem::{
-    Access, Dma, DmaFault, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Perm, PhysMem, Run,
-    SourceId, View,
+    Access, Dma, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Perm, PhysMem,
+    Run, SourceId, View,
 };
 use machine::{
     Command, CommandId, CommandResult, Cx, DataPath, Progress, RemappingUnit, Target, UnitControl,
@@ -49,12 +49,16 @@ impl Iommu for PageMap {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.leases.begin(source, iova, gpa, len, perm)
     }
 
     fn lease_end(&mut self, id: LeaseId) {
         self.leases.end(id);
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.leases.has_room(source, leases)
     }
 }
 
@@ -90,9 +94,8 @@ impl RemappingUnit<Change> for PageMap {
             Change::Unmap { iova } => {
                 self.pages.remove(&iova);
                 self.generation += 1;
-                let gone = |lease: &guest_mem::LeaseRecord| lease.iova.raw() != iova;
-                let all = self.leases.recheck(|_| true, |lease| Ok(gone(lease)));
-                all.expect("no table is read");
+                let page = (Iova::new(iova), Iova::new(iova + PAGE_SIZE - 1));
+                self.leases.recheck_now(Some(page), |_| false);
                 self.draining.push(command.id);
             }
         }

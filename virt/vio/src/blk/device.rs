@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::backend::Transfer;
-use super::slot::Cancel;
+use super::slot::{Cancel, Wants};
 use super::{Blk, BlkQueue};
 use crate::device::{
     ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service,
@@ -229,7 +229,8 @@ impl QueueDevice for Blk {
             if !queue.ended.is_empty() || queue.ring.staged() != 0 {
                 return true;
             }
-            if !is_taking || !queue.takes || (queue.starved && starving) {
+            let waits_for_slot = queue.wants == Some(Wants::Slot) && starving;
+            if !is_taking || !queue.takes || waits_for_slot || queue.lacks_leases(dma) {
                 return false;
             }
             match queue.ring.has_available(dma) {

@@ -51,11 +51,13 @@ pub use misbehave::{Misbehave, ROGUE_BYTES};
 pub use slow::{SlowControl, SlowDisk};
 pub use uring::{UringError, UringFile, UringOptions};
 
+use guest_mem::Dma;
+
 use crate::device::{DeviceStats, Service, feature};
 use crate::ring::{Chain, Ring, Violation};
 use crate::throttle::{RateLimits, Throttle};
 use request::ID_LEN;
-use slot::Request;
+use slot::{Request, Wants};
 
 /// Unit of the protocol's sector numbers, in bytes, whatever the block size.
 pub const SECTOR: u64 = 512;
@@ -128,8 +130,8 @@ pub enum BlkError {
 struct BlkQueue {
     ring: Ring,
     ended: VecDeque<u32>,
-    /// The last take stopped for want of a slot, buffer or lease.
-    starved: bool,
+    /// What the last take stopped for want of.
+    wants: Option<Wants>,
     /// Chains are taken from it.
     takes: bool,
 }
@@ -139,9 +141,14 @@ impl BlkQueue {
         Self {
             ring,
             ended: VecDeque::new(),
-            starved: false,
+            wants: None,
             takes: true,
         }
+    }
+
+    /// Whether the queue waits for leases, and those who hold them have not ended as many.
+    fn lacks_leases<D: Dma>(&self, dma: &D) -> bool {
+        matches!(self.wants, Some(Wants::Leases(count)) if !dma.has_lease_room(count))
     }
 }
 

@@ -1,6 +1,6 @@
 //! One request from its chain to its used element, where it does not end at once.
 
-use guest_mem::{Access, Dma, DmaFault, Iova, LeaseId, Perm, Stop};
+use guest_mem::{Access, Dma, DmaFault, Full, Iova, LeaseId, LeaseStop, Perm, Stop};
 
 use super::backend::{BlockIo, Op, Piece, Transfer};
 use super::request::{self, HEADER_LEN, ID_LEN, STATUS_IOERR, STATUS_OK};
@@ -12,10 +12,19 @@ use crate::ring::{Chain, Segment, Token};
 pub(super) enum Ready {
     /// Submit it.
     Yes,
-    /// No buffer or lease free now.
-    NoRoom,
+    /// Not now.
+    NoRoom(Wants),
     /// The guest's own buffer faulted, or is cut into more pieces than a request may have.
     Refused,
+}
+
+/// What a request waits for that found no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    /// A slot or a buffer of another request.
+    Slot,
+    /// So many leases at least, whoever holds them.
+    Leases(usize),
 }
 
 /// What a slot's request asks for, as finishing it needs to know.
@@ -145,27 +154,31 @@ impl Request {
             Transfer::Direct => (Reply::Direct, self.lease_all(dma)),
             Transfer::Nothing => (Reply::Direct, Ok(())),
             Transfer::Bounce | Transfer::Memory if !io.reserve(slot, self.len) => {
-                return Ok(Ready::NoRoom);
+                return Ok(Ready::NoRoom(Wants::Slot));
             }
-            Transfer::Bounce | Transfer::Memory if self.is_write => {
-                (Reply::Status, self.bounce_in(slot, dma, io))
-            }
+            Transfer::Bounce | Transfer::Memory if self.is_write => (
+                Reply::Status,
+                self.bounce_in(slot, dma, io).map_err(Into::into),
+            ),
             Transfer::Bounce | Transfer::Memory => (Reply::Bounced, Ok(())),
         };
         self.reply = if self.is_write { Reply::Status } else { reply };
+        let wanted = self.leases.len() + 1;
         if ready.is_err() {
             self.release(dma);
             io.unreserve(slot);
         }
         match ready {
             Ok(()) => Ok(Ready::Yes),
-            Err(Stop::Fault(DmaFault::TooManyLeases)) => Ok(Ready::NoRoom),
-            Err(Stop::Fault(_)) => Ok(Ready::Refused),
-            Err(pending) => Err(pending),
+            // More than there are for this device if all others were free.
+            Err(LeaseStop::Full(Full { most })) if wanted > most => Ok(Ready::Refused),
+            Err(LeaseStop::Full(_)) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
+            Err(LeaseStop::Access(Stop::Fault(_))) => Ok(Ready::Refused),
+            Err(LeaseStop::Access(pending)) => Err(pending),
         }
     }
 
-    fn lease_all<D: Dma>(&mut self, dma: &mut D) -> Access<()> {
+    fn lease_all<D: Dma>(&mut self, dma: &mut D) -> Result<(), LeaseStop> {
         let perm = if self.is_write {
             Perm::Read
         } else {

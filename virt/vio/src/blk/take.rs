@@ -5,7 +5,7 @@ use guest_mem::{Access, Dma, Stop};
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
-use super::slot::{Ready, Reply};
+use super::slot::{Ready, Reply, Wants};
 use super::{Blk, Misbehave};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::{Visit, cost};
@@ -17,7 +17,7 @@ enum Taken {
     /// Something is there, and may not begin before the rate limit allows.
     Throttled,
     /// Something is there, and no slot, buffer or lease for it now.
-    NoRoom,
+    NoRoom(Wants),
     /// It was taken.
     One,
 }
@@ -26,10 +26,10 @@ impl Blk {
     /// Takes chains from queue `at` (a position) while the visit lasts; whether it took any.
     pub(super) fn take<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) -> bool {
         let queue = &mut self.queues[at];
-        queue.starved = false;
-        if !queue.takes || queue.ring.parked().is_some() {
+        if !queue.takes || queue.ring.parked().is_some() || queue.lacks_leases(dma) {
             return false;
         }
+        queue.wants = None;
         // Without EVENT_IDX the driver is told once that nobody needs its doorbells.
         if let Err(stop) = queue.ring.disarm(dma) {
             self.note(stop);
@@ -44,8 +44,11 @@ impl Blk {
                     self.stats.throttled += 1;
                     return busy;
                 }
-                Ok(Taken::NoRoom) => {
-                    self.queues[at].starved = true;
+                Ok(Taken::NoRoom(wants)) => {
+                    self.queues[at].wants = Some(wants);
+                    if let Wants::Leases(count) = wants {
+                        visit.charge(count as u64 * cost::LEASE);
+                    }
                     self.stats.backpressure += 1;
                     return busy;
                 }
@@ -80,7 +83,7 @@ impl Blk {
         };
         // Room for what cannot be shown at once.
         let Some(slot) = self.free_slot() else {
-            return Ok(Taken::NoRoom);
+            return Ok(Taken::NoRoom(Wants::Slot));
         };
         let taken = match (parsed.action, self.io.transfer()) {
             (Action::Run(op), Transfer::Memory | Transfer::Nothing)
@@ -181,7 +184,6 @@ impl Blk {
             ..
         } = self;
         let ring = &mut queues[at].ring;
-        let is_alone = self.free.len() == slab.len();
         let own = &mut slab[slot as usize];
         own.begin(ring.index(), &parsed);
         let mut run = None;
@@ -194,10 +196,8 @@ impl Blk {
             }
             Action::Run(op) => match own.prepare(slot, op, dma, chain, &mut **io) {
                 Ok(Ready::Yes) => run = Some(op),
-                // Whoever has a slot, if only to be shown, gives room back some day.
-                Ok(Ready::NoRoom) if !is_alone => return Ok(Taken::NoRoom),
-                // Alone, and still no room: somebody else's leases fill the table.
-                Ok(Ready::NoRoom | Ready::Refused) => own.refuse(),
+                Ok(Ready::NoRoom(wants)) => return Ok(Taken::NoRoom(wants)),
+                Ok(Ready::Refused) => own.refuse(),
                 Err(stop) => return Err(ring.park(stop.into())),
             },
         }

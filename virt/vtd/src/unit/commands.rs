@@ -5,10 +5,10 @@
 //! invalidations go through three phases: asked for; caches dropped and leases rechecked (may pend);
 //! drained, which is when the guest sees it done. New translations follow a switch of TE at once.
 
-use guest_mem::{Gpa, PhysMem, Ticket};
+use guest_mem::{Budget, Gpa, PhysMem};
 
-use super::leases::Scope;
-use super::{Event, Sink, Unit};
+use super::leases::{AskedBy, Scope};
+use super::{Event, Halt, Sink, Unit};
 use crate::spec::invalidate::Granularity;
 use crate::spec::registers::InvalidateAddress;
 
@@ -62,6 +62,7 @@ impl Unit {
     }
 
     fn drop_caches(&mut self) {
+        self.checking = None;
         self.contexts.flush_all();
         self.generation += 1;
     }
@@ -79,18 +80,23 @@ impl Unit {
         asked || moves(te) || moves(ccmd) || moves(iotlb)
     }
 
-    pub(super) fn run_commands<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+    pub(super) fn run_commands<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        budget: &mut Budget,
+    ) -> Result<(), Halt> {
         if !self.commands_have_work() {
             return Ok(());
         }
-        self.run_te(mem)?;
-        self.run_ccmd(mem)?;
-        self.run_iotlb(mem)
+        self.run_te(mem, budget)?;
+        self.run_ccmd(mem, budget)?;
+        self.run_iotlb(mem, budget)
     }
 
-    fn run_te<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+    fn run_te<M: PhysMem>(&mut self, mem: &M, budget: &mut Budget) -> Result<(), Halt> {
         if self.commands.te == Phase::Invalidate {
-            self.invalidate(mem, Scope::ContextGlobal)?;
+            let scope = Scope::ContextGlobal;
+            self.invalidate(mem, AskedBy::TranslationEnable, scope, budget)?;
             self.commands.te = Phase::Drain;
         }
         if self.commands.te == Phase::Drain && self.leases.stale() == 0 {
@@ -102,7 +108,7 @@ impl Unit {
     }
 
     /// A request with a reserved granularity is refused: ICC clears and CAIG says 0.
-    fn run_ccmd<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+    fn run_ccmd<M: PhysMem>(&mut self, mem: &M, budget: &mut Budget) -> Result<(), Halt> {
         let ccmd = self.registers.ccmd;
         if !ccmd.icc() {
             return Ok(());
@@ -112,7 +118,7 @@ impl Unit {
             let granularity = Granularity::from_bits(ccmd.cirg());
             match Scope::of_context(granularity, ccmd.did(), ccmd.sid(), ccmd.fm()) {
                 Some(scope) => {
-                    self.invalidate(mem, scope)?;
+                    self.invalidate(mem, AskedBy::ContextCommand, scope, budget)?;
                     self.stats.count(scope);
                 }
                 None => performed = Granularity::RESERVED.into_bits(),
@@ -127,7 +133,7 @@ impl Unit {
         Ok(())
     }
 
-    fn run_iotlb<M: PhysMem>(&mut self, mem: &M) -> Result<(), Ticket> {
+    fn run_iotlb<M: PhysMem>(&mut self, mem: &M, budget: &mut Budget) -> Result<(), Halt> {
         let iotlb = self.registers.iotlb;
         if !iotlb.ivt() {
             return Ok(());
@@ -137,7 +143,7 @@ impl Unit {
         let scope = Scope::of_iotlb(granularity, iotlb.did(), iva.addr(), iva.am());
         if self.commands.iotlb != Phase::Drain {
             if let Some(scope) = scope {
-                self.invalidate(mem, scope)?;
+                self.invalidate(mem, AskedBy::IotlbInvalidate, scope, budget)?;
                 self.stats.count(scope);
             }
             self.commands.iotlb = Phase::Drain;

@@ -113,6 +113,42 @@ impl Iotlb {
         hit.then(|| Gpa::new(entry.page & !(PAGE_SIZE - 1) | iova.offset_in(PAGE_SIZE)))
     }
 
+    /// Whether the page behind `iova`'s is here and does not lie behind `gpa`'s: so that no run goes on there.
+    #[inline]
+    pub(super) fn parts_behind(&self, tag: DomainTag, iova: Iova, gpa: Gpa) -> bool {
+        let pfn = iova.raw() / PAGE_SIZE + 1;
+        let entry = &self.small[(pfn ^ tag.salt) as usize % SMALL];
+        let next = (gpa.raw() & !(PAGE_SIZE - 1)).wrapping_add(PAGE_SIZE);
+        entry.key == tag.key(pfn) && entry.page ^ next >= PAGE_SIZE
+    }
+
+    /// How many 4 KiB translations are here, from page `iova` on and at most `pages`, that have a permission of `need` and
+    /// follow each other in memory from page `gpa` on; and whether what ended them is a page that lies elsewhere, rather
+    /// than one that is not known.
+    #[inline]
+    pub(super) fn follow(
+        &self,
+        tag: DomainTag,
+        iova: Iova,
+        gpa: Gpa,
+        pages: u64,
+        need: u64,
+    ) -> (u64, bool) {
+        let first = iova.raw() / PAGE_SIZE;
+        for n in 0..pages {
+            let pfn = first + n;
+            let entry = &self.small[(pfn ^ tag.salt) as usize % SMALL];
+            if entry.key != tag.key(pfn) || entry.page & need == 0 {
+                return (n, false);
+            }
+            // But for its permissions, an entry is the address.
+            if entry.page ^ (gpa.raw() + n * PAGE_SIZE) >= PAGE_SIZE {
+                return (n, true);
+            }
+        }
+        (pages, true)
+    }
+
     /// A 4 KiB translation of `iova`, whatever its permissions.
     pub(super) fn lookup_small(&self, tag: DomainTag, iova: Iova) -> Option<Mapping> {
         let gpa = self.lookup(tag, iova, 3)?;

@@ -5,17 +5,18 @@
 //! whose walk still gives its address delays nobody (stock Linux flushes whole domains, lazily); one
 //! whose walk differs is stale until its device ends it, and holds back waits ([`Unit::step`]).
 //!
-//! A walk may pend. The invalidation is then begun again when the ticket is done: flushing twice and
-//! marking twice are the same as once.
+//! A walk may pend, and a step's budget may be spent: the invalidation then goes on where it stopped, in the middle
+//! of a lease if need be. It is begun anew if it is no longer what the registers or the queue ask for.
 //!
-//! Cost: live leases × one table walk at most. Bound: `Config::max_leases` walks of six reads.
+//! Cost: the leases in the 2 MiB of IOVA that it touches, or all of them, and a table walk for each 4 KiB of a lease
+//! in question. Bound: a step's budget, in which all of it is counted.
 
-use guest_mem::{Access, Iova, LeaseRecord, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket};
+use guest_mem::{Access, Budget, Iova, LeaseRecord, PAGE_SIZE, Part, PhysMem, SourceId, Stop};
 
-use super::Unit;
 use super::context::ContextCache;
 use super::iotlb::MAX_PROBES;
 use super::registers::MAX_ADDRESS_MASK;
+use super::{Halt, Unit};
 use crate::spec::invalidate::Granularity;
 
 /// What one invalidation covers.
@@ -70,36 +71,72 @@ impl Scope {
         (sid.0 ^ source.0) & !ignored == 0
     }
 
-    /// Whether a lease may depend on what is invalidated. A source whose context is not cached counts
+    /// Whether leases of `source` may depend on what is invalidated. A source whose context is not cached counts
     /// for every domain: its lease may be older than the context. One whose context *is* cached under
     /// another domain was rechecked when the context cache was told of the change.
-    fn covers(&self, contexts: &ContextCache, lease: &LeaseRecord) -> bool {
-        let in_domain = |did| {
-            contexts
-                .get(lease.source)
-                .is_none_or(|context| context.did == did)
-        };
+    fn covers(&self, contexts: &ContextCache, source: SourceId) -> bool {
         match *self {
             // A domain's contexts may have been replaced in the cache since the lease began.
             Self::ContextGlobal | Self::ContextDomain(_) | Self::IotlbGlobal => true,
-            Self::ContextDevice(sid, ignored) => Self::has_source(ignored, sid, lease.source),
-            Self::IotlbDomain(did) => in_domain(did),
-            Self::IotlbPages { did, iova, pages } => {
-                let (start, last) = (iova.raw(), iova.raw() + (pages * PAGE_SIZE - 1));
-                // A lease was translated page by page, so it does not wrap; a zero length covers nothing.
-                let lease_last = lease
-                    .iova
-                    .raw()
-                    .saturating_add(u64::from(lease.len).saturating_sub(1));
-                in_domain(did) && lease.iova.raw() <= last && start <= lease_last
+            Self::ContextDevice(sid, ignored) => Self::has_source(ignored, sid, source),
+            Self::IotlbDomain(did) | Self::IotlbPages { did, .. } => contexts
+                .get(source)
+                .is_none_or(|context| context.did == did),
+        }
+    }
+
+    /// The first and last address of what is invalidated, if that is not all of them.
+    fn range(&self) -> Option<(Iova, Iova)> {
+        match *self {
+            // Aligned to its length, so the last one does not wrap.
+            Self::IotlbPages { iova, pages, .. } => {
+                Some((iova, Iova::new(iova.raw() + (pages * PAGE_SIZE - 1))))
             }
+            _ => None,
         }
     }
 }
 
+/// Who asks for an invalidation: one of each may be under way, and they do not go on with each other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AskedBy {
+    TranslationEnable,
+    ContextCommand,
+    IotlbInvalidate,
+    Queue,
+}
+
+/// What looking up one page of a page-selective flush costs, in ns.
+const PROBE: u64 = 1;
+/// What a table walk costs, in ns.
+const WALK: u64 = 25;
+
 impl Unit {
-    /// Performs an invalidation up to, not including, draining.
-    pub(super) fn invalidate<M: PhysMem>(&mut self, mem: &M, scope: Scope) -> Result<(), Ticket> {
+    /// Performs an invalidation up to, not including, draining, or as much of it as `budget` allows.
+    pub(super) fn invalidate<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        by: AskedBy,
+        scope: Scope,
+        budget: &mut Budget,
+    ) -> Result<(), Halt> {
+        if self.checking.is_none_or(|checking| checking != (by, scope)) {
+            self.checking = None;
+            self.flush(scope, budget);
+            if !self.leases.has_any() {
+                return Ok(());
+            }
+            self.leases.begin_recheck(scope.range());
+            self.checking = Some((by, scope));
+        }
+        self.recheck(mem, scope, budget)?;
+        self.checking = None;
+        Ok(())
+    }
+
+    /// Drops what is cached.
+    #[inline]
+    fn flush(&mut self, scope: Scope, budget: &mut Budget) {
         self.generation += 1;
         match scope {
             // Without its context a domain has no epoch, and its entries match nothing any more.
@@ -113,17 +150,20 @@ impl Unit {
             }
             Scope::IotlbPages { did, iova, pages } => {
                 if let Some(tag) = self.contexts.tag_of(did) {
+                    budget.charge(pages * PROBE);
                     self.iotlb.flush_pages(tag, iova, pages);
                 }
             }
         }
-        self.recheck(mem, scope)
     }
 
-    fn recheck<M: PhysMem>(&mut self, mem: &M, scope: Scope) -> Result<(), Ticket> {
-        if self.leases.is_empty() {
-            return Ok(());
-        }
+    #[inline(never)]
+    fn recheck<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        scope: Scope,
+        budget: &mut Budget,
+    ) -> Result<(), Halt> {
         let walker = self.walker();
         let Self {
             leases,
@@ -132,18 +172,23 @@ impl Unit {
             te,
             ..
         } = self;
-        let holds = |lease: &LeaseRecord| -> Access<bool> {
-            stats.leases_rechecked += 1;
+        let holds = |lease: &LeaseRecord, part: &mut Part, budget: &mut Budget| -> Access<bool> {
             if *te {
-                walker.still_holds(mem, lease)
+                walker.still_holds(mem, lease, part, &mut || {
+                    stats.leases_rechecked += 1;
+                    budget.charge(WALK);
+                    !budget.is_spent()
+                })
             } else {
+                part.at = part.end;
                 Ok(lease.gpa.raw() == lease.iova.raw())
             }
         };
-        match leases.recheck(|lease| scope.covers(contexts, lease), holds) {
-            Err(Stop::Pending(ticket)) => Err(ticket),
-            // A fault of the walk was taken as "changed" by the table.
-            Ok(()) | Err(Stop::Fault(_)) => Ok(()),
+        match leases.recheck(budget, |source| scope.covers(contexts, source), holds) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Halt::Budget),
+            Err(Stop::Pending(ticket)) => Err(Halt::Ticket(ticket)),
+            Err(Stop::Fault(_)) => unreachable!("the table takes a fault of the walk as a change"),
         }
     }
 }

@@ -7,23 +7,24 @@
 //! Completing moves IQH (published first, see [`Unit::run`]), writes the status word with release, and
 //! raises the completion event; with both IF and SW, in that order.
 //!
-//! Bound: [`BUDGET`] units of work per call, one per descriptor and one per lease rechecked; a queue
-//! of 2^7 pages has 32768 descriptors.
+//! Bound: the budget of the step ([`STEP_BUDGET`](super::STEP_BUDGET)), in which descriptors, looks at leases and table
+//! walks are counted; a queue of 2^7 pages has 32768 descriptors. An invalidation that is not done when the budget is
+//! spent keeps IQH on it and goes on in the next step.
 //!
 //! Left out: device-TLB, interrupt-entry and scalable-mode descriptors: not advertised, so they are
 //! errors.
 
-use guest_mem::{Gpa, PAGE_SIZE, PhysMem, Stop, Ticket};
+use guest_mem::{Budget, Gpa, PAGE_SIZE, PhysMem, Stop};
 
-use super::Unit;
-use super::leases::Scope;
+use super::leases::{AskedBy, Scope};
+use super::{Halt, Unit};
 use crate::spec::invalidate::{
     ContextDescriptor, DESCRIPTOR_LEN, DescriptorType, IotlbDescriptor, WaitDescriptor,
 };
 use crate::spec::registers::QueueAddress;
 
-/// Work per call: 1024 descriptors, or one that rechecks 1024 leases.
-const BUDGET: u64 = 1024;
+/// What fetching, checking and performing a descriptor costs, in ns, besides what it asks of the leases.
+const DESCRIPTOR: u64 = 30;
 const STEP: u32 = DESCRIPTOR_LEN as u32;
 
 /// A descriptor without errors.
@@ -70,6 +71,7 @@ impl Unit {
         self.registers.gsts.set_qies(on);
         self.registers.iqh = 0;
         self.parked_wait = None;
+        self.checking = None;
     }
 
     /// Length of the queue in bytes: 2^QS pages, at most 512 KiB.
@@ -84,42 +86,42 @@ impl Unit {
             && !(self.parked_wait.is_some() && self.leases.stale() > 0)
     }
 
-    /// Processes descriptors; answers whether more can be done at once.
+    /// Processes descriptors.
     pub(super) fn run_queue<M: PhysMem>(
         &mut self,
         mem: &M,
+        budget: &mut Budget,
         publish_iqh: &mut impl FnMut(u64),
-    ) -> Result<bool, Ticket> {
-        let mut budget = BUDGET;
+    ) -> Result<(), Halt> {
         while self.queue_has_work() {
             let len = self.queue_len();
             if self.registers.iqt >= len {
                 self.stop_queue();
-                return Ok(false);
+                return Ok(());
             }
-            if budget == 0 {
-                return Ok(true);
+            if budget.is_spent() {
+                return Err(Halt::Budget);
             }
-            let rechecked = self.stats.leases_rechecked;
+            budget.charge(DESCRIPTOR);
             let next = (self.registers.iqh + STEP) % len;
-            match self.run_descriptor(mem, next, publish_iqh)? {
+            match self.run_descriptor(mem, next, budget, publish_iqh)? {
                 Outcome::Done => {
                     self.registers.iqh = next;
                     self.changes += 1;
                 }
-                Outcome::Parked => return Ok(false),
+                Outcome::Parked => return Ok(()),
                 Outcome::Wrong => {
                     self.stop_queue();
-                    return Ok(false);
+                    return Ok(());
                 }
             }
-            budget = budget.saturating_sub(1 + (self.stats.leases_rechecked - rechecked));
         }
-        Ok(false)
+        Ok(())
     }
 
     fn stop_queue(&mut self) {
         self.parked_wait = None;
+        self.checking = None;
         self.faults.raise_iqe();
         self.stats.queue_errors += 1;
         self.changes += 1;
@@ -129,8 +131,9 @@ impl Unit {
         &mut self,
         mem: &M,
         next: u32,
+        budget: &mut Budget,
         publish_iqh: &mut impl FnMut(u64),
-    ) -> Result<Outcome, Ticket> {
+    ) -> Result<Outcome, Halt> {
         if let Some(wait) = self.parked_wait {
             return self.run_wait(mem, wait, next, publish_iqh);
         }
@@ -140,14 +143,14 @@ impl Unit {
         };
         let bits = match mem.read_u128(at) {
             Ok(bits) => bits,
-            Err(Stop::Pending(ticket)) => return Err(ticket),
+            Err(Stop::Pending(ticket)) => return Err(Halt::Ticket(ticket)),
             Err(Stop::Fault(_)) => return Ok(Outcome::Wrong),
         };
         match check(bits) {
             None => Ok(Outcome::Wrong),
             Some(Checked::Wait(wait)) => self.run_wait(mem, wait, next, publish_iqh),
             Some(Checked::Invalidate(scope)) => {
-                self.invalidate(mem, scope)?;
+                self.invalidate(mem, AskedBy::Queue, scope, budget)?;
                 self.stats.count(scope);
                 Ok(Outcome::Done)
             }
@@ -161,7 +164,7 @@ impl Unit {
         wait: WaitDescriptor,
         next: u32,
         publish_iqh: &mut impl FnMut(u64),
-    ) -> Result<Outcome, Ticket> {
+    ) -> Result<Outcome, Halt> {
         if self.leases.stale() > 0 {
             self.stats.waits_parked += u64::from(self.parked_wait.is_none());
             self.parked_wait = Some(wait);
@@ -189,7 +192,7 @@ impl Unit {
         wait: WaitDescriptor,
         next: u32,
         publish_iqh: &mut impl FnMut(u64),
-    ) -> Result<bool, Ticket> {
+    ) -> Result<bool, Halt> {
         let at = Gpa::new(wait.addr() << 2);
         let done = mem
             .read_u64(at.align_down(8))
@@ -197,7 +200,7 @@ impl Unit {
             .and_then(|()| mem.store_u32_release(at, wait.data()));
         match done {
             Ok(()) => Ok(true),
-            Err(Stop::Pending(ticket)) => Err(ticket),
+            Err(Stop::Pending(ticket)) => Err(Halt::Ticket(ticket)),
             Err(Stop::Fault(_)) => {
                 publish_iqh(u64::from(self.registers.iqh));
                 Ok(false)

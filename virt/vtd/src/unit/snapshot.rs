@@ -23,6 +23,8 @@ impl Unit {
             commands: _,
             parked_wait: _,
             awaited: _,
+            checking: _,
+            cost: _,
             drain: _,
             contexts: _,
             iotlb: _,

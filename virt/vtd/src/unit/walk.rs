@@ -276,31 +276,38 @@ impl Walker {
         unreachable!("level 1 is a leaf")
     }
 
-    /// Whether a run of bytes still goes where it went: the question that an invalidation asks of a
-    /// lease.
+    /// Whether a part of a lease still goes where it went: the question that an invalidation asks. `part` is moved on
+    /// as far as it does; `walked` is told of each walk, and says whether to go on.
     pub(crate) fn still_holds<M: PhysMem>(
         &self,
         mem: &M,
         record: &guest_mem::LeaseRecord,
+        part: &mut guest_mem::Part,
+        walked: &mut impl FnMut() -> bool,
     ) -> Access<bool> {
         let context = match self.context(mem, record.source) {
             Ok(context) => context,
             Err(WalkStop::Pending(ticket)) => return Err(Stop::Pending(ticket)),
             Err(WalkStop::Fault(_)) => return Ok(false),
         };
-        let len = u64::from(record.len);
-        let mut done = 0;
         // Each turn covers at least the rest of one 4 KiB page: at most len / 4096 + 2 turns.
-        while done < len {
-            let (Some(iova), Some(gpa)) =
-                (record.iova.checked_add(done), record.gpa.checked_add(done))
+        while part.at < part.end {
+            let at = u64::from(part.at);
+            let (Some(iova), Some(gpa)) = (record.iova.checked_add(at), record.gpa.checked_add(at))
             else {
                 return Ok(false);
             };
             match self.translate(mem, &context, iova, record.perm) {
-                Ok(mapping) if mapping.gpa(iova) == gpa => done += mapping.left(iova),
+                Ok(mapping) if mapping.gpa(iova) == gpa => {
+                    let left = u64::from(part.end - part.at);
+                    // At most `left`, so it fits.
+                    part.at += mapping.left(iova).min(left) as u32;
+                }
                 Ok(_) | Err(WalkStop::Fault(_)) => return Ok(false),
                 Err(WalkStop::Pending(ticket)) => return Err(Stop::Pending(ticket)),
+            }
+            if !walked() {
+                break;
             }
         }
         Ok(true)

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use guest_mem::test_utils::FlatDma;
-use guest_mem::{Iova, Perm};
+use guest_mem::test_utils::{ArrayMem, FlatDma};
+use guest_mem::{Iova, NoIommu, Perm, SourceId, View};
 use proptest::prelude::*;
 
 use super::support::*;
@@ -169,24 +169,51 @@ fn a_full_table_of_leases_delays_requests_and_fails_only_those_that_never_fit() 
     let (disk, control, _file) = slow(Transfer::Direct);
     control.set_open(true);
     let mut guest = Guest::new(disk);
-    // Four pages in flight at most.
+    // Four pieces in flight at most.
     let mut dma = FlatDma::with_max_leases(guest.mem.clone(), 4);
+    let pieces = |from: u64, count| -> Vec<(u64, u32)> {
+        (0..count).map(|at| (from + 0x2000 * at, 0x1000)).collect()
+    };
     for slot in 0..6 {
-        guest.request(
-            slot,
-            kind::IN,
-            8 * slot,
-            &[],
-            &[(DATA + 0x1_0000 * slot, 0x3000)],
-        );
+        let data = pieces(DATA + 0x1_0000 * slot, 3);
+        guest.request(slot, kind::IN, 8 * slot, &[], &data);
     }
-    guest.request(6, kind::IN, 0, &[], &[(DATA, 0x5000)]);
+    guest.request(6, kind::IN, 0, &[], &pieces(DATA, 5));
     for _ in 0..7 {
         guest.wait_used(&mut dma);
     }
     assert!((0..6).all(|slot| guest.status(slot) == STATUS_OK));
     assert_eq!(guest.status(6), STATUS_IOERR);
     assert!(guest.blk.stats().backpressure > 0);
+}
+
+#[test]
+fn a_disk_waits_while_another_holds_all_leases_and_then_goes_on() {
+    let mut iommu = NoIommu::new(4);
+    let mem = ArrayMem::new(MEMORY);
+    let (disk, control, _file) = slow(Transfer::Direct);
+    let mut greedy = Guest::on(mem.clone(), RINGS, disk);
+    let mut modest = Guest::on(mem.clone(), RINGS + 0x8000, uring(Transfer::Direct).0);
+    let sources = [SourceId::new(0, 1, 0), SourceId::new(0, 2, 0)];
+    // Pages that do not touch: a lease each.
+    for slot in 0..4 {
+        let data = (DATA + 0x2000 * slot, 0x1000);
+        greedy.request(slot, kind::IN, 0, &[], &[data]);
+    }
+    greedy.settle(&mut View::new(&mut iommu, &mem, sources[0]));
+    assert_eq!(iommu.leases().len(), 4);
+    modest.request(8, kind::IN, 0, &[], &[(DATA + 0x2_0000, 0x1000)]);
+    let mut dma = View::new(&mut iommu, &mem, sources[1]);
+    modest.settle(&mut dma);
+    assert_eq!(modest.driver.used(), None, "neither done nor failed");
+    assert!(!modest.blk.has_work(&mut dma), "it can do nothing but wait");
+    // One of the other's ends: that is what wakes this one.
+    control.release(1);
+    greedy.wait_used(&mut View::new(&mut iommu, &mem, sources[0]));
+    let mut dma = View::new(&mut iommu, &mem, sources[1]);
+    assert!(modest.blk.has_work(&mut dma));
+    modest.wait_used(&mut dma);
+    assert_eq!(modest.status(8), STATUS_OK);
 }
 
 #[test]

@@ -110,8 +110,17 @@ impl Guest {
 
     /// With this configuration and, of the offered features, those in `mask`.
     pub fn with(io: Box<dyn crate::blk::BlockIo>, config: BlkConfig, mask: u64) -> Self {
-        let mem = ArrayMem::new(MEMORY);
-        let driver = FakeDriver::new(mem.clone(), Gpa::new(RINGS), 0, config.queue_size);
+        Self::in_memory(ArrayMem::new(MEMORY), RINGS, io, config, mask)
+    }
+
+    fn in_memory(
+        mem: ArrayMem,
+        rings: u64,
+        io: Box<dyn crate::blk::BlockIo>,
+        config: BlkConfig,
+        mask: u64,
+    ) -> Self {
+        let driver = FakeDriver::new(mem.clone(), Gpa::new(rings), 0, config.queue_size);
         let mut blk = Blk::new(config, io).expect("a valid configuration");
         let features = blk.features() & mask;
         blk.activate(features, &[driver.config()], mem.keep_alive())
@@ -122,6 +131,15 @@ impl Guest {
             blk,
             irq: CountIrq::default(),
         }
+    }
+
+    /// A device with queue size 64 and all its features in memory that others use too: its ring at `rings`.
+    pub fn on(mem: ArrayMem, rings: u64, io: Box<dyn crate::blk::BlockIo>) -> Self {
+        let config = BlkConfig {
+            queue_size: 64,
+            ..Default::default()
+        };
+        Self::in_memory(mem, rings, io, config, !0)
     }
 
     /// A door without holes.
