@@ -4,8 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use guest_mem::{
-    Access, DmaFault, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, Run, SourceId, Stop,
-    Ticket,
+    Access, Full, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, Run, SourceId, Stop, Ticket,
 };
 use machine::{
     Absent, Cx, DataPath, Invalidation, Progress, RemappingUnit, Request, Scope, Target,
@@ -44,12 +43,16 @@ impl Iommu for Remapper {
         gpa: Gpa,
         len: u32,
         perm: Perm,
-    ) -> Result<LeaseId, DmaFault> {
+    ) -> Result<LeaseId, Full> {
         self.none.lease_begin(source, iova, gpa, len, perm)
     }
 
     fn lease_end(&mut self, id: LeaseId) {
         self.none.lease_end(id);
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.none.has_lease_room(source, leases)
     }
 }
 
