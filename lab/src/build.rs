@@ -28,7 +28,7 @@ pub fn workload() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn agent() -> Result<PathBuf, LabError> {
-    static_program("lab", "lab-agent", "lab")
+    static_program("lab", "lab-agent", "lab/src")
 }
 
 /// The lab's program for device-mapper devices, built if its sources changed.
@@ -36,7 +36,7 @@ pub fn agent() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn device_mapper() -> Result<PathBuf, LabError> {
-    static_program("lab", "lab-dm", "lab")
+    static_program("lab", "lab-dm", "lab/src")
 }
 
 /// True when `binary` is younger than every file below `sources`, the crate it is made of: the

@@ -47,7 +47,7 @@ const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
 /// The request that makes a misbehaving disk attack: one that starts at this sector.
-pub const ROGUE_SECTOR: u64 = 64;
+const ROGUE_SECTOR: u64 = 64;
 /// Where a misbehaving disk writes: far from what a guest of a few GiB maps, inside 39 bits.
 const ROGUE_IOVA: u64 = 0x10_0000_0000;
 

@@ -20,7 +20,6 @@ mod remote;
 mod remote_disk;
 
 pub use args::RunArgs;
-pub use devices::ROGUE_SECTOR;
 
 /// Runs `exitless run`.
 pub fn main(args: &RunArgs) -> anyhow::Result<u8> {

@@ -30,10 +30,9 @@ use vtd::spec::registers::{GCMD, GSTS, GlobalCommand, GlobalStatus, IQA};
 use vtd::{AccessLen, Event, Sink, Unit};
 use vtd_port::VtdPort;
 
+use super::RegisterMode;
 use super::watch::{Outcome, watch};
 use super::{PayloadReport, Unsupported, program};
-use crate::messages;
-use crate::run::args::IommuMode;
 
 units! {
     /// The soak's unit.
@@ -73,9 +72,9 @@ pub fn counts(owner: &mut Owner) -> Counts {
 }
 
 /// See [`super::supported`].
-pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
+pub fn supported(mode: RegisterMode) -> Result<(), Unsupported> {
     open(mode)?;
-    if mode == IommuMode::Shared {
+    if mode == RegisterMode::Shared {
         let gate = RegisterPage::new()
             .map_err(std::io::Error::other)
             .and_then(|page| SlotMapping::of_page(page.memfd()))
@@ -85,10 +84,10 @@ pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
     Ok(())
 }
 
-fn open(mode: IommuMode) -> Result<Kvm, KvmError> {
+fn open(mode: RegisterMode) -> Result<Kvm, KvmError> {
     let kvm = kvm::vm::open_any()?;
     let mut needed = vec![(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT")];
-    if mode == IommuMode::Logged {
+    if mode == RegisterMode::Logged {
         needed.push((Cap::ReadonlyMem, "KVM_CAP_READONLY_MEM"));
         needed.push((Cap::CoalescedMmio, "KVM_CAP_COALESCED_MMIO"));
     }
@@ -110,7 +109,7 @@ struct Built<P: Poller<Message = Request>> {
 
 /// Runs the soak. `wrap` makes the sidecore's poller out of the owner: tests put a defect there.
 pub fn soak<P>(
-    mode: IommuMode,
+    mode: RegisterMode,
     sleeps: u64,
     patience: Duration,
     wrap: impl FnOnce(Owner) -> P,
@@ -163,12 +162,12 @@ where
     })
 }
 
-fn name(mode: IommuMode) -> String {
+fn name(mode: RegisterMode) -> String {
     mode.to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn build<P>(mode: IommuMode, wrap: impl FnOnce(Owner) -> P) -> Result<Built<P>>
+fn build<P>(mode: RegisterMode, wrap: impl FnOnce(Owner) -> P) -> Result<Built<P>>
 where
     P: Poller<Message = Request> + 'static,
 {
@@ -181,9 +180,9 @@ where
     let vcpu = create_vcpu(&kvm, &vm)?;
     let unit = unit(&ram)?;
     let port = match mode {
-        IommuMode::Trap => VtdPort::trap(unit),
-        IommuMode::Logged => register_page::logged(unit, &vm, vcpu.as_fd())?,
-        IommuMode::Shared => register_page::shared(unit, &vm)?,
+        RegisterMode::Trap => VtdPort::trap(unit),
+        RegisterMode::Logged => register_page::logged(unit, &vm, vcpu.as_fd())?,
+        RegisterMode::Shared => register_page::shared(unit, &vm)?,
     };
     // The unit's interrupts are masked and stay so; the I/O APIC has no pin.
     let sink = Arc::new(KvmMsi::new(vm.clone()));
@@ -206,7 +205,7 @@ where
         ioapic: Arc::new(Ioapic::new(layout::IOAPIC_SOURCE, sink, routes)),
         exits: ExitLedger::new(1),
         control,
-        say: messages::print,
+        say: |text| eprint!("{text}"),
     };
     Ok(Built {
         ram,

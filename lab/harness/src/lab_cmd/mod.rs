@@ -19,7 +19,8 @@ use lab::{Lab, LabConfig, LabError, Running, Stream};
 /// A day: an interactive session ends when its user wants.
 const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-const EXAMPLES: &str = "\
+/// What the help says after its options.
+pub const EXAMPLES: &str = "\
 The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first
 start downloads about 60 MB of Debian packages and installs nothing; they stay in exitless/lab of your cache
 directory ($XDG_CACHE_HOME, else ~/.cache), or in $EXITLESS_LAB_DIR. What your suites have not new
@@ -101,6 +102,14 @@ pub struct LabArgs {
     /// What to run inside
     #[arg(last = true, required_unless_present_any = ["shell", "export"])]
     args: Vec<String>,
+}
+
+impl LabArgs {
+    /// The arguments of `exitless` inside; none of another program.
+    #[must_use]
+    pub fn inside(&self) -> Option<&[String]> {
+        (!self.exec && !self.shell).then_some(&self.args)
+    }
 }
 
 /// Runs `exitless lab`; the status is that of the command inside.
@@ -314,51 +323,5 @@ mod tests {
         );
         assert_eq!(get("/var/log/x:y"), ("/var/log/x".into(), "y".into()));
         assert_eq!(get("/var/log/x:/tmp").1, Path::new("/tmp/x"));
-    }
-
-    /// The lines of an example, in the words a shell would make of them.
-    fn examples() -> Vec<Vec<String>> {
-        let text = EXAMPLES.replace("\\\n", " ");
-        let lines = text.lines().map(str::trim);
-        let lines = lines.filter(|line| line.starts_with("exitless lab"));
-        lines.map(words).collect()
-    }
-
-    fn words(line: &str) -> Vec<String> {
-        let mut words = vec![String::new()];
-        let mut is_quoted = false;
-        for c in line.chars() {
-            match (c, words.last_mut()) {
-                ('\'', _) => is_quoted = !is_quoted,
-                (' ', Some(word)) if !is_quoted => {
-                    if !word.is_empty() {
-                        words.push(String::new());
-                    }
-                }
-                (c, Some(word)) => word.push(c),
-                (_, None) => {}
-            }
-        }
-        words
-    }
-
-    #[test]
-    fn the_helps_examples_are_understood() {
-        use clap::Parser;
-        let examples = examples();
-        assert!(examples.len() >= 8, "{examples:?}");
-        for example in examples {
-            let cli =
-                crate::Cli::try_parse_from(&example).unwrap_or_else(|e| panic!("{example:?}: {e}"));
-            let crate::Command::Lab(args) = cli.command else {
-                panic!("{example:?}")
-            };
-            // What it would run inside is understood there.
-            if !args.exec && !args.shell {
-                let inside =
-                    std::iter::once("exitless").chain(args.args.iter().map(String::as_str));
-                crate::Cli::try_parse_from(inside).unwrap_or_else(|e| panic!("{example:?}: {e}"));
-            }
-        }
     }
 }

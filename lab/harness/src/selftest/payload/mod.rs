@@ -31,8 +31,18 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::run::args::IommuMode;
 use kvm::KvmError;
+
+/// How the small guest reaches the IOMMU's registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RegisterMode {
+    /// Every access exits to the sidecore.
+    Trap,
+    /// Reads do not exit; writes are logged inside the kernel.
+    Logged,
+    /// Plain memory: nothing exits.
+    Shared,
+}
 
 /// Without progress for this long, a wake-up counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -112,7 +122,7 @@ pub enum Unsupported {
 }
 
 /// Whether this host can soak `mode`.
-pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
+pub fn supported(mode: RegisterMode) -> Result<(), Unsupported> {
     machine::supported(mode)
 }
 
@@ -121,7 +131,7 @@ pub fn supported(mode: IommuMode) -> Result<(), Unsupported> {
 /// # Errors
 /// [`Unsupported`], a host that refuses something, a guest that crashes, or a unit that has not done exactly
 /// what was submitted. A lost wake-up is no error: it is in the report.
-pub fn run(mode: IommuMode, sleeps: u64) -> Result<PayloadReport> {
+pub fn run(mode: RegisterMode, sleeps: u64) -> Result<PayloadReport> {
     machine::soak(mode, sleeps, PATIENCE, |owner| owner)
 }
 
@@ -130,7 +140,7 @@ pub fn run(mode: IommuMode, sleeps: u64) -> Result<PayloadReport> {
 pub struct PayloadArgs {
     /// How the guest reaches the IOMMU's registers; all three if absent.
     #[arg(long, value_enum)]
-    mode: Option<IommuMode>,
+    mode: Option<RegisterMode>,
 
     /// Sleeps to force.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
@@ -145,7 +155,7 @@ pub struct PayloadArgs {
 pub fn main(args: &PayloadArgs) -> Result<u8> {
     let modes = match &args.mode {
         Some(mode) => std::slice::from_ref(mode),
-        None => IommuMode::value_variants(),
+        None => RegisterMode::value_variants(),
     };
     let mut lost = 0;
     for mode in modes {

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
 
+use super::RegisterMode;
 use super::machine::{Owner, Request, soak};
 use super::{PayloadReport, run, supported};
-use crate::run::args::IommuMode;
 
 const SLEEPS: u64 = 2000;
 /// Taking the log away waits for a grace period of the host's kernel: 7 to 12 ms each, measured on software KVM.
 const LOGGED_SLEEPS: u64 = 300;
 
-fn can(mode: IommuMode) -> bool {
+fn can(mode: RegisterMode) -> bool {
     match supported(mode) {
         Ok(()) => true,
         Err(why) => {
@@ -22,7 +22,7 @@ fn can(mode: IommuMode) -> bool {
     }
 }
 
-fn short_soak(mode: IommuMode, sleeps: u64) -> Option<PayloadReport> {
+fn short_soak(mode: RegisterMode, sleeps: u64) -> Option<PayloadReport> {
     if !can(mode) {
         return None;
     }
@@ -34,7 +34,7 @@ fn short_soak(mode: IommuMode, sleeps: u64) -> Option<PayloadReport> {
 
 #[test]
 fn no_wake_up_is_lost_in_trap_mode() {
-    if let Some(report) = short_soak(IommuMode::Trap, SLEEPS) {
+    if let Some(report) = short_soak(RegisterMode::Trap, SLEEPS) {
         assert_eq!(report.traps, report.iterations, "{report}");
         assert_eq!((report.gate_faults, report.logged), (0, 0), "{report}");
     }
@@ -42,7 +42,7 @@ fn no_wake_up_is_lost_in_trap_mode() {
 
 #[test]
 fn no_wake_up_is_lost_in_logged_mode() {
-    if let Some(report) = short_soak(IommuMode::Logged, LOGGED_SLEEPS) {
+    if let Some(report) = short_soak(RegisterMode::Logged, LOGGED_SLEEPS) {
         let stores = report.traps + report.logged;
         assert_eq!(stores, report.iterations, "{report}");
         assert!(report.wakes_mailbox > 0, "{report}");
@@ -52,7 +52,7 @@ fn no_wake_up_is_lost_in_logged_mode() {
 
 #[test]
 fn no_wake_up_is_lost_in_shared_mode() {
-    if let Some(report) = short_soak(IommuMode::Shared, SLEEPS) {
+    if let Some(report) = short_soak(RegisterMode::Shared, SLEEPS) {
         assert_eq!((report.traps, report.logged), (0, 0), "{report}");
         assert!(report.wakes_fd > 0, "{report}");
         assert!(report.gate_faults >= report.wakes_fd, "{report}");
@@ -99,7 +99,7 @@ impl Poller for Unarmed {
 
 #[test]
 fn an_owner_that_does_not_arm_the_page_is_found_out() {
-    for mode in [IommuMode::Logged, IommuMode::Shared] {
+    for mode in [RegisterMode::Logged, RegisterMode::Shared] {
         if can(mode) {
             let report = soak(mode, SLEEPS, Duration::from_millis(500), Unarmed).unwrap();
             assert_eq!(report.lost, 1, "{report}");

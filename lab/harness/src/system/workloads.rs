@@ -5,10 +5,12 @@ use anyhow::{Context, Result};
 
 use super::guest::{Guest, Outcome};
 use super::host::Host;
-use crate::run::ROGUE_SECTOR;
 
 /// Size of a disk, in bytes.
 pub const DISK_BYTES: usize = 8 << 20;
+
+/// The sector that makes a disk with `misbehave=` misbehave.
+const ROGUE_SECTOR: u64 = 64;
 
 const GUEST_IP: &str = "192.168.7.2";
 const RESPONDER_IP: &str = "192.168.7.1";

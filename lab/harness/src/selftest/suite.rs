@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use super::cases::{self, Case};
 use super::clients::{self, Client, Ran};
 use super::payload;
-use crate::run::args::IommuMode;
+use super::payload::RegisterMode;
 use crate::system::host::Host;
 
 /// Where a soak's journal lies.
@@ -214,7 +214,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally) -> Result<()> {
-    for mode in IommuMode::value_variants() {
+    for mode in RegisterMode::value_variants() {
         let mode_name = format!("{mode:?}").to_lowercase();
         let name = format!("{sleeps} forced sleeps natively lose no wake-up: {mode_name}");
         if !wanted(&name) || tally.has_passed(&name) {

@@ -1,0 +1,19 @@
+//! Whole guests, run by `exitless` as a user runs it, and what is seen of them.
+//!
+//! The program has these as commands and knows nothing else of them; they start it as a process, in the lab or here,
+//! with the flags that a user would give.
+//!
+//! * [`system`]: a guest, a daemon, a host, storage that does what a test says.
+//! * [`demo`]: exits with no IOMMU and in each register mode, side by side.
+//! * [`selftest`]: cases and what must come of them.
+//! * [`serve_lab`]: exits of guests that share one daemon.
+//! * [`lab_cmd`]: a command of the user's in the lab.
+//!
+//! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel, makes a machine of the
+//! library's parts itself.
+
+pub mod demo;
+pub mod lab_cmd;
+pub mod selftest;
+pub mod serve_lab;
+mod system;
