@@ -195,10 +195,6 @@ pub struct DeviceStats {
     pub throttled: u64,
     /// Requests cancelled for taking longer than the drain limit.
     pub cancelled: u64,
-    /// Rogue accesses of the misbehaving test mode that the IOMMU refused.
-    pub rogue_blocked: u64,
-    /// Rogue accesses that went through.
-    pub rogue_allowed: u64,
     /// Requests in flight now.
     pub in_flight: u64,
 }

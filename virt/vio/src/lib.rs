@@ -15,7 +15,6 @@
 //! This crate knows no VMM, no PCI and no IOMMU model.
 #![deny(unsafe_code)]
 
-mod any;
 pub mod blk;
 mod device;
 #[cfg(any(test, feature = "test-utils"))]
@@ -27,7 +26,6 @@ mod saved;
 pub mod throttle;
 pub mod visit;
 
-pub use any::AnyDevice;
 pub use device::{
     ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueConfig, QueueDevice,
     Service, StoppedQueue, feature,

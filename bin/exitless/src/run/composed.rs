@@ -8,6 +8,7 @@ use machine::{functions, units};
 use vio::Remote;
 use vio::blk::Blk;
 use vio::net::Net;
+use vio_faults::Rogue;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
 
@@ -26,6 +27,8 @@ functions! {
     pub enum Functions: Infallible {
         /// A disk.
         Disk(VirtioFunction<Blk>),
+        /// A disk that does wrong, for tests of the IOMMU.
+        Rogue(VirtioFunction<Rogue<Blk>>),
         /// A network card.
         Net(VirtioFunction<Net>),
         /// A disk that another process serves.

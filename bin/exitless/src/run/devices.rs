@@ -14,10 +14,9 @@ use machine::{FunctionShape, ResolveFunction, Wires};
 use platform::interrupt::InterruptSink;
 use platform::layout;
 use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
-use vio::blk::{
-    Blk, BlkConfig, BlockIo, LatencyDisk, Misbehave as Rogue, Transfer, UringFile, UringOptions,
-};
+use vio::blk::{Blk, BlkConfig, BlockIo, Transfer, UringFile, UringOptions};
 use vio::net::{Net, NetIo, Responder, Tap};
+use vio_faults::{Fault, LatencyDisk, Rogue};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
@@ -64,10 +63,22 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
         match disk {
             Disk::File(disk) => {
                 let name = format!("disk {}", disk.path.display());
+                let fault = disk.misbehave.map(fault);
                 let device = block(disk, config.dma).with_context(|| name.clone())?;
-                let function = VirtioFunction::new(parts.bus.reserve()?, device);
-                let queues = function.queues();
-                let number = plugs.add(Functions::Disk(function), doorbells(parts, queues)?);
+                let source = parts.bus.reserve()?;
+                let (function, queues) = match fault {
+                    None => {
+                        let function = VirtioFunction::new(source, device);
+                        let queues = function.queues();
+                        (Functions::Disk(function), queues)
+                    }
+                    fault => {
+                        let function = VirtioFunction::new(source, Rogue::new(device, fault));
+                        let queues = function.queues();
+                        (Functions::Rogue(function), queues)
+                    }
+                };
+                let number = plugs.add(function, doorbells(parts, queues)?);
                 names.insert(number, name);
             }
             Disk::Remote(disk) => {
@@ -150,6 +161,18 @@ fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
     KvmDoorbells::new(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")
 }
 
+/// What a disk that is to misbehave does.
+fn fault(misbehave: Misbehave) -> Fault {
+    let sector = ROGUE_SECTOR;
+    match misbehave {
+        Misbehave::Unmapped => Fault::DmaUnmapped {
+            sector,
+            iova: Iova::new(ROGUE_IOVA),
+        },
+        Misbehave::ReadOnly => Fault::WriteToReadOnly { sector },
+    }
+}
+
 fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
     let options = UringOptions {
         read_only: disk.read_only,
@@ -166,16 +189,6 @@ fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
         logical_block: disk.block,
         queues: disk.queues,
         serial,
-        misbehave: match disk.misbehave {
-            None => Rogue::None,
-            Some(Misbehave::Unmapped) => Rogue::DmaUnmapped {
-                sector: ROGUE_SECTOR,
-                iova: Iova::new(ROGUE_IOVA),
-            },
-            Some(Misbehave::ReadOnly) => Rogue::WriteToReadOnly {
-                sector: ROGUE_SECTOR,
-            },
-        },
         ..BlkConfig::default()
     };
     let mut io: Box<dyn BlockIo> = Box::new(UringFile::from_file(disk.file, options)?);

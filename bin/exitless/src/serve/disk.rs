@@ -40,7 +40,6 @@ pub fn open(config: &BlockConfig) -> Result<Blk> {
         serial,
         packed: config.packed,
         limits: config.limits,
-        ..BlkConfig::default()
     };
     Ok(Blk::new(blk, io)?)
 }

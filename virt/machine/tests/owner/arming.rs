@@ -187,7 +187,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
     let owner = owner_of(
         ("doorbells".into(), &parts.ram, &parts.messages),
         Units::Vtd(VtdPort::trap(unit)),
-        function,
+        Functions::Disk(function),
         wires,
     );
     let mut guest = Guest::new(ByHand::new(owner), parts);

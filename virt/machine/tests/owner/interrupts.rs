@@ -1,11 +1,11 @@
 //! Messages that reach the guest, and rogue DMA that does not.
 
 use guest_mem::Iova;
-use vio::blk::Misbehave;
 use vio::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use vtd::spec::registers as reg;
 use vtd::unit::FRCD;
 
+use vio_faults::Fault;
 use virtio_pci::function::{MSIX_PENDING, MSIX_TABLE};
 
 use super::support::*;
@@ -54,9 +54,9 @@ fn masked_vectors_pend_and_are_sent_once_when_unmasked() {
 }
 
 /// A guest whose disk does this, and where the first fault record must say it was.
-fn attacked(mode: Mode, misbehave: Misbehave, op: u32) -> Guest<ByHand> {
+fn attacked(mode: Mode, fault: Fault, op: u32) -> Guest<ByHand> {
     let disk = vio::blk::MemDisk::new(image(), 16, false);
-    let mut guest = Guest::by_hand(mode, NO_LIMIT, blk(Box::new(disk), misbehave));
+    let mut guest = Guest::by_hand(mode, NO_LIMIT, blk(Box::new(disk), Some(fault)));
     guest.messages.take();
     guest.request(0, op, ROGUE_SECTOR, DATA, 512);
     guest.wait_used();
@@ -88,11 +88,11 @@ fn assert_recorded(guest: &mut Guest<ByHand>, iova: u64, reason: u32, is_read: b
 #[test]
 fn dma_to_an_unmapped_address_is_blocked_and_recorded_with_reason_5() {
     for mode in MODES {
-        let misbehave = Misbehave::DmaUnmapped {
+        let fault = Fault::DmaUnmapped {
             sector: ROGUE_SECTOR,
             iova: Iova::new(ROGUE_IOVA),
         };
-        let mut guest = attacked(mode, misbehave, kind::IN);
+        let mut guest = attacked(mode, fault, kind::IN);
         assert_recorded(&mut guest, ROGUE_IOVA, 5, false);
         assert_eq!(guest.request_status(0), STATUS_OK, "{mode:?}");
         // The guest handles it as Linux does, and all is quiet again.
@@ -107,11 +107,11 @@ fn dma_to_an_unmapped_address_is_blocked_and_recorded_with_reason_5() {
 #[test]
 fn writing_to_a_buffer_mapped_read_only_is_blocked_and_recorded_with_reason_5() {
     for mode in MODES {
-        let misbehave = Misbehave::WriteToReadOnly {
+        let fault = Fault::WriteToReadOnly {
             sector: ROGUE_SECTOR,
         };
         let disk = vio::blk::MemDisk::new(image(), 16, false);
-        let mut guest = Guest::by_hand(mode, NO_LIMIT, blk(Box::new(disk), misbehave));
+        let mut guest = Guest::by_hand(mode, NO_LIMIT, blk(Box::new(disk), Some(fault)));
         guest.map(DATA, R);
         guest.flush(&[flush_page(DATA)]);
         guest.put(DATA, &[0x42; 512]);

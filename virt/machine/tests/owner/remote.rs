@@ -151,11 +151,11 @@ fn guest(limit: Duration) -> (Guest<ByHand>, Shared) {
     });
     let ram = GuestRam::new(&[(Gpa::new(0), RAM)]).unwrap();
     let messages = Messages::default();
-    let function = VirtioFunction::new(DISK, device.into()).with_lines(Box::new(shared.clone()));
+    let function = VirtioFunction::new(DISK, device).with_lines(Box::new(shared.clone()));
     let owner = owner_of(
         ("remote".into(), &ram, &messages),
         Units::None(NoIommu::new(16)),
-        function,
+        Functions::Remote(function),
         Wires::default(),
     )
     .with_drain_limit(limit);

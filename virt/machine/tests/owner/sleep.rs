@@ -28,7 +28,7 @@ fn pause(random: &mut u32) {
 }
 
 /// Runs it; the sidecore's figures, and the guest for its own.
-fn run(mode: Mode, device: vio::AnyDevice, every: u32) -> Option<(Stats, GuestFigures)> {
+fn run(mode: Mode, device: Disk, every: u32) -> Option<(Stats, GuestFigures)> {
     let (mut owner, parts) = machine(mode, NO_LIMIT, device);
     if let Err(error) = owner.arm(&mut Wakes::by_hand()) {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
@@ -77,8 +77,8 @@ struct GuestFigures {
 }
 
 /// The file's completions wake it as well.
-fn disk() -> vio::AnyDevice {
-    blk(uring(Transfer::Direct), vio::blk::Misbehave::default())
+fn disk() -> Disk {
+    blk(uring(Transfer::Direct), None)
 }
 
 #[test]

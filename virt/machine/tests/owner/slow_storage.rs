@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use held_fs::{Gate, HeldFs, Kind};
 use vio::blk::request::{STATUS_OK, kind};
-use vio::blk::{Misbehave, Transfer, UringFile, UringOptions};
+use vio::blk::{Transfer, UringFile, UringOptions};
 
 use super::support::*;
 
@@ -31,7 +31,7 @@ fn held(fs: &HeldFs, name: &str, o_direct: bool, kind: u32, held: Kind) -> (Gues
         ..UringOptions::default()
     };
     let disk = UringFile::open(&fs.path(name), options).unwrap();
-    let device = blk(Box::new(disk), Misbehave::default());
+    let device = blk(Box::new(disk), None);
     let mut guest = Guest::by_hand(Mode::Logged, DRAIN_LIMIT, device);
     guest.put(DATA, &[0x5a; LEN as usize]);
     gate.hold(&[held]);

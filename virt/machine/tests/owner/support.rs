@@ -17,13 +17,13 @@ use machine::{Op, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, Wakes};
 use uffd::SlotMapping;
-use vio::AnyDevice;
+use vio::Remote;
 use vio::blk::request::kind;
 use vio::blk::{
-    Blk, BlkConfig, BlockIo, MemDisk, Misbehave, SlowControl, SlowDisk, Transfer, UringFile,
-    UringOptions,
+    Blk, BlkConfig, BlockIo, MemDisk, SlowControl, SlowDisk, Transfer, UringFile, UringOptions,
 };
 use vio::fake_driver::FakeDriver;
+use vio_faults::{Fault, Rogue};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::{COMMON, DEVICE, MSIX_TABLE, NOTIFY};
 use vtd::front::LogEntry;
@@ -42,9 +42,13 @@ units! {
 functions! {
     /// Their functions.
     pub enum Functions: Infallible {
-        Virtio(VirtioFunction<AnyDevice>),
+        Disk(VirtioFunction<Disk>),
+        Remote(VirtioFunction<Remote>),
     }
 }
+
+/// A disk, which may do wrong.
+pub type Disk = Rogue<Blk>;
 
 pub type Owner = machine::Owner<Units, Functions, GuestRam>;
 pub type Request = machine::Request<Owner>;
@@ -250,7 +254,7 @@ pub struct Parts {
 }
 
 /// A machine with one function.
-pub fn machine(mode: Mode, drain_limit: Duration, device: AnyDevice) -> (Owner, Parts) {
+pub fn machine(mode: Mode, drain_limit: Duration, device: Disk) -> (Owner, Parts) {
     let unit = Unit::new(vtd::Config {
         drain_limit_ns: drain_limit.as_nanos() as u64,
         ..vtd::Config::default()
@@ -276,7 +280,7 @@ pub fn machine(mode: Mode, drain_limit: Duration, device: AnyDevice) -> (Owner, 
     let owner = owner_of(
         (format!("{mode:?}"), &ram, &messages),
         Units::Vtd(port),
-        VirtioFunction::new(DISK, device),
+        Functions::Disk(VirtioFunction::new(DISK, device)),
         Wires::default(),
     )
     .with_drain_limit(drain_limit);
@@ -294,12 +298,12 @@ pub fn machine(mode: Mode, drain_limit: Duration, device: AnyDevice) -> (Owner, 
 pub fn owner_of(
     (name, ram, messages): (String, &GuestRam, &Messages),
     unit: Units,
-    function: VirtioFunction<AnyDevice>,
+    function: Functions,
     wires: Wires,
 ) -> Owner {
     let mut owner = Owner::new(name, ram.clone(), Arc::new(messages.clone()));
     let unit = owner.add_unit(unit);
-    owner.add(unit, Functions::Virtio(function), wires);
+    owner.add(unit, function, wires);
     owner
 }
 
@@ -310,20 +314,16 @@ pub fn image() -> Vec<u8> {
         .collect()
 }
 
-pub fn blk(io: Box<dyn BlockIo>, misbehave: Misbehave) -> AnyDevice {
+pub fn blk(io: Box<dyn BlockIo>, fault: Option<Fault>) -> Disk {
     let config = BlkConfig {
         queue_size: QUEUE_SIZE,
-        misbehave,
         ..BlkConfig::default()
     };
-    Blk::new(config, io).unwrap().into()
+    Rogue::new(Blk::new(config, io).unwrap(), fault)
 }
 
-pub fn mem_disk() -> AnyDevice {
-    blk(
-        Box::new(MemDisk::new(image(), 16, false)),
-        Misbehave::default(),
-    )
+pub fn mem_disk() -> Disk {
+    blk(Box::new(MemDisk::new(image(), 16, false)), None)
 }
 
 pub fn uring(transfer: Transfer) -> Box<UringFile> {
@@ -338,9 +338,9 @@ pub fn uring(transfer: Transfer) -> Box<UringFile> {
 }
 
 /// A disk that holds every request back until told.
-pub fn slow(transfer: Transfer) -> (AnyDevice, SlowControl) {
+pub fn slow(transfer: Transfer) -> (Disk, SlowControl) {
     let (disk, control) = SlowDisk::new(uring(transfer)).unwrap();
-    (blk(Box::new(disk), Misbehave::default()), control)
+    (blk(Box::new(disk), None), control)
 }
 
 /// How the guest's exits reach the owner, and how the owner gets its turn.
@@ -427,7 +427,7 @@ pub struct Guest<B> {
 
 impl Guest<ByHand> {
     /// A machine by hand, its driver started.
-    pub fn by_hand(mode: Mode, drain_limit: Duration, device: AnyDevice) -> Self {
+    pub fn by_hand(mode: Mode, drain_limit: Duration, device: Disk) -> Self {
         let (owner, parts) = machine(mode, drain_limit, device);
         let mut guest = Self::new(ByHand::new(owner), parts);
         guest.boot();

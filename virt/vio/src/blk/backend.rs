@@ -196,8 +196,9 @@ pub trait BlockIo: Any + Send {
     fn wake_fds(&self, fds: &mut Vec<RawFd>);
 }
 
-/// The methods of a [`BlockIo`] that only changes *when* operations happen: all but `submit`, `flush`, `poll`, `cancel`
+/// The methods of a [`BlockIo`](crate::blk::BlockIo) that only changes *when* operations happen: all but `submit`, `flush`, `poll`, `cancel`
 /// and what wakes it go to the disk in the field `below`.
+#[macro_export]
 macro_rules! pass_down {
     () => {
         fn path(&self) -> Option<std::path::PathBuf> {
@@ -245,4 +246,3 @@ macro_rules! pass_down {
         }
     };
 }
-pub(crate) use pass_down;

@@ -102,10 +102,7 @@ impl Blk {
     fn finish_one<D: Dma>(&mut self, at: usize, slot: u32, dma: &mut D) -> Result<(), RingStop> {
         let queue = &mut self.queues[at];
         let own = &mut self.slab[slot as usize];
-        let answered = own
-            .attack(dma, &mut self.stats)
-            .and_then(|()| own.answer(slot, dma, &mut *self.io, &self.config.serial));
-        let written = match answered {
+        let written = match own.answer(slot, dma, &mut *self.io, &self.config.serial) {
             Ok(written) => written,
             Err(stop @ Stop::Pending(_)) => return Err(queue.ring.park(stop.into())),
             // The status byte itself: the driver would take whatever stands there for our answer.

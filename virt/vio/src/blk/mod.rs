@@ -30,9 +30,7 @@
 mod backend;
 mod device;
 mod finish;
-mod latency;
 mod mem;
-mod misbehave;
 pub mod request;
 mod slot;
 #[cfg(any(test, feature = "test-utils"))]
@@ -44,9 +42,7 @@ mod uring;
 use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
-pub use latency::LatencyDisk;
 pub use mem::{MemDisk, NullDisk};
-pub use misbehave::{Misbehave, ROGUE_BYTES};
 #[cfg(any(test, feature = "test-utils"))]
 pub use slow::{SlowControl, SlowDisk};
 pub use uring::{UringError, UringFile, UringOptions};
@@ -86,8 +82,6 @@ pub struct BlkConfig {
     pub packed: bool,
     /// Limits of its rate.
     pub limits: RateLimits,
-    /// The misbehaving test mode.
-    pub misbehave: Misbehave,
 }
 
 impl Default for BlkConfig {
@@ -99,7 +93,6 @@ impl Default for BlkConfig {
             serial: *b"exitless\0\0\0\0\0\0\0\0\0\0\0\0",
             packed: false,
             limits: RateLimits::default(),
-            misbehave: Misbehave::None,
         }
     }
 }

@@ -84,8 +84,6 @@ pub struct Limits {
 pub struct Parsed {
     /// What to do.
     pub action: Action,
-    /// Start sector as the driver wrote it.
-    pub sector: u64,
     /// Address of the status byte: the last writable one.
     pub status_at: Iova,
 }
@@ -118,13 +116,7 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
     let status_at = Iova::new(last.iova.raw() + u64::from(last.len - 1));
     let status_offset = writable.len() - 1;
     let mut header = [0; HEADER_LEN as usize];
-    let answer = |action, sector| {
-        Ok(Some(Parsed {
-            action,
-            sector,
-            status_at,
-        }))
-    };
+    let answer = |action| Ok(Some(Parsed { action, status_at }));
     // Drivers give the header a descriptor of its own; the rest is for those that do not.
     let read = if first.len >= HEADER_LEN {
         dma.read(first.iova, &mut header)
@@ -134,7 +126,7 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
     match read {
         Ok(()) => {}
         Err(pending @ Stop::Pending(_)) => return Err(pending),
-        Err(Stop::Fault(_)) => return answer(Action::Status(STATUS_IOERR), 0),
+        Err(Stop::Fault(_)) => return answer(Action::Status(STATUS_IOERR)),
     }
     let kind = u32::from_le_bytes(header[..4].try_into().expect("4 of 16 bytes"));
     let sector = u64::from_le_bytes(header[8..].try_into().expect("8 of 16 bytes"));
@@ -151,7 +143,7 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
         }
         _ => Action::Status(STATUS_UNSUPP),
     };
-    answer(action, sector)
+    answer(action)
 }
 
 /// A read or write of `len` bytes from `sector` on.

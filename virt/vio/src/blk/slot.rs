@@ -2,9 +2,9 @@
 
 use guest_mem::{Access, Dma, DmaFault, Full, Iova, LeaseId, LeaseStop, Perm, Stop};
 
+use super::MAX_PIECES;
 use super::backend::{BlockIo, Op, Piece, Transfer};
 use super::request::{self, HEADER_LEN, ID_LEN, STATUS_IOERR, STATUS_OK};
-use super::{MAX_PIECES, misbehave};
 use crate::DeviceStats;
 use crate::ring::{Chain, Segment, Token};
 
@@ -69,8 +69,6 @@ pub(super) struct Request {
     pub(super) data: Vec<Segment>,
     pub(super) leases: Vec<LeaseId>,
     pub(super) pieces: Vec<Piece>,
-    /// A rogue access to make before finishing.
-    pub(super) rogue: Option<Iova>,
     pub(super) in_flight: bool,
     pub(super) cancel: Cancel,
 }
@@ -88,7 +86,6 @@ impl Request {
             data: Vec::new(),
             leases: Vec::new(),
             pieces: Vec::new(),
-            rogue: None,
             in_flight: false,
             cancel: Cancel::No,
         }
@@ -107,7 +104,6 @@ impl Request {
             data,
             leases,
             pieces,
-            rogue,
             in_flight,
             cancel,
         } = self;
@@ -124,7 +120,6 @@ impl Request {
             "a slot is free only when its leases are released"
         );
         pieces.clear();
-        *rogue = None;
         *in_flight = false;
         *cancel = Cancel::No;
     }
@@ -228,19 +223,6 @@ impl Request {
     pub(super) fn refuse(&mut self) {
         self.reply = Reply::Status;
         self.status = STATUS_IOERR;
-    }
-
-    /// The rogue access, if one is due; once.
-    pub(super) fn attack<D: Dma>(&mut self, dma: &mut D, stats: &mut DeviceStats) -> Access<()> {
-        if let Some(iova) = self.rogue {
-            if misbehave::attack(dma, iova)? {
-                stats.rogue_blocked += 1;
-            } else {
-                stats.rogue_allowed += 1;
-            }
-            self.rogue = None;
-        }
-        Ok(())
     }
 
     /// Writes data (where they are not there yet) and status; answers how many bytes the device wrote in

@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::backend::{BlockIo, Completion, Op, Outcome, Piece, pass_down};
+use super::backend::{BlockIo, Completion, Op, Outcome, Piece};
+use crate::pass_down;
 
 /// What the test decides.
 #[derive(Debug, Default)]

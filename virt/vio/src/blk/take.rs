@@ -2,11 +2,11 @@
 
 use guest_mem::{Access, Dma, Stop};
 
+use super::Blk;
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, Wants};
-use super::{Blk, Misbehave};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::{Visit, cost};
 
@@ -86,9 +86,7 @@ impl Blk {
             return Ok(Taken::NoRoom(Wants::Slot));
         };
         let taken = match (parsed.action, self.io.transfer()) {
-            (Action::Run(op), Transfer::Memory | Transfer::Nothing)
-                if matches!(self.config.misbehave, Misbehave::None) =>
-            {
+            (Action::Run(op), Transfer::Memory | Transfer::Nothing) => {
                 self.take_done(at, slot, op, parsed, dma)
             }
             _ => self.take_into(at, slot, parsed, dma),
@@ -163,6 +161,7 @@ impl Blk {
             own.len = len;
             self.free.pop();
             queue.ended.push_back(slot);
+            self.stats.requests += 1;
             return Err(stop);
         }
         Ok(Taken::One)
@@ -201,10 +200,6 @@ impl Blk {
                 Err(stop) => return Err(ring.park(stop.into())),
             },
         }
-        own.rogue = self
-            .config
-            .misbehave
-            .target(parsed.sector, own.is_write, own.data.first());
         own.token = Some(ring.advance(chain));
         if ring.is_faulted() {
             // The journal refused it: what is not recorded must not run. The ring never goes on.

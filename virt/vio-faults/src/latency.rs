@@ -6,17 +6,18 @@
 //!
 //! An operation reaches the disk below at once; its completion is held back. Until it is reported the slot is in
 //! flight: its leases are held, and it can be cancelled only as far as the disk below can.
-//!
-//! UNSAFETY: three system calls on a timer descriptor that this module owns. The standard library has no
-//! timer that a sleeping owner could wait for beside its other descriptors.
-#![allow(unsafe_code, reason = "timerfd; see the head of the module")]
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::backend::{BlockIo, Completion, Op, Outcome, Piece, pass_down};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use vio::blk::{BlockIo, Completion, Op, Outcome, Piece};
+use vio::pass_down;
 
 /// See the head of the module.
 pub struct LatencyDisk {
@@ -36,18 +37,10 @@ impl LatencyDisk {
     /// # Errors
     /// The system has no timer descriptor left.
     pub fn new(below: Box<dyn BlockIo>, latency: Duration) -> io::Result<Self> {
-        // SAFETY: takes two integers and answers a descriptor or -1.
-        let fd = unsafe {
-            libc::timerfd_create(
-                libc::CLOCK_MONOTONIC,
-                libc::TFD_NONBLOCK | libc::TFD_CLOEXEC,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just given it to us alone.
-        let timer = unsafe { OwnedFd::from_raw_fd(fd) };
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
         Ok(Self {
             below,
             latency,
@@ -76,29 +69,16 @@ impl LatencyDisk {
 
     /// Sets the timer `after` from now; zero switches it off.
     fn set_timer(&self, after: Duration) {
-        let value = libc::timespec {
+        let value = Itimerspec {
+            it_interval: Timespec::default(),
             // A latency is far below 2^63 seconds.
-            tv_sec: after.as_secs() as libc::time_t,
-            tv_nsec: libc::c_long::from(after.subsec_nanos() as i32),
+            it_value: Timespec {
+                tv_sec: after.as_secs() as i64,
+                tv_nsec: after.subsec_nanos().into(),
+            },
         };
-        let interval = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let spec = libc::itimerspec {
-            it_interval: interval,
-            it_value: value,
-        };
-        // SAFETY: our own timer; the structure outlives the call and the old value is not asked for. With a
-        // valid structure and descriptor the call cannot fail.
-        unsafe {
-            libc::timerfd_settime(
-                self.timer.as_raw_fd(),
-                0,
-                &raw const spec,
-                std::ptr::null_mut(),
-            );
-        }
+        // Our own timer and a valid time: it cannot fail.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
     }
 }
 
@@ -169,9 +149,30 @@ impl BlockIo for LatencyDisk {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::readable_within;
-    use super::super::{MemDisk, SlowDisk};
+    use std::os::fd::BorrowedFd;
+
+    use rustix::event::{PollFd, PollFlags, poll as wait};
+    use vio::blk::{MemDisk, SlowDisk};
+
     use super::*;
+
+    /// Whether one of the disk's descriptors becomes readable within five seconds.
+    #[expect(unsafe_code, reason = "descriptors come as numbers")]
+    fn becomes_readable(fds: &[RawFd]) -> bool {
+        let mut polls: Vec<_> = fds
+            .iter()
+            .map(|&fd| {
+                // SAFETY: the disk that said it is there has it open, and outlives this call.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                PollFd::from_borrowed_fd(fd, PollFlags::IN)
+            })
+            .collect();
+        let limit = Timespec {
+            tv_sec: 5,
+            tv_nsec: 0,
+        };
+        matches!(wait(&mut polls, Some(&limit)), Ok(1..))
+    }
 
     fn disk(latency: Duration) -> LatencyDisk {
         let below = Box::new(MemDisk::new(vec![0; 4096], 4, false));
@@ -224,7 +225,7 @@ mod tests {
             if !disk.has_completions() {
                 let mut fds = Vec::new();
                 disk.wake_fds(&mut fds);
-                assert!(readable_within(&fds, 5000), "nothing wakes the owner");
+                assert!(becomes_readable(&fds), "nothing wakes the owner");
             }
             disk.disarm();
         }

@@ -1,0 +1,12 @@
+//! Devices and disks that do wrong, or are slow, on purpose: wrapped around those of `vio`, from outside, so that nothing of it
+//! is in a device that serves a guest in earnest.
+//!
+//! [`Rogue`] attacks its guest, to show that the IOMMU stops it. [`LatencyDisk`] answers no sooner than a disk would.
+//! For tests, demonstrations and measurements only; `exitless run` puts them together on request.
+#![deny(unsafe_code)]
+
+mod latency;
+mod rogue;
+
+pub use latency::LatencyDisk;
+pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueStats};
