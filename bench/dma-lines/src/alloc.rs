@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use anyhow::Result;
 use iova::{CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
 use lines::probe;
+use seeded::Random;
 
-use crate::{PerOp, Random};
+use crate::{PerOp, below};
 
 /// Ranges that each core holds.
 pub const WINDOW: usize = 256;
@@ -49,13 +50,13 @@ pub fn random_turns(
     (warm, counted): (usize, usize),
     mut turn: impl FnMut(usize) -> Result<()>,
 ) -> Result<PerOp> {
-    let mut random = Random::new(cores);
+    let mut random = Random::of_core(cores);
     probe::start();
     for at in 0..2 * (warm + counted) * cores {
         if at == 2 * warm * cores {
             probe::clear();
         }
-        let core = random.below(cores);
+        let core = below(&mut random, cores);
         probe::set_core(core);
         turn(core)?;
     }
@@ -69,15 +70,15 @@ pub fn random_turns(
 /// The allocator's.
 pub fn windows<A: IovaAllocator>(allocator: A, cores: usize, size: Size) -> Result<PerOp> {
     let mut handles = claim(&allocator, cores)?;
-    let mut randoms: Vec<_> = (0..cores).map(Random::new).collect();
+    let mut randoms: Vec<_> = (0..cores).map(Random::of_core).collect();
     let mut held: Vec<Vec<IovaRange>> = Vec::new();
     for (handle, random) in handles.iter_mut().zip(&mut randoms) {
-        let fill = (0..WINDOW).map(|_| handle.alloc(size.request(random.next())));
+        let fill = (0..WINDOW).map(|_| handle.alloc(size.request(random.bits())));
         held.push(fill.collect::<Result<_, _>>()?);
     }
     random_turns(cores, (WARM, OPS), |core| {
         let (handle, held) = (&mut handles[core], &mut held[core]);
-        let random = randoms[core].next();
+        let random = randoms[core].bits();
         if held.len() == WINDOW {
             handle.free(held.swap_remove((random >> 32) as usize % WINDOW))?;
         } else {

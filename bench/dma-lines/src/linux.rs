@@ -13,11 +13,12 @@
 use anyhow::Result;
 use lines::probe::{touch_read, touch_write};
 use lines::{CachePadded, Lock};
+use seeded::Random;
 
 use crate::alloc::{WINDOW, random_turns};
 use crate::map::FLUSH_ROUNDS;
 use crate::turns::{self, Rounds};
-use crate::{PerOp, Random};
+use crate::{PerOp, below};
 
 /// A range of one page, with a line to itself.
 type Node = CachePadded<u64>;
@@ -110,12 +111,12 @@ pub fn tree(cores: usize) -> Result<PerOp> {
     for window in &mut held {
         window.extend((0..WINDOW).map(|_| shared.lock().alloc()));
     }
-    let mut randoms: Vec<_> = (0..cores).map(Random::new).collect();
+    let mut randoms: Vec<_> = (0..cores).map(Random::of_core).collect();
     let turns = (2048 / cores).clamp(32, 256);
     random_turns(cores, (turns, turns), |core| {
         let held: &mut Vec<u64> = &mut held[core];
         if held.len() == WINDOW {
-            let page = held.swap_remove(randoms[core].below(WINDOW));
+            let page = held.swap_remove(below(&mut randoms[core], WINDOW));
             shared.lock().free(page);
         } else {
             held.push(shared.lock().alloc());

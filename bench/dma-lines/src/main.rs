@@ -34,6 +34,7 @@ use clap::Parser;
 use iova::{Aperture, ChunkAllocator, MagazineAllocator, TreeAllocator};
 use lines::probe::Counts;
 use report::{Host, Object};
+use seeded::Random;
 
 use table::Table;
 
@@ -74,26 +75,9 @@ impl PerOp {
     }
 }
 
-/// The random numbers of the workloads: xorshift64*.
-struct Random(u64);
-
-impl Random {
-    /// The numbers of core `id`.
-    fn new(id: usize) -> Self {
-        Self(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(id as u64 + 1))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    /// Below `end`.
-    fn below(&mut self, end: usize) -> usize {
-        ((self.next() >> 32) % end as u64) as usize
-    }
+/// A random number below `end`.
+fn below(random: &mut Random, end: usize) -> usize {
+    ((random.bits() >> 32) % end as u64) as usize
 }
 
 /// Pages 1 to 2³⁶ − 1, as the workloads have it.

@@ -14,10 +14,11 @@ use dma_map::{
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
 use lines::CachePadded;
 use lines::probe;
+use seeded::Random;
 
 use crate::alloc::{WINDOW, claim, random_turns};
 use crate::turns::{self, Rounds};
-use crate::{PerOp, Random};
+use crate::{PerOp, below};
 
 /// Deferred with the queue of workload d-def.
 pub const DEFERRED: Policy = Policy::DEFERRED.with_teardown(Teardown::Deferred(Window {
@@ -57,7 +58,7 @@ fn memory(core: usize, page: usize) -> PhysAddr {
 pub fn tables<A: IovaAllocator>(allocator: A, cores: usize) -> Result<PerOp> {
     let table = table()?;
     let mut handles = claim(&allocator, cores)?;
-    let mut randoms: Vec<_> = (0..cores).map(Random::new).collect();
+    let mut randoms: Vec<_> = (0..cores).map(Random::of_core).collect();
     let make = |handle: &mut A::Core, phys| -> Result<IovaRange> {
         let range = handle.alloc(Request::pages(1))?;
         table.map(range, phys, Access::ReadWrite)?;
@@ -70,7 +71,7 @@ pub fn tables<A: IovaAllocator>(allocator: A, cores: usize) -> Result<PerOp> {
     }
     random_turns(cores, (512, 512), |core| {
         let (handle, held) = (&mut handles[core], &mut held[core]);
-        let page = randoms[core].below(WINDOW);
+        let page = below(&mut randoms[core], WINDOW);
         if held.len() == WINDOW {
             let range = held.swap_remove(page);
             table.unmap(range)?;

@@ -74,7 +74,7 @@ impl Buffers {
     fn new(id: usize) -> Self {
         Self {
             count: (id as u64) << 18,
-            random: Random::new(id),
+            random: Random::of_core(id),
         }
     }
 
@@ -118,14 +118,14 @@ fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
     }
     for (core, buffers, window) in &mut cores {
         for _ in 0..WINDOW {
-            let pages = 1 + (buffers.random.next() >> 20 & 31);
+            let pages = 1 + (buffers.random.bits() >> 20 & 31);
             window.push(core.map(&[buffers.next(pages)], Direction::FromDevice)?);
         }
     }
     for _ in 0..BATCHES {
         for (core, buffers, window) in &mut cores {
             for _ in 0..1024 {
-                let r = buffers.random.next();
+                let r = buffers.random.bits();
                 let at = (r >> 32) as usize % window.len();
                 core.unmap(window.swap_remove(at))?;
                 let pages = 1 + (r >> 20 & 31);
@@ -191,12 +191,12 @@ fn iteration<A: IovaAllocator>(
 ) -> Result<()> {
     let mut live: Vec<(usize, Mapping)> = Vec::with_capacity(RANGES);
     for at in 0..RANGES {
-        let pages = 1 + (buffers.random.next() >> 20 & 31);
+        let pages = 1 + (buffers.random.bits() >> 20 & 31);
         let mapping = cores[at % 2].map(&[buffers.next(pages)], Direction::FromDevice)?;
         live.push((at % 2, mapping));
     }
     while !live.is_empty() {
-        let at = (buffers.random.next() >> 32) as usize % live.len();
+        let at = (buffers.random.bits() >> 32) as usize % live.len();
         let (core, mapping) = live.swap_remove(at);
         cores[core].unmap(mapping)?;
     }

@@ -19,8 +19,8 @@ use crate::hist::Histogram;
 use crate::load::{Arrivals, Mix, Mode, Pacing, Requests, VmSpec};
 use crate::process;
 use crate::queue::{SECTOR, Status};
-use crate::random::Random;
 use crate::stats::{Errors, Latency, Report, VmReport, jain};
+use seeded::Random;
 
 /// Completions taken per ring and visit.
 pub const REAP: usize = 4;

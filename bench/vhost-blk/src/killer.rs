@@ -5,7 +5,7 @@ use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::random::Random;
+use seeded::Random;
 
 /// Starts a server and kills it.
 #[derive(Debug)]

@@ -31,7 +31,6 @@ pub mod loopback;
 pub mod memory;
 pub mod process;
 pub mod queue;
-pub mod random;
 pub mod ring;
 pub mod stamp;
 pub mod stats;

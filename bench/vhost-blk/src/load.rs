@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::queue::{Extent, Op, SECTOR};
-use crate::random::Random;
+use seeded::Random;
 
 /// How a driver learns of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

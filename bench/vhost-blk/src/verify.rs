@@ -21,7 +21,7 @@ use crate::drive::{LOST_AFTER, REAP};
 use crate::journal::{Content, Journal};
 use crate::killer::Killer;
 use crate::queue::{Extent, Op, Queue, SECTOR, Status};
-use crate::random::Random;
+use seeded::Random;
 
 /// Messages kept about damage; the rest is counted.
 const MAX_MESSAGES: usize = 20;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use disk_image::{ImageDisk, ImageErrorKind, ImageOptions};
+use seeded::Random;
 use support::{
-    Driver, Random, check, compress, create, folder, follow, has_qemu, options, raw, run, try_run,
+    Driver, check, compress, create, folder, follow, has_qemu, options, raw, run, try_run,
 };
 use tempfile::TempDir;
 use vio::blk::{BlockIo, Op, Outcome};
@@ -234,8 +235,8 @@ fn garbage_is_refused_or_answered() {
         for _ in 0..1 + random.below(3) {
             match round % 3 {
                 // The header, after magic and version, and its extensions.
-                0 => bytes[8 + random.below(112) as usize] = random.next() as u8,
-                1 => bytes[random.below(pristine.len() as u64) as usize] = random.next() as u8,
+                0 => bytes[8 + random.below(112) as usize] = random.bits() as u8,
+                1 => bytes[random.below(pristine.len() as u64) as usize] = random.bits() as u8,
                 // An entry of a table: refcount table, its block, L1, L2.
                 _ => {
                     let at = (1 + random.below(4)) * CLUSTER + 8 * random.below(20);
@@ -243,7 +244,7 @@ fn garbage_is_refused_or_answered() {
                     let target = match random.below(3) {
                         0 => random.below(24) * CLUSTER,
                         1 => random.below(24) * 512,
-                        _ => random.next() << random.below(40),
+                        _ => random.bits() << random.below(40),
                     };
                     let entry: u64 = flags | target;
                     bytes[at as usize..at as usize + 8].copy_from_slice(&entry.to_be_bytes());

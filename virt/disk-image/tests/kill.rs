@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use disk_image::ImageOptions;
-use support::{Driver, Random, check, compress, contents, create, folder, follow, has_qemu};
+use seeded::Random;
+use support::{Driver, check, compress, contents, create, folder, follow, has_qemu};
 use vio::blk::{Op, Outcome};
 
 const SIZE: u64 = 64 << 20;

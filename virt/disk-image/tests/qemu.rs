@@ -5,9 +5,8 @@ mod support;
 use std::path::Path;
 
 use disk_image::ImageOptions;
-use support::{
-    Driver, Random, check, compress, contents, create, folder, follow, has_qemu, options, run,
-};
+use seeded::Random;
+use support::{Driver, check, compress, contents, create, folder, follow, has_qemu, options, run};
 use vio::blk::{BlockIo, Op, Outcome};
 
 /// Bytes of the disks here.

@@ -13,6 +13,7 @@ use std::{
 };
 
 use common::{Device, Ring, Style, wait_for};
+use seeded::Random;
 use sidecore::{
     Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Fleet, FleetBuilder, IdlePolicy,
     MoveError, Poller, PollerState, SidecoreBuilder, Turn, Wakes,
@@ -86,13 +87,6 @@ fn cores(count: usize) -> FleetBuilder {
         })
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -129,10 +123,10 @@ fn messages_follow_a_moving_poller_in_order_and_none_is_lost() {
                 })
             })
             .collect();
-        let (mut state, mut moves) = (99, 0);
+        let (mut random, mut moves) = (Random::new(99), 0);
         while moves < 500 {
-            let handle = &handles[random(&mut state) as usize % handles.len()];
-            let to = random(&mut state) as usize % 3;
+            let handle = &handles[random.below(handles.len() as u64) as usize];
+            let to = random.below(3) as usize;
             fleet.move_to(handle, to).unwrap();
             assert_eq!(fleet.core_of(handle), Some(to));
             moves += 1;
@@ -190,12 +184,10 @@ fn kicks_reach_a_moving_device_that_sleeps_at_every_idle_sweep() {
                 }
             });
         }
-        let mut state = 7;
+        let mut random = Random::new(7);
         for _ in 0..300 {
-            let handle = &handles[random(&mut state) as usize % 2];
-            fleet
-                .move_to(handle, random(&mut state) as usize % 2)
-                .unwrap();
+            let handle = &handles[random.below(2) as usize];
+            fleet.move_to(handle, random.below(2) as usize).unwrap();
         }
         is_over.store(true, Ordering::Relaxed);
     });

@@ -13,10 +13,10 @@ use common::raw::NOWHERE;
 use common::{Disk, Guest, Server, feature, open_soon, options, until};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
+use seeded::Random;
 use sidecore::IdlePolicy;
 use vhost_blk::memory::Memory;
 use vhost_blk::queue::Op;
-use vhost_blk::random::Random;
 use vhost_user::wire::{Inflight, MemRegion, Request};
 use vio::blk::SlowControl;
 

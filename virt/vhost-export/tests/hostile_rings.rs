@@ -6,8 +6,8 @@ mod common;
 use common::front::{Front, copy, event, fd};
 use common::raw::{Desc, INDIRECT, NEXT, NOWHERE, WRITE};
 use common::{BLOCK, Disk, Guest, Server, feature, options, until};
+use seeded::Random;
 use sidecore::IdlePolicy;
-use vhost_blk::random::Random;
 use vhost_user::wire::Request;
 
 /// How an attack ends.

@@ -62,9 +62,9 @@ pub fn windows<S: Subject>(
 ) -> Result<Tasks> {
     let task = |id| -> Result<Box<dyn Task>> {
         let mut worker = subject.worker(id)?;
-        let mut random = Random::new(id);
+        let mut random = Random::of_core(id);
         let slots = (0..window)
-            .map(|_| worker.alloc(sizes.pages(random.next())))
+            .map(|_| worker.alloc(sizes.pages(random.bits())))
             .collect();
         let held = Held {
             worker,
@@ -108,7 +108,7 @@ impl<W: Worker> Held<W> {
     fn replace(&mut self, pages: impl Fn(u64) -> u64) {
         let mask = self.slots.len() - 1;
         for _ in 0..BATCH {
-            let r = self.random.next();
+            let r = self.random.bits();
             let slot = &mut self.slots[(r >> 32) as usize & mask];
             self.worker.free(*slot);
             *slot = self.worker.alloc(pages(r));
@@ -148,7 +148,7 @@ impl<W: Worker> Task for Fifo<W> {
             for slot in slots {
                 *slot = match held.sizes {
                     Sizes::One => held.worker.alloc(1),
-                    sizes => held.worker.alloc(sizes.pages(held.random.next())),
+                    sizes => held.worker.alloc(sizes.pages(held.random.bits())),
                 };
             }
             self.oldest = (self.oldest + self.burst) % held.slots.len();

@@ -9,13 +9,12 @@
 //! belongs to the figure. A run of two threads in which one of them did not run all the time is repeated.
 
 pub mod primitives;
-pub mod random;
 pub mod scale;
 pub mod threads;
 pub mod turns;
 
 pub use primitives::Primitives;
-pub use random::Random;
 pub use scale::Scale;
+pub use seeded::Random;
 pub use threads::{BATCH, Task, Tasks, run};
 pub use turns::{Case, Outcome, Turn, Turns};

@@ -63,7 +63,7 @@ struct Private(Random);
 impl Task for Private {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         for _ in 0..BATCH {
-            black_box(self.0.next());
+            black_box(self.0.bits());
         }
         BATCH
     }
@@ -89,7 +89,7 @@ fn magazine() -> Box<Floor> {
 
 /// The private loop of thread `id`.
 pub fn private(id: usize) -> Box<dyn Task> {
-    Box::new(Private(Random::new(id)))
+    Box::new(Private(Random::of_core(id)))
 }
 
 /// The floor now, nanoseconds.

@@ -179,7 +179,7 @@ impl Supply {
             pages,
             recorded,
             at: [0; 2],
-            random: Random::new(7),
+            random: Random::of_core(7),
             fresh: 1,
             held: Default::default(),
             free: Default::default(),

@@ -100,7 +100,7 @@ fn task<T: PageTable + 'static>(
         .iter()
         .enumerate()
         .all(|(k, range)| range.first().raw() == start.wrapping_add(step.wrapping_mul(k as u64)));
-    let (table, random) = (Arc::clone(table), Random::new(id));
+    let (table, random) = (Arc::clone(table), Random::of_core(id));
     Ok(if is_regular {
         let mask = ranges.len() as u64 - 1;
         Box::new(Pairs {
@@ -127,7 +127,7 @@ struct Pairs<T, F> {
 impl<T: PageTable, F: Fn(u64) -> IovaRange + Send> Task for Pairs<T, F> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         for _ in 0..BATCH {
-            let range = std::hint::black_box((self.range)(self.random.next()));
+            let range = std::hint::black_box((self.range)(self.random.bits()));
             self.table
                 .map(range, PhysAddr::new(0x5000_0000), Access::ReadWrite)
                 .expect("ours, and not mapped");

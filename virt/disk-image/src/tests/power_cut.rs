@@ -18,6 +18,7 @@ use std::process::Command;
 
 use imago::FormatCreateBuilder;
 use imago::qcow2::Qcow2;
+use seeded::Random;
 use tempfile::TempDir;
 
 use super::naive::{self, Place};
@@ -28,26 +29,6 @@ use crate::header::{self, Layout};
 use crate::image::{Group, Image};
 use crate::options::{Backing, ImageOptions};
 use crate::storage::ImageFile;
-
-/// xorshift64*: enough for choosing.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
 
 /// What a sector holds: a word, again and again. It names the sector and the write; 0 is no write's.
 type Word = u64;

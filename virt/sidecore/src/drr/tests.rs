@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use seeded::Random;
 
 use super::*;
 
@@ -12,18 +13,11 @@ struct Client {
     batch: u32,
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// Serves clients that always have work until `total` has been spent; what each got.
 fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
     let mut drr = Drr::new(QUANTUM);
     let mut got = vec![0; clients.len()];
-    let (mut state, mut spent) = (seed | 1, 0);
+    let (mut random, mut spent) = (Random::new(seed), 0);
     for (flow, client) in clients.iter().enumerate() {
         drr.reset(flow);
         drr.set_weight(flow, client.weight);
@@ -39,7 +33,7 @@ fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
                     break;
                 }
                 let (from, to) = client.costs;
-                used += from + random(&mut state) % (to - from + 1);
+                used += from + random.below(to - from + 1);
             }
             drr.charge(visit.flow, used);
             drr.finish(visit.flow, State::Hungry);

@@ -4,6 +4,8 @@
 //! more may arrive; a park takes [`PARK`] of CPU time besides; spinning takes all of it. A policy's cost is the mean latency times the
 //! price, plus the CPU time per request; it is compared with the best fixed policy for that load and price.
 
+use seeded::Random;
+
 use super::*;
 
 const SERVICE: u64 = 1_000;
@@ -68,18 +70,6 @@ fn simulate(policy: IdlePolicy, arrivals: &[u64]) -> Outcome {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    /// Exponentially distributed with mean 1.
-    fn exponential(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        -(((self.0 >> 11) as f64 + 1.0) / (1u64 << 53) as f64).ln()
-    }
-}
-
 /// Requests at `rate` per second in `from..to`, at random or evenly spaced.
 fn at_rate(rate: f64, from: u64, to: u64, is_random: bool, random: &mut Random) -> Vec<u64> {
     let mut arrivals = Vec::new();
@@ -95,7 +85,7 @@ fn at_rate(rate: f64, from: u64, to: u64, is_random: bool, random: &mut Random) 
 }
 
 fn loads() -> Vec<(String, Vec<u64>)> {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(1);
     let mut loads = Vec::new();
     for is_random in [true, false] {
         let kind = if is_random { "random" } else { "even" };
@@ -162,7 +152,7 @@ fn the_priced_policy_is_never_far_from_the_best_fixed_one_and_each_fixed_one_is(
 #[test]
 fn a_step_from_10_to_100_k_requests_a_second_is_followed_within_milliseconds() {
     for price in [0.1, 1.0, 10.0] {
-        let mut random = Random(77);
+        let mut random = Random::new(77);
         let mut arrivals = at_rate(10.0, 0, 20 * SECOND, true, &mut random);
         let from = 20 * SECOND;
         arrivals.extend(at_rate(1e5, from, from + 3_000_000, true, &mut random));
