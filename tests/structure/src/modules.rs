@@ -51,6 +51,9 @@ impl Found {
         let word = |at: usize| tokens.get(at).map_or("", String::as_str);
         while at < tokens.len() {
             match word(at) {
+                "mod" if word(at + 2) == ";" && is_elsewhere(tokens, at) => {
+                    self.note_module(word(at + 1), path);
+                }
                 "mod" if word(at + 2) == ";" => {
                     let name = word(at + 1).to_owned();
                     let dir = path[depth_of_file..]
@@ -159,6 +162,15 @@ impl Found {
     }
 }
 
+/// Whether the module declared at `at` lies where a `#[path = "…"]` says: another crate's file, which is read there.
+fn is_elsewhere(tokens: &[String], at: usize) -> bool {
+    let mut from = at;
+    if tokens[..from].last().is_some_and(|word| word == "pub") {
+        from -= 1;
+    }
+    tokens[..from].ends_with(&["path", "=", "]"].map(String::from))
+}
+
 /// Whether the word at `at` goes on with a path before it.
 fn is_continued(tokens: &[String], at: usize) -> bool {
     at > 0 && tokens[at - 1] == "::"
@@ -235,7 +247,7 @@ mod tests {
         let files = [
             (
                 "lib.rs",
-                "//! mod c;\nmod a; pub mod b; pub use a::{A, inner::C}; fn f() { b::f() }",
+                "//! mod c;\n#[path = \"../x.rs\"] mod x; mod a; pub mod b; pub use a::{A, inner::C}; fn f() { b::f() }",
             ),
             (
                 "a.rs",
