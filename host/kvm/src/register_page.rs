@@ -9,10 +9,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use guest_mem::{Gpa, RegisterPage};
+use guest_mem::{Gpa, RegisterPage, SlotMapping};
 use kvm_bindings::KVM_MEM_READONLY;
 use platform::layout;
-use uffd::SlotMapping;
 use vtd::Unit;
 use vtd::front::LogEntry;
 use vtd_port::{VtdPort, WriteLog};

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use guest_mem::{Gpa, GuestRam};
+use guest_mem::{Gpa, GuestRam, SlotMapping};
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
     KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap, kvm_userspace_memory_region,
@@ -15,7 +15,6 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use platform::ioapic::PINS;
 use platform::layout;
-use uffd::SlotMapping;
 
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -201,8 +200,7 @@ impl Vm {
     /// The host has no room for the mapping, or KVM refuses.
     pub fn map_ram(&self, ram: &GuestRam) -> Result<(), KvmError> {
         for region in ram.regions() {
-            let mapping = SlotMapping::new(ram.memfd(), region.fd_offset, region.len)
-                .map_err(KvmError::Mapping)?;
+            let mapping = ram.slot_mapping(region).map_err(KvmError::Mapping)?;
             self.map(region.gpa, &Arc::new(mapping), 0)?;
         }
         Ok(())

@@ -81,6 +81,7 @@ mod regpage;
 mod reserve;
 mod shared;
 mod sigbus;
+mod slot;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_utils;
 mod view;
@@ -100,11 +101,12 @@ pub use lease::{
     Budget, Full, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable, MAX_LEASES, MAX_RESERVE, Part,
     SHARES,
 };
-pub use mapping::MapError;
+pub use mapping::{HugePages, MapError};
 pub use phys::{KeepAlive, PhysMem};
 pub use ram::{GuestRam, RamError, Region};
 pub use regpage::{ArrayPage, RegPage, RegisterPage};
 pub use shared::SharedFile;
+pub use slot::SlotMapping;
 pub use view::View;
 pub use watch::WatchWord;
 pub use window::Window;

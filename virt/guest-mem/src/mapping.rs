@@ -25,7 +25,30 @@ use crate::word::{self, Word};
 
 /// Mappings of at least this size start on such a boundary, so that the host can back them, and the
 /// second-level tables of the guest, with 2 MiB pages.
-const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// Whether the host may back memory with pages of 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugePages {
+    /// It may, where it has them for shared memory.
+    Advise,
+    /// Pages of 4 KiB only: for memory whose pages come and go one by one.
+    Never,
+}
+
+impl HugePages {
+    /// Tells the kernel about a mapping of the caller's own. Advice: a host without huge pages in shared memory refuses, and
+    /// nothing is lost.
+    pub(crate) fn advise(self, start: NonNull<u8>, len: usize) {
+        let advice = match self {
+            Self::Advise if len >= HUGE_PAGE => libc::MADV_HUGEPAGE,
+            Self::Advise => return,
+            Self::Never => libc::MADV_NOHUGEPAGE,
+        };
+        // SAFETY: this advice changes how pages are found, not what is in them.
+        unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
+    }
+}
 
 /// The host refused shared memory.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +116,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// `len` bytes, a multiple of the page size and not 0, of a new memory file, mapped shared. Its size is sealed:
     /// no other holder of the descriptor can truncate it and turn our accesses into `SIGBUS`.
-    pub(crate) fn memfd(name: &CStr, len: usize) -> Result<Self, MapError> {
+    pub(crate) fn memfd(name: &CStr, len: usize, huge_pages: HugePages) -> Result<Self, MapError> {
         assert!(len != 0 && len.is_multiple_of(PAGE_SIZE as usize));
         // SAFETY: `name` is a terminated string; the call touches nothing else of ours.
         let fd = unsafe {
@@ -118,10 +141,10 @@ impl Mapping {
         if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(MapError::Seal(io::Error::last_os_error()));
         }
-        Self::map_reserved(fd, len)
+        Self::map_reserved(fd, len, huge_pages)
     }
 
-    fn map_reserved(fd: OwnedFd, len: usize) -> Result<Self, MapError> {
+    fn map_reserved(fd: OwnedFd, len: usize, huge_pages: HugePages) -> Result<Self, MapError> {
         let align = if len >= HUGE_PAGE {
             HUGE_PAGE
         } else {
@@ -129,11 +152,7 @@ impl Mapping {
         };
         let (reservation, base) = Reservation::map(fd.as_fd(), 0, len, align)
             .map_err(|source| MapError::Map { bytes: len, source })?;
-        if align == HUGE_PAGE {
-            // Advice: a host without huge pages in shared memory refuses, and nothing is lost.
-            // SAFETY: the range is the mapping just made.
-            unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        }
+        huge_pages.advise(base, len);
         Ok(Self {
             base,
             len,

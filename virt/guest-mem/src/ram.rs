@@ -7,6 +7,7 @@
 //! Cost of a lookup in the first region: a subtraction and two comparisons on fields of the handle
 //! itself; other regions are a linear search (machines have two or three).
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +15,9 @@ use std::sync::atomic::Ordering;
 use crate::access::{Access, DmaFault};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::keep::MappingSet;
-use crate::mapping::{MapError, Mapping};
+use crate::mapping::{HugePages, MapError, Mapping};
 use crate::phys::{KeepAlive, PhysMem};
+use crate::slot::SlotMapping;
 
 /// Why guest RAM could not be made. The first five name a mistake in the list of regions.
 #[derive(Debug, thiserror::Error)]
@@ -102,24 +104,31 @@ pub struct GuestRam {
     mapping: Arc<Mapping>,
     /// Of `mapping` alone.
     keep: Arc<MappingSet>,
+    huge_pages: HugePages,
 }
 
 impl GuestRam {
     /// RAM at the given `(start, bytes)` regions: sorted, not overlapping, aligned to 4096. Zeroed, and
     /// without host memory until first touched.
     pub fn new(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
+        Self::with_pages(regions, HugePages::Advise)
+    }
+
+    /// The same, with or without huge pages.
+    pub fn with_pages(regions: &[(Gpa, u64)], huge_pages: HugePages) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
-        Ok(Self::over(plan, Mapping::memfd(c"guest-ram", bytes)?))
+        let mapping = Mapping::memfd(c"guest-ram", bytes, huge_pages)?;
+        Ok(Self::over(plan, mapping, huge_pages))
     }
 
     /// The same in heap memory, without a memory file.
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
-        Ok(Self::over(plan, Mapping::heap(bytes)))
+        Ok(Self::over(plan, Mapping::heap(bytes), HugePages::Never))
     }
 
-    fn over(plan: Vec<Region>, mapping: Mapping) -> Self {
+    fn over(plan: Vec<Region>, mapping: Mapping, huge_pages: HugePages) -> Self {
         let regions: Arc<[Region]> = plan
             .into_iter()
             .map(|region| Region {
@@ -134,12 +143,21 @@ impl GuestRam {
             regions,
             keep: Arc::new(MappingSet::new([mapping.clone()])),
             mapping,
+            huge_pages,
         }
     }
 
     /// The regions, sorted by address: one KVM memory slot each.
     pub fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// A mapping of `region`, one of [`regions`](Self::regions), for a memory slot alone, with pages as this one's.
+    ///
+    /// # Errors
+    /// The kernel's, of mmap(2).
+    pub fn slot_mapping(&self, region: &Region) -> io::Result<SlotMapping> {
+        SlotMapping::new(self.memfd(), region.fd_offset, region.len, self.huge_pages)
     }
 
     /// The memory file behind all regions, for other processes to map. Its size is sealed.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::addr::{Hva, PAGE_SIZE};
-use crate::mapping::{MapError, Mapping};
+use crate::mapping::{HugePages, MapError, Mapping};
 
 /// One 4 KiB page of little-endian registers, shared with a guest.
 pub trait RegPage {
@@ -103,7 +103,7 @@ page!(RegisterPage);
 impl RegisterPage {
     /// A zeroed page.
     pub fn new() -> Result<Self, MapError> {
-        let page = Mapping::memfd(c"register-page", PAGE_SIZE as usize)?;
+        let page = Mapping::memfd(c"register-page", PAGE_SIZE as usize, HugePages::Never)?;
         Ok(Self {
             page: Arc::new(page),
         })

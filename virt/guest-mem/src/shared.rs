@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::addr::PAGE_SIZE;
 use crate::file::{self, FileError};
-use crate::mapping::Mapping;
+use crate::mapping::{HugePages, Mapping};
 use crate::word::Word;
 
 /// A mapped piece of a memory file, of our making or received.
@@ -67,7 +67,7 @@ impl SharedFile {
             return Err(past_end);
         };
         Ok(Self {
-            mapping: Mapping::memfd(c"shared-file", bytes as usize)?,
+            mapping: Mapping::memfd(c"shared-file", bytes as usize, HugePages::Advise)?,
             received: None,
             offset: 0,
             // Less than `bytes`.

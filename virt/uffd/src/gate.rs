@@ -4,82 +4,12 @@
 //! and writes the registers through a mapping of its own and never meets the protection.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use guest_mem::{Hva, PAGE_SIZE};
+use guest_mem::{PAGE_SIZE, SlotMapping};
 
 use crate::{Features, Modes, Protection, Source, Uffd};
-
-/// A mapping of shared memory made for a guest's memory slot alone.
-#[derive(Debug)]
-pub struct SlotMapping {
-    hva: Hva,
-    len: usize,
-}
-
-impl SlotMapping {
-    /// Maps `len` bytes of `memfd` from `offset` (multiples of 4 KiB), shared and writable.
-    ///
-    /// # Errors
-    /// The kernel's, of mmap(2).
-    pub fn new(memfd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Self> {
-        let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
-        let offset = libc::off_t::try_from(offset).map_err(too_large)?;
-        let len = usize::try_from(len).map_err(too_large)?;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                prot,
-                libc::MAP_SHARED,
-                memfd.as_raw_fd(),
-                offset,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            hva: Hva::new(start.expose_provenance() as u64),
-            len,
-        })
-    }
-
-    /// The first 4 KiB of `memfd`: a register page.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn of_page(memfd: BorrowedFd<'_>) -> io::Result<Self> {
-        Self::new(memfd, 0, PAGE_SIZE)
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> u64 {
-        self.len as u64
-    }
-
-    /// Whether it has no bytes, which mmap(2) refuses.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Where it begins: `userspace_addr` of the memory slot.
-    pub fn hva(&self) -> Hva {
-        self.hva
-    }
-}
-
-impl Drop for SlotMapping {
-    fn drop(&mut self) {
-        let start = std::ptr::with_exposed_provenance_mut(self.hva.raw() as usize);
-        // SAFETY: our own mapping, of which no pointer or reference was made in this process; whoever lends it
-        // to a memory slot keeps it as long.
-        unsafe { libc::munmap(start, self.len) };
-    }
-}
 
 /// A page whose write protection can be switched on and off, and a descriptor that is readable while a
 /// store waits at it.

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use guest_mem::Hva;
+use guest_mem::SlotMapping;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pwrite;
-use uffd::{Fault, FaultKind, Features, Modes, Protection, SlotMapping, Source, Uffd, WriteGate};
+use uffd::{Fault, FaultKind, Features, Modes, Protection, Source, Uffd, WriteGate};
 
 const PAGE: u64 = 4096;
 

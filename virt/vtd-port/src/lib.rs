@@ -16,11 +16,12 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use guest_mem::{
-    Access, Full, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SourceId, Ticket,
+    Access, Full, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SlotMapping,
+    SourceId, Ticket,
 };
 use machine::{Op, RemappingUnit, TicketResult, UnitControl, UnitEvent, UnitPoll, UnitSink};
 use platform::interrupt::Message;
-use uffd::{SlotMapping, WriteGate};
+use uffd::WriteGate;
 use vtd::front::{LogEntry, Logged, Shared};
 use vtd::{AccessLen, Progress, Stats, Unit};
 

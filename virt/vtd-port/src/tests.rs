@@ -1,6 +1,6 @@
 //! A store that meets the protected page, with a thread of this process as the vCPU.
 
-use guest_mem::{Gpa, GuestRam, RegPage, RegisterPage};
+use guest_mem::{Gpa, GuestRam, RegPage, RegisterPage, SlotMapping};
 use vtd::spec::registers::IQT;
 use vtd::{Config, Event, Sink, Unit};
 

@@ -12,11 +12,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use guest_mem::{Gpa, GuestRam, NoIommu, PhysMem, RegPage, RegisterPage, SourceId};
+use guest_mem::{Gpa, GuestRam, NoIommu, PhysMem, RegPage, RegisterPage, SlotMapping, SourceId};
 use machine::{Op, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, Wakes};
-use uffd::SlotMapping;
 use vio::Remote;
 use vio::blk::request::kind;
 use vio::blk::{

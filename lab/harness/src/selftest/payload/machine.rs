@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use guest_mem::{Gpa, GuestRam, RegisterPage};
+use guest_mem::{Gpa, GuestRam, RegisterPage, SlotMapping};
 use kvm::control::{Control, End};
 use kvm::exits::{ExitCause, ExitLedger};
 use kvm::msi::KvmMsi;
@@ -25,7 +25,7 @@ use platform::bus::{AccessCause, Bus, BusDevice};
 use platform::ioapic::Ioapic;
 use platform::layout;
 use sidecore::{IdlePolicy, Poller, Sidecore, SidecoreBuilder, Stats};
-use uffd::{SlotMapping, WriteGate};
+use uffd::WriteGate;
 use vtd::spec::registers::{GCMD, GSTS, GlobalCommand, GlobalStatus, IQA};
 use vtd::{AccessLen, Event, Sink, Unit};
 use vtd_port::VtdPort;

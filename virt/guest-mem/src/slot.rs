@@ -1,0 +1,116 @@
+//! Mappings of memory files made for a guest's memory slots alone.
+//!
+//! The hypervisor's view of a page and the devices' view of it are two mappings, so that what is done to the one (write
+//! protection, pages taken away, faults that a pager hears) is not met through the other.
+//!
+//! UNSAFETY: advice on a mapping of our own. Nothing here is dereferenced.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use crate::addr::{Hva, PAGE_SIZE};
+use crate::mapping::{HUGE_PAGE, HugePages};
+use crate::reserve::Reservation;
+
+/// A mapping of shared memory made for a guest's memory slot. No pointer or reference into it is made in this process;
+/// whoever lends it to a slot keeps it as long.
+#[derive(Debug)]
+pub struct SlotMapping {
+    start: NonNull<u8>,
+    len: usize,
+    _reservation: Reservation,
+}
+
+// SAFETY: address space belongs to the process, not to a thread, and nothing is reached through this.
+unsafe impl Send for SlotMapping {}
+// SAFETY: as for `Send`; there are no shared accessors.
+unsafe impl Sync for SlotMapping {}
+
+impl SlotMapping {
+    /// Maps `len` bytes of `file` from `offset` (multiples of 4096, `len` not 0), shared and writable, aligned so that huge
+    /// pages of the file are ones in memory.
+    ///
+    /// # Errors
+    /// The kernel's, of mmap(2).
+    pub fn new(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        huge_pages: HugePages,
+    ) -> io::Result<Self> {
+        let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        let len = usize::try_from(len).map_err(too_large)?;
+        let align = match len >= HUGE_PAGE {
+            true => HUGE_PAGE,
+            false => PAGE_SIZE as usize,
+        };
+        let (reservation, start) = Reservation::map(file, offset, len, align)?;
+        huge_pages.advise(start, len);
+        Ok(Self {
+            start,
+            len,
+            _reservation: reservation,
+        })
+    }
+
+    /// The first 4 KiB of `file`: a register page.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_page(file: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::new(file, 0, PAGE_SIZE, HugePages::Never)
+    }
+
+    /// Where it begins: `userspace_addr` of the memory slot.
+    pub fn hva(&self) -> Hva {
+        Hva::new(self.start.as_ptr().expose_provenance() as u64)
+    }
+
+    /// Bytes: `memory_size` of the memory slot.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "mmap(2) makes no empty mapping"
+    )]
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use crate::{Gpa, GuestRam, HugePages, PhysMem};
+
+    /// Flags of the mapping that starts at `hva`, as the kernel tells them.
+    fn flags(hva: u64) -> String {
+        let maps = fs::read_to_string("/proc/self/smaps").expect("the kernel tells mappings");
+        let head = format!("{hva:x}-");
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&head));
+        let flags = lines.find(|line| line.starts_with("VmFlags"));
+        flags.unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn a_slots_mapping_shows_the_same_bytes_and_pages_of_the_size_that_was_asked_for() {
+        for (huge_pages, flag) in [(HugePages::Advise, " hg"), (HugePages::Never, " nh")] {
+            let ram = GuestRam::with_pages(&[(Gpa::new(0), 4 << 20)], huge_pages).unwrap();
+            ram.write(Gpa::new(0x1234), b"guest").unwrap();
+            let region = &ram.regions()[0];
+            let slot = ram.slot_mapping(region).unwrap();
+            assert_eq!((slot.len(), slot.hva().raw() % (2 << 20)), (4 << 20, 0));
+            assert_ne!(slot.hva(), region.hva);
+            // SAFETY: five bytes inside the mapping, which nobody writes.
+            let seen = unsafe { *((slot.hva().raw() + 0x1234) as *const [u8; 5]) };
+            assert_eq!(&seen, b"guest");
+            for hva in [slot.hva(), region.hva] {
+                let flags = flags(hva.raw());
+                // A kernel without huge pages knows neither word.
+                if flags.contains(" hg") || flags.contains(" nh") {
+                    assert!(flags.contains(flag), "{flags}");
+                }
+            }
+        }
+    }
+}
