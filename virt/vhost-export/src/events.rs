@@ -18,7 +18,7 @@ use crate::journal::InflightRegion;
 use crate::log::say;
 use crate::memory::Memory;
 use crate::peer::{Peer, Task};
-use crate::queue::{Bell, Calls, Queue, check_eventfd};
+use crate::queue::{Calls, Notifier, Queue, check_eventfd};
 
 type Outcome = Result<Answer, Refusal>;
 
@@ -55,7 +55,7 @@ impl Peer {
             Event::KickReplaced(index, kick) => self
                 .replace_kick(index, kick, device, turn)
                 .map(|()| Answer::Done),
-            Event::CallReplaced(index, call) => bell("call", call).map(|call| {
+            Event::CallReplaced(index, call) => notifier("call", call).map(|call| {
                 if let Some(queue) = self.queue(index) {
                     queue.call = call;
                     // A completion may have been signalled on the old one, or on none.
@@ -63,7 +63,7 @@ impl Peer {
                 }
                 Answer::Done
             }),
-            Event::ErrReplaced(index, err) => bell("error", err).map(|err| {
+            Event::ErrReplaced(index, err) => notifier("error", err).map(|err| {
                 if let Some(queue) = self.queue(index) {
                     queue.err = err;
                 }
@@ -156,8 +156,8 @@ impl Peer {
         if let Kick::Fd(fd) = &config.kick {
             check_eventfd("kick", fd)?;
         }
-        let call = bell("call", config.call.clone())?;
-        let err = bell("error", config.err.clone())?;
+        let call = notifier("call", config.call.clone())?;
+        let err = notifier("error", config.err.clone())?;
         let index = u16::from(config.index);
         let at = |what: &str, user: u64| {
             self.memory.guest_addr(user).map(Iova::new).ok_or_else(|| {
@@ -380,8 +380,8 @@ impl Peer {
     }
 }
 
-fn bell(what: &str, fd: Option<SharedFd>) -> Result<Option<Bell>, Refusal> {
-    fd.map(|fd| Bell::accept(what, fd)).transpose()
+fn notifier(what: &str, fd: Option<SharedFd>) -> Result<Option<Notifier>, Refusal> {
+    fd.map(|fd| Notifier::accept(what, fd)).transpose()
 }
 
 /// A split ring's used index as it stands in memory; 0 for packed rings, which have none.

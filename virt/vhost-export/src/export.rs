@@ -11,7 +11,7 @@ use sidecore::{Activity, ArmError, Nanos, Poller, Reply, Turn, Wakes};
 use vhost_user::backend::Kick;
 use vio::{DeviceStats, QueueDevice, Service, Visit};
 
-use crate::closer::Closer;
+use crate::deferred_drop::DeferredDrop;
 use crate::log::{Log, say};
 use crate::peer::{Peer, Served};
 use crate::probe::RingProbe;
@@ -82,7 +82,7 @@ pub enum ExportMessage {
 pub struct Export<D> {
     config: ExportConfig,
     log: Arc<Log>,
-    closer: Arc<Closer>,
+    deferred: Arc<DeferredDrop>,
     /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
     parting: Option<Peer>,
     has_let_go: Cell<bool>,
@@ -117,7 +117,7 @@ impl<D: QueueDevice> Export<D> {
         let device_fds = device.wake_fds();
         Ok(Self {
             log: Arc::new(Log::new(&config.name)),
-            closer: Arc::default(),
+            deferred: Arc::default(),
             parting: None,
             has_let_go: Cell::new(false),
             config,
@@ -149,7 +149,7 @@ impl<D: QueueDevice> Export<D> {
     pub fn into_device(mut self) -> D {
         self.part();
         if let Some(peer) = self.peer.take() {
-            self.closer.close(peer);
+            self.deferred.close(peer);
         }
         self.device
     }
@@ -183,7 +183,7 @@ impl<D: QueueDevice> Export<D> {
             self.serve(turn);
         }
         let is_ending = |peer: &Peer| peer.is_ending(turn.now(), &self.config);
-        if self.peer.as_ref().is_some_and(is_ending) || self.closer.is_full() {
+        if self.peer.as_ref().is_some_and(is_ending) || self.deferred.is_full() {
             // It waits in the listener's queue until what is in flight has ended, or what was left behind is closed.
             return;
         }
@@ -200,7 +200,7 @@ impl<D: QueueDevice> Export<D> {
             self.stats.turned_away += 1;
             // A thread is made.
             turn.charge(ACCEPT_COST);
-            self.closer.close(socket);
+            self.deferred.close(socket);
             say!(
                 self.log,
                 warn,
@@ -212,7 +212,7 @@ impl<D: QueueDevice> Export<D> {
             socket,
             &self.device,
             Arc::clone(&self.log),
-            Arc::clone(&self.closer),
+            Arc::clone(&self.deferred),
         ) {
             Ok(peer) => match peer.register(turn.wakes()) {
                 Ok(()) => {
@@ -255,7 +255,7 @@ impl<D: QueueDevice> Export<D> {
     /// Drops the connection that has ended, elsewhere.
     fn part(&mut self) {
         if let Some(peer) = self.parting.take() {
-            self.closer.close(peer);
+            self.deferred.close(peer);
         }
     }
 

@@ -24,7 +24,7 @@
 //!
 //! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also when the file shrinks
 //! later), `vio` its rings. Here: descriptors are of harmless kinds before anybody touches them, and what it leaves is closed
-//! elsewhere (`closer`); kicks must be eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
+//! elsewhere (`deferred_drop`); kicks must be eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
 //! device's needs-reset state, which is signalled on the error descriptor; a lost page ends the connection; one that does not
 //! read its replies is not read from; kicks for nothing are muted; lines of log are bounded (`log`). All of it costs the
 //! front end's own share of the core. `docs/threat-model.md` has the claims with their tests, and what remains.
@@ -33,7 +33,7 @@
 //! protocol features are not offered.
 #![forbid(unsafe_code)]
 
-mod closer;
+mod deferred_drop;
 mod events;
 mod export;
 mod journal;

@@ -12,7 +12,7 @@ use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::ring::Watch;
 use vio::{CancelReason, QueueDevice, Visit, feature};
 
-use crate::closer::{Closer, is_harmless};
+use crate::deferred_drop::{DeferredDrop, is_harmless};
 use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
 use crate::journal::InflightRegion;
 use crate::log::{Log, say};
@@ -89,7 +89,7 @@ enum Advance {
 /// A connected front end.
 pub(crate) struct Peer {
     pub(crate) log: Arc<Log>,
-    closer: Arc<Closer>,
+    deferred: Arc<DeferredDrop>,
     socket: UnixStream,
     receiver: Receiver,
     sender: Sender,
@@ -128,7 +128,7 @@ impl Peer {
         socket: UnixStream,
         device: &impl QueueDevice,
         log: Arc<Log>,
-        closer: Arc<Closer>,
+        deferred: Arc<DeferredDrop>,
     ) -> Result<Self, String> {
         socket
             .set_nonblocking(true)
@@ -145,7 +145,7 @@ impl Peer {
         .map_err(|error| chain(&error))?;
         Ok(Self {
             log,
-            closer,
+            deferred,
             socket,
             receiver: Receiver::new(DEFAULT_MAX_PAYLOAD).accepting(is_harmless),
             sender: Sender::new(DEFAULT_BACKLOG),
@@ -197,7 +197,7 @@ impl Peer {
                 Err(error) => {
                     say!(self.log, info, reason = %chain(&error), "the front end is gone");
                     if let ReceiveError::Unaccepted { fds } = error {
-                        self.closer.close(fds);
+                        self.deferred.close(fds);
                     }
                     return self.close(turn);
                 }

@@ -13,7 +13,7 @@ use rustix::net::SendFlags;
 use vhost_user::backend::{Kick, Refusal, SharedFd};
 use vio::Interrupt;
 
-use crate::closer::EVENTFD;
+use crate::deferred_drop::EVENTFD;
 
 /// Requests not done from which on a call may wait.
 pub(crate) const LOAD: u16 = 4;
@@ -22,8 +22,8 @@ pub(crate) const LOAD: u16 = 4;
 pub(crate) struct Queue {
     pub(crate) index: u16,
     pub(crate) kick: Kick,
-    pub(crate) call: Option<Bell>,
-    pub(crate) err: Option<Bell>,
+    pub(crate) call: Option<Notifier>,
+    pub(crate) err: Option<Notifier>,
     /// A call the driver wants that has not been made, and since when.
     pub(crate) call_since: Option<u64>,
 }
@@ -50,26 +50,26 @@ impl Queue {
     pub(crate) fn ring_call(&mut self) {
         self.call_since = None;
         if let Some(call) = &self.call {
-            call.ring();
+            call.notify();
         }
     }
 
     /// Tells the front end that the ring is broken.
     pub(crate) fn ring_err(&self) {
         if let Some(err) = &self.err {
-            err.ring();
+            err.notify();
         }
     }
 }
 
 /// A descriptor by which the front end is told something.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Notifier {
     fd: SharedFd,
     is_socket: bool,
 }
 
-impl Bell {
+impl Notifier {
     /// Accepts an eventfd, which is made non-blocking, or a socket: user-mode Linux, whose interrupts come as signals,
     /// which eventfds do not send, gives one end of a pair.
     pub(crate) fn accept(what: &str, fd: SharedFd) -> Result<Self, Refusal> {
@@ -86,7 +86,7 @@ impl Bell {
 
     /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often enough. Never waits,
     /// also where the front end has made the eventfd a blocking one since.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         if self.is_socket {
             let one = 1_u64.to_ne_bytes();
             let _ = rustix::net::send(&self.fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -166,26 +166,28 @@ mod tests {
     fn a_full_eventfd_or_socket_is_rung_without_waiting() {
         let full = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        Bell::accept("call", SharedFd::from(full)).unwrap().ring();
+        Notifier::accept("call", SharedFd::from(full))
+            .unwrap()
+            .notify();
 
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let bell = Bell::accept("call", SharedFd::from(OwnedFd::from(ours))).unwrap();
-        bell.ring();
+        let notifier = Notifier::accept("call", SharedFd::from(OwnedFd::from(ours))).unwrap();
+        notifier.notify();
         let mut bytes = [0; 8];
         theirs.read_exact(&mut bytes).unwrap();
         assert_eq!(u64::from_ne_bytes(bytes), 1);
         // Far more than the socket holds.
         for _ in 0..100_000 {
-            bell.ring();
+            notifier.notify();
         }
         drop(theirs);
-        bell.ring();
+        notifier.notify();
     }
 
     #[test]
     fn anything_else_is_refused() {
         let file = || SharedFd::from(OwnedFd::from(tempfile::tempfile().unwrap()));
-        assert!(Bell::accept("call", file()).is_err());
+        assert!(Notifier::accept("call", file()).is_err());
         assert!(check_eventfd("kick", &file()).is_err());
         let (socket, _other) = UnixStream::pair().unwrap();
         assert!(check_eventfd("kick", &SharedFd::from(OwnedFd::from(socket))).is_err());

@@ -337,7 +337,7 @@ impl Link {
             }
         };
         let mut fds = vec![
-            PollFd::new(self.shared.bell_fd(), PollFlags::IN),
+            PollFd::new(self.shared.orders_fd(), PollFlags::IN),
             PollFd::new(&self.fds.err, PollFlags::IN),
         ];
         if let Some(connection) = &self.connection {

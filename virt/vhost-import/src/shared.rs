@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     /// descriptor that nobody empties, and an owner that cannot sleep. The owner only tries it.
     telling: Mutex<()>,
     /// Wakes the thread between requests.
-    bell: OwnedFd,
+    ordered: OwnedFd,
     /// Ends the thread's wait for a reply.
     pub cancel: Arc<OwnedFd>,
 }
@@ -75,7 +75,7 @@ impl Shared {
             has_news: AtomicBool::new(false),
             news: fd()?,
             telling: Mutex::default(),
-            bell: fd()?,
+            ordered: fd()?,
             cancel: Arc::new(fd()?),
         })
     }
@@ -89,7 +89,7 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push_back((number, order));
-        raise(&self.bell);
+        raise(&self.ordered);
         number
     }
 
@@ -138,14 +138,14 @@ impl Shared {
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         raise(&self.cancel);
-        raise(&self.bell);
+        raise(&self.ordered);
     }
 
     // The thread's side.
 
     /// The next order, with its number.
     pub fn take_order(&self) -> Option<(u64, Order)> {
-        lower(&self.bell);
+        lower(&self.ordered);
         self.orders
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -176,8 +176,8 @@ impl Shared {
         self.is_over.load(Ordering::SeqCst)
     }
 
-    pub fn bell_fd(&self) -> &OwnedFd {
-        &self.bell
+    pub fn orders_fd(&self) -> &OwnedFd {
+        &self.ordered
     }
 
     /// Takes a cancellation back: it was for what has ended since.

@@ -38,11 +38,11 @@ const LOCAL: [&str; 8] = [
 
 /// The closing threads of one export.
 #[derive(Debug, Default)]
-pub(crate) struct Closer {
+pub(crate) struct DeferredDrop {
     under_way: Arc<AtomicUsize>,
 }
 
-impl Closer {
+impl DeferredDrop {
     /// Whether so much is being closed that nothing new should be taken.
     pub(crate) fn is_full(&self) -> bool {
         self.under_way.load(Relaxed) >= MOST
