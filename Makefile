@@ -25,11 +25,8 @@ build: setup ## the program, in target/release
 demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
 	$(EXITLESS) demo --report $(REPORT)/demo.json
 
-test: setup-clients ## all tests: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
-	EXITLESS_LAB=1 cargo test --release --workspace --quiet
-	cargo test --release --quiet -p lines -p dma-lines --features lines/probe,dma-lines/probe
-	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
-	$(EXITLESS) selftest
+test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
+	@./scripts/suites.sh
 	@echo "test: not run here: loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
 check: setup ## format, lints, documentation, loom and shuttle models, builds without std, Miri where it is, licences, each fuzz target for 30 s
@@ -72,7 +69,7 @@ bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitles
 bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random writes, new clusters or not, on this file system -> target/report/disk-image.json
 	cargo run --release --quiet -p disk-image --example barriers -- target
 
-soak: setup-clients build ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, boot matrix x20, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
+soak: setup-clients build ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	$(EXITLESS) selftest --soak
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
