@@ -34,6 +34,14 @@ pub trait Dma {
     /// [`LEASE_SPAN`](crate::LEASE_SPAN). Call again from where it ends for the rest.
     fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop>;
 
+    /// Asks for the memory of all these ranges (address and length) at once, after a lease of one of them has answered
+    /// [`Stop::Pending`]: a request then waits once, and not for each piece in turn. Without effect where memory is
+    /// always there.
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, perm: Perm) -> Access<()> {
+        let _ = (ranges, perm);
+        Ok(())
+    }
+
     /// Whether this device could begin so many leases now: what to wait for after [`LeaseStop::Full`].
     fn has_lease_room(&self, leases: usize) -> bool;
 

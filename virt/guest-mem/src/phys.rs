@@ -45,6 +45,20 @@ pub trait PhysMem {
         }
     }
 
+    /// Asks for all of these pieces (address and length, at least 1) at once: `Ok` if they are all there, and else one
+    /// ticket for all that are not. What comes in for a ticket stays until it has been asked for again. Memory that is
+    /// always there need not say anything else.
+    fn gather(&self, pieces: &[(Gpa, u64)]) -> Access<()> {
+        let mut waits = Ok(());
+        for &(gpa, len) in pieces {
+            // A fault is said to whoever accesses that piece.
+            if let Err(stop @ Stop::Pending(_)) = self.host(gpa, len) {
+                waits = Err(stop);
+            }
+        }
+        waits
+    }
+
     /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is in use.
     fn keep_alive(&self) -> KeepAlive;
 }

@@ -3,6 +3,7 @@
 //!
 //! * [`ArrayMem`]: guest memory without a memory file; also runs under Miri.
 //! * [`FlatDma`]: a device's door through an identity IOMMU in which ranges can be denied.
+//! * [`PagedMem`]: memory whose pages are absent until a ticket for them is delivered.
 //! * [`PendingMem`], [`PendingDma`]: wrap either and answer `Pending` where the test says.
 //!
 //! To show that a step survives a wait at *every* access, run it once with `PendingMem::never` and
@@ -34,8 +35,10 @@
 
 mod array;
 mod flat;
+mod paged;
 mod pending;
 
 pub use array::ArrayMem;
 pub use flat::{FlatDma, FlatIommu};
+pub use paged::PagedMem;
 pub use pending::{PendingDma, PendingMem};

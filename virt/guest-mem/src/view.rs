@@ -164,6 +164,24 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         self.iommu.lease_end(id);
     }
 
+    #[cold]
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, perm: Perm) -> Access<()> {
+        let mut pieces = Vec::new();
+        for (iova, len) in ranges {
+            let mut done = 0;
+            while done < u64::from(len) {
+                let at = iova.checked_add(done).ok_or(DmaFault::BadRange)?;
+                let left = u64::from(len) - done;
+                let run = self
+                    .iommu
+                    .translate_run(self.mem, self.source, at, left, perm)?;
+                pieces.push((run.gpa, run.len));
+                done += run.len;
+            }
+        }
+        self.mem.gather(&pieces)
+    }
+
     fn has_lease_room(&self, leases: usize) -> bool {
         self.iommu.has_lease_room(self.source, leases)
     }

@@ -183,6 +183,18 @@ fn fault_of_the_walk_means_changed() {
 }
 
 #[test]
+fn pages_under_a_lease_are_in_use_until_it_ends() {
+    let mut table = LeaseTable::new(8);
+    // Its memory is 0x10_1800 to 0x10_37ff.
+    let id = begin_long(&mut table, DISK, 0x1800, 0x2000).unwrap();
+    let pages = [0x10_0000, 0x10_1000, 0x10_2000, 0x10_3000, 0x10_4000].map(Gpa::new);
+    assert_eq!(table.in_use(&pages), 0b01110);
+    assert_eq!(table.in_use(&[]), 0);
+    table.end(id);
+    assert_eq!(table.in_use(&pages), 0);
+}
+
+#[test]
 fn a_part_of_a_lease_is_asked_about_and_no_more() {
     let mut table = LeaseTable::new(64);
     begin_long(&mut table, DISK, 0x1800, 0x4000).unwrap();

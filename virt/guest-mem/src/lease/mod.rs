@@ -26,7 +26,7 @@ mod recheck;
 use zerocopy::FromZeros;
 
 use crate::access::Perm;
-use crate::addr::{Gpa, Iova, SourceId};
+use crate::addr::{Gpa, Iova, PAGE_SIZE, SourceId};
 use recheck::Index;
 pub use recheck::{Budget, Part};
 
@@ -399,6 +399,21 @@ impl LeaseTable {
     pub fn iter(&self) -> impl Iterator<Item = LeaseRecord> {
         let made = self.slots[..self.made].iter();
         made.filter(|slot| slot.is_live()).map(Slot::record)
+    }
+
+    /// Which of these pages, at most 32 and each 4 KiB from its address on, a lease in flight lies in: a bit for each, the
+    /// first one lowest. One pass over the slots in use, for whoever evicts pages, a batch at a time.
+    pub fn in_use(&self, pages: &[Gpa]) -> u32 {
+        assert!(pages.len() <= 32, "a bit for each page");
+        let mut mask = 0;
+        for lease in self.iter() {
+            for (bit, page) in pages.iter().enumerate() {
+                let last = lease.gpa.raw() + u64::from(lease.len - 1);
+                let touches = lease.gpa.raw() < page.raw() + PAGE_SIZE && page.raw() <= last;
+                mask |= u32::from(touches) << bit;
+            }
+        }
+        mask
     }
 
     /// The devices that hold stale leases, each once, in order of their address.

@@ -222,6 +222,10 @@ impl<M: PhysMem> Dma for FlatDma<M> {
         self.view().lease(iova, len, perm)
     }
 
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, perm: Perm) -> Access<()> {
+        self.view().gather(ranges, perm)
+    }
+
     fn has_lease_room(&self, leases: usize) -> bool {
         self.iommu.has_lease_room(self.source, leases)
     }

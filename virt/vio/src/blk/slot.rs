@@ -169,16 +169,28 @@ impl Request {
             Err(LeaseStop::Full(Full { most })) if wanted > most => Ok(Ready::Refused),
             Err(LeaseStop::Full(_)) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
             Err(LeaseStop::Access(Stop::Fault(_))) => Ok(Ready::Refused),
-            Err(LeaseStop::Access(pending)) => Err(pending),
+            Err(LeaseStop::Access(pending)) => {
+                let perm = self.direction();
+                let ranges = self.data.iter().map(|segment| (segment.iova, segment.len));
+                // Wait for all of it, not for each piece in turn.
+                match dma.gather(ranges, perm) {
+                    Err(all @ Stop::Pending(_)) => Err(all),
+                    Ok(()) | Err(Stop::Fault(_)) => Err(pending),
+                }
+            }
+        }
+    }
+
+    /// What the device does to the request's data.
+    fn direction(&self) -> Perm {
+        match self.is_write {
+            true => Perm::Read,
+            false => Perm::Write,
         }
     }
 
     fn lease_all<D: Dma>(&mut self, dma: &mut D) -> Result<(), LeaseStop> {
-        let perm = if self.is_write {
-            Perm::Read
-        } else {
-            Perm::Write
-        };
+        let perm = self.direction();
         for segment in &self.data {
             let mut done = 0;
             while done < segment.len {

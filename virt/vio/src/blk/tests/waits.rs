@@ -1,6 +1,7 @@
 //! `Pending` injected at every access: the outcome is that of a run without.
 
-use guest_mem::test_utils::{FlatDma, PendingDma};
+use guest_mem::test_utils::{FlatDma, PagedMem, PendingDma};
+use guest_mem::{Gpa, NoIommu, SourceId, View};
 
 use super::support::*;
 use crate::QueueDevice;
@@ -118,4 +119,47 @@ fn a_wait_at_any_access_changes_nothing_with_bounced_transfers() {
         let (disk, file) = uring(Transfer::Bounce);
         (disk, Some(file))
     });
+}
+
+#[test]
+fn a_long_request_over_absent_pages_waits_for_all_of_them_at_once() {
+    for kind in [kind::IN, kind::OUT] {
+        let mut guest = Guest::new(uring(Transfer::Direct).0);
+        let mem = PagedMem::new(guest.mem.clone());
+        let mut iommu = NoIommu::new(guest_mem::MAX_LEASES);
+        let source = SourceId::new(0, 1, 0);
+        // 60 pieces of 64 KiB that do not touch, in reverse order.
+        let data: Vec<_> = (0..60)
+            .rev()
+            .map(|at| (DATA + at * 0x2_0000, 0x1_0000))
+            .collect();
+        match kind {
+            kind::IN => guest.request(0, kind, 0, &[], &data),
+            _ => guest.request(0, kind, 0, &data, &[]),
+        };
+        mem.evict(Gpa::new(HEADERS), 0x1000);
+        mem.evict(Gpa::new(DATA), 60 * 0x2_0000);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let mut rounds = 0;
+        while guest.driver.used().is_none() {
+            let _ = guest
+                .blk
+                .poll(&mut View::new(&mut iommu, &mem, source), &mut guest.irq, 0);
+            let tickets = mem.tickets();
+            rounds += usize::from(!tickets.is_empty());
+            for ticket in tickets {
+                mem.deliver(ticket);
+                guest.blk.ticket_done(ticket);
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{:?}",
+                guest.blk.stats()
+            );
+        }
+        assert_eq!(guest.status(0), STATUS_OK);
+        // The header, and the rest.
+        assert_eq!(rounds, 2, "kind {kind}");
+        assert_eq!(iommu.leases().len(), 0);
+    }
 }

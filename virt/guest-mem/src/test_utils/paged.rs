@@ -1,0 +1,117 @@
+//! Memory that may be absent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::access::{Access, Stop, Ticket};
+use crate::addr::{Gpa, Hva, PAGE_SIZE};
+use crate::phys::{KeepAlive, PhysMem};
+use crate::test_utils::ArrayMem;
+
+#[derive(Debug, Default)]
+struct State {
+    absent: BTreeSet<u64>,
+    /// What each ticket brings in.
+    asked: BTreeMap<Ticket, Vec<u64>>,
+    tickets: u64,
+}
+
+/// An array of which pages are absent until whoever plays the pager [delivers](PagedMem::deliver) the ticket that an access
+/// was answered. A clone is another handle to the same memory.
+#[derive(Clone, Debug)]
+pub struct PagedMem {
+    mem: ArrayMem,
+    state: Arc<Mutex<State>>,
+}
+
+impl PagedMem {
+    /// All of `mem`, with every page there.
+    pub fn new(mem: ArrayMem) -> Self {
+        Self {
+            mem,
+            state: Arc::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .expect("no test panics while it holds this")
+    }
+
+    /// Takes the pages of `[gpa, gpa + len)` away. What they hold is there again when they come back.
+    pub fn evict(&self, gpa: Gpa, len: u64) {
+        self.state().absent.extend(pages(gpa, len));
+    }
+
+    /// The tickets that have been handed out and not delivered, oldest first.
+    pub fn tickets(&self) -> Vec<Ticket> {
+        self.state().asked.keys().copied().collect()
+    }
+
+    /// Brings in what was asked for with `ticket`, once.
+    pub fn deliver(&self, ticket: Ticket) {
+        let mut state = self.state();
+        for page in state.asked.remove(&ticket).into_iter().flatten() {
+            state.absent.remove(&page);
+        }
+    }
+
+    /// One ticket for the absent pages among these.
+    fn pass(&self, pages: impl Iterator<Item = u64>) -> Access<()> {
+        let mut state = self.state();
+        let absent: Vec<u64> = pages.filter(|page| state.absent.contains(page)).collect();
+        if absent.is_empty() {
+            return Ok(());
+        }
+        state.tickets += 1;
+        let ticket = Ticket(state.tickets);
+        state.asked.insert(ticket, absent);
+        Err(Stop::Pending(ticket))
+    }
+}
+
+fn pages(gpa: Gpa, len: u64) -> impl Iterator<Item = u64> {
+    let last = gpa.raw().saturating_add(len.max(1) - 1);
+    gpa.raw() / PAGE_SIZE..=last / PAGE_SIZE
+}
+
+impl PhysMem for PagedMem {
+    fn read_u64(&self, gpa: Gpa) -> Access<u64> {
+        self.pass(pages(gpa, 8))?;
+        self.mem.read_u64(gpa)
+    }
+
+    fn store_u32_release(&self, gpa: Gpa, value: u32) -> Access<()> {
+        self.pass(pages(gpa, 4))?;
+        self.mem.store_u32_release(gpa, value)
+    }
+
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Access<()> {
+        self.pass(pages(gpa, buf.len() as u64))?;
+        self.mem.read(gpa, buf)
+    }
+
+    fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()> {
+        self.pass(pages(gpa, buf.len() as u64))?;
+        self.mem.write(gpa, buf)
+    }
+
+    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+        self.pass(pages(gpa, len))?;
+        self.mem.host(gpa, len)
+    }
+
+    fn run(&self, gpa: Gpa) -> Access<u64> {
+        self.pass(pages(gpa, 1))?;
+        self.mem.run(gpa)
+    }
+
+    fn gather(&self, pieces: &[(Gpa, u64)]) -> Access<()> {
+        self.pass(pieces.iter().flat_map(|&(gpa, len)| pages(gpa, len)))
+    }
+
+    fn keep_alive(&self) -> KeepAlive {
+        self.mem.keep_alive()
+    }
+}
