@@ -82,7 +82,7 @@ impl Guest {
     /// A unit with translation and the queue on.
     pub fn unit(&self) -> Unit {
         let mut unit = Unit::new(Config {
-            max_leases: 16384,
+            max_leases: 65535,
             ..Config::default()
         });
         unit.write(registers::IQA, AccessLen::B8, QUEUE);
