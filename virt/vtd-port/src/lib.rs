@@ -19,7 +19,10 @@ use guest_mem::{
     Access, Full, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SlotMapping,
     SourceId, Ticket,
 };
-use machine::{Op, RemappingUnit, TicketResult, UnitControl, UnitEvent, UnitPoll, UnitSink};
+use machine::{
+    Invalidation, Op, RemappingUnit, Scope, TicketResult, UnitControl, UnitEvent, UnitPoll,
+    UnitSink,
+};
 use platform::interrupt::Message;
 use uffd::WriteGate;
 use vtd::front::{LogEntry, Logged, Shared};
@@ -103,7 +106,22 @@ impl<S: UnitSink> vtd::Sink for Telling<'_, S> {
             vtd::Event::DrainLimit { sources } => {
                 self.0.event(UnitEvent::DrainLimit { sources });
             }
+            vtd::Event::HoldLimit { holds } => self.0.event(UnitEvent::HoldLimit { holds }),
         }
+    }
+
+    #[inline]
+    fn invalidated(&mut self, what: &vtd::Invalidation) -> u32 {
+        let scope = match *what {
+            vtd::Invalidation::All => Scope::All,
+            vtd::Invalidation::Domain(did) => Scope::Domain(did.into()),
+            vtd::Invalidation::Sources(source, mask) => Scope::Source(source, mask),
+            vtd::Invalidation::Pages { did, iova, len } => {
+                let domain = did.into();
+                Scope::Range { domain, iova, len }
+            }
+        };
+        self.0.invalidated(&Invalidation { scope })
     }
 }
 
@@ -358,6 +376,10 @@ impl UnitControl for VtdPort {
             Front::Shared { due: Some(_), .. } => Some(0),
             _ => self.unit.deadline(),
         }
+    }
+
+    fn release(&mut self, holds: u32) {
+        self.unit.release(holds);
     }
 
     fn ticket_done(&mut self, ticket: Ticket, _result: TicketResult) {

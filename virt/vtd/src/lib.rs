@@ -59,5 +59,6 @@ pub mod spec;
 pub mod unit;
 
 pub use unit::{
-    AccessLen, AddressWidth, Config, Event, HOST_ADDRESS_WIDTH, Parked, Progress, Sink, Stats, Unit,
+    AccessLen, AddressWidth, Config, Event, HOST_ADDRESS_WIDTH, Invalidation, Parked, Progress,
+    Sink, Stats, Unit,
 };

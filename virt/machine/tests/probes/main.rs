@@ -4,6 +4,7 @@
 
 mod passthrough;
 mod remapping;
+mod subscriber;
 mod viommu;
 
 use std::sync::{Arc, Mutex};

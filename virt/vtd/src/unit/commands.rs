@@ -31,7 +31,7 @@ pub(super) struct Commands {
     iotlb: Phase,
 }
 
-/// Since when something waits for leases.
+/// Since when something waits for leases, or for whoever follows the mappings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DrainTimer {
     since: Option<u64>,
@@ -39,6 +39,14 @@ pub(super) struct DrainTimer {
 }
 
 impl DrainTimer {
+    /// Starts the timer, and says once that the limit has passed.
+    fn is_due(&mut self, now_ns: u64, limit_ns: u64) -> bool {
+        let since = *self.since.get_or_insert(now_ns);
+        let is_due = now_ns.saturating_sub(since) >= limit_ns && !self.is_reported;
+        self.is_reported |= is_due;
+        is_due
+    }
+
     pub(super) fn deadline(&self, limit_ns: u64) -> Option<u64> {
         let since = self.since.filter(|_| !self.is_reported)?;
         Some(since.saturating_add(limit_ns))
@@ -75,7 +83,7 @@ impl Unit {
         let moves = |phase| match phase {
             Phase::None => false,
             Phase::Invalidate => true,
-            Phase::Drain => self.leases.stale() == 0,
+            Phase::Drain => self.is_drained(),
         };
         asked || moves(te) || moves(ccmd) || moves(iotlb)
     }
@@ -84,22 +92,28 @@ impl Unit {
         &mut self,
         mem: &M,
         budget: &mut Budget,
+        sink: &mut impl Sink,
     ) -> Result<(), Halt> {
         if !self.commands_have_work() {
             return Ok(());
         }
-        self.run_te(mem, budget)?;
-        self.run_ccmd(mem, budget)?;
-        self.run_iotlb(mem, budget)
+        self.run_te(mem, budget, sink)?;
+        self.run_ccmd(mem, budget, sink)?;
+        self.run_iotlb(mem, budget, sink)
     }
 
-    fn run_te<M: PhysMem>(&mut self, mem: &M, budget: &mut Budget) -> Result<(), Halt> {
+    fn run_te<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        budget: &mut Budget,
+        sink: &mut impl Sink,
+    ) -> Result<(), Halt> {
         if self.commands.te == Phase::Invalidate {
             let scope = Scope::ContextGlobal;
-            self.invalidate(mem, AskedBy::TranslationEnable, scope, budget)?;
+            self.invalidate(mem, AskedBy::TranslationEnable, scope, budget, sink)?;
             self.commands.te = Phase::Drain;
         }
-        if self.commands.te == Phase::Drain && self.leases.stale() == 0 {
+        if self.commands.te == Phase::Drain && self.is_drained() {
             self.commands.te = Phase::None;
             self.registers.gsts.set_tes(self.te);
             self.end_drain();
@@ -108,7 +122,12 @@ impl Unit {
     }
 
     /// A request with a reserved granularity is refused: ICC clears and CAIG says 0.
-    fn run_ccmd<M: PhysMem>(&mut self, mem: &M, budget: &mut Budget) -> Result<(), Halt> {
+    fn run_ccmd<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        budget: &mut Budget,
+        sink: &mut impl Sink,
+    ) -> Result<(), Halt> {
         let ccmd = self.registers.ccmd;
         if !ccmd.icc() {
             return Ok(());
@@ -118,14 +137,14 @@ impl Unit {
             let granularity = Granularity::from_bits(ccmd.cirg());
             match Scope::of_context(granularity, ccmd.did(), ccmd.sid(), ccmd.fm()) {
                 Some(scope) => {
-                    self.invalidate(mem, AskedBy::ContextCommand, scope, budget)?;
+                    self.invalidate(mem, AskedBy::ContextCommand, scope, budget, sink)?;
                     self.stats.count(scope);
                 }
                 None => performed = Granularity::RESERVED.into_bits(),
             }
             self.commands.ccmd = Phase::Drain;
         }
-        if self.leases.stale() == 0 {
+        if self.is_drained() {
             self.commands.ccmd = Phase::None;
             self.registers.ccmd = ccmd.with_icc(false).with_caig(performed);
             self.end_drain();
@@ -133,7 +152,12 @@ impl Unit {
         Ok(())
     }
 
-    fn run_iotlb<M: PhysMem>(&mut self, mem: &M, budget: &mut Budget) -> Result<(), Halt> {
+    fn run_iotlb<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        budget: &mut Budget,
+        sink: &mut impl Sink,
+    ) -> Result<(), Halt> {
         let iotlb = self.registers.iotlb;
         if !iotlb.ivt() {
             return Ok(());
@@ -143,12 +167,12 @@ impl Unit {
         let scope = Scope::of_iotlb(granularity, iotlb.did(), iva.addr(), iva.am());
         if self.commands.iotlb != Phase::Drain {
             if let Some(scope) = scope {
-                self.invalidate(mem, AskedBy::IotlbInvalidate, scope, budget)?;
+                self.invalidate(mem, AskedBy::IotlbInvalidate, scope, budget, sink)?;
                 self.stats.count(scope);
             }
             self.commands.iotlb = Phase::Drain;
         }
-        if self.leases.stale() == 0 {
+        if self.is_drained() {
             let performed = scope.map_or(Granularity::RESERVED, |_| granularity);
             self.commands.iotlb = Phase::None;
             self.registers.iotlb = iotlb.with_ivt(false).with_iaig(performed.into_bits());
@@ -161,7 +185,7 @@ impl Unit {
     pub(super) fn is_draining(&self) -> bool {
         let Commands { te, ccmd, iotlb } = self.commands;
         let waits = [te, ccmd, iotlb].contains(&Phase::Drain) || self.parked_wait.is_some();
-        waits && self.leases.stale() > 0
+        waits && !self.is_drained()
     }
 
     /// Something that waited for leases has completed: the next wait is timed from its own start.
@@ -171,17 +195,21 @@ impl Unit {
     }
 
     pub(super) fn watch_drain(&mut self, is_draining: bool, now_ns: u64, sink: &mut impl Sink) {
+        if self.holds == 0 {
+            self.hold = DrainTimer::default();
+        }
         if !is_draining {
             self.drain = DrainTimer::default();
             return;
         }
-        let since = *self.drain.since.get_or_insert(now_ns);
-        let waited = now_ns.saturating_sub(since);
-        if waited >= self.config.drain_limit_ns && !self.drain.is_reported {
-            self.drain.is_reported = true;
+        if self.leases.stale() > 0 && self.drain.is_due(now_ns, self.config.drain_limit_ns) {
             self.stats.drain_limits += 1;
             let sources = self.leases.stale_sources();
             sink.event(Event::DrainLimit { sources });
+        }
+        if self.holds > 0 && self.hold.is_due(now_ns, self.config.hold_limit_ns) {
+            let holds = std::mem::take(&mut self.holds);
+            sink.event(Event::HoldLimit { holds });
         }
     }
 }

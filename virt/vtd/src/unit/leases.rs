@@ -16,7 +16,7 @@ use guest_mem::{Access, Budget, Iova, LeaseRecord, PAGE_SIZE, Part, PhysMem, Sou
 use super::context::ContextCache;
 use super::iotlb::MAX_PROBES;
 use super::registers::MAX_ADDRESS_MASK;
-use super::{Halt, Unit};
+use super::{Halt, Invalidation, Sink, Unit};
 use crate::spec::invalidate::Granularity;
 
 /// What one invalidation covers.
@@ -85,6 +85,19 @@ impl Scope {
         }
     }
 
+    /// What it is to whoever follows the mappings.
+    fn invalidation(self) -> Invalidation {
+        match self {
+            Self::ContextGlobal | Self::IotlbGlobal => Invalidation::All,
+            Self::ContextDomain(did) | Self::IotlbDomain(did) => Invalidation::Domain(did),
+            Self::ContextDevice(sid, ignored) => Invalidation::Sources(sid, ignored),
+            Self::IotlbPages { did, iova, pages } => {
+                let len = pages * PAGE_SIZE;
+                Invalidation::Pages { did, iova, len }
+            }
+        }
+    }
+
     /// The first and last address of what is invalidated, if that is not all of them.
     fn range(&self) -> Option<(Iova, Iova)> {
         match *self {
@@ -119,10 +132,13 @@ impl Unit {
         by: AskedBy,
         scope: Scope,
         budget: &mut Budget,
+        sink: &mut impl Sink,
     ) -> Result<(), Halt> {
         if self.checking.is_none_or(|checking| checking != (by, scope)) {
             self.checking = None;
             self.flush(scope, budget);
+            let holds = sink.invalidated(&scope.invalidation());
+            self.holds = self.holds.saturating_add(holds);
             if !self.leases.has_any() {
                 return Ok(());
             }

@@ -109,10 +109,12 @@ pub struct Config {
     pub max_leases: usize,
     /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`], in ns.
     pub drain_limit_ns: u64,
+    /// How long an invalidation may be held by whoever follows the mappings, in ns.
+    pub hold_limit_ns: u64,
 }
 
 impl Default for Config {
-    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s.
+    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s and 1 s.
     fn default() -> Self {
         Self {
             width: AddressWidth::Bits48,
@@ -120,6 +122,7 @@ impl Default for Config {
             fault_records: 16,
             max_leases: 4096,
             drain_limit_ns: 1_000_000_000,
+            hold_limit_ns: 1_000_000_000,
         }
     }
 }
@@ -158,6 +161,33 @@ pub trait Sink {
     fn msi(&mut self, address: u64, data: u32);
     /// Something the VMM should act on.
     fn event(&mut self, event: Event);
+    /// The caches have forgotten this. Answers how many of whoever follows the mappings hold the invalidation's completion
+    /// (the WAIT, CCMD.ICC, IVT, GSTS.TES) until each has released it by [`Unit::release`], or `hold_limit_ns` has passed.
+    /// May be told twice of one invalidation.
+    fn invalidated(&mut self, what: &Invalidation) -> u32 {
+        let _ = what;
+        0
+    }
+}
+
+/// What an invalidation covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    /// Everything.
+    All,
+    /// A domain.
+    Domain(u16),
+    /// What requesters are attached to: those that equal the id but for the bits of the mask.
+    Sources(SourceId, u16),
+    /// Pages of a domain: `len` bytes from `iova`.
+    Pages {
+        /// The domain.
+        did: u16,
+        /// First address.
+        iova: Iova,
+        /// Bytes.
+        len: u64,
+    },
 }
 
 /// What the VMM should act on.
@@ -168,6 +198,11 @@ pub enum Event {
     DrainLimit {
         /// Devices that hold stale leases, each once.
         sources: Vec<SourceId>,
+    },
+    /// An invalidation was held for `hold_limit_ns`, and goes on without whoever held it.
+    HoldLimit {
+        /// Holds that were not released.
+        holds: u32,
     },
 }
 
@@ -229,6 +264,9 @@ pub struct Unit {
     /// What the work since the last [`Unit::take_cost`] has cost, in estimated ns.
     cost: u64,
     drain: DrainTimer,
+    /// Holds of invalidations that have not been released, and since when there are any.
+    holds: u32,
+    hold: DrainTimer,
     contexts: ContextCache,
     iotlb: Iotlb,
     leases: LeaseTable,
@@ -261,6 +299,8 @@ impl Unit {
             checking: None,
             cost: 0,
             drain: DrainTimer::default(),
+            holds: 0,
+            hold: DrainTimer::default(),
             contexts: ContextCache::new(),
             iotlb: Iotlb::new(),
             leases: LeaseTable::new(config.max_leases),
@@ -287,6 +327,8 @@ impl Unit {
             checking,
             cost: _,
             drain,
+            holds,
+            hold,
             contexts,
             iotlb,
             leases: _,
@@ -304,6 +346,8 @@ impl Unit {
         *awaited = None;
         *checking = None;
         *drain = DrainTimer::default();
+        *holds = 0;
+        *hold = DrainTimer::default();
         contexts.flush_all();
         iotlb.clear();
         *generation += 1;
@@ -338,8 +382,8 @@ impl Unit {
         }
         let mut budget = Budget::new(STEP_BUDGET);
         let worked = self
-            .run_commands(mem, &mut budget)
-            .and_then(|()| self.run_queue(mem, &mut budget, publish_iqh));
+            .run_commands(mem, &mut budget, sink)
+            .and_then(|()| self.run_queue(mem, &mut budget, sink, publish_iqh));
         self.cost += budget.spent();
         let is_draining = self.is_draining();
         self.watch_drain(is_draining, now_ns, sink);
@@ -393,9 +437,23 @@ impl Unit {
         }
     }
 
-    /// When [`Event::DrainLimit`] is due, if something is draining: step again by then. In ns.
+    /// When [`Event::DrainLimit`] or [`Event::HoldLimit`] is due, if something is draining: step again by then. In ns.
     pub fn deadline(&self) -> Option<u64> {
-        self.drain.deadline(self.config.drain_limit_ns)
+        let drain = self.drain.deadline(self.config.drain_limit_ns);
+        let hold = self.hold.deadline(self.config.hold_limit_ns);
+        drain.into_iter().chain(hold).min()
+    }
+
+    /// Whoever held invalidations ([`Sink::invalidated`]) has released `holds`. Call [`step`](Unit::step) next.
+    pub fn release(&mut self, holds: u32) {
+        // A release that comes after the limit finds none.
+        self.holds = self.holds.saturating_sub(holds);
+    }
+
+    /// Whether an invalidation may complete.
+    #[inline]
+    fn is_drained(&self) -> bool {
+        self.leases.stale() == 0 && self.holds == 0
     }
 
     /// What steps have cost since this was asked last, in estimated nanoseconds of the thread that made them: whoever

@@ -3,7 +3,7 @@
 //! Each descriptor is fetched as one 16-byte copy, checked in full, and performed; then IQH moves. A
 //! descriptor that is wrong in any bit, cannot be fetched, or a tail outside the queue, sets IQE and
 //! raises the fault event; IQH stays on it and nothing more is done until software clears IQE. A wait
-//! descriptor completes only when no lease is stale; until then the unit is *parked* on a copy of it.
+//! descriptor completes only when no lease is stale and nobody holds an invalidation; until then the unit is *parked* on a copy of it.
 //! Completing moves IQH (published first, see [`Unit::run`]), writes the status word with release, and
 //! raises the completion event; with both IF and SW, in that order.
 //!
@@ -17,7 +17,7 @@
 use guest_mem::{Budget, Gpa, PAGE_SIZE, PhysMem, Stop};
 
 use super::leases::{AskedBy, Scope};
-use super::{Halt, Unit};
+use super::{Halt, Sink, Unit};
 use crate::spec::invalidate::{
     ContextDescriptor, DESCRIPTOR_LEN, DescriptorType, IotlbDescriptor, WaitDescriptor,
 };
@@ -83,7 +83,7 @@ impl Unit {
         self.registers.gsts.qies()
             && !self.faults.iqe
             && self.registers.iqh != self.registers.iqt
-            && !(self.parked_wait.is_some() && self.leases.stale() > 0)
+            && !(self.parked_wait.is_some() && !self.is_drained())
     }
 
     /// Processes descriptors.
@@ -91,6 +91,7 @@ impl Unit {
         &mut self,
         mem: &M,
         budget: &mut Budget,
+        sink: &mut impl Sink,
         publish_iqh: &mut impl FnMut(u64),
     ) -> Result<(), Halt> {
         while self.queue_has_work() {
@@ -104,7 +105,7 @@ impl Unit {
             }
             budget.charge(DESCRIPTOR);
             let next = (self.registers.iqh + STEP) % len;
-            match self.run_descriptor(mem, next, budget, publish_iqh)? {
+            match self.run_descriptor(mem, next, budget, sink, publish_iqh)? {
                 Outcome::Done => {
                     self.registers.iqh = next;
                     self.changes += 1;
@@ -132,6 +133,7 @@ impl Unit {
         mem: &M,
         next: u32,
         budget: &mut Budget,
+        sink: &mut impl Sink,
         publish_iqh: &mut impl FnMut(u64),
     ) -> Result<Outcome, Halt> {
         if let Some(wait) = self.parked_wait {
@@ -150,7 +152,7 @@ impl Unit {
             None => Ok(Outcome::Wrong),
             Some(Checked::Wait(wait)) => self.run_wait(mem, wait, next, publish_iqh),
             Some(Checked::Invalidate(scope)) => {
-                self.invalidate(mem, AskedBy::Queue, scope, budget)?;
+                self.invalidate(mem, AskedBy::Queue, scope, budget, sink)?;
                 self.stats.count(scope);
                 Ok(Outcome::Done)
             }
@@ -165,7 +167,7 @@ impl Unit {
         next: u32,
         publish_iqh: &mut impl FnMut(u64),
     ) -> Result<Outcome, Halt> {
-        if self.leases.stale() > 0 {
+        if !self.is_drained() {
             self.stats.waits_parked += u64::from(self.parked_wait.is_none());
             self.parked_wait = Some(wait);
             return Ok(Outcome::Parked);

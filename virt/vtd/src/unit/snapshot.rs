@@ -26,6 +26,8 @@ impl Unit {
             checking: _,
             cost: _,
             drain: _,
+            holds: _,
+            hold: _,
             contexts: _,
             iotlb: _,
             leases: _,
