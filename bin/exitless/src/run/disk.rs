@@ -6,10 +6,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use disk_image::lock::Locking;
 
 use crate::image_lock;
+use crate::values::block::BlockSpec;
 use crate::values::keys::Keys;
 
 /// A deliberate fault of a disk, for tests of the IOMMU.
@@ -46,28 +47,33 @@ pub struct DiskConfig {
     pub misbehave: Option<Misbehave>,
 }
 
+/// The keys of a block device that a disk in a file takes here.
+const KEYS: [&str; 7] = [
+    "id", "path", "readonly", "direct", "locking", "block", "queues",
+];
+
+/// Says which option a value is of.
+pub fn of_disk<T>(value: anyhow::Result<T>) -> anyhow::Result<T> {
+    value.map_err(|error| anyhow!("--disk: {error}"))
+}
+
 impl DiskConfig {
     /// Checks one `--disk`, the `index`-th.
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;
-        let path = match keys.take("path") {
+        let spec = BlockSpec::take(&mut keys, &KEYS)?;
+        let path = match &spec.path {
             Some(path) if !path.is_empty() => PathBuf::from(path),
             _ => {
                 bail!("--disk {text:?} names no file and no socket: write path=FILE or socket=PATH")
             }
         };
-        let read_only = keys.take_switch("readonly", false)?;
-        let direct = keys.take_switch("direct", false)?;
-        let locking = keys.take_switch("locking", true)?;
-        let block = keys.take_number("block", 512, 512..=4096)? as u32;
-        if block != 512 && block != 4096 {
-            bail!("--disk: block is 512 or 4096, not {block}");
-        }
-        let queues = keys.take_number("queues", 1, 1..=16)? as u16;
-        let id = match keys.take("id") {
-            Some(id) => id.to_owned(),
-            None => format!("exitless{index}"),
-        };
+        let read_only = spec.readonly.unwrap_or(false);
+        let direct = spec.direct.unwrap_or(false);
+        let locking = spec.locking.unwrap_or(true);
+        let block = of_disk(spec.logical_block())?;
+        let queues = of_disk(spec.queues())?;
+        let id = spec.id.unwrap_or_else(|| format!("exitless{index}"));
         if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
             bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
         }

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
+use super::disk::of_disk;
+use crate::values::block::{BlockSpec, MAX_SOCKET};
 use crate::values::keys::Keys;
-
-/// The longest socket path: what `sockaddr_un` holds, without its terminator.
-const MAX_SOCKET: usize = 107;
 
 /// One disk behind a socket.
 #[derive(Debug)]
@@ -50,15 +49,12 @@ impl RemoteDiskConfig {
                 );
             }
         }
-        let queues = keys.take_number("queues", 1, 1..=16)? as u16;
-        let queue_size = keys.take_number("queue-size", 256, 2..=1024)? as u16;
-        if !queue_size.is_power_of_two() {
-            bail!("--disk: queue-size is a power of two, not {queue_size}");
-        }
-        let id = match keys.take("id") {
-            Some("") => bail!("--disk: id is empty"),
-            Some(id) => id.to_owned(),
-            None => format!("exitless{index}"),
+        let spec = BlockSpec::take(&mut keys, &["id", "queues", "queue-size"])?;
+        let queues = of_disk(spec.queues())?;
+        let queue_size = of_disk(spec.queue_size(256))?;
+        let id = match spec.id {
+            Some(id) if id.is_empty() => bail!("--disk: id is empty"),
+            id => id.unwrap_or_else(|| format!("exitless{index}")),
         };
         keys.finish()?;
         Ok(Self {

@@ -14,6 +14,7 @@ use sidecore::IdlePolicy;
 use vio::{Rate, RateLimits};
 
 use super::args::ServeArgs;
+use crate::values::block::{self, BlockSpec, MAX_SOCKET, Size, in_range};
 use crate::values::keys::Keys;
 use crate::values::size;
 
@@ -21,9 +22,6 @@ use crate::values::size;
 const MAX_DEVICES: usize = 4096;
 /// Most cores.
 const MAX_CORES: usize = 64;
-/// The longest socket path: what `sockaddr_un` holds, without its terminator.
-const MAX_SOCKET: usize = 107;
-
 /// A checked request.
 #[derive(Debug)]
 pub struct Config {
@@ -126,147 +124,71 @@ struct CoresSpec {
     coalesce_us: Option<u64>,
 }
 
-/// A size as a number of bytes or as text with a unit.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum Size {
-    Bytes(u64),
-    Text(String),
+/// Reads the value of `--block`.
+fn parse(text: &str) -> Result<BlockSpec> {
+    let mut keys = Keys::parse("--block", text)?;
+    let spec = BlockSpec::take(&mut keys, &block::ALL)?;
+    keys.finish()?;
+    Ok(spec)
 }
 
-impl Size {
-    fn bytes(&self) -> Result<u64> {
-        match self {
-            Self::Bytes(bytes) => Ok(*bytes),
-            Self::Text(text) => size::bytes(text),
-        }
+fn check(spec: &BlockSpec) -> Result<BlockConfig> {
+    let id = spec.id.clone().context("it has no id")?;
+    if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!("id {id:?} is not 1 to 20 printable ASCII characters");
     }
-}
-
-/// One device as it is written.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct BlockSpec {
-    id: Option<String>,
-    socket: Option<PathBuf>,
-    path: Option<String>,
-    format: Option<String>,
-    readonly: Option<bool>,
-    direct: Option<bool>,
-    backing: Option<bool>,
-    locking: Option<bool>,
-    barriers: Option<bool>,
-    block: Option<u64>,
-    queues: Option<u64>,
-    queue_size: Option<u64>,
-    packed: Option<bool>,
-    weight: Option<u64>,
-    iops: Option<u64>,
-    iops_burst: Option<u64>,
-    bps: Option<Size>,
-    bps_burst: Option<Size>,
-}
-
-impl BlockSpec {
-    /// From the value of `--block`.
-    fn parse(text: &str) -> Result<Self> {
-        let mut keys = Keys::parse("--block", text)?;
-        let mut text = |key: &str| keys.take(key).map(str::to_owned);
-        let mut spec = Self {
-            id: text("id"),
-            socket: text("socket").map(PathBuf::from),
-            path: text("path"),
-            format: text("format"),
-            bps: text("bps").map(Size::Text),
-            bps_burst: text("bps-burst").map(Size::Text),
-            ..Self::default()
-        };
-        let mut switch = |key| keys.take_optional_switch(key);
-        spec.readonly = switch("readonly")?;
-        spec.direct = switch("direct")?;
-        spec.backing = switch("backing")?;
-        spec.locking = switch("locking")?;
-        spec.barriers = switch("barriers")?;
-        spec.packed = switch("packed")?;
-        let mut number = |key| keys.take_optional_number(key);
-        spec.block = number("block")?;
-        spec.queues = number("queues")?;
-        spec.queue_size = number("queue-size")?;
-        spec.weight = number("weight")?;
-        spec.iops = number("iops")?;
-        spec.iops_burst = number("iops-burst")?;
-        keys.finish()?;
-        Ok(spec)
+    let socket = spec.socket.clone().context("it has no socket")?;
+    let length = socket.as_os_str().as_bytes().len();
+    if length == 0 || length > MAX_SOCKET {
+        bail!(
+            "socket {} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}",
+            socket.display()
+        );
     }
-
-    fn check(&self) -> Result<BlockConfig> {
-        let id = self.id.clone().context("it has no id")?;
-        if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
-            bail!("id {id:?} is not 1 to 20 printable ASCII characters");
-        }
-        let socket = self.socket.clone().context("it has no socket")?;
-        let length = socket.as_os_str().as_bytes().len();
-        if length == 0 || length > MAX_SOCKET {
-            bail!(
-                "socket {} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}",
-                socket.display()
-            );
-        }
-        let path = self
-            .path
-            .as_deref()
-            .context("it has no path (a file, ram:SIZE or null:SIZE)")?;
-        let source = source(path, self.format.as_deref())?;
-        let is_file = matches!(source, Source::Raw(_) | Source::Qcow2(_));
-        if self.direct == Some(true) && !matches!(source, Source::Raw(_)) {
-            bail!("direct is for raw files");
-        }
-        if self.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
-            bail!("backing is for qcow2 images");
-        }
-        if self.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
-            bail!(
-                "barriers is for qcow2 images: what else there is has no tables to keep in order"
-            );
-        }
-        if self.readonly == Some(true) && !is_file {
-            bail!("readonly is for files");
-        }
-        if self.locking.is_some() && !is_file {
-            bail!("locking is for files");
-        }
-        let block = in_range("block", self.block, 512, 512..=4096)? as u32;
-        if block != 512 && block != 4096 {
-            bail!("block is 512 or 4096, not {block}");
-        }
-        let queue_size = in_range("queue-size", self.queue_size, 1024, 2..=1024)? as u16;
-        if !queue_size.is_power_of_two() {
-            bail!("queue-size is a power of two, not {queue_size}");
-        }
-        Ok(BlockConfig {
-            id,
-            socket,
-            source,
-            read_only: self.readonly.unwrap_or(false),
-            direct: self.direct.unwrap_or(false),
-            backing: self.backing.unwrap_or(false),
-            locking: self.locking.unwrap_or(true),
-            barriers: self.barriers.unwrap_or(true),
-            block,
-            queues: in_range("queues", self.queues, 1, 1..=16)? as u16,
-            queue_size,
-            packed: self.packed.unwrap_or(true),
-            weight: in_range("weight", self.weight, 1, 1..=1000)? as u32,
-            limits: RateLimits {
-                operations: rate("iops", self.iops, self.iops_burst)?,
-                bytes: rate(
-                    "bps",
-                    self.bps.as_ref().map(Size::bytes).transpose()?,
-                    self.bps_burst.as_ref().map(Size::bytes).transpose()?,
-                )?,
-            },
-        })
+    let path = spec
+        .path
+        .as_deref()
+        .context("it has no path (a file, ram:SIZE or null:SIZE)")?;
+    let source = source(path, spec.format.as_deref())?;
+    let is_file = matches!(source, Source::Raw(_) | Source::Qcow2(_));
+    if spec.direct == Some(true) && !matches!(source, Source::Raw(_)) {
+        bail!("direct is for raw files");
     }
+    if spec.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
+        bail!("backing is for qcow2 images");
+    }
+    if spec.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
+        bail!("barriers is for qcow2 images: what else there is has no tables to keep in order");
+    }
+    if spec.readonly == Some(true) && !is_file {
+        bail!("readonly is for files");
+    }
+    if spec.locking.is_some() && !is_file {
+        bail!("locking is for files");
+    }
+    Ok(BlockConfig {
+        id,
+        socket,
+        source,
+        read_only: spec.readonly.unwrap_or(false),
+        direct: spec.direct.unwrap_or(false),
+        backing: spec.backing.unwrap_or(false),
+        locking: spec.locking.unwrap_or(true),
+        barriers: spec.barriers.unwrap_or(true),
+        block: spec.logical_block()?,
+        queues: spec.queues()?,
+        queue_size: spec.queue_size(1024)?,
+        packed: spec.packed.unwrap_or(true),
+        weight: in_range("weight", spec.weight, 1, 1..=1000)? as u32,
+        limits: RateLimits {
+            operations: rate("iops", spec.iops, spec.iops_burst)?,
+            bytes: rate(
+                "bps",
+                spec.bps.as_ref().map(Size::bytes).transpose()?,
+                spec.bps_burst.as_ref().map(Size::bytes).transpose()?,
+            )?,
+        },
+    })
 }
 
 impl Config {
@@ -286,13 +208,10 @@ impl Config {
                 .clone()
                 .unwrap_or_else(|| format!("number {number}"));
             let path = args.config.as_deref().unwrap_or(Path::new(""));
-            blocks.push(
-                spec.check()
-                    .with_context(|| format!("{}: block {name}", path.display()))?,
-            );
+            blocks.push(check(spec).with_context(|| format!("{}: block {name}", path.display()))?);
         }
         for text in &args.block {
-            let block = BlockSpec::parse(text).and_then(|spec| spec.check());
+            let block = parse(text).and_then(|spec| check(&spec));
             blocks.push(block.with_context(|| format!("--block {text}"))?);
         }
         check_all(&blocks)?;
@@ -331,19 +250,6 @@ fn source(path: &str, format: Option<&str>) -> Result<Source> {
         (None, Some("qcow2")) => Ok(Source::Qcow2(path.into())),
         (None, Some(other)) => bail!("format is raw or qcow2, not {other:?}"),
     }
-}
-
-fn in_range(
-    key: &str,
-    value: Option<u64>,
-    default: u64,
-    range: std::ops::RangeInclusive<u64>,
-) -> Result<u64> {
-    let value = value.unwrap_or(default);
-    if !range.contains(&value) {
-        bail!("{key} is {} to {}, not {value}", range.start(), range.end());
-    }
-    Ok(value)
 }
 
 fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option<Rate>> {
