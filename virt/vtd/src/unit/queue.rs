@@ -83,7 +83,7 @@ impl Unit {
         self.registers.gsts.qies()
             && !self.faults.iqe
             && self.registers.iqh != self.registers.iqt
-            && !(self.parked_wait.is_some() && !self.is_drained())
+            && (self.parked_wait.is_none() || self.is_drained())
     }
 
     /// Processes descriptors.
