@@ -85,7 +85,7 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
 }
 
 /// Events of guests and devices go to standard error. `RUST_LOG` chooses which: a level, or a list such as
-/// `warn,exitless::vm=debug`.
+/// `warn,machine=debug`.
 fn start_log() {
     use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::layer::SubscriberExt;
