@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use guest_mem::test_utils::{ArrayMem, FlatDma};
-use guest_mem::{Access, Dma, Gpa, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Window};
+use guest_mem::{Access, Dma, Gpa, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Window};
 
 use crate::Input;
 
@@ -172,9 +172,14 @@ impl Dma for Racing {
         self.flat.refresh(window)
     }
 
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop> {
         self.tick();
-        self.flat.lease(iova, len, perm)
+        self.flat.lease(iova, len, intent)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

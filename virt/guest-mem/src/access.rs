@@ -46,6 +46,37 @@ impl From<DmaFault> for Stop {
     }
 }
 
+/// What memory is wanted for, where it may be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Intent {
+    /// To be read.
+    Read,
+    /// To be written here and there.
+    Write,
+    /// To be filled as a whole, as by a read from a disk: what whole pages hold need not be brought in. Absent ones become
+    /// zeroes at once, so that a fill that fails or is short leaves zeroes, never what they held before.
+    Overwrite,
+}
+
+impl From<Perm> for Intent {
+    fn from(perm: Perm) -> Self {
+        match perm {
+            Perm::Read => Self::Read,
+            Perm::Write => Self::Write,
+        }
+    }
+}
+
+impl Intent {
+    /// What the device does then.
+    pub const fn perm(self) -> Perm {
+        match self {
+            Self::Read => Perm::Read,
+            Self::Write | Self::Overwrite => Perm::Write,
+        }
+    }
+}
+
 /// What the device does to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Perm {

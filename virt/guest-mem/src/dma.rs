@@ -1,6 +1,6 @@
 //! What a device model is given instead of memory.
 
-use crate::access::{Access, DmaFault, Perm, Stop};
+use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
 use crate::lease::{Full, LeaseId};
 use crate::window::Window;
@@ -32,13 +32,18 @@ pub trait Dma {
     /// The first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)`, held until
     /// [`release`](Dma::release): as many mappings as follow each other in memory, as far as the next multiple of
     /// [`LEASE_SPAN`](crate::LEASE_SPAN). Call again from where it ends for the rest.
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop>;
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop>;
 
     /// Asks for the memory of all these ranges (address and length) at once, after a lease of one of them has answered
     /// [`Stop::Pending`]: a request then waits once, and not for each piece in turn. Without effect where memory is
     /// always there.
-    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, perm: Perm) -> Access<()> {
-        let _ = (ranges, perm);
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
+        let _ = (ranges, intent);
         Ok(())
     }
 

@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::access::{Access, DmaFault, Stop};
+use crate::access::{Access, DmaFault, Intent, Stop};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::file::{self, Facts, FileError};
 use crate::keep::MappingSet;
@@ -460,7 +460,7 @@ impl PhysMem for ForeignRam {
     }
 
     #[inline]
-    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+    fn host(&self, gpa: Gpa, len: u64, _intent: Intent) -> Access<Hva> {
         match self.pointer(gpa, len.max(1)) {
             Some(pointer) if len != 0 => Ok(Hva::new(pointer.addr().get() as u64)),
             _ => Err(self.refuse(gpa, len)),

@@ -100,10 +100,10 @@ pub(crate) fn mapping_of(
 /// [`Dma`](crate::Dma) is a safe trait, so its word alone is no safety argument; this function's is.
 ///
 /// ```
-/// use guest_mem::{Gpa, GuestRam, PhysMem, keeps_mapped};
+/// use guest_mem::{Gpa, GuestRam, Intent, PhysMem, keeps_mapped};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)])?;
-/// let hva = ram.host(Gpa::new(0x1000), 512).expect("inside RAM");
+/// let hva = ram.host(Gpa::new(0x1000), 512, Intent::Read).expect("inside RAM");
 /// assert!(keeps_mapped(&ram.keep_alive(), hva, 512));
 /// assert!(!keeps_mapped(&ram.keep_alive(), hva, 1 << 20));
 /// # Ok(())

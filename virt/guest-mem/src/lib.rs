@@ -89,7 +89,7 @@ mod watch;
 mod window;
 mod word;
 
-pub use access::{Access, DmaFault, Perm, Stop, Ticket};
+pub use access::{Access, DmaFault, Intent, Perm, Stop, Ticket};
 pub use addr::{Gpa, Hva, Iova, PAGE_SIZE, SourceId};
 pub use direct::DirectMap;
 pub use dma::{Dma, Lease, LeaseStop};

@@ -1,6 +1,6 @@
 //! Guest-physical memory, as the IOMMU and the VMM reach it. No device is given this.
 
-use crate::access::{Access, Stop};
+use crate::access::{Access, Intent, Stop};
 use crate::addr::{Gpa, Hva};
 
 /// Guest-physical memory.
@@ -30,29 +30,29 @@ pub trait PhysMem {
     /// Copies in; bytes may tear against a reading guest.
     fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()>;
 
-    /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM. `len` ≥ 1.
-    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva>;
+    /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM, for what is intended. `len` ≥ 1.
+    fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva>;
 
     /// Bytes, at least 1, that are contiguous in host memory from `gpa` on. Memory that does not know
     /// better answers up to the end of the page.
     fn run(&self, gpa: Gpa) -> Access<u64> {
         let len = gpa.left_in_page();
-        match self.host(gpa, len) {
+        match self.host(gpa, len, Intent::Read) {
             Ok(_) => Ok(len),
             Err(stop @ Stop::Pending(_)) => Err(stop),
             // RAM may end inside the page.
-            Err(Stop::Fault(_)) => self.host(gpa, 1).map(|_| 1),
+            Err(Stop::Fault(_)) => self.host(gpa, 1, Intent::Read).map(|_| 1),
         }
     }
 
     /// Asks for all of these pieces (address and length, at least 1) at once: `Ok` if they are all there, and else one
     /// ticket for all that are not. What comes in for a ticket stays until it has been asked for again. Memory that is
     /// always there need not say anything else.
-    fn gather(&self, pieces: &[(Gpa, u64)]) -> Access<()> {
+    fn gather(&self, pieces: &[(Gpa, u64)], intent: Intent) -> Access<()> {
         let mut waits = Ok(());
         for &(gpa, len) in pieces {
             // A fault is said to whoever accesses that piece.
-            if let Err(stop @ Stop::Pending(_)) = self.host(gpa, len) {
+            if let Err(stop @ Stop::Pending(_)) = self.host(gpa, len, intent) {
                 waits = Err(stop);
             }
         }

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::access::{Access, DmaFault};
+use crate::access::{Access, DmaFault, Intent};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::keep::MappingSet;
 use crate::mapping::{HugePages, MapError, Mapping};
@@ -279,7 +279,7 @@ impl PhysMem for GuestRam {
     }
 
     #[inline]
-    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+    fn host(&self, gpa: Gpa, len: u64, _intent: Intent) -> Access<Hva> {
         if len == 0 {
             return Err(DmaFault::BadRange.into());
         }

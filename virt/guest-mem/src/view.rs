@@ -6,7 +6,7 @@
 //! Cost: [`lease`](Dma::lease) is the path of every I/O request and is inlined as a whole into the
 //! device: the IOMMU's lookup, a region lookup and a slab insertion.
 
-use crate::access::{Access, DmaFault, Perm, Stop};
+use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
 use crate::dma::{Dma, Lease, LeaseStop};
 use crate::iommu::Iommu;
@@ -70,13 +70,19 @@ fn check_range(iova: Iova, len: u64) -> Access<()> {
 /// The first contiguous piece of `len` bytes for which [`PhysMem::host`] has answered `stop`: bytes that
 /// are RAM all of them may yet lie in several places of the host.
 #[cold]
-fn first_piece<M: PhysMem>(mem: &M, gpa: Gpa, len: u32, stop: Stop) -> Access<(Hva, u32)> {
+fn first_piece<M: PhysMem>(
+    mem: &M,
+    gpa: Gpa,
+    len: u32,
+    intent: Intent,
+    stop: Stop,
+) -> Access<(Hva, u32)> {
     if stop != Stop::Fault(DmaFault::BadRange) {
         return Err(stop);
     }
     // At most `len`, so it fits.
     let len = mem.run(gpa)?.min(u64::from(len)) as u32;
-    Ok((mem.host(gpa, u64::from(len))?, len))
+    Ok((mem.host(gpa, u64::from(len), intent)?, len))
 }
 
 impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
@@ -107,7 +113,7 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         if run.len < u64::from(len) {
             return Err(DmaFault::BadRange.into());
         }
-        let hva = self.mem.host(run.gpa, u64::from(len))?;
+        let hva = self.mem.host(run.gpa, u64::from(len), perm.into())?;
         Window::new(
             self.mem,
             Place {
@@ -135,7 +141,7 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         if run.len < len {
             return Err(DmaFault::BadRange.into());
         }
-        let hva = self.mem.host(run.gpa, len)?;
+        let hva = self.mem.host(run.gpa, len, window.perm().into())?;
         window.repoint(self.mem, run.gpa, hva)?;
         window.set_generation(generation);
         window.open();
@@ -143,15 +149,22 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     }
 
     #[inline(always)]
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop> {
+        let intent = intent.into();
+        let perm = intent.perm();
         check_range(iova, u64::from(len))?;
         let run = self
             .iommu
             .translate_run(self.mem, self.source, iova, u64::from(len), perm)?;
         // At most `len` from here on, so it fits.
-        let (hva, len) = match self.mem.host(run.gpa, run.len) {
+        let (hva, len) = match self.mem.host(run.gpa, run.len, intent) {
             Ok(hva) => (hva, run.len as u32),
-            Err(stop) => first_piece(self.mem, run.gpa, run.len as u32, stop)?,
+            Err(stop) => first_piece(self.mem, run.gpa, run.len as u32, intent, stop)?,
         };
         let id = self
             .iommu
@@ -165,7 +178,8 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     }
 
     #[cold]
-    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, perm: Perm) -> Access<()> {
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
+        let perm = intent.perm();
         let mut pieces = Vec::new();
         for (iova, len) in ranges {
             let mut done = 0;
@@ -179,7 +193,7 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
                 done += run.len;
             }
         }
-        self.mem.gather(&pieces)
+        self.mem.gather(&pieces, intent)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

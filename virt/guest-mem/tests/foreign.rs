@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_mem::{
-    DirectMap, Dma, DmaFault, FileError, ForeignErrorKind, ForeignRam, ForeignRegion, Gpa, Iova,
-    MAX_FOREIGN_BYTES, Perm, PhysMem, SourceId, Stop, View, keeps_mapped,
+    DirectMap, Dma, DmaFault, FileError, ForeignErrorKind, ForeignRam, ForeignRegion, Gpa, Intent,
+    Iova, MAX_FOREIGN_BYTES, Perm, PhysMem, SourceId, Stop, View, keeps_mapped,
 };
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, memfd_create};
@@ -50,9 +50,12 @@ fn empty_has_no_byte() {
     assert_eq!(ram.write(gpa, &[0]), Err(not_ram));
     assert_eq!(ram.read_u64(gpa), Err(not_ram));
     assert_eq!(ram.store_u32_release(gpa, 0), Err(not_ram));
-    assert_eq!(ram.host(gpa, 1), Err(not_ram));
+    assert_eq!(ram.host(gpa, 1, Intent::Read), Err(not_ram));
     assert_eq!(ram.run(gpa), Err(not_ram));
-    assert_eq!(ram.host(gpa, 0), Err(DmaFault::BadRange.into()));
+    assert_eq!(
+        ram.host(gpa, 0, Intent::Read),
+        Err(DmaFault::BadRange.into())
+    );
     assert_eq!((ram.bytes(), ram.is_lost()), (0, false));
 }
 
@@ -184,7 +187,10 @@ fn touching_regions_are_crossed_by_copies_and_split_leases() {
     ram.write(across, b"lowrhigh").unwrap();
     assert_eq!(get(&low, 2 * PAGE - 4, 4), b"lowr");
     assert_eq!(get(&high, PAGE, 4), b"high");
-    assert_eq!(ram.host(across, 8), Err(DmaFault::BadRange.into()));
+    assert_eq!(
+        ram.host(across, 8, Intent::Read),
+        Err(DmaFault::BadRange.into())
+    );
 
     let mut direct = DirectMap::new();
     let mut view = View::new(&mut direct, &ram, DISK);
@@ -221,18 +227,18 @@ fn a_write_that_leaves_ram_writes_nothing() {
 fn an_unchanged_region_keeps_its_mapping_also_under_another_descriptor() {
     let (stays, goes) = (memfd(PAGE), memfd(PAGE));
     let before = ram(&[region(0, PAGE, &stays, 0), region(PAGE, PAGE, &goes, 0)]);
-    let hva = before.host(Gpa::new(0), 1).unwrap();
-    let gone = before.host(Gpa::new(PAGE), 1).unwrap();
+    let hva = before.host(Gpa::new(0), 1, Intent::Read).unwrap();
+    let gone = before.host(Gpa::new(PAGE), 1, Intent::Read).unwrap();
     // As the same table is sent again: the same file, another descriptor; and elsewhere in the guest.
     let again = Arc::new(stays.try_clone().unwrap());
     let after = before
         .with_regions(&[region(8 * PAGE, PAGE, &again, 0)])
         .unwrap();
-    assert_eq!(after.host(Gpa::new(8 * PAGE), 1), Ok(hva));
-    assert!(after.host(Gpa::new(PAGE), 1).is_err());
+    assert_eq!(after.host(Gpa::new(8 * PAGE), 1, Intent::Read), Ok(hva));
+    assert!(after.host(Gpa::new(PAGE), 1, Intent::Read).is_err());
     assert!(!keeps_mapped(&after.keep_alive(), gone, 1));
     // The old handle is as it was.
-    assert_eq!(before.host(Gpa::new(PAGE), 1), Ok(gone));
+    assert_eq!(before.host(Gpa::new(PAGE), 1, Intent::Read), Ok(gone));
     assert!(keeps_mapped(&before.keep_alive(), gone, 1));
 }
 
@@ -416,7 +422,7 @@ proptest! {
                         Ok(run) => {
                             let lease = answer.unwrap();
                             prop_assert_eq!(u64::from(lease.len), run.min(u64::from(len)));
-                            prop_assert_eq!(ram.host(Gpa::new(gpa), 1), Ok(lease.hva));
+                            prop_assert_eq!(ram.host(Gpa::new(gpa), 1, Intent::Read), Ok(lease.hva));
                             let keep = ram.keep_alive();
                             prop_assert!(keeps_mapped(&keep, lease.hva, run));
                             prop_assert!(!keeps_mapped(&keep, lease.hva, run + 1));

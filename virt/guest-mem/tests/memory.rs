@@ -1,7 +1,7 @@
 //! Guest RAM: its list of regions, its bounds, and its copies, against a flat array of bytes.
 
 use guest_mem::test_utils::ArrayMem;
-use guest_mem::{DmaFault, Gpa, GuestRam, Hva, PhysMem, RamError, Stop, keeps_mapped};
+use guest_mem::{DmaFault, Gpa, GuestRam, Hva, Intent, PhysMem, RamError, Stop, keeps_mapped};
 use proptest::prelude::*;
 
 const KIB: u64 = 1 << 10;
@@ -102,7 +102,7 @@ fn clones_share_memory_and_keep_it_mapped() {
     let second = first.clone();
     first.store_u32_release(Gpa::new(4), 7).unwrap();
     let keep = first.keep_alive();
-    let hva = first.host(Gpa::new(0), 64 * KIB).unwrap();
+    let hva = first.host(Gpa::new(0), 64 * KIB, Intent::Read).unwrap();
     drop(first);
     assert_eq!(second.read_u64(Gpa::new(0)), Ok(7 << 32));
     drop(second);
@@ -125,8 +125,8 @@ fn misaligned_and_wrapping_words_are_bad_ranges() {
     assert_eq!(mem.read_u64(Gpa::new(4)), Err(bad));
     assert_eq!(mem.store_u32_release(Gpa::new(2), 1), Err(bad));
     assert_eq!(mem.read(Gpa::new(u64::MAX), &mut [0; 2]), Err(bad));
-    assert_eq!(mem.host(Gpa::new(0), 0), Err(bad));
-    assert_eq!(mem.host(Gpa::new(2), u64::MAX), Err(bad));
+    assert_eq!(mem.host(Gpa::new(0), 0, Intent::Read), Err(bad));
+    assert_eq!(mem.host(Gpa::new(2), u64::MAX, Intent::Read), Err(bad));
     assert_eq!(mem.read(Gpa::new(u64::MAX), &mut []), Ok(()));
 }
 
@@ -169,7 +169,7 @@ proptest! {
                 None => Ok(()),
             };
             prop_assert_eq!(mem.write(Gpa::new(start), &data), want);
-            prop_assert_eq!(mem.host(Gpa::new(start), len.max(1) as u64).is_ok(),
+            prop_assert_eq!(mem.host(Gpa::new(start), len.max(1) as u64, Intent::Read).is_ok(),
                 first_outside(start, len.max(1) as u64).is_none());
             if want.is_ok() {
                 model[start as usize..start as usize + len].copy_from_slice(&data);

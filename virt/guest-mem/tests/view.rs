@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use guest_mem::test_utils::{ArrayMem, PendingMem};
 use guest_mem::{
-    Access, Dma, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseStop, LeaseTable, NoIommu, Perm,
-    PhysMem, Run, SourceId, Stop, View,
+    Access, Dma, DmaFault, Full, Gpa, Intent, Iommu, Iova, LeaseId, LeaseStop, LeaseTable, NoIommu,
+    Perm, PhysMem, Run, SourceId, Stop, View,
 };
 use proptest::prelude::*;
 
@@ -200,7 +200,7 @@ proptest! {
     ) {
         let mut toy = Toy::new(&entries);
         let mem = ArrayMem::new(RAM);
-        let base = mem.host(Gpa::new(0), 1).unwrap();
+        let base = mem.host(Gpa::new(0), 1, Intent::Read).unwrap();
         let mut gpas = Vec::new();
         let mut ids = Vec::new();
         let mut done = 0;
@@ -321,7 +321,7 @@ impl PhysMem for Liar {
     fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()> {
         self.0.write(gpa, buf)
     }
-    fn host(&self, gpa: Gpa, _len: u64) -> Access<guest_mem::Hva> {
+    fn host(&self, gpa: Gpa, _len: u64, _intent: Intent) -> Access<guest_mem::Hva> {
         Ok(guest_mem::Hva::new(gpa.raw() | 8))
     }
     fn keep_alive(&self) -> guest_mem::KeepAlive {

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use guest_mem::{
-    Access, Dma, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Perm, Stop, Ticket, Window,
+    Access, Dma, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Perm, Stop, Ticket, Window,
 };
 use vio::blk::request::{HEADER_LEN, kind};
 use vio::ring::{Ring, Violation};
@@ -157,9 +157,18 @@ impl<D: Dma> Dma for Spy<'_, D> {
         self.dma.refresh(window)
     }
 
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop> {
         self.attack.see_data(iova);
-        self.dma.lease(iova, len, perm)
+        self.dma.lease(iova, len, intent)
+    }
+
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
+        self.dma.gather(ranges, intent)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

@@ -10,7 +10,7 @@ use std::thread;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator};
 use dma_map::table::PageTable;
 use dma_map::{Direction, DmaUnmapError, Policy};
-use guest_mem::{ArrayPage, Gpa, Iommu, Iova, Perm, PhysMem};
+use guest_mem::{ArrayPage, Gpa, Intent, Iommu, Iova, Perm, PhysMem};
 use iova::{IovaAllocator, IovaPfn, IovaRange};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
@@ -478,7 +478,7 @@ fn a_queue_is_refused_where_it_cannot_be() {
     };
     machine.owner().unit = vtd::Unit::new(shadowed);
     assert!(matches!(enable(good), Err(EnableError::Unsupported { .. })));
-    assert!(guest.mem.host(Gpa::new(0), 1).is_ok());
+    assert!(guest.mem.host(Gpa::new(0), 1, Intent::Read).is_ok());
     assert!(
         machine.access(Iova::new(0), Perm::Read).is_ok(),
         "translation was never on"

@@ -346,8 +346,13 @@ impl PhysMem for Watcher {
     fn write(&self, gpa: Gpa, buf: &[u8]) -> guest_mem::Access<()> {
         self.mem.write(gpa, buf)
     }
-    fn host(&self, gpa: Gpa, len: u64) -> guest_mem::Access<guest_mem::Hva> {
-        self.mem.host(gpa, len)
+    fn host(
+        &self,
+        gpa: Gpa,
+        len: u64,
+        intent: guest_mem::Intent,
+    ) -> guest_mem::Access<guest_mem::Hva> {
+        self.mem.host(gpa, len, intent)
     }
     fn keep_alive(&self) -> guest_mem::KeepAlive {
         self.mem.keep_alive()

@@ -1,6 +1,6 @@
 //! Guest memory over an array.
 
-use crate::access::Access;
+use crate::access::{Access, Intent};
 use crate::addr::{Gpa, Hva};
 use crate::phys::{KeepAlive, PhysMem};
 use crate::ram::GuestRam;
@@ -95,8 +95,8 @@ impl PhysMem for ArrayMem {
         self.ram.write(gpa, buf)
     }
 
-    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
-        self.ram.host(gpa, len)
+    fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva> {
+        self.ram.host(gpa, len, intent)
     }
 
     fn run(&self, gpa: Gpa) -> Access<u64> {

@@ -1,6 +1,6 @@
 //! An identity IOMMU with holes, and a device's door through it.
 
-use crate::access::{Access, DmaFault, Perm};
+use crate::access::{Access, DmaFault, Intent, Perm};
 use crate::addr::{Gpa, Iova, PAGE_SIZE, SourceId};
 use crate::dma::{Dma, Lease, LeaseStop};
 use crate::iommu::{Iommu, Run, left_in_span};
@@ -218,12 +218,17 @@ impl<M: PhysMem> Dma for FlatDma<M> {
         self.view().refresh(window)
     }
 
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
-        self.view().lease(iova, len, perm)
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop> {
+        self.view().lease(iova, len, intent)
     }
 
-    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, perm: Perm) -> Access<()> {
-        self.view().gather(ranges, perm)
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
+        self.view().gather(ranges, intent)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::access::{Access, Stop, Ticket};
+use crate::access::{Access, Intent, Stop, Ticket};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::phys::{KeepAlive, PhysMem};
 use crate::test_utils::ArrayMem;
@@ -57,6 +57,25 @@ impl PagedMem {
         }
     }
 
+    /// Absent pages that are to be filled as a whole become zeroes.
+    fn forget_overwritten(&self, gpa: Gpa, len: u64, intent: Intent) {
+        if intent != Intent::Overwrite {
+            return;
+        }
+        let whole = |page: &u64| {
+            let start = page * PAGE_SIZE;
+            start >= gpa.raw() && start + PAGE_SIZE <= gpa.raw() + len
+        };
+        for page in pages(gpa, len).filter(whole) {
+            if self.state().absent.remove(&page) {
+                let zeroes = [0; PAGE_SIZE as usize];
+                self.mem
+                    .write(Gpa::new(page * PAGE_SIZE), &zeroes)
+                    .expect("a page that was there");
+            }
+        }
+    }
+
     /// One ticket for the absent pages among these.
     fn pass(&self, pages: impl Iterator<Item = u64>) -> Access<()> {
         let mut state = self.state();
@@ -97,9 +116,10 @@ impl PhysMem for PagedMem {
         self.mem.write(gpa, buf)
     }
 
-    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+    fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva> {
+        self.forget_overwritten(gpa, len, intent);
         self.pass(pages(gpa, len))?;
-        self.mem.host(gpa, len)
+        self.mem.host(gpa, len, intent)
     }
 
     fn run(&self, gpa: Gpa) -> Access<u64> {
@@ -107,7 +127,10 @@ impl PhysMem for PagedMem {
         self.mem.run(gpa)
     }
 
-    fn gather(&self, pieces: &[(Gpa, u64)]) -> Access<()> {
+    fn gather(&self, pieces: &[(Gpa, u64)], intent: Intent) -> Access<()> {
+        for &(gpa, len) in pieces {
+            self.forget_overwritten(gpa, len, intent);
+        }
         self.pass(pieces.iter().flat_map(|&(gpa, len)| pages(gpa, len)))
     }
 

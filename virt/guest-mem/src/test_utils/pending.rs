@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use crate::access::{Access, Perm, Stop, Ticket};
+use crate::access::{Access, Intent, Perm, Stop, Ticket};
 use crate::addr::{Gpa, Hva, Iova};
 use crate::dma::{Dma, Lease, LeaseStop};
 use crate::lease::LeaseId;
@@ -164,9 +164,9 @@ impl<M: PhysMem> PhysMem for PendingMem<M> {
         self.inner.write(gpa, buf)
     }
 
-    fn host(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+    fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva> {
         self.injector.pass(Kind::Host, gpa.raw())?;
-        self.inner.host(gpa, len)
+        self.inner.host(gpa, len, intent)
     }
 
     fn run(&self, gpa: Gpa) -> Access<u64> {
@@ -219,9 +219,18 @@ impl<D: Dma> Dma for PendingDma<D> {
         self.inner.refresh(window)
     }
 
-    fn lease(&mut self, iova: Iova, len: u32, perm: Perm) -> Result<Lease, LeaseStop> {
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop> {
         self.injector.pass(Kind::Lease, iova.raw())?;
-        self.inner.lease(iova, len, perm)
+        self.inner.lease(iova, len, intent)
+    }
+
+    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
+        self.inner.gather(ranges, intent)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

@@ -1,6 +1,6 @@
 //! One request from its chain to its used element, where it does not end at once.
 
-use guest_mem::{Access, Dma, DmaFault, Full, Iova, LeaseId, LeaseStop, Perm, Stop};
+use guest_mem::{Access, Dma, DmaFault, Full, Intent, Iova, LeaseId, LeaseStop, Stop};
 
 use super::MAX_PIECES;
 use super::backend::{BlockIo, Op, Piece, Transfer};
@@ -170,10 +170,10 @@ impl Request {
             Err(LeaseStop::Full(_)) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
             Err(LeaseStop::Access(Stop::Fault(_))) => Ok(Ready::Refused),
             Err(LeaseStop::Access(pending)) => {
-                let perm = self.direction();
+                let intent = self.intent();
                 let ranges = self.data.iter().map(|segment| (segment.iova, segment.len));
                 // Wait for all of it, not for each piece in turn.
-                match dma.gather(ranges, perm) {
+                match dma.gather(ranges, intent) {
                     Err(all @ Stop::Pending(_)) => Err(all),
                     Ok(()) | Err(Stop::Fault(_)) => Err(pending),
                 }
@@ -181,16 +181,16 @@ impl Request {
         }
     }
 
-    /// What the device does to the request's data.
-    fn direction(&self) -> Perm {
+    /// What the request's data are wanted for.
+    fn intent(&self) -> Intent {
         match self.is_write {
-            true => Perm::Read,
-            false => Perm::Write,
+            true => Intent::Read,
+            false => Intent::Overwrite,
         }
     }
 
     fn lease_all<D: Dma>(&mut self, dma: &mut D) -> Result<(), LeaseStop> {
-        let perm = self.direction();
+        let intent = self.intent();
         for segment in &self.data {
             let mut done = 0;
             while done < segment.len {
@@ -201,7 +201,7 @@ impl Request {
                     .iova
                     .checked_add(u64::from(done))
                     .ok_or(DmaFault::BadRange)?;
-                let lease = dma.lease(at, segment.len - done, perm)?;
+                let lease = dma.lease(at, segment.len - done, intent)?;
                 done += lease.len;
                 self.leases.push(lease.id);
                 match self.pieces.last_mut() {

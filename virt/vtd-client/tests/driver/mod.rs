@@ -12,7 +12,7 @@ use dma_map::table::{
 };
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Segment, TickClock};
 use guest_mem::test_utils::ArrayMem;
-use guest_mem::{ArrayPage, Gpa, Iommu, Iova, Perm, PhysMem, Stop};
+use guest_mem::{ArrayPage, Gpa, Intent, Iommu, Iova, Perm, PhysMem, Stop};
 use iova::{Aperture, ChunkAllocator, CoreId, IovaPfn};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
@@ -34,7 +34,10 @@ pub struct GuestTables(Arena);
 impl GuestTables {
     fn new(mem: &ArrayMem) -> Self {
         let len = TABLE_PAGES as u64 * 4096;
-        let host = mem.host(Gpa::new(TABLES), len).expect("RAM").raw();
+        let host = mem
+            .host(Gpa::new(TABLES), len, Intent::Read)
+            .expect("RAM")
+            .raw();
         let memory = NonNull::new(with_exposed_provenance_mut(host as usize)).expect("mapped");
         // SAFETY: `World` keeps `mem`, whose memory this is, longer than the table; the tests put nothing else there.
         let arena = unsafe { Arena::new(PhysAddr::new(TABLES), memory, TABLE_PAGES) };

@@ -5,7 +5,7 @@ use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
 use guest_mem::test_utils::ArrayMem;
-use guest_mem::{Gpa, PhysMem};
+use guest_mem::{Gpa, Intent, PhysMem};
 use held_fs::{Gate, HeldFs, Kind};
 
 use super::*;
@@ -69,7 +69,7 @@ fn memory_that_nobody_keeps_mapped_is_refused() {
     let file = file(8192);
     let mut disk = disk(&file, Transfer::Direct);
     let mem = ArrayMem::new(8192);
-    let hva = mem.host(Gpa::new(0x800), 2048).unwrap();
+    let hva = mem.host(Gpa::new(0x800), 2048, Intent::Read).unwrap();
     let refused = Completion {
         slot: 1,
         outcome: Outcome::Failed(libc::EFAULT),
@@ -180,7 +180,7 @@ fn dropping_waits_for_the_kernel() {
     let mut disk = disk(&file, Transfer::Direct);
     disk.attach(mem.keep_alive());
     let keep = mem.keep_alive();
-    let hva = mem.host(Gpa::new(0), 1 << 20).unwrap();
+    let hva = mem.host(Gpa::new(0), 1 << 20, Intent::Read).unwrap();
     disk.submit(
         0,
         Op::Read {
@@ -421,7 +421,9 @@ const HELD: [(Op, Kind); 3] = [
 fn pieces(mem: &ArrayMem, op: Op) -> Vec<Piece> {
     match op {
         Op::Read { len, .. } | Op::Write { len, .. } => {
-            let hva = mem.host(Gpa::new(0x4000), u64::from(len)).unwrap();
+            let hva = mem
+                .host(Gpa::new(0x4000), u64::from(len), Intent::Read)
+                .unwrap();
             vec![Piece { hva, len }]
         }
         _ => Vec::new(),
