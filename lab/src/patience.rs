@@ -1,6 +1,6 @@
 //! Time limits that know the load: a second counts as less while other programs have the processors.
 //!
-//! An emulated host on a busy machine is slow, not dead. A [`Limit`] is in seconds of a machine that has nothing else to
+//! An emulated host on a busy machine is slow, not dead. A `Limit` is in seconds of a machine that has nothing else to
 //! do; with as many runnable threads for each processor as [`stretch`] says, it lasts that many times longer.
 
 use std::fs;

@@ -3,7 +3,7 @@
 //! The program has these as commands and knows nothing else of them; they start it as a process, in the lab or here,
 //! with the flags that a user would give.
 //!
-//! * [`system`]: a guest, a daemon, a host, storage that does what a test says.
+//! * `system`: a guest, a daemon, a host, storage that does what a test says.
 //! * [`demo`]: exits with no IOMMU and in each register mode, side by side.
 //! * [`selftest`]: cases and what must come of them.
 //! * [`serve_lab`]: exits of guests that share one daemon.

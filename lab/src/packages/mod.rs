@@ -6,7 +6,7 @@
 //! stamp, and the second start costs nothing. A new part leaves the others alone.
 //!
 //! What is missing is looked for in the machine's own APT sources first; where these have it not new enough, in
-//! the suites that follow theirs on the same mirror ([`sources`]). [`apt`] does the work, with lists and
+//! the suites that follow theirs on the same mirror (`sources`). `apt` does the work, with lists and
 //! archives of its own: nothing of the machine's package system is changed but read.
 //!
 //! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Left out: other families of

@@ -18,7 +18,7 @@ pub struct Run {
 /// An IOMMU as its devices see it. Called on the one thread that owns both (ARCHITECTURE.md: one owner).
 pub trait Iommu {
     /// Where `source`'s access to `iova` goes. Refusals are recorded by the IOMMU before it answers
-    /// [`DmaFault::Blocked`].
+    /// [`DmaFault::Blocked`](crate::DmaFault::Blocked).
     fn translate<M: PhysMem>(
         &mut self,
         mem: &M,

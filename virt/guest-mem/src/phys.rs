@@ -10,6 +10,11 @@ use crate::addr::{Gpa, Hva};
 ///
 /// Every method answers [`DmaFault::NotRam`](crate::DmaFault::NotRam) for a range not wholly inside RAM
 /// and [`DmaFault::BadRange`](crate::DmaFault::BadRange) for a wrapping or misaligned one, with nothing written.
+///
+/// **Memory that may be absent** answers [`Stop::Pending`]; whoever was answered that asks again once the ticket is done.
+/// What has come in for a ticket stays until then. What could not be brought in answers as what is not RAM when it is asked
+/// for again, so that the access ends as one there would: nobody needs to keep how a ticket ended. A ticket of whoever has
+/// been reset meanwhile is forgotten, and its end changes nothing.
 pub trait PhysMem {
     /// One aligned 8-byte load, with acquire ordering.
     fn read_u64(&self, gpa: Gpa) -> Access<u64>;

@@ -8,7 +8,7 @@
 //!                             ─ poll ─▶ Function(Cx: its unit, memory) ──▶ Effects: interrupts, routes, commands
 //! ```
 //!
-//! * [`unit`]: what a remapping unit is ([`RemappingUnit`]), what it tells ([`UnitSink`]), and how a closed set of them is
+//! * [`mod@unit`]: what a remapping unit is ([`RemappingUnit`]), what it tells ([`UnitSink`]), and how a closed set of them is
 //!   made ([`units!`]).
 //! * [`function`]: what a function is ([`Function`]), what it is lent for one call ([`Cx`]) and asks for ([`Effects`]);
 //!   [`functions!`].

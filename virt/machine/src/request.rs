@@ -55,7 +55,8 @@ pub enum Op {
     },
 }
 
-/// How a ticket ended: the memory is there, or it never will be.
+/// How a ticket ended: the memory is there, or it never will be, which it says itself to whoever asks again
+/// ([`PhysMem`](guest_mem::PhysMem)).
 pub type TicketResult = Result<(), Absent>;
 
 /// Memory that could not be brought in.

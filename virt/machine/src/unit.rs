@@ -219,7 +219,7 @@ pub trait UnitVisitor<C> {
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Self::Out;
 }
 
-/// A closed set of units, of which one is resolved once per poll. [`units!`] makes one.
+/// A closed set of units, of which one is resolved once per poll. [`units!`](crate::units) makes one.
 pub trait ResolveUnit: Send {
     /// What functions may ask of them.
     type Command;

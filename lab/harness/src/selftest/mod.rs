@@ -1,9 +1,9 @@
 //! `exitless selftest`: whole guests and long checks of this build on this host.
 //!
-//! * [`cases`]: what is booted, and what must come of it.
-//! * [`clients`]: other people's virtual machines on `exitless serve`.
-//! * [`held`]: storage that holds what it was given, for longer than anything waits for.
-//! * [`suite`]: runs cases, counts, and resumes a soak.
+//! * `cases`: what is booted, and what must come of it.
+//! * `clients`: other people's virtual machines on `exitless serve`.
+//! * `held`: storage that holds what it was given, for longer than anything waits for.
+//! * `suite`: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
 mod cases;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::access::{Access, Intent, Stop, Ticket};
+use crate::access::{Access, DmaFault, Intent, Stop, Ticket};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::phys::{KeepAlive, PhysMem};
 use crate::test_utils::ArrayMem;
@@ -11,6 +11,8 @@ use crate::test_utils::ArrayMem;
 #[derive(Debug, Default)]
 struct State {
     absent: BTreeSet<u64>,
+    /// Absent for good: what could not be brought in.
+    lost: BTreeSet<u64>,
     /// What each ticket brings in.
     asked: BTreeMap<Ticket, Vec<u64>>,
     tickets: u64,
@@ -57,6 +59,14 @@ impl PagedMem {
         }
     }
 
+    /// What was asked for with `ticket` cannot be brought in: it answers as what is not RAM from now on.
+    pub fn fail(&self, ticket: Ticket) {
+        let mut state = self.state();
+        let pages = state.asked.remove(&ticket).into_iter().flatten();
+        let pages: Vec<u64> = pages.collect();
+        state.lost.extend(pages);
+    }
+
     /// Absent pages that are to be filled as a whole become zeroes.
     fn forget_overwritten(&self, gpa: Gpa, len: u64, intent: Intent) {
         if intent != Intent::Overwrite {
@@ -80,6 +90,10 @@ impl PagedMem {
     fn pass(&self, pages: impl Iterator<Item = u64>) -> Access<()> {
         let mut state = self.state();
         let absent: Vec<u64> = pages.filter(|page| state.absent.contains(page)).collect();
+        if let Some(lost) = absent.iter().find(|page| state.lost.contains(page)) {
+            let gpa = Gpa::new(lost * PAGE_SIZE);
+            return Err(DmaFault::NotRam { gpa }.into());
+        }
         if absent.is_empty() {
             return Ok(());
         }

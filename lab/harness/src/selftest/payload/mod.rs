@@ -6,10 +6,10 @@
 //! with interrupts off. This soak plays that driver in 64-bit user mode, which every `/dev/kvm` runs, software KVM
 //! too, at full speed.
 //!
-//! * [`program`]: the guest, about thirty instructions.
-//! * [`machine`]: the virtual machine around it, out of the parts that `exitless run` is made of: the unit behind its
+//! * `program`: the guest, about thirty instructions.
+//! * `machine`: the virtual machine around it, out of the parts that `exitless run` is made of: the unit behind its
 //!   front end, the owner, a sidecore with `force_sleep_every(1)`, the vCPU loop.
-//! * [`watch`]: waits for enough sleeps, and tells a lost wake-up from a slow host.
+//! * `watch`: waits for enough sleeps, and tells a lost wake-up from a slow host.
 //!
 //! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the program waits a
 //! random time between submissions. What is counted: each in its column of [`PayloadReport`].

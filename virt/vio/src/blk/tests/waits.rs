@@ -195,3 +195,58 @@ fn a_read_that_fails_leaves_zeroes_in_whole_pages_that_were_absent_and_the_rest_
         assert_eq!(byte, wanted, "{at:#x}");
     }
 }
+
+/// A guest whose memory pages come and go, and what it waits with.
+fn paged(disk: Box<dyn BlockIo>) -> (Guest, PagedMem, NoIommu) {
+    let guest = Guest::new(disk);
+    let mem = PagedMem::new(guest.mem.clone());
+    (guest, mem, NoIommu::new(guest_mem::MAX_LEASES))
+}
+
+fn visit(guest: &mut Guest, mem: &PagedMem, iommu: &mut NoIommu) {
+    let mut view = View::new(iommu, mem, SourceId::new(0, 1, 0));
+    let _ = guest.blk.poll(&mut view, &mut guest.irq, 0);
+}
+
+#[test]
+fn memory_that_cannot_be_brought_in_fails_its_request_alone() {
+    let (mut guest, mem, mut iommu) = paged(mem_disk());
+    guest.request(0, kind::OUT, 0, &[(DATA, 512)], &[]);
+    mem.evict(Gpa::new(DATA), 0x1000);
+    visit(&mut guest, &mem, &mut iommu);
+    let [ticket] = mem.tickets()[..] else {
+        panic!("one page is waited for");
+    };
+    mem.fail(ticket);
+    guest.blk.ticket_done(ticket);
+    visit(&mut guest, &mem, &mut iommu);
+    assert!(guest.driver.used().is_some());
+    assert_eq!(guest.status(0), STATUS_IOERR);
+    guest.request(1, kind::IN, 0, &[], &[(DATA + 0x1000, 512)]);
+    visit(&mut guest, &mem, &mut iommu);
+    assert!(guest.driver.used().is_some());
+    assert_eq!(guest.status(1), STATUS_OK);
+}
+
+#[test]
+fn a_ticket_from_before_a_reset_is_forgotten() {
+    let (mut guest, mem, mut iommu) = paged(mem_disk());
+    guest.request(0, kind::OUT, 0, &[(DATA, 512)], &[]);
+    mem.evict(Gpa::new(DATA), 0x1000);
+    visit(&mut guest, &mem, &mut iommu);
+    let old = mem.tickets()[0];
+    let mut view = View::new(&mut iommu, &mem, SourceId::new(0, 1, 0));
+    guest.stop(&mut view);
+    guest.reactivate();
+    guest.request(1, kind::OUT, 1, &[(DATA, 512)], &[]);
+    visit(&mut guest, &mem, &mut iommu);
+    let new = mem.tickets()[1];
+    guest.blk.ticket_done(old);
+    visit(&mut guest, &mem, &mut iommu);
+    assert!(guest.driver.used().is_none(), "its own page is not there");
+    mem.deliver(new);
+    guest.blk.ticket_done(new);
+    visit(&mut guest, &mem, &mut iommu);
+    assert!(guest.driver.used().is_some());
+    assert_eq!(guest.status(1), STATUS_OK);
+}
