@@ -70,11 +70,9 @@ impl UnitControl for PageMap {
 
 impl RemappingUnit<Change> for PageMap {
     fn poll<M: PhysMem>(&mut self, _: &M, _: u64, sink: &mut impl UnitSink) -> UnitPoll {
-        if self.leases.stale() > 0 {
-            return UnitPoll::default();
-        }
-        for id in self.draining.drain(..) {
-            sink.command_done(id, CommandResult::Done);
+        if self.leases.stale() == 0 {
+            let done = self.draining.drain(..);
+            done.for_each(|id| sink.command_done(id, CommandResult::Done));
         }
         UnitPoll::default()
     }
@@ -191,7 +189,6 @@ fn an_unmap_is_answered_when_nothing_uses_the_page() {
     machine.poll();
     assert_eq!(machine.get(QUEUE + 24), 1, "mapped");
     let held = lease(machine.owner.unit(unit).unwrap()).unwrap();
-
     machine.put(QUEUE + 32, &[2, iova.raw(), 0]);
     machine.write(viommu, 0, 0, 2);
     (0..10).for_each(|_| machine.poll());
