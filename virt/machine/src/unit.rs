@@ -153,7 +153,13 @@ pub trait UnitControl {
 ///
 /// All calls come from the owner's thread. None blocks; what has to wait (for memory that is absent, for leases that are
 /// held) is a state that a later poll takes up.
-pub trait RemappingUnit<C>: Iommu + UnitControl {
+pub trait RemappingUnit<C>: UnitControl {
+    /// What translates for functions.
+    type Iommu: Iommu;
+
+    /// What functions' accesses go through.
+    fn iommu(&mut self) -> &mut Self::Iommu;
+
     /// Takes register writes and does a bounded batch of what they ask for.
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll;
 
@@ -205,6 +211,13 @@ impl UnitControl for NoIommu {
 }
 
 impl<C> RemappingUnit<C> for NoIommu {
+    type Iommu = Self;
+
+    #[inline]
+    fn iommu(&mut self) -> &mut Self {
+        self
+    }
+
     #[inline]
     fn poll<M: PhysMem>(&mut self, _: &M, _: u64, _: &mut impl UnitSink) -> UnitPoll {
         UnitPoll::default()

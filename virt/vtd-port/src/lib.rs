@@ -15,10 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
-use guest_mem::{
-    Access, Full, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegisterPage, Run, SlotMapping,
-    SourceId, Ticket,
-};
+use guest_mem::{PhysMem, RegisterPage, SlotMapping, Ticket};
 use machine::{
     Invalidation, Op, RemappingUnit, Scope, TicketResult, UnitControl, UnitEvent, UnitPoll,
     UnitSink,
@@ -302,6 +299,13 @@ fn register(offset: u64, len: u8) -> Option<(u16, AccessLen)> {
 }
 
 impl<C> RemappingUnit<C> for VtdPort {
+    type Iommu = Unit;
+
+    #[inline]
+    fn iommu(&mut self) -> &mut Unit {
+        &mut self.unit
+    }
+
     #[inline]
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
         let is_busy = self.poll_unit(mem, now, &mut Telling(sink));
@@ -400,57 +404,6 @@ fn await_stores(due: &mut Option<Due>, unit: &Unit, now: u64) {
         } else {
             std::thread::yield_now();
         }
-    }
-}
-
-impl Iommu for VtdPort {
-    #[inline]
-    fn translate<M: PhysMem>(
-        &mut self,
-        mem: &M,
-        source: SourceId,
-        iova: Iova,
-        perm: Perm,
-    ) -> Access<Run> {
-        self.unit.translate(mem, source, iova, perm)
-    }
-
-    #[inline]
-    fn generation(&self, source: SourceId) -> u64 {
-        self.unit.generation(source)
-    }
-
-    #[inline]
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.unit.lease_begin(source, iova, gpa, len, perm)
-    }
-
-    #[inline]
-    fn lease_end(&mut self, id: LeaseId) {
-        self.unit.lease_end(id);
-    }
-
-    #[inline]
-    fn translate_run<M: PhysMem>(
-        &mut self,
-        mem: &M,
-        source: SourceId,
-        iova: Iova,
-        len: u64,
-        perm: Perm,
-    ) -> Access<Run> {
-        self.unit.translate_run(mem, source, iova, len, perm)
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.unit.has_lease_room(source, leases)
     }
 }
 

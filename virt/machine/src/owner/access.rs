@@ -14,8 +14,8 @@ use crate::request::{Op, Target, TicketResult};
 use crate::unit::ResolveUnit;
 
 /// Steps of a unit that one register write may set off before its vCPU goes on. Each does a bounded batch and says whether
-/// more can be done at once; a queue has at most 32768 descriptors, so 64 batches of 1024 are enough, and a guest cannot
-/// make more of them.
+/// more can be done at once; what a guest asks for beyond them (a long queue over many leases) is done by the sweeps that
+/// follow.
 const STEPS_OF_A_WRITE: u32 = 64;
 
 /// How long requests may hold up the end of the machine, at most: whoever is to be cancelled has had time to finish by

@@ -148,7 +148,7 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F
             function, effects, ..
         } = slot;
         let cx = &mut Cx {
-            unit,
+            unit: unit.iommu(),
             bypass,
             mem,
             source: effects.source(),

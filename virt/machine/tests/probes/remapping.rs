@@ -3,9 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use guest_mem::{
-    Access, Full, Gpa, Iommu, Iova, LeaseId, NoIommu, Perm, PhysMem, Run, SourceId, Stop, Ticket,
-};
+use guest_mem::{Access, Iommu, NoIommu, PhysMem, SourceId, Stop, Ticket};
 use machine::{
     Absent, Cx, DataPath, Invalidation, Progress, RemappingUnit, Request, Scope, Target,
     UnitControl, UnitPoll, UnitSink, Wires, functions, units,
@@ -27,35 +25,6 @@ struct Remapper {
     has_changed: Arc<Mutex<bool>>,
 }
 
-impl Iommu for Remapper {
-    fn translate<M: PhysMem>(&mut self, m: &M, s: SourceId, i: Iova, p: Perm) -> Access<Run> {
-        self.none.translate(m, s, i, p)
-    }
-
-    fn generation(&self, source: SourceId) -> u64 {
-        self.none.generation(source)
-    }
-
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.none.lease_begin(source, iova, gpa, len, perm)
-    }
-
-    fn lease_end(&mut self, id: LeaseId) {
-        self.none.lease_end(id);
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.none.has_lease_room(source, leases)
-    }
-}
-
 impl UnitControl for Remapper {
     fn has_work(&mut self) -> bool {
         false
@@ -63,6 +32,12 @@ impl UnitControl for Remapper {
 }
 
 impl RemappingUnit<()> for Remapper {
+    type Iommu = NoIommu;
+
+    fn iommu(&mut self) -> &mut NoIommu {
+        &mut self.none
+    }
+
     fn poll<M: PhysMem>(&mut self, _: &M, _: u64, sink: &mut impl UnitSink) -> UnitPoll {
         if std::mem::take(&mut *self.has_changed.lock().unwrap()) {
             let scope = Scope::Interrupts;

@@ -15,7 +15,6 @@ use machine::{
 use crate::{ByHand, Plain, plain};
 
 /// What the unit is asked for: a page to map, or to unmap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Map { iova: u64, gpa: u64 },
     Unmap { iova: u64 },
@@ -69,6 +68,12 @@ impl UnitControl for PageMap {
 }
 
 impl RemappingUnit<Change> for PageMap {
+    type Iommu = Self;
+
+    fn iommu(&mut self) -> &mut Self {
+        self
+    }
+
     fn poll<M: PhysMem>(&mut self, _: &M, _: u64, sink: &mut impl UnitSink) -> UnitPoll {
         if self.leases.stale() == 0 {
             let done = self.draining.drain(..);
@@ -108,7 +113,6 @@ units! {
         Map(PageMap),
     }
 }
-
 functions! {
     enum Functions: Change {
         Viommu(Viommu),
@@ -140,17 +144,15 @@ impl DataPath<Change> for Viommu {
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Change>) -> Progress {
         let (mut dma, effects) = cx.split_bypass();
         for entry in self.answers.drain(..) {
-            dma.write(Iova::new(entry + 24), &1_u64.to_le_bytes())
-                .unwrap();
+            dma.write(Iova::new(entry + 24), &[1]).unwrap();
         }
         while self.taken < self.available {
             let entry = QUEUE + 32 * self.taken;
-            let mut words = [0; 24];
-            dma.read(Iova::new(entry), &mut words).unwrap();
-            let word =
-                |at: usize| u64::from_le_bytes(words[8 * at..8 * at + 8].try_into().unwrap());
-            let (iova, gpa) = (word(1), word(2));
-            let change = match word(0) {
+            let mut words = [[0; 8]; 3];
+            dma.read(Iova::new(entry), words.as_flattened_mut())
+                .unwrap();
+            let [what, iova, gpa] = words.map(u64::from_le_bytes);
+            let change = match what {
                 1 => Change::Map { iova, gpa },
                 _ => Change::Unmap { iova },
             };
@@ -182,11 +184,9 @@ fn an_unmap_is_answered_when_nothing_uses_the_page() {
     let lease =
         |Units::Map(map): &mut Units| View::new(map, &ram, device).lease(iova, 8, Perm::Write);
     assert!(lease(machine.owner.unit(unit).unwrap()).is_err());
-
     machine.put(QUEUE, &[1, iova.raw(), 0x5000]);
     machine.write(viommu, 0, 0, 1);
-    machine.poll();
-    machine.poll();
+    (0..2).for_each(|_| machine.poll());
     assert_eq!(machine.get(QUEUE + 24), 1, "mapped");
     let held = lease(machine.owner.unit(unit).unwrap()).unwrap();
     machine.put(QUEUE + 32, &[2, iova.raw(), 0]);
