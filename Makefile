@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-lab bench-image soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,18 +27,21 @@ demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh
-	@echo "test: not run here: loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
+	@echo "test: not run here: tests of dma-bench, of dma-peers and of dma-lines, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
-check: setup ## format, lints, documentation, loom and shuttle models, builds without std, Miri where it is, licences, each fuzz target for 30 s
+check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
-	cargo clippy --release -p lines -p dma-lines --features lines/probe,dma-lines/probe --all-targets --quiet -- -D warnings
+	cargo clippy --release -p dma-lines --features probe --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-map --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p iova --lib --release model
-	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map --release --test schedules
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
+	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
 	@./scripts/no-std.sh
+	cargo test --release --quiet -p dma-bench -p dma-peers
+	cargo test --release --quiet -p dma-lines --features probe
 	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
 	else echo "check: skipped Miri: not installed (rustup +nightly component add miri; stable toolchains have none)"; fi
 	@echo "check: skipped Kani: no crate here has a harness for it; loom models and property tests stand in its place"
@@ -51,7 +54,7 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo build --release --quiet -p vtd-bench
-	@old=$$(./scripts/old-vtd.sh); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
+	@old=$$(./scripts/old.sh vtd-case); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
 
 bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 10 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
 	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
@@ -63,14 +66,18 @@ bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
 bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 25 minutes -> target/report/serve.json
 	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json
 
+bench-serve-old: build ## block devices for other VMMs, beside this program of an old commit: six rows, 11 rounds in turns, 5 minutes -> target/report/serve-old.json
+	@old=$$(./scripts/old.sh exitless); cargo run --release --quiet -p vhost-blk -- serve-bench --only pairs --repetitions 11 --report $(REPORT)/serve-old.json --beside "$$old serve {blocks} --cpu {cpu} --idle {idle}"
+
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
 
 bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random writes, new clusters or not, on this file system -> target/report/disk-image.json
 	cargo run --release --quiet -p disk-image --example barriers -- target
 
-soak: setup-clients build ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
+soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
+	cargo build --release --quiet -p exitless --features punch
 	$(EXITLESS) selftest --soak
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh

@@ -10,16 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use address::{Iova, PhysAddr};
-use dma_map::invalidate::ModelMemory;
 use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use dma_map::table::PageTable;
-use dma_map::testing::{ModelCore, ModelDomain, TICK};
+use dma_map::testing::{ModelCore, ModelDomain, ModelMemory, TICK};
 use dma_map::{
     Clock, DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment,
 };
-use iova::{
-    Access, Aperture, ChunkAllocator, IovaAllocator, IovaPfn, MagazineAllocator, TreeAllocator,
-};
+use dma_peers::MagazineAllocator;
+use iova::{Access, Aperture, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
 
 use crate::{Input, Script};
 

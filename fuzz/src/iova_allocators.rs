@@ -4,6 +4,10 @@
 //! share of allocations, largest size, limit, what is freed, how many operations, and the seed by which these are chosen. So a
 //! mutation changes the history of a space, not one operation among thousands. In the end everything is freed, and all
 //! of the space is had again.
+use dma_peers::{
+    EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, MagazineConfig,
+    SlabAllocator, SlabConfig,
+};
 use iova::testing::{Grain, Limit, Phase, Player, Victim, World};
 use iova::*;
 

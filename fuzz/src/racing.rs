@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use guest_mem::test_utils::{ArrayMem, FlatDma};
+use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Access, Dma, Gpa, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Window};
 
 use crate::Input;

@@ -1,30 +1,83 @@
 //! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
 //! minute, so it runs when `EXITLESS_LAB=1` is set, as `make test` does, and says so otherwise.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::Read;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use lab::{Lab, LabConfig, LabError, Stream};
 
-/// The lab, or `None` with a printed reason.
-fn lab() -> Option<Lab> {
-    if std::env::var_os("EXITLESS_LAB").is_none() {
+/// Whether to start labs; says so if not.
+fn may_start() -> bool {
+    let may = std::env::var_os("EXITLESS_LAB").is_some();
+    if !may {
         eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
-        return None;
     }
-    let lab = Lab::start(&LabConfig::default()).expect("the lab starts");
+    may
+}
+
+fn started(config: &LabConfig) -> Lab {
+    let lab = Lab::start(config).expect("the lab starts");
     eprintln!(
         "started in {:.1?}, of which booting {:.1?}",
         lab.start_up(),
         lab.boot_time()
     );
-    Some(lab)
+    lab
 }
 
-#[test]
-fn programs_files_and_failures() {
-    let Some(lab) = lab() else { return };
+/// What a shell inside prints; it must succeed.
+fn sh(lab: &Lab, script: &str) -> String {
+    let out = lab.exec("/bin/sh", ["-c", script]).expect("sh runs");
+    assert!(out.success(), "{script}: {}", out.stderr_text());
+    out.stdout_text()
+}
 
+/// All in one lab, since a start costs more than what is done in it. The doctor needs the program: `EXITLESS_PROGRAM`, else
+/// what `make build` leaves in target/release.
+#[test]
+fn a_complete_host() {
+    if !may_start() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disks = ["first", "se,cond"].map(|name| dir.path().join(name));
+    for disk in &disks {
+        std::fs::write(disk, vec![b'.'; 1 << 20]).unwrap();
+    }
+    // Not executable: it comes after the start.
+    let copied = dir.path().join("copied");
+    std::fs::write(&copied, vec![b'c'; 40 << 20]).unwrap();
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/exitless");
+    let program = std::env::var("EXITLESS_PROGRAM").unwrap_or_else(|_| default.to_owned());
+    let config = LabConfig {
+        disks: disks.to_vec(),
+        ..LabConfig::default()
+    };
+    let config = config
+        .with_file(&copied, "/root/copied")
+        .with_exitless(program);
+    let mut lab = started(&config);
+
+    programs_files_and_failures(&lab);
+    attached_and_copied_files(&lab, &disks);
+    groups_and_compressed_memory(&lab);
+    a_suspended_device_keeps_requests(&lab);
+    the_doctor_finds_everything(&lab);
+    a_late_program_is_killed(&lab);
+
+    let mut terminal = lab.take_terminal().expect("given out once");
+    a_program_on_the_terminal_is_waited_for(&lab);
+    // The terminal ends with the lab.
+    lab.shutdown().unwrap();
+    let mut seen = String::new();
+    terminal.read_to_string(&mut seen).unwrap();
+    assert_eq!(seen.replace('\r', ""), "/dev/hvc0\nlast\n");
+}
+
+fn programs_files_and_failures(lab: &Lab) {
     let out = lab
         .exec("/bin/sh", ["-c", "cat; echo err >&2; exit 7"])
         .unwrap();
@@ -56,9 +109,9 @@ fn programs_files_and_failures() {
         lab.exec("/no/such", [""; 0]),
         Err(LabError::Inside(_))
     ));
+}
 
-    a_suspended_device_keeps_requests(&lab);
-
+fn a_late_program_is_killed(lab: &Lab) {
     let mut seen = Vec::new();
     let late = lab
         .command("/bin/sh")
@@ -74,65 +127,43 @@ fn programs_files_and_failures() {
         .exec("/bin/sh", ["-c", "sleep 0.2; pgrep sleep || true"])
         .unwrap();
     assert_eq!(out.stdout_text(), "", "the late program was not killed");
-
-    lab.shutdown().unwrap();
 }
 
-/// What tests of memory and storage need: groups with limits, memory as a swap device, disks that are attached.
-#[test]
-fn disks_groups_and_compressed_memory() {
-    if std::env::var_os("EXITLESS_LAB").is_none() {
-        eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let files = ["first", "se,cond"].map(|name| dir.path().join(name));
-    for file in &files {
-        std::fs::write(file, vec![b'.'; 1 << 20]).unwrap();
-    }
-    // No program: it comes after the start.
-    let copied = dir.path().join("copied");
-    std::fs::write(&copied, vec![b'c'; 40 << 20]).unwrap();
-    let config = LabConfig {
-        disks: files.to_vec(),
-        ..LabConfig::default()
-    };
-    let lab = Lab::start(&config.with_file(&copied, "/root/copied")).unwrap();
-    let sh = |script: &str| {
-        let out = lab.exec("/bin/sh", ["-c", script]).unwrap();
-        assert!(out.success(), "{script}: {}", out.stderr_text());
-        out.stdout_text()
-    };
-    assert_eq!(sh("stat -c %s copied; tail -c 1 copied"), "41943040\nc");
-    sh("echo second | dd of=/dev/vdb conv=notrunc,fsync");
-    assert!(std::fs::read(&files[1]).unwrap().starts_with(b"second\n."));
-    assert!(
-        std::fs::read(&files[0])
-            .unwrap()
-            .iter()
-            .all(|byte| *byte == b'.')
+fn attached_and_copied_files(lab: &Lab, disks: &[PathBuf]) {
+    assert_eq!(
+        sh(lab, "stat -c %s copied; tail -c 1 copied"),
+        "41943040\nc"
     );
-    sh("mkdir /sys/fs/cgroup/small && echo 16777216 > /sys/fs/cgroup/small/memory.max");
-    assert_eq!(sh("cat /sys/fs/cgroup/small/memory.max"), "16777216\n");
+    sh(lab, "echo second | dd of=/dev/vdb conv=notrunc,fsync");
+    let read = |disk: &PathBuf| std::fs::read(disk).unwrap();
+    assert!(read(&disks[1]).starts_with(b"second\n."));
+    assert!(read(&disks[0]).iter().all(|byte| *byte == b'.'));
+}
+
+/// What tests of memory need.
+fn groups_and_compressed_memory(lab: &Lab) {
     sh(
+        lab,
+        "mkdir /sys/fs/cgroup/small && echo 16777216 > /sys/fs/cgroup/small/memory.max",
+    );
+    assert_eq!(sh(lab, "cat /sys/fs/cgroup/small/memory.max"), "16777216\n");
+    sh(
+        lab,
         "lab-load zram && echo 32M > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0",
     );
-    assert!(sh("cat /proc/swaps").contains("zram0"));
-    lab.shutdown().unwrap();
+    assert!(sh(lab, "cat /proc/swaps").contains("zram0"));
 }
 
 /// Storage that holds what it is given for as long as a test wants: what slow disks are tested with.
 fn a_suspended_device_keeps_requests(lab: &Lab) {
-    let sh = |script: &str| {
-        let out = lab.exec("/bin/sh", ["-c", script]).expect("sh runs");
-        assert!(out.success(), "{script}: {}", out.stderr_text());
-        out.stdout_text()
-    };
-    sh("lab-load storage && lab-load storage");
-    sh("head -c 1048576 /dev/zero > backing && losetup /dev/loop0 backing");
-    let path = sh("lab-dm create held 2048 linear '7:0 0'");
+    sh(lab, "lab-load storage && lab-load storage");
+    sh(
+        lab,
+        "head -c 1048576 /dev/zero > backing && losetup /dev/loop0 backing",
+    );
+    let path = sh(lab, "lab-dm create held 2048 linear '7:0 0'");
     let path = path.trim();
-    sh("lab-dm suspend held");
+    sh(lab, "lab-dm suspend held");
     let write = format!("echo started; echo kept | dd of={path} bs=512 conv=sync oflag=direct");
     let mut write = lab
         .command("/bin/sh")
@@ -147,12 +178,12 @@ fn a_suspended_device_keeps_requests(lab: &Lab) {
         .expect("the write begins");
     let early = write.wait_until(second, |so_far| !so_far.stderr.is_empty());
     assert!(matches!(early, Err(LabError::Timeout { .. })), "{early:?}");
-    assert_eq!(sh("head -c 4 backing | tr '\\0' 0"), "0000");
-    sh("lab-dm resume held");
+    assert_eq!(sh(lab, "head -c 4 backing | tr '\\0' 0"), "0000");
+    sh(lab, "lab-dm resume held");
     let written = write.wait(30 * second, |_, _| {});
     assert!(written.expect("the write ends").success());
-    assert_eq!(sh("head -c 4 backing"), "kept");
-    sh("lab-dm remove held && losetup -d /dev/loop0");
+    assert_eq!(sh(lab, "head -c 4 backing"), "kept");
+    sh(lab, "lab-dm remove held && losetup -d /dev/loop0");
     let out = lab
         .exec("/bin/lab-dm", ["resume", "held"])
         .expect("it runs");
@@ -161,10 +192,7 @@ fn a_suspended_device_keeps_requests(lab: &Lab) {
 }
 
 /// A program on the terminal was once started so that it seemed to end at once, with status 0 and its output lost.
-#[test]
-fn a_program_on_the_terminal_is_waited_for() {
-    let Some(mut lab) = lab() else { return };
-    let mut terminal = lab.take_terminal().expect("given out once");
+fn a_program_on_the_terminal_is_waited_for(lab: &Lab) {
     let out = lab
         .command("/bin/sh")
         .args(["-c", "tty; sleep 1; echo last; exit 7"])
@@ -172,16 +200,27 @@ fn a_program_on_the_terminal_is_waited_for() {
         .output()
         .unwrap();
     assert_eq!(out.status, 7);
-    // The terminal ends with the lab.
-    lab.shutdown().unwrap();
-    let mut seen = String::new();
-    terminal.read_to_string(&mut seen).unwrap();
-    assert_eq!(seen.replace('\r', ""), "/dev/hvc0\nlast\n");
+}
+
+fn the_doctor_finds_everything(lab: &Lab) {
+    let out = lab.run(["doctor", "--json"]).unwrap();
+    let json = out.stdout_text();
+    assert!(out.success(), "{json}{}", out.stderr_text());
+    assert!(json.contains("\"verdict\": \"native\""), "{json}");
+    for good in [
+        "svm (AMD-V)",
+        "usable, with every capability that `run` uses",
+    ] {
+        assert!(json.contains(good), "{json}");
+    }
 }
 
 #[test]
 fn a_panic_inside_is_reported_with_the_end_of_the_console() {
-    let Some(lab) = lab() else { return };
+    if !may_start() {
+        return;
+    }
+    let lab = started(&LabConfig::default());
     let error = lab
         .exec("/bin/sh", ["-c", "echo c > /proc/sysrq-trigger; sleep 100"])
         .unwrap_err();
@@ -195,27 +234,4 @@ fn a_panic_inside_is_reported_with_the_end_of_the_console() {
         lab.exec("/bin/true", [""; 0]),
         Err(LabError::Died { .. })
     ));
-}
-
-/// Needs the program too: `EXITLESS_PROGRAM`, else what `make build` leaves in target/release.
-#[test]
-fn the_doctor_inside_finds_a_complete_host() {
-    if std::env::var_os("EXITLESS_LAB").is_none() {
-        eprintln!("skipped: set EXITLESS_LAB=1 to start the emulated host");
-        return;
-    }
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/exitless");
-    let program = std::env::var("EXITLESS_PROGRAM").unwrap_or_else(|_| default.to_owned());
-    let lab = Lab::start(&LabConfig::default().with_exitless(program)).unwrap();
-    let out = lab.run(["doctor", "--json"]).unwrap();
-    let json = out.stdout_text();
-    assert!(out.success(), "{json}{}", out.stderr_text());
-    assert!(json.contains("\"verdict\": \"native\""), "{json}");
-    for good in [
-        "svm (AMD-V)",
-        "usable, with every capability that `run` uses",
-    ] {
-        assert!(json.contains(good), "{json}");
-    }
-    lab.shutdown().unwrap();
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use anyhow::Result;
 use iova::{CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
-use lines::probe;
+use line_probe as probe;
 use seeded::Random;
 
 use crate::{PerOp, below};

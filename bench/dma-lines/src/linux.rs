@@ -11,7 +11,7 @@
 //! under the lock, letting go of it between two looks. That the hardware writes these states is not counted.
 
 use anyhow::Result;
-use lines::probe::{touch_read, touch_write};
+use line_probe::{touch_read, touch_write};
 use lines::{CachePadded, Lock};
 use seeded::Random;
 

@@ -31,8 +31,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use iova::{Aperture, ChunkAllocator, MagazineAllocator, TreeAllocator};
-use lines::probe::Counts;
+use dma_peers::MagazineAllocator;
+use iova::{Aperture, ChunkAllocator, TreeAllocator};
+use line_probe::Counts;
 use report::{Host, Object};
 use seeded::Random;
 

@@ -12,8 +12,8 @@ use dma_map::{
     DeviceLimits, Direction, DmaMapper, Domain, ManualClock, MapperCore, Mapping, Policy, Segment,
 };
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
+use line_probe as probe;
 use lines::CachePadded;
-use lines::probe;
 use seeded::Random;
 
 use crate::alloc::{WINDOW, claim, random_turns};

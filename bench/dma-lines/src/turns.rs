@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::{Result, anyhow};
-use lines::probe::{self, Machine};
+use line_probe::{self as probe, Machine};
 
 use crate::PerOp;
 

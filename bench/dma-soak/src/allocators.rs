@@ -2,6 +2,10 @@
 
 use std::thread;
 
+use dma_peers::{
+    EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, MagazineConfig,
+    SlabAllocator,
+};
 use iova::testing::{Grain, Player, Shared, World};
 use iova::*;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use address::{Iova, PhysAddr};
-use dma_map::invalidate::ModelMemory;
 use dma_map::mapper::Reuse;
 use dma_map::table::PageTable;
-use dma_map::testing::{ModelCore, ModelDomain, POLICIES, TICK, is_strict};
+use dma_map::testing::{ModelCore, ModelDomain, ModelMemory, POLICIES, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment};
+use dma_peers::MagazineAllocator;
 use iova::testing::Random;
 use iova::*;
 

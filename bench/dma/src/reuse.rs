@@ -10,10 +10,8 @@ use std::time::Duration;
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::Result;
-use dma_map::reuse::{
-    Batch, CYCLE_NS, Counts, Key, LruCache, OptimisticCache, RESIDENCY_NS, Released, ReuseCache,
-    RtcCache,
-};
+use dma_map::reuse::{Batch, Counts, Key, OptimisticCache, RESIDENCY_NS, Released, ReuseCache};
+use dma_peers::{CYCLE_NS, LruCache, RtcCache};
 use iova::{Access, IovaPfn, IovaRange};
 use report::{Measured, host};
 

@@ -152,6 +152,9 @@ struct ServeBench {
         default_value = "target/release/exitless serve {blocks} --cpu {cpu} --idle {idle}"
     )]
     ours: String,
+    /// Another build's command line, as ours: measured beside it, in turns (section `pairs`).
+    #[arg(long, value_name = "COMMAND")]
+    beside: Option<String>,
     /// Our server's idle policy where the row is not about policies.
     #[arg(long, default_value = "adaptive")]
     idle: String,
@@ -184,6 +187,7 @@ impl ServeBench {
     fn run(self) -> Result<()> {
         bench::run(bench::Settings {
             ours: self.ours,
+            beside: self.beside,
             idle: self.idle,
             server_cpu: self.cpus.server_cpu,
             client_cpu: self.cpus.client_cpu,

@@ -38,7 +38,7 @@ struct Args {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/vtd.json")]
     report: PathBuf,
-    /// The measuring program of the old build (`scripts/old-vtd.sh`); without it there are no ratios.
+    /// The measuring program of the old build (`scripts/old.sh vtd-case`); without it there are no ratios.
     #[arg(long, value_name = "PROGRAM")]
     old: Option<PathBuf>,
 }

@@ -1,8 +1,8 @@
 //! Requests in flight, ends in any order, and a driver that does not wait.
 
+use fake_driver::CountIrq;
 use guest_mem::{Iova, Perm, PhysMem};
 use vio::blk::{Blk, BlkConfig, Transfer};
-use vio::fake_driver::CountIrq;
 use vio::ring::{Ring, RingPosition};
 use vio::{Activity, CancelReason, QueueConfig, QueueDevice, Service, StoppedQueue, Visit};
 

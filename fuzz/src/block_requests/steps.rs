@@ -2,11 +2,11 @@
 
 use std::any::Any;
 
-use guest_mem::test_utils::{ArrayMem, FlatDma};
+use fake_driver::CountIrq;
+use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Gpa, Iova, Perm, PhysMem};
 use vio::blk::request::feature as blk_feature;
 use vio::blk::{Blk, BlkConfig, MemDisk, SECTOR};
-use vio::fake_driver::CountIrq;
 use vio::ring::{Parked, RingPosition};
 use vio::{QueueConfig, QueueDevice, Visit, feature};
 

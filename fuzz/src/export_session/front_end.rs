@@ -303,7 +303,6 @@ impl FrontEnd {
             desc: USER + desc.raw(),
             avail: USER + avail.raw(),
             used: USER + used.raw(),
-            log: None,
         }));
         let vring = |fd| VringFd {
             index: index as u8,

@@ -10,69 +10,88 @@ use serde::Serialize;
 
 use super::trace::{Reason, Reasons};
 
+/// Declares counters, and what is added to them between two moments.
+macro_rules! counts {
+    ($(#[$doc:meta])* $type:ident { $($(#[$field_doc:meta])* $field:ident,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct $type { $($(#[$field_doc])* pub $field: u64,)+ }
+
+        impl $type {
+            /// What was added since `earlier`.
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
+            }
+        }
+    };
+}
+
 /// KVM counters a snapshot takes, in this order.
 pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_window_exits"];
 
-/// Exits that reached our vCPU loops, by what the guest had touched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct UserExits {
-    /// Accesses to the IOMMU's register page (trap mode, or a logged page that is armed or whose ring is full).
-    pub iommu: u64,
-    /// Doorbell writes no eventfd caught.
-    pub doorbell: u64,
-    /// Configuration space: ECAM by memory, CF8/CFC by port.
-    pub pci_config_mmio: u64,
-    /// Configuration space by port.
-    pub pci_config_pio: u64,
-    /// Other devices by memory: BARs other than doorbells, IOAPIC.
-    pub device_mmio: u64,
-    /// Other devices by port: console, marker, power.
-    pub device_pio: u64,
+counts! {
+    /// Exits that reached our vCPU loops, by what the guest had touched.
+    UserExits {
+        /// Accesses to the IOMMU's register page (trap mode, or a logged page that is armed or whose ring is full).
+        iommu,
+        /// Doorbell writes no eventfd caught.
+        doorbell,
+        /// Configuration space: ECAM by memory, CF8/CFC by port.
+        pci_config_mmio,
+        /// Configuration space by port.
+        pci_config_pio,
+        /// Other devices by memory: BARs other than doorbells, IOAPIC.
+        device_mmio,
+        /// Other devices by port: console, marker, power.
+        device_pio,
+    }
 }
 
-/// What the owner of IOMMU and devices has counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct OwnerCounts {
-    /// Register writes taken from the coalesced ring: an exit into the kernel each.
-    pub logged_writes: u64,
-    /// Stores that met an armed (write-protected) register page: an exit each.
-    pub gate_faults: u64,
-    /// Sum of the values read from the doorbell eventfds; of doorbells that another process reads, what the kernel counted since
-    /// the first mark.
-    pub doorbells: u64,
-    /// Requests and frames served here.
-    pub requests: u64,
-    /// Messages delivered to the local APICs from here.
-    pub interrupts: u64,
-    /// IOTLB look-ups that hit.
-    pub iotlb_hits: u64,
-    /// IOTLB look-ups that missed.
-    pub iotlb_misses: u64,
-    /// Page walks.
-    pub walks: u64,
-    /// Invalidation descriptors and register-based invalidations carried out.
-    pub invalidations: u64,
-    /// WAIT descriptors completed.
-    pub waits: u64,
-    /// Leases that delayed a WAIT until they ended.
-    pub leases_drained: u64,
-    /// Fault records written, and requests refused without one (collapsed, overflow).
-    pub faults: u64,
+counts! {
+    /// What the owner of IOMMU and devices has counted.
+    OwnerCounts {
+        /// Register writes taken from the coalesced ring: an exit into the kernel each.
+        logged_writes,
+        /// Stores that met an armed (write-protected) register page: an exit each.
+        gate_faults,
+        /// Sum of the values read from the doorbell eventfds; of doorbells that another process reads, what the kernel counted since
+        /// the first mark.
+        doorbells,
+        /// Requests and frames served here.
+        requests,
+        /// Messages delivered to the local APICs from here.
+        interrupts,
+        /// IOTLB look-ups that hit.
+        iotlb_hits,
+        /// IOTLB look-ups that missed.
+        iotlb_misses,
+        /// Page walks.
+        walks,
+        /// Invalidation descriptors and register-based invalidations carried out.
+        invalidations,
+        /// WAIT descriptors completed.
+        waits,
+        /// Leases that delayed a WAIT until they ended.
+        leases_drained,
+        /// Fault records written, and requests refused without one (collapsed, overflow).
+        faults,
+    }
 }
 
-/// What the sidecore has counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct SidecoreCounts {
-    /// Nanoseconds in sweeps that found work.
-    pub busy_ns: u64,
-    /// Nanoseconds in sweeps and waits that found none.
-    pub idle_ns: u64,
-    /// Nanoseconds asleep in the kernel.
-    pub asleep_ns: u64,
-    /// Sleeps.
-    pub sleeps: u64,
-    /// CPU time of the thread, as the kernel accounts it.
-    pub cpu_ns: u64,
+counts! {
+    /// What the sidecore has counted.
+    SidecoreCounts {
+        /// Nanoseconds in sweeps that found work.
+        busy_ns,
+        /// Nanoseconds in sweeps and waits that found none.
+        idle_ns,
+        /// Nanoseconds asleep in the kernel.
+        asleep_ns,
+        /// Sleeps.
+        sleeps,
+        /// CPU time of the thread, as the kernel accounts it.
+        cpu_ns,
+    }
 }
 
 /// Everything at one moment; two of them make a window.
@@ -123,14 +142,6 @@ pub struct Exits {
     pub unattributed: i64,
 }
 
-impl Exits {
-    /// Timer and halt: what depends on time rather than on I/O.
-    #[cfg(test)]
-    pub fn timer_hlt(&self) -> u64 {
-        self.timer + self.hlt
-    }
-}
-
 /// The difference of two snapshots.
 #[derive(Clone, Debug, Serialize)]
 pub struct Window {
@@ -145,47 +156,6 @@ pub struct Window {
     /// Whether the kernel's histograms told processor causes apart.
     pub histograms: bool,
 }
-
-macro_rules! difference {
-    ($type:ident { $($field:ident),+ $(,)? }) => {
-        impl $type {
-            /// What was added since `earlier`.
-            pub fn since(&self, earlier: &Self) -> Self {
-                Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
-            }
-        }
-    };
-}
-
-difference!(UserExits {
-    iommu,
-    doorbell,
-    pci_config_mmio,
-    pci_config_pio,
-    device_mmio,
-    device_pio
-});
-difference!(OwnerCounts {
-    logged_writes,
-    gate_faults,
-    doorbells,
-    requests,
-    interrupts,
-    iotlb_hits,
-    iotlb_misses,
-    walks,
-    invalidations,
-    waits,
-    leases_drained,
-    faults,
-});
-difference!(SidecoreCounts {
-    busy_ns,
-    idle_ns,
-    asleep_ns,
-    sleeps,
-    cpu_ns
-});
 
 impl Window {
     /// What happened from `begin` to `end`.
@@ -260,54 +230,4 @@ fn charge(kvm: &[u64], reasons: Option<&Reasons>, user: &UserExits, owner: &Owne
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_exit_is_charged_once() {
-        let begin = Snapshot {
-            reasons: Some(Reasons::new()),
-            ..Snapshot::default()
-        };
-        let end = Snapshot {
-            kvm: [100, 0, 0, 0],
-            reasons: Some(Reasons::from([
-                (Reason::Hlt, 10),
-                (Reason::Timer, 20),
-                (Reason::PageFault, 45),
-                (Reason::Io, 5),
-                (Reason::Interrupt, 12),
-                (Reason::Apic, 6),
-            ])),
-            user: UserExits {
-                iommu: 30,
-                device_pio: 5,
-                device_mmio: 3,
-                ..UserExits::default()
-            },
-            owner: OwnerCounts {
-                doorbells: 7,
-                ..OwnerCounts::default()
-            },
-            ..Snapshot::default()
-        };
-        let exits = Window::between(&begin, &end).exits;
-        assert_eq!(exits.memory, 45 - 30 - 7 - 3);
-        assert_eq!(exits.other_device, 8);
-        assert_eq!(exits.timer_hlt(), 30);
-        // 100 = 30 iommu + 7 doorbell + 8 device + 12 + 6 + 10 + 20 + 5 memory + 2 nobody claims.
-        assert_eq!(exits.unattributed, 2);
-    }
-
-    #[test]
-    fn without_histograms_the_rest_is_unattributed() {
-        let end = Snapshot {
-            kvm: [50, 10, 5, 5],
-            ..Snapshot::default()
-        };
-        let window = Window::between(&Snapshot::default(), &end);
-        assert!(!window.histograms);
-        assert_eq!((window.exits.hlt, window.exits.interrupt), (10, 10));
-        assert_eq!(window.exits.unattributed, 30);
-    }
-}
+mod tests;

@@ -52,7 +52,7 @@ pub fn spawn(
                 index,
             };
             if let Some(cpu) = cpu
-                && let Err(error) = pin(cpu)
+                && let Err(error) = sidecore::pin_this_thread(cpu)
             {
                 let what = format!("vCPU {index} cannot be pinned to CPU {cpu}: {error}");
                 return machine.control.end(End::Host(what));
@@ -85,24 +85,6 @@ impl Drop for EndOnPanic {
             let what = format!("the thread of vCPU {} panicked", self.index);
             self.control.end(End::Host(what));
         }
-    }
-}
-
-/// Pins the calling thread to one host CPU.
-pub fn pin(cpu: usize) -> io::Result<()> {
-    // SAFETY: an all-zero cpu_set_t is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: `cpu` is inside the set; both calls get a valid set of the size given.
-    let result = unsafe {
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -161,7 +143,10 @@ fn answer(exit: VcpuExit<'_>, machine: &Machine) -> Result<ExitCause, String> {
             ExitCause::IoapicEoi
         }
         VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::Hlt => ExitCause::Interrupted,
-        VcpuExit::Shutdown => return Err("triple fault".into()),
+        // On AMD, KVM has reset the vCPU by now.
+        VcpuExit::Shutdown => {
+            return Err("triple fault (on AMD the registers are those after a reset)".into());
+        }
         VcpuExit::SystemEvent(kind, _) => return Err(format!("system event {kind}")),
         VcpuExit::FailEntry(reason, cpu) => {
             return Err(format!(

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use guest_mem::{Gpa, GuestRam, SlotMapping};
+use guest_mem::{Gpa, GuestRam, Region, SlotMapping};
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
     KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap, kvm_userspace_memory_region,
@@ -194,16 +194,18 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives the guest its RAM: a slot, and a mapping made for it, for each region.
+    /// Gives the guest its RAM: a slot, and a mapping made for it, for each region, in their order.
     ///
     /// # Errors
     /// The host has no room for the mapping, or KVM refuses.
-    pub fn map_ram(&self, ram: &GuestRam) -> Result<(), KvmError> {
-        for region in ram.regions() {
+    pub fn map_ram(&self, ram: &GuestRam) -> Result<Vec<Arc<SlotMapping>>, KvmError> {
+        let show = |region: &Region| {
             let mapping = ram.slot_mapping(region).map_err(KvmError::Mapping)?;
-            self.map(region.gpa, &Arc::new(mapping), 0)?;
-        }
-        Ok(())
+            let mapping = Arc::new(mapping);
+            self.map(region.gpa, &mapping, 0)?;
+            Ok(mapping)
+        };
+        ram.regions().iter().map(show).collect()
     }
 }
 

@@ -182,18 +182,6 @@ impl PageTable for IoctlTable {
         })
     }
 
-    fn map_counted(&self, range: IovaRange, _: PhysAddr, _: Access) -> Result<(), MapError> {
-        // The kernel counts nothing for us.
-        let iova = range.start();
-        let (max, undone) = (0, 0);
-        Err(MapError::CountOverflow { iova, max, undone })
-    }
-
-    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
-        let (iova, count) = (range.start(), 0);
-        Err(UnmapError::Counted { iova, count })
-    }
-
     fn root(&self) -> PhysAddr {
         // The kernel's, and none of our business.
         PhysAddr::new(0)

@@ -20,7 +20,7 @@
 //! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`,
 //! `table::tree`, and the two forwarding functions of `table::radix`), because a table entry is a number that
 //! is turned into a reference, on a path of nanoseconds, and by those that give table pages back
-//! (`mapper::reclaim`) or pretend to (`invalidate::model`, `testing`). Everything else is safe code.
+//! (`mapper::reclaim`) or pretend to (`testing`). Everything else is safe code.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 
@@ -38,6 +38,7 @@ pub mod risk;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 #[cfg(not(loom))]
+#[path = "../tests/testing/mod.rs"]
 pub mod testing;
 
 pub use clock::{Clock, ManualClock, TickClock};

@@ -20,10 +20,7 @@ use dma_map::testing::{ModelCore, ModelDomain, POLICIES, TICK, is_strict};
 use dma_map::{
     Clock, DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment,
 };
-use iova::{
-    Access, AllocError, Aperture, ChunkAllocator, IdentityAllocator, IovaAllocator, IovaPfn,
-    MagazineAllocator, TreeAllocator,
-};
+use iova::{Access, AllocError, Aperture, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
 
 const CORES: usize = 3;
 /// Pages of the space, and of what a device with a mask reaches: 4 MiB.
@@ -32,8 +29,6 @@ const MASKED: u64 = 1024;
 const MASK_BITS: u32 = 22;
 /// Pages of memory that everybody maps, from this one on.
 const MEMORY: u64 = 64;
-/// Address bits of the memory that has identity mappings: the space has two more.
-const IDENTITY_BITS: u32 = 20;
 /// Memory of which each page is mapped once, far above.
 const FAR: u64 = 0x10_0000;
 const TABLES: usize = 64;
@@ -86,10 +81,8 @@ struct Run<A: IovaAllocator> {
     /// Pages that one core gave to a far mapping.
     far: u64,
     is_strict: bool,
-    /// Only the table knows whether anything is mapped at an identity range.
-    is_identity: bool,
-    /// One range stands for the same memory whoever maps it, so a part of it is a range of its own.
-    stands_for_memory: bool,
+    /// Whether an unmap that is refused was looked at for milliseconds: another user might have had the pin.
+    is_patient: bool,
     age: u64,
 }
 
@@ -123,8 +116,7 @@ impl<A: IovaAllocator> Run<A> {
             last,
             far: FAR,
             is_strict: is_strict(&policy),
-            is_identity: kind.is_identity,
-            stands_for_memory: kind.is_identity && policy.reuse == Reuse::Never,
+            is_patient: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
             age,
         }
     }
@@ -262,6 +254,10 @@ impl<A: IovaAllocator> Run<A> {
     fn attack(&mut self) {
         let core = self.core();
         let kind = self.random.below(9);
+        // Sixty-five thousand looks each: some are enough.
+        if self.is_patient && ![0, 1, 5, 6].contains(&kind) && self.random.below(16) > 0 {
+            return;
+        }
         let (iova, len) = match kind {
             0 => (Iova::new(self.random.next() << 12), 0),
             1 => (Iova::new(u64::MAX - 100), 4096),
@@ -300,8 +296,8 @@ impl<A: IovaAllocator> Run<A> {
             Err(DmaUnmapError::NotAllocated(_) | DmaUnmapError::Partial { .. }) => {
                 assert!(kind > 1)
             }
-            // It ends within what the allocator rounded up; or only the table knows it, as an identity range.
-            Err(DmaUnmapError::Table(_)) => assert!(kind == 8 || kind > 1 && self.is_identity),
+            // It ends within what the allocator rounded up.
+            Err(DmaUnmapError::Table(_)) => assert_eq!(kind, 8),
             other => panic!("{iova:?}, {len:#x} bytes: {other:?}"),
         }
     }
@@ -315,7 +311,7 @@ impl<A: IovaAllocator> Run<A> {
             true => bytes - PAGE_SIZE,
             false => bytes + PAGE_SIZE * (1 + self.random.below(3)),
         };
-        (len > 0 && !self.stands_for_memory).then_some((range.start(), len))
+        (len > 0).then_some((range.start(), len))
     }
 
     /// A mapping that another mapper made, at an address at which there may be one of ours.
@@ -459,10 +455,9 @@ fn space() -> Aperture {
 struct Kind<A> {
     name: &'static str,
     make: fn(Aperture) -> A,
-    is_identity: bool,
 }
 
-const SEEDS: u64 = 5;
+const SEEDS: u64 = 9;
 const STEPS: u64 = 4000;
 const LEAST_OPERATIONS: u64 = 1_000_000;
 /// A debug build does some, to see what it alone checks.
@@ -500,12 +495,6 @@ fn every_policy_agrees_with_a_naive_model_over_every_allocator() {
             count(agree(&Kind {
                 name: "tree",
                 make: |space| TreeAllocator::new(space, CORES).expect("cores"),
-                is_identity: false,
-            }));
-            count(agree(&Kind {
-                name: "magazine",
-                make: |space| MagazineAllocator::new(space, CORES).expect("cores"),
-                is_identity: false,
             }));
         });
         scope.spawn(|| {
@@ -513,12 +502,6 @@ fn every_policy_agrees_with_a_naive_model_over_every_allocator() {
             count(agree(&Kind {
                 name: "chunk",
                 make: |space| ChunkAllocator::retiring(space, CORES).expect("cores"),
-                is_identity: false,
-            }));
-            count(agree(&Kind {
-                name: "identity",
-                make: |space| IdentityAllocator::new(space, CORES, IDENTITY_BITS).expect("cores"),
-                is_identity: true,
             }));
         });
     });

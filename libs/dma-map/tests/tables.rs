@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use dma_map::table::{
-    AmdV1, Arena, ConfigError, GlobalLockTable, HostMemory, IoPageTable, LeafSizes, MapError,
-    PageTable, RwLockTable, TableConfig, TableMemory, UnmapError, VtdSecondLevel,
+    AmdV1, Arena, ConfigError, HostMemory, IoPageTable, LeafSizes, MapError, PageTable,
+    TableConfig, TableMemory, UnmapError, VtdSecondLevel,
 };
 use iova::{Access, IovaPfn, IovaRange};
 use proptest::prelude::*;
@@ -297,8 +297,6 @@ proptest! {
         }
         let two_m = config(4, LeafSizes::TWO_M);
         play(&IoPageTable::<AmdV1, _>::new(&memory, two_m).unwrap(), &ops);
-        play(&GlobalLockTable::<VtdSecondLevel, _>::new(&memory, two_m).unwrap(), &ops);
-        play(&RwLockTable::<VtdSecondLevel, _>::new(&memory, two_m).unwrap(), &ops);
         prop_assert_eq!(memory.pages_in_use(), 0);
     }
 }
@@ -470,59 +468,6 @@ fn host_memory_recycles_pages_and_gives_them_out_zeroed() {
         // SAFETY: allocated in the loop above, and freed once.
         unsafe { memory.free(page) };
     }
-}
-
-#[test]
-fn counted_mappings_count_and_overflow() {
-    let memory = HostMemory::new();
-    let table = Vtd::new(&memory, config(4, LeafSizes::ONE_G)).unwrap();
-    let (range, phys) = (pages(511, 2), PhysAddr::new(511 * PAGE_SIZE));
-    for _ in 0..1023 {
-        table.map_counted(range, phys, Access::Write).unwrap();
-    }
-    let overflow = |pfn| MapError::CountOverflow {
-        iova: at(pfn),
-        max: 1023,
-        undone: 0,
-    };
-    let again = table.map_counted(range, phys, Access::Write);
-    assert_eq!(again, Err(overflow(511)));
-    let beside = table.map_counted(pages(510, 2), PhysAddr::new(510 * PAGE_SIZE), Access::Write);
-    assert_eq!(beside, Err(overflow(511)));
-    assert_eq!(table.lookup(at(510)), None, "all or nothing");
-    let differs = |phys: u64, access| {
-        let map = table.map_counted(pages(511, 1), PhysAddr::new(phys), access);
-        matches!(map, Err(MapError::Differs { count: 1023, .. }))
-    };
-    assert!(differs(511 * PAGE_SIZE, Access::Read) && differs(0, Access::Write));
-    assert_eq!(
-        table.unmap(range),
-        Err(UnmapError::Counted {
-            iova: at(511),
-            count: 1023
-        })
-    );
-    assert!(table.map(range, phys, Access::Write).is_err());
-    for _ in 0..1022 {
-        assert_eq!(table.unmap_counted(range), Ok(None));
-    }
-    assert_eq!(table.unmap_counted(pages(511, 1)), Ok(Some(pages(511, 1))));
-    let gone = UnmapError::NotMapped { iova: at(511) };
-    assert_eq!(table.unmap_counted(range), Err(gone));
-    assert_eq!(table.unmap_counted(pages(512, 1)), Ok(Some(pages(512, 1))));
-    // Plain mappings are no counted ones, and no large leaf is.
-    table.map(pages(0, 1), phys, Access::Write).unwrap();
-    let plain = UnmapError::Counted {
-        iova: at(0),
-        count: 0,
-    };
-    assert_eq!(table.unmap_counted(pages(0, 1)), Err(plain));
-    let map = table.map_counted(pages(0, 1), phys, Access::Write);
-    assert!(matches!(map, Err(MapError::Differs { count: 0, .. })));
-    let amd = IoPageTable::<AmdV1, _>::new(&memory, config(4, LeafSizes::ONE_G)).unwrap();
-    let map = amd.map_counted(range, phys, Access::Write);
-    assert!(matches!(map, Err(MapError::CountOverflow { max: 0, .. })));
-    assert_eq!(amd.table_pages(), 1);
 }
 
 #[test]

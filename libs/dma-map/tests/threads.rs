@@ -6,8 +6,7 @@ use std::thread;
 
 use address::PhysAddr;
 use dma_map::table::{
-    Format, GlobalLockTable, HostMemory, IoPageTable, LeafSizes, MapError, PageTable, RwLockTable,
-    TableConfig, VtdSecondLevel,
+    HostMemory, IoPageTable, LeafSizes, MapError, PageTable, TableConfig, VtdSecondLevel,
 };
 use iova::{Access, IovaPfn, IovaRange};
 
@@ -126,56 +125,5 @@ fn owners_do_not_disturb_each_other() {
     let table = IoPageTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
     hammer(&table, 200_000 / SLOWER);
     drop(table);
-    let table = RwLockTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
-    hammer(&table, 20_000 / SLOWER);
-    drop(table);
-    let table = GlobalLockTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
-    hammer(&table, 20_000 / SLOWER);
-    drop(table);
     assert_eq!(memory.pages_in_use(), 0);
-}
-
-/// All threads map the same pages to the same place, as identity mappings do: the number of times a page stops being
-/// mapped is the number of times it began to be.
-#[test]
-fn the_last_of_a_counted_page_is_told_so() {
-    const PAGES: u64 = 8;
-    let memory = HostMemory::new();
-    let table = IoPageTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
-    let start = Barrier::new(THREADS as usize);
-    thread::scope(|scope| {
-        for id in 0..THREADS {
-            let (table, start) = (&table, &start);
-            scope.spawn(move || {
-                let mut random = Random::of(id);
-                let mut held = Vec::new();
-                start.wait();
-                for _ in 0..100_000 / SLOWER {
-                    if held.len() < 64 && random.below(2) == 0 {
-                        let from = 508 + random.below(PAGES);
-                        let range = pages(from, 1 + random.below(516 - from));
-                        let phys = PhysAddr::new(from << 12);
-                        table
-                            .map_counted(range, phys, Access::Read)
-                            .expect("at most 4 x 64 times");
-                        held.push(range);
-                    } else if !held.is_empty() {
-                        let at = random.below(held.len() as u64) as usize;
-                        let range = held.swap_remove(at);
-                        let found = table.lookup(range.start()).expect("held");
-                        assert_eq!(found.phys.raw(), range.start().raw());
-                        let gone = table.unmap_counted(range).expect("held");
-                        assert!(gone.is_none_or(|gone| range.contains(gone)));
-                    }
-                }
-                for range in held {
-                    table.unmap_counted(range).expect("held");
-                }
-            });
-        }
-    });
-    for pfn in 508..516 {
-        assert_eq!(table.lookup(pages(pfn, 1).start()), None);
-    }
-    const { assert!(VtdSecondLevel::MAX_COUNT >= 256) };
 }

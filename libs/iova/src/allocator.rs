@@ -40,14 +40,6 @@ pub trait IovaAllocator: Send + Sync {
     /// What is allocated and cached; reads every core's state, so it is slow and, while others work, approximate.
     fn stats(&self) -> Stats;
 
-    /// Whether `range` may be allocated several times at once, because it stands for the memory behind it (identity):
-    /// whoever maps counts, then.
-    #[inline]
-    fn is_counted(&self, range: IovaRange) -> bool {
-        let _ = range;
-        false
-    }
-
     /// Forgets every allocation, as a device reset does.
     ///
     /// # Errors

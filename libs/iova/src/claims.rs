@@ -10,23 +10,31 @@ use lines::{AtomicBool, Ordering};
 use crate::{ApertureError, ClaimError, CoreId, MAX_CORES, ResetError};
 
 /// One flag per core: whether its handle is out.
-pub(crate) struct Claims(Box<[AtomicBool]>);
+pub struct Claims(Box<[AtomicBool]>);
 
 impl Claims {
-    pub(crate) fn new(cores: usize) -> Result<Self, ApertureError> {
+    /// All handles are in. 1 to [`MAX_CORES`] cores.
+    ///
+    /// # Errors
+    /// [`ApertureError::Cores`].
+    pub fn new(cores: usize) -> Result<Self, ApertureError> {
         if !(1..=MAX_CORES).contains(&cores) {
             return Err(ApertureError::Cores { cores });
         }
         Ok(Self((0..cores).map(|_| AtomicBool::new(false)).collect()))
     }
 
-    pub(crate) fn cores(&self) -> usize {
+    /// How many cores there are.
+    pub fn cores(&self) -> usize {
         self.0.len()
     }
 
     /// Takes the handle of `core`. Acquire: pairs with [`Self::release`], after which everything that the last
     /// owner left behind is seen.
-    pub(crate) fn claim(&self, core: CoreId) -> Result<(), ClaimError> {
+    ///
+    /// # Errors
+    /// It is out, or there is no such core.
+    pub fn claim(&self, core: CoreId) -> Result<(), ClaimError> {
         let cores = self.cores();
         let flag = self
             .0
@@ -39,17 +47,21 @@ impl Claims {
     }
 
     /// Gives back what [`Self::claim`] took.
-    pub(crate) fn release(&self, core: CoreId) {
+    pub fn release(&self, core: CoreId) {
         self.0[core.0].store(false, Ordering::Release);
     }
 
     /// Whether the handle of core number `core` is out now.
-    pub(crate) fn is_claimed(&self, core: usize) -> bool {
+    #[cfg(feature = "parts")]
+    pub fn is_claimed(&self, core: usize) -> bool {
         self.0[core].load(Ordering::Relaxed)
     }
 
     /// Runs `work` while no core has a handle nor can get one.
-    pub(crate) fn while_idle<R>(&self, work: impl FnOnce() -> R) -> Result<R, ResetError> {
+    ///
+    /// # Errors
+    /// Some are out.
+    pub fn while_idle<R>(&self, work: impl FnOnce() -> R) -> Result<R, ResetError> {
         let cores = || (0..self.cores()).map(CoreId);
         let taken: Vec<CoreId> = cores().filter(|&core| self.claim(core).is_ok()).collect();
         let claimed = self.cores() - taken.len();

@@ -7,11 +7,7 @@
 //! | allocator | what it is | take it for |
 //! |---|---|---|
 //! | [`ChunkAllocator`] | 2 MiB chunks, one leaf table each, owned by one core | page tables that many cores map in; the default |
-//! | [`MagazineAllocator`] | per-core magazines and bounded depots over the tree (*Utilizing the IOMMU Scalably*, ATC 2015, §4) | the published design |
-//! | [`SlabAllocator`] | offsets of objects in one arena ("IOVA-kmalloc", same paper) | memory that is bounded beforehand |
-//! | [`IdentityAllocator`] | the physical address, once for each permission (same paper) | no bookkeeping, where the aperture is wide |
 //! | [`TreeAllocator`] | one locked tree, logarithmic, packed to the top | the reference; few, long-lived or huge ranges |
-//! | [`LinearAllocator`], [`EiovaRAllocator`] | the scan of 2015's Linux, and a cache before it (FAST 2015) | baselines and oracles |
 //!
 //! All of them check what they are told: a range that is freed twice, in part, with another size, or that another space gave
 //! is refused with an error that names it, and nothing changes. All take reserved regions, alignment, a highest address per
@@ -37,9 +33,10 @@
 //! ```
 //!
 //! Ranges are in pages of 4 KiB; ends are inclusive. Modules: `range`, `aperture`, `error`, `allocator` (the traits), then one
-//! per allocator; `testing` (a feature of that name) plays with any of them, in phases, beside a naive model. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through the crate `lines`, and
-//! the meetings of cores are modelled with loom (`chunk/model.rs`, `magazine/model.rs`), and those of more cores
-//! with shuttle (`tests/schedules.rs`).
+//! per allocator; `testing` (a feature of that name) plays with any of them, in phases, beside a
+//! naive model; `parts` (another) is what allocators elsewhere are built from. Concurrency: a handle is one thread's (`&mut`,
+//! not `Sync`); what cores share comes through the crate `lines`, the meetings of cores are modelled with loom
+//! (`chunk/tests/model.rs`), and those of more cores with shuttle (`tests/schedules.rs`).
 //!
 //! **Left out**: guard pages between ranges, boundaries that a range must not cross, NUMA.
 #![cfg_attr(not(test), no_std)]
@@ -51,23 +48,18 @@ extern crate std;
 
 mod allocator;
 mod aperture;
-mod backing;
 pub mod chunk;
 mod claims;
 mod core_id;
-mod crew;
 mod error;
-mod identity;
-mod linear;
-mod locked;
-mod magazine;
+#[cfg(feature = "parts")]
+pub mod parts;
 #[cfg(any(test, shuttle))]
 pub mod planted;
 mod range;
-mod slab;
-mod states;
 mod stats;
 #[cfg(any(test, feature = "testing"))]
+#[path = "../tests/testing/mod.rs"]
 pub mod testing;
 mod tree;
 mod wanted;
@@ -77,10 +69,6 @@ pub use aperture::{Aperture, MSI_WINDOW};
 pub use chunk::{ChunkAllocator, ChunkConfig, ChunkCore};
 pub use core_id::{CoreId, MAX_CORES};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
-pub use identity::{IdentityAllocator, IdentityCore};
-pub use linear::{EiovaRAllocator, EiovaRCore, LinearAllocator, LinearCore, MAX_LISTED};
-pub use magazine::{MagazineAllocator, MagazineConfig, MagazineCore};
 pub use range::{Access, IovaPfn, IovaRange, Request};
-pub use slab::{SlabAllocator, SlabConfig, SlabCore};
 pub use stats::Stats;
 pub use tree::{TreeAllocator, TreeCore};

@@ -16,8 +16,6 @@ pub enum Mistake {
     LetsGoSilently,
     /// A giver looks for other strangers' marks only where the tag speaks of some.
     TrustsPending,
-    /// A full magazine for which its depot has no room is dropped with all its ranges, as Linux 6.7 did.
-    DropsOverflow,
     /// A search in the tree of gaps counts the first key of an inner node, which means nothing.
     CountsFirstSeparator,
 }

@@ -146,11 +146,9 @@ pub struct Request {
     pub(crate) pages: u64,
     pub(crate) last: IovaPfn,
     pub(crate) align_order: u8,
-    pub(crate) phys: Option<address::PhysAddr>,
-    pub(crate) access: Access,
 }
 
-/// What a device may do with a page. Only [`IdentityAllocator`](crate::IdentityAllocator) looks at it.
+/// What a device may do with a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Access {
@@ -170,8 +168,6 @@ impl Request {
             pages,
             last: IovaPfn::MAX,
             align_order: 0,
-            phys: None,
-            access: Access::ReadWrite,
         }
     }
 
@@ -186,16 +182,6 @@ impl Request {
     pub const fn aligned(self, order: u8) -> Self {
         Self {
             align_order: order,
-            ..self
-        }
-    }
-
-    /// The memory behind the range starts at `phys`, and the device may do `access` with it.
-    #[inline]
-    pub const fn for_memory(self, phys: address::PhysAddr, access: Access) -> Self {
-        Self {
-            phys: Some(phys),
-            access,
             ..self
         }
     }

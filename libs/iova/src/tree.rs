@@ -1,6 +1,6 @@
 //! `TreeAllocator`: ranges packed to the top of the space, every operation logarithmic.
 //!
-//! The reference, and what the caching allocators take their ranges from. Linux's allocator of 2015 walked along
+//! The reference, and what [chunks](crate::ChunkAllocator) fall back to. Linux's allocator of 2015 walked along
 //! allocated ranges until a gap fitted: linear, and where lifetimes are random, every time (*Utilizing the IOMMU
 //! Scalably*, USENIX ATC 2015, §4.1; *Efficient Intra-Operating System Protection Against Harmful DMAs*, FAST 2015).
 //! Here the free gaps are in a tree that knows the largest aligned request under each node
@@ -19,39 +19,21 @@
 //!
 //! Left out: chunks (`retire` never has one); a lower limit per request (reserve what a device must not see).
 
+mod allocator;
 mod gaps;
 mod live;
 
 use alloc::vec::Vec;
 
+pub use allocator::{TreeAllocator, TreeCore};
 use gaps::Gaps;
 use live::Live;
 
-use crate::{
-    AllocError, Aperture, CHUNK_PAGES, FreeError, IovaPfn, IovaRange, Stats,
-    locked::{Space, locked_allocator},
-    wanted::{Wanted, order_of, range_at},
-};
-
-locked_allocator! {
-    /// Ranges packed to the top of the space in logarithmic time, behind one lock.
-    ///
-    /// ```
-    /// use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator};
-    ///
-    /// let space = TreeAllocator::new(Aperture::of_bits(48)?, 1)?;
-    /// let mut core = space.claim(CoreId(0))?;
-    /// let ring = core.alloc(Request::pages(3).at_most(IovaPfn::new(0xf_ffff)))?;
-    /// assert_eq!((ring.first(), ring.pages()), (IovaPfn::new(0xf_fffc), 3));
-    /// core.free(ring)?;
-    /// assert!(core.free(ring).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    TreeAllocator, TreeCore, Tree
-}
+use crate::wanted::{order_of, range_at};
+use crate::{CHUNK_PAGES, FreeError, IovaPfn, IovaRange};
 
 /// The space itself, without a lock: for allocators that put caches before it.
-pub(crate) struct Tree {
+pub struct Tree {
     gaps: Gaps,
     live: Live,
     live_pages: u64,
@@ -59,8 +41,8 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// All of `usable` free: ranges that ascend and do not touch, as [`Aperture::usable`] has them.
-    pub(crate) fn new(usable: &[IovaRange]) -> Self {
+    /// All of `usable` free: ranges that ascend and do not touch, as [`Aperture::usable`](crate::Aperture::usable) has them.
+    pub fn new(usable: &[IovaRange]) -> Self {
         Self {
             gaps: Gaps::new(usable),
             live: Live::new(),
@@ -71,19 +53,14 @@ impl Tree {
 
     /// `pages` pages (1 to 2^52) at a multiple of `2^align_order` (at most 2^52; raised to the power of two that
     /// holds `pages`), none above `last`.
-    pub(crate) fn alloc(
-        &mut self,
-        pages: u64,
-        align_order: u8,
-        last: IovaPfn,
-    ) -> Option<IovaRange> {
+    pub fn alloc(&mut self, pages: u64, align_order: u8, last: IovaPfn) -> Option<IovaRange> {
         let range = self.take(pages, align_order, last)?;
         self.live.insert(range.first().raw(), pages);
         Some(range)
     }
 
-    /// As [`Self::alloc`], for an owner inside this crate who gives it back unchecked: no caller can free it.
-    pub(crate) fn take(&mut self, pages: u64, align_order: u8, last: IovaPfn) -> Option<IovaRange> {
+    /// As [`Self::alloc`], for an allocator that gives it back unchecked: no caller can free it.
+    pub fn take(&mut self, pages: u64, align_order: u8, last: IovaPfn) -> Option<IovaRange> {
         let order = align_order.max(order_of(pages));
         let first = self.gaps.take(pages, order, last.raw())?;
         self.live_pages += pages;
@@ -91,53 +68,48 @@ impl Tree {
     }
 
     /// Gives back what [`Self::take`] gave, or a part of it.
-    pub(crate) fn give(&mut self, range: IovaRange) {
+    pub fn give(&mut self, range: IovaRange) {
         self.live_pages -= range.pages();
         self.gaps.give(range.first().raw(), range.last().raw());
     }
 
     /// Takes back exactly what [`Self::alloc`] gave, if it is not pinned.
-    pub(crate) fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
+    ///
+    /// # Errors
+    /// [`FreeError`]; nothing has changed then.
+    pub fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         let found = self.find(range, false)?;
         self.remove(range, found);
         Ok(())
     }
 
-    /// Whether `range` is exactly one that [`Self::alloc`] gave.
-    #[cfg(test)]
-    pub(crate) fn is_allocated(&self, range: IovaRange) -> bool {
-        let found = self.live.find(range.first().raw());
-        found.is_some_and(|found| found.pages == range.pages())
-    }
-
     /// Pins what is allocated and not pinned, which keeps it from [`Self::free`], or the other way round.
-    pub(crate) fn set_pinned(
-        &mut self,
-        range: IovaRange,
-        is_pinned: bool,
-    ) -> Result<(), FreeError> {
+    ///
+    /// # Errors
+    /// [`FreeError`]; nothing has changed then.
+    pub fn set_pinned(&mut self, range: IovaRange, is_pinned: bool) -> Result<(), FreeError> {
         let found = self.find(range, !is_pinned)?;
         self.live.set_pinned(found, is_pinned);
         Ok(())
     }
 
     /// Size of the range out that starts at `first`.
-    pub(crate) fn pages_at(&self, first: IovaPfn) -> Option<u64> {
+    pub fn pages_at(&self, first: IovaPfn) -> Option<u64> {
         self.live.find(first.raw()).map(|found| found.pages)
     }
 
     /// Ranges out.
-    pub(crate) fn live_ranges(&self) -> u64 {
+    pub fn live_ranges(&self) -> u64 {
         self.live.len() as u64
     }
 
     /// Pages of the ranges out, and of those that were [taken](Self::take).
-    pub(crate) fn live_pages(&self) -> u64 {
+    pub fn live_pages(&self) -> u64 {
         self.live_pages
     }
 
     /// Chunks of 512 pages in which any page is out. Linear in the number of gaps.
-    pub(crate) fn chunks(&self) -> u64 {
+    pub fn chunks(&self) -> u64 {
         let (mut chunks, mut counted) = (0, None);
         // Pages `first..=last` are out; runs come in ascending order.
         let mut add = |first: u64, last: u64| {
@@ -164,7 +136,7 @@ impl Tree {
     }
 
     /// Bytes of bookkeeping.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.gaps.bytes() + self.live.bytes() + self.usable.capacity() * size_of::<IovaRange>()
     }
 
@@ -196,7 +168,7 @@ impl Tree {
 
     /// Panics where gaps and ranges out do not divide the usable pages (nothing may be [taken](Self::take)). Linear.
     #[cfg(any(test, debug_assertions))]
-    pub(crate) fn check(&self) {
+    pub fn check(&self) {
         self.gaps.check();
         let mut pieces: Vec<(u64, u64)> = self.live.iter().collect();
         self.gaps
@@ -213,40 +185,6 @@ impl Tree {
             assert_eq!(next, end, "a piece reaches past what is usable");
         }
         assert_eq!(pieces.next(), None, "a piece lies outside");
-    }
-}
-
-impl Space for Tree {
-    fn new(aperture: &Aperture) -> Self {
-        Tree::new(aperture.usable())
-    }
-
-    fn alloc(&mut self, wanted: Wanted, aperture: &Aperture) -> Result<IovaRange, AllocError> {
-        Tree::alloc(self, wanted.pages, wanted.order, wanted.last)
-            .ok_or_else(|| wanted.failure(aperture, 0))
-    }
-
-    fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
-        Tree::free(self, range)
-    }
-
-    fn set_pinned(&mut self, range: IovaRange, is_pinned: bool) -> Result<(), FreeError> {
-        Tree::set_pinned(self, range, is_pinned)
-    }
-
-    fn stats(&self) -> Stats {
-        Stats {
-            live_ranges: self.live_ranges(),
-            live_pages: self.live_pages,
-            chunks: self.chunks(),
-            bytes: self.bytes(),
-            ..Stats::default()
-        }
-    }
-
-    #[cfg(debug_assertions)]
-    fn check(&self) {
-        Tree::check(self);
     }
 }
 

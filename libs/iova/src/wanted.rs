@@ -7,22 +7,28 @@ const MAX_ORDER: u8 = 52;
 
 /// A request that some space could satisfy. `2^order >= pages > 0`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) pages: u64,
+pub struct Wanted {
+    /// How many.
+    pub pages: u64,
     /// The range starts at a multiple of `2^order` pages.
-    pub(crate) order: u8,
-    pub(crate) last: IovaPfn,
+    pub order: u8,
+    /// No page lies above it.
+    pub last: IovaPfn,
 }
 
 /// The smallest order whose block holds `pages` pages (at least 1).
 #[inline]
-pub(crate) const fn order_of(pages: u64) -> u8 {
+pub const fn order_of(pages: u64) -> u8 {
     (u64::BITS - (pages - 1).leading_zeros()) as u8
 }
 
 impl Wanted {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// [`AllocError::Impossible`].
     #[inline]
-    pub(crate) fn of(request: &Request) -> Result<Self, AllocError> {
+    pub fn of(request: &Request) -> Result<Self, AllocError> {
         let pages = request.pages;
         if pages.wrapping_sub(1) >= 1 << MAX_ORDER || request.align_order > MAX_ORDER {
             return Err(AllocError::Impossible {
@@ -38,8 +44,9 @@ impl Wanted {
     }
 
     /// The same with the size rounded up to a power of two.
+    #[cfg(feature = "parts")]
     #[inline]
-    pub(crate) fn rounded(self) -> Self {
+    pub fn rounded(self) -> Self {
         Self {
             pages: 1 << order_of(self.pages),
             ..self
@@ -48,7 +55,7 @@ impl Wanted {
 
     /// Why there was no range: none is free now, or none ever will be.
     #[cold]
-    pub(crate) fn failure(&self, aperture: &Aperture, asked: usize) -> AllocError {
+    pub fn failure(&self, aperture: &Aperture, asked: usize) -> AllocError {
         let could_fit = |usable: &IovaRange| {
             place(
                 usable.first().raw(),
@@ -75,14 +82,17 @@ impl Wanted {
 
 /// Highest multiple of `2^order` in `first..=last` from which `pages` pages stay inside.
 #[inline]
-pub(crate) fn place(first: u64, last: u64, pages: u64, order: u8) -> Option<u64> {
+pub fn place(first: u64, last: u64, pages: u64, order: u8) -> Option<u64> {
     let start = (last + 1).checked_sub(pages)? >> order << order;
     (start >= first).then_some(start)
 }
 
 /// A range inside an aperture, which an allocator has checked.
+///
+/// # Panics
+/// It is none.
 #[inline]
-pub(crate) fn range_at(first: u64, pages: u64) -> IovaRange {
+pub fn range_at(first: u64, pages: u64) -> IovaRange {
     IovaRange::new(IovaPfn::new(first), pages).expect("a range inside a range")
 }
 

@@ -2,8 +2,8 @@
 //!
 //! `iova` and `dma-map` take every atomic and every lock from here, so that one switch replaces them all:
 //! * `--cfg loom`: loom's, which try the orders in which threads may see each other;
-//! * `--cfg shuttle`: shuttle's, under which a test chooses at random who runs next (the module `schedules`);
-//! * the feature `probe`: ones that count which accesses need another core's cache line (the module `probe`);
+//! * `--cfg shuttle`: shuttle's, under which a test chooses at random who runs next (the crate `random-schedules`);
+//! * the feature `probe`: ones that count which accesses need another core's cache line (the crate `line-probe`);
 //! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits (the module `hooks`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
@@ -11,7 +11,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(any(shuttle, all(any(feature = "probe", feature = "hooks"), not(loom))))]
+#[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
 extern crate std;
 
 #[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
@@ -19,10 +19,6 @@ pub mod hooks;
 #[cfg(any(loom, shuttle, not(feature = "probe")))]
 mod lock;
 mod padded;
-#[cfg(all(feature = "probe", not(any(loom, shuttle))))]
-pub mod probe;
-#[cfg(shuttle)]
-pub mod schedules;
 mod spin;
 
 #[cfg(not(any(feature = "probe", feature = "hooks", loom, shuttle)))]
@@ -52,12 +48,12 @@ pub use shuttle::{
 
 #[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
 pub use hooks::spin_loop;
-#[cfg(any(loom, shuttle, not(feature = "probe")))]
-pub use lock::{Guard, Lock};
-pub use padded::CachePadded;
 #[cfg(all(feature = "probe", not(any(loom, shuttle))))]
-pub use probe::{
+pub use line_probe::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Guard, Lock,
     spin_loop,
 };
+#[cfg(any(loom, shuttle, not(feature = "probe")))]
+pub use lock::{Guard, Lock};
+pub use padded::CachePadded;
 pub use spin::Spin;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::graph::Graph;
-use crate::tokens::tokens;
+use crate::tokens::{lex, without_tests};
 
 /// Which top-level module of the crate whose root is `root` names which.
 ///
@@ -24,9 +24,61 @@ pub fn of_crate(root: &Path) -> Result<Graph> {
     Ok(found.graph())
 }
 
+/// The sources below `folder` that no other one there names as a module, and that are none of `roots`: nobody compiles them.
+///
+/// # Errors
+/// A source that is not there or not UTF-8.
+pub fn strays(folder: &Path, roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let files = sources(folder)?;
+    let mut named = BTreeSet::new();
+    for file in &files {
+        let source = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        let words = lex(&source);
+        let modules = words.windows(2).filter(|words| words[0] == "mod");
+        named.extend(modules.map(|words| words[1].clone()));
+    }
+    let is_named = |file: &PathBuf| {
+        let own = file.with_extension("");
+        let own = match own.file_name() {
+            Some(name) if name == "mod" => own.parent().and_then(Path::file_name),
+            name => name,
+        };
+        own.is_some_and(|name| named.contains(&*name.to_string_lossy()))
+    };
+    let is_stray = |file: &PathBuf| !roots.contains(file) && !is_named(file);
+    Ok(files.into_iter().filter(is_stray).collect())
+}
+
+/// Whether a crate whose root is `root` holds tests in its own sources.
+///
+/// # Errors
+/// A source that is not there or not UTF-8.
+pub fn has_tests(root: &Path) -> Result<bool> {
+    let mut found = Found::default();
+    let dir = root.parent().context("a file in a folder")?;
+    found.read(root, dir, &mut Vec::new())?;
+    Ok(found.has_tests)
+}
+
+/// Rust files below `folder`.
+fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(sources(&path)?);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
 /// What the sources say.
 #[derive(Default)]
 struct Found {
+    /// Something in them is only for tests.
+    has_tests: bool,
     /// Top-level modules.
     modules: BTreeSet<String>,
     /// In the root: a name, and the first word of the path that it stands for.
@@ -39,7 +91,10 @@ impl Found {
     /// Reads one file, which is module `path`, and the files of the modules in it, which lie in `dir`.
     fn read(&mut self, file: &Path, dir: &Path, path: &mut Vec<String>) -> Result<()> {
         let source = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        self.walk(&tokens(&source), dir, path)
+        let all = lex(&source);
+        let tokens = without_tests(&all);
+        self.has_tests |= tokens.len() < all.len();
+        self.walk(&tokens, dir, path)
     }
 
     fn walk(&mut self, tokens: &[String], dir: &Path, path: &mut Vec<String>) -> Result<()> {

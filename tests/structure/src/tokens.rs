@@ -1,11 +1,7 @@
 //! Rust sources as words and signs.
 
-/// Words, and signs of one character but for `::`. Comments, literals, lifetimes and whatever is only compiled for tests are gone.
-pub(crate) fn tokens(source: &str) -> Vec<String> {
-    without_tests(&lex(source))
-}
-
-fn lex(source: &str) -> Vec<String> {
+/// Words, and signs of one character but for `::`. Comments, literals and lifetimes are gone.
+pub(crate) fn lex(source: &str) -> Vec<String> {
     let mut rest = source;
     let mut tokens = Vec::new();
     while let Some(first) = rest.chars().next() {
@@ -119,7 +115,8 @@ fn after_group(tokens: &[String], open: usize) -> usize {
     tokens.len()
 }
 
-fn without_tests(tokens: &[String]) -> Vec<String> {
+/// The same without whatever is only compiled for tests.
+pub(crate) fn without_tests(tokens: &[String]) -> Vec<String> {
     let mut kept = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
@@ -201,7 +198,7 @@ mod tests {
     use super::*;
 
     fn text(source: &str) -> String {
-        tokens(source).join(" ")
+        without_tests(&lex(source)).join(" ")
     }
 
     #[test]

@@ -17,10 +17,16 @@ pub struct Package {
     pub name: String,
     /// The folder of the workspace that it lies in: `libs`, `virt`, …
     pub shelf: String,
+    /// Where its manifest lies.
+    pub folder: PathBuf,
     /// Roots of its library and programs.
     pub roots: Vec<PathBuf>,
+    /// Those of them that `cargo test` passes over.
+    pub untested: Vec<PathBuf>,
     /// Crates it is built from, ours and others.
     pub needs: BTreeSet<String>,
+    /// Those that only a feature brings in.
+    pub may_need: BTreeSet<String>,
     /// Those it is tested with.
     pub tested_with: BTreeSet<String>,
 }
@@ -68,7 +74,7 @@ impl Workspace {
         for (name, needs) in &self.others {
             let ours = self.packages.get(name).map(|package| {
                 let tests = package.tested_with.iter().filter(|_| name == from);
-                package.needs.iter().chain(tests)
+                package.needs.iter().chain(&package.may_need).chain(tests)
             });
             match ours {
                 Some(needs) => needs.for_each(|need| graph.add(name, need)),
@@ -86,26 +92,34 @@ fn packages(metadata: &Value) -> Result<BTreeMap<String, Package>> {
         let name = text(&package["name"])?.to_owned();
         let manifest = Path::new(text(&package["manifest_path"])?).strip_prefix(root)?;
         let shelf = manifest.iter().next().context("a crate in a folder")?;
-        let mut roots = Vec::new();
+        let (mut roots, mut untested) = (Vec::new(), Vec::new());
         for target in list(&package["targets"])? {
             let kinds = list(&target["kind"])?;
             if kinds.iter().any(|kind| kind == "lib" || kind == "bin") {
-                roots.push(text(&target["src_path"])?.into());
+                let root: PathBuf = text(&target["src_path"])?.into();
+                if target["test"] == false {
+                    untested.push(root.clone());
+                }
+                roots.push(root);
             }
         }
-        let (mut needs, mut tested_with) = (BTreeSet::new(), BTreeSet::new());
+        let [mut needs, mut may_need, mut tested_with] = [const { BTreeSet::new() }; 3];
         for dependency in list(&package["dependencies"])? {
             let name = text(&dependency["name"])?.to_owned();
             match dependency["kind"].as_str() {
                 Some("dev") => tested_with.insert(name),
+                _ if dependency["optional"] == true => may_need.insert(name),
                 _ => needs.insert(name),
             };
         }
         let package = Package {
             name: name.clone(),
             shelf: shelf.to_string_lossy().into_owned(),
+            folder: root.join(manifest).with_file_name(""),
             roots,
+            untested,
             needs,
+            may_need,
             tested_with,
         };
         packages.insert(name, package);

@@ -221,7 +221,7 @@ impl Walk<'_> {
 }
 
 /// One reference count in a refcount block: a part of one byte, the lowest bits first, or whole bytes, big-endian.
-struct Count<'a> {
+pub(crate) struct Count<'a> {
     bytes: &'a mut [u8],
     shift: u64,
     /// Of a part of a byte, its largest value; otherwise 0.
@@ -229,7 +229,7 @@ struct Count<'a> {
 }
 
 impl<'a> Count<'a> {
-    fn at(block: &'a mut [u8], index: u64, order: u32) -> Self {
+    pub(crate) fn at(block: &'a mut [u8], index: u64, order: u32) -> Self {
         if order < 3 {
             let bit = index << order;
             let at = (bit >> 3) as usize;
@@ -248,7 +248,7 @@ impl<'a> Count<'a> {
         }
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         if self.mask != 0 {
             return u64::from(self.bytes[0] >> self.shift & self.mask);
         }
@@ -258,7 +258,7 @@ impl<'a> Count<'a> {
     }
 
     /// False: it does not fit.
-    fn set(&mut self, value: u64) -> bool {
+    pub(crate) fn set(&mut self, value: u64) -> bool {
         if self.mask != 0 {
             if value > u64::from(self.mask) {
                 return false;

@@ -31,6 +31,7 @@ use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use nix::fcntl::FallocateFlags;
 
+use crate::check::Count;
 use crate::header::{self, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
 use crate::medium::{Medium, read_padded};
 use crate::order::{Change, Order};
@@ -329,25 +330,19 @@ impl Shared {
                 "the cluster at {target:#x} is not covered by a refcount block"
             )));
         }
-        // A count is a part of one byte (the lowest bits first), or some whole bytes, big-endian.
-        let (at, len) = match layout.refcount_order {
-            order @ 0..3 => (block + (within << order >> 3), 1),
-            order => (block + (within << (order - 3)), 1_usize << (order - 3)),
-        };
-        let count = &mut word[..len];
-        read_padded(&*self.file, count, at)?;
-        let (mask, one) = match layout.refcount_order {
-            order @ 0..3 => {
-                let shift = (within << order) & 7;
-                (((1_u8 << (1 << order)) - 1) << shift, 1_u8 << shift)
-            }
-            _ => (0xff, 1),
-        };
-        if count.iter().any(|byte| byte & mask != 0) {
+        let width = layout.refcount_order;
+        let (at, len) = (
+            block + (within << width >> 3),
+            (1_usize << width).div_ceil(8),
+        );
+        let bytes = &mut word[..len];
+        read_padded(&*self.file, bytes, at)?;
+        let mut count = Count::at(bytes, within % (8 >> width).max(1), width);
+        if count.get() != 0 {
             return Ok(());
         }
-        count[len - 1] |= one;
-        let written = self.file.write_all_at(count, at);
+        count.set(1);
+        let written = self.file.write_all_at(bytes, at);
         if let Some(order) = &self.order {
             held(order).add_fresh();
         }

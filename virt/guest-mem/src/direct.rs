@@ -4,6 +4,7 @@ use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
 use crate::iommu::{Iommu, Run};
 use crate::lease::{Full, LeaseId};
+use crate::pages::Pages;
 use crate::phys::PhysMem;
 
 /// An IOVA is the GPA of the same value, and a run reaches as far as host memory is contiguous.
@@ -101,5 +102,10 @@ impl Iommu for DirectMap {
 
     fn has_lease_room(&self, _source: SourceId, _leases: usize) -> bool {
         true
+    }
+
+    /// All, while there is a lease: they are only counted.
+    fn in_use(&self, pages: &Pages) -> u32 {
+        if self.in_flight == 0 { 0 } else { pages.all() }
     }
 }

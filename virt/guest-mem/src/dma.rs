@@ -39,11 +39,11 @@ pub trait Dma {
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop>;
 
-    /// Asks for the memory of all these ranges (address and length) at once, after a lease of one of them has answered
-    /// [`Stop::Pending`]: a request then waits once, and not for each piece in turn. Without effect where memory is
-    /// always there.
-    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
-        let _ = (ranges, intent);
+    /// Asks for the memory of all these ranges at once, where an access to one of them has answered [`Stop::Pending`] or
+    /// may do so: a request then waits once, and not for each piece in turn. `Ok` if all is there. What is refused is left
+    /// to whoever accesses it. Without effect where memory is always there.
+    fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
+        let _ = ranges;
         Ok(())
     }
 
@@ -53,6 +53,9 @@ pub trait Dma {
     /// Ends a lease: the device no longer touches those bytes.
     fn release(&mut self, id: LeaseId);
 }
+
+/// A range that a device is about to access: address, length in bytes, and what for.
+pub type Wanted = (Iova, u32, Intent);
 
 /// Why there is no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

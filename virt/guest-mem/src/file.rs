@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::addr::PAGE_SIZE;
-use crate::mapping::MapError;
+use crate::map_error::MapError;
 use crate::sigbus::MAX_MAPPINGS;
 
 /// Why a piece of a memory file cannot be used.

@@ -3,6 +3,7 @@
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
 use crate::lease::{Full, LEASE_SPAN, LeaseId, LeaseTable};
+use crate::pages::Pages;
 use crate::phys::PhysMem;
 
 /// A translated run: `len` contiguous bytes of guest-physical memory.
@@ -66,6 +67,10 @@ pub trait Iommu {
 
     /// Whether `source` could begin so many leases now: what a device waits for that met [`Full`].
     fn has_lease_room(&self, source: SourceId, leases: usize) -> bool;
+
+    /// Those of `pages` that a lease in flight lies in, or that it reaches itself by a host address which it keeps between
+    /// two calls: they cannot be evicted now. Asked a batch at a time, so one look at each lease is not too much.
+    fn in_use(&self, pages: &Pages) -> u32;
 }
 
 /// Bytes that one lease from `iova` on may have.
@@ -149,5 +154,9 @@ impl Iommu for NoIommu {
 
     fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
         self.leases.has_room(source, leases)
+    }
+
+    fn in_use(&self, pages: &Pages) -> u32 {
+        self.leases.in_use(pages)
     }
 }

@@ -74,7 +74,9 @@ mod foreign;
 mod iommu;
 mod keep;
 mod lease;
+mod map_error;
 mod mapping;
+mod pages;
 mod phys;
 mod ram;
 mod regpage;
@@ -82,8 +84,6 @@ mod reserve;
 mod shared;
 mod sigbus;
 mod slot;
-#[cfg(any(test, feature = "test-utils"))]
-pub mod test_utils;
 mod view;
 mod watch;
 mod window;
@@ -92,7 +92,7 @@ mod word;
 pub use access::{Access, DmaFault, Intent, Perm, Stop, Ticket};
 pub use addr::{Gpa, Hva, Iova, PAGE_SIZE, SourceId};
 pub use direct::DirectMap;
-pub use dma::{Dma, Lease, LeaseStop};
+pub use dma::{Dma, Lease, LeaseStop, Wanted};
 pub use file::FileError;
 pub use foreign::{ForeignError, ForeignErrorKind, ForeignRam, ForeignRegion, MAX_FOREIGN_BYTES};
 pub use iommu::{Iommu, NoIommu, Run, left_in_span};
@@ -101,10 +101,12 @@ pub use lease::{
     Budget, Full, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable, MAX_LEASES, MAX_RESERVE, Part,
     SHARES,
 };
-pub use mapping::{HugePages, MapError};
+pub use map_error::MapError;
+pub use mapping::HugePages;
+pub use pages::Pages;
 pub use phys::{KeepAlive, PhysMem};
 pub use ram::{GuestRam, RamError, Region};
-pub use regpage::{ArrayPage, RegPage, RegisterPage};
+pub use regpage::{RegPage, RegisterPage};
 pub use shared::SharedFile;
 pub use slot::SlotMapping;
 pub use view::View;

@@ -15,10 +15,11 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::addr::{Hva, PAGE_SIZE};
 use crate::file::{self, Facts, FileError};
+use crate::map_error::MapError;
 use crate::reserve::Reservation;
 use crate::sigbus::{RegisterError, Registration};
 use crate::word::{self, Word};
@@ -48,35 +49,6 @@ impl HugePages {
         // SAFETY: this advice changes how pages are found, not what is in them.
         unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
     }
-}
-
-/// The host refused shared memory.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    /// No memory file could be made (descriptors or kernel memory exhausted).
-    #[error("cannot create a memory file")]
-    Create(#[source] io::Error),
-    /// The memory file could not be given its size.
-    #[error("cannot size a memory file to {bytes} bytes")]
-    Resize {
-        /// Size asked for, in bytes.
-        bytes: usize,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The memory file's size could not be sealed.
-    #[error("cannot seal the size of a memory file")]
-    Seal(#[source] io::Error),
-    /// The address space or the host's commitment limit is exhausted.
-    #[error("cannot map {bytes} bytes of shared memory")]
-    Map {
-        /// Size asked for, in bytes.
-        bytes: usize,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// One contiguous run of memory that others may change at any time.
@@ -309,48 +281,17 @@ impl Mapping {
         unsafe { T::store(pointer, value, ordering) }
     }
 
-    /// Compare-and-exchange of 4 bytes; acquire-release when it succeeds, acquire when it does not.
+    /// Compare-and-exchange of a word; acquire-release when it succeeds, acquire when it does not.
     #[inline]
-    pub(crate) fn compare_exchange_u32(
+    pub(crate) fn compare_exchange<T: Word>(
         &self,
         offset: usize,
-        current: u32,
-        new: u32,
-    ) -> Result<u32, u32> {
-        let pointer = self.word_at(offset, 4);
-        // SAFETY: as in `load`.
-        let atomic = unsafe { AtomicU32::from_ptr(pointer.cast()) };
-        atomic
-            .compare_exchange(
-                current.to_le(),
-                new.to_le(),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            )
-            .map(u32::from_le)
-            .map_err(u32::from_le)
-    }
-
-    /// Compare-and-exchange of 8 bytes; acquire-release when it succeeds, acquire when it does not.
-    #[inline]
-    pub(crate) fn compare_exchange_u64(
-        &self,
-        offset: usize,
-        current: u64,
-        new: u64,
-    ) -> Result<u64, u64> {
-        let pointer = self.word_at(offset, 8);
-        // SAFETY: as in `load`.
-        let atomic = unsafe { AtomicU64::from_ptr(pointer.cast()) };
-        atomic
-            .compare_exchange(
-                current.to_le(),
-                new.to_le(),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            )
-            .map(u64::from_le)
-            .map_err(u64::from_le)
+        current: T,
+        new: T,
+    ) -> Result<T, T> {
+        let pointer = self.word_at(offset, size_of::<T>());
+        // SAFETY: as in `store`.
+        unsafe { T::compare_exchange(pointer, current, new) }
     }
 
     /// Copies bytes out; they may tear.

@@ -2,6 +2,7 @@
 
 use crate::access::{Access, Intent, Stop};
 use crate::addr::{Gpa, Hva};
+use crate::pages::Pages;
 
 /// Guest-physical memory.
 ///
@@ -12,9 +13,11 @@ use crate::addr::{Gpa, Hva};
 /// and [`DmaFault::BadRange`](crate::DmaFault::BadRange) for a wrapping or misaligned one, with nothing written.
 ///
 /// **Memory that may be absent** answers [`Stop::Pending`]; whoever was answered that asks again once the ticket is done.
-/// What has come in for a ticket stays until then. What could not be brought in answers as what is not RAM when it is asked
-/// for again, so that the access ends as one there would: nobody needs to keep how a ticket ended. A ticket of whoever has
-/// been reset meanwhile is forgotten, and its end changes nothing.
+/// What has come in for a ticket stays until then, so that whoever waits gets on however little memory there is; should
+/// nobody ask any more (a device was reset), a time or a count of the memory's own choice ends that. What could not be
+/// brought in answers as what is not RAM when it is asked for again, so that the access ends as one there would: nobody
+/// needs to keep how a ticket ended. A ticket of whoever has been reset meanwhile is forgotten, and its end changes
+/// nothing.
 pub trait PhysMem {
     /// One aligned 8-byte load, with acquire ordering.
     fn read_u64(&self, gpa: Gpa) -> Access<u64>;
@@ -50,18 +53,31 @@ pub trait PhysMem {
         }
     }
 
-    /// Asks for all of these pieces (address and length, at least 1) at once: `Ok` if they are all there, and else one
-    /// ticket for all that are not. What comes in for a ticket stays until it has been asked for again. Memory that is
+    /// Asks for all of these pieces (address, length of at least 1, what for) at once: `Ok` if they are all there, and else
+    /// one ticket for all that are not. What comes in for a ticket stays until it has been asked for again. Memory that is
     /// always there need not say anything else.
-    fn gather(&self, pieces: &[(Gpa, u64)], intent: Intent) -> Access<()> {
+    fn gather(&self, pieces: &[(Gpa, u64, Intent)]) -> Access<()> {
         let mut waits = Ok(());
-        for &(gpa, len) in pieces {
+        for &(gpa, len, intent) in pieces {
             // A fault is said to whoever accesses that piece.
             if let Err(stop @ Stop::Pending(_)) = self.host(gpa, len, intent) {
                 waits = Err(stop);
             }
         }
         waits
+    }
+
+    /// Lets go of those of the pages `mask` that it can do without now, and answers them. No lease and no window lies in any
+    /// of them, and the caller is the thread that all accesses come from: from the next one on they are absent, and whoever
+    /// evicts them (unmaps, writes out, punches a hole) knows that no device reaches them. Memory that is always there, as it
+    /// stands, lets nothing go.
+    ///
+    /// An access may ask for the same absent page more than once. Whoever brings pages back must know which requests are of
+    /// before the page was let go the last time: such a one makes nothing present, and its [`Intent::Overwrite`] is void, since
+    /// what was to fill the page may have done so before it went.
+    fn let_go(&self, pages: &Pages, mask: u32) -> u32 {
+        let _ = (pages, mask);
+        0
     }
 
     /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is in use.

@@ -15,7 +15,8 @@ use std::sync::atomic::Ordering;
 use crate::access::{Access, DmaFault, Intent};
 use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::keep::MappingSet;
-use crate::mapping::{HugePages, MapError, Mapping};
+use crate::map_error::MapError;
+use crate::mapping::{HugePages, Mapping};
 use crate::phys::{KeepAlive, PhysMem};
 use crate::slot::SlotMapping;
 
@@ -74,13 +75,15 @@ pub struct Region {
 }
 
 impl Region {
-    /// The offset of `[gpa, gpa + len)` in the memory file, if all of it lies in this region.
+    /// Where in this region `[gpa, gpa + len)` starts, if all of it lies in there; `len` at least 1.
     #[inline]
-    fn offset_of(&self, gpa: Gpa, len: u64) -> Option<u64> {
+    fn inside(&self, gpa: Gpa, len: u64) -> Option<u64> {
         // A `gpa` below the region wraps to an offset beyond any region's length: lengths are
         // bounded by the host's address space.
         let inside = gpa.raw().wrapping_sub(self.gpa.raw());
-        (inside < self.len && len <= self.len - inside).then(|| self.fd_offset + inside)
+        let room = self.len.checked_sub(inside)?;
+        // Wraps for an empty range, which so has no room anywhere.
+        (len.wrapping_sub(1) < room).then_some(inside)
     }
 }
 
@@ -121,9 +124,9 @@ impl GuestRam {
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in heap memory, without a memory file.
-    #[cfg(any(test, feature = "test-utils"))]
-    pub(crate) fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
+    /// The same in heap memory: for tests, which need no system call then and run under Miri. There is no memory file to map:
+    /// [`memfd`](Self::memfd) and [`slot_mapping`](Self::slot_mapping) panic.
+    pub fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
         Ok(Self::over(plan, Mapping::heap(bytes), HugePages::Never))
     }
@@ -162,28 +165,36 @@ impl GuestRam {
 
     /// The memory file behind all regions, for other processes to map. Its size is sealed.
     pub fn memfd(&self) -> BorrowedFd<'_> {
-        self.mapping.fd().expect("guest RAM is a memory file")
+        self.mapping.fd().expect("not made by `in_heap`")
+    }
+
+    /// The region that `[gpa, gpa + len)` lies in, and where it starts in there; `len` at least 1.
+    #[inline]
+    fn find(&self, gpa: Gpa, len: u64) -> Access<(&Region, u64)> {
+        match self.first.inside(gpa, len) {
+            Some(inside) => Ok((&self.first, inside)),
+            None => self.find_elsewhere(gpa, len),
+        }
     }
 
     /// Offset in the mapping of `[gpa, gpa + len)`, `len` at least 1.
     #[inline]
     fn offset(&self, gpa: Gpa, len: u64) -> Access<usize> {
-        match self.first.offset_of(gpa, len) {
-            Some(offset) => Ok(offset as usize),
-            None => self.offset_elsewhere(gpa, len),
-        }
+        let (region, inside) = self.find(gpa, len)?;
+        Ok((region.fd_offset + inside) as usize)
     }
 
     #[cold]
-    fn offset_elsewhere(&self, gpa: Gpa, len: u64) -> Access<usize> {
+    #[inline(never)]
+    fn find_elsewhere(&self, gpa: Gpa, len: u64) -> Access<(&Region, u64)> {
         if len == 0 || gpa.checked_add(len - 1).is_none() {
             return Err(DmaFault::BadRange.into());
         }
         for region in self.regions.iter() {
-            if let Some(offset) = region.offset_of(gpa, len) {
-                return Ok(offset as usize);
+            if let Some(inside) = region.inside(gpa, len) {
+                return Ok((region, inside));
             }
-            if region.offset_of(gpa, 1).is_some() {
+            if region.inside(gpa, 1).is_some() {
                 // Starts here and runs out: the region's end is not RAM, or it would be one region.
                 let gpa = Gpa::new(region.gpa.raw() + region.len);
                 return Err(DmaFault::NotRam { gpa }.into());
@@ -249,6 +260,17 @@ impl PhysMem for GuestRam {
     }
 
     #[inline]
+    fn read_u128(&self, gpa: Gpa) -> Access<u128> {
+        if !gpa.is_aligned(8) {
+            return Err(DmaFault::BadRange.into());
+        }
+        let offset = self.offset(gpa, 16)?;
+        let lo: u64 = self.mapping.load(offset, Ordering::Acquire);
+        let hi: u64 = self.mapping.load(offset + 8, Ordering::Acquire);
+        Ok(u128::from(hi) << 64 | u128::from(lo))
+    }
+
+    #[inline]
     fn store_u32_release(&self, gpa: Gpa, value: u32) -> Access<()> {
         if !gpa.is_aligned(4) {
             return Err(DmaFault::BadRange.into());
@@ -280,24 +302,14 @@ impl PhysMem for GuestRam {
 
     #[inline]
     fn host(&self, gpa: Gpa, len: u64, _intent: Intent) -> Access<Hva> {
-        if len == 0 {
-            return Err(DmaFault::BadRange.into());
-        }
-        let offset = self.offset(gpa, len)?;
-        Ok(self.mapping.hva(offset))
+        let (region, inside) = self.find(gpa, len)?;
+        Ok(Hva::new(region.hva.raw() + inside))
     }
 
     #[inline]
     fn run(&self, gpa: Gpa) -> Access<u64> {
-        let region = match self.first.offset_of(gpa, 1) {
-            Some(_) => &self.first,
-            None => {
-                let mut regions = self.regions.iter();
-                let region = regions.find(|region| region.offset_of(gpa, 1).is_some());
-                region.ok_or(DmaFault::NotRam { gpa })?
-            }
-        };
-        Ok(region.len - (gpa.raw() - region.gpa.raw()))
+        let (region, inside) = self.find(gpa, 1)?;
+        Ok(region.len - inside)
     }
 
     fn keep_alive(&self) -> KeepAlive {

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::addr::{Hva, PAGE_SIZE};
-use crate::mapping::{HugePages, MapError, Mapping};
+use crate::map_error::MapError;
+use crate::mapping::{HugePages, Mapping};
 
 /// One 4 KiB page of little-endian registers, shared with a guest.
 pub trait RegPage {
@@ -41,46 +42,6 @@ pub trait RegPage {
     fn compare_exchange64(&self, offset: u16, current: u64, new: u64) -> Result<u64, u64>;
 }
 
-macro_rules! page {
-    ($name:ident) => {
-        impl RegPage for $name {
-            #[inline]
-            fn load32(&self, offset: u16) -> u32 {
-                self.page.load(usize::from(offset), Ordering::Acquire)
-            }
-
-            #[inline]
-            fn load64(&self, offset: u16) -> u64 {
-                self.page.load(usize::from(offset), Ordering::Acquire)
-            }
-
-            #[inline]
-            fn store32(&self, offset: u16, value: u32) {
-                self.page
-                    .store(usize::from(offset), value, Ordering::Release);
-            }
-
-            #[inline]
-            fn store64(&self, offset: u16, value: u64) {
-                self.page
-                    .store(usize::from(offset), value, Ordering::Release);
-            }
-
-            #[inline]
-            fn compare_exchange32(&self, offset: u16, current: u32, new: u32) -> Result<u32, u32> {
-                self.page
-                    .compare_exchange_u32(usize::from(offset), current, new)
-            }
-
-            #[inline]
-            fn compare_exchange64(&self, offset: u16, current: u64, new: u64) -> Result<u64, u64> {
-                self.page
-                    .compare_exchange_u64(usize::from(offset), current, new)
-            }
-        }
-    };
-}
-
 /// A register page in a memory file of its own, ready to become a KVM memory slot. A clone is another
 /// handle to the same page.
 ///
@@ -98,7 +59,6 @@ macro_rules! page {
 pub struct RegisterPage {
     page: Arc<Mapping>,
 }
-page!(RegisterPage);
 
 impl RegisterPage {
     /// A zeroed page.
@@ -107,6 +67,14 @@ impl RegisterPage {
         Ok(Self {
             page: Arc::new(page),
         })
+    }
+
+    /// A zeroed page in plain memory, for tests and model checkers: same accesses, no system call, and no
+    /// [`memfd`](Self::memfd).
+    pub fn in_heap() -> Self {
+        Self {
+            page: Arc::new(Mapping::heap(PAGE_SIZE as usize)),
+        }
     }
 
     /// Where the page is mapped in this process, for a memory slot and for arming. Stays mapped while a
@@ -121,25 +89,34 @@ impl RegisterPage {
     }
 }
 
-/// A register page in plain memory, for tests and model checkers: same accesses, no system call. A
-/// clone is another handle to the same page, so that a test can play the guest.
-#[derive(Clone, Debug)]
-pub struct ArrayPage {
-    page: Arc<Mapping>,
-}
-page!(ArrayPage);
-
-impl ArrayPage {
-    /// A zeroed page.
-    pub fn new() -> Self {
-        Self {
-            page: Arc::new(Mapping::heap(PAGE_SIZE as usize)),
-        }
+impl RegPage for RegisterPage {
+    #[inline]
+    fn load32(&self, offset: u16) -> u32 {
+        self.page.load(offset.into(), Ordering::Acquire)
     }
-}
 
-impl Default for ArrayPage {
-    fn default() -> Self {
-        Self::new()
+    #[inline]
+    fn load64(&self, offset: u16) -> u64 {
+        self.page.load(offset.into(), Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store32(&self, offset: u16, value: u32) {
+        self.page.store(offset.into(), value, Ordering::Release);
+    }
+
+    #[inline]
+    fn store64(&self, offset: u16, value: u64) {
+        self.page.store(offset.into(), value, Ordering::Release);
+    }
+
+    #[inline]
+    fn compare_exchange32(&self, offset: u16, current: u32, new: u32) -> Result<u32, u32> {
+        self.page.compare_exchange(offset.into(), current, new)
+    }
+
+    #[inline]
+    fn compare_exchange64(&self, offset: u16, current: u64, new: u64) -> Result<u64, u64> {
+        self.page.compare_exchange(offset.into(), current, new)
     }
 }

@@ -8,8 +8,8 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
-use crate::dma::{Dma, Lease, LeaseStop};
-use crate::iommu::Iommu;
+use crate::dma::{Dma, Lease, LeaseStop, Wanted};
+use crate::iommu::{Iommu, left_in_span};
 use crate::lease::LeaseId;
 use crate::phys::PhysMem;
 use crate::window::{Place, Window};
@@ -61,6 +61,15 @@ impl<'a, I: Iommu, M: PhysMem> View<'a, I, M> {
 /// Refuses empty ranges and those that wrap around the end of the space.
 #[inline]
 fn check_range(iova: Iova, len: u64) -> Access<()> {
+    // The exclusive end is not above the start of either; nor is it of a range up to the last byte of the space.
+    if iova.raw().wrapping_add(len) <= iova.raw() {
+        return check_last(iova, len);
+    }
+    Ok(())
+}
+
+#[cold]
+fn check_last(iova: Iova, len: u64) -> Access<()> {
     if len == 0 || iova.checked_add(len - 1).is_none() {
         return Err(DmaFault::BadRange.into());
     }
@@ -128,7 +137,7 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     }
 
     fn refresh(&mut self, window: &mut Window) -> Access<()> {
-        if window.is_current(self) {
+        if window.is_current(self.generation()) {
             return Ok(());
         }
         // Closed until everything below has succeeded, so that no error leaves a revoked pointer usable.
@@ -177,23 +186,36 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         self.iommu.lease_end(id);
     }
 
+    /// Tables may be absent as well: what lies behind one is asked for when it has come, and everything else now.
     #[cold]
-    fn gather(&mut self, ranges: impl Iterator<Item = (Iova, u32)>, intent: Intent) -> Access<()> {
-        let perm = intent.perm();
+    fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let mut pieces = Vec::new();
-        for (iova, len) in ranges {
+        let mut waits = Ok(());
+        for (iova, len, intent) in ranges {
             let mut done = 0;
-            while done < u64::from(len) {
-                let at = iova.checked_add(done).ok_or(DmaFault::BadRange)?;
+            while done < u64::from(len)
+                && let Some(at) = iova.checked_add(done)
+            {
                 let left = u64::from(len) - done;
-                let run = self
+                let perm = intent.perm();
+                match self
                     .iommu
-                    .translate_run(self.mem, self.source, at, left, perm)?;
-                pieces.push((run.gpa, run.len));
-                done += run.len;
+                    .translate_run(self.mem, self.source, at, left, perm)
+                {
+                    Ok(run) => {
+                        pieces.push((run.gpa, run.len, intent));
+                        done += run.len;
+                    }
+                    Err(stop @ Stop::Pending(_)) => {
+                        waits = Err(stop);
+                        // One table maps all of a span.
+                        done += left_in_span(at);
+                    }
+                    Err(Stop::Fault(_)) => break,
+                }
             }
         }
-        self.mem.gather(&pieces, intent)
+        self.mem.gather(&pieces).and(waits)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

@@ -1,16 +1,15 @@
 //! One word of guest memory to look at without a device's door: what an idle core watches.
 //!
-//! UNSAFETY: dereferences the cached pointer, as [`Window`] does, and for the same reason.
+//! UNSAFETY: dereferences the cached pointer, as [`Window`](crate::Window) does, and for the same reason.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::mapping::Mapping;
-use crate::window::Window;
 use crate::word::Word;
 
-/// A 16-bit little-endian word of guest memory, kept mapped (see [`Window::watch_u16`]).
+/// A 16-bit little-endian word of guest memory, kept mapped (see [`Window::watch_u16`](crate::Window::watch_u16)).
 ///
 /// A look is one plain load, of which the answer may be old and orders nothing: whoever finds a change
 /// goes through the ring, whose loads acquire. After the guest has moved its ring, or taken the page
@@ -53,10 +52,8 @@ impl WatchWord {
         self.pointer == other.pointer
     }
 
-    /// Whether this is the word at `offset` of `window`, as the window points now: if so, it need not
-    /// be made again.
     #[inline]
-    pub fn same_place(&self, window: &Window, offset: u32) -> bool {
-        window.place_u16(offset) == Some(self.pointer)
+    pub(crate) fn is_at(&self, pointer: NonNull<u8>) -> bool {
+        self.pointer == pointer
     }
 }

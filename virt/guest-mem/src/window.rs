@@ -2,7 +2,7 @@
 //!
 //! Translating an address for every look at an index would cost ten times the look itself. A device
 //! therefore keeps a [`Window`] per ring part, asks [`Window::is_current`] once per batch, and calls
-//! [`Dma::refresh`] when it is not. Between the two it accesses memory at the price of a bounds check.
+//! [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two it accesses memory at the price of a bounds check.
 //!
 //! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale one
 //! still points to RAM of the same guest. Protection does depend on it.
@@ -16,9 +16,9 @@ use std::sync::atomic::Ordering;
 
 use crate::access::{Access, DmaFault, Perm};
 use crate::addr::{Gpa, Hva, Iova};
-use crate::dma::Dma;
 use crate::keep;
 use crate::mapping::Mapping;
+use crate::pages::Pages;
 use crate::phys::PhysMem;
 use crate::watch::WatchWord;
 use crate::word::{self, Word};
@@ -28,7 +28,7 @@ use crate::word::{self, Word};
 /// Offsets are bytes from the window's start. **All accessors panic** on what only a bug of the device
 /// model can cause: an offset outside the window, a misaligned word, a store through a
 /// [`Perm::Read`] window or a load through a [`Perm::Write`] one, any access after a failed
-/// [`refresh`](Dma::refresh). A guest-chosen alignment is checked where the guest sets the address
+/// [`refresh`](crate::Dma::refresh). A guest-chosen alignment is checked where the guest sets the address
 /// (queue enable), or by [`Window::is_aligned`].
 ///
 /// Words are little-endian. Loads acquire and stores release unless the name says `relaxed`; the other
@@ -43,7 +43,8 @@ pub struct Window {
     readable: u32,
     writable: u32,
     perm: Perm,
-    /// Inside `memory`, with at least `len` bytes behind it.
+    /// What `iova` was translated to, and where that is: inside `memory`, with at least `len` bytes behind it.
+    gpa: Gpa,
     pointer: NonNull<u8>,
     generation: u64,
     memory: Arc<Mapping>,
@@ -108,6 +109,7 @@ impl Window {
             readable: 0,
             writable: 0,
             perm,
+            gpa,
             pointer,
             generation,
             memory,
@@ -129,6 +131,7 @@ impl Window {
                 pointer
             }
         };
+        self.gpa = gpa;
         self.pointer = pointer;
         Ok(())
     }
@@ -142,8 +145,8 @@ impl Window {
         }
     }
 
-    /// Refuses all accesses until [`open`](Self::open).
-    pub(crate) fn close(&mut self) {
+    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for who implements that and has to wait.
+    pub fn close(&mut self) {
         self.readable = 0;
         self.writable = 0;
     }
@@ -167,6 +170,15 @@ impl Window {
         self.len
     }
 
+    /// Those of `pages` that it reaches while its pointer holds; none after a failed refresh.
+    pub fn in_use(&self, pages: &Pages) -> u32 {
+        if self.is_open() {
+            pages.touched(self.gpa, self.len.into())
+        } else {
+            0
+        }
+    }
+
     /// What the device may do through it.
     pub fn perm(&self) -> Perm {
         self.perm
@@ -179,10 +191,11 @@ impl Window {
     }
 
     /// Whether the pointer still holds: nothing that could have changed its translation has happened
-    /// since it was obtained. If not, [`Dma::refresh`] it before the next access.
+    /// since it was obtained. If not, [`Dma::refresh`](crate::Dma::refresh) it before the next access. `generation` is the
+    /// device's [now](crate::Dma::generation).
     #[inline]
-    pub fn is_current(&self, dma: &impl Dma) -> bool {
-        self.is_open() && self.generation == dma.generation()
+    pub fn is_current(&self, generation: u64) -> bool {
+        self.is_open() && self.generation == generation
     }
 
     word_accessors!(
@@ -274,21 +287,22 @@ impl Window {
     }
 
     /// A look at the 16-bit word at `offset` that needs neither this window nor its device. The word
-    /// must be readable and aligned, as for [`load_u16`](Self::load_u16).
+    /// must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for memory that may be absent: nobody hears
+    /// of such looks, and one may come when the page is gone.
     pub fn watch_u16(&self, offset: u32) -> WatchWord {
         let pointer = self.checked_word::<u16>(offset, self.readable);
         let pointer = NonNull::new(pointer).expect("inside memory");
         WatchWord::new(pointer, self.memory.clone())
     }
 
-    /// Where the 16-bit word at `offset` is; `None` where it may not be loaded.
+    /// Whether `watch` looks at the word at `offset`, as this window points now: if so, it need not be made again.
     #[inline]
-    pub(crate) fn place_u16(&self, offset: u32) -> Option<NonNull<u8>> {
+    pub fn is_watched_by(&self, watch: &WatchWord, offset: u32) -> bool {
         if u64::from(offset) + 2 > u64::from(self.readable) {
-            return None;
+            return false;
         }
         // SAFETY: inside the `len` bytes behind `pointer`, `readable` being at most `len`.
-        Some(unsafe { self.pointer.add(offset as usize) })
+        watch.is_at(unsafe { self.pointer.add(offset as usize) })
     }
 
     #[inline]

@@ -39,6 +39,12 @@ pub(crate) trait Word: Copy {
     /// # Safety
     /// As [`load`](Word::load), and the memory is writable.
     unsafe fn store(ptr: *mut u8, value: Self, ordering: Ordering);
+
+    /// Stores `new` if the word is `current`; what it was. Acquire-release when it succeeds, acquire when it does not.
+    ///
+    /// # Safety
+    /// As [`store`](Word::store).
+    unsafe fn compare_exchange(ptr: *mut u8, current: Self, new: Self) -> Result<Self, Self>;
 }
 
 macro_rules! word {
@@ -58,6 +64,21 @@ macro_rules! word {
                 // SAFETY: as in `load`; writability is the caller's promise.
                 let atomic = unsafe { <$atomic>::from_ptr(ptr.cast()) };
                 atomic.store(value.to_le(), ordering);
+            }
+
+            #[inline(always)]
+            unsafe fn compare_exchange(
+                ptr: *mut u8,
+                current: Self,
+                new: Self,
+            ) -> Result<Self, Self> {
+                // SAFETY: as in `store`.
+                let atomic = unsafe { <$atomic>::from_ptr(ptr.cast()) };
+                let (current, new) = (current.to_le(), new.to_le());
+                atomic
+                    .compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+                    .map(<$int>::from_le)
+                    .map_err(<$int>::from_le)
             }
         }
     };
@@ -324,61 +345,4 @@ mod portable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    type Copy = unsafe fn(*mut u8, *mut u8, usize);
-
-    /// Every length around the thresholds at every alignment: the bytes arrive, and no other changes.
-    fn check(copy: Copy) {
-        let lens = match cfg!(miri) {
-            true => vec![0, 1, 7, 8, 9, 31],
-            false => (0..200).chain(1500..1560).chain([4096, 5000]).collect(),
-        };
-        let step = if cfg!(miri) { 3 } else { 1 };
-        let mut src: Vec<u8> = (0..lens[lens.len() - 1] + 17)
-            .map(|at| (at * 31 / 7) as u8 | 1)
-            .collect();
-        for &len in &lens {
-            for from in (0..17).step_by(step) {
-                // 64: the place to which the string copy aligns.
-                for to in [0, 1, 3, 7, 8, 15, 16, 17, 40, 63, 64, 65] {
-                    let mut dst = vec![0u8; len + 160];
-                    // SAFETY: `from` is at most 16 and `len` the last one or less; `to` is at most 65; the
-                    // buffers are two.
-                    unsafe { copy(src.as_mut_ptr().add(from), dst.as_mut_ptr().add(to), len) };
-                    assert!(
-                        dst[to..to + len] == src[from..from + len],
-                        "{len} {from} {to}"
-                    );
-                    let beside = dst[..to].iter().chain(&dst[to + len..]);
-                    assert!(beside.copied().all(|byte| byte == 0), "{len} {from} {to}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn copies_move_their_bytes_and_no_others() {
-        check(|src, dst, len| {
-            // SAFETY: `check` gives two separate ranges of `len` bytes.
-            unsafe { copy::out_of_shared(src, dst, len) }
-        });
-        check(|src, dst, len| {
-            // SAFETY: as above.
-            unsafe { copy::into_shared(src, dst, len) }
-        });
-    }
-
-    #[test]
-    fn portable_copies_do_too() {
-        check(|src, dst, len| {
-            // SAFETY: as above.
-            unsafe { portable::out_of_shared(src, dst, len) }
-        });
-        check(|src, dst, len| {
-            // SAFETY: as above.
-            unsafe { portable::into_shared(src, dst, len) }
-        });
-    }
-}
+mod tests;

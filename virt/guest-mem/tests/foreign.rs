@@ -254,19 +254,19 @@ fn windows_and_watches_keep_their_memory_and_refresh_to_the_new_table() {
         .unwrap();
     let watch = window.watch_u16(8);
     assert_eq!(watch.load_relaxed(), 7);
-    assert!(watch.same_place(&window, 8));
-    assert!(!watch.same_place(&window, 6));
-    assert!(!watch.same_place(&window, 15));
+    assert!(window.is_watched_by(&watch, 8));
+    assert!(!window.is_watched_by(&watch, 6));
+    assert!(!window.is_watched_by(&watch, 15));
 
     let second = first.with_regions(&[region(0, PAGE, &new, 0)]).unwrap();
     drop(first);
     direct.memory_changed();
     let mut view = View::new(&mut direct, &second, DISK);
-    assert!(!window.is_current(&view));
+    assert!(!window.is_current(view.generation()));
     view.refresh(&mut window).unwrap();
     assert_eq!(window.load_u16(8), 9);
     // The watch has kept the old page, and says that it is the old one.
-    assert!(!watch.same_place(&window, 8));
+    assert!(!window.is_watched_by(&watch, 8));
     assert_eq!(watch.load_relaxed(), 7);
     put(&old, 8, &8u16.to_le_bytes());
     assert_eq!(watch.load_relaxed(), 8);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use guest_mem::{
     Access, Budget, DmaFault, Full, Gpa, Iova, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable,
-    MAX_LEASES, MAX_RESERVE, Part, Perm, SourceId, Stop, Ticket,
+    MAX_LEASES, MAX_RESERVE, Pages, Part, Perm, SourceId, Stop, Ticket,
 };
 use proptest::prelude::*;
 
@@ -182,16 +182,33 @@ fn fault_of_the_walk_means_changed() {
     assert_eq!((answer, table.stale()), (Ok(true), 1));
 }
 
-#[test]
-fn pages_under_a_lease_are_in_use_until_it_ends() {
-    let mut table = LeaseTable::new(8);
-    // Its memory is 0x10_1800 to 0x10_37ff.
-    let id = begin_long(&mut table, DISK, 0x1800, 0x2000).unwrap();
-    let pages = [0x10_0000, 0x10_1000, 0x10_2000, 0x10_3000, 0x10_4000].map(Gpa::new);
-    assert_eq!(table.in_use(&pages), 0b01110);
-    assert_eq!(table.in_use(&[]), 0);
-    table.end(id);
-    assert_eq!(table.in_use(&pages), 0);
+proptest! {
+    /// Against a comparison of every lease in flight with every page.
+    #[test]
+    fn pages_under_a_lease_are_in_use_until_it_ends(
+        steps in prop::collection::vec((0_u64..40 * PAGE, 1_u32..12 * PAGE as u32, any::<bool>()), 1..40),
+        pages in prop::collection::vec(0_u64..52, 0..=32),
+    ) {
+        let mut table = LeaseTable::new(64);
+        let mut live: Vec<(LeaseId, u64, u64)> = Vec::new();
+        let pages: Vec<_> = pages.into_iter().map(|page| Gpa::new(page * PAGE)).collect();
+        let asked = Pages::new(&pages).unwrap();
+        for (start, len, ends) in steps {
+            if ends && !live.is_empty() {
+                let (id, ..) = live.swap_remove(start as usize % live.len());
+                table.end(id);
+            } else {
+                let id = table.begin(DISK, Iova::new(0), Gpa::new(start), len, Perm::Read).unwrap();
+                live.push((id, start, start + u64::from(len)));
+            }
+            let is_used = |page: &Gpa| {
+                let page = page.raw()..page.raw() + PAGE;
+                live.iter().any(|(_, start, end)| *start < page.end && page.start < *end)
+            };
+            let wanted = (0..).zip(&pages).map(|(bit, page)| u32::from(is_used(page)) << bit);
+            prop_assert_eq!(table.in_use(&asked), wanted.sum::<u32>());
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Guest RAM: its list of regions, its bounds, and its copies, against a flat array of bytes.
 
-use guest_mem::test_utils::ArrayMem;
 use guest_mem::{DmaFault, Gpa, GuestRam, Hva, Intent, PhysMem, RamError, Stop, keeps_mapped};
 use proptest::prelude::*;
 
@@ -9,6 +8,11 @@ const KIB: u64 = 1 << 10;
 fn ram(regions: &[(u64, u64)]) -> Result<GuestRam, RamError> {
     let regions: Vec<(Gpa, u64)> = regions.iter().map(|&(g, l)| (Gpa::new(g), l)).collect();
     GuestRam::new(&regions)
+}
+
+/// Without a memory file.
+fn page() -> GuestRam {
+    GuestRam::in_heap(&[(Gpa::new(0), 4096)]).expect("a page")
 }
 
 #[test]
@@ -121,7 +125,7 @@ fn foreign_keep_alive_keeps_nothing_mapped() {
 #[test]
 fn misaligned_and_wrapping_words_are_bad_ranges() {
     let bad = Stop::Fault(DmaFault::BadRange);
-    let mem = ArrayMem::new(4096);
+    let mem = page();
     assert_eq!(mem.read_u64(Gpa::new(4)), Err(bad));
     assert_eq!(mem.store_u32_release(Gpa::new(2), 1), Err(bad));
     assert_eq!(mem.read(Gpa::new(u64::MAX), &mut [0; 2]), Err(bad));
@@ -132,11 +136,82 @@ fn misaligned_and_wrapping_words_are_bad_ranges() {
 
 #[test]
 fn u128_is_low_half_first() {
-    let mem = ArrayMem::new(4096);
-    mem.put_u64(Gpa::new(16), 1);
-    mem.put_u64(Gpa::new(24), 2);
+    let mem = page();
+    mem.write(Gpa::new(16), &1_u64.to_le_bytes()).unwrap();
+    mem.write(Gpa::new(24), &2_u64.to_le_bytes()).unwrap();
     assert_eq!(mem.read_u128(Gpa::new(16)), Ok(2 << 64 | 1));
     assert!(mem.read_u128(Gpa::new(4096 - 8)).is_err());
+}
+
+/// Whether `[gpa, gpa + len)` lies in one of `regions`, byte by byte: what every access asks first.
+fn naive_region(regions: &[(u64, u64)], gpa: u64, len: u64) -> Option<usize> {
+    regions.iter().position(|&(start, bytes)| {
+        let (first, last) = (u128::from(gpa), u128::from(gpa) + u128::from(len));
+        len != 0 && u128::from(start) <= first && last <= u128::from(start) + u128::from(bytes)
+    })
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no memory files there")]
+fn ranges_at_every_edge_lie_in_a_region_or_nowhere() {
+    // The first region does not begin at 0, and the last ends just below the end of the space.
+    let top = u64::MAX - 0xffff;
+    for regions in [
+        vec![(0x1_0000, 0x2000), (0x1_4000, 0x1000), (top, 0x1000)],
+        vec![(0, 0x2000), (0x4000, 0x1000)],
+    ] {
+        let ram = ram(&regions).unwrap();
+        for (word, &(start, len)) in (1..).zip(&regions) {
+            ram.write(Gpa::new(start), &[word; 16]).unwrap();
+            ram.write(Gpa::new(start + len - 8), &[word + 8; 8])
+                .unwrap();
+        }
+        let edges = regions
+            .iter()
+            .flat_map(|&(start, len)| [start, start + len]);
+        let edges: Vec<u64> = edges.chain([0, u64::MAX, 1 << 48]).collect();
+        let around =
+            |edge: u64| [-17, -16, -8, -1, 0, 1, 8, 16].map(|by| edge.wrapping_add_signed(by));
+        let starts: Vec<u64> = edges.iter().copied().flat_map(around).collect();
+        let lens = [
+            0,
+            1,
+            7,
+            8,
+            16,
+            0x1000,
+            0x1001,
+            0x2000,
+            0x2001,
+            u64::MAX / 2,
+            u64::MAX,
+        ];
+        for start in starts {
+            let gpa = Gpa::new(start);
+            for len in lens {
+                let want = naive_region(&regions, start, len).map(|at| {
+                    let region = ram.regions()[at];
+                    region.hva.raw() + (start - region.gpa.raw())
+                });
+                let host = ram.host(gpa, len, Intent::Write);
+                assert_eq!(
+                    host.ok().map(Hva::raw),
+                    want,
+                    "{len:#x} bytes at {start:#x}"
+                );
+            }
+            let run = naive_region(&regions, start, 1).map(|at| {
+                let (first, len) = regions[at];
+                len - (start - first)
+            });
+            assert_eq!(ram.run(gpa).ok(), run, "from {start:#x}");
+            // An entry of a table is what its two halves are.
+            let half = |at: Option<Gpa>| ram.read_u64(at?).ok().map(u128::from);
+            let whole = half(gpa.checked_add(8)).zip(half(Some(gpa)));
+            let whole = whole.map(|(hi, lo)| hi << 64 | lo);
+            assert_eq!(ram.read_u128(gpa).ok(), whole, "at {start:#x}");
+        }
+    }
 }
 
 /// Two regions with a hole between them; small, so that random ranges hit every boundary.
@@ -160,7 +235,7 @@ proptest! {
     fn copies_agree_with_a_flat_array(
         copies in prop::collection::vec((0..TOP as u64 - 600, 0..600usize, any::<u8>()), 1..20),
     ) {
-        let mem = ArrayMem::with_regions(&REGIONS.map(|(gpa, len)| (Gpa::new(gpa), len)));
+        let mem = GuestRam::in_heap(&REGIONS.map(|(gpa, len)| (Gpa::new(gpa), len))).unwrap();
         let mut model = vec![0u8; TOP];
         for (start, len, seed) in copies {
             let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
@@ -185,9 +260,9 @@ proptest! {
     /// Reading at every offset and length gives the same bytes as one large read.
     #[test]
     fn reads_agree_at_any_alignment(start in 0..64u64, len in 0..600usize) {
-        let mem = ArrayMem::new(4096);
+        let mem = page();
         let bytes: Vec<u8> = (0..4096u32).map(|i| (i * 7 / 3) as u8).collect();
-        mem.put(Gpa::new(0), &bytes);
+        mem.write(Gpa::new(0), &bytes).unwrap();
         let mut got = vec![0xee; len];
         mem.read(Gpa::new(start), &mut got).unwrap();
         prop_assert!(got == bytes[start as usize..start as usize + len]);

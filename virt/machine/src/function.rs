@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::RawFd;
 
-use guest_mem::{Iommu, KeepAlive, NoIommu, PhysMem, SourceId, Ticket, View};
+use guest_mem::{Iommu, KeepAlive, NoIommu, Pages, PhysMem, SourceId, Ticket, View};
 use pci::bars::{BARS, BarKind};
 use platform::interrupt::Message;
 
@@ -297,6 +297,14 @@ pub trait DataPath<C>: Function<C> {
     fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
         let _ = cx;
     }
+
+    /// Those of `pages` that it may reach without asking memory again, by whatever outlives a call and is no lease: a
+    /// window, a mapping of a host's IOMMU, another process. As it stands: all of them. A function that forgot to say would
+    /// otherwise write into pages that are somebody else's by then, and one that says too much only keeps memory.
+    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
+        let _ = cx;
+        pages.all()
+    }
 }
 
 /// A closed set of functions. [`functions!`](crate::functions) makes one.
@@ -313,6 +321,8 @@ pub trait ResolveFunction<C>: Send {
     fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
     /// See [`DataPath::disarm`].
     fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+    /// See [`DataPath::in_use`].
+    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32;
 }
 
 /// The empty set: for a machine of units alone.
@@ -342,6 +352,10 @@ impl<C> ResolveFunction<C> for NoFunction {
     fn disarm<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) {
         match *self {}
     }
+
+    fn in_use<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>, _: &Pages) -> u32 {
+        match *self {}
+    }
 }
 
 /// Makes a closed set of functions: an enum of types that have a [`DataPath`], matched once per poll.
@@ -368,6 +382,14 @@ macro_rules! functions {
             $crate::functions!(@path $command; arm -> (); $($variant)+);
             $crate::functions!(@path $command; has_work -> bool; $($variant)+);
             $crate::functions!(@path $command; disarm -> (); $($variant)+);
+
+            fn in_use<I: $crate::function::__private::Iommu, M: $crate::function::__private::PhysMem>(
+                &mut self,
+                cx: &mut $crate::Cx<'_, I, M, $command>,
+                pages: &$crate::function::__private::Pages,
+            ) -> u32 {
+                match self { $(Self::$variant(function) => $crate::DataPath::in_use(function, cx, pages)),+ }
+            }
         }
     };
     (@path $command:ty; $method:ident -> $out:ty; $($variant:ident)+) => {
@@ -383,5 +405,5 @@ macro_rules! functions {
 /// For [`functions!`](crate::functions).
 #[doc(hidden)]
 pub mod __private {
-    pub use guest_mem::{Iommu, PhysMem};
+    pub use guest_mem::{Iommu, Pages, PhysMem};
 }

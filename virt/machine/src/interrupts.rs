@@ -83,11 +83,6 @@ impl Interrupts {
         self.blocked
     }
 
-    /// A message is not sent.
-    pub fn block(&mut self) {
-        self.blocked += 1;
-    }
-
     /// Sends `message` of `source` through unit number `at`.
     pub fn send<U: ResolveUnit, M: PhysMem>(
         &mut self,
@@ -162,6 +157,14 @@ impl Interrupts {
         } else {
             self.pending.push((ticket, what));
         }
+    }
+
+    /// Forgets what waits for function number `gone`, whose requester is `source`: it has been removed.
+    pub fn forget(&mut self, gone: usize, source: SourceId) {
+        self.pending.retain(|(_, what)| match what {
+            Pending::Message { source: of, .. } => *of != source,
+            Pending::Line { function, .. } => *function != gone,
+        });
     }
 
     /// Takes what has waited for `ticket`.

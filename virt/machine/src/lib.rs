@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! vCPU thread ─ access ─▶ port (FunctionPort, BusDevice) ─ Request::Access ─┐
-//! pager, ledger, end ─ TicketDone, Inspect, End ────────────────────────────┤
+//! pager, ledger, end ─ TicketDone, Evict, Inspect, End ─────────────────────┤
 //!                                                                           ▼
 //!                       Owner ─ poll ─▶ RemappingUnit: registers, queue ─▶ UnitSink: events, invalidations, answers
 //!                             ─ poll ─▶ Function(Cx: its unit, memory) ──▶ Effects: interrupts, routes, commands

@@ -16,21 +16,21 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use guest_mem::{KeepAlive, NoIommu, PhysMem, SourceId};
+use guest_mem::{Iommu, KeepAlive, NoIommu, Pages, PhysMem, SourceId};
 use platform::doorbell::Doorbells;
 use platform::interrupt::{InterruptPin, InterruptSink, Message};
 use sidecore::{Nanos, Reply};
 
 use crate::function::{Effects, ResolveFunction};
 use crate::interrupts::Interrupts;
-use crate::unit::ResolveUnit;
+use crate::unit::{ResolveUnit, UnitVisitor};
 
 mod access;
 mod effects;
 mod poller;
 mod resolve;
 
-use resolve::{Listener, News};
+use resolve::{FunctionUses, Lent, Listener, News, UnitCall, UnitUses};
 
 /// How long requests may hold up an unmap or a stop, unless the user says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
@@ -99,6 +99,9 @@ impl<F: ResolveFunction<C>, C> Slot<F, C> {
         }
     }
 }
+
+/// A function to be called: its unit, and what it is lent besides.
+type Called<'a, U, F, M> = (&'a mut U, Lent<'a, F, <U as ResolveUnit>::Command, M>);
 
 /// What the owner has counted besides what units and functions count themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -221,6 +224,22 @@ where
         }
     }
 
+    /// Lets go of those of `pages` that nothing here reaches without asking memory again: no lease, no window, no function that
+    /// does not say. Which those are, with a bit for each. They are absent from the next access on.
+    pub fn evict(&mut self, pages: &Pages) -> u32 {
+        let mut used = self.bypass.in_use(pages);
+        for unit in &mut self.units {
+            used |= unit.with(UnitUses(pages));
+        }
+        let now = Nanos::now();
+        for number in 0..self.slots.len() {
+            if let Some((unit, lent)) = self.lend_to(number, now) {
+                used |= unit.with(FunctionUses { lent, pages });
+            }
+        }
+        self.mem.let_go(pages, pages.all() & !used)
+    }
+
     /// Unit number `at`, for what only the program that composed it can ask.
     pub fn unit(&mut self, at: usize) -> Option<&mut U> {
         self.units.get_mut(at)
@@ -264,8 +283,25 @@ where
         }
     }
 
-    /// Unit number `at`, with what it is lent and whom it tells.
-    fn lend(&mut self, at: usize) -> (&mut U, &M, Listener<'_, F, U::Command>) {
+    /// The unit of function `number`, and what the function is lent besides.
+    #[inline]
+    fn lend_to(&mut self, number: usize, now: Nanos) -> Option<Called<'_, U, F, M>> {
+        let slot = self.slots.get_mut(number)?.as_mut()?;
+        let unit = &mut self.units[slot.unit];
+        let lent = Lent {
+            slot,
+            bypass: &mut self.bypass,
+            mem: &self.mem,
+            now: now.0,
+        };
+        Some((unit, lent))
+    }
+
+    /// Has unit number `at` do `what`.
+    fn call_unit<W, R>(&mut self, at: usize, what: W, now: Nanos) -> R
+    where
+        for<'a> UnitCall<'a, W, F, U::Command, M>: UnitVisitor<U::Command, Out = R>,
+    {
         let sink = Listener {
             unit: at,
             has_subscribers: self.has_subscribers,
@@ -273,6 +309,11 @@ where
             sink: self.interrupts.sink(),
             news: &mut self.news,
         };
-        (&mut self.units[at], &self.mem, sink)
+        self.units[at].with(UnitCall {
+            what,
+            mem: &self.mem,
+            now: now.0,
+            sink,
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Sender;
 
-use guest_mem::Ticket;
+use guest_mem::{Pages, Ticket};
 use sidecore::Reply;
 
 /// What an access is for.
@@ -79,6 +79,14 @@ pub enum Request<O> {
     },
     /// Memory that an access has waited for is there, or will never be.
     TicketDone(Ticket, TicketResult),
+    /// These pages are to be evicted. The owner refuses those that a lease or a window reaches; the rest is gone for its
+    /// functions and units with the answer, which has a bit for each: they may be unmapped, and only then written out.
+    Evict {
+        /// Which.
+        pages: Box<Pages>,
+        /// Which of them are gone ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
+        reply: Reply<u32>,
+    },
     /// Anything else: counters, a function plugged in or removed, state saved.
     Inspect(Inspection<O>),
     /// The machine has ended. Whoever waits for a stop is let go, functions stop for good, and the number of each is sent

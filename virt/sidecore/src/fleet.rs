@@ -12,12 +12,7 @@
 
 use std::{
     collections::BTreeMap,
-    io,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -88,18 +83,6 @@ impl FleetBuilder {
         self
     }
 
-    /// See [`SidecoreBuilder::quantum`].
-    pub fn quantum(mut self, cost: u64) -> Self {
-        self.core = self.core.quantum(cost);
-        self
-    }
-
-    /// See [`SidecoreBuilder::shares_cpu`].
-    pub fn shares_cpu(mut self, shares: bool) -> Self {
-        self.core = self.core.shares_cpu(shares);
-        self
-    }
-
     /// See [`SidecoreBuilder::force_sleep_every`].
     pub fn force_sleep_every(mut self, n: Option<std::num::NonZeroU32>) -> Self {
         self.core = self.core.force_sleep_every(n);
@@ -142,10 +125,10 @@ impl FleetBuilder {
             state: Mutex::new(State {
                 cores: BTreeMap::new(),
                 homes: BTreeMap::new(),
+                counts: FleetCounts::default(),
                 is_ending: false,
             }),
             ending: Condvar::new(),
-            counts: Counts::default(),
         });
         for _ in 0..control.min_cores.max(1) {
             shared.start_core(&mut shared.lock())?;
@@ -177,18 +160,11 @@ pub struct FleetCounts {
     pub moves_failed: u64,
 }
 
-#[derive(Debug, Default)]
-struct Counts {
-    cores_started: AtomicU64,
-    cores_retired: AtomicU64,
-    moves: AtomicU64,
-    moves_failed: AtomicU64,
-}
-
 struct State<P: Poller> {
     cores: BTreeMap<usize, Sidecore<P>>,
     /// Poller number to its handle and core.
     homes: BTreeMap<u64, (Handle<P::Message>, usize)>,
+    counts: FleetCounts,
     is_ending: bool,
 }
 
@@ -209,7 +185,6 @@ struct Shared<P: Poller> {
     state: Mutex<State<P>>,
     /// Told when the controller is to end.
     ending: Condvar,
-    counts: Counts,
 }
 
 /// A running fleet. Dropping it stops it.
@@ -282,14 +257,7 @@ where
 
     /// What the fleet has done to itself.
     pub fn counts(&self) -> FleetCounts {
-        let counts = &self.shared.counts;
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FleetCounts {
-            cores_started: get(&counts.cores_started),
-            cores_retired: get(&counts.cores_retired),
-            moves: get(&counts.moves),
-            moves_failed: get(&counts.moves_failed),
-        }
+        self.shared.lock().counts
     }
 
     /// Asks all pollers to leave, at the same time, and answers where they come out, each as soon as it
@@ -361,7 +329,7 @@ where
             monitor.watch(core.watch());
         }
         state.cores.insert(number, core);
-        self.counts.cores_started.fetch_add(1, Ordering::Relaxed);
+        state.counts.cores_started += 1;
         Ok(number)
     }
 
@@ -372,10 +340,10 @@ where
             return Ok(());
         }
         if !state.cores[from].move_to(handle, target, MOVE_LIMIT) {
-            self.counts.moves_failed.fetch_add(1, Ordering::Relaxed);
+            state.counts.moves_failed += 1;
             return Err(MoveError::Kept);
         }
-        self.counts.moves.fetch_add(1, Ordering::Relaxed);
+        state.counts.moves += 1;
         if let Some(home) = state.homes.get_mut(&id) {
             home.1 = to;
         }
@@ -394,7 +362,7 @@ where
         }
         if let Some(core) = state.cores.remove(&core) {
             drop(core.stop());
-            self.counts.cores_retired.fetch_add(1, Ordering::Relaxed);
+            state.counts.cores_retired += 1;
         }
         Ok(())
     }
@@ -421,18 +389,11 @@ where
                 continue;
             }
             // What cannot be done now is decided again if it is still needed.
-            let _ = match controller.decide(&sample) {
-                Decision::Stay => Ok(()),
-                Decision::AddCore => self
-                    .start_core(&mut state)
-                    .map(|_| ())
-                    .map_err(io::Error::other),
-                Decision::Retire { core } => {
-                    self.retire(&mut state, core).map_err(io::Error::other)
-                }
-                Decision::Move { poller, to, .. } => self
-                    .relocate(&mut state, poller, to)
-                    .map_err(io::Error::other),
+            let _is_done = match controller.decide(&sample) {
+                Decision::Stay => true,
+                Decision::AddCore => self.start_core(&mut state).is_ok(),
+                Decision::Retire { core } => self.retire(&mut state, core).is_ok(),
+                Decision::Move { poller, to, .. } => self.relocate(&mut state, poller, to).is_ok(),
             };
         }
     }

@@ -14,7 +14,7 @@
 //! message. If the sidecore's does, the sender's read sees `ARMING` (or what followed it), and its
 //! swap either comes before the sidecore's `ARMING → ASLEEP`, which then fails, or after it, and
 //! finds `ASLEEP`. Without either fence both may read the old value, and the message waits until
-//! something else wakes the sidecore. `park/model.rs` checks this with loom, and that it notices each missing step.
+//! something else wakes the sidecore. `park/tests/model.rs` checks this with loom, and that it notices each missing step.
 
 use crate::{
     steps::{Step, takes},

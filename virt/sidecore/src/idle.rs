@@ -154,6 +154,7 @@ pub struct IdleState {
     last_work: Nanos,
     /// The sweep before this one found nothing.
     is_idle: bool,
+    /// The gap that is expected until the next work (0 with no experience).
     predicted_gap_ns: u64,
     /// As last heard; it scales what counts as a long gap.
     arm_cost_ns: u64,
@@ -335,22 +336,6 @@ impl IdleState {
         }
     }
 
-    /// How long it would spin now before it sleeps, in nanoseconds; for reports.
-    pub fn limit_ns(&self) -> u64 {
-        match self.policy {
-            IdlePolicy::Poll => u64::MAX,
-            IdlePolicy::Sleep => 0,
-            IdlePolicy::Spin(limit_ns) => limit_ns,
-            IdlePolicy::Priced(_) => self.gaps.limit_ns(),
-            IdlePolicy::Adaptive(times) => self.spin_limit_ns(&times),
-        }
-    }
-
-    /// The gap that is expected until the next work, in nanoseconds (0 with no experience).
-    pub fn predicted_gap_ns(&self) -> u64 {
-        self.predicted_gap_ns
-    }
-
     fn long_gap_ns(&self, times: &Adaptive) -> u64 {
         let arming = times
             .arm_factor
@@ -374,6 +359,7 @@ impl IdleState {
 }
 
 #[cfg(all(test, not(loom)))]
-mod price_test;
+#[path = "idle/tests/price.rs"]
+mod price;
 #[cfg(all(test, not(loom)))]
 mod tests;

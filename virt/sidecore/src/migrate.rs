@@ -44,24 +44,26 @@ impl<P: Poller> Core<P> {
 
     /// A new poller; dropped if it cannot be attached.
     pub(crate) fn add(&mut self, mut moving: InTransit<P>) -> io::Result<()> {
-        let at = self.pollers.vacancy();
-        let mut wakes = Wakes::attached_to(&self.epoll, at as u32);
-        if let Err(error) = moving.poller.attached(&mut wakes) {
-            wakes.clear();
-            return Err(error);
-        }
+        let (at, wakes, attached) = self.attach(&mut moving);
+        attached?;
         self.put_in(at, moving, wakes, true);
         Ok(())
     }
 
     fn receive(&mut self, mut moving: InTransit<P>) {
+        let (at, wakes, attached) = self.attach(&mut moving);
+        self.put_in(at, moving, wakes, attached.is_ok());
+    }
+
+    /// Its place, its descriptors (none after an error), and whether they were registered.
+    fn attach(&self, moving: &mut InTransit<P>) -> (usize, Wakes, io::Result<()>) {
         let at = self.pollers.vacancy();
         let mut wakes = Wakes::attached_to(&self.epoll, at as u32);
-        let is_registered = moving.poller.attached(&mut wakes).is_ok();
-        if !is_registered {
+        let attached = moving.poller.attached(&mut wakes);
+        if attached.is_err() {
             wakes.clear();
         }
-        self.put_in(at, moving, wakes, is_registered);
+        (at, wakes, attached)
     }
 
     fn put_in(&mut self, at: usize, moving: InTransit<P>, wakes: Wakes, is_registered: bool) {

@@ -107,4 +107,5 @@ fn has_mail<B: Notifier>(gate: &Gate<B>, seen: u64) -> bool {
 }
 
 #[cfg(all(test, loom))]
+#[path = "park/tests/model.rs"]
 mod model;

@@ -1,6 +1,6 @@
 //! What a sidecore runs: the [`Poller`] trait.
 
-use std::{error::Error, fmt, io};
+use std::{error::Error, io};
 
 use crate::{clock::Nanos, turn::Turn, wakes::Wakes};
 
@@ -17,25 +17,14 @@ pub enum Activity {
 }
 
 /// A poller's sources cannot be made to notify; the sidecore stays awake instead of sleeping.
-#[derive(Debug)]
-pub struct ArmError(Box<dyn Error + Send + Sync>);
+#[derive(Debug, thiserror::Error)]
+#[error("cannot arm the notification of a wake source")]
+pub struct ArmError(#[source] Box<dyn Error + Send + Sync>);
 
 impl ArmError {
     /// Wraps the reason: an `io::Error`, or a plain text.
     pub fn new(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         ArmError(reason.into())
-    }
-}
-
-impl fmt::Display for ArmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("cannot arm the notification of a wake source")
-    }
-}
-
-impl Error for ArmError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&*self.0)
     }
 }
 
@@ -184,66 +173,5 @@ pub trait Poller: Send {
     /// Its share of a core beside other active pollers, relative to theirs; at least 1. Read at each poll.
     fn weight(&self) -> u32 {
         1
-    }
-}
-
-impl<P: Poller + ?Sized> Poller for Box<P> {
-    type Message = P::Message;
-    type Probe = P::Probe;
-
-    fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
-        (**self).attached(wakes)
-    }
-
-    fn detaching(&mut self, wakes: &mut Wakes) {
-        (**self).detaching(wakes);
-    }
-
-    fn may_detach(&mut self) -> bool {
-        (**self).may_detach()
-    }
-
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        (**self).poll(turn)
-    }
-
-    fn message(&mut self, message: Self::Message, turn: &mut Turn<'_>) {
-        (**self).message(message, turn);
-    }
-
-    fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
-        (**self).ready(token, turn);
-    }
-
-    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
-        (**self).arm(wakes)
-    }
-
-    fn has_work(&mut self) -> bool {
-        (**self).has_work()
-    }
-
-    fn disarm(&mut self) {
-        (**self).disarm();
-    }
-
-    fn probe(&self, slot: &mut Option<Self::Probe>) {
-        (**self).probe(slot);
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        (**self).deadline()
-    }
-
-    fn arm_cost(&self) -> u64 {
-        (**self).arm_cost()
-    }
-
-    fn name(&self) -> &str {
-        (**self).name()
-    }
-
-    fn weight(&self) -> u32 {
-        (**self).weight()
     }
 }

@@ -127,4 +127,5 @@ impl<R> Answer<R> {
 }
 
 #[cfg(all(test, loom))]
+#[path = "reply/tests/model.rs"]
 mod model;

@@ -175,7 +175,10 @@ impl ThreadClock {
 }
 
 /// Lets this thread run on `cpu` only.
-pub(crate) fn pin_this_thread(cpu: usize) -> io::Result<()> {
+///
+/// # Errors
+/// There is no such CPU, or none that this process may use.
+pub fn pin_this_thread(cpu: usize) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }

@@ -31,12 +31,11 @@ pub(crate) const REGISTER: Request<4> = read_write(0x00);
 pub(crate) const WAKE: Request<2> = Request(0x8010_aa02);
 /// dst, src, len, mode, bytes done or an error.
 pub(crate) const COPY: Request<5> = read_write(0x03);
-/// start, len, mode, bytes done or an error; so are the two below.
+/// start, len, mode, bytes done or an error; so is `CONTINUE`.
 pub(crate) const ZEROPAGE: Request<4> = read_write(0x04);
 /// start, len, mode.
 pub(crate) const WRITEPROTECT: Request<3> = read_write(0x06);
 pub(crate) const CONTINUE: Request<4> = read_write(0x07);
-pub(crate) const POISON: Request<4> = read_write(0x08);
 
 /// What a descriptor is asked to be capable of; the kernel refuses what it does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +50,6 @@ impl Features {
     pub const MINOR_SHARED: Self = Self(1 << 10);
     /// Write protection of shared memory (Linux 5.19).
     pub const WRITE_PROTECT_SHARED: Self = Self(1 << 12);
-    /// [`poison`](crate::Uffd::poison) (Linux 6.6).
-    pub const POISON: Self = Self(1 << 14);
 }
 
 /// Which faults of a range are messages.
@@ -97,6 +94,5 @@ mod tests {
         assert_eq!(ZEROPAGE.0, 0xc020_aa04);
         assert_eq!(WRITEPROTECT.0, 0xc018_aa06);
         assert_eq!(CONTINUE.0, 0xc020_aa07);
-        assert_eq!(POISON.0, 0xc020_aa08);
     }
 }

@@ -126,14 +126,6 @@ impl Uffd {
         self.fill(abi::CONTINUE, [start.raw(), len, mode, 0])
     }
 
-    /// Makes each access to absent pages a `SIGBUS`, or for the kernel an error ([`Features::POISON`]).
-    ///
-    /// # Errors
-    /// As those of [`copy`](Self::copy).
-    pub fn poison(&self, start: Hva, len: u64) -> io::Result<u64> {
-        self.fill(abi::POISON, [start.raw(), len, 0, 0])
-    }
-
     /// Lets accesses that wait in the range try again.
     ///
     /// # Errors

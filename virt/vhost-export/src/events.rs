@@ -11,18 +11,18 @@ use vhost_user::backend::{
 use vhost_user::chain;
 use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
 use vhost_user::wire::Inflight;
-use vio::ring::{Ring, RingPosition, RingStart};
+use vio::ring::{Parked, Ring, RingPosition, RingStart};
 use vio::{QueueConfig, QueueDevice, Service, StoppedQueue, feature};
 
 use crate::journal::InflightRegion;
 use crate::log::say;
-use crate::memory::Memory;
+use crate::memory::{Memory, RegionMemory};
 use crate::peer::{Peer, Task};
 use crate::queue::{Calls, Notifier, Queue, check_eventfd};
 
 type Outcome = Result<Answer, Refusal>;
 
-impl Peer {
+impl<M: RegionMemory> Peer<M> {
     /// Does what the event says; `None`: it has become a task.
     pub(crate) fn begin_event(
         &mut self,
@@ -35,9 +35,7 @@ impl Peer {
             Event::Owner | Event::ProtocolFeatures(_) => done,
             Event::Features(features) => self.set_features(features, device),
             Event::Memory(regions) => return self.change_or_wait(regions, device),
-            Event::RingStarted(config) => {
-                self.start_ring(config, device, turn).map(|()| Answer::Done)
-            }
+            Event::RingStarted(config) => return self.start_or_wait(config, device, turn),
             Event::RingStopped(index) => {
                 self.task = Some(Task::StopRing(index));
                 return None;
@@ -90,14 +88,9 @@ impl Peer {
                 done
             }
             // Not offered.
-            Event::LogBase(..)
-            | Event::LogFd(_)
-            | Event::RingLogReplaced(..)
-            | Event::IotlbUpdate { .. }
-            | Event::IotlbInvalidate(_)
-            | Event::Status(_)
-            | Event::Rarp(_)
-            | Event::Mtu(_) => Err(Refusal("not served by this device".into())),
+            Event::IotlbUpdate { .. } | Event::IotlbInvalidate(_) => {
+                Err(Refusal("not served by this device".into()))
+            }
         })
     }
 
@@ -141,10 +134,43 @@ impl Peer {
         device.set_service(Service::Full);
         if outcome.is_ok() && self.has_begun {
             device.set_memory(self.memory.keep_alive());
-            // Rings that have faulted may be in memory again, and their drivers were told that nobody needs kicks.
-            device.for_each_ring(Ring::kick);
+            // Rings that have faulted may be in memory again, and their drivers were told that nobody needs kicks. Nobody
+            // brings in what the former memory lacked.
+            device.for_each_ring(|ring| {
+                if let Some(Parked::Ticket(ticket)) = ring.parked() {
+                    ring.ticket_done(ticket);
+                }
+                ring.kick();
+            });
         }
         Some(outcome.map(|()| Answer::Done))
+    }
+
+    /// Starts a ring once what is read of it first is there.
+    pub(crate) fn start_or_wait(
+        &mut self,
+        config: RingConfig,
+        device: &mut impl QueueDevice,
+        turn: &mut Turn<'_>,
+    ) -> Option<Outcome> {
+        let recovers = self.inflight.is_some();
+        let read_first = match config.layout {
+            // The used index.
+            RingLayout::Split => self.memory.guest_addr(config.used).map(|at| (at, 4)),
+            // Any descriptor's flags.
+            RingLayout::Packed if recovers => {
+                let len = 16 * u64::from(config.size.max(1));
+                self.memory.guest_addr(config.desc).map(|at| (at, len))
+            }
+            RingLayout::Packed => None,
+        };
+        if let Some((at, len)) = read_first
+            && let Some(ticket) = self.memory.absent(Iova::new(at), len)
+        {
+            self.task = Some(Task::StartRing(Box::new(config), Some(ticket)));
+            return None;
+        }
+        Some(self.start_ring(config, device, turn).map(|()| Answer::Done))
     }
 
     fn start_ring(
@@ -385,8 +411,8 @@ fn notifier(what: &str, fd: Option<SharedFd>) -> Result<Option<Notifier>, Refusa
 }
 
 /// A split ring's used index as it stands in memory; 0 for packed rings, which have none.
-fn used_index(
-    memory: &mut Memory,
+fn used_index<M: RegionMemory>(
+    memory: &mut Memory<M>,
     place: &QueueConfig,
     layout: RingLayout,
 ) -> Result<u16, Refusal> {
@@ -441,18 +467,18 @@ fn fresh_position(base: &RingBase) -> PackedPosition {
 }
 
 /// A packed ring's flags in guest memory, for the recovery.
-struct RingWords<'a> {
-    memory: &'a mut Memory,
+struct RingWords<'a, M> {
+    memory: &'a mut Memory<M>,
     desc: Iova,
 }
 
-impl RingWords<'_> {
+impl<M> RingWords<'_, M> {
     fn at(&self, index: u16) -> Option<Iova> {
         self.desc.checked_add(u64::from(index) * 16 + 14)
     }
 }
 
-impl PackedRing for RingWords<'_> {
+impl<M: RegionMemory> PackedRing for RingWords<'_, M> {
     fn flags(&self, index: u16) -> u16 {
         let mut bytes = [0; 2];
         // A ring outside memory is found to be so when it is served.

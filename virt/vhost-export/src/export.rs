@@ -6,19 +6,20 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use guest_mem::Ticket;
+use guest_mem::{ForeignRam, Ticket};
 use sidecore::{Activity, ArmError, Nanos, Poller, Reply, Turn, Wakes};
 use vhost_user::backend::Kick;
-use vio::{DeviceStats, QueueDevice, Service, Visit};
+use vio::{QueueDevice, Service, Visit};
 
+use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::DeferredDrop;
 use crate::log::{Log, say};
-use crate::peer::{Peer, Served};
+use crate::memory::RegionMemory;
+use crate::peer::{Peer, Served, TOKEN_SOCKET};
 use crate::probe::RingProbe;
 use crate::queue::Calls;
 
-/// Tokens of the descriptors that are no ring's kick; rings have their number, below 256.
-pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
+/// Tokens of the other descriptors.
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
 const TOKEN_DEVICE: u32 = TOKEN_SOCKET + 2;
 
@@ -26,49 +27,6 @@ const TOKEN_DEVICE: u32 = TOKEN_SOCKET + 2;
 const MOVE_POLLS: u32 = 100;
 /// What a connection costs, in nanoseconds.
 const ACCEPT_COST: u64 = 10_000;
-
-/// How a device is served.
-#[derive(Clone, Debug)]
-pub struct ExportConfig {
-    /// Its name in the log and in statistics.
-    pub name: String,
-    /// Its share of a core beside others that have work, relative to theirs; at least 1.
-    pub weight: u32,
-    /// How long a call to a guest may wait for further completions under load, in nanoseconds; 0: not at all.
-    pub call_delay_ns: u64,
-    /// How long requests in flight may hold up the end of a connection before they are cancelled, and a stop, a reset or a
-    /// change of memory, which wait for as long as it takes, before the log says so; in nanoseconds.
-    pub drain_limit_ns: u64,
-}
-
-impl ExportConfig {
-    /// The defaults: weight 1, 20 µs (what it takes to wake a guest), 1 s.
-    pub fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            weight: 1,
-            call_delay_ns: 20_000,
-            drain_limit_ns: 1_000_000_000,
-        }
-    }
-}
-
-/// Counters since the start.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExportStats {
-    /// Front ends that connected.
-    pub connections: u64,
-    /// Front ends turned away because another one was there.
-    pub turned_away: u64,
-    /// Kicks taken up.
-    pub kicks: u64,
-    /// Calls made.
-    pub calls: u64,
-    /// Requests cancelled because they held the end of a connection up.
-    pub cancelled: u64,
-    /// Of the device.
-    pub device: DeviceStats,
-}
 
 /// What other threads tell or ask an export.
 pub enum ExportMessage {
@@ -79,16 +37,18 @@ pub enum ExportMessage {
 }
 
 /// One device, its listening socket, and the front end that is connected, if one is.
-pub struct Export<D> {
+pub struct Export<D, M = ForeignRam> {
     config: ExportConfig,
     log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
     /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
-    parting: Option<Peer>,
+    parting: Option<Peer<M>>,
     has_let_go: Cell<bool>,
     device: D,
+    /// Without a region: what a connection begins with.
+    memory: M,
     listener: UnixListener,
-    peer: Option<Peer>,
+    peer: Option<Peer<M>>,
     device_fds: Vec<std::os::fd::RawFd>,
     stats: ExportStats,
     /// Nothing is taken while it is to move: polls left until it goes on, if it is not asked again whether it may.
@@ -97,7 +57,7 @@ pub struct Export<D> {
     is_broken: bool,
 }
 
-impl<D> fmt::Debug for Export<D> {
+impl<D, M> fmt::Debug for Export<D, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Export")
             .field("config", &self.config)
@@ -113,6 +73,21 @@ impl<D: QueueDevice> Export<D> {
     /// # Errors
     /// The listener cannot be made non-blocking.
     pub fn new(config: ExportConfig, device: D, listener: UnixListener) -> io::Result<Self> {
+        Self::with_memory(config, device, listener, ForeignRam::empty())
+    }
+}
+
+impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
+    /// As [`new`](Export::new), with guest memory of another kind: `memory` has no region yet.
+    ///
+    /// # Errors
+    /// The listener cannot be made non-blocking.
+    pub fn with_memory(
+        config: ExportConfig,
+        device: D,
+        listener: UnixListener,
+        memory: M,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let device_fds = device.wake_fds();
         Ok(Self {
@@ -122,6 +97,7 @@ impl<D: QueueDevice> Export<D> {
             has_let_go: Cell::new(false),
             config,
             device,
+            memory,
             listener,
             peer: None,
             device_fds,
@@ -182,7 +158,7 @@ impl<D: QueueDevice> Export<D> {
             peer.look_for_end(&mut self.device, turn);
             self.serve(turn);
         }
-        let is_ending = |peer: &Peer| peer.is_ending(turn.now(), &self.config);
+        let is_ending = |peer: &Peer<M>| peer.is_ending(turn.now(), &self.config);
         if self.peer.as_ref().is_some_and(is_ending) || self.deferred.is_full() {
             // It waits in the listener's queue until what is in flight has ended, or what was left behind is closed.
             return;
@@ -210,6 +186,7 @@ impl<D: QueueDevice> Export<D> {
         }
         match Peer::new(
             socket,
+            self.memory.clone(),
             &self.device,
             Arc::clone(&self.log),
             Arc::clone(&self.deferred),
@@ -282,9 +259,6 @@ impl<D: QueueDevice> Export<D> {
         if !self.is_broken {
             return;
         }
-        if let Some(peer) = &mut self.peer {
-            peer.session.set_needs_reset();
-        }
         let reason = self
             .device
             .violation()
@@ -298,12 +272,14 @@ impl<D: QueueDevice> Export<D> {
     }
 }
 
-impl<D: QueueDevice + Send> Poller for Export<D> {
+impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
     type Message = ExportMessage;
     type Probe = RingProbe;
 
     fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
         wakes.add(self.listener.as_raw_fd(), TOKEN_LISTENER)?;
+        // A device that has moved here may have others than before.
+        self.device_fds = self.device.wake_fds();
         for &fd in &self.device_fds {
             wakes.add(fd, TOKEN_DEVICE)?;
         }
@@ -360,7 +336,12 @@ impl<D: QueueDevice + Send> Poller for Export<D> {
     fn message(&mut self, message: ExportMessage, _turn: &mut Turn<'_>) {
         match message {
             ExportMessage::Stats(reply) => reply.send(self.stats()),
-            ExportMessage::TicketDone(ticket) => self.device.ticket_done(ticket),
+            ExportMessage::TicketDone(ticket) => {
+                self.device.ticket_done(ticket);
+                if let Some(peer) = &mut self.peer {
+                    peer.ticket_done(ticket);
+                }
+            }
         }
     }
 
@@ -372,8 +353,13 @@ impl<D: QueueDevice + Send> Poller for Export<D> {
                     peer.read_socket(&mut self.device, turn);
                 }
             }
-            // Emptied when it is armed again.
-            TOKEN_DEVICE => {}
+            // Emptied when the device is disarmed, or visited. It may be shared with other devices of the core, for whom it may
+            // have become readable: while something is in flight it is not muted for that.
+            TOKEN_DEVICE => {
+                if self.device.in_flight() != 0 {
+                    turn.charge(1);
+                }
+            }
             index => {
                 let Some(peer) = &self.peer else { return };
                 let index = index as u16;

@@ -22,6 +22,10 @@
 //! core may sleep. What ends meanwhile is shown to the driver, and when GET_VRING_BASE is answered all of it has been.
 //! Only at the end of a connection are requests cancelled, if they can be.
 //!
+//! **Memory that may be absent** ([`RegionMemory`]). A ring whose memory is not there yet starts when it is; afterwards its queue
+//! parks on a ticket, and other queues go on. A ticket ends by a message; that of a ring or a connection that has gone
+//! meanwhile, or of memory that was replaced, is forgotten.
+//!
 //! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also when the file shrinks
 //! later), `vio` its rings. Here: descriptors are of harmless kinds before anybody touches them, and what it leaves is closed
 //! elsewhere (`deferred_drop`); kicks must be eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
@@ -33,6 +37,7 @@
 //! protocol features are not offered.
 #![forbid(unsafe_code)]
 
+mod config;
 mod deferred_drop;
 mod events;
 mod export;
@@ -43,5 +48,7 @@ mod peer;
 mod probe;
 mod queue;
 
-pub use export::{Export, ExportConfig, ExportMessage, ExportStats};
+pub use config::{ExportConfig, ExportStats};
+pub use export::{Export, ExportMessage};
+pub use memory::RegionMemory;
 pub use probe::RingProbe;

@@ -4,20 +4,26 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use guest_mem::Ticket;
 use sidecore::{Activity, Nanos, Turn, Wakes};
-use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, Session, SharedFd, Step};
+use vhost_user::backend::{
+    Answer, Config, Fatal, Refusal, Region, RingConfig, Session, SharedFd, Step,
+};
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::ring::Watch;
 use vio::{CancelReason, QueueDevice, Visit, feature};
 
+use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::{DeferredDrop, is_harmless};
-use crate::export::{ExportConfig, ExportStats, TOKEN_SOCKET};
 use crate::journal::InflightRegion;
 use crate::log::{Log, say};
-use crate::memory::Memory;
+use crate::memory::{Memory, RegionMemory};
 use crate::queue::{Calls, LOAD, Queue};
+
+/// Token of the connection's descriptor; a ring's kick has the ring's number, below 256.
+pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
 
 /// Messages taken at one look at the socket: a front end that sends without end gets its turn again.
 const MESSAGES: u32 = 16;
@@ -44,6 +50,8 @@ pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
 
 /// Something the session waits for, or the end of the connection.
 pub(crate) enum Task {
+    /// A ring is to start, and some of its memory is not there before the ticket has ended; `None`: it has.
+    StartRing(Box<RingConfig>, Option<Ticket>),
     /// Ring `index` is to stop.
     StopRing(u8),
     /// Guest memory is to change.
@@ -58,6 +66,7 @@ impl Task {
     /// Who waits, for the log.
     fn waiter(&self) -> &'static str {
         match self {
+            Self::StartRing(..) => "starting a ring",
             Self::StopRing(_) => "stopping a ring",
             Self::Memory(_) => "a change of guest memory",
             Self::Reset => "a reset",
@@ -87,14 +96,14 @@ enum Advance {
 }
 
 /// A connected front end.
-pub(crate) struct Peer {
+pub(crate) struct Peer<M> {
     pub(crate) log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
     socket: UnixStream,
     receiver: Receiver,
     sender: Sender,
     pub(crate) session: Session,
-    pub(crate) memory: Memory,
+    pub(crate) memory: Memory<M>,
     pub(crate) queues: Vec<Queue>,
     pub(crate) inflight: Option<InflightRegion>,
     /// For our own requests, of which there are none.
@@ -123,9 +132,10 @@ pub(crate) enum Served {
     Gone,
 }
 
-impl Peer {
+impl<M: RegionMemory> Peer<M> {
     pub(crate) fn new(
         socket: UnixStream,
+        memory: M,
         device: &impl QueueDevice,
         log: Arc<Log>,
         deferred: Arc<DeferredDrop>,
@@ -150,7 +160,7 @@ impl Peer {
             receiver: Receiver::new(DEFAULT_MAX_PAYLOAD).accepting(is_harmless),
             sender: Sender::new(DEFAULT_BACKLOG),
             session,
-            memory: Memory::new(),
+            memory: Memory::new(memory),
             queues: Vec::new(),
             inflight: None,
             channel: None,
@@ -249,6 +259,13 @@ impl Peer {
             .wait
             .is_some_and(|wait| now.since(wait.since) > limit_ns);
         self.is_closing() && !is_overdue
+    }
+
+    /// What `ticket` stood for has happened: a ring that waits for it starts at the next visit.
+    pub(crate) fn ticket_done(&mut self, ticket: Ticket) {
+        if let Some(Task::StartRing(_, waits)) = &mut self.task {
+            *waits = waits.filter(|&own| own != ticket);
+        }
     }
 
     /// Ends the session's waiting event.
@@ -406,6 +423,17 @@ impl Peer {
             return Advance::Nothing;
         };
         let outcome = match &task {
+            Task::StartRing(_, Some(_)) => {
+                self.task = Some(task);
+                return Advance::Nothing;
+            }
+            Task::StartRing(config, None) => {
+                let outcome = self.start_or_wait((**config).clone(), device, turn);
+                if outcome.is_none() {
+                    return Advance::Nothing;
+                }
+                outcome
+            }
             Task::StopRing(index) => self.stop_ring((*index).into(), device, turn),
             Task::Memory(regions) => self.change_memory(regions, device),
             Task::Reset | Task::Close => self.reset(device, turn).then_some(Ok(Answer::Done)),

@@ -18,7 +18,7 @@ use sidecore::IdlePolicy;
 use vhost_blk::memory::Memory;
 use vhost_blk::queue::Op;
 use vhost_user::wire::{Inflight, MemRegion, Request};
-use vio::blk::SlowControl;
+use vio_faults::SlowControl;
 
 struct Scene {
     server: Server,

@@ -335,7 +335,6 @@ fn areas_that_overlap() {
             desc: front.layout.user(places.desc),
             avail: front.layout.user(places.driver),
             used: front.layout.user(offset),
-            log: None,
         }));
         front.call(front.kick_request(0));
         front.enable(0, true);
@@ -474,7 +473,6 @@ fn rings_outside_memory_are_refused_or_rest() {
             desc,
             avail,
             used,
-            log: None,
         };
         let addressed = front.connection.call(Request::SetVringAddr(addr));
         if addressed.is_ok() {

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use common::front::{copy, event};
 use common::{PATIENCE, until};
+use fake_driver::AnyDriver;
 use guest_mem::{ForeignRam, ForeignRegion, Gpa, PhysMem};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_blk::memory::Memory;
 use vhost_export::{Export, ExportConfig, ExportMessage};
 use vhost_user::frontend::{Connection, Ring};
 use vhost_user::wire::{MemRegion, ProtocolFeatures};
-use vio::fake_driver::AnyDriver;
 use vio::feature;
 use vio::net::{HEADER_LEN, Net, NetIo, RX, TX};
 

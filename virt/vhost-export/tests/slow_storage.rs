@@ -17,7 +17,7 @@ use common::front::{Front, copy, event, fd, spare_memory};
 use common::{BLOCK, DISK, Disk, PATIENCE, Server, feature, logged, options, pattern, until};
 use disk_image::{ImageDisk, ImageOptions};
 use held_fs::{Gate, HeldFs, Kind};
-use sidecore::IdlePolicy;
+use sidecore::{IdlePolicy, SidecoreBuilder};
 use vhost_blk::queue::{Op, Status};
 use vhost_user::frontend::InflightRegion;
 use vhost_user::wire::Request;
@@ -27,7 +27,7 @@ use vio::blk::{BlockIo, UringFile, UringOptions};
 const HELD: Duration = Duration::from_secs(5);
 /// The block that held reads and writes are about; it holds its pattern for a read, and something else for a write.
 const BLOCK_HELD: u64 = 500;
-/// Every depth here: each disk of the matrix has an io_uring of its own.
+/// Every depth here: as many disks as possible share an io_uring.
 const DEPTH: u32 = 16;
 
 /// What a front end asks for while a request is held.
@@ -498,4 +498,62 @@ fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
     assert_eq!(base, front.own_base(1));
     let done = front.io().reap(1).expect("it was shown before the answer");
     assert_eq!(done.status, Status::Ok);
+}
+
+/// Devices of a core share what wakes it. One that waits is woken for each answer of another, for nothing, and is not muted for
+/// that: its own answer would come late.
+#[test]
+fn a_disk_that_does_not_answer_hears_of_its_end_at_once_beside_a_busy_one() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let disks = ["held", "busy"].map(|name| disk(&fs, name, Format::Direct, Op::Read));
+    let server = Server::start(IdlePolicy::Sleep, disks.into());
+    let _release = fs.release_at_end();
+    let gate = fs.gate("held");
+    let mut held = Front::running(&server.path(0), feature::EVENT_IDX, 1, 8);
+    let mut busy = Front::running(&server.path(1), feature::EVENT_IDX, 1, 8);
+    gate.hold(&[Kind::Read]);
+    assert!(held.io().submit(0, Op::Read, BLOCK_HELD));
+    gate.wait_until_held(1);
+    for block in 0..200 {
+        assert!(busy.io().submit(0, Op::Read, block));
+        assert_eq!(busy.io().drain(), (1, 0));
+    }
+    assert_eq!(server.core().stats().core.mutes, 0);
+    assert_eq!(held.io().collect(), (0, 0));
+    gate.release();
+    assert_eq!(held.io().drain(), (1, 0));
+}
+
+/// What wakes a core for it belongs to the core: on another one it is something else.
+#[test]
+fn a_disk_that_has_moved_wakes_its_new_core() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let server = Server::start(
+        IdlePolicy::Sleep,
+        vec![disk(&fs, "moves", Format::Direct, Op::Read)],
+    );
+    let _release = fs.release_at_end();
+    let other = SidecoreBuilder::new("other").idle(IdlePolicy::Sleep);
+    let other = other.spawn(Vec::new()).expect("a thread");
+    let mut front = Front::running(&server.path(0), feature::EVENT_IDX, 1, 8);
+    for (from, to) in [(server.core(), &other), (&other, server.core())] {
+        for block in 0..20 {
+            assert!(front.io().submit(0, Op::Read, block));
+            assert_eq!(front.io().drain(), (1, 0));
+        }
+        assert!(from.move_to(&server.handle(0), to, PATIENCE));
+        let before = to.stats().core;
+        for block in 0..20 {
+            assert!(front.io().submit(0, Op::Read, block));
+            assert_eq!(front.io().drain(), (1, 0));
+        }
+        let after = to.stats().core;
+        assert!(after.sleeps > before.sleeps);
+        assert_eq!(after.arm_failures, before.arm_failures);
+    }
+    other.stop();
 }

@@ -138,7 +138,7 @@ impl RingFds {
     }
 }
 
-/// Signals an eventfd that the back end has too. One that is full has been signalled often enough.
+/// Signals an eventfd, which the back end may have too. One that is full has been signalled often enough.
 pub(crate) fn ring(fd: &OwnedFd) {
     // An error would say that it is no eventfd; all of them are ours.
     let _ = sidecore::signal_eventfd(fd.as_fd());

@@ -151,13 +151,7 @@ impl RemoteDevice for Import {
     }
 
     fn read_config(&self, offset: u64, out: &mut [u8]) {
-        out.fill(0);
-        let rest = usize::try_from(offset)
-            .ok()
-            .and_then(|at| self.config.get(at..))
-            .unwrap_or(&[]);
-        let len = rest.len().min(out.len());
-        out[..len].copy_from_slice(&rest[..len]);
+        vio::read_space(&self.config, offset, out);
     }
 
     fn start(&mut self, features: u64, queues: &[QueueConfig]) -> Result<(), ActivateError> {

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
+use sidecore::drain_eventfd;
 
+use crate::handshake::ring;
 use crate::memory::RingPlace;
 
 /// What the driver has started.
@@ -89,7 +90,7 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push_back((number, order));
-        raise(&self.ordered);
+        ring(&self.ordered);
         number
     }
 
@@ -102,7 +103,7 @@ impl Shared {
     pub fn abandon(&self, number: u64) {
         // SeqCst: the thread that is woken by `cancel` sees the number.
         self.abandoned.store(number, Ordering::SeqCst);
-        raise(&self.cancel);
+        ring(&self.cancel);
     }
 
     /// The generation that has broken last.
@@ -121,7 +122,7 @@ impl Shared {
             Err(TryLockError::Poisoned(telling)) => telling.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        lower(&self.news);
+        drain_eventfd(self.news.as_fd());
         self.has_news.store(false, Ordering::SeqCst);
     }
 
@@ -137,15 +138,15 @@ impl Shared {
     /// The thread is to return.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
-        raise(&self.cancel);
-        raise(&self.ordered);
+        ring(&self.cancel);
+        ring(&self.ordered);
     }
 
     // The thread's side.
 
     /// The next order, with its number.
     pub fn take_order(&self) -> Option<(u64, Order)> {
-        lower(&self.ordered);
+        drain_eventfd(self.ordered.as_fd());
         self.orders
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -169,7 +170,7 @@ impl Shared {
     pub fn tell(&self) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         self.has_news.store(true, Ordering::SeqCst);
-        raise(&self.news);
+        ring(&self.news);
     }
 
     pub fn is_over(&self) -> bool {
@@ -182,24 +183,9 @@ impl Shared {
 
     /// Takes a cancellation back: it was for what has ended since.
     pub fn uncancel(&self) {
-        lower(&self.cancel);
+        drain_eventfd(self.cancel.as_fd());
         if self.is_over() {
-            raise(&self.cancel);
-        }
-    }
-}
-
-/// Makes an eventfd of this process alone readable. Full, it is readable already.
-pub(crate) fn raise(fd: impl AsFd) {
-    while rustix::io::write(&fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
-}
-
-/// Empties an eventfd of this process alone; whether it was readable.
-pub(crate) fn lower(fd: impl AsFd) -> bool {
-    loop {
-        match rustix::io::read(&fd, &mut [0; 8]) {
-            Err(Errno::INTR) => {}
-            read => return read.is_ok(),
+            ring(&self.cancel);
         }
     }
 }
@@ -221,7 +207,10 @@ mod tests {
                 shared.take_news();
             }
             teller.join().unwrap();
-            assert!(!lower(&shared.news), "it wakes, and nobody would look");
+            assert!(
+                !drain_eventfd(shared.news.as_fd()),
+                "it wakes, and nobody would look"
+            );
         }
     }
 }

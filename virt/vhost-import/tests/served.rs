@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use fake_driver::FakeDriver;
 use guest_mem::{Gpa, GuestRam, PhysMem};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
@@ -18,7 +19,6 @@ use vhost_import::{Import, ImportConfig};
 use vio::RemoteDevice;
 use vio::blk::request::kind;
 use vio::blk::{Blk, BlkConfig, UringFile, UringOptions};
-use vio::fake_driver::FakeDriver;
 
 const RAM: u64 = 4 << 20;
 const RINGS: u64 = 0x1_0000;

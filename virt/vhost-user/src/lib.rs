@@ -23,8 +23,8 @@
 //! is a typed value that names the request and the field. A request refused is told to the front end
 //! where the protocol has a way to; where it has none, the session ends.
 //!
-//! **Left out:** rings and memory (mapping, translation), devices, post-copy migration, in-band
-//! notifications, crypto, GPU and cross-endian requests. None of them is offered, and a front end that sends
+//! **Left out:** rings and memory (mapping, translation), devices, dirty logging, post-copy migration, the device's status, RARP,
+//! MTU, in-band notifications, crypto, GPU and cross-endian requests. None of them is offered, and a front end that sends
 //! them all the same is refused.
 #![forbid(unsafe_code)]
 
@@ -32,13 +32,7 @@ pub mod backend;
 mod chain;
 pub mod channel;
 pub mod frontend;
-#[cfg(any(test, feature = "fuzzing"))]
-mod fuzz;
 pub mod inflight;
 pub mod wire;
 
 pub use chain::chain;
-
-#[cfg(any(test, feature = "fuzzing"))]
-#[doc(hidden)]
-pub use fuzz::fuzz_session;

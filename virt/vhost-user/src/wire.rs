@@ -17,12 +17,14 @@ mod request;
 mod tests;
 
 pub use backend_request::BackendRequest;
+pub(crate) use decode::Parts;
 pub use error::DecodeError;
 pub use id::{BackendRequestId, ProtocolFeatures, RequestId, feature};
 pub use iotlb::{IotlbAccess, IotlbMessage, IotlbRange};
-pub(crate) use layout::{ConfigHead, VringStateRaw};
+pub(crate) use layout::ConfigHead;
 pub use message::{HEADER_LEN, Head, MAX_FDS, Message, VERSION};
+pub(crate) use request::config;
 pub use request::{
-    ConfigAccess, ConfigKind, Inflight, LogArea, MAX_CONFIG, MemRegion, Request, VringAddr,
-    VringFd, VringState,
+    ConfigAccess, ConfigKind, Inflight, MAX_CONFIG, MemRegion, Request, VringAddr, VringFd,
+    VringState,
 };

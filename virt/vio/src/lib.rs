@@ -15,11 +15,17 @@
 //! This crate knows no VMM, no PCI and no IOMMU model.
 #![deny(unsafe_code)]
 
+// What unit tests share with those of other crates calls this one by its name.
+#[cfg(test)]
+extern crate self as vio;
+#[cfg(test)]
+#[path = "../../../tests/fake-driver/src/lib.rs"]
+pub mod fake_driver;
+
 pub mod blk;
 mod device;
-#[cfg(any(test, feature = "test-utils"))]
-pub mod fake_driver;
 pub mod net;
+mod queue_config;
 mod remote;
 pub mod ring;
 mod saved;
@@ -27,9 +33,9 @@ pub mod throttle;
 pub mod visit;
 
 pub use device::{
-    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueConfig, QueueDevice,
-    Service, StoppedQueue, feature,
+    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue, read_space,
 };
+pub use queue_config::{ActivateError, QueueConfig, feature};
 pub use remote::{Remote, RemoteDevice};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};
 pub use throttle::{Rate, RateLimits, Throttle};

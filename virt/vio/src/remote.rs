@@ -10,12 +10,13 @@
 use std::fmt;
 use std::os::fd::RawFd;
 
-use guest_mem::{Dma, KeepAlive, Ticket};
+use guest_mem::{Dma, KeepAlive, Pages, Ticket};
 
 use crate::device::{
-    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueConfig, QueueDevice,
-    Service, StoppedQueue, check_features,
+    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
+    check_features,
 };
+use crate::queue_config::{ActivateError, QueueConfig};
 use crate::ring::Ring;
 use crate::saved::SavedDevice;
 use crate::visit::Visit;
@@ -264,6 +265,11 @@ impl QueueDevice for Remote {
     }
 
     fn for_each_ring(&mut self, _each: impl FnMut(&mut Ring)) {}
+
+    /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start to its reset.
+    fn in_use<D: Dma>(&mut self, _dma: &D, pages: &Pages) -> u32 {
+        if self.is_started { pages.all() } else { 0 }
+    }
 
     /// How many requests there are only the other side knows.
     fn in_flight(&self) -> u32 {

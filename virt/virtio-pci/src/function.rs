@@ -22,7 +22,7 @@
 
 use std::os::fd::RawFd;
 
-use guest_mem::{Iommu, KeepAlive, PhysMem, SourceId, Ticket};
+use guest_mem::{Iommu, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
     Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Progress, TicketResult,
 };
@@ -328,8 +328,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
             }
             return;
         }
-        let changes = self.config.write(reg, len, value);
-        if changes.msix_control {
+        if self.config.write(reg, len, value) {
             let (enabled, masked) = self.config.msix_control();
             self.msix.set_control(enabled, masked, &mut out.messages);
         }
@@ -473,6 +472,15 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
     fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
         if self.is_live() {
             self.device.disarm(&mut cx.view());
+        }
+    }
+
+    /// Nothing before the device is activated and after its reset. While it may do no DMA its windows are kept, and count.
+    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
+        if self.active {
+            self.device.in_use(&cx.view(), pages)
+        } else {
+            0
         }
     }
 }

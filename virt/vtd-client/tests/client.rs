@@ -10,7 +10,7 @@ use std::thread;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator};
 use dma_map::table::PageTable;
 use dma_map::{Direction, DmaUnmapError, Policy};
-use guest_mem::{ArrayPage, Gpa, Intent, Iommu, Iova, Perm, PhysMem};
+use guest_mem::{Gpa, Intent, Iommu, Iova, Perm, PhysMem, RegisterPage};
 use iova::{IovaAllocator, IovaPfn, IovaRange};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
@@ -157,7 +157,7 @@ fn a_sidecore_serves_many_cores() {
     ];
     let guest = Guest::new();
     let machine = machine(&guest);
-    let page_of_registers = ArrayPage::new();
+    let page_of_registers = RegisterPage::in_heap();
     let front = Shared::enter(&mut machine.owner().unit, &page_of_registers);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {

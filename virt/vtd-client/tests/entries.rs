@@ -37,7 +37,7 @@ fn words_of_a_table_mean_the_same_to_the_unit() {
         (Access::ReadWrite, true, true),
     ] {
         for level in 1..=3 {
-            let word = VtdSecondLevel::leaf(frame, access, VtdSecondLevel::MAX_COUNT, level);
+            let word = VtdSecondLevel::leaf(frame, access, level);
             let pte = walked::SlPte::from_bits(word);
             assert_eq!((pte.r(), pte.w(), pte.ps()), (r, w, level > 1));
             assert_eq!(pte.addr() << 12, frame.raw());

@@ -18,7 +18,7 @@
 //! * [`saved_state`]: what is kept when a machine is paused.
 //!
 //! ```
-//! use guest_mem::test_utils::ArrayMem;
+//! use fake_mem::ArrayMem;
 //! use guest_mem::{Gpa, Iommu, Iova, Perm, SourceId};
 //! use vtd::{AccessLen, Config, Event, Sink, Unit, spec::registers};
 //!
@@ -52,13 +52,14 @@
 
 #![forbid(unsafe_code)]
 
+mod config;
 pub mod dmar;
 pub mod front;
 pub mod saved_state;
 pub mod spec;
 pub mod unit;
 
+pub use config::{AddressWidth, Config};
 pub use unit::{
-    AccessLen, AddressWidth, Config, Event, HOST_ADDRESS_WIDTH, Invalidation, Parked, Progress,
-    Sink, Stats, Unit,
+    AccessLen, Event, HOST_ADDRESS_WIDTH, Invalidation, Parked, Progress, Sink, Stats, Unit,
 };

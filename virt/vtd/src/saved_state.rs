@@ -9,20 +9,18 @@
 //! * Leases and awaited tickets: the machine is paused with its devices quiesced, so there are none.
 //! * Statistics and the generation: of this process; windows are made anew.
 //!
-//! [`Unit::restore`] distrusts the state: it comes from a file.
+//! [`Unit::restore`](crate::Unit::restore) distrusts the state: it comes from a file.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::unit::Config;
-#[cfg(doc)]
-use crate::unit::Unit;
+use crate::config::Config;
 
-/// Version that [`Unit::save`] writes.
+/// Version that [`Unit::save`](crate::Unit::save) writes.
 pub const VERSION: u32 = 1;
 
 /// One message register set: FECTL to FEUADDR, or IECTL to IEUADDR.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedEvent {
     /// Masked.
     pub im: bool,

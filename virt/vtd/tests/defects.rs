@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use guest_mem::test_utils::ArrayMem;
+use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, PhysMem, SourceId, Stop};
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, AddressWidth, Config, Event, Parked, Progress, Unit};
@@ -339,7 +339,7 @@ fn not_present_entries_are_not_cached_at_cm_0() {
 
 #[test]
 fn a_walk_that_pended_across_an_invalidation_starts_again() {
-    use guest_mem::test_utils::PendingMem;
+    use fake_mem::PendingMem;
     let mut guest = Guest::new();
     let table = guest.page();
     guest.context(DISK, table, 1, 2);

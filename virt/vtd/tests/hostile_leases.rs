@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use guest_mem::test_utils::ArrayMem;
+use fake_mem::ArrayMem;
 use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Perm};
 use vtd::spec::registers as reg;
 use vtd::{Config, Progress};

@@ -9,7 +9,7 @@
 mod common;
 
 use common::*;
-use guest_mem::test_utils::ArrayMem;
+use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, LeaseId, Perm, SourceId, Stop};
 use proptest::collection::vec;
 use proptest::prelude::*;

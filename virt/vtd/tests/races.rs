@@ -8,16 +8,16 @@ mod common;
 use std::cell::{Cell, RefCell};
 
 use common::*;
-use guest_mem::{ArrayPage, DmaFault, Gpa, Iommu, Iova, Perm, RegPage, Stop};
+use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, RegPage, RegisterPage, Stop};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{Config, Parked, Progress, Unit};
 
-type Stores = Box<dyn FnMut(&ArrayPage)>;
+type Stores = Box<dyn FnMut(&RegisterPage)>;
 
 /// Makes the guest's stores just before our load number `at`.
 struct Racing {
-    page: ArrayPage,
+    page: RegisterPage,
     loads: Cell<usize>,
     at: Cell<Option<usize>>,
     stores: RefCell<Stores>,
@@ -26,14 +26,14 @@ struct Racing {
 impl Racing {
     fn new() -> Self {
         Self {
-            page: ArrayPage::new(),
+            page: RegisterPage::in_heap(),
             loads: Cell::new(0),
             at: Cell::new(None),
             stores: RefCell::new(Box::new(|_| {})),
         }
     }
 
-    fn arm(&self, at: usize, stores: impl FnMut(&ArrayPage) + 'static) {
+    fn arm(&self, at: usize, stores: impl FnMut(&RegisterPage) + 'static) {
         self.loads.set(0);
         self.at.set(Some(at));
         *self.stores.borrow_mut() = Box::new(stores);

@@ -1,10 +1,10 @@
 //! The loops over everything that allocates, and the figures that come from them.
 
 use anyhow::Result;
-use iova::{
+use dma_peers::{
     EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, SlabAllocator,
-    TreeAllocator,
 };
+use iova::TreeAllocator;
 
 use super::loops::{self, Sizes, WINDOW};
 use super::subject::{Identity, Nothing, OnePage, Ours, Subject};

@@ -2,6 +2,7 @@
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::{Context, Result, ensure};
+use dma_peers::{IdentityAllocator, IdentityCore};
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request, Stats};
 
 /// One core's way to ranges.
@@ -118,20 +119,17 @@ impl<S: Subject> Subject for Apart<S> {
 }
 
 /// The identity allocator wants memory to name: every allocation is of other pages than those still mapped.
-pub struct Identity<A>(pub A);
+pub struct Identity(pub IdentityAllocator);
 
-impl<A: IovaAllocator> Subject for Identity<A>
-where
-    A::Core: 'static,
-{
-    type Worker = IdentityCore<A::Core>;
+impl Subject for Identity {
+    type Worker = IdentityWorker;
 
-    fn worker(&self, id: usize) -> Result<Self::Worker> {
+    fn worker(&self, id: usize) -> Result<IdentityWorker> {
         let core = self
             .0
             .claim(CoreId(id))
             .with_context(|| format!("core {id}"))?;
-        Ok(IdentityCore {
+        Ok(IdentityWorker {
             core,
             base: id as u64 * IDENTITY_PAGES,
             next: 0,
@@ -148,13 +146,13 @@ where
 const IDENTITY_PAGES: u64 = 1 << 22;
 
 /// A core's handle and the memory its buffers lie in.
-pub struct IdentityCore<C> {
-    core: C,
+pub struct IdentityWorker {
+    core: IdentityCore,
     base: u64,
     next: u64,
 }
 
-impl<C: CoreAllocator + 'static> Worker for IdentityCore<C> {
+impl Worker for IdentityWorker {
     type Range = IovaRange;
 
     #[inline]
@@ -163,9 +161,10 @@ impl<C: CoreAllocator + 'static> Worker for IdentityCore<C> {
         let start = (self.next + size - 1) & !(size - 1);
         self.next = (start + size) & (IDENTITY_PAGES - 1);
         let page = self.base + (start & (IDENTITY_PAGES - 1));
-        let request =
-            Request::pages(pages).for_memory(PhysAddr::new(page << PAGE_SHIFT), Access::ReadWrite);
-        let range = self.core.alloc(request);
+        let phys = PhysAddr::new(page << PAGE_SHIFT);
+        let range = self
+            .core
+            .alloc_for(Request::pages(pages), phys, Access::ReadWrite);
         range.expect("the space is far larger than the window")
     }
 
@@ -175,7 +174,7 @@ impl<C: CoreAllocator + 'static> Worker for IdentityCore<C> {
     }
 }
 
-impl<C: CoreAllocator + 'static> OnePage for IdentityCore<C> {
+impl OnePage for IdentityWorker {
     #[inline]
     fn page(range: IovaRange) -> u64 {
         range.first().raw()

@@ -27,14 +27,6 @@ impl PageTable for NoTable {
         None
     }
 
-    fn map_counted(&self, _: IovaRange, _: PhysAddr, _: Access) -> Result<(), MapError> {
-        Ok(())
-    }
-
-    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
-        Ok(Some(range))
-    }
-
     fn root(&self) -> PhysAddr {
         PhysAddr::new(0)
     }

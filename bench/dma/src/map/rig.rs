@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
-use dma_map::invalidate::SerialFlush;
 use dma_map::mapper::Teardown;
 use dma_map::reuse::Counts;
 use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
+use dma_peers::SerialFlush;
 use iova::CoreId;
 use lines::{AtomicU64, CachePadded};
 

@@ -4,7 +4,8 @@
 //! the primitive that it is scaled by right before and after it: one thread the floor, two a cache line's round trip.
 //! A turn, and a run that is repeated, waits a little for CPUs that are not idle. A run of two threads counts if both were running for 98.5 % of
 //! it (time that the hypervisor gave to others is none of theirs); it has three attempts, and what was disturbed in
-//! all of them is counted, and left out where another turn was not.
+//! all of them is counted, and left out where another turn was not. Runs so short that they are no measurement have one attempt,
+//! and few looks at the primitive: on a machine that is busy each of them waits for a CPU.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -21,7 +22,8 @@ const UNDISTURBED: f64 = 0.985;
 const IDLE: f64 = 0.9;
 /// Looks at the CPUs before a turn begins all the same.
 const LOOKS: usize = 3;
-/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement and wait for nobody.
+/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement, wait for nobody and are not
+/// run again.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// One thing to time. Its threads and what they work on are made anew for every run.
@@ -174,9 +176,13 @@ impl Turns {
             .collect()
     }
 
+    fn is_short(&self) -> bool {
+        self.time < SHORT
+    }
+
     /// Until the CPUs are idle, but not for long.
     fn wait_for_others(&self) {
-        if self.time < SHORT {
+        if self.is_short() {
             return;
         }
         let is_idle = |_| host::idle(&self.cpus, 2 * SHORT) >= IDLE;
@@ -190,7 +196,8 @@ impl Turns {
         let [here, there, ..] = self.cpus[..] else {
             return None;
         };
-        host::round_trip_of(here, there, 101)
+        let looks = if self.is_short() { 3 } else { 101 };
+        host::round_trip_of(here, there, looks)
             .ok()
             .map(|rtt| rtt.median)
     }
@@ -219,7 +226,7 @@ impl Turns {
             {
                 best = Some((found, beside));
             }
-            if !case.is_disturbed(&found) {
+            if self.is_short() || !case.is_disturbed(&found) {
                 break;
             }
             self.wait_for_others();

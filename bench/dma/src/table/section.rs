@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
-use dma_map::table::{GlobalLockTable, HostMemory, PageTable, RwLockTable, VtdSecondLevel};
+use anyhow::{Context, Result};
+use dma_map::table::{HostMemory, PageTable, VtdSecondLevel};
+use dma_peers::{GlobalLockTable, RwLockTable};
 
 use super::loops::{self, Split};
 use crate::map::rig::{self, CONFIG};
@@ -42,16 +43,11 @@ pub fn measure(turns: &Turns, record: &mut Record) {
             let (lock_free, rw, global) = (
                 plain(case("lock-free"), threads, pages, split, rig::table),
                 plain(case("lock per table"), threads, pages, split, || {
-                    Ok(RwLockTable::<VtdSecondLevel, _>::new(
-                        HostMemory::new(),
-                        CONFIG,
-                    )?)
+                    RwLockTable::<VtdSecondLevel, _>::new(HostMemory::new(), CONFIG.levels)
+                        .context("no memory for a root")
                 }),
                 plain(case("global lock"), threads, pages, split, || {
-                    Ok(GlobalLockTable::<VtdSecondLevel, _>::new(
-                        HostMemory::new(),
-                        CONFIG,
-                    )?)
+                    Ok(GlobalLockTable::new(rig::table()?))
                 }),
             );
             let cases = [lock_free, rw, global];

@@ -14,6 +14,7 @@
 //! | `fair` | Jain's index, weights, quiet disks beside a loud one |
 //! | `sleeps` | wake-ups, a million times |
 //! | `policies` | the adaptive idle policy against fixed ones |
+//! | `pairs` | this build and another of ours in turns, if there is one |
 //!
 //! A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. What
 //! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
@@ -22,6 +23,7 @@ mod disks;
 mod fair;
 mod idle;
 mod open;
+mod pairs;
 mod plots;
 mod policies;
 mod record;
@@ -44,8 +46,8 @@ pub use record::{Record, Summary};
 pub use server::{Disk, Kind, Peer, Server};
 
 /// The sections, in their order.
-pub const SECTIONS: [&str; 8] = [
-    "machine", "disks", "vms", "open", "idle", "fair", "sleeps", "policies",
+pub const SECTIONS: [&str; 9] = [
+    "machine", "disks", "vms", "open", "idle", "fair", "sleeps", "policies", "pairs",
 ];
 
 /// How to measure.
@@ -53,6 +55,8 @@ pub const SECTIONS: [&str; 8] = [
 pub struct Settings {
     /// Our server's command line, with `{blocks}`, `{cpu}` and `{idle}` in it.
     pub ours: String,
+    /// Another build's, to be measured beside ours.
+    pub beside: Option<String>,
     /// Our server's idle policy, where the row is not about policies.
     pub idle: String,
     /// The server's CPU.
@@ -103,7 +107,7 @@ pub fn run(settings: Settings) -> Result<()> {
     }
     bench.keep_awake(true)?;
     bench.record.heading();
-    let sections: [(&str, Section); 8] = [
+    let sections: [(&str, Section); SECTIONS.len()] = [
         ("machine", machine),
         ("disks", disks::disks),
         ("vms", disks::vms),
@@ -112,6 +116,7 @@ pub fn run(settings: Settings) -> Result<()> {
         ("fair", fair::fair),
         ("sleeps", idle::sleeps),
         ("policies", policies::policies),
+        ("pairs", pairs::pairs),
     ];
     for (name, section) in sections {
         let is_wanted =

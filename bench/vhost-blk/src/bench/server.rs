@@ -25,6 +25,8 @@ pub enum Peer {
     Ours,
     /// Ours, with another idle policy.
     OursIdle(String),
+    /// Another build of ours, with this command line.
+    Beside(String),
     /// qemu-storage-daemon, all exports on one iothread.
     Qsd,
 }
@@ -34,6 +36,7 @@ impl Peer {
     pub fn missing(&self, settings: &Settings) -> Option<String> {
         let program = match self {
             Self::Ours | Self::OursIdle(_) => settings.ours.split_whitespace().next()?,
+            Self::Beside(command) => command.split_whitespace().next()?,
             Self::Qsd => QSD,
         };
         let places = std::env::var_os("PATH").unwrap_or_default();
@@ -48,6 +51,7 @@ impl Peer {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Ours | Self::OursIdle(_) => "ours",
+            Self::Beside(_) => "old",
             Self::Qsd => "qsd",
         }
     }
@@ -129,9 +133,17 @@ impl Server {
             // Real pages: holes would all be read from the same page of zeroes.
             fs::write(&path, vec![0x5a; (mib as usize) << 20]).map(|()| path)
         };
+        let offered: Vec<_> = disks.iter().zip(&sockets).collect();
         let mut command = match peer {
-            Peer::Ours => ours(settings, &settings.idle, disks, &sockets, &mut image)?,
-            Peer::OursIdle(idle) => ours(settings, idle, disks, &sockets, &mut image)?,
+            Peer::Ours => ours(
+                settings,
+                &settings.ours,
+                &settings.idle,
+                &offered,
+                &mut image,
+            )?,
+            Peer::OursIdle(idle) => ours(settings, &settings.ours, idle, &offered, &mut image)?,
+            Peer::Beside(line) => ours(settings, line, &settings.idle, &offered, &mut image)?,
             Peer::Qsd => qsd(disks, &sockets, &mut image)?,
         };
         let log = File::create(files.directory.join("log"))?;
@@ -207,12 +219,12 @@ impl Drop for Server {
 
 fn ours(
     settings: &Settings,
+    line: &str,
     idle: &str,
-    disks: &[Disk],
-    sockets: &[PathBuf],
+    offered: &[(&Disk, &PathBuf)],
     image: &mut impl FnMut(u32) -> std::io::Result<PathBuf>,
 ) -> Result<Command> {
-    let mut words = settings.ours.split_whitespace();
+    let mut words = line.split_whitespace();
     let program = words.next().context("our server's command line is empty")?;
     let mut command = Command::new(program);
     for word in words {
@@ -221,7 +233,7 @@ fn ours(
             command.arg(word.replace("{cpu}", &cpu).replace("{idle}", idle));
             continue;
         }
-        for (at, (disk, socket)) in disks.iter().zip(sockets).enumerate() {
+        for (at, (disk, socket)) in offered.iter().enumerate() {
             let path = match disk.kind {
                 Kind::Null => "null:1G".to_owned(),
                 Kind::Ram(mib) => format!("ram:{mib}M"),

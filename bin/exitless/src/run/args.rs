@@ -40,7 +40,7 @@ socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
 page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
-and then nothing keeps two writers apart. latency makes the disk answer no sooner, for measurements. misbehave makes a rogue device \
+and then nothing keeps two writers apart. latency makes each answer take that long, and up to two thirds longer, for measurements. misbehave makes a rogue device \
 for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.
 
 socket is where exitless serve, qemu-storage-daemon or SPDK serves a vhost-user block device. That process reaches all of \
@@ -119,6 +119,10 @@ pub struct RunArgs {
     /// Run on software KVM as well, which boots no kernel: for tests with a guest of a few instructions.
     #[arg(long, hide = true)]
     pub any_kvm: bool,
+
+    /// Take pages of guest memory away and bring them back all the time: for tests.
+    #[arg(long, hide = true)]
+    pub punch: bool,
 
     /// Where device data goes: straight into guest memory, or through buffers of ours.
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]

@@ -6,7 +6,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use guest_mem::GuestRam;
+use guest_mem::{GuestRam, SlotMapping};
 
 use kvm::Vm;
 use kvm::control::Control;
@@ -25,6 +25,8 @@ pub struct Parts<'a> {
     pub vcpus: &'a [BorrowedFd<'a>],
     /// Guest RAM; clone it to keep it.
     pub ram: &'a GuestRam,
+    /// What its memory slots show, region by region.
+    pub slots: &'a [Arc<SlotMapping>],
     /// Where interrupts go.
     pub msi: &'a Arc<KvmMsi>,
     /// Where eventfds become interrupts.

@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 
-use guest_mem::{GuestRam, NoIommu};
+use guest_mem::NoIommu;
 use machine::{functions, units};
 use vio::Remote;
 use vio::blk::Blk;
@@ -36,8 +36,8 @@ functions! {
     }
 }
 
-/// The owner of a machine's unit and functions.
-pub type Owner = machine::Owner<Units, Functions, GuestRam>;
+/// The owner of a machine's unit and functions, over its memory.
+pub type Owner<M> = machine::Owner<Units, Functions, M>;
 
 /// What other threads ask of it.
-pub type Request = machine::Request<Owner>;
+pub type Request<M> = machine::Request<Owner<M>>;

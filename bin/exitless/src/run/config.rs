@@ -16,7 +16,6 @@ use super::net::NetConfig;
 use super::remote_disk::RemoteDiskConfig;
 use crate::values::keys::Keys;
 use crate::values::size;
-use kvm::vcpu;
 use platform::boot::{self, KernelKind};
 
 pub use super::disk::Misbehave;
@@ -101,6 +100,8 @@ pub struct Config {
     pub force_sleep: Option<NonZeroU32>,
     /// Software KVM will do.
     pub any_kvm: bool,
+    /// Guest memory comes and goes.
+    pub punch: bool,
     /// Where device data goes.
     pub dma: DmaArg,
     /// How long an invalidation waits for a device.
@@ -169,6 +170,7 @@ impl Config {
             idle: args.idle,
             force_sleep: args.force_sleep,
             any_kvm: args.any_kvm,
+            punch: args.punch,
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
             watchdog: Duration::from_secs(args.watchdog),
@@ -317,7 +319,7 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
 /// Pins a short-lived thread to this CPU, which is the only sure test: isolated CPUs are in nobody's mask, and
 /// yet a thread may move there.
 fn try_cpu(cpu: usize) -> io::Result<()> {
-    let trial = std::thread::Builder::new().spawn(move || vcpu::pin(cpu))?;
+    let trial = std::thread::Builder::new().spawn(move || sidecore::pin_this_thread(cpu))?;
     trial
         .join()
         .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use guest_mem::{Iova, NoIommu, SourceId};
+use guest_mem::{Iova, NoIommu, PhysMem, SourceId};
 use kvm::doorbells::KvmDoorbells;
 use kvm::register_page;
 use machine::port::{OwnedFunction, UnitRegisters};
@@ -29,8 +29,12 @@ use super::config::{Config, Disk, Misbehave, NetBackend};
 use super::disk::DiskConfig;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::net::NetConfig;
+#[cfg(feature = "punch")]
+use super::punched::PunchedRam;
+use super::punched::Puncher;
 use super::remote;
 use crate::ending::storage::{self, Dropping, Names};
+use crate::messages;
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
@@ -52,9 +56,38 @@ const ROGUE_IOVA: u64 = 0x10_0000_0000;
 
 /// Builds everything `config` asks for and starts the sidecore. Takes files out of the configuration.
 pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
+    if config.punch {
+        return attach_punched(config, parts);
+    }
+    attach_over(parts.ram.clone(), config, parts, |_| Ok(None))
+}
+
+#[cfg(feature = "punch")]
+fn attach_punched(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
+    let ram = PunchedRam::new(parts.ram.clone()).context("an eventfd")?;
+    attach_over(ram.clone(), config, parts, |owner| {
+        let puncher = Puncher::start(ram, parts.slots.to_vec(), owner);
+        Ok(Some(puncher.context("memory that comes and goes")?))
+    })
+}
+
+#[cfg(not(feature = "punch"))]
+fn attach_punched(_: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
+    let slots = parts.slots.len();
+    anyhow::bail!(
+        "--punch: the {slots} slots of memory stay where they are: built without the feature punch"
+    )
+}
+
+/// The same with `ram` as the owner's way to memory, and whatever takes pages of it away.
+fn attach_over<M: PhysMem + Send + 'static>(
+    ram: M,
+    config: &mut Config,
+    parts: &Parts<'_>,
+    puncher: impl FnOnce(OwnerHandle<M>) -> Result<Option<Puncher>>,
+) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
-    let mut owner =
-        Owner::new("vm", parts.ram.clone(), messages).with_drain_limit(config.drain_limit);
+    let mut owner = Owner::new("vm", ram, messages).with_drain_limit(config.drain_limit);
     let unit = owner.add_unit(iommu(config, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
     let mut forwarded = Vec::new();
@@ -97,6 +130,7 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
     let plugged = plugs.plugged;
     let core = start(config, owner)?;
     let handle = core.handle(0);
+    let puncher = puncher(handle.clone())?;
     let monitor = monitor(&core, parts.control, config.watchdog)?;
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded)?;
     let ledger = Arc::new(MarkerLedger::new(source));
@@ -117,6 +151,7 @@ pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
             reporter,
             names,
             ended: None,
+            puncher,
         })),
     })
 }
@@ -129,14 +164,14 @@ fn dmar_table() -> Vec<u8> {
 }
 
 /// Functions on their way to an owner that does not run yet, and what their doors need once it does.
-pub struct Plugs<'a> {
-    owner: &'a mut Owner,
+pub struct Plugs<'a, M> {
+    owner: &'a mut Owner<M>,
     unit: usize,
     plugged: Vec<(SourceId, usize, FunctionShape)>,
 }
 
-impl<'a> Plugs<'a> {
-    fn new(owner: &'a mut Owner, unit: usize) -> Self {
+impl<'a, M: PhysMem> Plugs<'a, M> {
+    fn new(owner: &'a mut Owner<M>, unit: usize) -> Self {
         Self {
             owner,
             unit,
@@ -225,7 +260,10 @@ fn iommu(config: &Config, parts: &Parts<'_>) -> Result<Units> {
     }))
 }
 
-fn start(config: &Config, owner: Owner) -> Result<Sidecore<Owner>> {
+fn start<M>(config: &Config, owner: Owner<M>) -> Result<Sidecore<Owner<M>>>
+where
+    M: PhysMem + Send + 'static,
+{
     let idle = match config.idle {
         IdleArg::Poll => IdlePolicy::Poll,
         IdleArg::Adaptive => IdlePolicy::adaptive(),
@@ -242,7 +280,11 @@ fn start(config: &Config, owner: Owner) -> Result<Sidecore<Owner>> {
 }
 
 /// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in Linux).
-fn monitor(core: &Sidecore<Owner>, control: &Arc<Control>, limit: Duration) -> Result<Monitor> {
+fn monitor<M: PhysMem + Send>(
+    core: &Sidecore<Owner<M>>,
+    control: &Arc<Control>,
+    limit: Duration,
+) -> Result<Monitor> {
     /// How long vCPUs may take to stop where they are.
     const PATIENCE: Duration = Duration::from_millis(500);
     let control = control.clone();
@@ -256,18 +298,23 @@ fn monitor(core: &Sidecore<Owner>, control: &Arc<Control>, limit: Duration) -> R
 }
 
 /// What runs beside the vCPUs.
-struct Devices {
-    core: Sidecore<Owner>,
+struct Devices<M: PhysMem + Send + 'static> {
+    core: Sidecore<Owner<M>>,
     _monitor: Monitor,
     reporter: Reporter,
     /// The disks, by the numbers of their functions.
     names: Names<usize>,
     /// Numbers of functions that have ended, once the machine has.
     ended: Option<Receiver<usize>>,
+    /// Takes memory away, in tests.
+    puncher: Option<Puncher>,
 }
 
-impl Running for Devices {
+impl<M: PhysMem + Send + 'static> Running for Devices<M> {
     fn end(&mut self) {
+        if let Some(puncher) = &self.puncher {
+            puncher.rest();
+        }
         let (tell, ended) = channel();
         // A sidecore that has ended lets go of everybody by that.
         let _ = self.core.handle(0).send(Request::End(tell));
@@ -281,6 +328,9 @@ impl Running for Devices {
         // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
         let reported = self.reporter.report();
         let owners = self.core.stop();
+        if let Some(puncher) = self.puncher {
+            messages::say!("{}", puncher.stop());
+        }
         // The last close of a file may wait for its server.
         let mut dropping = Dropping::default();
         let mut names: Vec<_> = self.names.into_values().collect();
@@ -294,4 +344,4 @@ impl Running for Devices {
 }
 
 /// What the ledger needs of the owner.
-pub type OwnerHandle = Handle<Request>;
+pub type OwnerHandle<M> = Handle<Request<M>>;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
+use guest_mem::PhysMem;
 use machine::Request;
 use sidecore::{Nanos, Watch};
 use vtd_port::VtdPort;
@@ -31,10 +32,10 @@ use platform::power::MarkerSink;
 const KVM_GET_STATS_FD: u64 = 0xaece;
 
 /// Where a snapshot's parts come from.
-pub struct LedgerSource {
+pub struct LedgerSource<M> {
     stats: Vec<VcpuStats>,
     exits: ExitLedger,
-    owner: OwnerHandle,
+    owner: OwnerHandle<M>,
     sidecore: Watch,
     /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be had.
     histogram: OnceLock<Option<ExitHistogram>>,
@@ -42,12 +43,12 @@ pub struct LedgerSource {
     forwarded: Vec<Arc<Places>>,
 }
 
-impl LedgerSource {
+impl<M> LedgerSource<M> {
     /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
     /// by the kernel from the first mark on.
     pub fn new(
         parts: &Parts<'_>,
-        owner: OwnerHandle,
+        owner: OwnerHandle<M>,
         sidecore: Watch,
         forwarded: Vec<Arc<Places>>,
     ) -> Result<Self> {
@@ -106,7 +107,7 @@ impl LedgerSource {
     }
 }
 
-impl Source for LedgerSource {
+impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
     fn prepare(&self) {
         self.histogram.get_or_init(|| {
             let threads = vcpu_threads();
@@ -146,7 +147,7 @@ impl Source for LedgerSource {
 }
 
 /// What the owner, its unit and its functions have counted.
-fn owner_counts(owner: &mut Owner) -> OwnerCounts {
+fn owner_counts<M: PhysMem>(owner: &mut Owner<M>) -> OwnerCounts {
     let totals = owner.totals();
     let mut counts = match owner.unit(0) {
         Some(Units::Vtd(port)) => vtd_counts(port),
@@ -196,7 +197,7 @@ pub struct MarkerLedger(Ledger);
 
 impl MarkerLedger {
     /// Opens the account.
-    pub fn new(source: LedgerSource) -> Self {
+    pub fn new<M: PhysMem + Send + 'static>(source: LedgerSource<M>) -> Self {
         Self(Ledger::new(Box::new(source)))
     }
 }

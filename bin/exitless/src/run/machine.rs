@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use console::sink::Sink;
 use console::uart::Uart;
-use guest_mem::{Gpa, GuestRam};
+use guest_mem::{Gpa, GuestRam, HugePages};
 use kvm::control::{Control, End};
 use kvm::exits::{ExitCause, ExitLedger};
 use kvm::msi::KvmMsi;
@@ -52,9 +52,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     kick::install().context("the vCPU signal cannot be set up")?;
     warn_about_cpus(&config);
 
-    let ram = ram(config.memory)?;
+    let ram = ram(&config)?;
     let vm = Arc::new(Vm::new(&kvm)?);
-    vm.map_ram(&ram)?;
+    let slots = vm.map_ram(&ram)?;
     let control = Arc::new(Control::new().context("an eventfd")?);
     end_by_signals(signals, control.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
@@ -74,6 +74,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
             vm: &vm,
             vcpus: &descriptors,
             ram: &ram,
+            slots: &slots,
             msi: &msi,
             routes: &routes,
             control: &control,
@@ -172,12 +173,18 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
     ending::leave(status(end))
 }
 
-fn ram(memory: u64) -> anyhow::Result<GuestRam> {
+fn ram(config: &Config) -> anyhow::Result<GuestRam> {
+    let memory = config.memory;
+    let pages = match config.punch {
+        true => HugePages::Never,
+        false => HugePages::Advise,
+    };
     let regions: Vec<_> = layout::ram_regions(memory)
         .into_iter()
         .map(|(start, len)| (Gpa::new(start), len))
         .collect();
-    GuestRam::new(&regions).with_context(|| format!("{} MiB of guest RAM", memory >> 20))
+    GuestRam::with_pages(&regions, pages)
+        .with_context(|| format!("{} MiB of guest RAM", memory >> 20))
 }
 
 fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, cpus: u8) -> anyhow::Result<Vec<Vcpu>> {

@@ -16,6 +16,7 @@ mod disk;
 mod ledger;
 mod machine;
 mod net;
+mod punched;
 mod remote;
 mod remote_disk;
 

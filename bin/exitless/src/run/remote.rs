@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use guest_mem::PhysMem;
 use vhost_import::{Import, ImportConfig, ImportError};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -23,8 +24,8 @@ use virtio_pci::function::NOTIFY_STRIDE;
 ///
 /// # Errors
 /// What the back end lacks, and what to do about it.
-pub fn add(
-    plugs: &mut Plugs<'_>,
+pub fn add<M: PhysMem>(
+    plugs: &mut Plugs<'_, M>,
     disk: RemoteDiskConfig,
     parts: &Parts<'_>,
 ) -> Result<(usize, Arc<Places>)> {

@@ -11,7 +11,8 @@ use crate::system::workloads::{self, DISK_BYTES, Rogue};
 
 /// The measured disk answers no sooner than a disk, and later than a timer tick of the guest: so each answer finds
 /// it halted, in every mode. A file in memory answers while the guest is on its way there, or both its tick and
-/// the answer wake it, and then a race decides what an interrupt costs.
+/// the answer wake it, and then a race decides what an interrupt costs. The disk spreads its answers over one tick of 4 ms, so
+/// that those which still meet one are as many in each mode.
 pub const LATENCY_MS: u32 = 6;
 /// Reads before each window.
 const WARMUP: u32 = 100;

@@ -3,6 +3,7 @@
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
+//! * `punched`: guests whose memory comes and goes.
 //! * `suite`: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
@@ -10,6 +11,7 @@ mod cases;
 mod clients;
 mod held;
 pub mod payload;
+mod punched;
 mod suite;
 
 pub use suite::{SelftestArgs, main};

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use super::cases::{self, Case};
@@ -187,15 +187,24 @@ impl Shared<'_> {
                 Some(Job::Case(case)) => {
                     let lab = match host.take() {
                         Some(lab) => lab,
-                        None => Host::start()?,
+                        None => {
+                            let lab = Host::start()?;
+                            lab.note_shutdowns()?;
+                            lab
+                        }
                     };
-                    let outcome = case.run(&lab);
-                    if outcome.is_ok() {
-                        host = Some(lab);
-                    } else {
-                        // A guest that hung may have left the lab in any state, and it may be dead.
-                        let _ = lab.shutdown();
-                    }
+                    let outcome = match case.run(&lab) {
+                        Ok(seen) => {
+                            host = Some(lab);
+                            Ok(seen)
+                        }
+                        Err(error) => {
+                            let noted = lab.shutdowns();
+                            // A guest that hung may have left the lab in any state, and it may be dead.
+                            let _ = lab.shutdown();
+                            Err(anyhow!("{error:#}{noted}"))
+                        }
+                    };
                     self.record(&case.name, outcome, start)?;
                 }
             }

@@ -224,6 +224,33 @@ impl Host {
         })
     }
 
+    /// Has the lab's kernel note where vCPUs were when they shut down (a triple fault), and the exceptions that were injected:
+    /// KVM resets a vCPU that has shut down, so its registers no longer say it. Nothing natively.
+    pub fn note_shutdowns(&self) -> Result<()> {
+        // 0x7f: SVM's exit code of a shutdown.
+        const SCRIPT: &str = "cd /sys/kernel/tracing/events/kvm && echo 'exit_reason == 0x7f' >kvm_exit/filter && \
+                              echo 1 >kvm_exit/enable && echo 1 >kvm_inj_exception/enable";
+        if let Self::Lab(lab) = self {
+            let noted = lab.exec("/bin/sh", ["-c", SCRIPT])?;
+            ensure!(noted.success(), "tracing: {}", noted.stderr_text());
+        }
+        Ok(())
+    }
+
+    /// The last of what was noted, under a heading of its own; nothing natively.
+    pub fn shutdowns(&self) -> String {
+        let Self::Lab(lab) = self else {
+            return String::new();
+        };
+        match lab.exec("tail", ["-n", "40", "/sys/kernel/tracing/trace"]) {
+            Ok(trace) => format!(
+                "\n--- vCPUs' shutdowns and exceptions\n{}",
+                trace.stdout_text()
+            ),
+            Err(error) => format!("\n--- no trace: {error}"),
+        }
+    }
+
     /// Powers the lab off, or removes the files.
     pub fn shutdown(self) -> Result<()> {
         match self {

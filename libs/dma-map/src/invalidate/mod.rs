@@ -7,8 +7,7 @@
 //!
 //! | implementation | for |
 //! |---|---|
-//! | [`SerialFlush`] | benches: hardware that works on one command at a time, each taking a given time |
-//! | [`ModelIotlb`] | tests: caches translations *and table pointers*, and serves them until it is told to forget |
+//! | `testing::ModelIotlb` (feature `testing`) | caches translations *and table pointers*, and serves them until it is told to forget |
 //! | [`NullInvalidator`] | no hardware caches anything; also what a VFIO or iommufd container is, whose unmap call invalidates |
 //!
 //! [`Combiner`] lets the unmaps of many cores meet in one batch and one wait.
@@ -18,14 +17,10 @@
 //! Left out: device TLBs (ATS) and PASIDs; an implementation for such a device adds them to the same commands.
 
 mod combine;
-mod model;
-mod serial;
 
 #[cfg(shuttle)]
 pub use combine::Mutant;
 pub use combine::{Combiner, GATHER_LOOKS};
-pub use model::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
-pub use serial::{GLOBAL_NS, PAGE_NS, SerialFlush};
 
 use iova::IovaRange;
 use thiserror::Error;

@@ -335,25 +335,17 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             return Some((start, len, allocated, Some(key)));
         }
         let access = direction.access();
-        let request = self.request(pages).for_memory(phys, access);
-        let allocated = self.try_make(request, phys, pages, access)?;
+        let allocated = self.try_make(phys, pages, access)?;
         Some((allocated.start(), len, allocated.pages(), None))
     }
 
     /// A new mapping of so many pages, where nothing is out of the ordinary. `None` leaves things as they were.
     #[inline(always)]
-    fn try_make(
-        &mut self,
-        request: Request,
-        phys: PhysAddr,
-        pages: u64,
-        access: Access,
-    ) -> Option<IovaRange> {
+    fn try_make(&mut self, phys: PhysAddr, pages: u64, access: Access) -> Option<IovaRange> {
+        let request = self.request(pages);
         let allocated = self.alloc.alloc(request).ok()?;
         let range = first_pages(allocated, pages);
-        let shared = &*self.shared;
-        if shared.allocator.is_counted(allocated) || shared.table.map(range, phys, access).is_err()
-        {
+        if self.shared.table.map(range, phys, access).is_err() {
             self.take_back(allocated);
             return None;
         }
@@ -382,8 +374,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// A mapping, where none was found. `None` leaves things as they were.
     #[inline(never)]
     fn make_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
-        let request = self.request(key.pages());
-        let allocated = self.try_make(request, key.phys(), key.pages(), key.access())?;
+        let allocated = self.try_make(key.phys(), key.pages(), key.access())?;
         if let Some(Cache::Idle(cache)) = self.reused.as_mut().map(|reused| &mut reused.cache) {
             cache.missed();
         }
@@ -475,19 +466,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         pages: u64,
         access: Access,
     ) -> Result<IovaRange, DmaMapError> {
-        let request = match self.reused {
-            // A cache tells mappings by their first page: each has an IOVA of its own, which does not stand for its memory.
-            Some(_) => self.request(pages),
-            None => self.request(pages).for_memory(phys, access),
-        };
+        let request = self.request(pages);
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
             Err(error) => self.alloc_again(request, error)?,
         };
         let range = first_pages(allocated, pages);
-        if self.shared.allocator.is_counted(allocated) {
-            return self.make_counted(allocated, phys, access);
-        }
         match self.shared.table.map(range, phys, access) {
             Ok(()) => Ok(allocated),
             Err(error) => self.map_again(allocated, range, phys, access, error),
@@ -497,38 +481,6 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     #[inline]
     pub(super) fn request(&self, pages: u64) -> Request {
         Request::pages(pages).at_most(self.shared.last_page)
-    }
-
-    /// An identity range: others may have mapped it, so the table counts. Where it cannot count further, or has
-    /// something else there, an IOVA that does not stand for its memory.
-    fn make_counted(
-        &mut self,
-        allocated: IovaRange,
-        phys: PhysAddr,
-        access: Access,
-    ) -> Result<IovaRange, DmaMapError> {
-        let error = match self.shared.table.map_counted(allocated, phys, access) {
-            Ok(()) => return Ok(allocated),
-            Err(error) => error,
-        };
-        let (MapError::CountOverflow { undone, .. } | MapError::Differs { undone, .. }) = error
-        else {
-            self.alloc.free(allocated).expect("just allocated");
-            return Err(DmaMapError::Table(error));
-        };
-        let flushed = match IovaRange::new(allocated.first(), undone) {
-            Some(seen) => self.shared.invalidator.flush(&[Command::Pages(seen)]),
-            None => Ok(()),
-        };
-        self.alloc.free(allocated).expect("just allocated");
-        flushed.map_err(DmaMapError::Invalidation)?;
-        let request = self.request(allocated.pages());
-        let other = self.alloc.alloc(request).map_err(DmaMapError::Alloc)?;
-        let range = first_pages(other, allocated.pages());
-        match self.shared.table.map(range, phys, access) {
-            Ok(()) => Ok(other),
-            Err(error) => self.map_again(other, range, phys, access, error),
-        }
     }
 
     /// No IOVA: everything cached goes back first, and others are asked.

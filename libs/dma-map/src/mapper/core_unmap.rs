@@ -111,9 +111,6 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let Some(allocated) = IovaRange::new(range.first(), allocated) else {
             return false;
         };
-        if shared.allocator.is_counted(allocated) {
-            return false;
-        }
         let Ok(pinned) = self.alloc.pin(allocated) else {
             return false;
         };
@@ -462,18 +459,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         range: IovaRange,
         pinned: Pinned,
     ) -> Result<(), DmaUnmapError> {
-        let range = match self.shared.clear(pinned.range(), range) {
-            Ok(Some(cleared)) => cleared,
-            Ok(None) => {
-                // Counted, and still mapped by others.
-                self.alloc.free_pinned(pinned);
-                return Ok(());
-            }
-            Err(error) => {
-                self.alloc.unpin(pinned);
-                return Err(DmaUnmapError::Table(error));
-            }
-        };
+        if let Err(error) = self.shared.table.unmap(range) {
+            self.alloc.unpin(pinned);
+            return Err(DmaUnmapError::Table(error));
+        }
         let done = match self.shared.policy.teardown {
             Teardown::Deferred(_) => {
                 self.enqueue(pinned, None);

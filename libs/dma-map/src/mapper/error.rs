@@ -94,7 +94,7 @@ pub enum DmaUnmapError {
         last: IovaPfn,
     },
     /// Allocated there, but not all of it is mapped: more was given than the mapping has, within what the allocator rounded
-    /// it up to; or an identity range, of which only the table knows whether it is mapped.
+    /// it up to.
     #[error("the table does not have it")]
     Table(#[source] table::UnmapError),
     /// The mapping waits for an earlier invalidation which failed again; it lives, and

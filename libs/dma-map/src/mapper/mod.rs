@@ -49,9 +49,6 @@
 //! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
 //! lines that change once per flush. No clock is read but the coarse one.
 //!
-//! **Identity** allocators give one IOVA to all who map a page: the table counts (`map_counted`), and the last unmap
-//! invalidates. Where a count overflows, and under policies that find mappings again, a page gets an IOVA of its own.
-//!
 //! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), lists that bounce,
 //! and PASIDs.
 
@@ -65,6 +62,7 @@ mod idle;
 mod lines;
 #[cfg(test)]
 #[cfg(loom)]
+#[path = "tests/model.rs"]
 mod model;
 mod policy;
 mod queue;

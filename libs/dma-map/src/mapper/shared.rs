@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
 use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
 use crate::risk::Counters;
-use crate::table::{PageTable, RetiredTable, UnmapError};
+use crate::table::{PageTable, RetiredTable};
 
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;
@@ -274,24 +274,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         self.invalidator.flush(commands)
     }
 
-    /// Clears the entries of `range`, for which `allocated` was allocated. Gives what is to be invalidated: nothing where
-    /// the entries are counted and others still use them.
-    #[inline]
-    pub(super) fn clear(
-        &self,
-        allocated: IovaRange,
-        range: IovaRange,
-    ) -> Result<Option<IovaRange>, UnmapError> {
-        match self.allocator.is_counted(allocated) {
-            true => self.table.unmap_counted(range),
-            false => self.table.unmap(range).map(|()| Some(range)),
-        }
-    }
-
     /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
     pub(super) fn clear_expired(&self, expired: &[Expired]) {
         for expired in expired {
-            let cleared = self.clear(expired.range(), expired.range());
+            let cleared = self.table.unmap(expired.range());
             debug_assert!(cleared.is_ok(), "an idle mapping is mapped: {cleared:?}");
         }
     }

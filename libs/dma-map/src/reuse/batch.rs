@@ -48,7 +48,7 @@ pub struct Batch {
 
 /// Who takes mappings out of a cache: only it can give their places back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taker {
+pub enum Taker {
     /// Nobody yet.
     Nobody,
     /// The cache whose memory lies at this address, by its owner.

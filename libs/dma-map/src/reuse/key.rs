@@ -96,7 +96,7 @@ impl fmt::Debug for Key {
 /// An IOVA range in one word: its start, and its pages in the twelve bits below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(crate) struct PackedRange(u64);
+pub struct PackedRange(u64);
 
 impl Default for PackedRange {
     /// The first page, where a range has to stand for none.
@@ -108,7 +108,7 @@ impl Default for PackedRange {
 impl PackedRange {
     /// `None` for more than 4095 pages.
     #[inline]
-    pub(super) const fn new(range: IovaRange) -> Option<Self> {
+    pub const fn new(range: IovaRange) -> Option<Self> {
         if range.pages() > LOW {
             return None;
         }
@@ -117,17 +117,19 @@ impl PackedRange {
 
     /// A word that [`word`](Self::word) gave.
     #[inline]
-    pub(super) const fn from_word(word: u64) -> Self {
+    pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
 
+    /// For [`from_word`](Self::from_word).
     #[inline]
-    pub(super) const fn word(self) -> u64 {
+    pub const fn word(self) -> u64 {
         self.0
     }
 
+    /// The range.
     #[inline]
-    pub(crate) fn range(self) -> IovaRange {
+    pub fn range(self) -> IovaRange {
         IovaRange::new(IovaPfn::of(address::Iova::new(self.0)), self.0 & LOW)
             .expect("packed from a range")
     }

@@ -9,8 +9,6 @@
 //! | structure | source | stale mappings | age | keeps |
 //! |---|---|---|---|---|
 //! | [`OptimisticCache`] | vIOMMU (ATC'11) §3.4, optimistic teardown | ≤ quota, per core | ≤ residency, even where the owner is quiet | idle mappings of one core |
-//! | [`LruCache`] | the same, kept by its owner alone | ≤ quota | only while the owner calls | idle mappings |
-//! | [`RtcCache`] | PVIOMMU (KSII TIIS 2016), Reverse Translation Cache | no bound | 3 to 4 cycles of 10 s, while the owner calls | idle and live mappings |
 //! | [`SharingCache`] | vIOMMU §3.2-3.3, approximate sharing | 0 | 0 | live mappings of all cores |
 //! | [`Stacked`] | shared + optimistic | the sum | the sum | |
 //!
@@ -26,8 +24,7 @@
 //! somebody calls [`expire`](ReuseCache::expire) or [`Expire::expire`].
 //!
 //! Called by `DmaMapper`'s cores, each with a cache of its own, and by any thread through [`Expire`]. No structure
-//! here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its construction
-//! ([`RtcCache`], which grows, excepted).
+//! here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its construction.
 
 #![forbid(unsafe_code)]
 
@@ -39,19 +36,16 @@ mod index;
 mod shelf;
 mod slab;
 
-mod art;
-mod lru;
 mod optimistic;
-mod rtc;
+#[cfg(feature = "parts")]
+pub mod parts;
 mod sharing;
 mod stacked;
 
 pub use batch::{Batch, Expired};
 pub use key::Key;
-pub use lru::LruCache;
 pub use optimistic::{OptimisticCache, RESIDENCY_NS};
 pub use risk::{Counts, RiskContract, Violation, Windows};
-pub use rtc::{CYCLE_NS, RtcCache};
 pub use sharing::{SharingCache, SharingTable};
 pub use stacked::Stacked;
 

@@ -267,12 +267,12 @@ pub(crate) struct Placed {
 pub(super) const EARLIER: u64 = 4;
 
 /// When the owner lets a mapping go of which others take what is idle for `residency_ns`.
-pub(super) fn owners(residency_ns: u64) -> u64 {
+pub fn owners(residency_ns: u64) -> u64 {
     residency_ns - residency_ns / EARLIER
 }
 
 /// How many go together where `quota` are kept: an eighth, at least 1.
-pub(super) fn evicted_together(quota: usize) -> usize {
+pub fn evicted_together(quota: usize) -> usize {
     (quota / 8).clamp(1, EVICT_MAX)
 }
 

@@ -39,12 +39,14 @@ struct Links {
 
 /// An indexed place, and where the index has its key.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
+pub struct Found {
     at: usize,
-    pub(super) place: u32,
+    /// The place.
+    pub place: u32,
 }
 
-pub(super) struct Shelf<T> {
+/// Places by key and by age.
+pub struct Shelf<T> {
     index: Index,
     nodes: Box<[Node<T>]>,
     order: Box<[Links]>,
@@ -56,7 +58,7 @@ pub(super) struct Shelf<T> {
 
 impl<T: Default> Shelf<T> {
     /// `places` places, 1 to 2^30; more or fewer are taken for the nearest.
-    pub(super) fn new(places: usize) -> Self {
+    pub fn new(places: usize) -> Self {
         let places = places.clamp(1, 1 << 30);
         let last = places as u32 - 1;
         let nodes: Vec<_> = (0..=last)
@@ -82,30 +84,33 @@ impl<T: Default> Shelf<T> {
         }
     }
 
-    pub(super) fn places(&self) -> usize {
+    /// How many places there are.
+    pub fn places(&self) -> usize {
         self.nodes.len()
     }
 
     /// Address that stands for this shelf in batches; it stays when the shelf moves.
-    pub(super) fn id(&self) -> usize {
+    #[cfg(feature = "parts")]
+    pub fn id(&self) -> usize {
         self.nodes.as_ptr().addr()
     }
 
     /// Number of places that are not free.
     #[inline]
-    pub(super) fn occupied(&self) -> u32 {
+    pub fn occupied(&self) -> u32 {
         self.nodes.len() as u32 - self.free_len
     }
 
+    /// Whether no place is free.
     #[inline]
-    pub(super) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.free == NIL
     }
 
     /// A place for a mapping, indexed and the youngest in the order, its value what it was last; `None` where no place is
     /// free.
     #[inline(always)]
-    pub(super) fn insert(&mut self, key: Key) -> Option<u32> {
+    pub fn insert(&mut self, key: Key) -> Option<u32> {
         let place = self.free;
         let &Links { next, .. } = self.order.get(place as usize)?;
         self.free = next;
@@ -138,13 +143,13 @@ impl<T: Default> Shelf<T> {
 
     /// The youngest of the places indexed by `key`.
     #[inline(always)]
-    pub(super) fn find(&self, key: Key) -> Option<Found> {
+    pub fn find(&self, key: Key) -> Option<Found> {
         let (at, place) = self.look(key).ok()?;
         Some(Found { at, place })
     }
 
     /// How to take out an indexed place.
-    pub(super) fn locate(&self, place: u32) -> Found {
+    pub fn locate(&self, place: u32) -> Found {
         let key = self.nodes[place as usize].key;
         let found = self.look(key).ok();
         let (at, _) = found.expect("the place is indexed, so its key is");
@@ -170,7 +175,7 @@ impl<T: Default> Shelf<T> {
 
     /// Puts an unlinked place at the young end of the order.
     #[inline(always)]
-    pub(super) fn link(&mut self, place: u32) {
+    pub fn link(&mut self, place: u32) {
         let older = core::mem::replace(&mut self.youngest, place);
         self.order[place as usize] = Links {
             prev: older,
@@ -184,7 +189,7 @@ impl<T: Default> Shelf<T> {
 
     /// Takes a linked place out of the order.
     #[inline(always)]
-    pub(super) fn unlink(&mut self, place: u32) {
+    pub fn unlink(&mut self, place: u32) {
         let Links { prev, next } = self.order[place as usize];
         match self.order.get_mut(prev as usize) {
             Some(older) => older.next = next,
@@ -198,14 +203,14 @@ impl<T: Default> Shelf<T> {
 
     /// Takes a linked place out of the index and the order.
     #[inline(always)]
-    pub(super) fn take_out(&mut self, found: Found) {
+    pub fn take_out(&mut self, found: Found) {
         self.unindex(found);
         self.unlink(found.place);
     }
 
     /// A place that was taken out is free again.
     #[inline(always)]
-    pub(super) fn give_back(&mut self, place: u32) {
+    pub fn give_back(&mut self, place: u32) {
         self.order[place as usize].next = self.free;
         self.free = place;
         self.free_len += 1;
@@ -213,21 +218,25 @@ impl<T: Default> Shelf<T> {
 
     /// The oldest linked place.
     #[inline]
-    pub(super) fn oldest(&self) -> Option<u32> {
+    pub fn oldest(&self) -> Option<u32> {
         (self.oldest != NIL).then_some(self.oldest)
     }
 
+    /// What is kept at a place.
+    #[cfg(feature = "parts")]
     #[inline(always)]
-    pub(super) fn value(&self, place: u32) -> &T {
+    pub fn value(&self, place: u32) -> &T {
         &self.nodes[place as usize].value
     }
 
+    /// The same, to change it.
     #[inline(always)]
-    pub(super) fn value_mut(&mut self, place: u32) -> &mut T {
+    pub fn value_mut(&mut self, place: u32) -> &mut T {
         &mut self.nodes[place as usize].value
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> usize {
         self.index.bytes() + size_of_val(&*self.nodes) + size_of_val(&*self.order)
     }
 }

@@ -335,4 +335,5 @@ mod tests {
 
 #[cfg(test)]
 #[cfg(loom)]
+#[path = "slab/tests/model.rs"]
 mod model;

@@ -1,7 +1,7 @@
 //! What can go wrong. Every error leaves the mappings as they were, except where it says otherwise.
 
 use address::{Iova, PhysAddr};
-use iova::{Access, IovaRange};
+use iova::IovaRange;
 use thiserror::Error;
 
 /// A table that cannot be made.
@@ -65,32 +65,6 @@ pub enum MapError {
         /// Table pages that the range needs beyond those there are.
         tables: u64,
     },
-    /// Counted only: the page is mapped to other memory, with another permission, or not counted.
-    #[error("mapped at {iova:#x} to {phys:#x} with {access:?}, {count} times by counted mappings")]
-    Differs {
-        /// The page.
-        iova: Iova,
-        /// Where it is mapped to.
-        phys: PhysAddr,
-        /// What the device may do there.
-        access: Access,
-        /// How often it is mapped; 0 for a mapping that is not counted.
-        count: u32,
-        /// As in [`Self::CountOverflow`].
-        undone: u64,
-    },
-    /// Counted only: the page is mapped as often as its entry can count. The caller uses another IOVA.
-    #[error("mapped {max} times at {iova:#x}, which is all that its entry can count")]
-    CountOverflow {
-        /// The page.
-        iova: Iova,
-        /// Most mappings of a page in this format; 0 where it cannot count.
-        max: u32,
-        /// Pages from the start of the range that were mapped for a moment and unmapped again, because
-        /// another core changed a page after it was checked; 0 otherwise. The caller invalidates
-        /// them as after an unmap.
-        undone: u64,
-    },
 }
 
 /// Why a range was not unmapped.
@@ -117,13 +91,5 @@ pub enum UnmapError {
         iova: Iova,
         /// Size of the leaf, in pages of 4 KiB.
         leaf_pages: u64,
-    },
-    /// The page's mapping is counted and the call is not, or the other way round.
-    #[error("{iova:#x} is mapped {count} times by counted mappings")]
-    Counted {
-        /// The page.
-        iova: Iova,
-        /// How often it is mapped; 0 for a mapping that is not counted.
-        count: u32,
     },
 }

@@ -38,8 +38,6 @@ pub struct Leaf {
     pub phys: PhysAddr,
     /// What the device may do there.
     pub access: Access,
-    /// How often it is mapped; 0 for a mapping that is not counted.
-    pub count: u32,
 }
 
 /// The layout of entries. Sealed: that a word written as a leaf is never read as a table is what makes following
@@ -55,12 +53,10 @@ pub trait Format: sealed::Sealed + Send + Sync + 'static {
     const MAX_LEVELS: u32;
     /// Bits of a physical address in an entry.
     const PHYS_BITS: u32;
-    /// Most counted mappings of a page; 0 where an entry has no bits for it.
-    const MAX_COUNT: u32;
 
     /// The entry of a page. `phys` is aligned to the size of the level's page and has at most
-    /// [`Self::PHYS_BITS`] bits; `count` is at most [`Self::MAX_COUNT`].
-    fn leaf(phys: PhysAddr, access: Access, count: u32, level: u32) -> u64;
+    /// [`Self::PHYS_BITS`] bits.
+    fn leaf(phys: PhysAddr, access: Access, level: u32) -> u64;
 
     /// The entry, in a table at `level`, 2 or above, that leads to the table at `page`.
     fn table(page: PhysAddr, level: u32) -> u64;
@@ -70,9 +66,6 @@ pub trait Format: sealed::Sealed + Send + Sync + 'static {
 
     /// The address in an entry that is not empty.
     fn phys(entry: u64) -> PhysAddr;
-
-    /// The counted mappings of a leaf.
-    fn count(entry: u64) -> u32;
 
     /// What the device may do with a leaf's page.
     fn access(entry: u64) -> Access;
@@ -88,7 +81,6 @@ pub trait Format: sealed::Sealed + Send + Sync + 'static {
             Entry::Leaf(Leaf {
                 phys: Self::phys(entry),
                 access: Self::access(entry),
-                count: Self::count(entry),
             })
         }
     }

@@ -20,18 +20,16 @@
 //! ```
 //!
 //! This idea and the reason for it (a use count in each table costs more than the walk) are the project's own;
-//! that no table need be locked is from *Utilizing the IOMMU Scalably* (USENIX ATC 2015), whose two locked designs
-//! are here for comparison ([`locked`]), and whose identity mappings are counted in the entry
-//! ([`PageTable::map_counted`]).
+//! that no table need be locked is from *Utilizing the IOMMU Scalably* (USENIX ATC 2015).
 //!
 //! # Parts
 //! [`format`] what an entry is; [`memory`] where pages come from; `tree` the entries and why following them is
-//! sound (with `memory`, all of the unsafe code); `radix` what a call does to the tree; `model` the loom models.
+//! sound (with `memory`, all of the unsafe code); `radix` what a call does to the tree; `tests/model.rs` the loom models.
 //!
 //! # What it costs
 //! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a store; `map_unmap_ns` of
 //! `make bench-dma` (a loop over the levels instead of the unrolled walk was slower). `cargo run --release -p
-//! dma-map --example map_unmap`. Cores that use pages of the same leaf table share its lines; an
+//! dma-peers --example map_unmap`. Cores that use pages of the same leaf table share its lines; an
 //! allocator that gives each core its own chunks avoids that.
 //!
 //! # Left out
@@ -60,9 +58,9 @@
 pub mod amd;
 mod error;
 pub mod format;
-pub mod locked;
 pub mod memory;
 #[cfg(all(test, loom))]
+#[path = "tests/model.rs"]
 mod model;
 mod radix;
 mod tree;
@@ -77,7 +75,7 @@ pub use format::{ENTRIES, Entry, Format, Leaf};
 #[cfg(not(any(loom, shuttle)))]
 pub use memory::{Arena, HostMemory};
 pub use memory::{Table, TableMemory};
-pub use radix::{GlobalLockTable, IoPageTable, LeafSizes, RwLockTable, TableConfig};
+pub use radix::{IoPageTable, LeafSizes, TableConfig};
 pub use vtd::VtdSecondLevel;
 
 /// Where an address goes.
@@ -158,23 +156,6 @@ pub trait PageTable: Send + Sync {
 
     /// Where `iova` goes now.
     fn lookup(&self, iova: Iova) -> Option<Translation>;
-
-    /// Maps as [`map`](Self::map), by single pages that count how often they are mapped: for identity mappings,
-    /// where callers share an IOVA because they share the page. These ranges need no owner. Never mix with `map`.
-    ///
-    /// # Errors
-    /// [`MapError::Differs`] where a page is mapped otherwise, [`MapError::CountOverflow`] where it is mapped too
-    /// often, or another [`MapError`]. No page is mapped once more then; see `undone`.
-    fn map_counted(&self, range: IovaRange, phys: PhysAddr, access: Access)
-    -> Result<(), MapError>;
-
-    /// Takes back one [`map_counted`](Self::map_counted) of each page. Gives the smallest range that holds the
-    /// pages of which this was the last: they are to be invalidated.
-    ///
-    /// # Errors
-    /// [`UnmapError`]; nothing is unmapped then, unless another thread at the same time unmaps what it never
-    /// mapped: pages before the one named may be, then.
-    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError>;
 
     /// The page of the root table, for the device's context entry. Whoever gives it to a device takes it away
     /// again, and waits for the invalidation, before the table is dropped: its pages are freed then.

@@ -16,13 +16,12 @@ mod unmapping;
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaPfn, IovaRange};
 
-use mapping::{Job, overflow};
-use unmapping::{check_counts, check_mapped, clear, take_count};
+use mapping::Job;
+use unmapping::{check_mapped, clear};
 
 use super::format::{ENTRIES, Format, entry_pages};
-use super::locked::{GlobalLock, LockFree, Locking, TableLocks};
 use super::memory::TableMemory;
-use super::tree::{Child, Node, Reserve, Tree, index};
+use super::tree::{Child, Tree, index};
 use super::{ConfigError, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
 
 /// Sizes of leaves that a unit knows, beside pages of 4 KiB, which all do.
@@ -52,19 +51,14 @@ pub struct TableConfig {
     pub leaves: LeafSizes,
 }
 
-/// A tree of tables in format `F` on pages of `M`, that cores share under the locking `L`: none, by default.
+/// A tree of tables in format `F` on pages of `M`, that cores share without a lock.
 #[derive(Debug)]
-pub struct IoPageTable<F: Format, M: TableMemory, L: Locking = LockFree> {
-    tree: Tree<F, M, L>,
+pub struct IoPageTable<F: Format, M: TableMemory> {
+    tree: Tree<F, M>,
     leaves: LeafSizes,
 }
 
-/// One lock around each call.
-pub type GlobalLockTable<F, M> = IoPageTable<F, M, GlobalLock>;
-/// A reader-writer lock for each table.
-pub type RwLockTable<F, M> = IoPageTable<F, M, TableLocks>;
-
-impl<F: Format, M: TableMemory, L: Locking> IoPageTable<F, M, L> {
+impl<F: Format, M: TableMemory> IoPageTable<F, M> {
     /// An empty table: a root.
     ///
     /// # Errors
@@ -182,104 +176,6 @@ impl<F: Format, M: TableMemory, L: Locking> IoPageTable<F, M, L> {
         clear(top, first, last);
         Ok(())
     }
-
-    /// The leaf table of a page, made where there is none; `None` where the reserve runs out or a large leaf is
-    /// in the way, which no range that was checked and is owned meets.
-    fn grow<'t>(
-        &'t self,
-        page: u64,
-        reserve: &mut Reserve<'t, F, M, L>,
-    ) -> Option<Node<'t, F, M, L>> {
-        let mut node = self.tree.top();
-        while node.level() > 1 {
-            let at = index(page, node.level());
-            let child = match node.child(at) {
-                Child::Empty => node.install(at, reserve),
-                child => child,
-            };
-            let Child::Table(next) = child else {
-                return None;
-            };
-            node = next;
-        }
-        Some(node)
-    }
-
-    fn map_counted_range(
-        &self,
-        range: IovaRange,
-        phys: PhysAddr,
-        access: Access,
-    ) -> Result<(), MapError> {
-        self.check(range, phys)?;
-        let (first, last) = (range.first().raw(), range.last().raw());
-        if F::MAX_COUNT == 0 {
-            return Err(overflow::<F>(first));
-        }
-        let job = Job {
-            first,
-            phys,
-            access,
-            leaves: LeafSizes::FOUR_K,
-        };
-        let tables = job.check_counted::<F, M, L>(self.tree.top(), first, last)?;
-        let mut reserve = self
-            .tree
-            .reserve(tables)
-            .ok_or(MapError::OutOfTables { tables })?;
-        let mut leaf = None;
-        for page in first..=last {
-            let at = index(page, 1);
-            if at == 0 || leaf.is_none() {
-                leaf = self.grow(page, &mut reserve);
-            }
-            let counted = match leaf {
-                Some(leaf) => job.count(leaf, page),
-                None => Err(MapError::OutOfTables { tables: 1 }),
-            };
-            if let Err(error) = counted {
-                // Another core changed the page since it was checked.
-                return Err(self.uncount(first, page, error));
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes back the count of pages `first` to before `failed`, and completes the error that stopped it.
-    fn uncount(&self, first: u64, failed: u64, mut error: MapError) -> MapError {
-        let mut any_unmapped = false;
-        for page in first..failed {
-            let leaf = self.tree.leaf_table(IovaPfn::new(page));
-            any_unmapped |= leaf.is_some_and(|leaf| take_count(leaf, page) == Ok(true));
-        }
-        if let MapError::Differs { undone, .. } | MapError::CountOverflow { undone, .. } =
-            &mut error
-            && any_unmapped
-        {
-            *undone = failed - first;
-        }
-        error
-    }
-
-    fn unmap_counted_range(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
-        if !self.tree.translates(range.last()) {
-            let width = self.width();
-            return Err(UnmapError::IovaTooWide { range, width });
-        }
-        let (first, last) = (range.first().raw(), range.last().raw());
-        check_counts(self.tree.top(), first, last)?;
-        let mut gone: Option<(u64, u64)> = None;
-        for page in first..=last {
-            let not_mapped = UnmapError::NotMapped {
-                iova: IovaPfn::new(page).start(),
-            };
-            let leaf = self.tree.leaf_table(IovaPfn::new(page)).ok_or(not_mapped)?;
-            if take_count(leaf, page)? {
-                gone = Some((gone.map_or(page, |(from, _)| from), page));
-            }
-        }
-        Ok(gone.and_then(|(from, to)| IovaRange::new(IovaPfn::new(from), to - from + 1)))
-    }
 }
 
 /// Whether an address is that of a page, and an entry of the format can hold it.
@@ -304,25 +200,21 @@ fn parts(level: u32, first: u64, last: u64) -> impl Iterator<Item = (usize, u64,
     })
 }
 
-impl<F: Format, M: TableMemory, L: Locking> PageTable for IoPageTable<F, M, L> {
+impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
     #[inline]
     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
-        self.tree.locking().whole(|| {
-            if range.pages() == 1 && self.map_page(range.first(), phys, access) {
-                return Ok(());
-            }
-            self.map_range(range, phys, access)
-        })
+        if range.pages() == 1 && self.map_page(range.first(), phys, access) {
+            return Ok(());
+        }
+        self.map_range(range, phys, access)
     }
 
     #[inline]
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.tree.locking().whole(|| {
-            if range.pages() == 1 && self.unmap_page(range.first()) {
-                return Ok(());
-            }
-            self.unmap_range(range)
-        })
+        if range.pages() == 1 && self.unmap_page(range.first()) {
+            return Ok(());
+        }
+        self.unmap_range(range)
     }
 
     fn lookup(&self, iova: Iova) -> Option<Translation> {
@@ -330,40 +222,23 @@ impl<F: Format, M: TableMemory, L: Locking> PageTable for IoPageTable<F, M, L> {
         if !self.tree.translates(page) {
             return None;
         }
-        self.tree.locking().whole(|| {
-            let mut node = self.tree.top();
-            loop {
-                let level = node.level();
-                match node.child(index(page.raw(), level)) {
-                    Child::Empty => return None,
-                    Child::Table(child) => node = child,
-                    Child::Leaf(leaf) => {
-                        let leaf_pages = entry_pages(level);
-                        let offset = iova.offset_in(leaf_pages << PAGE_SHIFT);
-                        return Some(Translation {
-                            phys: leaf.phys.checked_add(offset)?,
-                            access: leaf.access,
-                            leaf_pages,
-                        });
-                    }
+        let mut node = self.tree.top();
+        loop {
+            let level = node.level();
+            match node.child(index(page.raw(), level)) {
+                Child::Empty => return None,
+                Child::Table(child) => node = child,
+                Child::Leaf(leaf) => {
+                    let leaf_pages = entry_pages(level);
+                    let offset = iova.offset_in(leaf_pages << PAGE_SHIFT);
+                    return Some(Translation {
+                        phys: leaf.phys.checked_add(offset)?,
+                        access: leaf.access,
+                        leaf_pages,
+                    });
                 }
             }
-        })
-    }
-
-    fn map_counted(
-        &self,
-        range: IovaRange,
-        phys: PhysAddr,
-        access: Access,
-    ) -> Result<(), MapError> {
-        let locking = self.tree.locking();
-        locking.whole(|| self.map_counted_range(range, phys, access))
-    }
-
-    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
-        let locking = self.tree.locking();
-        locking.whole(|| self.unmap_counted_range(range))
+        }
     }
 
     fn root(&self) -> PhysAddr {
@@ -380,9 +255,8 @@ impl<F: Format, M: TableMemory, L: Locking> PageTable for IoPageTable<F, M, L> {
 
     #[expect(unsafe_code, reason = "the promise is the caller's, passed on")]
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
-        let locking = self.tree.locking();
         // SAFETY: the caller promises that nobody walks for an IOVA of the chunk, which is what `retire` asks.
-        locking.whole(|| unsafe { self.tree.retire(chunk) })
+        unsafe { self.tree.retire(chunk) }
     }
 
     #[expect(unsafe_code, reason = "the promise is the caller's, passed on")]

@@ -8,7 +8,7 @@
 //!   freed only by [`Tree::release`], after that;
 //! * new pages are published by a *release* compare-and-swap and entries are loaded by *acquire*, so whoever
 //!   finds the page finds its zeros too. With a relaxed swap he may find what the page held before: entries
-//!   of a table that is gone. (`model.rs` makes that mistake on purpose.)
+//!   of a table that is gone. (`tests/model.rs` makes that mistake on purpose.)
 //!
 //! A [`Node`] is a table in use by a call. It does not outlive the call, which is what makes "nobody walks"
 //! a promise that owners of IOVAs can make.
@@ -26,7 +26,6 @@ use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicUsize, Ordering};
 
 use super::format::{ENTRIES, Entry, Format, INDEX_BITS, Leaf, MAX_LEVELS, entry_pages};
-use super::locked::Locking;
 use super::memory::{Table, TableMemory};
 use super::{RetiredTable, TableStats};
 
@@ -36,13 +35,12 @@ pub(super) const fn index(pfn: u64, level: u32) -> usize {
     (pfn >> (INDEX_BITS * (level - 1))) as usize & (ENTRIES - 1)
 }
 
-/// The tables, their memory, and their locks.
+/// The tables and their memory.
 #[derive(Debug)]
-pub(super) struct Tree<F: Format, M: TableMemory, L: Locking> {
+pub(super) struct Tree<F: Format, M: TableMemory> {
     root: PhysAddr,
     levels: u32,
     memory: M,
-    locking: L,
     counters: Counters,
     format: PhantomData<fn() -> F>,
     /// The ordering that publishes a table: release, except in a model that shows why.
@@ -51,29 +49,28 @@ pub(super) struct Tree<F: Format, M: TableMemory, L: Locking> {
 }
 
 /// A table during a call.
-pub(super) struct Node<'t, F: Format, M: TableMemory, L: Locking> {
-    tree: &'t Tree<F, M, L>,
-    page: PhysAddr,
+pub(super) struct Node<'t, F: Format, M: TableMemory> {
+    tree: &'t Tree<F, M>,
     table: &'t Table,
     level: u32,
 }
 
 /// What lies behind an entry.
-pub(super) enum Child<'t, F: Format, M: TableMemory, L: Locking> {
+pub(super) enum Child<'t, F: Format, M: TableMemory> {
     Empty,
     Leaf(Leaf),
-    Table(Node<'t, F, M, L>),
+    Table(Node<'t, F, M>),
 }
 
-impl<F: Format, M: TableMemory, L: Locking> Clone for Node<'_, F, M, L> {
+impl<F: Format, M: TableMemory> Clone for Node<'_, F, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F: Format, M: TableMemory, L: Locking> Copy for Node<'_, F, M, L> {}
+impl<F: Format, M: TableMemory> Copy for Node<'_, F, M> {}
 
-impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
+impl<F: Format, M: TableMemory> Tree<F, M> {
     /// An empty tree of `levels` levels; `None` without memory for the root.
     pub(super) fn new(memory: M, levels: u32) -> Option<Self> {
         let root = memory.alloc()?;
@@ -81,7 +78,6 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
             root,
             levels,
             memory,
-            locking: L::default(),
             counters: Counters::default(),
             format: PhantomData,
             #[cfg(loom)]
@@ -99,11 +95,6 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
     #[inline]
     pub(super) fn root(&self) -> PhysAddr {
         self.root
-    }
-
-    #[inline]
-    pub(super) fn locking(&self) -> &L {
-        &self.locking
     }
 
     pub(super) fn memory(&self) -> &M {
@@ -129,10 +120,9 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
     }
 
     /// The root table.
-    pub(super) fn top(&self) -> Node<'_, F, M, L> {
+    pub(super) fn top(&self) -> Node<'_, F, M> {
         Node {
             tree: self,
-            page: self.root,
             table: self.follow(self.root),
             level: self.levels,
         }
@@ -140,50 +130,38 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
 
     /// The leaf table of a page that the tree translates, if there is one: the whole of the common path.
     #[inline]
-    pub(super) fn leaf_table(&self, pfn: IovaPfn) -> Option<Node<'_, F, M, L>> {
+    pub(super) fn leaf_table(&self, pfn: IovaPfn) -> Option<Node<'_, F, M>> {
         if !self.translates(pfn) {
             return None;
         }
-        let mut at = (self.root, self.follow(self.root));
+        let mut table = self.follow(self.root);
         // Levels by name, so that shifts are constants: a loop over them costs 2 ns more.
         if self.levels == 5 {
-            at = self.step(at, pfn, 5)?;
+            table = self.step(table, pfn, 5)?;
         }
         if self.levels >= 4 {
-            at = self.step(at, pfn, 4)?;
+            table = self.step(table, pfn, 4)?;
         }
         if self.levels >= 3 {
-            at = self.step(at, pfn, 3)?;
+            table = self.step(table, pfn, 3)?;
         }
-        let (page, table) = self.step(at, pfn, 2)?;
         Some(Node {
             tree: self,
-            page,
-            table,
+            table: self.step(table, pfn, 2)?,
             level: 1,
         })
     }
 
     /// The next table on the way to `pfn` from one at `level`.
     #[inline(always)]
-    fn step<'t>(
-        &'t self,
-        (page, table): (PhysAddr, &'t Table),
-        pfn: IovaPfn,
-        level: u32,
-    ) -> Option<(PhysAddr, &'t Table)> {
-        let slot = &table[index(pfn.raw(), level)];
+    fn step(&self, table: &Table, pfn: IovaPfn, level: u32) -> Option<&Table> {
         // Acquire: pairs with `install`.
-        let entry = self.locking.read(page, || slot.load(Ordering::Acquire));
-        if !F::is_table(entry, level) {
-            return None;
-        }
-        let page = F::phys(entry);
-        Some((page, self.follow(page)))
+        let entry = table[index(pfn.raw(), level)].load(Ordering::Acquire);
+        F::is_table(entry, level).then(|| self.follow(F::phys(entry)))
     }
 
     /// `pages` pages for tables to be installed; `None` if there are not so many.
-    pub(super) fn reserve(&self, pages: u64) -> Option<Reserve<'_, F, M, L>> {
+    pub(super) fn reserve(&self, pages: u64) -> Option<Reserve<'_, F, M>> {
         let mut reserve = Reserve {
             tree: self,
             pages: Vec::new(),
@@ -219,27 +197,25 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
             return None;
         }
         let slot = &parent.table[index(first, level)];
-        self.locking.write(parent.page, || {
-            let entry = slot.load(Ordering::Acquire);
-            if !F::is_table(entry, level) {
-                return None;
-            }
-            let page = F::phys(entry);
-            // Acquire: pairs with the release of whoever cleared an entry, so that his later stores to
-            // the page (there are none) could not follow it into the free list.
-            let is_empty = |entry: &lines::AtomicU64| entry.load(Ordering::Acquire) == 0;
-            if !self.follow(page).iter().all(is_empty) {
-                return None;
-            }
-            // Fails if somebody else retired it at the same time. Release: the invalidation comes after.
-            slot.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed)
-                .ok()?;
-            self.counters.retired(level - 1);
-            Some(RetiredTable {
-                page,
-                root: self.root,
-                range,
-            })
+        let entry = slot.load(Ordering::Acquire);
+        if !F::is_table(entry, level) {
+            return None;
+        }
+        let page = F::phys(entry);
+        // Acquire: pairs with the release of whoever cleared an entry, so that his later stores to
+        // the page (there are none) could not follow it into the free list.
+        let is_empty = |entry: &lines::AtomicU64| entry.load(Ordering::Acquire) == 0;
+        if !self.follow(page).iter().all(is_empty) {
+            return None;
+        }
+        // Fails if somebody else retired it at the same time. Release: the invalidation comes after.
+        slot.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        self.counters.retired(level - 1);
+        Some(RetiredTable {
+            page,
+            root: self.root,
+            range,
         })
     }
 
@@ -256,22 +232,23 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
     }
 
     /// Frees the tables below `node`.
-    fn free_below(&self, node: Node<'_, F, M, L>) {
+    fn free_below(&self, node: Node<'_, F, M>) {
         if node.level == 1 {
             return;
         }
-        for index in 0..ENTRIES {
-            if let Child::Table(child) = node.child(index) {
+        for slot in node.table {
+            let entry = slot.load(Ordering::Acquire);
+            if let Child::Table(child) = node.behind(entry) {
                 self.free_below(child);
                 // SAFETY: named by an entry, so live by the invariant; called from `drop` only, which is alone with
                 // the tree and does not look at this entry again. Devices: see `PageTable::root`.
-                unsafe { self.memory.free(child.page) };
+                unsafe { self.memory.free(F::phys(entry)) };
             }
         }
     }
 }
 
-impl<F: Format, M: TableMemory, L: Locking> Drop for Tree<F, M, L> {
+impl<F: Format, M: TableMemory> Drop for Tree<F, M> {
     fn drop(&mut self) {
         self.free_below(self.top());
         // SAFETY: allocated by `new`, and nothing uses the tree after this.
@@ -279,30 +256,26 @@ impl<F: Format, M: TableMemory, L: Locking> Drop for Tree<F, M, L> {
     }
 }
 
-impl<'t, F: Format, M: TableMemory, L: Locking> Node<'t, F, M, L> {
+impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
     #[inline]
     pub(super) fn level(&self) -> u32 {
         self.level
     }
 
     /// What lies behind the entry at `index`.
-    pub(super) fn child(&self, index: usize) -> Child<'t, F, M, L> {
+    pub(super) fn child(&self, index: usize) -> Child<'t, F, M> {
         let slot = &self.table[index];
         // Acquire: pairs with `install`; what is behind a table entry is seen with the entry.
-        let entry = self
-            .tree
-            .locking
-            .read(self.page, || slot.load(Ordering::Acquire));
+        let entry = slot.load(Ordering::Acquire);
         self.behind(entry)
     }
 
-    fn behind(&self, entry: u64) -> Child<'t, F, M, L> {
+    fn behind(&self, entry: u64) -> Child<'t, F, M> {
         match F::decode(entry, self.level) {
             Entry::Empty => Child::Empty,
             Entry::Leaf(leaf) => Child::Leaf(leaf),
             Entry::Table(page) => Child::Table(Self {
                 tree: self.tree,
-                page,
                 table: self.tree.follow(page),
                 level: self.level - 1,
             }),
@@ -311,20 +284,14 @@ impl<'t, F: Format, M: TableMemory, L: Locking> Node<'t, F, M, L> {
 
     /// Puts an empty table behind the entry at `index`, unless another core was faster: what is there now.
     /// [`Child::Empty`] where the reserve is used up.
-    pub(super) fn install(
-        &self,
-        index: usize,
-        reserve: &mut Reserve<'t, F, M, L>,
-    ) -> Child<'t, F, M, L> {
+    pub(super) fn install(&self, index: usize, reserve: &mut Reserve<'t, F, M>) -> Child<'t, F, M> {
         let Some(page) = reserve.pages.pop() else {
             return Child::Empty;
         };
         let entry = F::table(page, self.level);
         let slot = &self.table[index];
         // Release: pairs with the acquire of every walk; the page's zeros go first. Acquire: the winner's do.
-        let swapped = self.tree.locking.write(self.page, || {
-            slot.compare_exchange(0, entry, self.tree.install_order(), Ordering::Acquire)
-        });
+        let swapped = slot.compare_exchange(0, entry, self.tree.install_order(), Ordering::Acquire);
         match swapped {
             Ok(_) => {
                 self.tree.counters.installed(self.level - 1);
@@ -338,117 +305,86 @@ impl<'t, F: Format, M: TableMemory, L: Locking> Node<'t, F, M, L> {
         }
     }
 
-    /// First of the leaf table's entries `among` these that is not empty, and what it says.
+    /// First of the leaf table's entries `among` these that is not empty.
     #[inline]
-    pub(super) fn first_used(&self, among: RangeInclusive<usize>) -> Option<(usize, Leaf)> {
-        debug_assert_eq!(self.level, 1);
-        self.tree.locking.read(self.page, || {
-            let start = *among.start();
-            let found = self.table[among]
-                .iter()
-                .position(|slot| slot.load(Ordering::Relaxed) != 0)?;
-            let at = start + found;
-            match F::decode(self.table[at].load(Ordering::Relaxed), 1) {
-                Entry::Leaf(leaf) => Some((at, leaf)),
-                _ => None,
-            }
-        })
+    pub(super) fn first_used(&self, among: RangeInclusive<usize>) -> Option<usize> {
+        self.first(among, |entry| entry != 0)
     }
 
-    /// First of the leaf table's entries `among` these that is not a leaf that is not counted.
+    /// First of the leaf table's entries `among` these that is empty.
     #[inline]
-    pub(super) fn first_not_plain(
-        &self,
-        among: RangeInclusive<usize>,
-    ) -> Option<(usize, Option<Leaf>)> {
+    pub(super) fn first_empty(&self, among: RangeInclusive<usize>) -> Option<usize> {
+        self.first(among, |entry| entry == 0)
+    }
+
+    #[inline]
+    fn first(&self, among: RangeInclusive<usize>, is: impl Fn(u64) -> bool) -> Option<usize> {
         debug_assert_eq!(self.level, 1);
-        self.tree.locking.read(self.page, || {
-            let start = *among.start();
-            let found = self.table[among].iter().position(|slot| {
-                let entry = slot.load(Ordering::Relaxed);
-                entry == 0 || F::count(entry) != 0
-            })?;
-            let at = start + found;
-            match F::decode(self.table[at].load(Ordering::Relaxed), 1) {
-                Entry::Leaf(leaf) => Some((at, Some(leaf))),
-                _ => Some((at, None)),
-            }
-        })
+        let start = *among.start();
+        let mut slots = self.table[among].iter();
+        let found = slots.position(|slot| is(slot.load(Ordering::Relaxed)))?;
+        Some(start + found)
     }
 
     /// Makes the leaf table's entries `at` leaves of consecutive pages from `phys` on.
     #[inline]
     pub(super) fn store_leaves(&self, at: RangeInclusive<usize>, phys: PhysAddr, access: Access) {
         debug_assert_eq!(self.level, 1);
-        self.tree.locking.write(self.page, || {
-            // Release: a device that walks sees what the caller wrote to the page before.
-            let mut phys = phys.raw();
-            for slot in &self.table[at] {
-                slot.store(
-                    F::leaf(PhysAddr::new(phys), access, 0, 1),
-                    Ordering::Release,
-                );
-                phys += 1 << PAGE_SHIFT;
-            }
-        });
+        // Release: a device that walks sees what the caller wrote to the page before.
+        let mut phys = phys.raw();
+        for slot in &self.table[at] {
+            slot.store(F::leaf(PhysAddr::new(phys), access, 1), Ordering::Release);
+            phys += 1 << PAGE_SHIFT;
+        }
     }
 
     /// Empties the leaf table's entries `at`.
     #[inline]
     pub(super) fn clear_leaves(&self, at: RangeInclusive<usize>) {
         debug_assert_eq!(self.level, 1);
-        self.tree.locking.write(self.page, || {
-            for slot in &self.table[at] {
-                slot.store(0, Ordering::Release);
-            }
-        });
+        for slot in &self.table[at] {
+            slot.store(0, Ordering::Release);
+        }
     }
 
     /// Changes one leaf, or nothing into a leaf or back; `false` if it is not `from` now. Never changes a table.
     #[inline]
     pub(super) fn swap(&self, at: usize, from: Option<Leaf>, to: Option<Leaf>) -> bool {
         let word = |leaf: Option<Leaf>| match leaf {
-            Some(leaf) => F::leaf(leaf.phys, leaf.access, leaf.count, self.level),
+            Some(leaf) => F::leaf(leaf.phys, leaf.access, self.level),
             None => 0,
         };
         let slot = &self.table[at];
-        self.tree.locking.write(self.page, || {
-            slot.compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        })
+        slot.compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Maps one page of the leaf table if nothing is there.
     #[inline]
     pub(super) fn map_one(&self, at: usize, phys: PhysAddr, access: Access) -> bool {
         let slot = &self.table[at];
-        self.tree.locking.write(self.page, || {
-            // Relaxed, and no swap: the caller owns the IOVA, so nobody else writes this entry, and whatever
-            // gave the caller the IOVA ordered the last owner's store before.
-            if slot.load(Ordering::Relaxed) != 0 {
-                return false;
-            }
-            slot.store(F::leaf(phys, access, 0, 1), Ordering::Release);
-            true
-        })
+        // Relaxed, and no swap: the caller owns the IOVA, so nobody else writes this entry, and whatever
+        // gave the caller the IOVA ordered the last owner's store before.
+        if slot.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        slot.store(F::leaf(phys, access, 1), Ordering::Release);
+        true
     }
 
-    /// Unmaps one page of the leaf table if a mapping is there that is not counted.
+    /// Unmaps one page of the leaf table if a mapping is there.
     #[inline]
     pub(super) fn unmap_one(&self, at: usize) -> bool {
         let slot = &self.table[at];
-        self.tree.locking.write(self.page, || {
-            let entry = slot.load(Ordering::Relaxed);
-            if entry == 0 || F::count(entry) != 0 {
-                return false;
-            }
-            slot.store(0, Ordering::Release);
-            true
-        })
+        if slot.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        slot.store(0, Ordering::Release);
+        true
     }
 }
 
-impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
+impl<F: Format, M: TableMemory> Tree<F, M> {
     #[inline]
     fn install_order(&self) -> Ordering {
         #[cfg(loom)]
@@ -459,12 +395,12 @@ impl<F: Format, M: TableMemory, L: Locking> Tree<F, M, L> {
 }
 
 /// Pages for tables, allocated before anything changes; what is left is freed.
-pub(super) struct Reserve<'t, F: Format, M: TableMemory, L: Locking> {
-    tree: &'t Tree<F, M, L>,
+pub(super) struct Reserve<'t, F: Format, M: TableMemory> {
+    tree: &'t Tree<F, M>,
     pages: Vec<PhysAddr>,
 }
 
-impl<F: Format, M: TableMemory, L: Locking> Drop for Reserve<'_, F, M, L> {
+impl<F: Format, M: TableMemory> Drop for Reserve<'_, F, M> {
     fn drop(&mut self) {
         for page in self.pages.drain(..) {
             // SAFETY: allocated by `Tree::reserve`, and never published: `install` takes it out of the list to do so.

@@ -36,7 +36,7 @@ pub struct SlPte {
     /// ADDR: number of the 4 KiB frame of the page or the next table.
     #[bits(40)]
     pub addr: u64,
-    /// Ignored: [`VtdSecondLevel`] counts mappings here.
+    /// Ignored.
     #[bits(10)]
     pub ign2: u16,
     /// TM: transient mapping; legal in a leaf when `ECAP.DT` is set.
@@ -60,14 +60,13 @@ impl Format for VtdSecondLevel {
     const MIN_LEVELS: u32 = if cfg!(loom) { 2 } else { 3 };
     const MAX_LEVELS: u32 = 5;
     const PHYS_BITS: u32 = 52;
-    const MAX_COUNT: u32 = 1023;
 
     #[inline]
-    fn leaf(phys: PhysAddr, access: Access, count: u32, level: u32) -> u64 {
-        debug_assert!(count <= Self::MAX_COUNT && phys.raw() & !ADDR == 0);
+    fn leaf(phys: PhysAddr, access: Access, level: u32) -> u64 {
+        debug_assert!(phys.raw() & !ADDR == 0);
         let ps = if level > 1 { PS } else { 0 };
         // `Access` numbers its values as R and W do; `leaf_words` below holds that.
-        phys.raw() | access as u64 | ps | u64::from(count) << SlPte::IGN2_OFFSET
+        phys.raw() | access as u64 | ps
     }
 
     #[inline]
@@ -86,11 +85,6 @@ impl Format for VtdSecondLevel {
     }
 
     #[inline]
-    fn count(entry: u64) -> u32 {
-        SlPte::from_bits(entry).ign2().into()
-    }
-
-    #[inline]
     fn access(entry: u64) -> Access {
         match entry & R_W {
             1 => Access::Read,
@@ -101,70 +95,4 @@ impl Format for VtdSecondLevel {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::format::{Entry, Leaf};
-    use super::*;
-
-    #[test]
-    fn second_level_entry_fields_lie_where_the_document_puts_them() {
-        let e = SlPte::from_bits;
-        assert!(e(0x1).r() && !e(0x2).r());
-        assert!(e(0x2).w() && !e(0x1).w());
-        assert_eq!(e(0x7c).ign0(), 0x1f);
-        assert!(e(0x80).ps());
-        assert_eq!(e(0x700).ign1(), 7);
-        assert!(e(0x800).snp());
-        assert_eq!(e(0x1234_5000).addr(), 0x12345);
-        assert_eq!(e(0xf_ffff_ffff_f000).addr(), 0xff_ffff_ffff);
-        assert_eq!(e(0x3ff0_0000_0000_0000).ign2(), 0x3ff);
-        assert!(e(0x4000_0000_0000_0000).tm());
-        assert!(e(0x8000_0000_0000_0000).ign3());
-    }
-
-    #[test]
-    fn leaf_words() {
-        let leaf = |phys, access, count, level| {
-            VtdSecondLevel::leaf(PhysAddr::new(phys), access, count, level)
-        };
-        assert_eq!(leaf(0x1234_5000, Access::Read, 0, 1), 0x1234_5001);
-        assert_eq!(leaf(0x1234_5000, Access::Write, 0, 1), 0x1234_5002);
-        assert_eq!(
-            leaf(0x1234_5000, Access::ReadWrite, 1, 1),
-            0x0010_0000_1234_5003
-        );
-        assert_eq!(leaf(0, Access::Read, 1023, 1), 0x3ff0_0000_0000_0001);
-        assert_eq!(leaf(0x1220_0000, Access::ReadWrite, 0, 2), 0x1220_0083);
-        assert_eq!(
-            leaf(0xf_ffff_c000_0000, Access::Write, 0, 3),
-            0x000f_ffff_c000_0082
-        );
-        assert_eq!(
-            VtdSecondLevel::table(PhysAddr::new(0xa_bcde_f000), 4),
-            0x000a_bcde_f003
-        );
-    }
-
-    #[test]
-    fn words_are_read_as_they_were_meant() {
-        let decode = VtdSecondLevel::decode;
-        assert_eq!(decode(0, 3), Entry::Empty);
-        assert_eq!(
-            decode(0x5003, 3),
-            Entry::Table(PhysAddr::new(0x5000)),
-            "R, W, no PS"
-        );
-        let leaf = |phys, access, count| {
-            Entry::Leaf(Leaf {
-                phys: PhysAddr::new(phys),
-                access,
-                count,
-            })
-        };
-        assert_eq!(decode(0x5003, 1), leaf(0x5000, Access::ReadWrite, 0));
-        assert_eq!(decode(0x20_0081, 2), leaf(0x20_0000, Access::Read, 0));
-        assert_eq!(
-            decode(0x3ff0_0000_0000_5002, 1),
-            leaf(0x5000, Access::Write, 1023)
-        );
-    }
-}
+mod tests;

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use dma_map::Policy;
 use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
-use iova::{
-    Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, MagazineAllocator, TreeAllocator,
-};
+use iova::{Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
 
 use crate::turns::Cores;
 use crate::world::{Worker, World, attend, end};
@@ -70,17 +68,12 @@ fn look(operations: u64, from: u64) -> (u64, u64) {
     let (mut done, mut barriers) = (0, 0);
     for seed in from.. {
         let policy = policies[seed as usize % policies.len()];
-        let allocator = ["tree", "magazine", "chunk"][(seed / policies.len() as u64 % 3) as usize];
+        let allocator = ["tree", "chunk"][(seed / policies.len() as u64 % 2) as usize];
         let what = format!("seed {seed}, {allocator}, {policy:?}, after {done} operations");
         let tell = Tell(what);
         let (more, checked) = match allocator {
             "tree" => run(
                 TreeAllocator::new(space(), CORES).expect("cores"),
-                policy,
-                seed,
-            ),
-            "magazine" => run(
-                MagazineAllocator::new(space(), CORES).expect("cores"),
                 policy,
                 seed,
             ),

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Iova, PhysAddr};
-use dma_map::invalidate::{Command, InvalidateError, Invalidator, ModelIotlb, Ticket};
+use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use dma_map::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use dma_map::testing::ModelIotlb;
 use dma_map::{Clock, ManualClock};
 use iova::{Access, IovaRange};
 
@@ -196,21 +197,6 @@ impl<T: PageTable> PageTable for Stopping<T> {
 
     fn lookup(&self, iova: Iova) -> Option<Translation> {
         self.0.lookup(iova)
-    }
-
-    fn map_counted(
-        &self,
-        range: IovaRange,
-        phys: PhysAddr,
-        access: Access,
-    ) -> Result<(), MapError> {
-        point(Place::Map);
-        self.0.map_counted(range, phys, access)
-    }
-
-    fn unmap_counted(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
-        point(Place::Unmap);
-        self.0.unmap_counted(range)
     }
 
     fn root(&self) -> PhysAddr {

@@ -10,7 +10,6 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod any_stop;
-mod caches;
 mod hardware;
 mod stops;
 mod turns;

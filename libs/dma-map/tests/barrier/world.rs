@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use address::PhysAddr;
-use dma_map::invalidate::{InvalidateError, ModelDevice, ModelMemory};
+use dma_map::invalidate::InvalidateError;
 use dma_map::mapper::Reuse;
 use dma_map::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
 use dma_map::testing::is_strict;
+use dma_map::testing::{ModelDevice, ModelMemory};
 use dma_map::{
     DeviceLimits, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain, MapperCore, Mapping,
     Policy, Segment,

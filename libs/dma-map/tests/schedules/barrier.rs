@@ -11,7 +11,7 @@ use dma_map::planted::{Mistake, plant};
 use dma_map::testing::{ModelCore, ModelDomain, TICK};
 use dma_map::{DeviceLimits, Direction, Policy, Segment};
 use iova::{Access, Aperture, IovaPfn, TreeAllocator};
-use lines::schedules::{any, fail, finds, has_failed, holds, thread};
+use random_schedules::{any, fail, finds, has_failed, holds, thread};
 
 const STEPS: u64 = 5;
 const IDLE: Optimistic = Optimistic {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use dma_map::invalidate::{Combiner, Command, InvalidateError, Invalidator, Mutant, Ticket};
 use iova::{IovaPfn, IovaRange};
-use lines::schedules::{any, fail, finds, has_failed, holds, point, thread};
+use random_schedules::{any, fail, finds, has_failed, holds, point, thread};
 
 const ROUNDS: usize = 3;
 

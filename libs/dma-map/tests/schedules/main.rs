@@ -1,4 +1,4 @@
-//! The parts of the crate that cores share, under random schedules of four to eight threads (`lines::schedules` says how
+//! The parts of the crate that cores share, under random schedules of four to eight threads (`random_schedules` says how
 //! and what that cannot see). Through the public interface alone. Run with
 //!
 //! ```text

@@ -11,17 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use address::PhysAddr;
-use dma_map::invalidate::{DeviceFault, ModelMemory};
 use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use dma_map::planted::{Mistake, plant};
 use dma_map::table::PageTable;
-use dma_map::testing::{ModelCore, ModelDomain, TICK, is_strict};
+use dma_map::testing::{DeviceFault, ModelCore, ModelDomain, ModelMemory, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
-use iova::{
-    Access, Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, MagazineAllocator,
-    MagazineConfig,
-};
-use lines::schedules::{any, fail, finds, has_failed, holds, thread};
+use iova::{Access, Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
+use random_schedules::{any, fail, finds, has_failed, holds, thread};
 
 /// Operations of a core.
 const STEPS: usize = 8;
@@ -270,7 +266,7 @@ where
         move || {
             for _ in 0..16 {
                 world.access_any();
-                lines::schedules::point();
+                random_schedules::point();
                 if has_failed() {
                     return;
                 }
@@ -350,7 +346,7 @@ const IDLE: Optimistic = Optimistic {
 const DEFERRED: Policy = Policy::DEFERRED.with_teardown(Teardown::Deferred(WINDOW));
 const OPTIMISTIC: Policy = Policy::STRICT.with_reuse(Reuse::Optimistic(IDLE));
 
-/// A core or two more than chunks, so that these go back and forth; or magazines of two.
+/// A core or two more than chunks, so that these go back and forth; or a locked tree.
 fn model(policies: &'static [Policy]) -> impl Fn() + Send + Sync + 'static {
     move || {
         let policy = policies[any(policies.len() as u64) as usize];
@@ -359,9 +355,7 @@ fn model(policies: &'static [Policy]) -> impl Fn() + Send + Sync + 'static {
             0 => {
                 let last = IovaPfn::new(31);
                 let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
-                let config = MagazineConfig { size: 2, depot: 1 };
-                let allocator = MagazineAllocator::with_config(aperture, cores, config);
-                meet(allocator.expect("cores"), policy);
+                meet(TreeAllocator::new(aperture, cores).expect("cores"), policy);
             }
             _ => {
                 let last = IovaPfn::new((cores as u64 - 1) * CHUNK_PAGES - 1);

@@ -7,7 +7,7 @@ use address::PhysAddr;
 use dma_map::planted::{Mistake, plant};
 use dma_map::reuse::{Batch, Expire, Key, OptimisticCache, Progress, Released, ReuseCache};
 use iova::{Access, IovaPfn, IovaRange};
-use lines::schedules::{any, fail, finds, has_failed, holds, point, thread};
+use random_schedules::{any, fail, finds, has_failed, holds, point, thread};
 
 const ROUNDS: usize = 6;
 /// Mappings that an owner keeps, and for how long, ns.

@@ -15,8 +15,8 @@ use dma_map::table::{
     VtdSecondLevel,
 };
 use iova::{Access, CHUNK_PAGES, IovaPfn, IovaRange};
-use lines::schedules::{any, fail, finds, has_failed, holds, thread};
 use lines::{AtomicU64, Ordering};
+use random_schedules::{any, fail, finds, has_failed, holds, thread};
 
 const LEVELS: u32 = 3;
 /// Chunks of one owner each, and one more that all map in and nobody takes away.

@@ -12,8 +12,8 @@ use dma_map::mapper::{Teardown, Window};
 use dma_map::table::PageTable;
 use dma_map::testing::ModelDomain;
 use dma_map::{DeviceLimits, Direction, Policy, Segment};
-use iova::{Aperture, IovaAllocator, IovaPfn, MagazineAllocator, MagazineConfig, TreeAllocator};
-use lines::schedules::{any, fail, holds, thread};
+use iova::{Aperture, IovaAllocator, IovaPfn, TreeAllocator};
+use random_schedules::{any, fail, holds, thread};
 
 /// Mappings of different lengths.
 const MAPPINGS: u64 = 3;
@@ -88,11 +88,6 @@ fn one_of_several_who_unmap_the_same_does() {
         let policy = POLICIES[any(4) as usize];
         let cores = 4 + any(3) as usize;
         let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(63), &[]).expect("pages");
-        if any(3) == 0 {
-            return unmap_together(TreeAllocator::new(aperture, cores).expect("cores"), policy);
-        }
-        let config = MagazineConfig { size: 2, depot: 1 };
-        let allocator = MagazineAllocator::with_config(aperture, cores, config);
-        unmap_together(allocator.expect("cores"), policy);
+        unmap_together(TreeAllocator::new(aperture, cores).expect("cores"), policy);
     });
 }

@@ -504,6 +504,7 @@ fn plants(_mutant: Mutant) -> bool {
 }
 
 #[cfg(all(test, loom))]
+#[path = "tests/model.rs"]
 mod model;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

@@ -26,7 +26,8 @@ mod recheck;
 use zerocopy::FromZeros;
 
 use crate::access::Perm;
-use crate::addr::{Gpa, Iova, PAGE_SIZE, SourceId};
+use crate::addr::{Gpa, Iova, SourceId};
+use crate::pages::Pages;
 use recheck::Index;
 pub use recheck::{Budget, Part};
 
@@ -401,19 +402,10 @@ impl LeaseTable {
         made.filter(|slot| slot.is_live()).map(Slot::record)
     }
 
-    /// Which of these pages, at most 32 and each 4 KiB from its address on, a lease in flight lies in: a bit for each, the
-    /// first one lowest. One pass over the slots in use, for whoever evicts pages, a batch at a time.
-    pub fn in_use(&self, pages: &[Gpa]) -> u32 {
-        assert!(pages.len() <= 32, "a bit for each page");
-        let mut mask = 0;
-        for lease in self.iter() {
-            for (bit, page) in pages.iter().enumerate() {
-                let last = lease.gpa.raw() + u64::from(lease.len - 1);
-                let touches = lease.gpa.raw() < page.raw() + PAGE_SIZE && page.raw() <= last;
-                mask |= u32::from(touches) << bit;
-            }
-        }
-        mask
+    /// Those of `pages` that a lease in flight lies in: one pass over the slots in use, and a search among the pages for each.
+    pub fn in_use(&self, pages: &Pages) -> u32 {
+        let touched = |lease: LeaseRecord| pages.touched(lease.gpa, lease.len.into());
+        self.iter().fold(0, |mask, lease| mask | touched(lease))
     }
 
     /// The devices that hold stale leases, each once, in order of their address.

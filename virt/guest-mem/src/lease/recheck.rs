@@ -21,7 +21,7 @@ const HEADS: usize = 1 << 15;
 /// How much work is left, in units of the caller's choice: nanoseconds, in the VT-d unit. Every recheck begins with some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    left: u64,
+    limit: u64,
     spent: u64,
 }
 
@@ -35,21 +35,20 @@ impl Budget {
     }
 
     /// This much.
-    pub const fn new(left: u64) -> Self {
-        Self { left, spent: 0 }
+    pub const fn new(limit: u64) -> Self {
+        Self { limit, spent: 0 }
     }
 
     /// Takes `cost`; what has begun is finished, so the last of it may be more than was left.
     #[inline]
     pub fn charge(&mut self, cost: u64) {
-        self.left = self.left.saturating_sub(cost);
         self.spent = self.spent.saturating_add(cost);
     }
 
     /// Whether nothing new may be begun.
     #[inline]
     pub fn is_spent(&self) -> bool {
-        self.left == 0
+        self.spent >= self.limit
     }
 
     /// What was charged.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use guest_mem::{PhysMem, Ticket};
 use sidecore::{Nanos, Reply, Turn};
 
-use super::resolve::AccessUnit;
 use super::{Owner, Slot};
 use crate::function::ResolveFunction;
 use crate::interrupts::Pending;
@@ -51,14 +50,7 @@ where
             return u64::MAX;
         }
         let now = Nanos::now();
-        let (unit, mem, sink) = self.lend(at);
-        let now_ns = now.0;
-        let value = unit.with(AccessUnit {
-            op,
-            mem,
-            now: now_ns,
-            sink,
-        });
+        let value = self.call_unit(at, op, now);
         self.settle(now);
         if matches!(op, Op::Write { .. }) {
             for _ in 0..STEPS_OF_A_WRITE {
@@ -134,21 +126,15 @@ where
         for slot in self.slots.iter_mut().flatten() {
             slot.function.get_mut().ticket_done(ticket, result);
         }
+        // Whether the table has come, or never will, it says itself.
         for retry in self.interrupts.take_pending(ticket) {
-            match (retry, result) {
-                (
-                    Pending::Message {
-                        unit,
-                        source,
-                        message,
-                    },
-                    Ok(()),
-                ) => {
-                    self.interrupts
-                        .send(unit, &mut self.units[unit], &self.mem, source, message);
-                }
-                (Pending::Message { .. }, Err(_)) => self.interrupts.block(),
-                (Pending::Line { function, .. }, _) => self.connect_all(function),
+            match retry {
+                Pending::Message {
+                    unit,
+                    source,
+                    message,
+                } => self.send(unit, source, message),
+                Pending::Line { function, .. } => self.connect_all(function),
             }
         }
     }

@@ -4,7 +4,6 @@ use guest_mem::PhysMem;
 use sidecore::Nanos;
 
 use super::Owner;
-use super::resolve::CommandUnit;
 use crate::function::ResolveFunction;
 use crate::unit::{ResolveUnit, UnitEvent};
 
@@ -108,14 +107,8 @@ where
             return;
         };
         if !slot.effects.commands.is_empty() {
-            let mut commands = std::mem::take(&mut slot.effects.commands);
-            let (unit, mem, sink) = self.lend(at);
-            unit.with(CommandUnit {
-                commands: commands.drain(..),
-                mem,
-                now: now.0,
-                sink,
-            });
+            let commands = std::mem::take(&mut slot.effects.commands);
+            self.call_unit(at, commands, now);
         }
     }
 

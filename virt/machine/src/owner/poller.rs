@@ -30,28 +30,16 @@ where
     }
 
     pub(super) fn poll_unit(&mut self, at: usize, now: Nanos) -> UnitPoll {
-        let (unit, mem, sink) = self.lend(at);
-        let now_ns = now.0;
-        let polled = unit.with(PollUnit {
-            mem,
-            now: now_ns,
-            sink,
-        });
+        let polled = self.call_unit(at, PollUnit, now);
         self.settle(now);
         polled
     }
 
     pub(super) fn call(&mut self, number: usize, call: Call, now: Nanos) -> Progress {
-        let Some(Some(slot)) = self.slots.get_mut(number) else {
+        let Some((unit, lent)) = self.lend_to(number, now) else {
             return Progress::Idle;
         };
-        let progress = self.units[slot.unit].with(CallFunction {
-            call,
-            slot,
-            bypass: &mut self.bypass,
-            mem: &self.mem,
-            now: now.0,
-        });
+        let progress = unit.with(CallFunction { call, lent });
         self.apply(number, now);
         self.settle(now);
         progress
@@ -99,7 +87,9 @@ where
             && let Some(slot) = self.slots[number].take()
             && let Some(told) = slot.removal
         {
-            let _ = told.send(slot.effects.source());
+            let source = slot.effects.source();
+            self.interrupts.forget(number, source);
+            let _ = told.send(source);
         }
     }
 
@@ -169,6 +159,11 @@ where
         match request {
             Request::Access { target, op, reply } => self.access(target, op, reply, turn),
             Request::TicketDone(ticket, result) => self.ticket_done(ticket, result),
+            Request::Evict { pages, reply } => {
+                let began = Nanos::now();
+                reply.send(self.evict(&pages));
+                turn.charge(Nanos::now().0.saturating_sub(began.0));
+            }
             Request::Inspect(question) => question(self),
             Request::End(end) => self.end(end),
         }

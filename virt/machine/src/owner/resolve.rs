@@ -1,6 +1,6 @@
 //! Calls into units and functions with the concrete unit resolved, and whom a unit tells while it works.
 
-use guest_mem::{NoIommu, PhysMem};
+use guest_mem::{Iommu, NoIommu, Pages, PhysMem};
 use platform::interrupt::{InterruptSink, Message};
 
 use super::{Slot, UNIT_SOURCE};
@@ -64,14 +64,18 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
     }
 }
 
-/// Polls a unit.
-pub(super) struct PollUnit<'a, F, C, M> {
+/// What a unit is to do, with what it is lent for it and whom it tells.
+pub(super) struct UnitCall<'a, W, F, C, M> {
+    pub(super) what: W,
     pub(super) mem: &'a M,
     pub(super) now: u64,
     pub(super) sink: Listener<'a, F, C>,
 }
 
-impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for PollUnit<'_, F, C, M> {
+/// It is polled.
+pub(super) struct PollUnit;
+
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for UnitCall<'_, PollUnit, F, C, M> {
     type Out = UnitPoll;
 
     #[inline]
@@ -80,35 +84,23 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for PollUnit<'_, F, C,
     }
 }
 
-/// A register access to a unit.
-pub(super) struct AccessUnit<'a, F, C, M> {
-    pub(super) op: Op,
-    pub(super) mem: &'a M,
-    pub(super) now: u64,
-    pub(super) sink: Listener<'a, F, C>,
-}
-
-impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for AccessUnit<'_, F, C, M> {
+/// A register access.
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for UnitCall<'_, Op, F, C, M> {
     type Out = u64;
 
     fn visit<U: RemappingUnit<C>>(mut self, unit: &mut U) -> u64 {
-        unit.access(self.op, self.mem, self.now, &mut self.sink)
+        unit.access(self.what, self.mem, self.now, &mut self.sink)
     }
 }
 
-/// Gives a unit its functions' commands.
-pub(super) struct CommandUnit<'a, F, C, M> {
-    pub(super) commands: std::vec::Drain<'a, Command<C>>,
-    pub(super) mem: &'a M,
-    pub(super) now: u64,
-    pub(super) sink: Listener<'a, F, C>,
-}
-
-impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CommandUnit<'_, F, C, M> {
+/// Its functions' commands.
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C>
+    for UnitCall<'_, Vec<Command<C>>, F, C, M>
+{
     type Out = ();
 
     fn visit<U: RemappingUnit<C>>(mut self, unit: &mut U) {
-        for command in self.commands {
+        for command in self.what {
             unit.command(command, self.mem, self.now, &mut self.sink);
         }
     }
@@ -123,13 +115,36 @@ pub(super) enum Call {
     Disarm,
 }
 
-/// Calls a function's data path with its unit.
-pub(super) struct CallFunction<'a, F, C, M> {
-    pub(super) call: Call,
+/// A function, and what it is lent besides its unit.
+pub(super) struct Lent<'a, F, C, M> {
     pub(super) slot: &'a mut Slot<F, C>,
     pub(super) bypass: &'a mut NoIommu,
     pub(super) mem: &'a M,
     pub(super) now: u64,
+}
+
+impl<'a, F, C, M> Lent<'a, F, C, M> {
+    #[inline]
+    fn with<I>(self, unit: &'a mut I) -> (&'a mut F, Cx<'a, I, M, C>) {
+        let Slot {
+            function, effects, ..
+        } = self.slot;
+        let cx = Cx {
+            unit,
+            bypass: self.bypass,
+            mem: self.mem,
+            source: effects.source(),
+            now: self.now,
+            effects,
+        };
+        (function, cx)
+    }
+}
+
+/// Calls a function's data path with its unit.
+pub(super) struct CallFunction<'a, F, C, M> {
+    pub(super) call: Call,
+    pub(super) lent: Lent<'a, F, C, M>,
 }
 
 impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F, C, M> {
@@ -137,25 +152,9 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F
 
     #[inline]
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Progress {
-        let Self {
-            call,
-            slot,
-            bypass,
-            mem,
-            now,
-        } = self;
-        let Slot {
-            function, effects, ..
-        } = slot;
-        let cx = &mut Cx {
-            unit: unit.iommu(),
-            bypass,
-            mem,
-            source: effects.source(),
-            now,
-            effects,
-        };
-        match call {
+        let (function, mut cx) = self.lent.with(unit.iommu());
+        let cx = &mut cx;
+        match self.call {
             Call::Poll => return function.poll(cx),
             Call::Arm => function.arm(cx),
             Call::HasWork if function.has_work(cx) => return Progress::Busy,
@@ -163,5 +162,31 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F
             Call::Disarm => function.disarm(cx),
         }
         Progress::Idle
+    }
+}
+
+/// Asks a function which pages it uses.
+pub(super) struct FunctionUses<'a, F, C, M> {
+    pub(super) lent: Lent<'a, F, C, M>,
+    pub(super) pages: &'a Pages,
+}
+
+impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for FunctionUses<'_, F, C, M> {
+    type Out = u32;
+
+    fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> u32 {
+        let (function, mut cx) = self.lent.with(unit.iommu());
+        function.in_use(&mut cx, self.pages)
+    }
+}
+
+/// Asks a unit which pages it uses.
+pub(super) struct UnitUses<'a>(pub(super) &'a Pages);
+
+impl<C> UnitVisitor<C> for UnitUses<'_> {
+    type Out = u32;
+
+    fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> u32 {
+        unit.iommu().in_use(self.0)
     }
 }

@@ -12,7 +12,7 @@ use vhost_blk::ring::feature;
 use vhost_user::frontend::{CallError, Connection, InflightRegion};
 use vhost_user::wire::{MemRegion, ProtocolFeatures, Request, VringFd, feature as vhost};
 
-use vio::blk::SlowControl;
+use vio_faults::SlowControl;
 
 use super::{BLOCK, Io, PATIENCE};
 

@@ -17,7 +17,8 @@ use vhost_blk::memory::Memory;
 use vhost_blk::queue::{Done, Extent, Op, Queue, SECTOR, Status};
 use vhost_blk::{Client, Options};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, SlowControl, SlowDisk, UringFile};
+use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, UringFile};
+use vio_faults::{SlowControl, SlowDisk};
 
 /// What no step of a test takes, however slow the machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -149,7 +149,7 @@ impl BackEnd {
 impl Drop for BackEnd {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        crate::shared::raise(&self.wake);
+        crate::handshake::ring(&self.wake);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }

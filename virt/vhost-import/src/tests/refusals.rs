@@ -1,6 +1,7 @@
 //! Back ends that lack something, and drivers and back ends that misbehave.
 
 use super::*;
+use std::os::fd::AsFd;
 use vhost_user::wire::ProtocolFeatures;
 use vio::ActivateError;
 
@@ -128,7 +129,7 @@ fn a_ring_that_the_back_end_reports_broken_needs_a_reset() {
     guest.start();
     eventually("started", || back_end.seen().is_serving(0));
     let err = back_end.seen().started[0].err.clone().unwrap();
-    crate::shared::raise(&*err);
+    sidecore::signal_eventfd(err.as_fd()).unwrap();
     eventually("news", || guest.import.has_news());
     assert!(guest.import.take_news());
     assert!(guest.import.needs_reset());

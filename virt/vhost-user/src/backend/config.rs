@@ -11,16 +11,12 @@ pub const MAX_RING_SIZE: u16 = 32768;
 /// Protocol features this crate knows how to serve.
 pub const SUPPORTED: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
-        | ProtocolFeatures::LOG_SHMFD.0
-        | ProtocolFeatures::RARP.0
         | ProtocolFeatures::REPLY_ACK.0
-        | ProtocolFeatures::MTU.0
         | ProtocolFeatures::BACKEND_REQ.0
         | ProtocolFeatures::CONFIG.0
         | ProtocolFeatures::INFLIGHT_SHMFD.0
         | ProtocolFeatures::RESET_DEVICE.0
-        | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0
-        | ProtocolFeatures::STATUS.0,
+        | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
 
 /// What a session offers and accepts; chosen by the device.

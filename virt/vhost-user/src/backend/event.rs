@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use super::{Region, RequestError, RingBase, RingConfig};
 use crate::backend::Kick;
-use crate::wire::{
-    ConfigAccess, Inflight, IotlbAccess, IotlbRange, LogArea, Message, ProtocolFeatures,
-};
+use crate::wire::{ConfigAccess, Inflight, IotlbAccess, IotlbRange, Message, ProtocolFeatures};
 
 /// A descriptor that the session and the daemon both hold; closed with the last of them.
 pub type SharedFd = Arc<OwnedFd>;
@@ -38,10 +36,6 @@ pub enum Event {
     /// The guest's memory is now this: sorted by guest address, free of overlaps, perhaps empty. A region
     /// that stays has the descriptor (the same `Arc`) it had. Rings may be running.
     Memory(Arc<[Region]>),
-    /// Log writes there from now on.
-    LogBase(LogArea, SharedFd),
-    /// Signal it when the log changed.
-    LogFd(SharedFd),
     /// A ring starts. Look at it as if it had been kicked.
     RingStarted(RingConfig),
     /// A ring stops: drain it, then answer [`Answer::RingStopped`] with where it stands.
@@ -54,8 +48,6 @@ pub enum Event {
     CallReplaced(u8, Option<SharedFd>),
     /// The error descriptor of a running ring is replaced.
     ErrReplaced(u8, Option<SharedFd>),
-    /// Where the used ring of a running ring is logged has changed; `None`: it is not.
-    RingLogReplaced(u8, Option<u64>),
     /// A socket for requests of ours ([`BackendRequest`](crate::wire::BackendRequest)).
     BackendChannel(SharedFd),
     /// A new IOTLB entry; its user addresses are inside memory regions.
@@ -80,13 +72,6 @@ pub enum Event {
     /// RESET_DEVICE: all rings are stopped, disabled and without description; the device forgets its state.
     /// Memory, protocol features, call and err descriptors stay.
     Reset,
-    /// SET_STATUS: the driver wrote this. 0 asks for a reset of the device; rings are stopped by
-    /// requests of their own.
-    Status(u8),
-    /// SEND_RARP: announce this MAC address.
-    Rarp([u8; 6]),
-    /// NET_SET_MTU.
-    Mtu(u16),
 }
 
 /// How an event ended well.

@@ -3,30 +3,15 @@
 use zerocopy::IntoBytes;
 
 use super::session::Respond;
-use crate::wire::{
-    ConfigAccess, ConfigHead, ConfigKind, Head, Inflight, Message, RequestId, VringStateRaw,
-};
+use crate::wire::{ConfigAccess, Head, Inflight, Message, RequestId, VringState, config};
 
 pub(super) fn base_reply(index: u32, num: u32) -> Message {
-    let payload = VringStateRaw { index, num }.as_bytes().to_vec();
+    let payload = VringState { index, num }.as_bytes().to_vec();
     Message::new(Head::reply(RequestId::GET_VRING_BASE), payload)
 }
 
 pub(super) fn config_reply(access: ConfigAccess, contents: &[u8]) -> Message {
-    let ConfigAccess { offset, size, kind } = access;
-    let flags = match kind {
-        ConfigKind::Writable => 0,
-        ConfigKind::Migration => 1,
-    };
-    let mut payload = ConfigHead {
-        offset,
-        size,
-        flags,
-    }
-    .as_bytes()
-    .to_vec();
-    payload.extend_from_slice(contents);
-    Message::new(Head::reply(RequestId::GET_CONFIG), payload)
+    Message::new(Head::reply(RequestId::GET_CONFIG), config(access, contents))
 }
 
 pub(super) fn inflight_reply(inflight: Inflight) -> Message {

@@ -103,8 +103,6 @@ pub struct RingConfig {
     pub avail: u64,
     /// Used ring or device event suppression.
     pub used: u64,
-    /// Guest address under which writes to the used ring are logged.
-    pub log: Option<u64>,
     /// Where to start.
     pub base: RingBase,
     /// How the guest kicks.
@@ -256,7 +254,6 @@ impl Ring {
             desc: addr.desc,
             avail: addr.avail,
             used: addr.used,
-            log: addr.log,
             base: check_base(request, index, self, layout)?,
             kick,
             call: self.call.clone(),

@@ -3,7 +3,7 @@
 use super::reply::base_reply;
 use super::ring::{self, Ring, check_addr, check_base, check_size};
 use super::session::{Act, Change, Respond, Session, event};
-use super::{Event, Kick, RequestError};
+use super::{Event, Kick, RequestError, SharedFd};
 use crate::wire::{RequestId, VringAddr, VringFd, VringState};
 
 impl Session {
@@ -44,42 +44,24 @@ impl Session {
         let (index, ring) = self.stopped_ring(request, state.index)?;
         let layout = ring::layout(self.features);
         let size = check_size(request, index, state.num, layout, self.config.max_ring_size)?;
-        Ok(Act::Change(Change::Ring(
-            index,
-            Ring {
-                size,
-                ..ring.clone()
-            },
-        )))
+        let ring = ring.clone();
+        Ok(Act::Change(Change::Ring(index, Ring { size, ..ring })))
     }
 
     pub(super) fn set_vring_addr(&self, addr: VringAddr) -> Result<Act, RequestError> {
         let request = RequestId::SET_VRING_ADDR;
         let (index, ring) = self.ring(request, addr.index)?;
-        check_addr(
-            request,
-            index,
-            &addr,
-            ring::layout(self.features),
-            ring.size,
-        )?;
-        let log = addr.log;
-        let changed = Change::Ring(
-            index,
-            Ring {
-                addr: Some(addr),
-                ..ring.clone()
-            },
-        );
-        // Under a running ring only the logging may change: migration starts and ends that way.
-        match &ring.addr {
-            Some(old) if ring.is_running => match (VringAddr { log, ..*old }) {
-                same if same != addr => Err(RequestError::Running { request, index }),
-                _ if old.log == log => Ok(Act::Change(Change::None)),
-                _ => Ok(event(Event::RingLogReplaced(index, log), changed)),
-            },
-            _ => Ok(Act::Change(changed)),
+        let layout = ring::layout(self.features);
+        check_addr(request, index, &addr, layout, ring.size)?;
+        let changed = Ring {
+            addr: Some(addr),
+            ..ring.clone()
+        };
+        // Under a running ring nothing may change.
+        if ring.is_running && ring.addr != changed.addr {
+            return Err(RequestError::Running { request, index });
         }
+        Ok(ring_change(index, changed, None))
     }
 
     pub(super) fn set_vring_base(&self, state: VringState) -> Result<Act, RequestError> {
@@ -125,60 +107,53 @@ impl Session {
             is_running: true,
             ..ring.clone()
         };
-        Ok(event(
-            Event::RingStarted(started),
-            Change::Ring(index, running),
-        ))
+        let started = Event::RingStarted(started);
+        Ok(ring_change(index, running, Some(started)))
     }
 
     pub(super) fn set_vring_call(&self, vring: VringFd) -> Result<Act, RequestError> {
         let (index, ring) = self.ring(RequestId::SET_VRING_CALL, vring.index.into())?;
-        let call = vring.fd.map(Into::into);
-        let changed = Change::Ring(
-            index,
-            Ring {
-                call: call.clone(),
-                ..ring.clone()
-            },
-        );
-        match ring.is_running {
-            true => Ok(event(Event::CallReplaced(index, call), changed)),
-            false => Ok(Act::Change(changed)),
-        }
+        let call: Option<SharedFd> = vring.fd.map(Into::into);
+        let changed = Ring {
+            call: call.clone(),
+            ..ring.clone()
+        };
+        let told = ring.is_running.then_some(Event::CallReplaced(index, call));
+        Ok(ring_change(index, changed, told))
     }
 
     pub(super) fn set_vring_err(&self, vring: VringFd) -> Result<Act, RequestError> {
         let (index, ring) = self.ring(RequestId::SET_VRING_ERR, vring.index.into())?;
-        let err = vring.fd.map(Into::into);
-        let changed = Change::Ring(
-            index,
-            Ring {
-                err: err.clone(),
-                ..ring.clone()
-            },
-        );
-        match ring.is_running {
-            true => Ok(event(Event::ErrReplaced(index, err), changed)),
-            false => Ok(Act::Change(changed)),
-        }
+        let err: Option<SharedFd> = vring.fd.map(Into::into);
+        let changed = Ring {
+            err: err.clone(),
+            ..ring.clone()
+        };
+        let told = ring.is_running.then_some(Event::ErrReplaced(index, err));
+        Ok(ring_change(index, changed, told))
     }
 
     /// Sent without bit 30 it has no effect until that bit is acknowledged: such rings are enabled
     /// anyway, and clients that send it all the same are not turned away.
     pub(super) fn set_vring_enable(&self, index: u32, enable: bool) -> Result<Act, RequestError> {
         let (index, ring) = self.ring(RequestId::SET_VRING_ENABLE, index)?;
-        let changed = Change::Ring(
-            index,
-            Ring {
-                is_enabled: enable,
-                ..ring.clone()
-            },
-        );
+        let changed = Ring {
+            is_enabled: enable,
+            ..ring.clone()
+        };
         let was = ring::is_enabled(ring.is_enabled, self.features);
         let is = ring::is_enabled(enable, self.features);
-        match ring.is_running && was != is {
-            true => Ok(event(Event::RingEnabled(index, is), changed)),
-            false => Ok(Act::Change(changed)),
-        }
+        let is_told = ring.is_running && was != is;
+        let told = is_told.then_some(Event::RingEnabled(index, is));
+        Ok(ring_change(index, changed, told))
+    }
+}
+
+/// A ring's new state, and what the daemon is told of it.
+fn ring_change(index: u8, ring: Ring, told: Option<Event>) -> Act {
+    let change = Change::Ring(index, ring);
+    match told {
+        Some(told) => event(told, change),
+        None => Act::Change(change),
     }
 }

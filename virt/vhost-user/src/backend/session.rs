@@ -10,9 +10,6 @@ use crate::wire::{
     RequestId, feature,
 };
 
-/// DEVICE_NEEDS_RESET (virtio 1.2 §2.1).
-const NEEDS_RESET: u8 = 0x40;
-
 /// What becomes true in the session once the daemon has done its part.
 #[derive(Debug)]
 pub(super) enum Change {
@@ -22,7 +19,6 @@ pub(super) enum Change {
     Memory(Vec<Region>),
     Ring(u8, Ring),
     AllDisabled,
-    Status(u8),
     Reset,
 }
 
@@ -31,7 +27,7 @@ pub(super) enum Change {
 pub(super) enum Respond {
     /// By an acknowledgement, if one is asked for.
     Ack,
-    /// By a 0 in any case: IOTLB_MSG, SET_LOG_BASE.
+    /// By a 0 in any case: IOTLB_MSG.
     Zero,
     /// By where the ring stands.
     RingBase(u8),
@@ -67,8 +63,6 @@ pub struct Session {
     /// Sorted by guest address.
     pub(super) regions: Vec<Region>,
     pub(super) rings: Vec<Ring>,
-    status: u8,
-    needs_reset: bool,
     pending: Option<Pending>,
 }
 
@@ -86,8 +80,6 @@ impl Session {
             protocol: ProtocolFeatures::NONE,
             regions: Vec::new(),
             rings,
-            status: 0,
-            needs_reset: false,
             pending: None,
         })
     }
@@ -105,11 +97,6 @@ impl Session {
     /// Whether an event waits for [`Session::finish`]: leave the socket alone until then.
     pub const fn is_waiting(&self) -> bool {
         self.pending.is_some()
-    }
-
-    /// Puts DEVICE_NEEDS_RESET into the status that GET_STATUS gives, until the device is reset.
-    pub const fn set_needs_reset(&mut self) {
-        self.needs_reset = true;
     }
 
     /// Takes one message from the front end.
@@ -228,10 +215,6 @@ impl Session {
                 .rings
                 .iter_mut()
                 .for_each(|ring| ring.is_enabled = false),
-            Change::Status(status) => {
-                self.status = status;
-                self.needs_reset &= status != 0;
-            }
             Change::Reset => {
                 for ring in &mut self.rings {
                     let (call, err) = (ring.call.take(), ring.err.take());
@@ -242,8 +225,6 @@ impl Session {
                     };
                 }
                 self.features = 0;
-                self.status = 0;
-                self.needs_reset = false;
             }
         }
     }
@@ -277,15 +258,6 @@ impl Session {
                 memory::remove(&mut regions, id, place)?;
                 Ok(memory_event(regions))
             }
-            Request::SetLogBase(area, fd) => {
-                check_file_range(id, area.size, area.offset)?;
-                Ok(Act::Event(
-                    Event::LogBase(area, fd.into()),
-                    Change::None,
-                    Respond::Zero,
-                ))
-            }
-            Request::SetLogFd(fd) => Ok(event(Event::LogFd(fd.into()), Change::None)),
             Request::SetVringNum(state) => self.set_vring_num(state),
             Request::SetVringAddr(addr) => self.set_vring_addr(addr),
             Request::SetVringBase(state) => self.set_vring_base(state),
@@ -307,8 +279,6 @@ impl Session {
             }
             Request::GetQueueNum => value(self.config.queues.into()),
             Request::GetMaxMemSlots => value(self.config.max_regions as u64),
-            Request::SendRarp { mac } => Ok(event(Event::Rarp(mac), Change::None)),
-            Request::NetSetMtu(mtu) => Ok(event(Event::Mtu(mtu), Change::None)),
             Request::SetBackendReqFd(fd) => {
                 Ok(event(Event::BackendChannel(fd.into()), Change::None))
             }
@@ -339,11 +309,6 @@ impl Session {
                 ))
             }
             Request::ResetDevice => Ok(event(Event::Reset, Change::Reset)),
-            Request::SetStatus(status) => Ok(event(Event::Status(status), Change::Status(status))),
-            Request::GetStatus => {
-                let needs_reset = if self.needs_reset { NEEDS_RESET } else { 0 };
-                value((self.status | needs_reset).into())
-            }
         }
     }
 
@@ -369,9 +334,6 @@ impl Session {
                 };
             }
             RequestId::GET_QUEUE_NUM => (ProtocolFeatures::MQ, self.config.protocol),
-            RequestId::SET_LOG_BASE => (ProtocolFeatures::LOG_SHMFD, self.protocol),
-            RequestId::SEND_RARP => (ProtocolFeatures::RARP, self.protocol),
-            RequestId::NET_SET_MTU => (ProtocolFeatures::MTU, self.protocol),
             RequestId::SET_BACKEND_REQ_FD => (ProtocolFeatures::BACKEND_REQ, self.protocol),
             RequestId::GET_CONFIG | RequestId::SET_CONFIG => {
                 (ProtocolFeatures::CONFIG, self.protocol)
@@ -382,9 +344,6 @@ impl Session {
             RequestId::RESET_DEVICE => (ProtocolFeatures::RESET_DEVICE, self.protocol),
             RequestId::GET_MAX_MEM_SLOTS | RequestId::ADD_MEM_REG | RequestId::REM_MEM_REG => {
                 (ProtocolFeatures::CONFIGURE_MEM_SLOTS, self.protocol)
-            }
-            RequestId::SET_STATUS | RequestId::GET_STATUS => {
-                (ProtocolFeatures::STATUS, self.protocol)
             }
             _ => return Ok(()),
         };
@@ -400,8 +359,7 @@ impl Session {
         if bits != 0 {
             return Err(RequestError::NotOffered { request, bits });
         }
-        // Migration turns logging on and off under running rings; nothing else may change there.
-        if (features ^ self.features) & !feature::LOG_ALL != 0 {
+        if features != self.features {
             self.check_none_runs(request)?;
         }
         Ok(event(Event::Features(features), Change::Features(features)))

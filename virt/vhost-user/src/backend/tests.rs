@@ -9,7 +9,6 @@ macro_rules! assert_refused {
 }
 
 mod clients;
-mod fuzzed;
 mod refusals;
 mod state;
 
@@ -45,7 +44,7 @@ fn fd() -> OwnedFd {
 
 fn config() -> Config {
     Config {
-        features: DEVICE_BITS | feature::RING_PACKED | feature::ACCESS_PLATFORM | feature::LOG_ALL,
+        features: DEVICE_BITS | feature::RING_PACKED | feature::ACCESS_PLATFORM,
         protocol: SUPPORTED,
         queues: 2,
         max_ring_size: 1024,
@@ -166,7 +165,6 @@ fn addr(index: u32) -> VringAddr {
         desc: at,
         avail: at + 0x4000,
         used: at + 0x8000,
-        log: None,
     }
 }
 

@@ -5,16 +5,12 @@
 
 use std::os::fd::OwnedFd;
 
-use zerocopy::FromBytes;
-
-use crate::wire::{
-    ConfigHead, DecodeError, Inflight, Message, RequestId, VringState, VringStateRaw,
-};
+use crate::wire::{ConfigHead, DecodeError, Inflight, Message, Parts, RequestId, VringState};
 
 /// A reply, read as the request demands.
 #[derive(Debug)]
 pub enum Reply {
-    /// The value asked for (features, queues, slots, status).
+    /// The value asked for (features, queues, slots).
     Value(u64),
     /// An acknowledgement: whether the back end did it.
     Ack {
@@ -37,11 +33,9 @@ pub const fn expects_reply(request: RequestId, asks_for_ack: bool) -> bool {
             | RequestId::GET_PROTOCOL_FEATURES
             | RequestId::GET_QUEUE_NUM
             | RequestId::GET_MAX_MEM_SLOTS
-            | RequestId::GET_STATUS
             | RequestId::GET_VRING_BASE
             | RequestId::GET_CONFIG
             | RequestId::GET_INFLIGHT_FD
-            | RequestId::SET_LOG_BASE
             | RequestId::IOTLB_MSG
     ) || asks_for_ack
 }
@@ -52,11 +46,7 @@ impl Reply {
     /// # Errors
     /// A message that is no reply, or to something else, or whose size or descriptors are wrong.
     pub fn decode(expected: RequestId, message: Message) -> Result<Self, DecodeError> {
-        let Message {
-            head,
-            payload,
-            mut fds,
-        } = message;
+        let Message { head, payload, fds } = message;
         let request = head.request;
         if !head.is_reply() {
             return Err(DecodeError::Direction {
@@ -67,72 +57,33 @@ impl Reply {
         if request != expected {
             return Err(DecodeError::WrongReply { request, expected });
         }
-        let size = payload.len();
+        let mut parts = Parts {
+            request,
+            payload,
+            fds,
+        };
         let reply = match request {
-            RequestId::GET_VRING_BASE => {
-                let expected = size_of::<VringStateRaw>();
-                let VringStateRaw { index, num } = VringStateRaw::read_from_bytes(&payload)
-                    .map_err(|_| DecodeError::Size {
-                        request,
-                        size,
-                        expected,
-                    })?;
-                Self::RingBase(VringState { index, num })
-            }
-            RequestId::GET_CONFIG if payload.is_empty() => Self::Config(None),
+            RequestId::GET_VRING_BASE => Self::RingBase(parts.fixed()?),
+            RequestId::GET_CONFIG if parts.payload.is_empty() => Self::Config(None),
             RequestId::GET_CONFIG => {
-                let expected = size_of::<ConfigHead>();
-                let (head, contents) =
-                    ConfigHead::read_from_prefix(&payload).map_err(|_| DecodeError::Size {
-                        request,
-                        size,
-                        expected,
-                    })?;
-                if contents.len() != head.size as usize {
-                    let expected = expected.saturating_add(head.size as usize);
-                    return Err(DecodeError::Size {
-                        request,
-                        size,
-                        expected,
-                    });
-                }
+                let (head, contents) = parts.head::<ConfigHead>()?;
+                let all = size_of::<ConfigHead>().saturating_add(head.size as usize);
+                parts.expect_size(all)?;
                 Self::Config(Some(contents.to_vec()))
             }
-            RequestId::GET_INFLIGHT_FD => match Inflight::decode(request, &payload)? {
+            RequestId::GET_INFLIGHT_FD => match parts.inflight()? {
                 Inflight { mmap_size: 0, .. } => Self::Inflight(None),
-                inflight => {
-                    let missing = DecodeError::Fds {
-                        request,
-                        fds: 0,
-                        expected: 1,
-                    };
-                    Self::Inflight(Some((inflight, fds.pop().ok_or(missing)?)))
-                }
+                inflight => Self::Inflight(Some((inflight, parts.one_fd()?))),
             },
-            _ => {
-                let expected = size_of::<u64>();
-                let value = u64::read_from_bytes(&payload).map_err(|_| DecodeError::Size {
-                    request,
-                    size,
-                    expected,
-                })?;
-                match request {
-                    RequestId::GET_FEATURES
-                    | RequestId::GET_PROTOCOL_FEATURES
-                    | RequestId::GET_QUEUE_NUM
-                    | RequestId::GET_MAX_MEM_SLOTS
-                    | RequestId::GET_STATUS => Self::Value(value),
-                    _ => Self::Ack { is_ok: value == 0 },
-                }
-            }
+            RequestId::GET_FEATURES
+            | RequestId::GET_PROTOCOL_FEATURES
+            | RequestId::GET_QUEUE_NUM
+            | RequestId::GET_MAX_MEM_SLOTS => Self::Value(parts.fixed()?),
+            _ => Self::Ack {
+                is_ok: parts.fixed::<u64>()? == 0,
+            },
         };
-        match fds.len() {
-            0 => Ok(reply),
-            fds => Err(DecodeError::Fds {
-                request,
-                fds,
-                expected: 0,
-            }),
-        }
+        parts.expect_fds(0)?;
+        Ok(reply)
     }
 }

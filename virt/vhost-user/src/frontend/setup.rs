@@ -194,7 +194,6 @@ impl Connection {
             desc: ring.desc,
             avail: ring.avail,
             used: ring.used,
-            log: None,
         }))?;
         if let Some(err) = ring.err {
             self.call(Request::SetVringErr(fd(ring.index, err)?))?;

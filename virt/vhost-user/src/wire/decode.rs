@@ -4,17 +4,18 @@ use std::os::fd::OwnedFd;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::layout::{
-    ConfigHead, LogRaw, MemTableHead, RegionRaw, SingleRegionRaw, VringAddrRaw, VringStateRaw,
-};
+use super::layout::{ConfigHead, InflightRaw, MemTableHead, SingleRegionRaw, VringAddrRaw};
 use super::request::{NOFD, VRING_F_LOG};
 use super::{
-    ConfigAccess, ConfigKind, DecodeError, Inflight, IotlbMessage, LogArea, MAX_CONFIG, MAX_FDS,
-    MemRegion, ProtocolFeatures, Request, RequestId, VringAddr, VringFd, VringState,
+    ConfigAccess, ConfigKind, DecodeError, Inflight, IotlbMessage, MAX_CONFIG, MAX_FDS, MemRegion,
+    ProtocolFeatures, Request, RequestId, VringAddr, VringFd, VringState,
 };
 
+/// Bytes of an inflight description without the padding of the C structure.
+const INFLIGHT_UNPADDED: usize = 20;
+
 /// A message being taken apart: what is left in `fds` at the end is superfluous.
-pub(super) struct Parts {
+pub(crate) struct Parts {
     pub request: RequestId,
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
@@ -28,17 +29,13 @@ impl Parts {
             RequestId::SET_OWNER => self.nothing(Request::SetOwner)?,
             RequestId::RESET_OWNER => self.nothing(Request::ResetOwner)?,
             RequestId::SET_MEM_TABLE => Request::SetMemTable(self.mem_table()?),
-            RequestId::SET_LOG_BASE => {
-                let LogRaw { size, offset } = self.fixed()?;
-                Request::SetLogBase(LogArea { size, offset }, self.one_fd()?)
-            }
-            RequestId::SET_LOG_FD => Request::SetLogFd(self.only_fd()?),
-            RequestId::SET_VRING_NUM => Request::SetVringNum(self.vring_state()?),
+            RequestId::SET_VRING_NUM => Request::SetVringNum(self.fixed()?),
             RequestId::SET_VRING_ADDR => Request::SetVringAddr(self.vring_addr()?),
-            RequestId::SET_VRING_BASE => Request::SetVringBase(self.vring_state()?),
-            RequestId::GET_VRING_BASE => Request::GetVringBase {
-                index: self.vring_state()?.index,
-            },
+            RequestId::SET_VRING_BASE => Request::SetVringBase(self.fixed()?),
+            RequestId::GET_VRING_BASE => {
+                let VringState { index, num: _ } = self.fixed()?;
+                Request::GetVringBase { index }
+            }
             RequestId::SET_VRING_KICK => Request::SetVringKick(self.vring_fd()?),
             RequestId::SET_VRING_CALL => Request::SetVringCall(self.vring_fd()?),
             RequestId::SET_VRING_ERR => Request::SetVringErr(self.vring_fd()?),
@@ -47,7 +44,7 @@ impl Parts {
                 Request::SetProtocolFeatures(ProtocolFeatures(self.fixed()?))
             }
             RequestId::GET_QUEUE_NUM => self.nothing(Request::GetQueueNum)?,
-            RequestId::SET_VRING_ENABLE => match self.vring_state()? {
+            RequestId::SET_VRING_ENABLE => match self.fixed()? {
                 VringState {
                     index,
                     num: num @ (0 | 1),
@@ -57,17 +54,10 @@ impl Parts {
                 },
                 VringState { num, .. } => return Err(self.field("num", num.into())),
             },
-            RequestId::SEND_RARP => {
-                let [a, b, c, d, e, f, _, _] = self.fixed::<[u8; 8]>()?;
-                Request::SendRarp {
-                    mac: [a, b, c, d, e, f],
-                }
+            RequestId::SET_BACKEND_REQ_FD => {
+                self.expect_size(0)?;
+                Request::SetBackendReqFd(self.one_fd()?)
             }
-            RequestId::NET_SET_MTU => {
-                let value: u64 = self.fixed()?;
-                Request::NetSetMtu(value.try_into().map_err(|_| self.field("MTU", value))?)
-            }
-            RequestId::SET_BACKEND_REQ_FD => Request::SetBackendReqFd(self.only_fd()?),
             RequestId::IOTLB_MSG => match IotlbMessage::decode(self.request, &self.payload)? {
                 IotlbMessage::Miss { .. } => return Err(self.field("type", 1)),
                 IotlbMessage::AccessFail { .. } => return Err(self.field("type", 4)),
@@ -78,13 +68,8 @@ impl Parts {
                 let (access, contents) = self.config()?;
                 Request::SetConfig(access, contents)
             }
-            RequestId::GET_INFLIGHT_FD => {
-                Request::GetInflightFd(Inflight::decode(self.request, &self.payload)?)
-            }
-            RequestId::SET_INFLIGHT_FD => Request::SetInflightFd(
-                Inflight::decode(self.request, &self.payload)?,
-                self.one_fd()?,
-            ),
+            RequestId::GET_INFLIGHT_FD => Request::GetInflightFd(self.inflight()?),
+            RequestId::SET_INFLIGHT_FD => Request::SetInflightFd(self.inflight()?, self.one_fd()?),
             RequestId::RESET_DEVICE => self.nothing(Request::ResetDevice)?,
             RequestId::GET_MAX_MEM_SLOTS => self.nothing(Request::GetMaxMemSlots)?,
             RequestId::ADD_MEM_REG => Request::AddMemReg(self.single_region()?, self.one_fd()?),
@@ -94,11 +79,6 @@ impl Parts {
                 self.fds.truncate(self.fds.len().saturating_sub(1));
                 Request::RemMemReg(region)
             }
-            RequestId::SET_STATUS => {
-                let value: u64 = self.fixed()?;
-                Request::SetStatus(value.try_into().map_err(|_| self.field("status", value))?)
-            }
-            RequestId::GET_STATUS => self.nothing(Request::GetStatus)?,
             request => return Err(DecodeError::Unknown { request }),
         })
     }
@@ -111,7 +91,7 @@ impl Parts {
         }
     }
 
-    fn expect_size(&self, expected: usize) -> Result<(), DecodeError> {
+    pub fn expect_size(&self, expected: usize) -> Result<(), DecodeError> {
         match self.payload.len() {
             size if size == expected => Ok(()),
             size => Err(DecodeError::Size {
@@ -126,31 +106,35 @@ impl Parts {
         self.expect_size(0).map(|()| request)
     }
 
-    fn fixed<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<T, DecodeError> {
+    /// A payload of one structure.
+    pub fn fixed<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<T, DecodeError> {
         self.expect_size(size_of::<T>())?;
         Ok(T::read_from_bytes(&self.payload).expect("the size was compared"))
     }
 
-    fn one_fd(&mut self) -> Result<OwnedFd, DecodeError> {
-        match (self.fds.pop(), self.fds.len()) {
-            (Some(fd), 0) => Ok(fd),
-            (fd, more) => Err(DecodeError::Fds {
+    /// A payload that begins with a structure, and the rest of it.
+    pub fn head<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<(T, &[u8]), DecodeError> {
+        T::read_from_prefix(&self.payload).map_err(|_| DecodeError::Size {
+            request: self.request,
+            size: self.payload.len(),
+            expected: size_of::<T>(),
+        })
+    }
+
+    pub fn expect_fds(&self, expected: usize) -> Result<(), DecodeError> {
+        match self.fds.len() {
+            fds if fds == expected => Ok(()),
+            fds => Err(DecodeError::Fds {
                 request: self.request,
-                fds: more + usize::from(fd.is_some()),
-                expected: 1,
+                fds,
+                expected,
             }),
         }
     }
 
-    /// A descriptor and no payload.
-    fn only_fd(&mut self) -> Result<OwnedFd, DecodeError> {
-        self.expect_size(0)?;
-        self.one_fd()
-    }
-
-    fn vring_state(&self) -> Result<VringState, DecodeError> {
-        let VringStateRaw { index, num } = self.fixed()?;
-        Ok(VringState { index, num })
+    pub fn one_fd(&mut self) -> Result<OwnedFd, DecodeError> {
+        self.expect_fds(1)?;
+        Ok(self.fds.pop().expect("the descriptors were counted"))
     }
 
     fn vring_addr(&self) -> Result<VringAddr, DecodeError> {
@@ -160,19 +144,16 @@ impl Parts {
             desc,
             used,
             avail,
-            log,
+            log: _,
         } = self.fixed()?;
-        let log = match flags {
-            0 => None,
-            VRING_F_LOG => Some(log),
-            other => return Err(self.field("flags", other.into())),
-        };
+        if flags & !VRING_F_LOG != 0 {
+            return Err(self.field("flags", flags.into()));
+        }
         Ok(VringAddr {
             index,
             desc,
             avail,
             used,
-            log,
         })
     }
 
@@ -194,15 +175,11 @@ impl Parts {
 
     fn single_region(&self) -> Result<MemRegion, DecodeError> {
         let SingleRegionRaw { padding: _, region } = self.fixed()?;
-        Ok(MemRegion::from_raw(region))
+        Ok(region)
     }
 
     fn mem_table(&mut self) -> Result<Vec<(MemRegion, OwnedFd)>, DecodeError> {
-        let head_len = size_of::<MemTableHead>();
-        let Ok((head, rest)) = MemTableHead::read_from_prefix(&self.payload) else {
-            self.expect_size(head_len)?;
-            return Ok(Vec::new());
-        };
+        let (head, rest) = self.head::<MemTableHead>()?;
         // The count is compared before it is multiplied, and with what one message can carry.
         let count = head.regions as usize;
         if count > MAX_FDS {
@@ -210,40 +187,42 @@ impl Parts {
         }
         // User-mode Linux always sends the two regions that its structure has room for, whatever the count
         // says: whole regions behind those counted are passed over, anything else is refused.
-        let (sent, ragged) = (
-            rest.len() / size_of::<RegionRaw>(),
-            !rest.len().is_multiple_of(size_of::<RegionRaw>()),
-        );
+        let len = size_of::<MemRegion>();
+        let (sent, ragged) = (rest.len() / len, !rest.len().is_multiple_of(len));
         if ragged || sent < count || sent > MAX_FDS {
-            self.expect_size(head_len + count * size_of::<RegionRaw>())?;
+            self.expect_size(size_of::<MemTableHead>() + count * len)?;
         }
-        if self.fds.len() != count {
-            let fds = self.fds.len();
-            return Err(DecodeError::Fds {
-                request: self.request,
-                fds,
-                expected: count,
-            });
-        }
-        let regions = rest
-            .chunks_exact(size_of::<RegionRaw>())
+        self.expect_fds(count)?;
+        let regions: Vec<_> = rest
+            .chunks_exact(len)
             .take(count)
-            .map(|raw| {
-                MemRegion::from_raw(RegionRaw::read_from_bytes(raw).expect("a chunk is a region"))
-            });
-        Ok(regions.zip(self.fds.drain(..)).collect())
+            .map(|raw| MemRegion::read_from_bytes(raw).expect("a chunk is a region"))
+            .collect();
+        Ok(regions.into_iter().zip(self.fds.drain(..)).collect())
+    }
+
+    /// With the C structure's padding or without.
+    pub fn inflight(&mut self) -> Result<Inflight, DecodeError> {
+        if self.payload.len() == INFLIGHT_UNPADDED {
+            self.payload.resize(size_of::<InflightRaw>(), 0);
+        }
+        let InflightRaw {
+            mmap_size,
+            mmap_offset,
+            queues,
+            queue_size,
+            padding: _,
+        } = self.fixed()?;
+        Ok(Inflight {
+            mmap_size,
+            mmap_offset,
+            queues,
+            queue_size,
+        })
     }
 
     fn config(&mut self) -> Result<(ConfigAccess, Vec<u8>), DecodeError> {
-        let head_len = size_of::<ConfigHead>();
-        let Ok((head, contents)) = ConfigHead::read_from_prefix(&self.payload) else {
-            let size = self.payload.len();
-            return Err(DecodeError::Size {
-                request: self.request,
-                size,
-                expected: head_len,
-            });
-        };
+        let (head, contents) = self.head::<ConfigHead>()?;
         let ConfigHead {
             offset,
             size,
@@ -261,7 +240,7 @@ impl Parts {
             other => return Err(self.field("flags", other.into())),
         };
         let contents = contents.to_vec();
-        self.expect_size(head_len + size as usize)?;
+        self.expect_size(size_of::<ConfigHead>() + size as usize)?;
         Ok((ConfigAccess { offset, size, kind }, contents))
     }
 }

@@ -5,8 +5,6 @@ use std::ops::{BitAnd, BitOr};
 
 /// Virtio and vhost feature bits (of GET_FEATURES) that the protocol itself looks at, as masks.
 pub mod feature {
-    /// VHOST_F_LOG_ALL, bit 26: log every write to guest memory. May change while rings run.
-    pub const LOG_ALL: u64 = 1 << 26;
     /// VHOST_USER_F_PROTOCOL_FEATURES, bit 30: protocol features exist; once acknowledged, rings start
     /// disabled.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;

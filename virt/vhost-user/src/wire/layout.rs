@@ -2,6 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::MemRegion;
+
 /// Section "Header": request, flags, size of the payload.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -11,15 +13,6 @@ pub(crate) struct HeaderRaw {
     pub size: u32,
 }
 const _: () = assert!(size_of::<HeaderRaw>() == 12);
-
-/// Section "A vring state description".
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct VringStateRaw {
-    pub index: u32,
-    pub num: u32,
-}
-const _: () = assert!(size_of::<VringStateRaw>() == 8);
 
 /// Section "A vring address description". The specification's table calls the second word "flags"
 /// and shows a third, "size", that the C structure (`struct vhost_vring_addr`) does not have.
@@ -44,34 +37,14 @@ pub(crate) struct MemTableHead {
 }
 const _: () = assert!(size_of::<MemTableHead>() == 8);
 
-/// One region of it.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct RegionRaw {
-    pub guest_addr: u64,
-    pub size: u64,
-    pub user_addr: u64,
-    pub mmap_offset: u64,
-}
-const _: () = assert!(size_of::<RegionRaw>() == 32);
-
 /// Section "Single memory region description".
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct SingleRegionRaw {
     pub padding: u64,
-    pub region: RegionRaw,
+    pub region: MemRegion,
 }
 const _: () = assert!(size_of::<SingleRegionRaw>() == 40);
-
-/// Section "Log description".
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct LogRaw {
-    pub size: u64,
-    pub offset: u64,
-}
-const _: () = assert!(size_of::<LogRaw>() == 16);
 
 /// Section "An IOTLB message", with the six bytes of padding that `struct vhost_iotlb_msg` ends in.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -2,13 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::decode::Parts;
-use super::layout::{
-    ConfigHead, InflightRaw, LogRaw, MemTableHead, RegionRaw, SingleRegionRaw, VringAddrRaw,
-    VringStateRaw,
-};
+use super::layout::{ConfigHead, InflightRaw, MemTableHead, SingleRegionRaw, VringAddrRaw};
 use super::{DecodeError, Head, IotlbMessage, Message, ProtocolFeatures, RequestId};
 
 /// Bytes of configuration space that GET_CONFIG and SET_CONFIG reach (VHOST_USER_MAX_CONFIG_SIZE).
@@ -17,20 +14,19 @@ pub const MAX_CONFIG: u32 = 256;
 /// Bit 8 of the kick, call and err payloads: there is no descriptor.
 pub(super) const NOFD: u64 = 1 << 8;
 
-/// `VHOST_VRING_F_LOG`, bit 0 of the flags of SET_VRING_ADDR.
+/// `VHOST_VRING_F_LOG`, bit 0 of the flags of SET_VRING_ADDR: means nothing without VHOST_F_LOG_ALL.
 pub(super) const VRING_F_LOG: u32 = 1;
 
-/// Bytes of an inflight description without the padding of the C structure.
-const INFLIGHT_UNPADDED: usize = 20;
-
-/// A ring's index with a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A ring's index with a number (section "A vring state description").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct VringState {
     /// Ring.
     pub index: u32,
     /// What the request is about: entries, base, or 0 and 1.
     pub num: u32,
 }
+const _: () = assert!(size_of::<VringState>() == 8);
 
 /// Where a ring lies: user addresses, or IOVAs once ACCESS_PLATFORM is negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +39,6 @@ pub struct VringAddr {
     pub avail: u64,
     /// Used ring (split) or device event suppression (packed).
     pub used: u64,
-    /// Guest address under which writes to the used ring are logged; `None` where they are not.
-    pub log: Option<u64>,
 }
 
 /// A ring's eventfd, or its absence.
@@ -56,8 +50,9 @@ pub struct VringFd {
     pub fd: Option<OwnedFd>,
 }
 
-/// A region of guest memory as described on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A region of guest memory as described on the wire (section "Memory regions description").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct MemRegion {
     /// First guest-physical address.
     pub guest_addr: u64,
@@ -68,15 +63,7 @@ pub struct MemRegion {
     /// Where it starts in the descriptor's file.
     pub mmap_offset: u64,
 }
-
-/// The dirty log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogArea {
-    /// Bytes.
-    pub size: u64,
-    /// Where it starts in the descriptor's file.
-    pub offset: u64,
-}
+const _: () = assert!(size_of::<MemRegion>() == 32);
 
 /// Who changes the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +110,6 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<(MemRegion, OwnedFd)>),
-    SetLogBase(LogArea, OwnedFd),
-    SetLogFd(OwnedFd),
     SetVringNum(VringState),
     SetVringAddr(VringAddr),
     SetVringBase(VringState),
@@ -136,8 +121,6 @@ pub enum Request {
     SetProtocolFeatures(ProtocolFeatures),
     GetQueueNum,
     SetVringEnable { index: u32, enable: bool },
-    SendRarp { mac: [u8; 6] },
-    NetSetMtu(u16),
     SetBackendReqFd(OwnedFd),
     Iotlb(IotlbMessage),
     GetConfig(ConfigAccess),
@@ -148,14 +131,10 @@ pub enum Request {
     GetMaxMemSlots,
     AddMemReg(MemRegion, OwnedFd),
     RemMemReg(MemRegion),
-    SetStatus(u8),
-    GetStatus,
 }
 
 impl Request {
     /// Reads a message from a front end.
-    ///
-    /// SET_LOG_BASE is read in the form that LOG_SHMFD gives it: an area and a descriptor.
     ///
     /// # Errors
     /// Anything the message alone can get wrong; its descriptors are closed then.
@@ -173,14 +152,8 @@ impl Request {
             fds,
         };
         let request = parts.decode()?;
-        match parts.fds.len() {
-            0 => Ok(request),
-            fds => Err(DecodeError::Fds {
-                request: parts.request,
-                fds,
-                expected: 0,
-            }),
-        }
+        parts.expect_fds(0)?;
+        Ok(request)
     }
 
     /// The request's number.
@@ -191,8 +164,6 @@ impl Request {
             Self::SetOwner => RequestId::SET_OWNER,
             Self::ResetOwner => RequestId::RESET_OWNER,
             Self::SetMemTable(_) => RequestId::SET_MEM_TABLE,
-            Self::SetLogBase(..) => RequestId::SET_LOG_BASE,
-            Self::SetLogFd(_) => RequestId::SET_LOG_FD,
             Self::SetVringNum(_) => RequestId::SET_VRING_NUM,
             Self::SetVringAddr(_) => RequestId::SET_VRING_ADDR,
             Self::SetVringBase(_) => RequestId::SET_VRING_BASE,
@@ -204,8 +175,6 @@ impl Request {
             Self::SetProtocolFeatures(_) => RequestId::SET_PROTOCOL_FEATURES,
             Self::GetQueueNum => RequestId::GET_QUEUE_NUM,
             Self::SetVringEnable { .. } => RequestId::SET_VRING_ENABLE,
-            Self::SendRarp { .. } => RequestId::SEND_RARP,
-            Self::NetSetMtu(_) => RequestId::NET_SET_MTU,
             Self::SetBackendReqFd(_) => RequestId::SET_BACKEND_REQ_FD,
             Self::Iotlb(_) => RequestId::IOTLB_MSG,
             Self::GetConfig(_) => RequestId::GET_CONFIG,
@@ -216,8 +185,6 @@ impl Request {
             Self::GetMaxMemSlots => RequestId::GET_MAX_MEM_SLOTS,
             Self::AddMemReg(..) => RequestId::ADD_MEM_REG,
             Self::RemMemReg(_) => RequestId::REM_MEM_REG,
-            Self::SetStatus(_) => RequestId::SET_STATUS,
-            Self::GetStatus => RequestId::GET_STATUS,
         }
     }
 
@@ -236,50 +203,33 @@ impl Request {
             | Self::GetProtocolFeatures
             | Self::GetQueueNum
             | Self::ResetDevice
-            | Self::GetMaxMemSlots
-            | Self::GetStatus => (Vec::new(), Vec::new()),
-            Self::SetLogFd(fd) | Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
+            | Self::GetMaxMemSlots => (Vec::new(), Vec::new()),
+            Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
             Self::SetFeatures(value) | Self::SetProtocolFeatures(ProtocolFeatures(value)) => {
                 (bytes(&value), Vec::new())
             }
-            Self::NetSetMtu(mtu) => (bytes(&u64::from(mtu)), Vec::new()),
-            Self::SetStatus(status) => (bytes(&u64::from(status)), Vec::new()),
-            Self::SendRarp { mac } => {
-                let mut payload = mac.to_vec();
-                payload.resize(size_of::<u64>(), 0);
-                (payload, Vec::new())
-            }
             Self::SetMemTable(regions) => encode_mem_table(regions),
-            Self::SetLogBase(LogArea { size, offset }, fd) => {
-                (bytes(&LogRaw { size, offset }), vec![fd])
-            }
-            Self::SetVringNum(state) | Self::SetVringBase(state) => {
-                (vring_state(state.index, state.num), Vec::new())
-            }
-            Self::GetVringBase { index } => (vring_state(index, 0), Vec::new()),
+            Self::SetVringNum(state) | Self::SetVringBase(state) => (bytes(&state), Vec::new()),
+            Self::GetVringBase { index } => (bytes(&VringState { index, num: 0 }), Vec::new()),
             Self::SetVringEnable { index, enable } => {
-                (vring_state(index, enable.into()), Vec::new())
+                let num = enable.into();
+                (bytes(&VringState { index, num }), Vec::new())
             }
             Self::SetVringAddr(VringAddr {
                 index,
                 desc,
                 avail,
                 used,
-                log,
             }) => {
-                let flags = if log.is_some() { VRING_F_LOG } else { 0 };
-                let log = log.unwrap_or(0);
-                (
-                    bytes(&VringAddrRaw {
-                        index,
-                        flags,
-                        desc,
-                        used,
-                        avail,
-                        log,
-                    }),
-                    Vec::new(),
-                )
+                let raw = VringAddrRaw {
+                    index,
+                    flags: 0,
+                    desc,
+                    used,
+                    avail,
+                    log: 0,
+                };
+                (bytes(&raw), Vec::new())
             }
             Self::SetVringKick(vring) | Self::SetVringCall(vring) | Self::SetVringErr(vring) => {
                 let flag = if vring.fd.is_none() { NOFD } else { 0 };
@@ -316,85 +266,18 @@ impl Inflight {
             padding: 0,
         }
     }
-
-    /// Reads a description, with the C structure's padding or without.
-    pub(crate) fn decode(request: RequestId, payload: &[u8]) -> Result<Self, DecodeError> {
-        let expected = size_of::<InflightRaw>();
-        if payload.len() != expected && payload.len() != INFLIGHT_UNPADDED {
-            return Err(DecodeError::Size {
-                request,
-                size: payload.len(),
-                expected,
-            });
-        }
-        let mut padded = [0; size_of::<InflightRaw>()];
-        padded[..payload.len()].copy_from_slice(payload);
-        let raw = InflightRaw::read_from_bytes(&padded).expect("the array has the right size");
-        let InflightRaw {
-            mmap_size,
-            mmap_offset,
-            queues,
-            queue_size,
-            padding: _,
-        } = raw;
-        Ok(Self {
-            mmap_size,
-            mmap_offset,
-            queues,
-            queue_size,
-        })
-    }
-}
-
-impl MemRegion {
-    const fn raw(self) -> RegionRaw {
-        let Self {
-            guest_addr,
-            size,
-            user_addr,
-            mmap_offset,
-        } = self;
-        RegionRaw {
-            guest_addr,
-            size,
-            user_addr,
-            mmap_offset,
-        }
-    }
-
-    pub(super) const fn from_raw(raw: RegionRaw) -> Self {
-        let RegionRaw {
-            guest_addr,
-            size,
-            user_addr,
-            mmap_offset,
-        } = raw;
-        Self {
-            guest_addr,
-            size,
-            user_addr,
-            mmap_offset,
-        }
-    }
 }
 
 fn bytes<T: IntoBytes + Immutable>(value: &T) -> Vec<u8> {
     value.as_bytes().to_vec()
 }
 
-fn vring_state(index: u32, num: u32) -> Vec<u8> {
-    bytes(&VringStateRaw { index, num })
-}
-
 fn single_region(region: MemRegion) -> Vec<u8> {
-    bytes(&SingleRegionRaw {
-        padding: 0,
-        region: region.raw(),
-    })
+    bytes(&SingleRegionRaw { padding: 0, region })
 }
 
 /// Head and contents, filled up with zeroes to the size the head names.
-fn config(access: ConfigAccess, contents: &[u8]) -> Vec<u8> {
+pub(crate) fn config(access: ConfigAccess, contents: &[u8]) -> Vec<u8> {
     let flags = match access.kind {
         ConfigKind::Writable => 0,
         ConfigKind::Migration => 1,
@@ -417,7 +300,7 @@ fn encode_mem_table(table: Vec<(MemRegion, OwnedFd)>) -> (Vec<u8>, Vec<OwnedFd>)
     });
     let mut fds = Vec::with_capacity(table.len());
     for (region, fd) in table {
-        payload.extend_from_slice(region.raw().as_bytes());
+        payload.extend_from_slice(region.as_bytes());
         fds.push(fd);
     }
     (payload, fds)

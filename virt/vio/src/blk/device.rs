@@ -9,9 +9,10 @@ use super::backend::Transfer;
 use super::slot::{Cancel, Wants};
 use super::{Blk, BlkQueue};
 use crate::device::{
-    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service,
-    StoppedQueue, check_features,
+    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
+    check_features,
 };
+use crate::queue_config::ActivateError;
 use crate::ring::{Ring, RingStop, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice};
 use crate::visit::Visit;
@@ -193,6 +194,7 @@ impl QueueDevice for Blk {
     fn ticket_done(&mut self, ticket: Ticket) {
         for queue in &mut self.queues {
             queue.ring.ticket_done(ticket);
+            queue.following.ticket_done(ticket);
         }
     }
 
@@ -224,7 +226,7 @@ impl QueueDevice for Blk {
         let mut violated = None;
         let work = self.queues.iter_mut().any(|queue| {
             if queue.ring.parked().is_some() {
-                return false;
+                return is_taking && queue.takes && queue.following.has_work();
             }
             if !queue.ended.is_empty() || queue.ring.staged() != 0 {
                 return true;
@@ -272,8 +274,11 @@ impl QueueDevice for Blk {
             return false;
         };
         let queue = &mut self.queues[at];
-        if self.service != Service::Full || !queue.takes || queue.ring.parked().is_some() {
+        if self.service != Service::Full || !queue.takes {
             return false;
+        }
+        if queue.ring.parked().is_some() {
+            return queue.following.has_work();
         }
         match queue.ring.has_available(dma) {
             Ok(has_available) => has_available,
@@ -325,13 +330,8 @@ impl QueueDevice for Blk {
         self.limits.features = 0;
         self.service = Service::Full;
         self.abandoned = false;
-        self.broken = false;
         self.announce = false;
         self.io.detach();
-    }
-
-    fn needs_reset(&self) -> bool {
-        self.broken
     }
 
     fn violation(&self) -> Option<Violation> {
@@ -361,8 +361,7 @@ impl QueueDevice for Blk {
             in_flight,
             service,
             abandoned: _,
-            broken,
-            violation: _,
+            violation,
             announce: _,
             stats: _,
             rings: _,
@@ -375,7 +374,7 @@ impl QueueDevice for Blk {
             version: SAVED_VERSION,
             device_type: self.device_type(),
             features: limits.features,
-            needs_reset: *broken,
+            needs_reset: violation.is_some(),
             queues: queues
                 .iter()
                 .map(|queue| queue.ring.save())
@@ -390,12 +389,8 @@ impl QueueDevice for Blk {
             rings.add(&queue.ring.stats());
         }
         DeviceStats {
-            publishes: rings.publishes,
-            ring_faults: rings.faults,
-            violations: rings.violations,
-            pends: rings.pends,
             in_flight: u64::from(self.in_flight),
-            ..self.stats
+            ..self.stats.with_rings(&rings)
         }
     }
 }

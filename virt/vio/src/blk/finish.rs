@@ -2,11 +2,12 @@
 
 use guest_mem::{Dma, Stop};
 
-use super::Blk;
 use super::backend::{Completion, Outcome};
 use super::request::{STATUS_IOERR, STATUS_OK, STATUS_UNSUPP};
 use super::slot::Cancel;
+use super::{Blk, BlkQueue};
 use crate::device::Interrupt;
+use crate::ring::following::wait_for_all;
 use crate::ring::{RingStop, Violation};
 
 impl Blk {
@@ -104,7 +105,11 @@ impl Blk {
         let own = &mut self.slab[slot as usize];
         let written = match own.answer(slot, dma, &mut *self.io, &self.config.serial) {
             Ok(written) => written,
-            Err(stop @ Stop::Pending(_)) => return Err(queue.ring.park(stop.into())),
+            Err(stop @ Stop::Pending(_)) => {
+                let stop = wait_for_all(dma, stop, own.unanswered());
+                self.ask_for_ended(at, dma);
+                return Err(self.queues[at].ring.park(stop.into()));
+            }
             // The status byte itself: the driver would take whatever stands there for our answer.
             Err(Stop::Fault(_)) => return Err(queue.ring.park(Violation::Status.into())),
         };
@@ -112,8 +117,21 @@ impl Blk {
         queue.ring.stage(dma, token, written)?;
         own.count(&mut self.stats);
         queue.ended.pop_front();
+        queue.asked = queue.asked.saturating_sub(1);
         self.forget(slot);
         Ok(())
+    }
+
+    /// While the first request of queue `at` that has ended waits to be answered: asks for what answering the others will
+    /// want, each once. There are as many as the back end is deep.
+    #[cold]
+    fn ask_for_ended<D: Dma>(&mut self, at: usize, dma: &mut D) {
+        let BlkQueue { ended, asked, .. } = &mut self.queues[at];
+        for &slot in ended.range((*asked).max(1).min(ended.len())..) {
+            // Nobody waits for these.
+            let _ = dma.gather(self.slab[slot as usize].unanswered());
+        }
+        *asked = ended.len();
     }
 
     /// Gives a slot back.

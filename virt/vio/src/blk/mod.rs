@@ -33,8 +33,6 @@ mod finish;
 mod mem;
 pub mod request;
 mod slot;
-#[cfg(any(test, feature = "test-utils"))]
-mod slow;
 mod take;
 #[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
 mod uring;
@@ -43,13 +41,13 @@ use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use mem::{MemDisk, NullDisk};
-#[cfg(any(test, feature = "test-utils"))]
-pub use slow::{SlowControl, SlowDisk};
 pub use uring::{UringError, UringFile, UringOptions};
 
 use guest_mem::Dma;
 
-use crate::device::{DeviceStats, Service, feature};
+use crate::device::{DeviceStats, Service};
+use crate::queue_config::feature;
+use crate::ring::following::Following;
 use crate::ring::{Chain, Ring, Violation};
 use crate::throttle::{RateLimits, Throttle};
 use request::ID_LEN;
@@ -62,6 +60,8 @@ pub const MAX_TRANSFER: u32 = 4 << 20;
 /// Most leases of one request, and the most segments one system call takes (UIO_MAXIOV):
 /// 4 MiB in 4 KiB pages.
 pub const MAX_PIECES: usize = 1024;
+/// Requests behind one that waits for absent memory that are looked at meanwhile: as many as a queue has, usually.
+const MAX_AHEAD: usize = 256;
 /// Most queues.
 pub const MAX_QUEUES: u16 = 16;
 /// Longest discard or write-zeroes request of a disk that does it at once, in sectors: 1 MiB.
@@ -125,6 +125,10 @@ struct BlkQueue {
     ended: VecDeque<u32>,
     /// What the last take stopped for want of.
     wants: Option<Wants>,
+    /// What comes behind a request that waits.
+    following: Following,
+    /// Of `ended`, how many from the front on have been asked for.
+    asked: usize,
     /// Chains are taken from it.
     takes: bool,
 }
@@ -135,6 +139,8 @@ impl BlkQueue {
             ring,
             ended: VecDeque::new(),
             wants: None,
+            following: Following::new(MAX_AHEAD),
+            asked: 0,
             takes: true,
         }
     }
@@ -168,8 +174,7 @@ pub struct Blk {
     service: Service,
     /// Everything in flight was cancelled, and nobody hears of it: nothing is shown any more.
     abandoned: bool,
-    broken: bool,
-    /// What broke it.
+    /// What broke it, if it is broken.
     violation: Option<Violation>,
     /// NEEDS_RESET has not been announced yet.
     announce: bool,
@@ -249,7 +254,6 @@ impl Blk {
             in_flight: 0,
             service: Service::Full,
             abandoned: false,
-            broken: false,
             violation: None,
             announce: false,
             stats: DeviceStats::default(),
@@ -263,7 +267,7 @@ impl Blk {
     }
 
     fn may_run(&self) -> bool {
-        self.may_touch() && !self.broken
+        self.may_touch() && self.violation.is_none()
     }
 
     fn may_take(&self) -> bool {
@@ -276,8 +280,7 @@ impl Blk {
     }
 
     fn fail(&mut self, violation: Violation) {
-        if !self.broken {
-            self.broken = true;
+        if self.violation.is_none() {
             self.violation = Some(violation);
             self.announce = true;
         }

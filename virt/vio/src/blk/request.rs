@@ -1,8 +1,8 @@
 //! The layout of block requests and configuration space (virtio 1.2 §5.2), and the check of a chain.
 
-use guest_mem::{Access, Dma, Iova, Stop};
+use guest_mem::{Access, Dma, Intent, Iova, PAGE_SIZE, Stop, Wanted};
 
-use super::backend::Op;
+use super::backend::{Op, Transfer};
 use super::{MAX_TRANSFER, SECTOR};
 use crate::ring::Chain;
 
@@ -102,7 +102,7 @@ pub enum Action {
 /// Reads and checks the request in `chain`. `Ok(None)`: there is no header, or no byte for a status; it cannot be answered.
 pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Option<Parsed>> {
     let (readable, writable) = (chain.readable(), chain.writable());
-    let Some(last) = writable.segments().last() else {
+    let Some(status_at) = status_at(chain) else {
         return Ok(None);
     };
     let Some(first) = readable
@@ -112,8 +112,6 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
     else {
         return Ok(None);
     };
-    // The last byte of the last segment, which is not empty and does not wrap.
-    let status_at = Iova::new(last.iova.raw() + u64::from(last.len - 1));
     let status_offset = writable.len() - 1;
     let mut header = [0; HEADER_LEN as usize];
     let answer = |action| Ok(Some(Parsed { action, status_at }));
@@ -144,6 +142,59 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
         _ => Action::Status(STATUS_UNSUPP),
     };
     answer(action)
+}
+
+/// What is known to be wanted of the request in `chain` before its header is: what the device reads, as far as a request may
+/// be long, and the status byte.
+pub(super) fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
+    let read = match chain.readable().len() {
+        len if len <= HEADER_LEN + MAX_TRANSFER => len,
+        // It will be refused.
+        _ => HEADER_LEN,
+    };
+    let read = chain.readable().wanted(0, read, Intent::Read);
+    read.chain(status_at(chain).map(|at| (at, 1, Intent::Write)))
+}
+
+/// The last byte of the last writable segment, which is not empty and does not wrap.
+fn status_at(chain: &Chain) -> Option<Iova> {
+    let last = chain.writable().segments().last()?;
+    Some(Iova::new(last.iova.raw() + u64::from(last.len - 1)))
+}
+
+/// Asks for all that the request in `chain` will want once it is its turn. Whole pages that the back end fills itself are
+/// not brought in.
+pub(super) fn ask_ahead<D: Dma>(
+    dma: &mut D,
+    chain: &Chain,
+    limits: &Limits,
+    transfer: Transfer,
+) -> Access<()> {
+    dma.gather(wanted(chain))?;
+    let Some(Parsed {
+        action: Action::Run(Op::Read { len, .. }),
+        ..
+    }) = parse(dma, chain, limits)?
+    else {
+        return Ok(());
+    };
+    let data = |intent| chain.writable().wanted(0, len, intent);
+    match transfer {
+        Transfer::Memory | Transfer::Bounce => dma.gather(data(Intent::Write)),
+        Transfer::Direct => dma.gather(data(Intent::Overwrite).flat_map(parts_of_pages)),
+        Transfer::Nothing => Ok(()),
+    }
+}
+
+/// What of a range, which does not wrap, is not a whole page: at its start, and at its end.
+fn parts_of_pages((start, len, intent): Wanted) -> impl Iterator<Item = Wanted> {
+    let first = start.left_in_page().min(u64::from(len)) as u32;
+    let rest = len - first;
+    let last = rest % PAGE_SIZE as u32;
+    let last_at = Iova::new(start.raw() + u64::from(len - last));
+    let parts = [(start, first, intent), (last_at, last, intent)];
+    let is_part = |&(_, len, _): &Wanted| !len.is_multiple_of(PAGE_SIZE as u32);
+    parts.into_iter().filter(is_part)
 }
 
 /// A read or write of `len` bytes from `sector` on.

@@ -1,11 +1,12 @@
 //! One request from its chain to its used element, where it does not end at once.
 
-use guest_mem::{Access, Dma, DmaFault, Full, Intent, Iova, LeaseId, LeaseStop, Stop};
+use guest_mem::{Access, Dma, DmaFault, Full, Intent, Iova, LeaseId, LeaseStop, Stop, Wanted};
 
 use super::MAX_PIECES;
 use super::backend::{BlockIo, Op, Piece, Transfer};
 use super::request::{self, HEADER_LEN, ID_LEN, STATUS_IOERR, STATUS_OK};
 use crate::DeviceStats;
+use crate::ring::following::wait_for_all;
 use crate::ring::{Chain, Segment, Token};
 
 /// What came of preparing a transfer.
@@ -170,15 +171,25 @@ impl Request {
             Err(LeaseStop::Full(_)) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
             Err(LeaseStop::Access(Stop::Fault(_))) => Ok(Ready::Refused),
             Err(LeaseStop::Access(pending)) => {
-                let intent = self.intent();
-                let ranges = self.data.iter().map(|segment| (segment.iova, segment.len));
-                // Wait for all of it, not for each piece in turn.
-                match dma.gather(ranges, intent) {
-                    Err(all @ Stop::Pending(_)) => Err(all),
-                    Ok(()) | Err(Stop::Fault(_)) => Err(pending),
-                }
+                Err(wait_for_all(dma, pending, self.wanted(self.intent())))
             }
         }
+    }
+
+    /// All that it will access: its data, for `intent`, and its status byte.
+    fn wanted(&self, intent: Intent) -> impl Iterator<Item = Wanted> {
+        let data = self
+            .data
+            .iter()
+            .map(move |segment| (segment.iova, segment.len, intent));
+        data.chain([(self.status_at, 1, Intent::Write)])
+    }
+
+    /// All that is still to be written to answer it.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = Wanted> {
+        let has_data = self.status == STATUS_OK && matches!(self.reply, Reply::Bounced | Reply::Id);
+        let skip = if has_data { 0 } else { self.data.len() };
+        self.wanted(Intent::Write).skip(skip)
     }
 
     /// What the request's data are wanted for.

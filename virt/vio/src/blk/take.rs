@@ -1,12 +1,13 @@
 //! The front half of a visit: chains are taken from the rings, and done at once or started.
 
-use guest_mem::{Access, Dma, Stop};
+use guest_mem::{Access, Dma, Intent, Stop};
 
-use super::Blk;
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, Wants};
+use super::{Blk, BlkQueue};
+use crate::ring::following::wait_for_all;
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::{Visit, cost};
 
@@ -26,7 +27,14 @@ impl Blk {
     /// Takes chains from queue `at` (a position) while the visit lasts; whether it took any.
     pub(super) fn take<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) -> bool {
         let queue = &mut self.queues[at];
-        if !queue.takes || queue.ring.parked().is_some() || queue.lacks_leases(dma) {
+        if !queue.takes {
+            return false;
+        }
+        if queue.ring.parked().is_some() {
+            self.look_ahead(at, dma, visit);
+            return false;
+        }
+        if queue.lacks_leases(dma) {
             return false;
         }
         queue.wants = None;
@@ -53,6 +61,10 @@ impl Blk {
                     return busy;
                 }
                 Err(stop) => {
+                    if let RingStop::Access(Stop::Pending(_)) = stop {
+                        self.queues[at].following.begin();
+                        self.look_ahead(at, dma, visit);
+                    }
                     self.note(stop);
                     return busy;
                 }
@@ -60,6 +72,19 @@ impl Blk {
         }
         // Stopped by the budget: there may be more.
         true
+    }
+
+    /// While queue `at` waits: asks for what the requests behind the one that waits will want.
+    fn look_ahead<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) {
+        let BlkQueue {
+            following, ring, ..
+        } = &mut self.queues[at];
+        if following.has_work() {
+            let (limits, transfer) = (&self.limits, self.io.transfer());
+            following.look(ring, dma, &mut self.chain, visit, |dma, chain| {
+                request::ask_ahead(dma, chain, limits, transfer)
+            });
+        }
     }
 
     /// Takes one chain. After an error the chain is still in the ring and the queue parked.
@@ -79,7 +104,10 @@ impl Blk {
         let parsed = match request::parse(dma, &self.chain, &self.limits) {
             Ok(Some(parsed)) => parsed,
             Ok(None) => return Err(ring.park(Violation::Truncated.into())),
-            Err(stop) => return Err(ring.park(stop.into())),
+            Err(stop) => {
+                let stop = wait_for_all(dma, stop, request::wanted(&self.chain));
+                return Err(ring.park(stop.into()));
+            }
         };
         // Room for what cannot be shown at once.
         let Some(slot) = self.free_slot() else {
@@ -92,6 +120,7 @@ impl Blk {
             _ => self.take_into(at, slot, parsed, dma),
         }?;
         if matches!(taken, Taken::One) {
+            self.queues[at].following.advance();
             let (bytes, control) = match parsed.action {
                 Action::Run(Op::Read { len, .. } | Op::Write { len, .. }) => (u64::from(len), 0),
                 Action::Run(_) => (0, cost::CONTROL),
@@ -126,7 +155,15 @@ impl Blk {
         let ring = &mut queues[at].ring;
         let status = match run_now(&mut **io, op, chain, dma) {
             Ok(status) => status,
-            Err(stop) => return Err(ring.park(stop.into())),
+            Err(stop) => {
+                let len = match op {
+                    Op::Read { len, .. } => len,
+                    _ => 0,
+                };
+                let data = chain.writable().wanted(0, len, Intent::Write);
+                let all = data.chain(request::wanted(chain));
+                return Err(ring.park(wait_for_all(dma, stop, all).into()));
+            }
         };
         match dma.write(parsed.status_at, &[status]) {
             Ok(()) => {}
@@ -161,6 +198,7 @@ impl Blk {
             own.len = len;
             self.free.pop();
             queue.ended.push_back(slot);
+            queue.following.advance();
             self.stats.requests += 1;
             return Err(stop);
         }

@@ -4,5 +4,6 @@ mod basic;
 mod faults;
 mod flight;
 mod held;
+mod rounds;
 pub(super) mod support;
 mod waits;

@@ -21,16 +21,18 @@ mod tap;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use guest_mem::{Dma, KeepAlive, Stop, Ticket};
+use guest_mem::{Dma, Intent, KeepAlive, Stop, Ticket, Wanted};
 
 pub use checksum::Checksum;
 pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
 use crate::device::{
-    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service,
-    StoppedQueue, check_features, feature,
+    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
+    check_features,
 };
+use crate::queue_config::{ActivateError, feature};
+use crate::ring::following::{Following, wait_for_all};
 use crate::ring::{Ahead, Chain, Ring, RingStats, RingStop, Segment, Token, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice};
 use crate::visit::{Visit, cost};
@@ -102,15 +104,20 @@ struct Queue {
     ring: Ring,
     /// Chains of the last frame that are not staged yet, with the bytes written: the driver sees a frame whole or not at all.
     ended: VecDeque<(Token, u32)>,
+    /// What comes behind a chain that waits.
+    following: Following,
     /// Chains are taken from it.
     takes: bool,
 }
 
 impl Queue {
     fn new(ring: Ring) -> Self {
+        // A driver fills the receive ring long before there are frames.
+        let most = if ring.index() == RX { 16 } else { 256 };
         Self {
             ring,
             ended: VecDeque::new(),
+            following: Following::new(most),
             takes: true,
         }
     }
@@ -118,6 +125,7 @@ impl Queue {
     /// Consumes `chain`, with `bytes` written into it.
     fn consume(&mut self, chain: &Chain, bytes: u32) {
         let token = self.ring.advance(chain);
+        self.following.advance();
         self.ended.push_back((token, bytes));
     }
 
@@ -263,6 +271,7 @@ impl Net {
         step: impl Fn(&mut Self, &mut D, &mut Queue) -> Result<Step, RingStop>,
     ) -> Result<bool, RingStop> {
         if queue.ring.parked().is_some() {
+            self.look_ahead(dma, queue, visit);
             return Ok(false);
         }
         let mut busy = self.publish(dma, irq, queue)?;
@@ -284,6 +293,10 @@ impl Net {
                 }
                 Ok(Step::Nothing) => break,
                 Err(stop) => {
+                    if let RingStop::Access(Stop::Pending(_)) = stop {
+                        queue.following.begin();
+                        self.look_ahead(dma, queue, visit);
+                    }
                     stopped = Err(stop);
                     break;
                 }
@@ -294,6 +307,19 @@ impl Net {
             busy |= self.publish(dma, irq, queue)?;
         }
         stopped.map(|()| busy)
+    }
+
+    /// While `queue` waits: asks for what the frames behind the one that waits will want.
+    fn look_ahead<D: Dma>(&mut self, dma: &mut D, queue: &mut Queue, visit: &mut Visit) {
+        let Queue {
+            following, ring, ..
+        } = queue;
+        if queue.takes && following.has_work() && self.may_take() {
+            let chain = &mut self.chains[0];
+            following.look(ring, dma, chain, visit, |dma, chain| {
+                dma.gather(wanted(chain))
+            });
+        }
     }
 
     /// Shows the driver what has ended, whole frames only.
@@ -328,7 +354,10 @@ impl Net {
         let read = match readable.read(dma, HEADER_LEN as u32, frame) {
             Ok(()) => fits,
             Err(Stop::Fault(_)) => false,
-            Err(pending) => return Err(queue.ring.park(pending.into())),
+            Err(pending) => {
+                let pending = wait_for_all(dma, pending, wanted(chain));
+                return Err(queue.ring.park(pending.into()));
+            }
         };
         queue.consume(chain, 0);
         self.stats.requests += 1;
@@ -374,7 +403,12 @@ impl Net {
         let written = match scatter(dma, &self.segments, &self.rx_frame[..all as usize]) {
             Ok(()) => true,
             Err(Stop::Fault(_)) => false,
-            Err(pending) => return Err(queue.ring.park(pending.into())),
+            Err(pending) => {
+                let all = self.segments.iter();
+                let all = all.map(|segment| (segment.iova, segment.len, Intent::Write));
+                let pending = wait_for_all(dma, pending, all);
+                return Err(queue.ring.park(pending.into()));
+            }
         };
         for (chain, &bytes) in self.chains.iter().zip(&self.takes) {
             queue.consume(chain, if written { bytes } else { 0 });
@@ -469,6 +503,13 @@ impl Net {
                 .as_ref()
                 .is_none_or(|rx| !rx.takes || rx.ring.parked().is_some())
     }
+}
+
+/// All that a frame in this chain may take of it.
+fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
+    const MOST: u32 = (HEADER_LEN + MAX_FRAME) as u32;
+    let read = chain.readable().wanted(0, MOST, Intent::Read);
+    read.chain(chain.writable().wanted(0, MOST, Intent::Write))
 }
 
 /// Writes `bytes` over `segments`, which hold exactly as many.
@@ -612,6 +653,7 @@ impl QueueDevice for Net {
     fn ticket_done(&mut self, ticket: Ticket) {
         for queue in self.queues() {
             queue.ring.ticket_done(ticket);
+            queue.following.ticket_done(ticket);
         }
     }
 
@@ -644,6 +686,9 @@ impl QueueDevice for Net {
         for queue in self.rx.iter_mut().chain(&mut self.tx) {
             let ring = &mut queue.ring;
             if ring.parked().is_some() {
+                if is_taking && queue.takes && queue.following.has_work() {
+                    return true;
+                }
                 continue;
             }
             if ring.staged() != 0 || !queue.ended.is_empty() {
@@ -722,10 +767,6 @@ impl QueueDevice for Net {
         0
     }
 
-    fn needs_reset(&self) -> bool {
-        self.violation.is_some()
-    }
-
     fn violation(&self) -> Option<Violation> {
         self.violation
     }
@@ -779,13 +820,7 @@ impl QueueDevice for Net {
         for queue in self.rx.iter().chain(&self.tx) {
             rings.add(&queue.ring.stats());
         }
-        DeviceStats {
-            publishes: rings.publishes,
-            ring_faults: rings.faults,
-            violations: rings.violations,
-            pends: rings.pends,
-            ..self.stats
-        }
+        self.stats.with_rings(&rings)
     }
 }
 

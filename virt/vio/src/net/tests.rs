@@ -5,9 +5,11 @@ use std::net::Ipv4Addr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use guest_mem::test_utils::{ArrayMem, FlatDma, PendingDma};
+use fake_mem::{ArrayMem, FlatDma, PendingDma};
 use guest_mem::{Gpa, Iova, Perm, PhysMem};
 use proptest::prelude::*;
+
+mod absent;
 
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};

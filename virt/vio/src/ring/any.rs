@@ -1,6 +1,6 @@
 //! One type for both layouts, with tokens, replay and a journal.
 
-use guest_mem::{Dma, Ticket, WatchWord};
+use guest_mem::{Dma, Pages, Ticket, WatchWord};
 
 use super::ahead::Ahead;
 use super::chain::Chain;
@@ -10,7 +10,7 @@ use super::rest::{Parked, RingStats, RingStop};
 use super::split::SplitQueue;
 use super::token::Token;
 use super::watch::Watch;
-use crate::device::{ActivateError, QueueConfig, feature};
+use crate::queue_config::{ActivateError, QueueConfig, feature};
 use crate::saved::SavedQueue;
 
 /// The device's side of a virtqueue of either layout.
@@ -70,13 +70,13 @@ impl Ring {
     /// Queue number.
     #[inline]
     pub fn index(&self) -> u16 {
-        each!(self, ring => ring.index())
+        each!(self, ring => ring.index)
     }
 
     /// Entries.
     #[inline]
     pub fn size(&self) -> u16 {
-        each!(self, ring => ring.size())
+        each!(self, ring => ring.size)
     }
 
     /// Whether the layout is packed.
@@ -87,27 +87,27 @@ impl Ring {
     /// Why the queue rests, if it does.
     #[inline]
     pub fn parked(&self) -> Option<Parked> {
-        each!(self, ring => ring.parked())
+        each!(self, ring => ring.rest.parked)
     }
 
     /// Whether the queue rests because a ring address faulted or the protocol was broken.
     pub fn is_faulted(&self) -> bool {
-        each!(self, ring => ring.is_faulted())
+        each!(self, ring => ring.rest.is_faulted())
     }
 
     /// Counters.
     pub fn stats(&self) -> RingStats {
-        each!(self, ring => ring.stats())
+        each!(self, ring => ring.rest.stats)
     }
 
     /// A doorbell: a faulted queue tries again.
     pub fn kick(&mut self) {
-        each!(self, ring => ring.kick());
+        each!(self, ring => ring.rest.kick());
     }
 
     /// A ticket completed: a queue parked on it runs again.
     pub fn ticket_done(&mut self, ticket: Ticket) {
-        each!(self, ring => ring.ticket_done(ticket));
+        each!(self, ring => ring.rest.ticket_done(ticket));
     }
 
     /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
@@ -119,6 +119,12 @@ impl Ring {
     /// The queue's state; `None` while chains are in flight, staged or to be replayed.
     pub fn save(&self) -> Option<SavedQueue> {
         each!(self, ring => ring.save())
+    }
+
+    /// Those of `pages` that it reaches under `generation`, the view's, without asking memory again: they cannot be evicted
+    /// now.
+    pub fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
+        each!(self, ring => ring.in_use(generation, pages))
     }
 
     /// Whether [`peek`](Ring::peek) would find a chain. Loads the driver's word only when all that was
@@ -148,12 +154,35 @@ impl Ring {
             at => each!(self, ring => ring.peek_ahead(dma, at, chain))?,
         };
         if found {
-            if ahead.chains >= self.replaying() {
-                ahead.descs += chain.descs();
-            }
-            ahead.chains += 1;
+            self.skip(ahead, chain.descs());
         }
         Ok(found)
+    }
+
+    /// Moves `ahead` behind a chain that takes up so many descriptors.
+    pub(super) fn skip(&self, ahead: &mut Ahead, descs: u16) {
+        if ahead.chains >= self.replaying() {
+            ahead.descs += descs;
+        }
+        ahead.chains += 1;
+    }
+
+    /// [`peek_ahead`](Ring::peek_ahead) of a ring that is parked, and stays parked for what it is. After a stop at the table
+    /// of a chain, and no other, `chain` knows how many descriptors that takes up, and `ahead` is behind it.
+    pub(super) fn look_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: &mut Ahead,
+        chain: &mut Chain,
+    ) -> Result<bool, RingStop> {
+        let rest = each!(self, ring => ring.rest);
+        chain.end(0, 0);
+        let looked = self.peek_ahead(dma, ahead, chain);
+        if looked.is_err() && chain.descs() != 0 {
+            self.skip(ahead, chain.descs());
+        }
+        each!(self, ring => ring.rest = rest);
+        looked
     }
 
     /// Whether [`peek_ahead`](Ring::peek_ahead) would find a chain at `ahead`.
@@ -171,7 +200,7 @@ impl Ring {
     /// Whether the driver has nothing left to make available behind `ahead` before something is returned to it. (A split
     /// ring's chains are counted as one descriptor each, so this may be false where it would be true.)
     pub fn is_exhausted(&self, ahead: Ahead) -> bool {
-        each!(self, ring => ring.outstanding()) + ahead.descs >= self.size()
+        each!(self, ring => ring.outstanding.get()) + ahead.descs >= self.size()
     }
 
     /// Consumes `chain`, the first not consumed of those that [`peek`](Ring::peek) or [`peek_ahead`](Ring::peek_ahead) has read, and tells the journal. Call it before the request can
@@ -216,7 +245,7 @@ impl Ring {
 
     /// Chains of a predecessor that [`peek`](Ring::peek) will answer first.
     pub fn replaying(&self) -> u16 {
-        each!(self, ring => ring.replaying())
+        each!(self, ring => ring.replay.len() as u16)
     }
 
     /// Asks for a doorbell at the next available chain. A SeqCst fence and [`has_available`](Ring::has_available) must follow.

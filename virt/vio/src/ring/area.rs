@@ -6,7 +6,7 @@
 //!
 //! Common path: one comparison of generations, no translation, no lookup.
 
-use guest_mem::{Access, Dma, DmaFault, Iova, PAGE_SIZE, Perm, Window};
+use guest_mem::{Access, Dma, DmaFault, Iova, PAGE_SIZE, Pages, Perm, Window};
 
 const PAGE: u32 = PAGE_SIZE as u32;
 
@@ -86,6 +86,13 @@ impl Area {
             }
             _ => None,
         }
+    }
+
+    /// Those of `pages` that it reaches under `generation` without asking memory again.
+    pub(super) fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
+        let held = self.pages.iter().chain([&self.whole]).flatten();
+        let current = held.filter(|page| page.generation == generation);
+        current.fold(0, |mask, page| mask | page.window.in_use(pages))
     }
 
     /// The window that [`at`](Self::at) made current under this generation, without asking again.

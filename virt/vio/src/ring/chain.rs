@@ -2,7 +2,7 @@
 //!
 //! Layout: virtio 1.2 §2.7.5 (`struct virtq_desc`), indirect tables §2.7.5.3.
 
-use guest_mem::{Access, Dma, DmaFault, Iova};
+use guest_mem::{Access, Dma, DmaFault, Intent, Iova, Wanted};
 
 use super::counter::Counter;
 
@@ -276,6 +276,11 @@ impl Chain {
         self.sum.writable_len as u32
     }
 
+    /// Bytes in all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.sum.readable_len + self.sum.writable_len
+    }
+
     /// Descriptors of the chain, those of an indirect table included.
     pub fn descriptors(&self) -> usize {
         self.segments.len()
@@ -342,6 +347,17 @@ impl<'a> Buffers<'a> {
             left -= take;
             Some(Segment { iova, len: take })
         })
+    }
+
+    /// [`slice`](Self::slice), as something to be asked for.
+    pub fn wanted(
+        &self,
+        offset: u32,
+        len: u32,
+        intent: Intent,
+    ) -> impl Iterator<Item = Wanted> + use<'a> {
+        self.slice(offset, len)
+            .map(move |segment| (segment.iova, segment.len, intent))
     }
 
     /// Copies bytes `offset..` out of the guest. The caller has checked the length: a short chain is a fault.

@@ -8,6 +8,7 @@ mod any;
 mod area;
 pub mod chain;
 mod counter;
+pub(crate) mod following;
 mod journal;
 mod order;
 pub mod packed;

@@ -25,7 +25,7 @@ mod walk;
 
 use std::collections::VecDeque;
 
-use guest_mem::{Access, Dma, Perm, Ticket};
+use guest_mem::{Access, Dma, Pages, Perm};
 
 use self::position::Position;
 use super::area::Area;
@@ -33,9 +33,9 @@ use super::chain::{DESC_SIZE, RawDescriptor};
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
-use super::rest::{Parked, Rest, RingStats, RingStop};
+use super::rest::{Rest, RingStop};
 use super::table::Table;
-use crate::device::{ActivateError, QueueConfig, feature};
+use crate::queue_config::{ActivateError, QueueConfig, feature};
 use crate::saved::SavedQueue;
 
 /// VIRTQ_DESC_F_AVAIL (§2.8.1): equal to the driver's wrap counter in what it makes available.
@@ -60,8 +60,8 @@ const EVENT_LEN: u32 = 4;
 
 /// The device's side of one packed virtqueue.
 pub struct PackedQueue {
-    index: u16,
-    size: u16,
+    pub(super) index: u16,
+    pub(super) size: u16,
     event_idx: bool,
     indirect: bool,
     /// The ring for reading, and for writing.
@@ -80,17 +80,17 @@ pub struct PackedQueue {
     /// Descriptors that those stand for.
     staged_descs: Counter,
     /// Descriptors consumed and not published, those to replay included; at most `size`.
-    outstanding: Counter,
+    pub(super) outstanding: Counter,
     /// Chains taken and not published.
     taken: Counter,
     /// What was last stored in the device's event suppression structure.
     told: Option<u32>,
     /// The place a doorbell was last asked for at, if that still stands in memory.
     armed: Option<Position>,
-    rest: Rest,
+    pub(super) rest: Rest,
     table: Table,
     /// Chains to take before any other, with the journal's slots.
-    replay: VecDeque<(u16, Vec<RawDescriptor>)>,
+    pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
     /// With IN_ORDER.
     order: Option<Order>,
     journal: Option<Box<dyn Journal>>,
@@ -215,28 +215,9 @@ impl PackedQueue {
         }
     }
 
-    /// Queue number.
-    pub(super) fn index(&self) -> u16 {
-        self.index
-    }
-
-    /// Entries.
-    pub(super) fn size(&self) -> u16 {
-        self.size
-    }
-
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
         self.taken.get()
-    }
-
-    /// Descriptors that the driver may not use before they are returned; a split ring counts one for each chain.
-    pub(super) fn outstanding(&self) -> u16 {
-        self.outstanding.get()
-    }
-
-    pub(super) fn replaying(&self) -> u16 {
-        self.replay.len() as u16
     }
 
     /// The queue's state; `None` while chains are in flight, staged or to be replayed.
@@ -283,30 +264,9 @@ impl PackedQueue {
         self.rest.park(stop)
     }
 
-    /// Whether the queue rests because a ring address faulted or the protocol was broken.
-    pub(super) fn is_faulted(&self) -> bool {
-        self.rest.is_faulted()
-    }
-
-    /// Why the queue rests, if it does.
-    #[inline]
-    pub(super) fn parked(&self) -> Option<Parked> {
-        self.rest.parked
-    }
-
-    /// Counters.
-    pub(super) fn stats(&self) -> RingStats {
-        self.rest.stats
-    }
-
-    /// A doorbell: a faulted queue tries again.
-    pub(super) fn kick(&mut self) {
-        self.rest.kick();
-    }
-
-    /// A ticket completed: a queue parked on it runs again.
-    pub(super) fn ticket_done(&mut self, ticket: Ticket) {
-        self.rest.ticket_done(ticket);
+    pub(super) fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
+        let areas = [&self.desc, &self.desc_used, &self.driver, &self.device].into_iter();
+        areas.fold(0, |mask, area| mask | area.in_use(generation, pages))
     }
 }
 

@@ -72,7 +72,7 @@ impl RingStats {
 }
 
 /// Whether a queue rests, and its counters.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest {
     pub(super) parked: Option<Parked>,
     pub(super) stats: RingStats,

@@ -23,17 +23,16 @@ mod walk;
 
 use std::collections::VecDeque;
 
-use guest_mem::{Access, Dma, Perm, Ticket};
+use guest_mem::{Access, Dma, Pages, Perm};
 
 use super::area::Area;
 use super::chain::DESC_SIZE;
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
-use super::rest::Rest;
-pub use super::rest::{Parked, RingStats, RingStop};
+use super::rest::{Rest, RingStop};
 use super::table::Table;
-use crate::device::{ActivateError, QueueConfig, feature};
+use crate::queue_config::{ActivateError, QueueConfig, feature};
 use crate::saved::SavedQueue;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT (§2.7.6), in `avail.flags`.
@@ -50,8 +49,8 @@ const RING: u32 = 4;
 
 /// The device's side of one split virtqueue.
 pub struct SplitQueue {
-    index: u16,
-    size: u16,
+    pub(super) index: u16,
+    pub(super) size: u16,
     event_idx: bool,
     indirect: bool,
     desc: Area,
@@ -66,15 +65,15 @@ pub struct SplitQueue {
     /// Used entries written behind `next_used` and not published.
     staged: Counter,
     /// Chains consumed and not published, those to replay included.
-    outstanding: Counter,
+    pub(super) outstanding: Counter,
     /// Whether NO_NOTIFY stands in `used.flags`, if known: a predecessor may have left it (only without EVENT_IDX).
     no_notify: Option<bool>,
     /// The entry a doorbell was last asked for at, if that still stands in memory.
     armed: Option<u16>,
-    rest: Rest,
+    pub(super) rest: Rest,
     table: Table,
     /// Heads to take before any other.
-    replay: VecDeque<u16>,
+    pub(super) replay: VecDeque<u16>,
     /// With IN_ORDER.
     order: Option<Order>,
     journal: Option<Journaled>,
@@ -207,35 +206,10 @@ impl SplitQueue {
         }
     }
 
-    /// Queue number.
-    pub(super) fn index(&self) -> u16 {
-        self.index
-    }
-
-    /// Entries.
-    pub(super) fn size(&self) -> u16 {
-        self.size
-    }
-
-    /// Why the queue rests, if it does.
-    #[inline]
-    pub(super) fn parked(&self) -> Option<Parked> {
-        self.rest.parked
-    }
-
     /// Chains taken and not published.
     pub(super) fn in_flight(&self) -> u16 {
         // As many as `start` has counted in.
         self.outstanding.get() - self.replay.len() as u16
-    }
-
-    /// Descriptors that the driver may not use before they are returned; a split ring counts one for each chain.
-    pub(super) fn outstanding(&self) -> u16 {
-        self.outstanding.get()
-    }
-
-    pub(super) fn replaying(&self) -> u16 {
-        self.replay.len() as u16
     }
 
     /// The queue's state; `None` while chains are in flight, staged or to be replayed.
@@ -273,14 +247,9 @@ impl SplitQueue {
         })
     }
 
-    /// Whether the queue rests because a ring address faulted or the protocol was broken.
-    pub(super) fn is_faulted(&self) -> bool {
-        self.rest.is_faulted()
-    }
-
-    /// Counters.
-    pub(super) fn stats(&self) -> RingStats {
-        self.rest.stats
+    pub(super) fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
+        let areas = [&self.desc, &self.avail, &self.used].into_iter();
+        areas.fold(0, |mask, area| mask | area.in_use(generation, pages))
     }
 
     /// Used elements that the next publish shows.
@@ -290,16 +259,6 @@ impl SplitQueue {
             Some(order) => order.ready(),
             None => self.staged.get(),
         }
-    }
-
-    /// A doorbell: a faulted queue tries again.
-    pub(super) fn kick(&mut self) {
-        self.rest.kick();
-    }
-
-    /// A ticket completed: a queue parked on it runs again.
-    pub(super) fn ticket_done(&mut self, ticket: Ticket) {
-        self.rest.ticket_done(ticket);
     }
 
     /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be

@@ -1,11 +1,12 @@
 //! Indirect tables: copied once, then walked here (virtio 1.2 §2.7.5.3, §2.8.7).
 
-use guest_mem::{Dma, Iova};
+use guest_mem::{Dma, Intent, Iova};
 
 use super::chain::{
     Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Sum,
     Violation,
 };
+use super::following::wait_for_all;
 use super::rest::RingStop;
 
 /// Entries copied at once, so that a table of the usual size needs no memory of its own.
@@ -39,7 +40,11 @@ impl Table {
             self.bytes.resize(len, 0);
             &mut self.bytes[..]
         };
-        dma.read(Iova::new(desc.addr), bytes)?;
+        let at = Iova::new(desc.addr);
+        if let Err(stop) = dma.read(at, bytes) {
+            let table = (at, desc.len, Intent::Read);
+            return Err(wait_for_all(dma, stop, std::iter::once(table)).into());
+        }
         let mut sum = chain.sum();
         walk(bytes, chain, &mut sum)?;
         Ok(chain.close(sum)?)

@@ -10,13 +10,13 @@ mod oracle;
 mod packed;
 mod world;
 
-use guest_mem::test_utils::{ArrayMem, FlatDma};
-use guest_mem::{Gpa, Iova, Perm};
+use fake_mem::{ArrayMem, FlatDma};
+use guest_mem::{Dma, Gpa, Iova, Pages, Perm};
 
 use super::chain::RawDescriptor;
 use super::*;
-use crate::device::{QueueConfig, feature};
 use crate::fake_driver::FakeDriver;
+use crate::queue_config::{QueueConfig, feature};
 
 const RINGS: u64 = 0x1_0000;
 const BUFFER: u64 = 0x4_0000;
@@ -198,22 +198,22 @@ fn a_ring_fault_is_recorded_once_until_a_doorbell() {
     assert_eq!(pair.ring.available(&mut pair.dma), Ok(1));
     pair.dma.iommu.deny(Iova::new(RINGS), 4096, Perm::Read);
     assert!(pair.ring.available(&mut pair.dma).is_err());
-    assert_eq!(pair.ring.parked(), Some(Parked::Fault));
+    assert_eq!(pair.ring.rest.parked, Some(Parked::Fault));
     assert_eq!(pair.dma.iommu.faults().len(), 1);
-    pair.ring.ticket_done(guest_mem::Ticket(1));
+    pair.ring.rest.ticket_done(guest_mem::Ticket(1));
     assert_eq!(
-        pair.ring.parked(),
+        pair.ring.rest.parked,
         Some(Parked::Fault),
         "no ticket mends a fault"
     );
     // The doorbell tries again, and the fault is still there.
-    pair.ring.kick();
+    pair.ring.rest.kick();
     assert!(pair.ring.available(&mut pair.dma).is_err());
     assert_eq!(pair.dma.iommu.faults().len(), 2);
     pair.dma.iommu.allow_all();
-    pair.ring.kick();
+    pair.ring.rest.kick();
     assert_eq!(pair.ring.available(&mut pair.dma), Ok(1));
-    assert_eq!(pair.ring.stats().faults, 2);
+    assert_eq!(pair.ring.rest.stats.faults, 2);
 }
 
 #[test]

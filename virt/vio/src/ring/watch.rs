@@ -32,7 +32,7 @@ impl WatchPlace<'_> {
             quiet,
         } = self;
         match slot {
-            Some(watch) if watch.word.same_place(window, offset) => {
+            Some(watch) if window.is_watched_by(&watch.word, offset) => {
                 watch.mask = mask;
                 watch.quiet = quiet;
             }

@@ -11,8 +11,8 @@ use dma_map::table::{
     Arena, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
 };
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Segment, TickClock};
-use guest_mem::test_utils::ArrayMem;
-use guest_mem::{ArrayPage, Gpa, Intent, Iommu, Iova, Perm, PhysMem, Stop};
+use fake_mem::ArrayMem;
+use guest_mem::{Gpa, Intent, Iommu, Iova, Perm, PhysMem, RegisterPage, Stop};
 use iova::{Aperture, ChunkAllocator, CoreId, IovaPfn};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
@@ -144,7 +144,7 @@ impl Registers for Machine {
 }
 
 /// Registers in a page that a sidecore polls.
-pub struct Polled(pub ArrayPage);
+pub struct Polled(pub RegisterPage);
 
 impl Registers for Polled {
     fn read32(&self, offset: u16) -> u32 {
@@ -166,7 +166,7 @@ impl Registers for Polled {
 }
 
 /// The sidecore's loop, until `stop`.
-pub fn sidecore(machine: &Machine, page: &ArrayPage, mut front: Shared, stop: &AtomicBool) {
+pub fn sidecore(machine: &Machine, page: &RegisterPage, mut front: Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let owner = &mut *machine.owner();
         let now = owner.since.elapsed().as_nanos() as u64;

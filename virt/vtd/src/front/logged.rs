@@ -10,7 +10,7 @@
 
 use guest_mem::{PhysMem, RegPage};
 
-use super::{publish_all, publish_iqh, publish_record};
+use super::{publish_all, publish_iqh, publish_records};
 use crate::spec::fault::FaultRecording;
 use crate::spec::registers::{CCMD, FECTL, FSTS, GSTS, ICS, IECTL, IQA, IQH, IQT, IRTA, RTADDR};
 use crate::unit::registers::{FRCD, IOTLB};
@@ -106,13 +106,7 @@ impl Logged {
             return;
         }
         self.seen = unit.changes();
-        for (index, shown) in self.records.iter_mut().enumerate() {
-            let record = unit.faults.records[index];
-            if *shown != record {
-                *shown = record;
-                publish_record(unit, page, index);
-            }
-        }
+        publish_records(unit, page, &mut self.records);
         for ((offset, len), shown) in CHANGING.iter().zip(&mut self.shown) {
             let value = unit.read(*offset, *len);
             // IQH may have been shown early, before a status word, and taken back; so always.

@@ -23,7 +23,7 @@ pub use shared::{COMMAND_TAG, STATUS_TAG, Shared};
 
 use guest_mem::RegPage;
 
-use crate::spec::fault::FRCD_LEN;
+use crate::spec::fault::{FRCD_LEN, FaultRecording};
 use crate::spec::registers::{IQH, PAGE_LEN};
 use crate::unit::registers::FRCD;
 use crate::unit::{AccessLen, Unit};
@@ -35,13 +35,19 @@ fn publish_all(unit: &Unit, page: &impl RegPage) {
     }
 }
 
-/// Shows one recording register: the dword with F last, with release.
-fn publish_record(unit: &Unit, page: &impl RegPage, index: usize) {
-    // At most 222 registers behind 0x220.
-    let at = FRCD + index as u16 * FRCD_LEN;
-    page.store64(at, unit.read(at, AccessLen::B8));
-    page.store32(at + 8, unit.read(at + 8, AccessLen::B4) as u32);
-    page.store32(at + 12, unit.read(at + 12, AccessLen::B4) as u32);
+/// Shows the recording registers that differ from what was `shown`: the dword with F last, with release.
+fn publish_records(unit: &Unit, page: &impl RegPage, shown: &mut [FaultRecording]) {
+    for (index, shown) in shown.iter_mut().enumerate() {
+        let record = unit.faults.records[index];
+        if *shown != record {
+            *shown = record;
+            // At most 222 registers behind 0x220.
+            let at = FRCD + index as u16 * FRCD_LEN;
+            page.store64(at, unit.read(at, AccessLen::B8));
+            page.store32(at + 8, unit.read(at + 8, AccessLen::B4) as u32);
+            page.store32(at + 12, unit.read(at + 12, AccessLen::B4) as u32);
+        }
+    }
 }
 
 /// Called by the engine before a status word is written.

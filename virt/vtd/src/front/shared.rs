@@ -30,7 +30,7 @@
 
 use guest_mem::{PhysMem, RegPage};
 
-use super::{publish_all, publish_iqh, publish_record};
+use super::{publish_all, publish_iqh, publish_records};
 use crate::spec::fault::{FRCD_LEN, FaultRecording};
 use crate::spec::registers::{
     CCMD, FEADDR, FECTL, FEDATA, FEUADDR, FSTS, GCMD, GSTS, GlobalCommand, GlobalStatus, ICS,
@@ -229,13 +229,6 @@ impl Shared {
         }
     }
 
-    /// Whether IQT, the register that a running guest writes, differs from what the last sweep saw.
-    /// One load: what to spin on between sweeps.
-    #[inline]
-    pub fn iqt_changed(&self, page: &impl RegPage) -> bool {
-        page.load32(IQT) != self.iqt
-    }
-
     /// Takes what the guest stored, works, shows the results, then sends interrupts.
     pub fn sweep<M: PhysMem>(
         &mut self,
@@ -393,13 +386,7 @@ impl Shared {
     }
 
     fn publish(&mut self, unit: &mut Unit, page: &impl RegPage) {
-        for index in 0..self.records.len() {
-            let record = unit.faults.records[index];
-            if self.records[index] != record {
-                self.records[index] = record;
-                publish_record(unit, page, index);
-            }
-        }
+        publish_records(unit, page, &mut self.records);
         self.fsts.publish(unit, page);
         self.ics.publish(unit, page);
         let iqh = unit.read(IQH, AccessLen::B8);

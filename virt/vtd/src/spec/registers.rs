@@ -219,20 +219,6 @@ pub struct GlobalStatus {
     pub tes: bool,
 }
 
-/// Root Table Address (0x020, 64-bit, RW).
-#[bitfield(u64)]
-#[derive(PartialEq, Eq)]
-pub struct RootTableAddress {
-    #[bits(10)]
-    __: u16,
-    /// TTM: translation table mode; 0 is legacy.
-    #[bits(2)]
-    pub ttm: u8,
-    /// RTA: number of the root table's 4 KiB frame.
-    #[bits(52)]
-    pub rta: u64,
-}
-
 /// Context Command (0x028, 64-bit, RW).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
@@ -292,19 +278,6 @@ pub struct EventControl {
     pub im: bool,
 }
 
-/// Invalidation Queue Head or Tail (IQH 0x080 RO, IQT 0x088 RW, 64-bit), for 128-bit descriptors.
-#[bitfield(u64)]
-#[derive(PartialEq, Eq)]
-pub struct QueuePointer {
-    #[bits(4)]
-    __: u8,
-    /// QH or QT: index of a descriptor.
-    #[bits(15)]
-    pub index: u16,
-    #[bits(45)]
-    __: u64,
-}
-
 /// Invalidation Queue Address (0x090, 64-bit).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
@@ -329,22 +302,6 @@ pub struct CompletionStatus {
     pub iwc: bool,
     #[bits(31)]
     __: u32,
-}
-
-/// Interrupt Remapping Table Address (0x0b8, 64-bit).
-#[bitfield(u64)]
-#[derive(PartialEq, Eq)]
-pub struct InterruptTableAddress {
-    /// S: the table has 2^(S + 1) entries.
-    #[bits(4)]
-    pub s: u8,
-    #[bits(7)]
-    __: u8,
-    /// EIME: extended interrupt mode enable.
-    pub eime: bool,
-    /// IRTA: number of the table's first 4 KiB frame.
-    #[bits(52)]
-    pub irta: u64,
 }
 
 /// Invalidate Address (IRO·16, 64-bit, W).

@@ -1,104 +1,79 @@
-//! The context cache: checked context entries, one slot per device and function.
+//! The context cache: checked context entries, and the tag by which each source finds its translations.
 //!
-//! Indexed by the low byte of the source id; two buses in use with the same device and function evict
-//! each other. A slot is also the handle that a translation starts from: it holds what the IOTLB lookup
-//! needs, so that a hit hashes nothing. All contexts of one domain hold the same tag.
+//! Tags have a place for every source id, so that a translation begins with one load and compares nothing: a source whose
+//! context is not here, or does not go through tables, has the tag of no domain, which no translation is kept under. All
+//! contexts of one domain hold the same tag.
 //!
-//! Flushes visit the slots in use, few in any real machine and at most 256.
+//! Contexts have a slot for each device and function; two buses in use with the same device and function evict each
+//! other. Flushes visit the slots in use, few in any real machine and at most 256.
+//!
+//! Memory: tags are 512 KiB of address space, of which two buses touch one page.
 
 use guest_mem::SourceId;
 
-use super::iotlb::DomainTag;
-use super::walk::{Context, ContextKind};
+use super::iotlb::{DomainTag, zeroed};
+use super::walk::Context;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cached {
-    /// Source id if the context goes through tables, else [`NOBODY`]: what the hit path compares.
-    translated: u32,
-    /// Source id of the slot's owner; [`NOBODY`] when empty.
-    owner: u32,
-    pub(super) tag: DomainTag,
-    pub(super) beyond: u64,
+struct Cached {
+    owner: SourceId,
+    tag: DomainTag,
     context: Context,
 }
 
-/// No source id, which has 16 bits.
-const NOBODY: u32 = !0;
-
-const EMPTY: Cached = Cached {
-    translated: NOBODY,
-    owner: NOBODY,
-    tag: DomainTag::NONE,
-    beyond: !0,
-    context: Context {
-        did: 0,
-        fpd: false,
-        kind: ContextKind::PassThrough,
-        beyond: !0,
-    },
-};
+/// Source ids.
+const SOURCES: usize = 1 << 16;
 
 pub(super) struct ContextCache {
-    slots: Box<[Cached; 256]>,
+    /// By source id.
+    tags: Box<[DomainTag; SOURCES]>,
+    /// By device and function.
+    slots: Box<[Option<Cached>; 256]>,
     /// Slots with an owner, in no order.
     used: Vec<u8>,
-}
-
-const fn name(source: SourceId) -> u32 {
-    source.0 as u32
 }
 
 impl ContextCache {
     pub(super) fn new() -> Self {
         Self {
-            slots: Box::new([EMPTY; 256]),
+            tags: zeroed(),
+            slots: Box::new([None; 256]),
             used: Vec::with_capacity(256),
         }
     }
 
-    /// The slot that `source` would use, whoever owns it. Compare `translated` before using it.
+    /// What the translations of `source` are kept under.
     #[inline]
-    pub(super) fn slot(&self, source: SourceId) -> &Cached {
-        &self.slots[usize::from(source.devfn())]
-    }
-
-    #[inline]
-    pub(super) fn is_translated(slot: &Cached, source: SourceId) -> bool {
-        slot.translated == name(source)
+    pub(super) fn tag(&self, source: SourceId) -> DomainTag {
+        self.tags[usize::from(source.0)]
     }
 
     pub(super) fn get(&self, source: SourceId) -> Option<Context> {
-        let slot = self.slot(source);
-        (slot.owner == name(source)).then_some(slot.context)
+        let slot = self.slots[usize::from(source.devfn())].as_ref();
+        let own = slot.filter(|cached| cached.owner == source);
+        own.map(|cached| cached.context)
     }
 
-    /// The tag that the contexts of a domain hold, if there is one.
-    pub(super) fn tag_of(&self, did: u16) -> Option<DomainTag> {
-        let used = self
-            .used
-            .iter()
-            .map(|index| &self.slots[usize::from(*index)]);
-        let mut same = used.filter(|slot| slot.context.did == did);
-        same.next().map(|slot| slot.tag)
+    /// The tag that contexts of a domain hold, if there is one, and the address bits that none of them may have.
+    #[inline]
+    pub(super) fn domain(&self, did: u16) -> Option<(DomainTag, u64)> {
+        let used = self.used.iter();
+        let mut cached = used.filter_map(|index| self.slots[usize::from(*index)].as_ref());
+        let same = cached.find(|cached| cached.context.did == did && cached.tag != DomainTag::NONE);
+        same.map(|cached| (cached.tag, cached.context.beyond))
     }
 
-    /// `tag` is [`tag_of`](Self::tag_of) the domain, or a new one.
     pub(super) fn insert(&mut self, source: SourceId, context: Context, tag: DomainTag) {
-        let translated = match context.kind {
-            ContextKind::PassThrough => NOBODY,
-            ContextKind::Table { .. } => name(source),
-        };
-        let slot = &mut self.slots[usize::from(source.devfn())];
-        if slot.owner == NOBODY {
-            self.used.push(source.devfn());
-        }
-        *slot = Cached {
-            translated,
-            owner: name(source),
+        let new = Cached {
+            owner: source,
             tag,
-            beyond: context.beyond,
             context,
         };
+        match self.slots[usize::from(source.devfn())].replace(new) {
+            Some(old) => self.tags[usize::from(old.owner.0)] = DomainTag::NONE,
+            None => self.used.push(source.devfn()),
+        }
+        self.tags[usize::from(source.0)] = tag;
     }
 
     pub(super) fn flush_all(&mut self) {
@@ -114,15 +89,14 @@ impl ContextCache {
     }
 
     fn flush(&mut self, matches: impl Fn(SourceId, &Context) -> bool) {
-        let slots = &mut self.slots;
-        self.used.retain(|index| {
+        let Self { tags, slots, used } = self;
+        used.retain(|index| {
             let slot = &mut slots[usize::from(*index)];
-            // The owner of a slot in use is a 16-bit id.
-            let goes = matches(SourceId(slot.owner as u16), &slot.context);
-            if goes {
-                *slot = EMPTY;
+            let goes = slot.take_if(|cached| matches(cached.owner, &cached.context));
+            if let Some(cached) = &goes {
+                tags[usize::from(cached.owner.0)] = DomainTag::NONE;
             }
-            !goes
+            goes.is_none()
         });
     }
 }

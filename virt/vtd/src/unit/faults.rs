@@ -11,18 +11,9 @@
 
 use guest_mem::{Iova, PAGE_SIZE, Perm, SourceId};
 
+pub(crate) use crate::saved_state::SavedEvent as Event;
 use crate::spec::fault::{FaultReason, FaultRecording};
 use crate::spec::registers::{EventControl, FaultStatus};
-
-/// FECTL or IECTL with its message registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Event {
-    pub(crate) im: bool,
-    pub(crate) ip: bool,
-    pub(crate) data: u32,
-    pub(crate) address: u32,
-    pub(crate) upper_address: u32,
-}
 
 impl Event {
     /// Reset: masked (§11.4.10), or the unprogrammed message would be vector 0 to CPU 0.

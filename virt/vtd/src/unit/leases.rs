@@ -126,6 +126,7 @@ const WALK: u64 = 25;
 
 impl Unit {
     /// Performs an invalidation up to, not including, draining, or as much of it as `budget` allows.
+    #[inline]
     pub(super) fn invalidate<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -134,7 +135,8 @@ impl Unit {
         budget: &mut Budget,
         sink: &mut impl Sink,
     ) -> Result<(), Halt> {
-        if self.checking.is_none_or(|checking| checking != (by, scope)) {
+        let goes_on = self.checking.is_some() && self.checking == Some((by, scope));
+        if !goes_on {
             self.checking = None;
             self.flush(scope, budget);
             let holds = sink.invalidated(&scope.invalidation());
@@ -145,9 +147,7 @@ impl Unit {
             self.leases.begin_recheck(scope.range());
             self.checking = Some((by, scope));
         }
-        self.recheck(mem, scope, budget)?;
-        self.checking = None;
-        Ok(())
+        self.recheck(mem, scope, budget)
     }
 
     /// Drops what is cached.
@@ -155,24 +155,31 @@ impl Unit {
     fn flush(&mut self, scope: Scope, budget: &mut Budget) {
         self.generation += 1;
         match scope {
-            // Without its context a domain has no epoch, and its entries match nothing any more.
-            Scope::ContextGlobal | Scope::IotlbGlobal => self.contexts.flush_all(),
-            Scope::ContextDomain(did) | Scope::IotlbDomain(did) => self.contexts.flush_domain(did),
-            Scope::ContextDevice(sid, ignored) => self
-                .contexts
-                .flush_sources(|source| Scope::has_source(ignored, sid, source)),
-            Scope::IotlbPages { did, pages, .. } if pages > MAX_PROBES => {
-                self.contexts.flush_domain(did);
-            }
-            Scope::IotlbPages { did, iova, pages } => {
-                if let Some(tag) = self.contexts.tag_of(did) {
+            Scope::IotlbPages { did, iova, pages } if pages <= MAX_PROBES => {
+                if let Some((tag, _)) = self.contexts.domain(did) {
                     budget.charge(pages * PROBE);
                     self.iotlb.flush_pages(tag, iova, pages);
                 }
             }
+            _ => self.flush_contexts(scope),
         }
     }
 
+    /// Without its context a domain has no epoch, and its entries match nothing any more.
+    #[inline(never)]
+    fn flush_contexts(&mut self, scope: Scope) {
+        match scope {
+            Scope::ContextGlobal | Scope::IotlbGlobal => self.contexts.flush_all(),
+            Scope::ContextDomain(did) | Scope::IotlbDomain(did) | Scope::IotlbPages { did, .. } => {
+                self.contexts.flush_domain(did)
+            }
+            Scope::ContextDevice(sid, ignored) => self
+                .contexts
+                .flush_sources(|source| Scope::has_source(ignored, sid, source)),
+        }
+    }
+
+    /// Looks at the leases that the invalidation under way concerns.
     #[inline(never)]
     fn recheck<M: PhysMem>(
         &mut self,
@@ -201,7 +208,10 @@ impl Unit {
             }
         };
         match leases.recheck(budget, |source| scope.covers(contexts, source), holds) {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                self.checking = None;
+                Ok(())
+            }
             Ok(false) => Err(Halt::Budget),
             Err(Stop::Pending(ticket)) => Err(Halt::Ticket(ticket)),
             Err(Stop::Fault(_)) => unreachable!("the table takes a fault of the walk as a change"),

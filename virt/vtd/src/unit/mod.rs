@@ -33,15 +33,16 @@ mod stats;
 pub(crate) mod walk;
 
 use guest_mem::{
-    Access, Budget, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Perm,
+    Access, Budget, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Pages, Perm,
     PhysMem, Run, SourceId, Stop, Ticket, left_in_span,
 };
 
+use crate::config::Config;
 use crate::spec::invalidate::WaitDescriptor;
 use commands::{Commands, DrainTimer};
 use context::ContextCache;
 use faults::{Event as EventRegisters, Faults, Recorded};
-use iotlb::Iotlb;
+use iotlb::{DomainTag, Iotlb};
 use leases::{AskedBy, Scope};
 use registers::Registers;
 pub use registers::{FRCD, IOTLB, IVA, MAX_ADDRESS_MASK, MAX_FAULT_RECORDS};
@@ -51,81 +52,6 @@ use walk::{
     Context, ContextKind, Mapping, WalkFault, WalkStop, Walker, permission_bit,
     touches_interrupt_range,
 };
-
-/// Widest guest address that contexts may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AddressWidth {
-    /// 39 bits, three levels of tables.
-    Bits39,
-    /// 48 bits, four levels; contexts of 39 bits work as well.
-    Bits48,
-}
-
-impl AddressWidth {
-    /// Width in bits.
-    pub const fn bits(self) -> u8 {
-        match self {
-            Self::Bits39 => 39,
-            Self::Bits48 => 48,
-        }
-    }
-
-    const fn levels(self) -> u32 {
-        match self {
-            Self::Bits39 => 3,
-            Self::Bits48 => 4,
-        }
-    }
-
-    /// CAP.SAGAW: all widths up to this one.
-    const fn sagaw(self) -> u8 {
-        match self {
-            Self::Bits39 => 0b0_0010,
-            Self::Bits48 => 0b0_0110,
-        }
-    }
-
-    /// From AW of a context entry.
-    const fn from_aw(aw: u8) -> Option<Self> {
-        match aw {
-            1 => Some(Self::Bits39),
-            2 => Some(Self::Bits48),
-            _ => None,
-        }
-    }
-}
-
-/// What a unit is made with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Widest guest address.
-    pub width: AddressWidth,
-    /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only: it
-    /// makes stock Linux strict everywhere.
-    pub caching_mode: bool,
-    /// Fault recording registers, 8 to 222. One always stays empty.
-    pub fault_records: usize,
-    /// Most asynchronous pieces in flight, 0 to [`guest_mem::MAX_LEASES`].
-    pub max_leases: usize,
-    /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`], in ns.
-    pub drain_limit_ns: u64,
-    /// How long an invalidation may be held by whoever follows the mappings, in ns.
-    pub hold_limit_ns: u64,
-}
-
-impl Default for Config {
-    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s and 1 s.
-    fn default() -> Self {
-        Self {
-            width: AddressWidth::Bits48,
-            caching_mode: false,
-            fault_records: 16,
-            max_leases: 4096,
-            drain_limit_ns: 1_000_000_000,
-            hold_limit_ns: 1_000_000_000,
-        }
-    }
-}
 
 /// Length of a register access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -557,8 +483,8 @@ impl Unit {
             self.stats.untranslated += 1;
             return walker.translate(mem, &context, iova, perm);
         }
-        let tag = self.contexts.slot(source).tag;
-        if iova.raw() & context.beyond == 0 {
+        let tag = self.contexts.tag(source);
+        if tag != DomainTag::NONE {
             // The small table again, in case only the context was not cached. A permission that an
             // entry lacks may have been granted since: ask the tables.
             let small = self.iotlb.lookup_small(tag, iova);
@@ -570,7 +496,7 @@ impl Unit {
         }
         self.stats.iotlb_misses += 1;
         let mapping = walker.translate(mem, &context, iova, perm)?;
-        if is_cacheable(&mapping, iova) {
+        if tag != DomainTag::NONE && is_cacheable(&mapping, iova) {
             self.iotlb.insert(tag, iova, &mapping);
         }
         Ok(mapping)
@@ -602,13 +528,46 @@ impl Unit {
         Run { gpa, len }
     }
 
+    /// The mappings that follow the one of `iova`, which was found to go to `gpa`: the pages of the IOTLB first.
+    #[inline(never)]
+    fn follow<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        (source, perm): (SourceId, Perm),
+        iova: Iova,
+        gpa: Gpa,
+        len: u64,
+    ) -> Run {
+        let (tag, need) = (self.contexts.tag(source), permission_bit(perm));
+        let run = iova.left_in_page();
+        // Nothing here wraps: a span is aligned, and inside what the context may address.
+        let len = len.min(left_in_span(iova));
+        let (at, next) = (iova.raw() + run, gpa.raw() + run);
+        let pages = (len - run).div_ceil(PAGE_SIZE);
+        let (hits, is_over) = self
+            .iotlb
+            .follow(tag, Iova::new(at), Gpa::new(next), pages, need);
+        self.stats.iotlb_hits += hits;
+        let run = run + hits * PAGE_SIZE;
+        if is_over {
+            let len = run.min(len);
+            return Run { gpa, len };
+        }
+        self.extend(mem, (source, perm), iova, gpa, (run, len))
+    }
+
     fn cache_context(&mut self, source: SourceId, context: Context) {
         if self.iotlb.is_exhausted() {
             self.contexts.flush_all();
             self.iotlb.clear();
         }
-        let known = self.contexts.tag_of(context.did);
-        let tag = known.unwrap_or_else(|| self.iotlb.begin_epoch());
+        let tag = match (context.kind, self.contexts.domain(context.did)) {
+            (ContextKind::PassThrough, _) => DomainTag::NONE,
+            (_, None) => self.iotlb.begin_epoch(),
+            (_, Some((tag, beyond))) if beyond == context.beyond => tag,
+            // Two widths in one domain are a mistake of the guest's. What one may address the other may not: nothing is kept.
+            (_, Some(_)) => DomainTag::NONE,
+        };
         self.contexts.insert(source, context, tag);
     }
 
@@ -643,14 +602,11 @@ impl Iommu for Unit {
         iova: Iova,
         perm: Perm,
     ) -> Access<Run> {
-        let slot = self.contexts.slot(source);
-        if ContextCache::is_translated(slot, source) && iova.raw() & slot.beyond == 0 {
-            let need = permission_bit(perm);
-            if let Some(gpa) = self.iotlb.lookup(slot.tag, iova, need) {
-                self.stats.iotlb_hits += 1;
-                let len = PAGE_SIZE - iova.offset_in(PAGE_SIZE);
-                return Ok(Run { gpa, len });
-            }
+        let tag = self.contexts.tag(source);
+        if let Some(gpa) = self.iotlb.lookup(tag, iova, permission_bit(perm)) {
+            self.stats.iotlb_hits += 1;
+            let len = iova.left_in_page();
+            return Ok(Run { gpa, len });
         }
         self.translate_slow(mem, source, iova, perm)
     }
@@ -664,33 +620,17 @@ impl Iommu for Unit {
         len: u64,
         perm: Perm,
     ) -> Access<Run> {
-        let slot = self.contexts.slot(source);
-        if ContextCache::is_translated(slot, source) && iova.raw() & slot.beyond == 0 {
-            let need = permission_bit(perm);
-            if let Some(gpa) = self.iotlb.lookup(slot.tag, iova, need) {
-                self.stats.iotlb_hits += 1;
-                let run = PAGE_SIZE - iova.offset_in(PAGE_SIZE);
-                if run >= len {
-                    return Ok(Run { gpa, len });
-                }
-                if self.iotlb.parts_behind(slot.tag, iova, gpa) {
-                    return Ok(Run { gpa, len: run });
-                }
-                // Nothing here wraps: a span is aligned, and inside what the context may address.
-                let len = len.min(left_in_span(iova));
-                let (at, next) = (iova.raw() + run, gpa.raw() + run);
-                let pages = (len - run).div_ceil(PAGE_SIZE);
-                let (hits, is_over) =
-                    self.iotlb
-                        .follow(slot.tag, Iova::new(at), Gpa::new(next), pages, need);
-                self.stats.iotlb_hits += hits;
-                let run = run + hits * PAGE_SIZE;
-                if is_over {
-                    let len = run.min(len);
-                    return Ok(Run { gpa, len });
-                }
-                return Ok(self.extend(mem, (source, perm), iova, gpa, (run, len)));
+        let (tag, need) = (self.contexts.tag(source), permission_bit(perm));
+        if let Some(gpa) = self.iotlb.lookup(tag, iova, need) {
+            self.stats.iotlb_hits += 1;
+            let run = iova.left_in_page();
+            if len <= run {
+                return Ok(Run { gpa, len });
             }
+            if self.iotlb.parts_behind(tag, iova, gpa) {
+                return Ok(Run { gpa, len: run });
+            }
+            return Ok(self.follow(mem, (source, perm), iova, gpa, len));
         }
         let run = self.translate_slow(mem, source, iova, perm)?;
         Ok(self.extend(mem, (source, perm), iova, run.gpa, (run.len, len)))
@@ -721,5 +661,10 @@ impl Iommu for Unit {
 
     fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
         self.leases.has_room(source, leases)
+    }
+
+    /// Tables, queue and status words are reached through memory at every access: only leases keep a host address.
+    fn in_use(&self, pages: &Pages) -> u32 {
+        self.leases.in_use(pages)
     }
 }

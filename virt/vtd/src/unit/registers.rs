@@ -7,7 +7,8 @@
 //! Writes never touch memory: what needs it is noted here and done by [`Unit::step`].
 
 use super::faults::Event;
-use super::{AccessLen, Config, Unit};
+use super::{AccessLen, Unit};
+use crate::config::Config;
 use crate::spec::fault::FRCD_LEN;
 use crate::spec::registers::{
     self as spec, CAP, CCMD, Capability, CompletionStatus, ContextCommand, ECAP,

@@ -2,10 +2,11 @@
 
 use guest_mem::Gpa;
 
-use super::faults::{Event, Faults};
+use super::Unit;
+use super::faults::Faults;
 use super::registers::Registers;
-use super::{Config, Unit};
-use crate::saved_state::{RestoreError, SavedEvent, SavedUnit, VERSION, check};
+use crate::config::Config;
+use crate::saved_state::{RestoreError, SavedUnit, VERSION, check};
 use crate::spec::fault::FaultRecording;
 use crate::spec::registers::{ContextCommand, GlobalStatus, IotlbInvalidate};
 
@@ -79,8 +80,8 @@ impl Unit {
             // At most 222.
             next_record: *next as u16,
             records: records.iter().map(halves).collect(),
-            fault_event: save_event(event),
-            completion_event: save_event(completion),
+            fault_event: *event,
+            completion_event: *completion,
         }
     }
 
@@ -120,48 +121,14 @@ impl Unit {
             next: usize::from(saved.next_record),
             pfo: saved.pfo,
             iqe: saved.iqe,
-            event: restore_event(&saved.fault_event),
+            event: saved.fault_event,
         };
-        unit.completion = restore_event(&saved.completion_event);
+        unit.completion = saved.completion_event;
         unit.root = Gpa::new(saved.root);
         if saved.te != gsts.tes() {
             unit.switch_translation(saved.te);
         }
         unit.te = saved.te;
         Ok(unit)
-    }
-}
-
-fn save_event(event: &Event) -> SavedEvent {
-    let Event {
-        im,
-        ip,
-        data,
-        address,
-        upper_address,
-    } = *event;
-    SavedEvent {
-        im,
-        ip,
-        data,
-        address,
-        upper_address,
-    }
-}
-
-fn restore_event(saved: &SavedEvent) -> Event {
-    let SavedEvent {
-        im,
-        ip,
-        data,
-        address,
-        upper_address,
-    } = *saved;
-    Event {
-        im,
-        ip,
-        data,
-        address,
-        upper_address,
     }
 }

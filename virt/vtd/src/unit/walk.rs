@@ -11,7 +11,7 @@
 
 use guest_mem::{Access, Gpa, Iova, PAGE_SIZE, Perm, PhysMem, SourceId, Stop, Ticket};
 
-use super::AddressWidth;
+use crate::config::AddressWidth;
 use crate::spec::fault::FaultReason;
 use crate::spec::tables::{ContextEntry, ENTRY_LEN, PTE_LEN, RootEntry, SlPte, TranslationType};
 

@@ -7,9 +7,9 @@
     reason = "each test program uses its part"
 )]
 
-use guest_mem::test_utils::ArrayMem;
+use fake_mem::ArrayMem;
 use guest_mem::{
-    ArrayPage, Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegPage, Run, SourceId, Stop,
+    Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegPage, RegisterPage, Run, SourceId, Stop,
 };
 use vtd::front::{LogEntry, Logged, Shared};
 use vtd::spec::registers as reg;
@@ -165,7 +165,7 @@ enum Front {
 pub struct Machine<M: PhysMem> {
     pub unit: Unit,
     pub mem: M,
-    pub page: ArrayPage,
+    pub page: RegisterPage,
     pub out: Outbox,
     pub now: u64,
     pub tail: u64,
@@ -178,7 +178,7 @@ pub struct Machine<M: PhysMem> {
 impl<M: PhysMem> Machine<M> {
     pub fn new(mode: Mode, config: Config, mem: M) -> Self {
         let mut unit = Unit::new(config);
-        let page = ArrayPage::new();
+        let page = RegisterPage::in_heap();
         let front = match mode {
             Mode::Trap => Front::Trap,
             Mode::Logged => Front::Logged(Logged::enter(&unit, &page), Vec::new()),
@@ -395,7 +395,12 @@ impl HasRam for ArrayMem {
         self
     }
 }
-impl HasRam for guest_mem::test_utils::PendingMem<ArrayMem> {
+impl HasRam for fake_mem::PagedMem {
+    fn ram(&self) -> &ArrayMem {
+        self.array()
+    }
+}
+impl HasRam for fake_mem::PendingMem<ArrayMem> {
     fn ram(&self) -> &ArrayMem {
         self.inner()
     }

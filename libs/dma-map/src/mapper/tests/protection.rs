@@ -3,10 +3,10 @@
 use alloc::vec::Vec;
 
 use address::Iova;
-use iova::{Access, IdentityAllocator};
+use iova::Access;
 
 use super::*;
-use crate::invalidate::DeviceFault;
+use crate::testing::DeviceFault;
 
 #[test]
 fn strict_policies_leave_nothing_behind() {
@@ -213,53 +213,5 @@ fn no_iova_lies_above_the_mask() {
     assert!(held.iter().all(|mapping| mapping.iova() <= last));
     for mapping in held.drain(..) {
         core.unmap(mapping).unwrap();
-    }
-}
-
-fn identity(policy: Policy) -> World<IdentityAllocator> {
-    let aperture = Aperture::of_bits(39).unwrap();
-    let space = IdentityAllocator::new(aperture, 2, 36).unwrap();
-    World::of(space, policy, DeviceLimits::default())
-}
-
-/// Where the identity allocator puts page 5 for reading.
-const IDENTITY: u64 = (1 << 36) + (5 << 12);
-
-#[test]
-fn an_identity_mapping_ends_with_its_last_user() {
-    for policy in policies().filter(|policy| policy.reuse == Reuse::Never) {
-        let world = identity(policy);
-        let (mut one, mut two) = (world.core(0), world.core(1));
-        let first = one.map(&[page(5)], Direction::ToDevice).unwrap();
-        let second = two.map(&[page(5)], Direction::ToDevice).unwrap();
-        let iova = first.iova();
-        assert_eq!((iova.raw(), second.iova()), (IDENTITY, iova));
-        two.unmap(first).unwrap();
-        assert!(world.device.access(iova, Access::Read).is_ok());
-        one.unmap(second).unwrap();
-        world.mapper.flush().unwrap();
-        assert!(
-            world.device.access(iova, Access::Read).is_err(),
-            "{policy:?}"
-        );
-        assert!(world.mapper.table().lookup(iova).is_none());
-        assert!(one.unmap_at(iova, 1).is_err());
-    }
-}
-
-#[test]
-fn where_mappings_are_found_again_none_is_an_identity() {
-    for policy in policies().filter(|policy| policy.reuse != Reuse::Never) {
-        let world = identity(policy);
-        let mut core = world.core(0);
-        let mapping = core.map(&[page(5)], Direction::ToDevice).unwrap();
-        let iova = mapping.iova();
-        assert_ne!(iova.raw(), IDENTITY);
-        core.unmap(mapping).unwrap();
-        assert!(core.unmap_at(iova, 1).is_err(), "{policy:?}");
-        core.park().unwrap();
-        world.mapper.flush().unwrap();
-        assert!(world.device.access(iova, Access::Read).is_err());
-        assert_eq!(world.mapper.allocator().stats().live_pages, 0);
     }
 }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use iova::Access;
 
 use super::*;
-use crate::invalidate::DeviceFault;
+use crate::testing::DeviceFault;
 
 /// Maps `count` pages, lets the device walk there, and unmaps them: tables are left with nothing in them.
 fn churn(

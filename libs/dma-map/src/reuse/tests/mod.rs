@@ -3,7 +3,7 @@
 mod against_model;
 mod quiet_owner;
 mod stress;
-mod twins;
+mod world;
 
 use address::PhysAddr;
 use iova::{Access, IovaPfn, IovaRange};
@@ -29,10 +29,8 @@ fn numbers(batch: &Batch) -> Vec<u64> {
 fn accesses_and_sizes_do_not_alias() {
     let mut batch = Batch::with_room(8);
     let of = |pages, access| Key::new(PhysAddr::new(0x5000), pages, access).unwrap();
-    let mut caches: [Box<dyn ReuseCache>; 4] = [
-        Box::new(LruCache::new(8, 100)),
+    let mut caches: [Box<dyn ReuseCache>; 2] = [
         Box::new(OptimisticCache::new(8, 100)),
-        Box::new(RtcCache::new(100)),
         Box::new(SharingCache::new(SharingTable::new(8, 2))),
     ];
     for cache in &mut caches {
@@ -108,9 +106,7 @@ fn a_range_too_long_for_a_word_is_not_kept() {
     let mut batch = Batch::with_room(1);
     let long = IovaRange::new(IovaPfn::new(0), 1 << 20).unwrap();
     for cache in [
-        &mut LruCache::new(4, 10) as &mut dyn ReuseCache,
-        &mut OptimisticCache::new(4, 10),
-        &mut RtcCache::new(10),
+        &mut OptimisticCache::new(4, 10) as &mut dyn ReuseCache,
         &mut SharingCache::new(SharingTable::new(4, 1)),
     ] {
         cache.adopt(page(1), long, 0);
@@ -193,44 +189,4 @@ fn a_sharing_table_forgets_only_what_has_one_user() {
         cache.release(page(0), iova(0), 0, &mut batch),
         Released::TearDown
     );
-}
-
-#[test]
-fn rtc_entries_rest_for_three_to_four_cycles() {
-    let mut batch = Batch::with_room(8);
-    for (released_ns, last_ns) in [(100, 499), (199, 499)] {
-        let mut cache = RtcCache::new(100);
-        assert_eq!(
-            cache.release(page(1), iova(1), released_ns, &mut batch),
-            Released::Kept
-        );
-        for now_ns in released_ns..=last_ns {
-            assert_eq!(cache.expire(now_ns, &mut batch), Progress::Done);
-            assert!(batch.is_empty(), "at {now_ns}");
-        }
-        assert_eq!(cache.expire(last_ns + 1, &mut batch), Progress::Done);
-        assert_eq!(numbers(&batch), [1]);
-        cache.torn_down(&mut batch, last_ns + 1);
-        cache.contract().check(&cache.counts(), 0).unwrap();
-    }
-}
-
-#[test]
-fn rtc_does_not_expire_what_is_in_use() {
-    let mut cache = RtcCache::new(100);
-    let mut batch = Batch::with_room(8);
-    assert_eq!(
-        cache.release(page(1), iova(1), 0, &mut batch),
-        Released::Kept
-    );
-    assert_eq!(cache.acquire(page(1), 50), Some(iova(1)));
-    assert_eq!(cache.acquire(page(1), 60), None, "REUSING counts no users");
-    assert_eq!(cache.expire(10_000, &mut batch), Progress::Done);
-    assert!(batch.is_empty());
-    assert_eq!(
-        cache.release(page(1), iova(1), 10_000, &mut batch),
-        Released::Kept
-    );
-    assert_eq!(cache.expire(10_400, &mut batch), Progress::Done);
-    assert_eq!(numbers(&batch), [1]);
 }

@@ -6,7 +6,6 @@ use iova::{Access, IovaPfn};
 use super::{LeafSizes, parts};
 use crate::table::MapError;
 use crate::table::format::{Format, Leaf, entry_pages};
-use crate::table::locked::Locking;
 use crate::table::memory::TableMemory;
 use crate::table::tree::{Child, Node, Reserve, index};
 
@@ -46,9 +45,9 @@ impl Job {
     }
 
     /// Checks that nothing is mapped; gives the number of tables that are missing.
-    pub(super) fn check<F: Format, M: TableMemory, L: Locking>(
+    pub(super) fn check<F: Format, M: TableMemory>(
         &self,
-        node: Node<'_, F, M, L>,
+        node: Node<'_, F, M>,
         first: u64,
         last: u64,
     ) -> Result<u64, MapError> {
@@ -57,7 +56,7 @@ impl Job {
             let base = first - index(first, 1) as u64;
             return match node.first_used(index(first, 1)..=index(last, 1)) {
                 None => Ok(0),
-                Some((at, _)) => Err(already_mapped(base + at as u64, 1)),
+                Some(at) => Err(already_mapped(base + at as u64, 1)),
             };
         }
         let mut missing = 0;
@@ -72,12 +71,12 @@ impl Job {
     }
 
     /// Stores the leaves. Fails only where others map what they do not own.
-    pub(super) fn store<'t, F: Format, M: TableMemory, L: Locking>(
+    pub(super) fn store<'t, F: Format, M: TableMemory>(
         &self,
-        node: Node<'t, F, M, L>,
+        node: Node<'t, F, M>,
         first: u64,
         last: u64,
-        reserve: &mut Reserve<'t, F, M, L>,
+        reserve: &mut Reserve<'t, F, M>,
     ) -> Result<(), MapError> {
         let level = node.level();
         if level == 1 {
@@ -89,7 +88,10 @@ impl Job {
             let mut child = node.child(at);
             if matches!(child, Child::Empty) {
                 if self.is_leaf(level, from, to) {
-                    let leaf = self.leaf(from, 0);
+                    let leaf = Leaf {
+                        phys: self.phys_of(from),
+                        access: self.access,
+                    };
                     if !node.swap(at, None, Some(leaf)) {
                         return Err(already_mapped(from, level));
                     }
@@ -105,71 +107,6 @@ impl Job {
         }
         Ok(())
     }
-
-    fn leaf(&self, page: u64, count: u32) -> Leaf {
-        Leaf {
-            phys: self.phys_of(page),
-            access: self.access,
-            count,
-        }
-    }
-
-    /// Checks that every page can be counted once more; gives the number of tables that are missing.
-    pub(super) fn check_counted<F: Format, M: TableMemory, L: Locking>(
-        &self,
-        node: Node<'_, F, M, L>,
-        first: u64,
-        last: u64,
-    ) -> Result<u64, MapError> {
-        let level = node.level();
-        let mut missing = 0;
-        for (at, from, to) in parts(level, first, last) {
-            missing += match node.child(at) {
-                Child::Empty => self.tables(level, from, to),
-                Child::Table(child) => self.check_counted(child, from, to)?,
-                Child::Leaf(leaf) => {
-                    self.once_more::<F>(leaf, from, level)?;
-                    0
-                }
-            };
-        }
-        Ok(missing)
-    }
-
-    /// The leaf that counts `page` once more than `leaf` does.
-    fn once_more<F: Format>(&self, leaf: Leaf, page: u64, level: u32) -> Result<Leaf, MapError> {
-        if level > 1 || leaf.count == 0 || leaf != self.leaf(page, leaf.count) {
-            return Err(MapError::Differs {
-                iova: IovaPfn::new(page).start(),
-                phys: leaf.phys,
-                access: leaf.access,
-                count: leaf.count,
-                undone: 0,
-            });
-        }
-        if leaf.count == F::MAX_COUNT {
-            return Err(overflow::<F>(page));
-        }
-        Ok(self.leaf(page, leaf.count + 1))
-    }
-
-    /// Counts `page` once more. Turns again only after another core changed the same entry.
-    pub(super) fn count<F: Format, M: TableMemory, L: Locking>(
-        &self,
-        node: Node<'_, F, M, L>,
-        page: u64,
-    ) -> Result<(), MapError> {
-        let at = index(page, 1);
-        loop {
-            let (from, to) = match node.child(at) {
-                Child::Leaf(leaf) => (Some(leaf), self.once_more::<F>(leaf, page, 1)?),
-                _ => (None, self.leaf(page, 1)),
-            };
-            if node.swap(at, from, Some(to)) {
-                return Ok(());
-            }
-        }
-    }
 }
 
 #[cold]
@@ -177,14 +114,5 @@ fn already_mapped(page: u64, level: u32) -> MapError {
     MapError::AlreadyMapped {
         iova: IovaPfn::new(page).start(),
         leaf_pages: entry_pages(level),
-    }
-}
-
-#[cold]
-pub(super) fn overflow<F: Format>(page: u64) -> MapError {
-    MapError::CountOverflow {
-        iova: IovaPfn::new(page).start(),
-        max: F::MAX_COUNT,
-        undone: 0,
     }
 }

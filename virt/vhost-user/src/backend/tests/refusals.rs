@@ -105,8 +105,6 @@ fn requests_of_features_not_negotiated_are_refused() {
         Request::ResetDevice,
         Request::SetBackendReqFd(fd()),
         Request::SetInflightFd(inflight(1, 1, 8), fd()),
-        Request::SetStatus(1),
-        Request::NetSetMtu(1500),
     ] {
         assert_refused!(peer, request, RequestError::NotNegotiated { .. });
     }

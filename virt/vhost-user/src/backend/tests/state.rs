@@ -37,34 +37,10 @@ fn enabling_twice_is_one_event() {
 }
 
 #[test]
-fn migration_turns_logging_on_under_a_running_ring() {
-    let mut peer = running();
-    let features = DEVICE_BITS | feature::PROTOCOL_FEATURES | feature::LOG_ALL;
-    assert!(matches!(
-        peer.ok(Request::SetFeatures(features)),
-        Some(Event::Features(_))
-    ));
-    let logged = VringAddr {
-        log: Some(0x5000),
-        ..addr(0)
-    };
-    let event = peer.ok(Request::SetVringAddr(logged));
-    assert!(matches!(
-        event,
-        Some(Event::RingLogReplaced(0, Some(0x5000)))
-    ));
-    assert!(peer.ok(Request::SetVringAddr(logged)).is_none());
-}
-
-#[test]
 fn reset_forgets_rings_and_features_and_keeps_memory_and_call() {
     let mut peer = running();
     peer.ok(Request::SetVringCall(kick(0)));
-    peer.session.set_needs_reset();
-    peer.ok(Request::SetStatus(0x0f));
-    assert_eq!(peer.value(Request::GetStatus), 0x4f);
     assert!(matches!(peer.ok(Request::ResetDevice), Some(Event::Reset)));
-    assert_eq!(peer.value(Request::GetStatus), 0);
     assert_eq!(peer.session.features(), 0);
     assert_eq!(peer.session.protocol_features(), SUPPORTED);
     assert_refused!(

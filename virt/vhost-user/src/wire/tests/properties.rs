@@ -64,16 +64,12 @@ fn any_request() -> impl Strategy<Value = Request> {
         index,
         fd: has.then(fd),
     });
-    let addr =
-        any::<(u32, [u64; 3], Option<u64>)>().prop_map(|(index, [desc, avail, used], log)| {
-            VringAddr {
-                index,
-                desc,
-                avail,
-                used,
-                log,
-            }
-        });
+    let addr = any::<(u32, [u64; 3])>().prop_map(|(index, [desc, avail, used])| VringAddr {
+        index,
+        desc,
+        avail,
+        used,
+    });
     let inflight =
         any::<(u64, u64, u16, u16)>().prop_map(|(mmap_size, mmap_offset, queues, queue_size)| {
             Inflight {
@@ -90,8 +86,6 @@ fn any_request() -> impl Strategy<Value = Request> {
         any::<u64>().prop_map(Request::SetFeatures),
         any::<u64>().prop_map(|bits| Request::SetProtocolFeatures(ProtocolFeatures(bits))),
         table.prop_map(Request::SetMemTable),
-        any::<[u64; 2]>()
-            .prop_map(|[size, offset]| Request::SetLogBase(LogArea { size, offset }, fd())),
         state.prop_map(Request::SetVringNum),
         state2.prop_map(Request::SetVringBase),
         addr.prop_map(Request::SetVringAddr),
@@ -99,7 +93,6 @@ fn any_request() -> impl Strategy<Value = Request> {
         vring2.prop_map(Request::SetVringCall),
         vring3.prop_map(Request::SetVringErr),
         any::<(u32, bool)>().prop_map(|(index, enable)| Request::SetVringEnable { index, enable }),
-        any::<[u8; 6]>().prop_map(|mac| Request::SendRarp { mac }),
         any_config().prop_map(|(access, contents)| Request::SetConfig(access, contents)),
         inflight.prop_map(Request::GetInflightFd),
         inflight2.prop_map(|inflight| Request::SetInflightFd(inflight, fd())),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use guest_mem::test_utils::{ArrayMem, FlatDma};
+use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Iova, NoIommu, Perm, SourceId, View};
 use proptest::prelude::*;
 

@@ -93,7 +93,7 @@ fn quiesce_waits_for_what_is_in_flight_and_takes_nothing_new() {
 }
 
 /// Stops the device until `want` requests are in flight.
-fn drain(guest: &mut Guest, dma: &mut guest_mem::test_utils::FlatDma, want: u32) {
+fn drain(guest: &mut Guest, dma: &mut fake_mem::FlatDma, want: u32) {
     let deadline = std::time::Instant::now() + Duration::from_secs(2);
     loop {
         let _ = guest.blk.poll(dma, &mut guest.irq, 0);

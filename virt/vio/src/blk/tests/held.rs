@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use guest_mem::test_utils::FlatDma;
+use fake_mem::FlatDma;
 use guest_mem::{Gpa, Iova};
 use held_fs::{Gate, HeldFs, Kind};
 

@@ -4,14 +4,17 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::OnceLock;
 
-use guest_mem::test_utils::{ArrayMem, FlatDma};
+use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Dma, Gpa, PhysMem};
 
-use crate::blk::{
-    Blk, BlkConfig, MemDisk, SlowControl, SlowDisk, Transfer, UringFile, UringOptions,
-};
+use crate::blk::{Blk, BlkConfig, MemDisk, Transfer, UringFile, UringOptions};
 use crate::fake_driver::{CountIrq, FakeDriver};
 use crate::{Activity, QueueDevice, Service, Visit};
+
+#[path = "../../../../../tests/vio-faults/src/slow.rs"]
+mod slow;
+
+pub use slow::{SlowControl, SlowDisk};
 
 /// Where the rings lie.
 pub const RINGS: u64 = 0x1_0000;

@@ -1,6 +1,5 @@
 //! What has ended, in the kernel or before it came there: which completions a slot's operation needs, and what they mean.
 
-use super::ring::Ring;
 use super::sync::Begin;
 use super::{CANCEL, Completion, Op, Outcome, State, UringFile};
 
@@ -52,22 +51,26 @@ impl UringFile {
 
     /// Takes what the kernel has completed.
     pub(super) fn collect(&mut self, done: &mut Vec<Completion>) {
-        // One at a time: handling it may write a submission entry.
-        while let Some(entry) = self.ring.as_mut().and_then(Ring::next) {
-            if entry.user_data() & CANCEL != 0 {
+        let mut answers = std::mem::take(&mut self.answers);
+        if let Some(ring) = &self.ring {
+            ring.collect(&mut answers);
+        }
+        for (user_data, result) in answers.drain(..) {
+            if user_data & CANCEL != 0 {
                 // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel is in it. ENOENT: no thread
                 // is, which is so of one that has ended, and of one that the device is at (direct, or a read into
                 // the page cache).
-                if entry.result() < 0 {
-                    self.refused.push(entry.user_data() & !CANCEL);
+                if result < 0 {
+                    self.refused.push(user_data & !CANCEL);
                 }
                 continue;
             }
-            let number = entry.user_data() as u32;
-            if let Some(outcome) = self.ended(number, entry.result()) {
+            let number = u32::from(user_data as u16);
+            if let Some(outcome) = self.ended(number, result) {
                 done.push(self.complete(number, outcome));
             }
         }
+        self.answers = answers;
     }
 
     /// What a finished entry means; `None`: the operation goes on.

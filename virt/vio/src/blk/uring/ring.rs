@@ -1,98 +1,138 @@
-//! The kernel's ring itself.
+//! The ring of a thread, lent to the disks that it polls.
+//!
+//! A ring made for one issuer with its completions deferred belongs to the thread that enters it, so it lives in a variable of
+//! that thread and goes with it. A disk holds a [`Seat`], which names a place in it; on any other thread a seat reaches nothing.
+//!
+//! **What disks share, and what not.** One system call submits what all have queued, and takes in what has ended for all. Each
+//! completion names its disk's place and waits there until that disk is polled; a place is given to another disk only when
+//! the kernel has answered every entry written for it, so nobody gets another's completions. Entries are not shared out: a
+//! disk takes its whole depth off a ring's [`ROOM`], and one that finds less left is lent the thread's next ring, so none ever
+//! waits for another's. The kernel's threads that wait for storage are the polling thread's, with one ring or with many; each
+//! disk adds as many as its depth.
+//!
+//! **Waking.** Completions are counted in one eventfd while any disk is armed; each disk has a descriptor of it for its
+//! own, and all become readable at once. It is emptied when the last disk is disarmed: until then it may stand for the
+//! completion of an armed disk that has not been polled since.
+//!
+//! **Files are named by their descriptors,** and not registered: before Linux 6.13 one that is taken out of a ring's table stays
+//! open until all operations begun before that have ended, whosever they are. A disk that does not answer would keep another's image
+//! open, and locked.
 
+use std::cell::RefCell;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::thread::{self, ThreadId};
 
-use io_uring::{IoUring, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// A ring of one disk, bound to the thread that first enters it.
-pub(super) struct Ring {
-    pub(super) io: IoUring,
-    /// Made disabled: entering it enables it and binds it to its thread.
-    enabled: bool,
-    /// Operations in flight at most.
-    depth: u32,
-    /// Number 0 among its registered files, so that operations need not look the file up; else its descriptor.
-    file: Target,
+use super::CANCEL;
+
+/// Depths of one ring's disks together.
+const ROOM: u32 = 2048;
+/// Entries that wait for the next entering.
+const SUBMISSIONS: u32 = 256;
+/// An answer to each operation in flight, and one to its cancellation.
+const COMPLETIONS: u32 = 2 * ROOM;
+
+/// The place in `user_data`; the disk's slot, below 1024, stands in the 16 bits below.
+const PLACE_SHIFT: u32 = 16;
+const PLACE: u64 = 0xffff << PLACE_SHIFT;
+const _: () = assert!(ROOM <= 1 << 16);
+
+struct Rings {
+    thread: ThreadId,
+    rings: Vec<Ring>,
 }
 
-/// How entries name the file.
-#[derive(Clone, Copy)]
-enum Target {
-    Registered,
-    Descriptor(types::Fd),
+thread_local! {
+    static RINGS: RefCell<Rings> = RefCell::new(Rings {
+        thread: thread::current().id(),
+        rings: Vec::new(),
+    });
+}
+
+struct Ring {
+    io: IoUring,
+    wake: File,
+    /// Disks that are armed: completions are counted in `wake` while there is one.
+    armed: u32,
+    /// Entries written and not yet submitted.
+    queued: bool,
+    room: u32,
+    places: Vec<Place>,
+}
+
+/// One disk's part of a ring.
+#[derive(Default)]
+struct Place {
+    /// 0: nobody's.
+    depth: u32,
+    /// The disk has gone.
+    is_left: bool,
+    /// Entries written that the kernel has not answered.
+    open: u32,
+    /// `user_data`, without the place, and result of those that it has.
+    answered: Vec<(u64, i32)>,
 }
 
 impl Ring {
-    /// The best ring this kernel makes for `depth` operations on `file`, which counts completions in `wake`, silent at first.
-    pub(super) fn new(depth: u32, file: &File, wake: &File) -> io::Result<Self> {
-        // Every slot and a cancellation of each, twice: the queue is never full of what the kernel has not seen.
-        let entries = (4 * depth).next_power_of_two();
+    /// The best this kernel makes, silent at first.
+    fn new() -> io::Result<Self> {
         let best = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
-            .setup_r_disabled()
-            .build(entries);
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS);
         let io = match best {
             Ok(io) => io,
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries)?,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
+                .setup_cqsize(COMPLETIONS)
+                .build(SUBMISSIONS)?,
             Err(error) => return Err(error),
         };
+        let wake = make_eventfd()?;
         io.submitter().register_eventfd(wake.as_raw_fd())?;
-        let fd = file.as_raw_fd();
-        let file = match io.submitter().register_files(&[fd]) {
-            Ok(()) => Target::Registered,
-            Err(_) => Target::Descriptor(types::Fd(fd)),
-        };
         let mut ring = Self {
             io,
-            enabled: false,
-            depth,
-            file,
+            wake,
+            armed: 0,
+            queued: false,
+            room: ROOM,
+            places: Vec::new(),
         };
         ring.set_notify(false);
         Ok(ring)
     }
 
-    /// Whether this kernel lets us have rings at all.
-    pub(super) fn probe() -> io::Result<()> {
-        IoUring::new(1).map(drop)
+    /// A place for a disk of this depth, for which there is room.
+    fn take_place(&mut self, depth: u32) -> usize {
+        self.room -= depth;
+        self.add_workers(depth);
+        let free = self.places.iter().position(|place| place.depth == 0);
+        let at = free.unwrap_or_else(|| {
+            self.places.push(Place::default());
+            self.places.len() - 1
+        });
+        self.places[at].depth = depth;
+        at
     }
 
-    /// What an entry on the file is built with.
-    pub(super) fn fd(&self) -> types::Fd {
-        match self.file {
-            Target::Registered => types::Fd(0),
-            Target::Descriptor(fd) => fd,
+    /// Gives a place back that has been left, unless the kernel has still to answer.
+    fn free_place(&mut self, at: usize) {
+        let place = &mut self.places[at];
+        if place.is_left && place.open == 0 {
+            self.room += place.depth;
+            *place = Place::default();
         }
     }
 
-    /// An entry built with [`fd`](Self::fd), ready to be pushed.
-    pub(super) fn on_file(&self, entry: squeue::Entry) -> squeue::Entry {
-        match self.file {
-            Target::Registered => entry.flags(squeue::Flags::FIXED_FILE),
-            Target::Descriptor(_) => entry,
-        }
-    }
-
-    /// Enters the kernel; false for what a later try may mend.
-    pub(super) fn enter(&mut self) -> bool {
-        if !self.enabled {
-            // Fails only if the ring was not made disabled (the fallback for old kernels).
-            let _ = self.io.submitter().register_enable_rings();
-            self.enabled = true;
-            self.add_workers();
-        }
-        self.io.submit().is_ok()
-    }
-
-    /// Adds room for all of this ring's operations to the threads with which the kernel waits for storage on this thread's
-    /// behalf. They belong to the thread, not to the ring, and there are four for each CPU at first: a handful of
-    /// requests that one slow disk does not answer would keep the flushes of all others from being begun. Threads are
-    /// made only while operations wait in others, so there are never more than operations in flight.
-    fn add_workers(&self) {
+    /// Adds room for all of a disk's operations to the threads with which the kernel waits for storage on this thread's
+    /// behalf. There are four for each CPU at first: a handful of requests that one slow disk does not answer would keep the
+    /// flushes of all others from being begun. Threads are made only while operations wait in others, so there are never more
+    /// than operations in flight.
+    fn add_workers(&self, depth: u32) {
         let submitter = self.io.submitter();
         // Makes the kernel's record of this thread, of which the limit is a part.
         // SAFETY: submits nothing, waits for nothing.
@@ -100,24 +140,51 @@ impl Ring {
         // Zero leaves a limit as it is, and tells it.
         let mut limits = [0; 2];
         if entered.is_ok() && submitter.register_iowq_max_workers(&mut limits).is_ok() {
-            let bounded = limits[0].saturating_add(self.depth);
+            let bounded = limits[0].saturating_add(depth);
             // As many as the user may have processes; a kernel before 5.15 keeps its own limit.
             let _ = submitter.register_iowq_max_workers(&mut [bounded, 0]);
         }
     }
 
-    /// The next completion.
-    pub(super) fn next(&mut self) -> Option<io_uring::cqueue::Entry> {
-        self.io.completion().next()
+    /// Enters the kernel: it takes what is queued, and runs what it has deferred for us.
+    fn enter(&mut self) {
+        // EAGAIN, EBUSY and EINTR leave the entries where they are, for the next time.
+        let _ = self.io.submit();
+        self.queued = !self.io.submission().is_empty();
     }
 
     /// Whether the kernel has something for us: completions, or work it deferred to our next entry.
-    pub(super) fn has_news(&mut self) -> bool {
+    fn has_news(&mut self) -> bool {
         self.io.submission().taskrun() || !self.io.completion().is_empty()
     }
 
+    fn next(&mut self) -> Option<cqueue::Entry> {
+        self.io.completion().next()
+    }
+
+    /// Takes in what the kernel has answered, for all disks.
+    fn collect(&mut self) {
+        let submission = self.io.submission();
+        let is_deferred = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        if is_deferred {
+            self.enter();
+        }
+        while let Some(entry) = self.next() {
+            let at = ((entry.user_data() & PLACE) >> PLACE_SHIFT) as usize;
+            let place = &mut self.places[at];
+            place.open -= 1;
+            if !place.is_left {
+                let answer = (entry.user_data() & !PLACE, entry.result());
+                place.answered.push(answer);
+                continue;
+            }
+            self.free_place(at);
+        }
+    }
+
     /// Whether completions are counted in the eventfd.
-    pub(super) fn set_notify(&mut self, on: bool) {
+    fn set_notify(&mut self, on: bool) {
         if on {
             self.io.completion().enable_eventfd();
         } else {
@@ -126,7 +193,154 @@ impl Ring {
     }
 }
 
-pub(super) fn make_eventfd() -> io::Result<File> {
+/// A disk's place in the ring of the thread that has made the seat. Left when it is dropped on that thread; otherwise the place
+/// is lost, until the thread ends and the ring with it.
+pub(super) struct Seat {
+    thread: ThreadId,
+    ring: usize,
+    place: usize,
+    wake: File,
+    is_armed: bool,
+}
+
+impl Seat {
+    /// A place for `depth` operations, at most [`ROOM`], of a disk that this thread polls.
+    pub(super) fn take(depth: u32) -> io::Result<Self> {
+        RINGS.with_borrow_mut(|own| {
+            let has_room = |ring: &Ring| ring.room >= depth;
+            if !own.rings.iter().any(has_room) {
+                own.rings.push(Ring::new()?);
+            }
+            let at = own.rings.iter().position(has_room);
+            let at = at.expect("a depth is at most the room of a new ring");
+            let ring = &mut own.rings[at];
+            Ok(Self {
+                thread: own.thread,
+                ring: at,
+                wake: ring.wake.try_clone()?,
+                place: ring.take_place(depth),
+                is_armed: false,
+            })
+        })
+    }
+
+    /// Does `then` with the ring; `None` on another thread.
+    #[inline]
+    fn with<R>(&self, then: impl FnOnce(&mut Ring) -> R) -> Option<R> {
+        let found = RINGS.try_with(|own| {
+            let own = &mut *own.borrow_mut();
+            (own.thread == self.thread).then(|| then(&mut own.rings[self.ring]))
+        });
+        // The thread ends, and its ring has gone.
+        found.unwrap_or(None)
+    }
+
+    /// Writes an entry, answered as `user_data`, whose bits of [`PLACE`] are 0.
+    ///
+    /// # Safety
+    /// What the entry points to stays valid until it is answered.
+    pub(super) unsafe fn push(&self, entry: squeue::Entry, user_data: u64) {
+        debug_assert_eq!(user_data & PLACE, 0);
+        let entry = entry.user_data(user_data | (self.place as u64) << PLACE_SHIFT);
+        self.with(|ring| {
+            ring.places[self.place].open += 1;
+            ring.queued = true;
+            // SAFETY: as the caller promises.
+            while unsafe { ring.io.submission().push(&entry) }.is_err() {
+                // Full of what the kernel has not looked at yet. It refuses for want of memory, or until the completions that wait are
+                // taken in.
+                ring.enter();
+                ring.collect();
+            }
+        });
+    }
+
+    /// Asks to stop the operation that is answered as `user_data`.
+    pub(super) fn cancel(&self, user_data: u64) {
+        let target = user_data | (self.place as u64) << PLACE_SHIFT;
+        let entry = opcode::AsyncCancel::new(target).build();
+        // SAFETY: it points to nothing.
+        unsafe { self.push(entry, user_data | CANCEL) };
+    }
+
+    /// Submits what is queued.
+    pub(super) fn flush(&self) {
+        self.with(|ring| {
+            if ring.queued {
+                ring.enter();
+            }
+        });
+    }
+
+    /// Enters the kernel, queued or not.
+    pub(super) fn enter(&self) {
+        self.with(Ring::enter);
+    }
+
+    /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
+    pub(super) fn collect(&self, answers: &mut Vec<(u64, i32)>) {
+        answers.clear();
+        self.with(|ring| {
+            ring.collect();
+            std::mem::swap(answers, &mut ring.places[self.place].answered);
+        });
+    }
+
+    /// Whether there is anything to submit or to collect, for whatever disk.
+    pub(super) fn has_news(&self) -> bool {
+        let has_news = self.with(|ring| {
+            ring.queued || !ring.places[self.place].answered.is_empty() || ring.has_news()
+        });
+        has_news.unwrap_or(false)
+    }
+
+    /// From now on completions make the descriptor readable.
+    pub(super) fn arm(&mut self) {
+        if !std::mem::replace(&mut self.is_armed, true) {
+            self.with(|ring| {
+                ring.armed += 1;
+                ring.set_notify(true);
+            });
+        }
+    }
+
+    /// Nobody needs the descriptor; a poll follows.
+    pub(super) fn disarm(&mut self) {
+        if std::mem::take(&mut self.is_armed) {
+            self.with(|ring| {
+                ring.armed -= 1;
+                if ring.armed == 0 {
+                    ring.set_notify(false);
+                    // Would-block means that nothing was counted.
+                    let mut count = [0; 8];
+                    let _ = ring.wake.read(&mut count);
+                }
+            });
+        }
+    }
+
+    /// What becomes readable.
+    pub(super) fn wake_fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.disarm();
+        self.with(|ring| {
+            ring.places[self.place].is_left = true;
+            ring.free_place(self.place);
+        });
+    }
+}
+
+/// Whether this kernel lets us have rings at all.
+pub(super) fn probe() -> io::Result<()> {
+    IoUring::new(1).map(drop)
+}
+
+fn make_eventfd() -> io::Result<File> {
     // SAFETY: plain system call; a new descriptor, or an error.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {
@@ -134,4 +348,10 @@ pub(super) fn make_eventfd() -> io::Result<File> {
     }
     // SAFETY: the call just made it, and nobody else has it.
     Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// The room left in each of this thread's rings.
+#[cfg(test)]
+pub(super) fn rooms() -> Vec<u32> {
+    RINGS.with_borrow(|own| own.rings.iter().map(|ring| ring.room).collect())
 }

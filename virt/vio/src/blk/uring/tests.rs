@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
-use guest_mem::test_utils::ArrayMem;
+use fake_mem::ArrayMem;
 use guest_mem::{Gpa, Intent, PhysMem};
 use held_fs::{Gate, HeldFs, Kind};
 
@@ -498,3 +498,5 @@ fn an_operation_that_ended_before_its_cancellation_has_ended_well() {
         }
     }
 }
+
+mod lent;

@@ -218,6 +218,8 @@ impl Next {
         mut fetch: impl FnMut(u32) -> Access<(u64, u64)>,
     ) -> Result<Option<RawDescriptor>, RingStop> {
         chain.begin(0);
+        // How many, once that is known.
+        chain.end(0, 0);
         let mut sum = chain.sum();
         let mut at = self.at;
         let mut rest = self.head;

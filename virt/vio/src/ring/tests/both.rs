@@ -84,6 +84,38 @@ fn arming_is_free_until_something_was_consumed() {
     });
 }
 
+/// A ring of more pages than one: whoever evicts must hear of each that the ring reaches by a pointer, for as long as that
+/// holds.
+#[test]
+fn pages_behind_pointers_that_hold_are_in_use() {
+    both(|features| {
+        let mut world = World::new(512, features);
+        let config = world.driver.config();
+        let pages: Vec<_> = (0..16)
+            .map(|page| Gpa::new(RINGS + page * 0x1000))
+            .collect();
+        let pages = Pages::new(&pages).unwrap();
+        let in_use = |world: &World| world.ring.in_use(world.dma.generation(), &pages);
+        let page_of = |at: Iova| pages.touched(Gpa::new(at.raw()), 1);
+        assert_eq!(in_use(&world), 0, "no pointer yet");
+        assert!(!world.has_available());
+        let word = if world.ring.is_packed() {
+            config.desc
+        } else {
+            config.avail
+        };
+        assert_eq!(in_use(&world) & page_of(word), page_of(word));
+        world.offer(&[4], &[], false);
+        world.drain();
+        let touched = page_of(config.desc) | page_of(config.avail) | page_of(config.used);
+        assert_eq!(in_use(&world) & touched, touched);
+        world.flush();
+        assert_eq!(in_use(&world), 0, "they are asked for again");
+        assert!(!world.has_available());
+        assert_ne!(in_use(&world), 0);
+    });
+}
+
 #[test]
 fn a_successor_does_not_trust_the_flags_it_finds() {
     // NO_NOTIFY left by a predecessor: without a store the driver would never ring.

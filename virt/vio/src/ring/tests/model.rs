@@ -6,7 +6,7 @@ use proptest::sample::Index;
 
 use super::world::{PACKED, World};
 use super::*;
-use guest_mem::test_utils::PendingDma;
+use fake_mem::PendingDma;
 
 #[derive(Clone, Debug)]
 enum Op {

@@ -425,8 +425,7 @@ fn packed_rings_reach_over_pages() {
     // 300 descriptors: two pages, wherever the wait is.
     for k in 0..12 {
         let mut world = World::new(300, PACKED);
-        world.dma =
-            guest_mem::test_utils::PendingDma::kth(FlatDma::new(world.driver.mem().clone()), k);
+        world.dma = fake_mem::PendingDma::kth(FlatDma::new(world.driver.mem().clone()), k);
         world.start_at(250);
         for round in 0..20 {
             for _ in 0..30 {

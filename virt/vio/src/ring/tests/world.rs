@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use guest_mem::test_utils::PendingDma;
+use fake_mem::PendingDma;
 use guest_mem::{Dma, Stop};
 
 use super::*;

@@ -1,0 +1,172 @@
+//! The idle mappings of one core, kept by that core alone.
+//!
+//! The same decisions as [`OptimisticCache`](dma_map::reuse::OptimisticCache) in the same order, without anything that
+//! others could see: what the shared slab costs is the difference, and what it is worth is the age bound, which
+//! here ends with the owner's calls. The property tests hold the two against each other.
+
+use alloc::sync::Arc;
+
+use iova::IovaRange;
+
+use dma_map::reuse::parts::{
+    PackedRange, Shelf, Taker, evicted_together, expired, owners, place, push, take,
+};
+use dma_map::reuse::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
+
+/// A mapping, and the time of its release.
+#[derive(Clone, Copy, Default)]
+struct Kept {
+    range: PackedRange,
+    since_ns: u64,
+}
+
+/// A least-recently-used list of idle mappings.
+pub struct LruCache {
+    shelf: Shelf<Kept>,
+    /// What is promised; it lets go an eighth earlier, as the optimistic cache of a core that runs.
+    residency_ns: u64,
+    evict: usize,
+    own: Counts,
+}
+
+impl LruCache {
+    /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
+    /// `residency_ns` while its owner calls.
+    pub fn new(quota: usize, residency_ns: u64) -> Self {
+        let shelf = Shelf::new(quota);
+        let evict = evicted_together(shelf.places());
+        Self {
+            shelf,
+            residency_ns,
+            evict,
+            own: Counts::default(),
+        }
+    }
+
+    fn taker(&self) -> Taker {
+        // Memory of this cache that does not move with it.
+        Taker::Owner(self.shelf.id())
+    }
+
+    fn is_due(&self, place: u32, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.shelf.value(place).since_ns) >= owners(self.residency_ns)
+    }
+
+    fn take(&mut self, place: u32, batch: &mut Batch) {
+        let found = self.shelf.locate(place);
+        self.shelf.take_out(found);
+        let &Kept { range, since_ns } = self.shelf.value(place);
+        let gone = expired(range.range(), since_ns, place);
+        push(batch, self.taker(), gone);
+    }
+
+    #[cold]
+    fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
+        let before = batch.entries().len();
+        let _ = self.expire(now_ns, batch);
+        if !self.shelf.is_full() || batch.entries().len() > before {
+            return;
+        }
+        for _ in 0..self.evict {
+            if let Some(oldest) = self.shelf.oldest()
+                && !batch.is_full()
+            {
+                self.take(oldest, batch);
+                self.own.evicted += 1;
+            }
+        }
+    }
+}
+
+impl ReuseCache for LruCache {
+    #[inline]
+    fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
+        let Some(found) = self.shelf.find(key) else {
+            self.own.misses += 1;
+            return None;
+        };
+        self.shelf.take_out(found);
+        self.shelf.give_back(found.place);
+        let &Kept { range, since_ns } = self.shelf.value(found.place);
+        self.own.windows.record(now_ns.saturating_sub(since_ns));
+        self.own.hits += 1;
+        Some(range.range())
+    }
+
+    #[inline]
+    fn adopt(&mut self, _key: Key, _range: IovaRange, _now_ns: u64) {}
+
+    #[inline]
+    fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
+        let Some(range) = PackedRange::new(range) else {
+            return Released::TearDown;
+        };
+        let Some(place) = self.shelf.insert(key) else {
+            self.make_room(now_ns, batch);
+            self.own.evicted += 1;
+            return Released::TearDown;
+        };
+        let since_ns = now_ns;
+        *self.shelf.value_mut(place) = Kept { range, since_ns };
+        let occupied = u64::from(self.shelf.occupied());
+        self.own.stale_max = self.own.stale_max.max(occupied);
+        let has_due = (self.shelf.oldest()).is_some_and(|oldest| self.is_due(oldest, now_ns));
+        if self.shelf.is_full() || has_due {
+            self.make_room(now_ns, batch);
+        }
+        Released::Kept
+    }
+
+    fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
+        while let Some(oldest) = self.shelf.oldest()
+            && self.is_due(oldest, now_ns)
+        {
+            if batch.is_full() {
+                return Progress::More;
+            }
+            self.take(oldest, batch);
+            self.own.expired += 1;
+        }
+        Progress::Done
+    }
+
+    fn drain(&mut self, batch: &mut Batch) -> Progress {
+        while let Some(oldest) = self.shelf.oldest() {
+            if batch.is_full() {
+                return Progress::More;
+            }
+            self.take(oldest, batch);
+        }
+        Progress::Done
+    }
+
+    fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
+        for gone in take(batch, self.taker()) {
+            let window = now_ns.saturating_sub(gone.since_ns());
+            self.own.windows.record(window);
+            self.shelf.give_back(place(&gone));
+        }
+    }
+
+    fn expirer(&self) -> Option<Arc<dyn Expire>> {
+        None
+    }
+
+    fn contract(&self) -> RiskContract {
+        RiskContract {
+            max_stale: Some(self.shelf.places() as u64),
+            max_age_ns: Some(self.residency_ns),
+            survives_quiet_owner: false,
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        let stale = u64::from(self.shelf.occupied());
+        Counts {
+            stale,
+            entries: stale,
+            bytes: size_of::<Self>() + self.shelf.bytes(),
+            ..self.own
+        }
+    }
+}

@@ -1,0 +1,165 @@
+use super::super::facts::{Memory, Userfaultfd};
+use super::*;
+
+fn flags(names: &[&str]) -> std::collections::BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// A Debian 12 machine with everything.
+fn complete() -> Facts {
+    Facts {
+        cpu_flags: flags(&["svm", "mwaitx"]),
+        cpus: 8,
+        kernel: Release(6, 1),
+        kvm: Kvm::Usable { lacks: vec![] },
+        nested_paging: Some(true),
+        posted_interrupts: Some(true),
+        iommu_groups: 12,
+        vfio: true,
+        userfaultfd: Userfaultfd {
+            present: true,
+            device: true,
+            privileged: true,
+        },
+        memory: Memory {
+            available_mib: 8000,
+            huge_pages: 8,
+            shmem_thp: "never".into(),
+        },
+        io_uring: Some(Ok(())),
+        tun: Some(Ok(())),
+        net_admin: true,
+        lab_lacks: vec![],
+        inside_lab: false,
+    }
+}
+
+fn state(report: &Report, key: &str) -> State {
+    report
+        .findings
+        .iter()
+        .find(|finding| finding.key == key)
+        .unwrap()
+        .state
+}
+
+#[test]
+fn a_complete_host_runs_natively_with_nothing_to_wish_for() {
+    let report = assess(&complete());
+    assert_eq!(report.verdict, Verdict::Native);
+    assert!(
+        report.findings.iter().all(|f| f.state == State::Good),
+        "{report:#?}"
+    );
+}
+
+#[test]
+fn software_kvm_is_told_from_the_real_one() {
+    let facts = Facts {
+        cpu_flags: flags(&["hypervisor"]),
+        ..complete()
+    };
+    let report = assess(&facts);
+    assert_eq!(report.verdict, Verdict::Lab);
+    assert_eq!(state(&report, "kvm"), State::Limited);
+    assert!(
+        report.summary.contains("software KVM"),
+        "{}",
+        report.summary
+    );
+    assert!(
+        report.summary.contains("exitless lab -- run"),
+        "{}",
+        report.summary
+    );
+}
+
+#[test]
+fn no_permission_or_no_device_leads_to_the_lab() {
+    let refused = Facts {
+        kvm: Kvm::Refused("Permission denied".into()),
+        ..complete()
+    };
+    let report = assess(&refused);
+    assert_eq!(report.verdict, Verdict::Lab);
+    assert!(report.summary.contains("Permission denied"));
+    let kvm = report.findings.iter().find(|f| f.key == "kvm").unwrap();
+    assert!(kvm.next.contains("group"));
+    assert_eq!(
+        assess(&Facts {
+            kvm: Kvm::Absent,
+            ..complete()
+        })
+        .verdict,
+        Verdict::Lab
+    );
+}
+
+#[test]
+fn a_missing_capability_is_named() {
+    let facts = Facts {
+        kvm: Kvm::Usable {
+            lacks: vec!["X2APIC_API"],
+        },
+        ..complete()
+    };
+    let report = assess(&facts);
+    assert_eq!(report.verdict, Verdict::Lab);
+    assert!(report.summary.contains("X2APIC_API"));
+}
+
+#[test]
+fn neither_when_the_lab_lacks_tools_or_memory() {
+    let no_kvm = Facts {
+        kvm: Kvm::Absent,
+        ..complete()
+    };
+    let tools = Facts {
+        lab_lacks: vec!["apt-get"],
+        ..no_kvm.clone()
+    };
+    assert_eq!(assess(&tools).verdict, Verdict::Neither);
+    let memory = Memory {
+        available_mib: 1000,
+        ..no_kvm.memory.clone()
+    };
+    assert_eq!(
+        assess(&Facts { memory, ..no_kvm }).verdict,
+        Verdict::Neither
+    );
+    assert_eq!(assess(&Facts::default()).verdict, Verdict::Neither);
+}
+
+#[test]
+fn inside_the_lab_run_is_native_and_the_lab_is_not_offered() {
+    let report = assess(&Facts {
+        inside_lab: true,
+        ..complete()
+    });
+    assert_eq!(report.verdict, Verdict::Native);
+    assert!(report.summary.starts_with("This is the lab"));
+    assert_eq!(state(&report, "lab"), State::Limited);
+}
+
+#[test]
+fn userfaultfd_needs_a_kernel_and_a_way_in() {
+    let with = |kernel, device, privileged| {
+        let userfaultfd = Userfaultfd {
+            present: true,
+            device,
+            privileged,
+        };
+        state(
+            &assess(&Facts {
+                kernel,
+                userfaultfd,
+                ..complete()
+            }),
+            "userfaultfd",
+        )
+    };
+    assert_eq!(with(Release(6, 1), true, false), State::Good);
+    assert_eq!(with(Release(6, 1), false, true), State::Good);
+    assert_eq!(with(Release(6, 1), false, false), State::Limited);
+    assert_eq!(with(Release(5, 10), true, true), State::Limited);
+}

@@ -1,0 +1,52 @@
+use super::*;
+
+#[test]
+fn versions_are_told_by_suite() {
+    let shown = " qemu | 1:10.0.2-2~bpo12+1 | http://mirror.example/debian bookworm-backports/main amd64 Packages\n \
+                     qemu | 1:7.2+dfsg-7 | http://mirror.example/debian bookworm/main amd64 Packages\n";
+    assert_eq!(
+        parse_madison(shown, None),
+        ["1:10.0.2-2~bpo12+1", "1:7.2+dfsg-7"]
+    );
+    assert_eq!(parse_madison(shown, Some("bookworm")), ["1:7.2+dfsg-7"]);
+    assert_eq!(parse_madison("", None), [""; 0]);
+}
+
+#[test]
+fn the_meta_package_names_the_kernel() {
+    let text = "Package: linux-image-cloud-amd64\nDepends: linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1)\n";
+    assert_eq!(
+        parse_kernel_package(text).as_deref(),
+        Some("linux-image-6.12.95+deb12-cloud-amd64")
+    );
+    assert_eq!(parse_kernel_package("Depends: libc6\n"), None);
+}
+
+#[test]
+fn status_lines_are_progress_and_not_output() {
+    let said = std::cell::RefCell::new(Vec::new());
+    let notice = |line: &str| said.borrow_mut().push(line.to_owned());
+    let mut progress = Progress::new("QEMU", &notice);
+    let mut sh = Command::new("sh");
+    sh.args(["-c", "echo dlstatus:1:20.5:Retrieving; echo out"]);
+    assert_eq!(
+        run_tool(&mut sh, "x", &mut progress).expect("sh runs"),
+        "out\n"
+    );
+    assert!(said.borrow().is_empty(), "at once");
+    progress.last -= PROGRESS;
+    assert!(progress.hear("dlstatus:2:41.7:Retrieving file 2 of 18"));
+    assert_eq!(*said.borrow(), ["QEMU: 41 %"]);
+}
+
+#[test]
+fn a_failing_tool_is_quoted() {
+    let mut sh = Command::new("sh");
+    sh.args(["-c", "echo one >&2; echo two >&2; echo three >&2; exit 1"]);
+    let error = run_tool(&mut sh, "it", &mut Progress::new("it", &|_| ()));
+    let text = error.expect_err("it failed").to_string();
+    assert!(
+        text.contains("two; three") && !text.contains("one"),
+        "{text}"
+    );
+}

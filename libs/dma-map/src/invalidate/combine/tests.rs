@@ -1,0 +1,124 @@
+use std::vec::Vec;
+
+use iova::IovaPfn;
+use lines::AtomicBool;
+
+use super::super::Ticket;
+use super::*;
+
+fn range(first: u64, pages: u64) -> IovaRange {
+    IovaRange::new(IovaPfn::new(first), pages).unwrap()
+}
+
+#[test]
+fn an_error_reaches_its_caller_and_the_next_request_works() {
+    struct Dead(AtomicBool);
+    impl Invalidator for Dead {
+        fn submit(&self, _: &[Command]) -> Result<Ticket, InvalidateError> {
+            Ok(Ticket(0))
+        }
+        fn poll(&self, _: Ticket) -> Result<bool, InvalidateError> {
+            if self.0.load(Ordering::Relaxed) {
+                return Err(InvalidateError::Stopped { status: 0x40 });
+            }
+            Ok(true)
+        }
+        fn is_idle(&self) -> bool {
+            false
+        }
+    }
+    let combiner = Combiner::new(2);
+    let dead = Dead(AtomicBool::new(true));
+    let error = Err(InvalidateError::Stopped { status: 0x40 });
+    // Alone, as long as it is not pressed; then it calls, and nobody comes.
+    for _ in 0..2 * PRESSED {
+        assert_eq!(combiner.flush(&dead, 1, range(1, 1)), error);
+    }
+    dead.0.store(false, Ordering::Relaxed);
+    for _ in 0..2 * PRESSED {
+        assert_eq!(combiner.flush(&dead, 1, range(1, 1)), Ok(()));
+    }
+}
+
+/// Forgets a page when a batch is polled that was submitted after its entry was cleared. Seems busy whenever it likes.
+struct Hardware {
+    entries: Vec<AtomicBool>,
+    cached: Vec<AtomicBool>,
+    looks: AtomicU32,
+    batches: AtomicU32,
+}
+
+impl Invalidator for Hardware {
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        let is_named = |page: u64| {
+            commands.iter().any(|command| match command {
+                Command::Pages(range) => (range.first().raw()..=range.last().raw()).contains(&page),
+                _ => true,
+            })
+        };
+        let forgotten = (0..self.entries.len())
+            .filter(|page| is_named(*page as u64) && !self.entries[*page].load(Ordering::Relaxed))
+            .fold(0, |pages, page| pages | 1 << page);
+        Ok(Ticket(forgotten))
+    }
+
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        if !self.is_idle() {
+            return Ok(false);
+        }
+        for (page, cached) in self.cached.iter().enumerate() {
+            if ticket.0 >> page & 1 == 1 {
+                cached.store(false, Ordering::Relaxed);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_idle(&self) -> bool {
+        let is_idle = self.looks.fetch_add(1, Ordering::Relaxed) & 7 == 0;
+        if !is_idle {
+            // So that cores meet where there are fewer processors.
+            std::thread::yield_now();
+        }
+        is_idle
+    }
+}
+
+/// Two pages for each of four cores, in turn: what one unmap forgets too late or too little the next finds.
+#[test]
+fn nobody_returns_before_his_page_is_forgotten() {
+    const CORES: usize = 4;
+    const UNMAPS: u32 = 5_000;
+    let flags = || (0..2 * CORES).map(|_| AtomicBool::new(false)).collect();
+    let hardware = Hardware {
+        entries: flags(),
+        cached: flags(),
+        looks: AtomicU32::new(0),
+        batches: AtomicU32::new(0),
+    };
+    let combiner = Combiner::new(CORES);
+    let start = std::sync::Barrier::new(CORES);
+    std::thread::scope(|scope| {
+        for core in 0..CORES {
+            let (hardware, combiner, start) = (&hardware, &combiner, &start);
+            scope.spawn(move || {
+                start.wait();
+                for unmap in 0..UNMAPS {
+                    let page = 2 * core + (unmap % 2) as usize;
+                    hardware.cached[page].store(true, Ordering::Relaxed);
+                    hardware.entries[page].store(false, Ordering::Relaxed);
+                    let done = combiner.flush(hardware, core, range(page as u64, 1));
+                    assert_eq!(done, Ok(()));
+                    assert!(
+                        !hardware.cached[page].load(Ordering::Relaxed),
+                        "core {core}"
+                    );
+                    hardware.entries[page].store(true, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let batches = hardware.batches.load(Ordering::Relaxed);
+    assert!(batches < CORES as u32 * UNMAPS, "nobody met: {batches}");
+}

@@ -1,0 +1,68 @@
+use alloc::vec::Vec;
+
+use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator};
+
+use super::*;
+
+/// Every entry comes out once, in order, with the time it went in at, whatever part of a run is covered.
+#[test]
+fn entries_keep_their_order_their_times_and_their_tickets() {
+    let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
+    let space = TreeAllocator::new(pages, 1).unwrap();
+    let mut core = space.claim(CoreId(0)).unwrap();
+    let mut queue = Queue::new(5, 1000);
+    let mut model: VecDeque<(IovaPfn, u64, Option<Ticket>)> = VecDeque::new();
+    let (mut random, mut now) = (7_u64, u64::MAX - 40);
+    for step in 0..4000 {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let chance = random >> 33;
+        now += u64::from(chance % 100 == 0 && now < u64::MAX);
+        if chance % 2 == 0 && !queue.is_full() {
+            let range = core.alloc(Request::pages(1)).unwrap();
+            let ticket = (step > 2000 && chance % 3 == 0).then_some(Ticket(chance));
+            queue.push(core.pin(range).unwrap(), now);
+            queue.set_ticket(ticket);
+            model.push_back((range.first(), now, ticket));
+        } else {
+            let covered = queue.first() + chance % 7;
+            let mut freed = Vec::new();
+            let popped = queue.pop_run(covered, |pinned| freed.push(pinned));
+            let since = model.front().map(|&(_, since, _)| since);
+            let of_run = model
+                .iter()
+                .take_while(|entry| Some(entry.1) == since)
+                .count();
+            let expected = of_run.min((chance % 7) as usize);
+            assert_eq!(
+                popped,
+                since
+                    .filter(|_| expected > 0)
+                    .map(|at| (expected as u64, at))
+            );
+            assert_eq!(freed.len(), expected);
+            for pinned in freed {
+                let (first, ..) = model.pop_front().unwrap();
+                assert_eq!(pinned.range().first(), first);
+                core.free_pinned(pinned);
+            }
+        }
+        assert_eq!(
+            (queue.len(), queue.is_empty()),
+            (model.len(), model.is_empty())
+        );
+        assert_eq!(
+            queue.ticket(),
+            model.front().and_then(|&(_, _, ticket)| ticket)
+        );
+        if let Some(&(_, since, _)) = model.front() {
+            assert_eq!(queue.oldest_ns(), since);
+        }
+        assert_eq!(queue.is_between(), (1..4).contains(&model.len()));
+    }
+    while let Some((pinned, since)) = queue.pop() {
+        let (first, then, _) = model.pop_front().unwrap();
+        assert_eq!((pinned.range().first(), since), (first, then));
+        core.free_pinned(pinned);
+    }
+    assert!(model.is_empty() && queue.runs.is_empty());
+}

@@ -1,0 +1,303 @@
+//! The driver's side of a packed ring (virtio 1.2 §2.8), as simple as it gets.
+
+use std::collections::VecDeque;
+
+use guest_mem::{Gpa, Iova, PhysMem};
+
+use super::{Buffer, ready};
+use vio::QueueConfig;
+use vio::ring::chain::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
+
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+
+/// A packed queue's driver.
+pub struct FakePacked<M> {
+    mem: M,
+    index: u16,
+    size: u16,
+    base: u64,
+    in_order: bool,
+    free_ids: Vec<u16>,
+    free_descs: u16,
+    /// By buffer id: descriptors and writable bytes of the chain.
+    chains: Vec<Option<(u16, u32)>>,
+    /// Buffer ids as made available.
+    queue: VecDeque<u16>,
+    /// Told by a batch's used descriptor and not taken yet.
+    batch: VecDeque<(u16, u32)>,
+    next_avail: (u16, bool),
+    next_used: (u16, bool),
+    /// First descriptors of chains that are not published: index and {id, flags}.
+    heads: Vec<(u16, u32)>,
+    published: (u16, bool),
+}
+
+impl<M: PhysMem> FakePacked<M> {
+    /// A queue whose ring and event suppression structures start at `base`, page-aligned, in zeroed memory.
+    pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
+        let driver = Self {
+            mem,
+            index,
+            size,
+            base: base.raw(),
+            in_order: false,
+            free_ids: (0..size).rev().collect(),
+            free_descs: size,
+            chains: vec![None; usize::from(size)],
+            queue: VecDeque::new(),
+            batch: VecDeque::new(),
+            next_avail: (0, true),
+            next_used: (0, true),
+            heads: Vec::new(),
+            published: (0, true),
+        };
+        driver.put(driver.base, &vec![0; Self::footprint(size) as usize]);
+        driver
+    }
+
+    /// Bytes that a queue of `size` entries takes.
+    pub fn footprint(size: u16) -> u64 {
+        16 * u64::from(size) + 8
+    }
+
+    /// IN_ORDER was negotiated: a used descriptor may stand for several chains.
+    pub fn set_in_order(&mut self) {
+        self.in_order = true;
+    }
+
+    /// As if the ring had come to `idx` in the lap of this wrap counter, everything used. Before the first chain.
+    pub fn start_at(&mut self, idx: u16, wrap: bool) {
+        for at in 0..self.size {
+            // Before `idx` it was used in this lap, from there on in the one before.
+            let flags = if wrap == (at < idx) { AVAIL | USED } else { 0 };
+            self.put_rest(at, u32::from(flags) << 16);
+        }
+        self.next_avail = (idx, wrap);
+        self.next_used = (idx, wrap);
+        self.published = (idx, wrap);
+    }
+
+    /// The queue as the transport would hand it to the device.
+    pub fn config(&self) -> QueueConfig {
+        let events = self.base + 16 * u64::from(self.size);
+        QueueConfig {
+            index: self.index,
+            size: self.size,
+            desc: Iova::new(self.base),
+            avail: Iova::new(events),
+            used: Iova::new(events + 4),
+        }
+    }
+
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The memory.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// Writes guest memory; panics outside RAM.
+    pub fn put(&self, gpa: u64, bytes: &[u8]) {
+        ready(self.mem.write(Gpa::new(gpa), bytes));
+    }
+
+    /// Writes descriptor `at`, whatever it says, its flags with it.
+    pub fn put_descriptor(&self, at: u16, addr: u64, len: u32, id: u16, flags: u16) {
+        let gpa = self.base + 16 * u64::from(at);
+        self.put(gpa, &addr.to_le_bytes());
+        self.put(gpa + 8, &len.to_le_bytes());
+        self.put_rest(at, u32::from(flags) << 16 | u32::from(id));
+    }
+
+    /// Stores `id` and `flags` of descriptor `at`, in one store.
+    fn put_rest(&self, at: u16, rest: u32) {
+        let gpa = Gpa::new(self.base + 16 * u64::from(at) + 12);
+        ready(self.mem.store_u32_release(gpa, rest));
+    }
+
+    /// The flags of descriptor `at`.
+    pub fn flags(&self, at: u16) -> u16 {
+        (self.rest(at) >> 48) as u16
+    }
+
+    /// `len`, `id` and `flags` of descriptor `at`, in one load.
+    fn rest(&self, at: u16) -> u64 {
+        let gpa = Gpa::new(self.base + 16 * u64::from(at) + 8);
+        ready(self.mem.read_u64(gpa))
+    }
+
+    /// Stores the driver's event suppression structure: flags 0 all, 1 none, 2 `off_wrap`.
+    pub fn put_event(&self, flags: u16, off_wrap: u16) {
+        let gpa = Gpa::new(self.base + 16 * u64::from(self.size));
+        let word = u32::from(flags) << 16 | u32::from(off_wrap);
+        ready(self.mem.store_u32_release(gpa, word));
+    }
+
+    /// Asks for an interrupt behind the descriptor that is `ahead` of the next used one.
+    pub fn put_event_ahead(&self, ahead: u16) {
+        let (idx, wrap) = self.after(self.next_used, ahead);
+        self.put_event(2, idx | u16::from(wrap) << 15);
+    }
+
+    /// The device's event suppression structure: flags and `off_wrap`.
+    pub fn device_event(&self) -> (u16, u16) {
+        let at = self.base + 16 * u64::from(self.size) + 4;
+        let word = ready(self.mem.read_u64(Gpa::new(at & !7))) >> (8 * (at & 7));
+        ((word >> 16) as u16, word as u16)
+    }
+
+    /// Descriptors not in a chain.
+    pub fn free(&self) -> usize {
+        usize::from(self.free_descs)
+    }
+
+    fn after(&self, (idx, wrap): (u16, bool), count: u16) -> (u16, bool) {
+        let sum = idx + count;
+        if sum >= self.size {
+            (sum - self.size, !wrap)
+        } else {
+            (sum, wrap)
+        }
+    }
+
+    /// A chain of these buffers, not published; answers its buffer id. Panics when the ring is full.
+    pub fn stage(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
+        let count = (readable.len() + writable.len()) as u16;
+        let read = readable.iter().map(|&buffer| (buffer, 0));
+        let write = writable.iter().map(|&buffer| (buffer, DESC_F_WRITE));
+        let descs = (1..).zip(read.chain(write));
+        let descs: Vec<_> = descs
+            .map(|(nth, ((addr, len), flags))| {
+                let next = if nth == count { 0 } else { DESC_F_NEXT };
+                (addr, len, flags | next)
+            })
+            .collect();
+        self.link(&descs, writable.iter().map(|(_, len)| len).sum())
+    }
+
+    /// Like [`stage`](Self::stage), with the descriptors in an indirect table at `table`.
+    pub fn stage_indirect(&mut self, table: Gpa, readable: &[Buffer], writable: &[Buffer]) -> u16 {
+        let read = readable.iter().map(|&buffer| (buffer, 0));
+        let write = writable.iter().map(|&buffer| (buffer, DESC_F_WRITE));
+        let mut at = table.raw();
+        for ((addr, len), flags) in read.chain(write) {
+            self.put(at, &addr.to_le_bytes());
+            self.put(at + 8, &len.to_le_bytes());
+            // The buffer id is reserved here.
+            self.put(at + 12, &0xdead_u16.to_le_bytes());
+            self.put(at + 14, &flags.to_le_bytes());
+            at += 16;
+        }
+        let len = (at - table.raw()) as u32;
+        let descs = [(table.raw(), len, DESC_F_INDIRECT)];
+        self.link(&descs, writable.iter().map(|(_, len)| len).sum())
+    }
+
+    fn link(&mut self, descs: &[(u64, u32, u16)], writable: u32) -> u16 {
+        let count = descs.len() as u16;
+        assert_ne!(count, 0, "a chain has a descriptor");
+        self.free_descs = self.free_descs.checked_sub(count).expect("room");
+        let id = self
+            .free_ids
+            .pop()
+            .expect("no more chains than descriptors");
+        let mut at = self.next_avail;
+        for (nth, &(addr, len, flags)) in descs.iter().enumerate() {
+            let flags = flags | if at.1 { AVAIL } else { USED };
+            // Only the last one's id counts.
+            let own = if nth + 1 == descs.len() { id } else { 0xbeef };
+            let gpa = self.base + 16 * u64::from(at.0);
+            self.put(gpa, &addr.to_le_bytes());
+            self.put(gpa + 8, &len.to_le_bytes());
+            let rest = u32::from(flags) << 16 | u32::from(own);
+            if nth == 0 {
+                self.heads.push((at.0, rest));
+            } else {
+                self.put_rest(at.0, rest);
+            }
+            at = self.after(at, 1);
+        }
+        self.next_avail = at;
+        self.chains[usize::from(id)] = Some((count, writable));
+        self.queue.push_back(id);
+        id
+    }
+
+    /// Shows the device everything staged; whether it wants a doorbell for that.
+    pub fn publish(&mut self) -> bool {
+        let old = std::mem::replace(&mut self.published, self.next_avail);
+        // The last chain first: the device sees all or none.
+        for (at, rest) in std::mem::take(&mut self.heads).into_iter().rev() {
+            self.put_rest(at, rest);
+        }
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let (flags, off_wrap) = self.device_event();
+        match flags {
+            0 => true,
+            1 => false,
+            2 => {
+                let event = (off_wrap & 0x7fff, off_wrap >> 15 != 0);
+                // Naively: is it among those that were just published?
+                let mut at = old;
+                while at != self.published {
+                    if at == event {
+                        return true;
+                    }
+                    at = self.after(at, 1);
+                }
+                false
+            }
+            other => panic!("event flags {other}"),
+        }
+    }
+
+    /// Takes the next chain returned: buffer id and bytes written.
+    pub fn used(&mut self) -> Option<(u16, u32)> {
+        if let Some(told) = self.batch.pop_front() {
+            return Some(told);
+        }
+        let (idx, wrap) = self.next_used;
+        let rest = self.rest(idx);
+        let flags = (rest >> 48) as u16;
+        let both = if wrap { AVAIL | USED } else { 0 };
+        if flags & (AVAIL | USED) != both || self.free_descs == self.size {
+            return None;
+        }
+        let (id, len) = ((rest >> 32) as u16, rest as u32);
+        assert_eq!(
+            flags & DESC_F_WRITE != 0,
+            len != 0,
+            "WRITE says that len counts"
+        );
+        if self.in_order {
+            loop {
+                let next = self.queue.pop_front().expect("a used id is in flight");
+                let writable = self.give_back(next);
+                let is_last = next == id;
+                self.batch
+                    .push_back((next, if is_last { len } else { writable }));
+                if is_last {
+                    break;
+                }
+            }
+            return self.batch.pop_front();
+        }
+        self.queue.retain(|&own| own != id);
+        self.give_back(id);
+        Some((id, len))
+    }
+
+    /// Frees a chain and steps over it; its writable bytes.
+    fn give_back(&mut self, id: u16) -> u32 {
+        let chain = self.chains.get_mut(usize::from(id)).and_then(Option::take);
+        let (descs, writable) = chain.expect("a used id is in flight");
+        self.next_used = self.after(self.next_used, descs);
+        self.free_descs += descs;
+        self.free_ids.push(id);
+        writable
+    }
+}

@@ -1,0 +1,242 @@
+//! An identity IOMMU with holes, and a device's door through it.
+
+use guest_mem::{
+    Access, Dma, DmaFault, Full, Gpa, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable,
+    PAGE_SIZE, Pages, Perm, PhysMem, Run, SourceId, View, Wanted, Window, left_in_span,
+};
+
+use crate::ArrayMem;
+
+/// An IOMMU that maps every address to itself, except ranges that the test has denied.
+///
+/// Denying does what a guest's unmap and invalidation do: later accesses fault, windows go stale,
+/// and leases in the range count as stale until they end.
+#[derive(Debug)]
+pub struct FlatIommu {
+    denied: Vec<Denied>,
+    faults: Vec<(Iova, Perm)>,
+    generation: u64,
+    page: u64,
+    leases: LeaseTable,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Denied {
+    start: u64,
+    last: u64,
+    perm: Perm,
+}
+
+impl FlatIommu {
+    /// Everything mapped in 4 KiB pages; room for `max_leases` leases.
+    pub fn new(max_leases: usize) -> Self {
+        Self {
+            denied: Vec::new(),
+            faults: Vec::new(),
+            generation: 1,
+            page: PAGE_SIZE,
+            leases: LeaseTable::new(max_leases),
+        }
+    }
+
+    /// Mappings of `bytes` each from now on, a power of two: smaller than a page splits accesses more,
+    /// larger splits them less.
+    pub fn set_page(&mut self, bytes: u64) {
+        assert!(bytes.is_power_of_two());
+        self.page = bytes;
+        self.generation += 1;
+    }
+
+    /// Takes the permission `perm` away from `len` bytes, at least 1.
+    pub fn deny(&mut self, iova: Iova, len: u64, perm: Perm) {
+        let start = iova.raw();
+        let last = start.checked_add(len - 1).expect("the range does not wrap");
+        let denied = Denied { start, last, perm };
+        self.denied.push(denied);
+        self.generation += 1;
+        let range = Some((Iova::new(start), Iova::new(last)));
+        self.leases.recheck_now(range, |lease| lease.perm != perm);
+    }
+
+    /// Takes both permissions away from `len` bytes, at least 1.
+    pub fn unmap(&mut self, iova: Iova, len: u64) {
+        self.deny(iova, len, Perm::Read);
+        self.deny(iova, len, Perm::Write);
+    }
+
+    /// Maps everything again. Leases that went stale stay so.
+    pub fn allow_all(&mut self) {
+        self.denied.clear();
+        self.generation += 1;
+    }
+
+    /// Makes every window stale without changing any mapping, as a flush of unchanged pages does.
+    pub fn flush(&mut self) {
+        self.generation += 1;
+    }
+
+    /// The accesses refused so far: first refused address of each, oldest first.
+    pub fn faults(&self) -> &[(Iova, Perm)] {
+        &self.faults
+    }
+
+    /// The leases in flight.
+    pub fn leases(&self) -> &LeaseTable {
+        &self.leases
+    }
+}
+
+impl Iommu for FlatIommu {
+    fn translate<M: PhysMem>(
+        &mut self,
+        _mem: &M,
+        _source: SourceId,
+        iova: Iova,
+        perm: Perm,
+    ) -> Access<Run> {
+        let mut len = self.page - iova.offset_in(self.page);
+        for denied in self.denied.iter().filter(|denied| denied.perm == perm) {
+            if (denied.start..=denied.last).contains(&iova.raw()) {
+                self.faults.push((iova, perm));
+                return Err(DmaFault::Blocked { iova }.into());
+            }
+            if let Some(distance) = denied.start.checked_sub(iova.raw()) {
+                len = len.min(distance);
+            }
+        }
+        Ok(Run {
+            gpa: Gpa::new(iova.raw()),
+            len,
+        })
+    }
+
+    fn generation(&self, _source: SourceId) -> u64 {
+        self.generation
+    }
+
+    fn lease_begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, Full> {
+        self.leases.begin(source, iova, gpa, len, perm)
+    }
+
+    fn lease_end(&mut self, id: LeaseId) {
+        self.leases.end(id);
+    }
+
+    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
+        self.leases.has_room(source, leases)
+    }
+
+    fn in_use(&self, pages: &Pages) -> u32 {
+        self.leases.in_use(pages)
+    }
+
+    /// As real tables do it: mapping by mapping.
+    fn translate_run<M: PhysMem>(
+        &mut self,
+        mem: &M,
+        source: SourceId,
+        iova: Iova,
+        len: u64,
+        perm: Perm,
+    ) -> Access<Run> {
+        let mut run = self.translate(mem, source, iova, perm)?;
+        let len = len.min(left_in_span(iova));
+        while run.len < len {
+            let at = iova.raw() + run.len;
+            let denied = self
+                .denied
+                .iter()
+                .find(|denied| denied.perm == perm && (denied.start..=denied.last).contains(&at));
+            if denied.is_some() {
+                break;
+            }
+            run.len += self.translate(mem, source, Iova::new(at), perm)?.len;
+        }
+        run.len = run.len.min(len);
+        Ok(run)
+    }
+}
+
+/// A device's door through a [`FlatIommu`] of its own: an IOVA is the GPA of the same value.
+#[derive(Debug)]
+pub struct FlatDma<M: PhysMem = ArrayMem> {
+    /// Deny ranges, count leases and read faults here.
+    pub iommu: FlatIommu,
+    mem: M,
+    source: SourceId,
+}
+
+impl<M: PhysMem> FlatDma<M> {
+    /// Device 00:01.0 on `mem`, with room for 1024 leases.
+    pub fn new(mem: M) -> Self {
+        Self::with_max_leases(mem, 1024)
+    }
+
+    /// Device 00:01.0 on `mem`.
+    pub fn with_max_leases(mem: M, max_leases: usize) -> Self {
+        Self {
+            iommu: FlatIommu::new(max_leases),
+            mem,
+            source: SourceId::new(0, 1, 0),
+        }
+    }
+
+    /// The memory behind the door.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    fn view(&mut self) -> View<'_, FlatIommu, M> {
+        View::new(&mut self.iommu, &self.mem, self.source)
+    }
+}
+
+impl<M: PhysMem> Dma for FlatDma<M> {
+    fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()> {
+        self.view().read(iova, buf)
+    }
+
+    fn write(&mut self, iova: Iova, buf: &[u8]) -> Access<()> {
+        self.view().write(iova, buf)
+    }
+
+    fn generation(&self) -> u64 {
+        self.iommu.generation(self.source)
+    }
+
+    fn window(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Window> {
+        self.view().window(iova, len, perm)
+    }
+
+    fn refresh(&mut self, window: &mut Window) -> Access<()> {
+        self.view().refresh(window)
+    }
+
+    fn lease(
+        &mut self,
+        iova: Iova,
+        len: u32,
+        intent: impl Into<Intent>,
+    ) -> Result<Lease, LeaseStop> {
+        self.view().lease(iova, len, intent)
+    }
+
+    fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
+        self.view().gather(ranges)
+    }
+
+    fn has_lease_room(&self, leases: usize) -> bool {
+        self.iommu.has_lease_room(self.source, leases)
+    }
+
+    fn release(&mut self, id: LeaseId) {
+        self.view().release(id);
+    }
+}

@@ -1,0 +1,45 @@
+//! Test doubles for memory and DMA: the fake guest memory, injected waits and injected faults with which the IOMMU's and the
+//! devices' tests are written. Tests of `guest-mem` that need them are here too (`tests/`).
+//!
+//! * [`ArrayMem`]: guest memory without a memory file; also runs under Miri.
+//! * [`FlatDma`]: a device's door through an identity IOMMU in which ranges can be denied.
+//! * [`PagedMem`]: memory whose pages are absent until a ticket for them is delivered.
+//! * [`PendingMem`], [`PendingDma`]: wrap either and answer `Pending` where the test says.
+//!
+//! To show that a step survives a wait at *every* access, run it once with `PendingMem::never` and
+//! take [`accesses`](PendingMem::accesses), then once per access number `k` with `PendingMem::kth(mem, k)`,
+//! and compare the outcomes. `PendingMem::every` waits on each address once in a single run.
+//!
+//! ```
+//! use fake_mem::{ArrayMem, PendingMem};
+//! use guest_mem::{Gpa, PhysMem, Stop};
+//! // A step under test: chases one pointer.
+//! fn step(mem: &impl PhysMem) -> guest_mem::Access<u64> {
+//!     let next = mem.read_u64(Gpa::new(0))?;
+//!     mem.read_u64(Gpa::new(next))
+//! }
+//! let mem = ArrayMem::new(4096);
+//! mem.put_u64(Gpa::new(0), 64);
+//! mem.put_u64(Gpa::new(64), 7);
+//!
+//! let mem = PendingMem::every(mem);
+//! let mut waits = 0;
+//! let value = loop {
+//!     match step(&mem) {
+//!         Err(Stop::Pending(_)) => waits += 1,
+//!         done => break done,
+//!     }
+//! };
+//! assert_eq!((value, waits), (Ok(7), 2));
+//! ```
+#![forbid(unsafe_code)]
+
+mod array;
+mod flat;
+mod paged;
+mod pending;
+
+pub use array::ArrayMem;
+pub use flat::{FlatDma, FlatIommu};
+pub use paged::PagedMem;
+pub use pending::{PendingDma, PendingMem};

@@ -1,0 +1,15 @@
+//! Devices and disks that do wrong, or are slow, on purpose: wrapped around those of `vio`, from outside, so that nothing of it
+//! is in a device that serves a guest in earnest.
+//!
+//! [`Rogue`] attacks its guest, to show that the IOMMU stops it. [`LatencyDisk`] answers no sooner than a disk would, [`SlowDisk`]
+//! when a test lets it.
+//! For tests, demonstrations and measurements only; `exitless run` puts them together on request.
+#![deny(unsafe_code)]
+
+mod latency;
+mod rogue;
+mod slow;
+
+pub use latency::LatencyDisk;
+pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueStats};
+pub use slow::{SlowControl, SlowDisk};

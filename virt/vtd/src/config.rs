@@ -1,0 +1,76 @@
+//! What a unit is made with.
+
+/// Widest guest address that contexts may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AddressWidth {
+    /// 39 bits, three levels of tables.
+    Bits39,
+    /// 48 bits, four levels; contexts of 39 bits work as well.
+    Bits48,
+}
+
+impl AddressWidth {
+    /// Width in bits.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::Bits39 => 39,
+            Self::Bits48 => 48,
+        }
+    }
+
+    pub(crate) const fn levels(self) -> u32 {
+        match self {
+            Self::Bits39 => 3,
+            Self::Bits48 => 4,
+        }
+    }
+
+    /// CAP.SAGAW: all widths up to this one.
+    pub(crate) const fn sagaw(self) -> u8 {
+        match self {
+            Self::Bits39 => 0b0_0010,
+            Self::Bits48 => 0b0_0110,
+        }
+    }
+
+    /// From AW of a context entry.
+    pub(crate) const fn from_aw(aw: u8) -> Option<Self> {
+        match aw {
+            1 => Some(Self::Bits39),
+            2 => Some(Self::Bits48),
+            _ => None,
+        }
+    }
+}
+
+/// What a unit is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Widest guest address.
+    pub width: AddressWidth,
+    /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only: it
+    /// makes stock Linux strict everywhere.
+    pub caching_mode: bool,
+    /// Fault recording registers, 8 to 222. One always stays empty.
+    pub fault_records: usize,
+    /// Most asynchronous pieces in flight, 0 to [`guest_mem::MAX_LEASES`].
+    pub max_leases: usize,
+    /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`](crate::Event::DrainLimit), in ns.
+    pub drain_limit_ns: u64,
+    /// How long an invalidation may be held by whoever follows the mappings, in ns.
+    pub hold_limit_ns: u64,
+}
+
+impl Default for Config {
+    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s and 1 s.
+    fn default() -> Self {
+        Self {
+            width: AddressWidth::Bits48,
+            caching_mode: false,
+            fault_records: 16,
+            max_leases: 4096,
+            drain_limit_ns: 1_000_000_000,
+            hold_limit_ns: 1_000_000_000,
+        }
+    }
+}
