@@ -11,10 +11,10 @@ use crate::LabError;
 use crate::agent::PORT;
 use crate::packages::Needs;
 
-/// The emulator. Its cache of translated code is kept small on purpose: writing to memory that once held code is
-/// slow until the translations of that code are dropped, which happens when the cache is full. With QEMU's
-/// default of 1 GiB every guest after the first one decompressed its kernel in 5 s instead of 2.
-const TCG: &str = "tcg,thread=multi,tb-size=64";
+/// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills up while guests run:
+/// an emulated processor that stops the others to empty it may make them take an interrupt twice (see the README,
+/// «What QEMU gets wrong»). A guest adds some 70 MiB; what a lab has not translated takes no memory.
+const TCG: &str = "tcg,thread=multi,tb-size=2047";
 
 /// What a lab consists of.
 #[derive(Debug, Clone)]

@@ -160,10 +160,7 @@ impl Packages {
         } else {
             "/usr/lib/x86_64-linux-gnu/qemu".into()
         };
-        let environment = vec![
-            ("LD_LIBRARY_PATH", library_path.clone()),
-            ("QEMU_MODULE_DIR", modules.into_os_string()),
-        ];
+        let modules = ("QEMU_MODULE_DIR", modules.into_os_string());
         // A newer C library among the packages needs its own loader. Where /lib is a link into /usr, a package has
         // either path.
         let loader = lib_dirs
@@ -177,9 +174,11 @@ impl Packages {
                 program.into_os_string(),
             ];
             args.extend(firmware);
-            return (loader, args, environment);
+            // Not in the environment: programs that QEMU starts are this machine's, with its C library.
+            return (loader, args, vec![modules]);
         }
-        (program, firmware.collect(), environment)
+        let libraries = ("LD_LIBRARY_PATH", library_path);
+        (program, firmware.collect(), vec![libraries, modules])
     }
 }
 

@@ -27,7 +27,11 @@ use crate::system::host::Host;
 const JOURNAL: &str = "target/report/soak.journal";
 
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
-const LAB_KIB: usize = 3 << 20;
+const LAB_KIB: usize = 4 << 20;
+
+/// Cases that a lab runs before it is replaced by a new one: those of one self-test, of up to three guests each. Then
+/// QEMU need not throw away translated code while a guest runs, which may break the guest (lab/README.md).
+const LAB_CASES: usize = 10;
 
 /// Arguments of `exitless selftest`.
 #[derive(clap::Args)]
@@ -168,9 +172,10 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// Runs jobs until there are none, all cases in one lab unless one fails.
+    /// Runs jobs until there are none, [`LAB_CASES`] in a lab unless one fails.
     fn work(&self) -> Result<()> {
         let mut host: Option<Host> = None;
+        let mut cases = 0;
         loop {
             let job = locked(&self.jobs).pop_front();
             let start = Instant::now();
@@ -190,12 +195,18 @@ impl Shared<'_> {
                         None => {
                             let lab = Host::start()?;
                             lab.note_shutdowns()?;
+                            cases = 0;
                             lab
                         }
                     };
+                    cases += 1;
                     let outcome = match case.run(&lab) {
-                        Ok(seen) => {
+                        Ok(seen) if cases < LAB_CASES => {
                             host = Some(lab);
+                            Ok(seen)
+                        }
+                        Ok(seen) => {
+                            lab.shutdown()?;
                             Ok(seen)
                         }
                         Err(error) => {
