@@ -79,6 +79,7 @@ soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA all
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	cargo build --release --quiet -p exitless --features punch
 	$(EXITLESS) selftest --soak
+	$(EXITLESS) selftest --soak --kernel 6.12 --only "taken away"
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 

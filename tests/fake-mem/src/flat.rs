@@ -1,8 +1,8 @@
 //! An identity IOMMU with holes, and a device's door through it.
 
 use guest_mem::{
-    Access, Dma, DmaFault, Full, Gpa, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable,
-    PAGE_SIZE, Pages, Perm, PhysMem, Run, SourceId, View, Wanted, Window, left_in_span,
+    Access, Dma, DmaFault, Gpa, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable, Leases,
+    PAGE_SIZE, Perm, PhysMem, Run, SourceId, View, Wanted, Window, left_in_span,
 };
 
 use crate::ArrayMem;
@@ -114,27 +114,14 @@ impl Iommu for FlatIommu {
         self.generation
     }
 
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.leases.begin(source, iova, gpa, len, perm)
+    type Leases = LeaseTable;
+
+    fn leases(&self) -> &LeaseTable {
+        &self.leases
     }
 
-    fn lease_end(&mut self, id: LeaseId) {
-        self.leases.end(id);
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.leases.has_room(source, leases)
-    }
-
-    fn in_use(&self, pages: &Pages) -> u32 {
-        self.leases.in_use(pages)
+    fn leases_mut(&mut self) -> &mut LeaseTable {
+        &mut self.leases
     }
 
     /// As real tables do it: mapping by mapping.
@@ -233,7 +220,7 @@ impl<M: PhysMem> Dma for FlatDma<M> {
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {
-        self.iommu.has_lease_room(self.source, leases)
+        self.iommu.leases().has_room(self.source, leases)
     }
 
     fn release(&mut self, id: LeaseId) {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use fake_mem::{ArrayMem, PendingMem};
 use guest_mem::{
-    Access, Dma, DmaFault, Full, Gpa, Intent, Iommu, Iova, LeaseId, LeaseStop, LeaseTable, NoIommu,
-    Pages, Perm, PhysMem, Run, SourceId, Stop, View,
+    Access, Dma, DmaFault, Full, Gpa, Intent, Iommu, Iova, LeaseStop, LeaseTable, NoIommu, Perm,
+    PhysMem, Run, SourceId, Stop, View,
 };
 use proptest::prelude::*;
 
@@ -73,27 +73,14 @@ impl Iommu for Toy {
         self.generation
     }
 
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.leases.begin(source, iova, gpa, len, perm)
+    type Leases = LeaseTable;
+
+    fn leases(&self) -> &LeaseTable {
+        &self.leases
     }
 
-    fn lease_end(&mut self, id: LeaseId) {
-        self.leases.end(id);
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.leases.has_room(source, leases)
-    }
-
-    fn in_use(&self, pages: &Pages) -> u32 {
-        self.leases.in_use(pages)
+    fn leases_mut(&mut self) -> &mut LeaseTable {
+        &mut self.leases
     }
 }
 

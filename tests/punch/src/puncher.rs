@@ -55,35 +55,9 @@ impl Puncher {
         slots: Vec<Arc<SlotMapping>>,
         owner: Handle<Request<O>>,
     ) -> io::Result<Self> {
-        let features = Features::MISSING_SHARED | Features::MINOR_SHARED;
-        let uffd = Uffd::open(Source::Kernel, features)?;
-        for slot in &slots {
-            let start = pointer(slot.hva());
-            // SAFETY: the mapping is ours, and populating it changes nothing of what it holds.
-            unsafe { madvise(start, slot.len() as usize, Advice::LinuxPopulateWrite) }?;
-            // SAFETY: `Thread` keeps the mapping longer than the descriptor, and nobody makes references into it.
-            unsafe { uffd.register(slot.hva(), slot.len(), Modes::MISSING | Modes::MINOR) }?;
-        }
         let task = Arc::new(AtomicU8::new(PUNCH));
         let punched = Arc::new(AtomicU64::new(0));
-        let thread = Thread {
-            uffd,
-            file: ram.ram().memfd().try_clone_to_owned()?,
-            slots,
-            ram: ram.clone(),
-            owner,
-            task: task.clone(),
-            punched: punched.clone(),
-            absent: HashMap::new(),
-            order: VecDeque::new(),
-            held: VecDeque::new(),
-            question: None,
-            used: Vec::new(),
-            batches: 0,
-            last: Instant::now(),
-            random: Random::new(1),
-            counts: Counts::default(),
-        };
+        let thread = Thread::new(ram.clone(), slots, owner, (task.clone(), punched.clone()))?;
         let builder = std::thread::Builder::new().name("puncher".into());
         Ok(Self {
             thread: builder.spawn(move || thread.run())?,
@@ -149,6 +123,41 @@ struct Thread<O> {
 }
 
 impl<O: 'static> Thread<O> {
+    fn new(
+        ram: PunchedRam,
+        slots: Vec<Arc<SlotMapping>>,
+        owner: Handle<Request<O>>,
+        (task, punched): (Arc<AtomicU8>, Arc<AtomicU64>),
+    ) -> io::Result<Self> {
+        let features = Features::MISSING_SHARED | Features::MINOR_SHARED;
+        let uffd = Uffd::open(Source::Kernel, features)?;
+        for slot in &slots {
+            let start = pointer(slot.hva());
+            // SAFETY: the mapping is ours, and populating it changes nothing of what it holds.
+            unsafe { madvise(start, slot.len() as usize, Advice::LinuxPopulateWrite) }?;
+            // SAFETY: `Thread` keeps the mapping longer than the descriptor, and nobody makes references into it.
+            unsafe { uffd.register(slot.hva(), slot.len(), Modes::MISSING | Modes::MINOR) }?;
+        }
+        Ok(Self {
+            uffd,
+            file: ram.ram().memfd().try_clone_to_owned()?,
+            slots,
+            ram,
+            owner,
+            task,
+            punched,
+            absent: HashMap::new(),
+            order: VecDeque::new(),
+            held: VecDeque::new(),
+            question: None,
+            used: Vec::new(),
+            batches: 0,
+            last: Instant::now(),
+            random: Random::new(1),
+            counts: Counts::default(),
+        })
+    }
+
     fn run(mut self) -> Counts {
         loop {
             let task = self.task.load(Ordering::Relaxed);
@@ -356,3 +365,6 @@ impl<O: 'static> Thread<O> {
 fn pointer(at: Hva) -> *mut std::ffi::c_void {
     std::ptr::with_exposed_provenance_mut(at.raw() as usize)
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
 use crate::iommu::{Iommu, Run};
-use crate::lease::{Full, LeaseId};
+use crate::lease::{Full, LeaseId, Leases};
 use crate::pages::Pages;
 use crate::phys::PhysMem;
 
@@ -15,15 +15,19 @@ use crate::phys::PhysMem;
 /// could have denied them.
 #[derive(Debug, Default)]
 pub struct DirectMap {
-    in_flight: usize,
+    leases: LeaseCount,
     generation: u64,
 }
+
+/// Leases that are only counted.
+#[derive(Debug, Default)]
+pub struct LeaseCount(usize);
 
 impl DirectMap {
     /// Nothing in flight.
     pub const fn new() -> Self {
         Self {
-            in_flight: 0,
+            leases: LeaseCount(0),
             generation: 0,
         }
     }
@@ -31,7 +35,7 @@ impl DirectMap {
     /// Leases begun and not ended.
     #[inline]
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.leases.0
     }
 
     /// The memory given to views from now on is another: makes every [`Window`](crate::Window) stale.
@@ -76,8 +80,22 @@ impl Iommu for DirectMap {
         self.generation
     }
 
+    type Leases = LeaseCount;
+
     #[inline]
-    fn lease_begin(
+    fn leases(&self) -> &LeaseCount {
+        &self.leases
+    }
+
+    #[inline]
+    fn leases_mut(&mut self) -> &mut LeaseCount {
+        &mut self.leases
+    }
+}
+
+impl Leases for LeaseCount {
+    #[inline]
+    fn begin(
         &mut self,
         _source: SourceId,
         _iova: Iova,
@@ -85,27 +103,26 @@ impl Iommu for DirectMap {
         _len: u32,
         _perm: Perm,
     ) -> Result<LeaseId, Full> {
-        self.in_flight += 1;
+        self.0 += 1;
         Ok(LeaseId::COUNTED)
     }
 
-    /// Ends a lease. All have the same name, so ending one twice is noticed only when none is left:
-    /// that panics.
+    /// All have the same name, so ending one twice is noticed only when none is left: that panics.
     #[inline]
-    fn lease_end(&mut self, id: LeaseId) {
+    fn end(&mut self, id: LeaseId) {
         assert!(
-            id == LeaseId::COUNTED && self.in_flight != 0,
+            id == LeaseId::COUNTED && self.0 != 0,
             "ended a lease that is not in flight"
         );
-        self.in_flight -= 1;
+        self.0 -= 1;
     }
 
-    fn has_lease_room(&self, _source: SourceId, _leases: usize) -> bool {
+    fn has_room(&self, _source: SourceId, _leases: usize) -> bool {
         true
     }
 
-    /// All, while there is a lease: they are only counted.
+    /// All, while there is a lease.
     fn in_use(&self, pages: &Pages) -> u32 {
-        if self.in_flight == 0 { 0 } else { pages.all() }
+        if self.0 == 0 { 0 } else { pages.all() }
     }
 }

@@ -2,8 +2,7 @@
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
-use crate::lease::{Full, LEASE_SPAN, LeaseId, LeaseTable};
-use crate::pages::Pages;
+use crate::lease::{LEASE_SPAN, LeaseTable, Leases};
 use crate::phys::PhysMem;
 
 /// A translated run: `len` contiguous bytes of guest-physical memory.
@@ -51,26 +50,15 @@ pub trait Iommu {
     /// with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;
 
-    /// Records that an asynchronous access uses `len` bytes at `iova`, which translate to `gpa` and lie inside one
-    /// [`LEASE_SPAN`](crate::LEASE_SPAN), until [`lease_end`](Iommu::lease_end).
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full>;
+    /// Where it keeps account of asynchronous accesses.
+    type Leases: Leases;
 
-    /// Ends a lease. Ending one twice is a bug of the device model and panics.
-    fn lease_end(&mut self, id: LeaseId);
+    /// The leases in flight. They are all that keeps a host address between two calls: an IOMMU reaches its tables through
+    /// memory each time.
+    fn leases(&self) -> &Self::Leases;
 
-    /// Whether `source` could begin so many leases now: what a device waits for that met [`Full`].
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool;
-
-    /// Those of `pages` that a lease in flight lies in, or that it reaches itself by a host address which it keeps between
-    /// two calls: they cannot be evicted now. Asked a batch at a time, so one look at each lease is not too much.
-    fn in_use(&self, pages: &Pages) -> u32;
+    /// The same, to begin one or to end it.
+    fn leases_mut(&mut self) -> &mut Self::Leases;
 }
 
 /// Bytes that one lease from `iova` on may have.
@@ -135,28 +123,15 @@ impl Iommu for NoIommu {
         0
     }
 
-    #[inline]
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.leases.begin(source, iova, gpa, len, perm)
+    type Leases = LeaseTable;
+
+    #[inline(always)]
+    fn leases(&self) -> &LeaseTable {
+        &self.leases
     }
 
-    #[inline]
-    fn lease_end(&mut self, id: LeaseId) {
-        self.leases.end(id);
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.leases.has_room(source, leases)
-    }
-
-    fn in_use(&self, pages: &Pages) -> u32 {
-        self.leases.in_use(pages)
+    #[inline(always)]
+    fn leases_mut(&mut self) -> &mut LeaseTable {
+        &mut self.leases
     }
 }

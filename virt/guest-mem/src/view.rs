@@ -10,7 +10,7 @@ use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
 use crate::dma::{Dma, Lease, LeaseStop, Wanted};
 use crate::iommu::{Iommu, left_in_span};
-use crate::lease::LeaseId;
+use crate::lease::{LeaseId, Leases};
 use crate::phys::PhysMem;
 use crate::window::{Place, Window};
 
@@ -177,13 +177,14 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         };
         let id = self
             .iommu
-            .lease_begin(self.source, iova, run.gpa, len, perm)?;
+            .leases_mut()
+            .begin(self.source, iova, run.gpa, len, perm)?;
         Ok(Lease { id, hva, len })
     }
 
     #[inline]
     fn release(&mut self, id: LeaseId) {
-        self.iommu.lease_end(id);
+        self.iommu.leases_mut().end(id);
     }
 
     /// Tables may be absent as well: what lies behind one is asked for when it has come, and everything else now.
@@ -219,6 +220,6 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {
-        self.iommu.has_lease_room(self.source, leases)
+        self.iommu.leases().has_room(self.source, leases)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use guest_mem::{
     Access, Budget, DmaFault, Full, Gpa, Iova, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable,
-    MAX_LEASES, MAX_RESERVE, Pages, Part, Perm, SourceId, Stop, Ticket,
+    Leases, MAX_LEASES, MAX_RESERVE, Pages, Part, Perm, SourceId, Stop, Ticket,
 };
 use proptest::prelude::*;
 

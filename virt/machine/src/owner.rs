@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use guest_mem::{Iommu, KeepAlive, NoIommu, Pages, PhysMem, SourceId};
+use guest_mem::{KeepAlive, Leases, NoIommu, Pages, PhysMem, SourceId};
 use platform::doorbell::Doorbells;
 use platform::interrupt::{InterruptPin, InterruptSink, Message};
 use sidecore::{Nanos, Reply};
@@ -227,7 +227,7 @@ where
     /// Lets go of those of `pages` that nothing here reaches without asking memory again: no lease, no window, no function that
     /// does not say. Which those are, with a bit for each. They are absent from the next access on.
     pub fn evict(&mut self, pages: &Pages) -> u32 {
-        let mut used = self.bypass.in_use(pages);
+        let mut used = self.bypass.leases().in_use(pages);
         for unit in &mut self.units {
             used |= unit.with(UnitUses(pages));
         }

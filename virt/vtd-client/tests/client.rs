@@ -10,7 +10,7 @@ use std::thread;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator};
 use dma_map::table::PageTable;
 use dma_map::{Direction, DmaUnmapError, Policy};
-use guest_mem::{Gpa, Intent, Iommu, Iova, Perm, PhysMem, RegisterPage};
+use guest_mem::{Gpa, Intent, Iommu, Iova, Leases, Perm, PhysMem, RegisterPage};
 use iova::{IovaAllocator, IovaPfn, IovaRange};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
@@ -223,7 +223,8 @@ fn an_unmap_returns_when_accesses_in_flight_have_drained() {
     let phys = world.access(iova).unwrap();
     let lease = {
         let unit = &mut world.machine.owner().unit;
-        unit.lease_begin(DISK, iova, Gpa::new(phys), 64, Perm::Read)
+        unit.leases_mut()
+            .begin(DISK, iova, Gpa::new(phys), 64, Perm::Read)
             .unwrap()
     };
     core.unmap(mapping).unwrap();
@@ -236,7 +237,7 @@ fn an_unmap_returns_when_accesses_in_flight_have_drained() {
             thread::yield_now();
         }
         assert_eq!(world.mapper.risk().stale_now, 1);
-        world.machine.owner().unit.lease_end(lease);
+        world.machine.owner().unit.leases_mut().end(lease);
         parking.join().unwrap();
     });
     assert_eq!(world.mapper.risk().stale_now, 0);

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use fake_mem::ArrayMem;
-use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, PhysMem, SourceId, Stop};
+use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, AddressWidth, Config, Event, Parked, Progress, Unit};
 
@@ -203,7 +203,7 @@ fn a_wait_does_not_complete_with_a_changed_access_in_flight() {
     // The unit goes on translating meanwhile, by the new tables.
     assert_run(m.translate(DISK, 0x2000, Perm::Read), 0x6000, 0x1000);
     assert!(blocked(m.translate(DISK, 0x1000, Perm::Write)));
-    m.unit.lease_end(lease);
+    m.unit.leases_mut().end(lease);
     assert!(m.unit.needs_step());
     assert_eq!(m.settle(), Progress::Idle);
     assert_eq!(m.status(), 2);
@@ -223,7 +223,7 @@ fn a_domain_flush_over_unchanged_leases_completes_at_once() {
         m.submit_wait(&[flush]);
     }
     assert_eq!(m.unit.leases().stale(), 0);
-    m.unit.lease_end(lease);
+    m.unit.leases_mut().end(lease);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use fake_mem::ArrayMem;
-use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Perm};
+use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Leases, Perm};
 use vtd::spec::registers as reg;
 use vtd::{Config, Progress};
 
@@ -123,9 +123,11 @@ fn the_walk_of_long_leases_goes_on_in_the_next_step_where_it_stopped() {
     for lease in 0..16 {
         let iova = Iova::new(lease * LEASE_SPAN);
         let len = LEASE_SPAN as u32;
-        let id = machine
-            .unit
-            .lease_begin(DISK, iova, Gpa::new(iova.raw()), len, Perm::Write);
+        let id =
+            machine
+                .unit
+                .leases_mut()
+                .begin(DISK, iova, Gpa::new(iova.raw()), len, Perm::Write);
         id.expect("there is room");
     }
     descriptor(&machine, 0, iotlb_domain(1));

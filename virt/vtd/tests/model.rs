@@ -10,7 +10,7 @@ mod common;
 
 use common::*;
 use fake_mem::ArrayMem;
-use guest_mem::{DmaFault, Gpa, Iommu, Iova, LeaseId, Perm, SourceId, Stop};
+use guest_mem::{DmaFault, Gpa, Iommu, Iova, LeaseId, Leases, Perm, SourceId, Stop};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -347,7 +347,8 @@ impl Model {
                 let iova = Iova::new(PAGES[page]);
                 let unit = &mut self.machine.unit;
                 let id = unit
-                    .lease_begin(source(s), iova, Gpa::new(gpa), 512, perm)
+                    .leases_mut()
+                    .begin(source(s), iova, Gpa::new(gpa), 512, perm)
                     .expect("there is room for eight");
                 self.leases.push(Held {
                     id,
@@ -361,7 +362,7 @@ impl Model {
             Op::LeaseEnd(index) => {
                 if index < self.leases.len() {
                     let lease = self.leases.swap_remove(index);
-                    self.machine.unit.lease_end(lease.id);
+                    self.machine.unit.leases_mut().end(lease.id);
                 }
             }
             Op::Wait => self.wait(),
@@ -387,7 +388,7 @@ impl Model {
             // The revoked ones first; then whatever else the engine found stale.
             let revoked = self.leases.iter().position(|lease| lease.must_drain);
             let lease = self.leases.swap_remove(revoked.unwrap_or(0));
-            self.machine.unit.lease_end(lease.id);
+            self.machine.unit.leases_mut().end(lease.id);
         }
     }
 

@@ -8,7 +8,7 @@ mod common;
 use std::cell::{Cell, RefCell};
 
 use common::*;
-use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, RegPage, RegisterPage, Stop};
+use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, RegPage, RegisterPage, Stop};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{Config, Parked, Progress, Unit};
@@ -133,7 +133,8 @@ impl Scene {
         let (unit, iova) = (&mut self.unit, Iova::new(0x1000));
         let run = unit.translate(&self.guest.mem, DISK, iova, Perm::Write);
         let gpa = run.expect("mapped").gpa;
-        unit.lease_begin(DISK, iova, gpa, 512, Perm::Write)
+        unit.leases_mut()
+            .begin(DISK, iova, gpa, 512, Perm::Write)
             .expect("room")
     }
 
@@ -175,7 +176,7 @@ fn a_new_root_table_is_in_force_before_the_flushes_behind_it_wherever_the_sweep_
             0,
             "load {at}: completed under the old table's access"
         );
-        s.unit.lease_end(lease);
+        s.unit.leases_mut().end(lease);
         s.settle();
         assert_eq!(s.status(), 2, "load {at}");
         let answer = s
@@ -293,7 +294,7 @@ fn an_unmap_while_the_sweep_runs_is_not_lost() {
         });
         s.page.page.store32(reg::FECTL, 0);
         assert_eq!(s.settle(), Progress::Parked(Parked::Drain), "load {at}");
-        s.unit.lease_end(lease);
+        s.unit.leases_mut().end(lease);
         s.settle();
         assert_eq!(s.status(), 2);
     }

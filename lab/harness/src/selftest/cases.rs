@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::packages::Version;
 
 use super::{held, punched};
 use crate::system::daemon::DaemonPlan;
@@ -35,6 +36,14 @@ impl Case {
             is_alone: false,
             run: Box::new(run),
         }
+    }
+
+    /// The same on a kernel of this series, by name as well.
+    pub(super) fn on(mut self, kernel: Option<Version>) -> Self {
+        if let Some(series) = kernel {
+            self.name = format!("{} (Linux {series})", self.name);
+        }
+        self
     }
 
     /// Runs it; answers a few words on what was seen.

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
+use lab::packages::Version;
 
 use super::cases::{self, Case};
 use super::clients::{self, Client, Ran};
@@ -41,6 +42,7 @@ for each case and a closing line `N passed, N failed`.
 
   exitless selftest
   exitless selftest --only shared        cases whose name contains `shared`
+  exitless selftest --kernel 6.12        in a lab whose host and guests run Linux 6.12
   exitless selftest --soak               the long run; goes on where it was interrupted")]
 pub struct SelftestArgs {
     /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
@@ -55,6 +57,10 @@ pub struct SelftestArgs {
     /// List the cases and run none.
     #[arg(long)]
     list: bool,
+    /// Run in labs whose kernel, and their guests', is of this series, for example 6.12 [default: this machine's KVM,
+    /// or a lab with the distribution's kernel]
+    #[arg(long, value_name = "SERIES")]
+    kernel: Option<Version>,
     /// Labs at once [default: one for each processor, as far as memory goes, 4 at most]
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=16))]
     jobs: Option<usize>,
@@ -70,12 +76,13 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     } else {
         (cases::quick(), clients::quick())
     };
+    let all = all.into_iter().map(|case| case.on(args.kernel));
     let wanted = |name: &str| {
         args.only
             .as_ref()
             .is_none_or(|text| name.contains(text.as_str()))
     };
-    let cases: Vec<Case> = all.into_iter().filter(|case| wanted(&case.name)).collect();
+    let cases: Vec<Case> = all.filter(|case| wanted(&case.name)).collect();
     let clients: Vec<Client> = clients
         .into_iter()
         .filter(|client| wanted(&client.name))
@@ -101,7 +108,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
         .collect();
     let tally = Mutex::new(tally);
     if !jobs.is_empty() {
-        run(jobs, args.jobs.unwrap_or_else(room), &tally)?;
+        run(jobs, args, &tally)?;
     }
     let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{} passed, {} failed", tally.passed, tally.failed);
@@ -128,8 +135,8 @@ impl Job {
 }
 
 /// Labs at once: one for each processor, 4 at most, and as many as there is memory for.
-fn room() -> usize {
-    if !Host::is_lab() {
+fn room(kernel: Option<Version>) -> usize {
+    if kernel.is_none() && !Host::is_lab() {
         // Guests of one directory, whose files have the same names.
         return 1;
     }
@@ -143,11 +150,13 @@ fn room() -> usize {
     processors.min(kib / LAB_KIB).clamp(1, 4)
 }
 
-fn run(jobs: Vec<Job>, threads: usize, tally: &Mutex<Tally>) -> Result<()> {
+fn run(jobs: Vec<Job>, args: &SelftestArgs, tally: &Mutex<Tally>) -> Result<()> {
+    let threads = args.jobs.unwrap_or_else(|| room(args.kernel));
     let (alone, together): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
     let shared = Shared {
         jobs: Mutex::new(together.into()),
         guest_files: OnceLock::new(),
+        kernel: args.kernel,
         tally,
     };
     thread::scope(|scope| {
@@ -168,6 +177,8 @@ struct Shared<'a> {
     jobs: Mutex<VecDeque<Job>>,
     /// What clients boot; made by the first that needs it.
     guest_files: OnceLock<Result<PathBuf, String>>,
+    /// That of labs and their guests, if not the distribution's.
+    kernel: Option<Version>,
     tally: &'a Mutex<Tally>,
 }
 
@@ -193,7 +204,7 @@ impl Shared<'_> {
                     let lab = match host.take() {
                         Some(lab) => lab,
                         None => {
-                            let lab = Host::start()?;
+                            let lab = Host::start_with_kernel(self.kernel)?;
                             lab.note_shutdowns()?;
                             cases = 0;
                             lab

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::packages::{Needs, Version};
 use lab::{Lab, LabConfig, LabError, Output, patience};
 
 use super::native::NativeProgram;
@@ -47,7 +48,23 @@ impl Host {
         }
     }
 
-    /// The same; a lab has this much memory.
+    /// The best there is, or a lab whose kernel and whose guests' kernel are of this series.
+    pub fn start_with_kernel(series: Option<Version>) -> Result<Self> {
+        if series.is_none() {
+            return Self::start();
+        }
+        let needs = Needs {
+            host_kernel: series,
+            guest_kernel: series,
+            ..Needs::default()
+        };
+        Self::lab_with(LabConfig {
+            needs,
+            ..LabConfig::default()
+        })
+    }
+
+    /// The best there is; a lab has this much memory.
     pub fn start_with_memory(mib: u32) -> Result<Self> {
         if !Self::is_lab() {
             return Self::native();
@@ -70,9 +87,8 @@ impl Host {
     }
 
     fn native() -> Result<Self> {
-        let packages = lab::packages::Packages::get(&lab::packages::Needs::default(), &|line| {
-            eprintln!("{line}")
-        })?;
+        let packages =
+            lab::packages::Packages::get(&Needs::default(), &|line| eprintln!("{line}"))?;
         let dir = lab::packages::cache_dir().join(format!("native-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         let initrd = dir.join("guest.img");

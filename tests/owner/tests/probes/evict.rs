@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use fake_mem::{ArrayMem, PagedMem};
 use guest_mem::{
-    Dma, Gpa, Iommu, Iova, NoIommu, Pages, Perm, PhysMem, SourceId, Stop, View, Window,
+    Dma, Gpa, Iommu, Iova, Leases, NoIommu, Pages, Perm, PhysMem, SourceId, Stop, View, Window,
 };
 use machine::{Cx, DataPath, Progress, Request, Target, Wires, functions, units};
 use sidecore::{IdlePolicy, Reply, SidecoreBuilder};
@@ -112,7 +112,7 @@ fn pages_under_leases_and_in_windows_stay_and_the_rest_is_absent_at_once() {
 
     assert_eq!(evict(&mut machine), 0b1100_1011);
     let Units::None(none) = machine.owner.unit(unit).unwrap();
-    none.lease_end(lease.id);
+    none.leases_mut().end(lease.id);
     // Pages that are gone may be named again.
     assert_eq!(evict(&mut machine), 0b1111_1011);
 

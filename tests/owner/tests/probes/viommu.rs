@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use guest_mem::{
-    Access, Dma, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Pages, Perm,
-    PhysMem, Run, SourceId, View,
+    Access, Dma, DmaFault, Gpa, Iommu, Iova, LeaseTable, Leases, PAGE_SIZE, Perm, PhysMem, Run,
+    SourceId, View,
 };
 use machine::{
     Command, CommandId, CommandResult, Cx, DataPath, Progress, RemappingUnit, Target, UnitControl,
@@ -41,27 +41,14 @@ impl Iommu for PageMap {
         self.generation
     }
 
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.leases.begin(source, iova, gpa, len, perm)
+    type Leases = LeaseTable;
+
+    fn leases(&self) -> &LeaseTable {
+        &self.leases
     }
 
-    fn lease_end(&mut self, id: LeaseId) {
-        self.leases.end(id);
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.leases.has_room(source, leases)
-    }
-
-    fn in_use(&self, pages: &Pages) -> u32 {
-        self.leases.in_use(pages)
+    fn leases_mut(&mut self) -> &mut LeaseTable {
+        &mut self.leases
     }
 }
 
@@ -198,7 +185,7 @@ fn an_unmap_is_answered_when_nothing_uses_the_page() {
     (0..10).for_each(|_| machine.poll());
     assert_eq!(machine.get(QUEUE + 56), 0, "a device holds the page");
     let Units::Map(map) = machine.owner.unit(unit).unwrap();
-    map.lease_end(held.id);
+    map.leases_mut().end(held.id);
     (0..3).for_each(|_| machine.poll());
     assert_eq!(machine.get(QUEUE + 56), 1, "and has let go of it");
 }

@@ -50,6 +50,33 @@ pub struct Full {
     pub most: usize,
 }
 
+/// An IOMMU's account of asynchronous accesses.
+pub trait Leases {
+    /// Begins one: an access of `source` uses `len` bytes at `iova`, which translate to `gpa`, until [`end`](Leases::end).
+    /// They are not empty, and lie inside one [`LEASE_SPAN`].
+    ///
+    /// # Errors
+    /// There is no room now.
+    fn begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, Full>;
+
+    /// Ends one. Ending one twice, or one of another account, is a bug of the device model and panics.
+    fn end(&mut self, id: LeaseId);
+
+    /// Whether `source` could begin so many now: what a device waits for that met [`Full`].
+    fn has_room(&self, source: SourceId, leases: usize) -> bool;
+
+    /// Those of `pages` that a lease in flight lies in: they cannot be evicted now. Asked a batch at a time, so one look at each
+    /// lease is not too much.
+    fn in_use(&self, pages: &Pages) -> u32;
+}
+
 /// Names one lease in flight: the slot's number in bits 15:0, and how often the slot has changed hands in 31:16. That
 /// is odd for a lease in flight; a free slot holds the even one that comes before its next lease's. So one comparison
 /// tells a live name from an ended one. (Additions, and no bit to set: the compiler would make a store of one byte of it,
@@ -171,7 +198,7 @@ struct Holder {
 /// The leases of one IOMMU unit.
 ///
 /// ```
-/// use guest_mem::{Budget, Full, Gpa, Iova, LeaseTable, Perm, SourceId};
+/// use guest_mem::{Budget, Full, Gpa, Iova, LeaseTable, Leases, Perm, SourceId};
 /// let mut leases = LeaseTable::new(256);
 /// let disk = SourceId::new(0, 1, 0);
 /// let id = leases.begin(disk, Iova::new(0xf000), Gpa::new(0x5000), 512, Perm::Write)?;
@@ -221,39 +248,6 @@ impl LeaseTable {
             holders: Vec::new(),
             index: Box::default(),
         }
-    }
-
-    /// Begins one, inside one [`LEASE_SPAN`] and not empty.
-    #[inline(always)]
-    pub fn begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        let mut number = self.free;
-        let mut notes = 0;
-        if self.slots[usize::from(number)].is_young {
-            self.free = self.slots[usize::from(number)].next;
-        } else {
-            (number, notes) = self.find_slot(source)?;
-        }
-        debug_assert!(
-            len != 0 && iova.offset_in(LEASE_SPAN) + u64::from(len) <= LEASE_SPAN,
-            "a lease lies inside one span"
-        );
-        let slot = &mut self.slots[usize::from(number)];
-        slot.iova = iova.raw();
-        slot.gpa = gpa.raw();
-        slot.len = len;
-        slot.source = source.0;
-        slot.is_write = perm == Perm::Write;
-        slot.notes = notes;
-        let id = LeaseId(slot.id).next();
-        slot.id = id.0;
-        Ok(id)
     }
 
     /// A slot for a lease of `source`, and what is to be noted of the lease.
@@ -320,39 +314,6 @@ impl LeaseTable {
         self.max - self.reserve() * SHARES
     }
 
-    /// Whether `source` could begin so many leases now. Counts no further than that.
-    pub fn has_room(&self, source: SourceId, leases: usize) -> bool {
-        let mut holders = self.holders.iter().zip(0..);
-        let reserved = match holders.find(|(holder, _)| holder.source == source) {
-            Some((holder, at)) if at < SHARES => self.reserve() - holder.reserved,
-            None if self.holders.len() < SHARES => self.reserve(),
-            _ => 0,
-        };
-        let mut room = reserved + (self.common_max() - self.common);
-        let mut free = self.free;
-        while room < leases && free != NONE {
-            room += 1;
-            free = self.slots[usize::from(free)].next;
-        }
-        room >= leases
-    }
-
-    /// Ends one. Ending one twice, or one of another table, is a bug of the caller and panics.
-    #[inline(always)]
-    pub fn end(&mut self, id: LeaseId) {
-        let number = id.slot();
-        let slot = &mut self.slots[usize::from(number)];
-        if slot.id != id.0 {
-            not_live(id);
-        }
-        slot.id = id.next().0;
-        if slot.notes != 0 {
-            return self.end_noted(number);
-        }
-        slot.next = self.free;
-        self.free = number;
-    }
-
     /// Ends one of which something is known besides.
     #[cold]
     #[inline(never)]
@@ -402,12 +363,6 @@ impl LeaseTable {
         made.filter(|slot| slot.is_live()).map(Slot::record)
     }
 
-    /// Those of `pages` that a lease in flight lies in: one pass over the slots in use, and a search among the pages for each.
-    pub fn in_use(&self, pages: &Pages) -> u32 {
-        let touched = |lease: LeaseRecord| pages.touched(lease.gpa, lease.len.into());
-        self.iter().fold(0, |mask, lease| mask | touched(lease))
-    }
-
     /// The devices that hold stale leases, each once, in order of their address.
     pub fn stale_sources(&self) -> Vec<SourceId> {
         let stale = self.iter().filter(LeaseRecord::is_stale);
@@ -415,6 +370,78 @@ impl LeaseTable {
         sources.sort_unstable();
         sources.dedup();
         sources
+    }
+}
+
+impl Leases for LeaseTable {
+    #[inline(always)]
+    fn begin(
+        &mut self,
+        source: SourceId,
+        iova: Iova,
+        gpa: Gpa,
+        len: u32,
+        perm: Perm,
+    ) -> Result<LeaseId, Full> {
+        let mut number = self.free;
+        let mut notes = 0;
+        if self.slots[usize::from(number)].is_young {
+            self.free = self.slots[usize::from(number)].next;
+        } else {
+            (number, notes) = self.find_slot(source)?;
+        }
+        debug_assert!(
+            len != 0 && iova.offset_in(LEASE_SPAN) + u64::from(len) <= LEASE_SPAN,
+            "a lease lies inside one span"
+        );
+        let slot = &mut self.slots[usize::from(number)];
+        slot.iova = iova.raw();
+        slot.gpa = gpa.raw();
+        slot.len = len;
+        slot.source = source.0;
+        slot.is_write = perm == Perm::Write;
+        slot.notes = notes;
+        let id = LeaseId(slot.id).next();
+        slot.id = id.0;
+        Ok(id)
+    }
+
+    #[inline(always)]
+    fn end(&mut self, id: LeaseId) {
+        let number = id.slot();
+        let slot = &mut self.slots[usize::from(number)];
+        if slot.id != id.0 {
+            not_live(id);
+        }
+        slot.id = id.next().0;
+        if slot.notes != 0 {
+            return self.end_noted(number);
+        }
+        slot.next = self.free;
+        self.free = number;
+    }
+
+    /// Counts no further than that.
+    fn has_room(&self, source: SourceId, leases: usize) -> bool {
+        let mut holders = self.holders.iter().zip(0..);
+        let reserved = match holders.find(|(holder, _)| holder.source == source) {
+            Some((holder, at)) if at < SHARES => self.reserve() - holder.reserved,
+            None if self.holders.len() < SHARES => self.reserve(),
+            _ => 0,
+        };
+        let mut room = reserved + (self.common_max() - self.common);
+        let mut free = self.free;
+        while room < leases && free != NONE {
+            room += 1;
+            free = self.slots[usize::from(free)].next;
+        }
+        room >= leases
+    }
+
+    /// One pass over the slots in use, and a search among the pages for each.
+    fn in_use(&self, pages: &Pages) -> u32 {
+        let touched = |lease: LeaseRecord| pages.touched(lease.gpa, lease.len.into());
+        self.iter().fold(0, |mask, lease| mask | touched(lease))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Calls into units and functions with the concrete unit resolved, and whom a unit tells while it works.
 
-use guest_mem::{Iommu, NoIommu, Pages, PhysMem};
+use guest_mem::{Iommu, Leases, NoIommu, Pages, PhysMem};
 use platform::interrupt::{InterruptSink, Message};
 
 use super::{Slot, UNIT_SOURCE};
@@ -187,6 +187,6 @@ impl<C> UnitVisitor<C> for UnitUses<'_> {
     type Out = u32;
 
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> u32 {
-        unit.iommu().in_use(self.0)
+        unit.iommu().leases().in_use(self.0)
     }
 }

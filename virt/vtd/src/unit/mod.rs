@@ -33,8 +33,8 @@ mod stats;
 pub(crate) mod walk;
 
 use guest_mem::{
-    Access, Budget, DmaFault, Full, Gpa, Iommu, Iova, LeaseId, LeaseTable, PAGE_SIZE, Pages, Perm,
-    PhysMem, Run, SourceId, Stop, Ticket, left_in_span,
+    Access, Budget, DmaFault, Gpa, Iommu, Iova, LeaseTable, PAGE_SIZE, Perm, PhysMem, Run,
+    SourceId, Stop, Ticket, left_in_span,
 };
 
 use crate::config::Config;
@@ -146,7 +146,7 @@ pub enum Progress {
 /// What a parked unit waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parked {
-    /// Stale leases to end; step again after [`Iommu::lease_end`], and at [`Unit::deadline`].
+    /// Stale leases to end; step again after [`Leases::end`](guest_mem::Leases::end), and at [`Unit::deadline`].
     Drain,
     /// [`Unit::ticket_done`] with this ticket.
     Ticket(Ticket),
@@ -642,29 +642,15 @@ impl Iommu for Unit {
         self.generation
     }
 
+    type Leases = LeaseTable;
+
     #[inline(always)]
-    fn lease_begin(
-        &mut self,
-        source: SourceId,
-        iova: Iova,
-        gpa: Gpa,
-        len: u32,
-        perm: Perm,
-    ) -> Result<LeaseId, Full> {
-        self.leases.begin(source, iova, gpa, len, perm)
+    fn leases(&self) -> &LeaseTable {
+        &self.leases
     }
 
     #[inline(always)]
-    fn lease_end(&mut self, id: LeaseId) {
-        self.leases.end(id);
-    }
-
-    fn has_lease_room(&self, source: SourceId, leases: usize) -> bool {
-        self.leases.has_room(source, leases)
-    }
-
-    /// Tables, queue and status words are reached through memory at every access: only leases keep a host address.
-    fn in_use(&self, pages: &Pages) -> u32 {
-        self.leases.in_use(pages)
+    fn leases_mut(&mut self) -> &mut LeaseTable {
+        &mut self.leases
     }
 }

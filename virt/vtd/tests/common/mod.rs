@@ -9,7 +9,7 @@
 
 use fake_mem::ArrayMem;
 use guest_mem::{
-    Gpa, Iommu, Iova, LeaseId, Perm, PhysMem, RegPage, RegisterPage, Run, SourceId, Stop,
+    Gpa, Iommu, Iova, LeaseId, Leases, Perm, PhysMem, RegPage, RegisterPage, Run, SourceId, Stop,
 };
 use vtd::front::{LogEntry, Logged, Shared};
 use vtd::spec::registers as reg;
@@ -371,7 +371,8 @@ impl<M: PhysMem + HasRam> Machine<M> {
             .unwrap_or_else(|stop| panic!("lease: {stop:?}"));
         assert!(run.len >= u64::from(len));
         self.unit
-            .lease_begin(source, Iova::new(iova), run.gpa, len, perm)
+            .leases_mut()
+            .begin(source, Iova::new(iova), run.gpa, len, perm)
             .unwrap_or_else(|fault| panic!("lease: {fault:?}"))
     }
 
@@ -382,7 +383,7 @@ impl<M: PhysMem + HasRam> Machine<M> {
 
     pub fn end_first(&mut self) {
         let id = self.leases.remove(0);
-        self.unit.lease_end(id);
+        self.unit.leases_mut().end(id);
     }
 }
 
