@@ -49,7 +49,7 @@ pub fn watch<P: Poller<Message = Request>>(
     sleeps: u64,
     patience: Duration,
 ) -> Result<Outcome> {
-    let pace = Pace::new();
+    let mut pace = Pace::new();
     let (mut counter, mut seen_sleeps) = (0, 0);
     let (mut moved, mut slept) = (Instant::now(), Instant::now());
     while !control.is_over() {
@@ -87,10 +87,18 @@ pub fn watch<P: Poller<Message = Request>>(
 struct Pace {
     /// How long [`SAMPLE`](Self::SAMPLE) PAUSEs take, in ns; the guest runs them at the host's speed.
     sample_ns: u64,
+    /// How many times longer the waits are than the sample says. It may have been interrupted, or the guest have a faster
+    /// processor: then each store would come while the sidecore still falls asleep.
+    stretch: u64,
+    /// Sleeps, and attempts given up, when the stretch was last looked at.
+    seen: (u64, u64),
 }
 
 impl Pace {
     const SAMPLE: u32 = 20_000;
+    /// So many attempts without a sleep, and the waits become longer.
+    const REFUSED: u64 = 16;
+    const MAX_STRETCH: u64 = 256;
     /// In ns: what going to sleep takes where nothing is armed, and a bound for what is measured.
     const FALLING_ASLEEP: std::ops::RangeInclusive<u64> = 10_000..=100_000_000;
 
@@ -100,17 +108,27 @@ impl Pace {
         let sample = start.elapsed().as_nanos();
         Self {
             sample_ns: u64::try_from(sample).unwrap_or(u64::MAX).max(1),
+            stretch: 1,
+            seen: (0, 0),
         }
     }
 
     /// From 0.8 to 1.4 times what falling asleep has taken so far, on average.
-    fn set(&self, ram: &GuestRam, core: &CoreStats) -> Result<()> {
+    fn set(&mut self, ram: &GuestRam, core: &CoreStats) -> Result<()> {
+        let (sleeps, refused) = self.seen;
+        if core.sleeps_refused - refused >= Self::REFUSED {
+            if core.sleeps == sleeps {
+                self.stretch = (self.stretch * 2).min(Self::MAX_STRETCH);
+            }
+            self.seen = (core.sleeps, core.sleeps_refused);
+        }
         let mean = core.arming_ns / (core.sleeps + core.sleeps_refused).max(1);
         let range = Self::FALLING_ASLEEP;
         let falling_asleep = mean.clamp(*range.start(), *range.end());
-        // At most 10^8 ns times 20,000: no overflow.
-        let pauses = falling_asleep * u64::from(Self::SAMPLE) / self.sample_ns;
-        let pauses = u32::try_from(pauses / 10).unwrap_or(u32::MAX / 8);
+        // At most 10^8 ns times 20,000 times 256: no overflow.
+        let pauses = falling_asleep * u64::from(Self::SAMPLE) * self.stretch / self.sample_ns;
+        let most = u32::MAX / 8;
+        let pauses = u32::try_from(pauses / 10).map_or(most, |pauses| pauses.min(most));
         program::set_delay(ram, pauses * 8, pauses * 6)
     }
 }
