@@ -34,6 +34,8 @@ pub struct PerRead {
     pub causes: [f64; CAUSES.len()],
     /// Invalidation-queue waits per read: what QEMU's VT-d takes an exit for.
     pub waits: f64,
+    /// Interrupts that devices sent.
+    pub interrupts: f64,
 }
 
 impl PerRead {
@@ -45,6 +47,7 @@ impl PerRead {
             total: per(&exits["total"]),
             causes: CAUSES.map(|cause| per(&exits[cause])),
             waits: per(&window["owner"]["waits"]),
+            interrupts: per(&window["owner"]["interrupts"]),
         }
     }
 
@@ -62,9 +65,10 @@ impl PerRead {
         self.cause("timer") + self.cause("hlt")
     }
 
-    /// All but timer and halt.
+    /// All but timer, halt, and delivery of interrupts: whether an interrupt takes an exit of its own or ends a halt is decided by
+    /// what the guest's timer happens to do then. How many are sent is a figure of its own.
     pub fn compared(&self) -> f64 {
-        self.total - self.timer_hlt()
+        self.total - self.timer_hlt() - self.cause("interrupt")
     }
 }
 
@@ -224,6 +228,10 @@ impl Figures {
                     self.median(mode, |w| w.cause("unattributed")),
                 ),
                 ("waits_per_io", self.median(mode, |w| w.waits)),
+                (
+                    "interrupts_sent_per_io",
+                    self.median(mode, |w| w.interrupts),
+                ),
             ];
             for (key, value) in rows {
                 self.set(format!("{name}_{key}"), round(value));
@@ -241,6 +249,11 @@ impl Figures {
         });
         self.claim("shared_has_no_doorbells", doorbell <= 0.01, || {
             format!("{doorbell} per read")
+        });
+        let sent = |mode| self.median(mode, |w| w.interrupts);
+        let more = sent(Mode::Shared) - sent(Mode::None);
+        self.claim("shared_sends_no_more_interrupts", more <= 0.01, || {
+            format!("{more:+.3} per read above no IOMMU")
         });
         self.claim("shared_total_is_that_of_none", above <= 0.05, || {
             format!("{above:+.3} per read above no IOMMU")
@@ -272,12 +285,13 @@ mod tests {
     #[test]
     fn a_window_is_divided_by_its_reads() {
         let window = json!({
-            "exits": { "total": 800, "iommu": 400, "timer": 100, "hlt": 50 },
-            "owner": { "waits": 200 }
+            "exits": { "total": 800, "iommu": 400, "timer": 100, "hlt": 50, "interrupt": 10 },
+            "owner": { "waits": 200, "interrupts": 400 }
         });
         let per = PerRead::of(&window, 400);
         assert_eq!((per.total, per.cause("iommu"), per.waits), (2.0, 1.0, 0.5));
-        assert_eq!(per.timer_hlt(), 0.375);
+        assert_eq!((per.timer_hlt(), per.interrupts), (0.375, 1.0));
+        assert_eq!(per.compared(), 2.0 - 0.375 - 0.025);
         assert!(
             per.cause("doorbell").is_nan(),
             "a cause the ledger lacks is not zero"

@@ -24,7 +24,7 @@ fn heading(cause: &str) -> &str {
         "doorbell" => "doorbells",
         "pci_config" => "PCI configuration",
         "other_device" => "other devices",
-        "interrupt" => "interrupt delivery",
+        "interrupt" => "interrupt delivery *",
         "apic" => "local APIC",
         "hlt" => "hlt *",
         "timer" => "timer *",
@@ -82,6 +82,9 @@ pub fn table(figures: &Figures) -> String {
     });
     row(&mut text, "unmaps waited for", |mode| {
         figures.median(mode, |w| w.waits)
+    });
+    row(&mut text, "interrupts sent", |mode| {
+        figures.median(mode, |w| w.interrupts)
     });
     let _ = writeln!(
         text,
