@@ -4,7 +4,7 @@ use std::any::Any;
 
 use fake_driver::CountIrq;
 use fake_mem::{ArrayMem, FlatDma};
-use guest_mem::{Gpa, Iova, Perm, PhysMem};
+use guest_mem::{Gpa, Iommu, Iova, Perm, PhysMem};
 use vio::blk::request::feature as blk_feature;
 use vio::blk::{Blk, BlkConfig, MemDisk, SECTOR};
 use vio::ring::{Parked, RingPosition};

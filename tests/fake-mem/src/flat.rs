@@ -79,11 +79,6 @@ impl FlatIommu {
     pub fn faults(&self) -> &[(Iova, Perm)] {
         &self.faults
     }
-
-    /// The leases in flight.
-    pub fn leases(&self) -> &LeaseTable {
-        &self.leases
-    }
 }
 
 impl Iommu for FlatIommu {

@@ -80,11 +80,6 @@ impl NoIommu {
             leases: LeaseTable::new(max_leases),
         }
     }
-
-    /// The leases in flight.
-    pub fn leases(&self) -> &LeaseTable {
-        &self.leases
-    }
 }
 
 impl Iommu for NoIommu {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use guest_mem::{KeepAlive, Leases, NoIommu, Pages, PhysMem, SourceId};
+use guest_mem::{Iommu, KeepAlive, Leases, NoIommu, Pages, PhysMem, SourceId};
 use platform::doorbell::Doorbells;
 use platform::interrupt::{InterruptPin, InterruptSink, Message};
 use sidecore::{Nanos, Reply};

@@ -282,6 +282,34 @@ mod tests {
         assert!(median(Vec::new()).is_nan());
     }
 
+    /// Figures of which every window has one interrupt a read, and those of `shared` so many.
+    fn with_interrupts(shared: f64) -> Figures {
+        let mut figures = Figures {
+            values: BTreeMap::new(),
+            windows: Default::default(),
+            adaptive: Default::default(),
+            failed: Vec::new(),
+        };
+        for mode in Mode::ALL {
+            let interrupts = if mode == Mode::Shared { shared } else { 1.0 };
+            let window = PerRead {
+                interrupts,
+                ..PerRead::default()
+            };
+            figures.add_window(mode, window);
+        }
+        figures.summarize();
+        figures
+    }
+
+    #[test]
+    fn an_interrupt_more_is_no_success() {
+        assert!(with_interrupts(1.0).holds());
+        let failed = with_interrupts(1.02).failed;
+        assert_eq!(failed.len(), 1);
+        assert!(failed[0].starts_with("shared_sends_no_more_interrupts: +0.020"));
+    }
+
     #[test]
     fn a_window_is_divided_by_its_reads() {
         let window = json!({

@@ -388,11 +388,6 @@ impl Unit {
         std::mem::take(&mut self.cost)
     }
 
-    /// The leases in flight.
-    pub fn leases(&self) -> &LeaseTable {
-        &self.leases
-    }
-
     /// Counters.
     pub fn stats(&self) -> &Stats {
         &self.stats

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fake_mem::{ArrayMem, FlatDma};
-use guest_mem::{Iova, NoIommu, Perm, SourceId, View};
+use guest_mem::{Iommu, Iova, NoIommu, Perm, SourceId, View};
 use proptest::prelude::*;
 
 use super::support::*;

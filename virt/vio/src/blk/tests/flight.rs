@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use guest_mem::{Iova, Perm, PhysMem};
+use guest_mem::{Iommu, Iova, Perm, PhysMem};
 
 use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};

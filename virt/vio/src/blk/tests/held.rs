@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fake_mem::FlatDma;
-use guest_mem::{Gpa, Iova};
+use guest_mem::{Gpa, Iommu, Iova};
 use held_fs::{Gate, HeldFs, Kind};
 
 use super::support::*;

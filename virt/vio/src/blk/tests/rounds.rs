@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fake_mem::{ArrayMem, PagedMem};
-use guest_mem::{Gpa, NoIommu, PhysMem, SourceId, View};
+use guest_mem::{Gpa, Iommu, NoIommu, PhysMem, SourceId, View};
 
 use super::support::{MEMORY, RINGS, SECTORS, image, mem_disk, uring};
 use crate::QueueDevice;

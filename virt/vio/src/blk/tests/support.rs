@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::OnceLock;
 
 use fake_mem::{ArrayMem, FlatDma};
-use guest_mem::{Dma, Gpa, PhysMem};
+use guest_mem::{Dma, Gpa, Iommu, PhysMem};
 
 use crate::blk::{Blk, BlkConfig, MemDisk, Transfer, UringFile, UringOptions};
 use crate::fake_driver::{CountIrq, FakeDriver};

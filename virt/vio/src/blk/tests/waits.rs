@@ -1,7 +1,7 @@
 //! `Pending` injected at every access: the outcome is that of a run without.
 
 use fake_mem::{FlatDma, PagedMem, PendingDma};
-use guest_mem::{Gpa, NoIommu, PhysMem, SourceId, View};
+use guest_mem::{Gpa, Iommu, NoIommu, PhysMem, SourceId, View};
 
 use super::support::*;
 use crate::QueueDevice;
