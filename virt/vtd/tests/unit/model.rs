@@ -6,9 +6,7 @@
 //! the tables say *now*, because nothing not-present is cached. Waits must complete exactly when
 //! no lease whose page was taken from it (and flushed) is left.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, LeaseId, Leases, Perm, SourceId, Stop};
 use proptest::collection::vec;

@@ -1,9 +1,7 @@
 //! Every applicable defect seen in other implementations, and every classic mistake, as a test whose
 //! name says it in words.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};
 use vtd::spec::registers as reg;

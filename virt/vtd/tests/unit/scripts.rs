@@ -5,9 +5,7 @@
 //! only when the guest waits and with a fast one that looks after every store. The rest must agree in
 //! `trap` and `logged`, and leave `shared` bounded and safe; each says which rule it breaks.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fake_mem::{ArrayMem, PendingMem};
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, PhysMem, RegPage, RegisterPage, Run, Stop};
 use vtd::front::Shared;

@@ -1,14 +1,12 @@
 //! Guest memory that is not there yet: its tickets are delivered, fail, or are forgotten, and whoever does not need the memory goes on.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use common::front::Front;
-use common::{DISK, feature, open_soon, until};
+use crate::common::front::Front;
+use crate::common::{DISK, feature, open_soon, until};
 use guest_mem::{
     Access, DmaFault, ForeignError, ForeignRam, ForeignRegion, Gpa, Hva, Intent, KeepAlive,
     PAGE_SIZE, PhysMem, Stop, Ticket,

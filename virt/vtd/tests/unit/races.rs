@@ -3,11 +3,9 @@
 //! Each test makes the same stores before the first load of a sweep, before the second, and so on, so that every
 //! way in which a sweep can see half of them is tried.
 
-mod common;
-
 use std::cell::{Cell, RefCell};
 
-use common::*;
+use crate::common::*;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, RegPage, RegisterPage, Stop};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;

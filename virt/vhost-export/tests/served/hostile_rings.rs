@@ -1,11 +1,9 @@
 //! Rings that no driver would write. After each the device has a defined state, a guest beside it notices nothing, the
 //! core can sleep, and the same connection can stop the ring and start it anew.
 
-mod common;
-
-use common::front::{Front, copy, event, fd};
-use common::raw::{Desc, INDIRECT, NEXT, NOWHERE, WRITE};
-use common::{BLOCK, Disk, Guest, Server, feature, options, until};
+use crate::common::front::{Front, copy, event, fd};
+use crate::common::raw::{Desc, INDIRECT, NEXT, NOWHERE, WRITE};
+use crate::common::{BLOCK, Disk, Guest, Server, feature, options, until};
 use seeded::Random;
 use sidecore::IdlePolicy;
 use vhost_user::wire::Request;

@@ -1,13 +1,11 @@
 //! A network device as an export: what it takes beyond a block device is nothing.
 
-mod common;
-
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::sync::Arc;
 
-use common::front::{copy, event};
-use common::{PATIENCE, until};
+use crate::common::front::{copy, event};
+use crate::common::{PATIENCE, until};
 use fake_driver::AnyDriver;
 use guest_mem::{ForeignRam, ForeignRegion, Gpa, PhysMem};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};

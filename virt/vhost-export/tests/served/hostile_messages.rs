@@ -1,16 +1,14 @@
 //! Front ends that lie, flood, fall silent or vanish. A guest beside them notices nothing, the core can sleep, and the
 //! next front end of the same device finds it well.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::front::{Front, copy, event, fd};
-use common::raw::NOWHERE;
-use common::{Disk, Guest, Server, feature, open_soon, options, until};
+use crate::common::front::{Front, copy, event, fd};
+use crate::common::raw::NOWHERE;
+use crate::common::{Disk, Guest, Server, feature, open_soon, options, until};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 use seeded::Random;
@@ -419,7 +417,7 @@ fn a_front_end_that_does_not_read_is_not_read_from() {
     // Every request has its reply, once somebody reads.
     socket.set_nonblocking(false).expect("a socket");
     socket
-        .set_read_timeout(Some(common::PATIENCE))
+        .set_read_timeout(Some(crate::common::PATIENCE))
         .expect("a socket");
     let mut replies = vec![0; sent * (request.len() + 8)];
     socket.read_exact(&mut replies).expect("the replies");

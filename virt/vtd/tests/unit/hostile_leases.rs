@@ -1,9 +1,7 @@
 //! A guest that makes invalidations as dear as it can: 16,384 leases, and a full queue of page-selective invalidations.
 //! What is counted are looks at leases, so that nothing here depends on the machine's speed.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Leases, Perm};
 use vtd::spec::registers as reg;

@@ -1,8 +1,6 @@
 //! What the caches must not mix up: widths, buses, domains, and one epoch with another.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Perm, SourceId, Stop};
 

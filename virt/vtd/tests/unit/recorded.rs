@@ -4,10 +4,8 @@
 //! replaced by ours; the descriptors it submitted are not in the recording, so each submission is replayed as an
 //! invalidation and the wait behind it, which is what stock Linux submits.
 
-mod common;
-
-use common::{DISK, Guest, MODES, Machine, Mode, QUEUE, ROOT, STATUS};
-use common::{cc_global, iotlb_global, iotlb_pages, wait_status};
+use crate::common::{DISK, Guest, MODES, Machine, Mode, QUEUE, ROOT, STATUS};
+use crate::common::{cc_global, iotlb_global, iotlb_pages, wait_status};
 use guest_mem::Gpa;
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config};

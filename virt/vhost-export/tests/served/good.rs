@@ -1,11 +1,9 @@
 //! What front ends do that mean well: every ring, starts and stops, replaced descriptors and memory, reconnects.
 
-mod common;
-
 use std::time::Duration;
 
-use common::front::{Front, copy, event, fd, spare_memory};
-use common::{Disk, Guest, Server, feature, open_soon, options, tracked, until};
+use crate::common::front::{Front, copy, event, fd, spare_memory};
+use crate::common::{Disk, Guest, Server, feature, open_soon, options, tracked, until};
 use rustix::io::write;
 use sidecore::IdlePolicy;
 use vhost_blk::queue::Op;
@@ -377,7 +375,10 @@ fn an_export_moves_between_cores_under_load() {
             0 => (&server, &other),
             _ => (&other, &server),
         };
-        assert!(from.core().move_to(&handle, to.core(), common::PATIENCE));
+        assert!(
+            from.core()
+                .move_to(&handle, to.core(), crate::common::PATIENCE)
+        );
         assert_eq!(guest.drain().1, 0);
         guest.verify(16);
     }

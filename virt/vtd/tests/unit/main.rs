@@ -1,0 +1,13 @@
+//! The unit as its guest, its functions and its host see it. One binary, since each would compile the unit anew.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod absent;
+mod caches;
+mod defects;
+mod hostile_leases;
+mod model;
+mod races;
+mod recorded;
+mod scripts;
