@@ -8,7 +8,7 @@
 # a machine is busy, where the seconds on a clock double. A suite that outgrew its budget fails: make it cheaper, or
 # raise the budget and say why.
 #
-# Suites that the file marks `beside` only compute, and most of them in one thread: they run side by side. All others
+# Suites that the file marks `beside` only compute, or wait for locks: they run side by side. All others
 # run one after the other, since many measure time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
