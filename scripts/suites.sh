@@ -39,10 +39,11 @@ suite() {
     [ "$verdict" = ok ] || echo "$name" >>"$scratch/failed"
 }
 
-# binary DIRECTORY KIND NAME FILE: a test binary, in the directory of its crate.
+# binary DIRECTORY KIND NAME FILE: a test binary, in the directory of its crate. A hang-up is not ignored, even under
+# `nohup make test`: what is started to ignore it does so, as `exitless` does on purpose.
 binary() {
     local name=${1#"$PWD"/}/$2/$3
-    suite "$name" env -C "$1" CARGO_MANIFEST_DIR="$1" EXITLESS_LAB=1 "$4" --quiet
+    suite "$name" env -C "$1" --default-signal=HUP CARGO_MANIFEST_DIR="$1" EXITLESS_LAB=1 "$4" --quiet
 }
 
 start=$SECONDS
