@@ -52,7 +52,7 @@ impl Case {
     }
 }
 
-/// What `make test` runs: everything once, the longest first.
+/// What `make test` runs: everything once, boots and forced sleeps in fewer modes than `soak`, the longest first.
 pub fn quick() -> Vec<Case> {
     // Of three choices, every two meet. Under trap a core is woken both ways: by a doorbell, and by a vCPU that waits for
     // the answer to a register access.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::front::{Front, copy, event, fd, spare_memory};
-use crate::common::{Disk, Guest, Server, feature, open_soon, options, tracked, until};
+use crate::common::{Disk, Guest, PATIENCE, Server, feature, open_soon, options, tracked, until};
 use rustix::io::write;
 use sidecore::IdlePolicy;
 use vhost_blk::queue::Op;
@@ -375,10 +375,7 @@ fn an_export_moves_between_cores_under_load() {
             0 => (&server, &other),
             _ => (&other, &server),
         };
-        assert!(
-            from.core()
-                .move_to(&handle, to.core(), crate::common::PATIENCE)
-        );
+        assert!(from.core().move_to(&handle, to.core(), PATIENCE));
         assert_eq!(guest.drain().1, 0);
         guest.verify(16);
     }

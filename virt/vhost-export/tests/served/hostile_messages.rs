@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::front::{Front, copy, event, fd};
 use crate::common::raw::NOWHERE;
-use crate::common::{Disk, Guest, Server, feature, open_soon, options, until};
+use crate::common::{Disk, Guest, PATIENCE, Server, feature, open_soon, options, until};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 use seeded::Random;
@@ -416,9 +416,7 @@ fn a_front_end_that_does_not_read_is_not_read_from() {
     scene.neighbour.verify(16);
     // Every request has its reply, once somebody reads.
     socket.set_nonblocking(false).expect("a socket");
-    socket
-        .set_read_timeout(Some(crate::common::PATIENCE))
-        .expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let mut replies = vec![0; sent * (request.len() + 8)];
     socket.read_exact(&mut replies).expect("the replies");
     drop(socket);
