@@ -27,9 +27,9 @@ demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh
-	@echo "test: not run here: tests of dma-bench, of dma-peers, of dma-lines and of what fuzz targets found, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
+	@echo "test: not run here: tests of dma-bench, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
-check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, Miri where it is, licences, each fuzz target for 30 s
+check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	cargo clippy --release -p dma-lines --features probe --all-targets --quiet -- -D warnings
@@ -40,7 +40,8 @@ check: setup ## format, lints, documentation, loom and shuttle models, builds wi
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
 	@./scripts/no-std.sh
-	cargo test --release --quiet -p dma-bench -p dma-peers -p fuzz
+	cargo test --release --quiet -p dma-bench -p dma-peers -p dma-soak -p fuzz
+	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
 	cargo test --release --quiet -p dma-lines --features probe
 	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
 	else echo "check: skipped Miri: not installed (rustup +nightly component add miri; stable toolchains have none)"; fi

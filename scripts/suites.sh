@@ -47,9 +47,10 @@ binary() {
 }
 
 start=$SECONDS
-# Not built here: examples, what others' allocators and policies are compared with (dma-bench, dma-peers) and what fuzz
-# targets found, which take longer to build than to test (make check has them).
-cargo test --release --workspace --exclude dma-bench --exclude dma-peers --exclude fuzz --tests --no-run --message-format=json 2>"$scratch/build" >"$scratch/json" ||
+# Not built here: examples, what others' allocators and policies are compared with (dma-bench, dma-peers), the long run of ours
+# (dma-soak) and what fuzz targets found, which take longer to build than to test (make check has them).
+crates=(--workspace --exclude dma-bench --exclude dma-peers --exclude dma-soak --exclude fuzz)
+cargo test --release "${crates[@]}" --tests --no-run --message-format=json 2>"$scratch/build" >"$scratch/json" ||
     { cat "$scratch/build"; exit 1; }
 # One line for each test binary: its crate's directory, kind, name and file.
 sed -n 's/.*"reason":"compiler-artifact".*"manifest_path":"\([^"]*\)\/Cargo.toml".*"kind":\["\([^"]*\)"\].*"name":"\([^"]*\)","src_path".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*/\1 \2 \3 \4/p' \
@@ -67,10 +68,7 @@ xargs -r -P "$(nproc)" -L 1 bash -c 'binary "$@"' binary <"$scratch/beside"
 while read -r -u 3 dir kind name file; do
     is_beside "${dir#"$PWD"/}/$kind/$name" || binary "$dir" "$kind" "$name" "$file"
 done 3<"$scratch/binaries"
-suite doc cargo test --release --workspace --exclude dma-bench --exclude dma-peers --exclude fuzz --doc --quiet
-# Built first: what a compiler takes is not what a suite takes.
-cargo build --release --quiet -p dma-soak
-suite dma-soak cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
+suite doc cargo test --release "${crates[@]}" --doc --quiet
 suite selftest target/release/exitless selftest
 
 echo "all suites: $((SECONDS - start)) s, load $(cut -d' ' -f1 /proc/loadavg)"

@@ -75,8 +75,8 @@ enum Owner {
         registration: Registration,
         _reservation: Reservation,
     },
-    /// Zeroed heap memory of this layout.
-    Heap(Layout),
+    /// Zeroed heap memory that starts here, less than a page before `base`.
+    Heap { start: NonNull<u8>, layout: Layout },
 }
 
 // SAFETY: `base` is owned, not borrowed from a thread, and every access through a shared reference
@@ -190,26 +190,30 @@ impl Mapping {
     pub(crate) fn is_lost(&self) -> bool {
         match &self.owner {
             Owner::Foreign { registration, .. } => registration.is_lost(),
-            Owner::Memfd { .. } | Owner::Heap(_) => false,
+            Owner::Memfd { .. } | Owner::Heap { .. } => false,
         }
     }
 
     /// `len` zeroed bytes of heap memory, at least 1, page-aligned: for tests and model checkers.
     pub(crate) fn heap(len: usize) -> Self {
         assert!(len != 0);
-        let layout =
-            Layout::from_size_align(len, PAGE_SIZE as usize).expect("a test's memory is small");
+        // An alignment asked of the allocator would make it write the zeroes; without, they are fresh pages of the system's.
+        const PAGE: usize = PAGE_SIZE as usize;
+        let layout = Layout::array::<u8>(len + PAGE - 1).expect("a test's memory is small");
         // SAFETY: the layout's size is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else {
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else {
             handle_alloc_error(layout)
         };
+        let head = start.as_ptr().addr().next_multiple_of(PAGE) - start.as_ptr().addr();
+        // SAFETY: `head` is less than a page, and the allocation that much longer than `len`.
+        let base = unsafe { start.add(head) };
         // The numeric address leaves through `hva`.
         let _ = base.as_ptr().expose_provenance();
         Self {
             base,
             len,
-            owner: Owner::Heap(layout),
+            owner: Owner::Heap { start, layout },
         }
     }
 
@@ -229,7 +233,7 @@ impl Mapping {
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.owner {
             Owner::Memfd { fd, .. } => Some(fd.as_fd()),
-            Owner::Foreign { .. } | Owner::Heap(_) => None,
+            Owner::Foreign { .. } | Owner::Heap { .. } => None,
         }
     }
 
@@ -315,9 +319,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // Memory files are unmapped by what `owner` holds. `drop` has the last reference, and pointers
         // handed out live no longer than a reference (KeepAlive).
-        if let Owner::Heap(layout) = &self.owner {
+        if let Owner::Heap { start, layout } = &self.owner {
             // SAFETY: allocated in `heap` with this layout; last reference, as above.
-            unsafe { dealloc(self.base.as_ptr(), *layout) }
+            unsafe { dealloc(start.as_ptr(), *layout) }
         }
     }
 }

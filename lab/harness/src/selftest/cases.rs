@@ -52,46 +52,42 @@ impl Case {
     }
 }
 
-/// What `make test` runs: everything once, boots and forced sleeps in fewer modes than `soak`, the longest first.
+/// What `make test` runs: everything once, the longest first.
 pub fn quick() -> Vec<Case> {
-    // Of three choices, every two meet. Under trap a core is woken both ways: by a doorbell, and by a vCPU that waits for
-    // the answer to a register access.
-    every(
-        |mode, cpus, is_strict| (mode == Mode::Logged) == (is_strict == (cpus == 4)),
-        &[Mode::Trap],
-    )
+    // Of the three choices of a machine, every two meet, most of them in a guest that has more to do than to boot. Under
+    // trap a core is woken both ways: by a doorbell, and by a vCPU that waits for the answer to a register access.
+    let mut cases = vec![boot(Machine::new(Mode::Logged, 1, true))];
+    cases.extend(every(&[Mode::Trap]));
+    cases
 }
 
-/// Everything once, of the boots those for which `boots_with` says so, and forced sleeps under `sleeps_under`.
-fn every(boots_with: impl Fn(Mode, u32, bool) -> bool, sleeps_under: &[Mode]) -> Vec<Case> {
+/// All but the boots that only boot; forced sleeps under `sleeps_under`.
+fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     let mut cases = held::quick();
-    cases.extend(boots(boots_with));
     cases.extend([
-        no_iommu(),
-        mixed(Mode::Shared, 8),
-        bounce(),
-        network(),
-        reset(),
-        rogue(),
         remote_disk(1),
+        mixed(Machine::new(Mode::Shared, 4, true), 8),
+        network(Machine::new(Mode::Trap, 4, true)),
+        rogue(Machine::new(Mode::Logged, 4, false)),
+        bounce(Machine::new(Mode::Shared, 1, false)),
+        reset(Machine::new(Mode::Trap, 1, false)),
     ]);
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
     cases.push(idle());
     cases
 }
 
-/// What `make soak` runs: everything twenty times, and long I/O.
+/// What `make soak` runs: everything twenty times, each machine's boot among it, and long I/O.
 pub fn soak() -> Vec<Case> {
     let named = |round: u32| {
-        every(|_, _, _| true, &Mode::VTD)
-            .into_iter()
-            .map(move |mut case| {
-                case.name.push_str(&format!(", round {round} of 20"));
-                case
-            })
+        let boots = Machine::all().map(boot);
+        boots.chain(every(&Mode::VTD)).map(move |mut case| {
+            case.name.push_str(&format!(", round {round} of 20"));
+            case
+        })
     };
     let mut cases: Vec<Case> = (1..=20).flat_map(named).collect();
-    cases.push(mixed(Mode::Shared, 300));
+    cases.push(mixed(Machine::new(Mode::Shared, 4, true), 300));
     cases.push(remote_disk(20));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
@@ -100,6 +96,86 @@ pub fn soak() -> Vec<Case> {
         false => println!("skipped {}: built without the feature punch", punched::WHAT),
     }
     cases
+}
+
+/// What a guest with an IOMMU boots on.
+#[derive(Clone, Copy)]
+struct Machine {
+    mode: Mode,
+    cpus: u32,
+    is_strict: bool,
+}
+
+impl Machine {
+    /// The last word of what a guest says of its machine.
+    const SEEN: &str = "machine seen";
+
+    fn new(mode: Mode, cpus: u32, is_strict: bool) -> Self {
+        Self {
+            mode,
+            cpus,
+            is_strict,
+        }
+    }
+
+    /// 1 and 4 vCPUs, strict and lazy, each register mode.
+    fn all() -> impl Iterator<Item = Self> {
+        Mode::VTD.into_iter().flat_map(|mode| {
+            [(1, true), (1, false), (4, true), (4, false)]
+                .map(|(cpus, is_strict)| Self::new(mode, cpus, is_strict))
+        })
+    }
+
+    fn name(self) -> String {
+        let policy = if self.is_strict { "strict" } else { "lazy" };
+        format!("{}, {} vCPU, {policy}", self.mode.name(), self.cpus)
+    }
+
+    /// A guest that first says what it sees of its machine, then runs `script`.
+    fn guest(self, script: &str) -> Guest {
+        // The kernel's log has its command line, and so this script: the pattern does not match itself.
+        let script = format!(
+            "nproc && dmesg | grep -E 'DMA[R]:|iomm[u]:' && echo {} && {script}",
+            Self::SEEN
+        );
+        let mut guest = Guest::new(self.mode, script);
+        guest.cpus = self.cpus;
+        guest.is_strict = self.is_strict;
+        guest
+    }
+
+    /// Linux saw this machine, and no fault while it booted.
+    fn check(self, outcome: &Outcome) -> Result<()> {
+        let (seen, _) = outcome
+            .console
+            .split_once(Self::SEEN)
+            .with_context(|| format!("it did not boot\n{}", outcome.tail()))?;
+        let has = |text: &str| seen.lines().any(|line| line.contains(text));
+        ensure!(
+            seen.lines()
+                .any(|line| line.trim() == self.cpus.to_string()),
+            "the guest does not see {} CPUs\n{seen}",
+            self.cpus
+        );
+        ensure!(
+            has("DMAR: Intel(R) Virtualization Technology for Directed I/O"),
+            "Linux did not turn the IOMMU on\n{seen}"
+        );
+        let policy = if self.is_strict {
+            "strict mode"
+        } else {
+            "lazy mode"
+        };
+        ensure!(
+            has(&format!("DMA domain TLB invalidation policy: {policy}")),
+            "Linux is not in {policy}\n{seen}"
+        );
+        ensure!(
+            !has("DMAR: [DMA") && !has("malfunction"),
+            "Linux complains of DMA faults\n{seen}"
+        );
+        Ok(())
+    }
 }
 
 fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
@@ -116,96 +192,31 @@ pub(super) fn mixed_summary(outcome: &Outcome) -> Result<String> {
     Ok(line.trim().to_owned())
 }
 
-/// 1 and 4 vCPUs, strict and lazy, each register mode, if it is `wanted`.
-fn boots(wanted: impl Fn(Mode, u32, bool) -> bool) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for mode in Mode::VTD {
-        for cpus in [1, 4] {
-            for is_strict in [true, false]
-                .into_iter()
-                .filter(|&is_strict| wanted(mode, cpus, is_strict))
-            {
-                let policy = if is_strict { "strict" } else { "lazy" };
-                let name = format!("boot: {}, {cpus} vCPU, {policy}", mode.name());
-                cases.push(Case::new(name, move |host| {
-                    boot(host, mode, cpus, is_strict)
-                }));
-            }
-        }
-    }
-    cases
+fn check_pattern(disk: &str) -> String {
+    format!("workload check-pattern {disk} --bytes {MIB} --seed {SEED}")
 }
 
-fn boot(host: &Host, mode: Mode, cpus: u32, is_strict: bool) -> Result<String> {
-    let script = format!(
-        "nproc && dmesg | grep -E 'DMAR:|iommu:' && \
-         workload check-pattern /dev/vda --bytes {MIB} --seed {SEED}"
-    );
-    let mut guest = with_disk(Guest::new(mode, script), host, ",queues=2")?;
-    guest.cpus = cpus;
-    guest.is_strict = is_strict;
-    guest.idle = "adaptive";
-    let outcome = guest.run(host)?;
-    ensure!(
-        outcome
-            .console
-            .lines()
-            .any(|line| line.trim() == cpus.to_string()),
-        "the guest does not see {cpus} CPUs\n{}",
-        outcome.tail()
-    );
-    outcome
-        .line("DMAR: Intel(R) Virtualization Technology for Directed I/O")
-        .with_context(|| format!("Linux did not turn the IOMMU on\n{}", outcome.tail()))?;
-    let policy = if is_strict {
-        "strict mode"
-    } else {
-        "lazy mode"
-    };
-    outcome
-        .line(&format!("DMA domain TLB invalidation policy: {policy}"))
-        .with_context(|| format!("Linux is not in {policy}\n{}", outcome.tail()))?;
-    ensure!(
-        outcome.line("DMAR: [DMA").is_none() && outcome.line("malfunction").is_none(),
-        "Linux complains of DMA faults\n{}",
-        outcome.tail()
-    );
-    let waits = &outcome.ledger["whole"]["owner"]["waits"];
-    Ok(format!("{waits} invalidation waits"))
+fn boot(machine: Machine) -> Case {
+    Case::new(format!("boot: {}", machine.name()), move |host| {
+        let mut guest = with_disk(machine.guest(&check_pattern("/dev/vda")), host, ",queues=2")?;
+        guest.idle = "adaptive";
+        let outcome = guest.run(host)?;
+        machine.check(&outcome)?;
+        let waits = &outcome.ledger["whole"]["owner"]["waits"];
+        Ok(format!("{waits} invalidation waits"))
+    })
 }
 
-fn no_iommu() -> Case {
-    Case::new(
-        "boot: no IOMMU, 2 vCPU, 4 KiB blocks, read-only disk",
-        |host| {
-            let script = format!(
-                "test $(cat /sys/block/vda/queue/logical_block_size) = 4096 && \
-             test $(cat /sys/block/vda/ro) = 1 && \
-             workload check-pattern /dev/vda --bytes {MIB} --seed {SEED}"
-            );
-            let mut guest = with_disk(
-                Guest::new(Mode::None, script),
-                host,
-                ",block=4096,readonly=on",
-            )?;
-            guest.cpus = 2;
-            guest.run(host)?;
-            Ok(String::new())
-        },
-    )
-}
-
-fn mixed(mode: Mode, seconds: u32) -> Case {
+fn mixed(machine: Machine, seconds: u32) -> Case {
     let name = format!(
-        "mixed, verified I/O for {seconds} s, the disk refused to a second run: {}, 4 vCPU, strict",
-        mode.name()
+        "mixed, verified I/O for {seconds} s, the disk refused to a second run: {}",
+        machine.name()
     );
     Case::new(name, move |host| {
         let script = format!(
             "echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8"
         );
-        let mut guest = with_disk(Guest::new(mode, script), host, ",queues=4")?;
-        guest.cpus = 4;
+        let mut guest = with_disk(machine.guest(&script), host, ",queues=4")?;
         guest.limit = Duration::from_secs(u64::from(seconds) * 2 + 180);
         let mut first = guest.spawn(host)?;
         let second = match first.wait_for("now mixed") {
@@ -215,6 +226,7 @@ fn mixed(mode: Mode, seconds: u32) -> Case {
         };
         let outcome = first.wait()?;
         outcome.check()?;
+        machine.check(&outcome)?;
         let second = second.context("it did not say that it begins")?;
         ensure!(
             second.exit == 2 && second.log.contains("disk0.img: in use: exitless (process"),
@@ -226,72 +238,82 @@ fn mixed(mode: Mode, seconds: u32) -> Case {
     })
 }
 
-fn bounce() -> Case {
-    Case::new(
-        "mixed, verified I/O for 4 s: shared, bounce buffers",
-        |host| {
-            let script = "workload mixed /dev/vda --seconds 4 --seed 6 --depth 4";
-            let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
-            guest.flags.extend(["--dma".into(), "bounce".into()]);
-            mixed_summary(&guest.run(host)?)
-        },
-    )
+fn bounce(machine: Machine) -> Case {
+    let name = format!(
+        "mixed, verified I/O for 4 s, bounce buffers: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        let script = "workload mixed /dev/vda --seconds 4 --seed 6 --depth 4";
+        let mut guest = with_disk(machine.guest(script), host, "")?;
+        guest.flags.extend(["--dma".into(), "bounce".into()]);
+        let outcome = guest.run(host)?;
+        machine.check(&outcome)?;
+        mixed_summary(&outcome)
+    })
 }
 
-fn network() -> Case {
-    Case::new(
-        "ping and UDP echo, built in and over TAP: trap, 2 vCPU",
-        |host| {
-            let mut guest = Guest::new(Mode::Trap, workloads::network_script(3, 50));
-            guest.cpus = 2;
-            guest.idle = "adaptive";
-            workloads::add_network(&mut guest);
-            let has_tap = workloads::add_tap(&mut guest, host)?;
-            let outcome = guest.run(host)?;
-            workloads::check_network(&outcome)?;
-            if !has_tap {
-                return Ok("skipped TAP: making one takes privileges on this host".into());
-            }
-            outcome
-                .line("tap ok")
-                .with_context(|| format!("no answer over TAP\n{}", outcome.tail()))?;
-            Ok(String::new())
-        },
-    )
+fn network(machine: Machine) -> Case {
+    let name = format!(
+        "ping and UDP echo, built in and over TAP: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        let mut guest = machine.guest(&workloads::network_script(3, 50));
+        guest.idle = "adaptive";
+        workloads::add_network(&mut guest);
+        let has_tap = workloads::add_tap(&mut guest, host)?;
+        let outcome = guest.run(host)?;
+        machine.check(&outcome)?;
+        workloads::check_network(&outcome)?;
+        if !has_tap {
+            return Ok("skipped TAP: making one takes privileges on this host".into());
+        }
+        outcome
+            .line("tap ok")
+            .with_context(|| format!("no answer over TAP\n{}", outcome.tail()))?;
+        Ok(String::new())
+    })
 }
 
-fn reset() -> Case {
-    Case::new(
-        "a guest that asks for a reset ends the run with status 3",
-        |host| {
-            let guest = Guest::new(Mode::Shared, "reboot -f");
-            let outcome = guest.try_run(host)?;
-            ensure!(
-                outcome.exit == 3,
-                "status {}\n{}",
-                outcome.exit,
-                outcome.tail()
-            );
-            Ok(String::new())
-        },
-    )
+fn reset(machine: Machine) -> Case {
+    let name = format!(
+        "a guest that asks for a reset ends the run with status 3: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        let script = format!("{} && reboot -f", check_pattern("/dev/vda"));
+        let mut guest = with_disk(machine.guest(&script), host, ",queues=2")?;
+        guest.idle = "adaptive";
+        let outcome = guest.try_run(host)?;
+        ensure!(
+            outcome.exit == 3,
+            "status {}\n{}",
+            outcome.exit,
+            outcome.tail()
+        );
+        machine.check(&outcome)?;
+        Ok(String::new())
+    })
 }
 
-fn rogue() -> Case {
-    Case::new(
-        "rogue DMA, unmapped and read-only, is blocked and Linux sees the faults: logged",
-        |host| {
-            let mut guest = Guest::new(Mode::Logged, "true");
-            for rogue in Rogue::ALL {
-                rogue.add(&mut guest, host)?;
-            }
-            let outcome = guest.run(host)?;
-            for disk in 0..Rogue::ALL.len() {
-                workloads::check_blocked(&outcome, disk)?;
-            }
-            Ok(String::new())
-        },
-    )
+fn rogue(machine: Machine) -> Case {
+    let name = format!(
+        "rogue DMA, unmapped and read-only, is blocked and Linux sees the faults: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        let mut guest = machine.guest("true");
+        for rogue in Rogue::ALL {
+            rogue.add(&mut guest, host)?;
+        }
+        let outcome = guest.run(host)?;
+        machine.check(&outcome)?;
+        for disk in 0..Rogue::ALL.len() {
+            workloads::check_blocked(&outcome, disk)?;
+        }
+        Ok(String::new())
+    })
 }
 
 fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
@@ -314,17 +336,22 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     )
 }
 
-/// A disk that a daemon serves, killed and started again while the guest writes and verifies.
+/// No IOMMU: a disk that a daemon serves, killed and started again while the guest writes and verifies, and beside it one
+/// of the program's own that may only be read, in blocks of 4 KiB.
 fn remote_disk(kills: u32) -> Case {
     Case::new(
         format!(
-            "a disk served by another process, killed {kills} times under verified I/O: none, 2 vCPU"
+            "a disk served by another process, killed {kills} times under verified I/O, beside a read-only one of 4 KiB \
+             blocks: none, 2 vCPU"
         ),
         move |host| {
             let seconds = 2 + kills;
             let script = format!(
-                "workload check-pattern /dev/vda --bytes {MIB} --seed {SEED} && echo now mixed && \
-                 workload mixed /dev/vda --seconds {seconds} --seed 7 --depth 4"
+                "test $(cat /sys/block/vda/queue/logical_block_size) = 4096 && \
+                 test $(cat /sys/block/vda/ro) = 1 && {} && {} && echo now mixed && \
+                 workload mixed /dev/vdb --seconds {seconds} --seed 7 --depth 4",
+                check_pattern("/dev/vda"),
+                check_pattern("/dev/vdb"),
             );
             // Small: every byte goes to the host through an emulated port.
             host.put("remote.img", &workloads::pattern(SEED)[..2 * MIB])?;
@@ -334,7 +361,11 @@ fn remote_disk(kills: u32) -> Case {
                 limit: Duration::from_secs(180 + u64::from(seconds)),
             };
             let mut daemon = plan.start(host)?;
-            let mut guest = Guest::new(Mode::None, script);
+            let mut guest = with_disk(
+                Guest::new(Mode::None, script),
+                host,
+                ",block=4096,readonly=on",
+            )?;
             guest.cpus = 2;
             guest.idle = "adaptive";
             guest.limit = plan.limit;

@@ -1,5 +1,5 @@
 //! Exports and their guests, good and hostile ones. One binary, since each would compile the whole server anew; what
-//! measures the process (its heap, its processor time, its log) is a binary of its own beside this directory.
+//! needs the process or the processors for itself is in the one beside this.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,11 +1,9 @@
 //! Rate limits hold and cost nobody else; calls are put off no longer than they may be.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::front::Front;
-use common::{Disk, Server, feature, options, reads, until};
+use crate::common::front::Front;
+use crate::common::{Disk, PATIENCE, Server, feature, options, reads, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore::IdlePolicy;
 use vhost_blk::Options;
@@ -43,6 +41,7 @@ fn limited(operations: Option<u64>, bytes: Option<u64>) -> Disk {
 
 #[test]
 fn a_limit_holds_at_depth_32_however_the_core_waits() {
+    let _turn = crate::alone();
     for idle in [IdlePolicy::Poll, IdlePolicy::Sleep, IdlePolicy::adaptive()] {
         for (operations, bytes, block, expected) in [
             (Some(5_000), None, 4096, 5_000.0),
@@ -81,6 +80,7 @@ fn off_by(idle: IdlePolicy, disk: Disk, block: u32, expected: f64) -> (f64, f64)
 
 #[test]
 fn a_throttled_guest_takes_nothing_from_its_neighbour() {
+    let _turn = crate::alone();
     let disks = vec![limited(Some(1_000), None), Disk::ram("neighbour")];
     let server = Server::start(IdlePolicy::adaptive(), disks);
     let alone = run(&server, 1, 1, 4096, Duration::from_millis(400));
@@ -111,6 +111,7 @@ fn a_throttled_guest_takes_nothing_from_its_neighbour() {
 /// A limited guest that goes away leaves nobody awake.
 #[test]
 fn a_limited_device_without_rings_lets_the_core_sleep() {
+    let _turn = crate::alone();
     let server = Server::start(IdlePolicy::Sleep, vec![limited(Some(10), None)]);
     let mut front = Front::running(&server.path(0), feature::EVENT_IDX, 1, 8);
     assert!(front.io().submit(0, Op::Write, 0));
@@ -148,6 +149,7 @@ fn wait_for_call(front: &Front, limit: Duration) -> Option<Duration> {
 
 #[test]
 fn a_call_waits_under_load_no_longer_than_it_may() {
+    let _turn = crate::alone();
     let delay = Duration::from_millis(60);
     for features in [0, feature::EVENT_IDX, feature::PACKED | feature::EVENT_IDX] {
         let (mut disk, control) = Disk::slow("slow");
@@ -162,14 +164,14 @@ fn a_call_waits_under_load_no_longer_than_it_may() {
         until("it is done", || {
             front.queues[0].ring().has_used(&front.memory)
         });
-        let took = wait_for_call(&front, common::PATIENCE).expect("a call in the end");
+        let took = wait_for_call(&front, PATIENCE).expect("a call in the end");
         assert!(took > delay / 2, "{took:?}: at once");
         assert!(took < delay + Duration::from_millis(500), "{took:?}");
         front.io().collect();
         // Few are left: nothing to wait for. The bound would be far later.
         assert!(front.queues[0].ring().arm(&front.memory));
         control.release(5);
-        let took = wait_for_call(&front, common::PATIENCE).expect("a call");
+        let took = wait_for_call(&front, PATIENCE).expect("a call");
         assert!(took < delay, "{took:?}: it waited");
         control.set_open(true);
         front.io().drain();
@@ -178,6 +180,7 @@ fn a_call_waits_under_load_no_longer_than_it_may() {
 
 #[test]
 fn a_call_at_depth_one_never_waits() {
+    let _turn = crate::alone();
     for block in [512, 4096, 1 << 20] {
         let mut disk = Disk::ram("ram");
         // So long that one that waits is seen.

@@ -1,15 +1,12 @@
 //! What a connected guest costs that wants nothing: heap, log lines, and the core's time.
-#![allow(unsafe_code, reason = "an allocator that counts")]
-
-mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use common::front::{Front, event, fd};
-use common::{Disk, LOGGED, Server, feature, options};
+use crate::common::front::{Front, event, fd};
+use crate::common::{Disk, LOGGED, Server, feature, options};
 use sidecore::IdlePolicy;
 use vhost_user::wire::{Request, VringState};
 
@@ -60,6 +57,7 @@ fn held(server: &Server, exports: usize) -> isize {
 /// One test: the counters are the process's.
 #[test]
 fn a_connected_guest_that_is_idle_costs_little() {
+    let _turn = crate::alone();
     const EXPORTS: usize = 32;
     IS_GUEST.set(true);
     for (features, queues) in [
@@ -96,7 +94,7 @@ fn a_connected_guest_that_is_idle_costs_little() {
         // And leaves nothing.
         drop(guests);
         let mut left = 0;
-        common::until("the connections end", || {
+        crate::common::until("the connections end", || {
             left = held(&server, EXPORTS) - before;
             left < (EXPORTS * 256) as isize
         });

@@ -1,7 +1,5 @@
 //! Several cores: pollers that move while they work, cores that come and go.
 
-mod common;
-
 use std::{
     num::NonZeroU32,
     sync::{
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Device, Ring, Style, wait_for};
+use crate::common::{Device, Ring, Style, wait_for};
 use seeded::Random;
 use sidecore::{
     Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Fleet, FleetBuilder, IdlePolicy,

@@ -1,11 +1,9 @@
-//! No wake-up is lost between a core and a guest that always sleep. Alone in its process: on a machine of few processors other
+//! No wake-up is lost between a core and a guest that always sleep. Nothing runs beside: on a machine of few processors other
 //! tests would take the time that the sleeps need. `EXPORT_FORCED_SLEEPS` is how many there are to be (20,000).
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Disk, Server, feature, options, reads};
+use crate::common::{Disk, Server, feature, options, reads};
 use sidecore::IdlePolicy;
 use vhost_blk::Options;
 use vhost_blk::drive::drive;
@@ -20,6 +18,7 @@ fn forced_sleeps() -> u64 {
 /// The guest sleeps for each request, the core after each: nearly every kick and call has to wake somebody.
 #[test]
 fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
+    let _turn = crate::alone();
     let styles = [
         0,
         feature::EVENT_IDX,

@@ -6,11 +6,9 @@
 //! the kick; beside it one with a flag. `SIDECORE_FORCED_SLEEPS` is the number of sleeps to reach
 //! in each test (default 20,000 each).
 
-mod common;
-
 use std::{num::NonZeroU32, sync::atomic::Ordering, time::Instant};
 
-use common::{Device, Ring, Style, wait_for};
+use crate::common::{Device, Ring, Style, wait_for};
 use sidecore::{Handle, IdlePolicy, SidecoreBuilder};
 
 fn target() -> u64 {

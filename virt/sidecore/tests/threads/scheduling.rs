@@ -1,9 +1,5 @@
 //! Fairness between pollers that always have work, and descriptors that misbehave.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::{
     fs::File,
     io::{Read, Write},
@@ -16,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::eventfd;
+use crate::common::eventfd;
 use sidecore::{
     Activity, ArmError, IdlePolicy, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
 };

@@ -1,5 +1,4 @@
 //! A ring as virtio's, an available index and a wish for kicks in shared memory, with an eventfd; and the poller that serves it.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::{
     fs::File,

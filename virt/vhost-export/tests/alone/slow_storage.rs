@@ -2,8 +2,6 @@
 //! plugs memory in or out, or resets the device meanwhile gets its answer when the storage has given its own: the request
 //! is a success, and the disk alive.
 
-mod common;
-
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -13,8 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::front::{Front, copy, event, fd, spare_memory};
-use common::{BLOCK, DISK, Disk, PATIENCE, Server, feature, logged, options, pattern, until};
+use crate::common::front::{Front, copy, event, fd, spare_memory};
+use crate::common::{
+    BLOCK, DISK, Disk, PATIENCE, Server, feature, logged, options, pattern, until,
+};
 use disk_image::{ImageDisk, ImageOptions};
 use held_fs::{Gate, HeldFs, Kind};
 use sidecore::{IdlePolicy, SidecoreBuilder};
@@ -294,6 +294,7 @@ impl Cell {
 
 #[test]
 fn a_held_request_ends_well_whatever_is_asked_for_meanwhile() {
+    let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
@@ -413,6 +414,7 @@ fn send(front: &mut Front, request: Request) {
 
 #[test]
 fn what_waits_for_which_file_is_logged_once_and_so_is_its_end() {
+    let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
@@ -442,6 +444,7 @@ fn what_waits_for_which_file_is_logged_once_and_so_is_its_end() {
 
 #[test]
 fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
+    let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
@@ -476,6 +479,7 @@ fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
 /// The finished requests of a ring are shown when it stops, though another ring of the device broke the protocol.
 #[test]
 fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
+    let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
@@ -504,6 +508,7 @@ fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
 /// that: its own answer would come late.
 #[test]
 fn a_disk_that_does_not_answer_hears_of_its_end_at_once_beside_a_busy_one() {
+    let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
@@ -529,6 +534,7 @@ fn a_disk_that_does_not_answer_hears_of_its_end_at_once_beside_a_busy_one() {
 /// What wakes a core for it belongs to the core: on another one it is something else.
 #[test]
 fn a_disk_that_has_moved_wakes_its_new_core() {
+    let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
