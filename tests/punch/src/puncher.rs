@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use guest_mem::{Gpa, Hva, PAGE_SIZE, Pages, SlotMapping};
+use guest_mem::{Gpa, PAGE_SIZE, Pages, SlotMapping};
 use machine::Request;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::mm::{Advice, madvise};
 use seeded::Random;
 use sidecore::{Answer, Handle, Reply};
-use uffd::{Features, Modes, Protection, Source, Uffd};
+use uffd::{GuestMapping, Protection, Source, Stores};
 
 use crate::counts::Counts;
 use crate::memory::{PunchedRam, Use};
@@ -101,9 +101,7 @@ struct Question {
 }
 
 struct Thread<O> {
-    // Before the mappings, which are to outlast their registration.
-    uffd: Uffd,
-    slots: Vec<Arc<SlotMapping>>,
+    guest: GuestMapping,
     file: OwnedFd,
     ram: PunchedRam,
     owner: Handle<Request<O>>,
@@ -129,19 +127,16 @@ impl<O: 'static> Thread<O> {
         owner: Handle<Request<O>>,
         (task, punched): (Arc<AtomicU8>, Arc<AtomicU64>),
     ) -> io::Result<Self> {
-        let features = Features::MISSING_SHARED | Features::MINOR_SHARED;
-        let uffd = Uffd::open(Source::Kernel, features)?;
         for slot in &slots {
-            let start = pointer(slot.hva());
+            let start = std::ptr::with_exposed_provenance_mut(slot.hva().raw() as usize);
             // SAFETY: the mapping is ours, and populating it changes nothing of what it holds.
             unsafe { madvise(start, slot.len() as usize, Advice::LinuxPopulateWrite) }?;
-            // SAFETY: `Thread` keeps the mapping longer than the descriptor, and nobody makes references into it.
-            unsafe { uffd.register(slot.hva(), slot.len(), Modes::MISSING | Modes::MINOR) }?;
         }
+        let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
+        let guest = GuestMapping::new(offsets.zip(slots), Source::Kernel, Stores::Unseen)?;
         Ok(Self {
-            uffd,
+            guest,
             file: ram.ram().memfd().try_clone_to_owned()?,
-            slots,
             ram,
             owner,
             task,
@@ -188,8 +183,8 @@ impl<O: 'static> Thread<O> {
         {
             self.bring_back(page, None)?;
         }
-        while let Some(fault) = self.uffd.next_fault()? {
-            let page = self.page_of(fault.address);
+        while let Some(fault) = self.guest.next_fault()? {
+            let page = fault.page;
             if self.bring_back(page, None)? {
                 let what = self.ram.use_of(page);
                 self.counts.for_vcpus.add(what);
@@ -220,7 +215,7 @@ impl<O: 'static> Thread<O> {
 
     fn wait(&self) {
         let fds = &mut [
-            PollFd::new(&self.uffd, PollFlags::IN),
+            PollFd::new(&self.guest, PollFlags::IN),
             PollFd::from_borrowed_fd(self.ram.wake_fd(), PollFlags::IN),
         ];
         let limit = Timespec {
@@ -277,8 +272,7 @@ impl<O: 'static> Thread<O> {
         let gone = (0..).zip(pages).filter(|(nth, _)| gone >> nth & 1 != 0);
         let gone: Vec<u64> = gone.map(|(_, page)| page).collect();
         for page in &gone {
-            // SAFETY: pages of a mapping that is lent to a memory slot alone; what they hold is in the file.
-            unsafe { madvise(pointer(self.hva_of(*page)), PAGE, Advice::LinuxDontNeed) }?;
+            self.guest.unmap(*page)?;
         }
         for page in gone {
             let mut bytes = Box::new([0; PAGE]);
@@ -312,28 +306,12 @@ impl<O: 'static> Thread<O> {
                 bytes.fill(0);
             }
             rustix::io::pwrite(&self.file, &bytes[..], at)?;
-            self.map(page)?;
+            self.guest.map(page, Protection::Writable)?;
             self.ram.show(page);
             return Ok(true);
         }
-        self.map(page)?;
+        self.guest.map(page, Protection::Writable)?;
         Ok(false)
-    }
-
-    /// Maps a page of the file for the guest, and wakes who waits for it.
-    fn map(&self, page: u64) -> io::Result<()> {
-        let at = self.hva_of(page);
-        loop {
-            match self.uffd.map_present(at, PAGE_SIZE, Protection::Writable) {
-                Ok(PAGE_SIZE) => return Ok(()),
-                // The address space is changing under us.
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    return self.uffd.wake(at, PAGE_SIZE);
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     fn gpa_of(&self, page: u64) -> Gpa {
@@ -343,27 +321,6 @@ impl<O: 'static> Thread<O> {
         let region = found.next().expect("a page of the file");
         Gpa::new(region.gpa.raw() + (at - region.fd_offset))
     }
-
-    fn hva_of(&self, page: u64) -> Hva {
-        let at = page * PAGE_SIZE;
-        let regions = self.ram.ram().regions().iter().zip(&self.slots);
-        let mut found = regions.filter(|(r, _)| r.fd_offset <= at && at < r.fd_offset + r.len);
-        let (region, slot) = found.next().expect("a page of the file");
-        Hva::new(slot.hva().raw() + (at - region.fd_offset))
-    }
-
-    fn page_of(&self, address: Hva) -> u64 {
-        let regions = self.ram.ram().regions().iter().zip(&self.slots);
-        let mut found = regions.filter_map(|(region, slot)| {
-            let inside = address.offset_from(slot.hva())?;
-            (inside < slot.len()).then_some((region.fd_offset + inside) / PAGE_SIZE)
-        });
-        found.next().expect("a fault of a registered range")
-    }
-}
-
-fn pointer(at: Hva) -> *mut std::ffi::c_void {
-    std::ptr::with_exposed_provenance_mut(at.raw() as usize)
 }
 
 #[cfg(test)]

@@ -67,6 +67,25 @@ impl SlotMapping {
         Hva::new(self.start.as_ptr().expose_provenance() as u64)
     }
 
+    /// Takes `len` bytes from `offset` on (multiples of 4096) out of the mapping: the file keeps them, and whoever reaches for
+    /// them here maps them anew.
+    ///
+    /// # Errors
+    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside.
+    pub fn unmap(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.checked_add(len);
+        if end.is_none_or(|end| end > self.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: checked just above to lie inside the mapping, whose length is a `usize`.
+        let start = unsafe { self.start.add(offset as usize) };
+        // SAFETY: the range is of a shared mapping of ours: what it holds is the file's.
+        match unsafe { libc::madvise(start.as_ptr().cast(), len as usize, libc::MADV_DONTNEED) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Bytes: `memory_size` of the memory slot.
     #[expect(
         clippy::len_without_is_empty,

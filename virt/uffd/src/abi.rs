@@ -50,6 +50,8 @@ impl Features {
     pub const MINOR_SHARED: Self = Self(1 << 10);
     /// Write protection of shared memory (Linux 5.19).
     pub const WRITE_PROTECT_SHARED: Self = Self(1 << 12);
+    /// A store to a write-protected page is no fault, but takes the protection away (Linux 6.7).
+    pub const WRITE_PROTECT_ASYNC: Self = Self(1 << 15);
 }
 
 /// Which faults of a range are messages.

@@ -1,6 +1,7 @@
 //! userfaultfd(2): a fault of this process becomes a message to whoever decides what the page holds.
 //!
 //! * [`Uffd`]: the descriptor, the ranges registered with it, and the answers to faults.
+//! * [`GuestMapping`]: a guest's memory, whose absent pages are faults, and whose stores to protected pages leave a trace.
 //! * [`WriteGate`]: a register page whose stores wake a sleeping core; [`SlotMapping`](guest_mem::SlotMapping) is what it protects.
 //!
 //! Registered memory is meant to be a mapping of a memory file made for guests alone: faults belong to one
@@ -16,7 +17,9 @@
 mod abi;
 mod descriptor;
 mod gate;
+mod guest;
 
 pub use abi::{Features, Modes};
 pub use descriptor::{Fault, FaultKind, Protection, Source, Uffd};
 pub use gate::WriteGate;
+pub use guest::{GuestMapping, PageFault, Stores};

@@ -1,0 +1,189 @@
+//! A guest's memory, page by page: what of it is mapped for the guest, and whether it was stored to.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use guest_mem::{Hva, PAGE_SIZE, SlotMapping};
+
+use crate::{Fault, FaultKind, Features, Modes, Protection, Source, Uffd};
+
+/// A bit of a word of `/proc/self/pagemap`: the page is write-protected by userfaultfd, mapped or not.
+const MARKER: u64 = 1 << 57;
+
+/// What becomes known of stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    /// Nothing.
+    Unseen,
+    /// A store to a protected page is no fault, but takes the protection away, which shows. Linux 6.7.
+    Traced,
+}
+
+/// A fault at a page of the memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageFault {
+    /// Its number in the file.
+    pub page: u64,
+    /// Why it is one.
+    pub kind: FaultKind,
+    /// Whether it is a store, as far as the kernel knows.
+    pub is_write: bool,
+}
+
+/// The mappings that a guest's memory slots show of one memory file. Absent pages are faults.
+///
+/// Pages are numbered as in the file. A page outside all mappings panics.
+#[derive(Debug)]
+pub struct GuestMapping {
+    // Before the mappings, which are to outlast their registration.
+    uffd: Uffd,
+    pagemap: File,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    first: u64,
+    mapping: Arc<SlotMapping>,
+}
+
+impl GuestMapping {
+    /// Takes over the faults of these mappings, each with its offset in the file, in bytes.
+    ///
+    /// # Errors
+    /// The kernel's reason with what to do.
+    pub fn new(
+        mappings: impl IntoIterator<Item = (u64, Arc<SlotMapping>)>,
+        source: Source,
+        stores: Stores,
+    ) -> io::Result<Self> {
+        let mut features = Features::MISSING_SHARED | Features::MINOR_SHARED;
+        let mut modes = Modes::MISSING | Modes::MINOR;
+        if stores == Stores::Traced {
+            features = features
+                | Features::WRITE_PROTECT
+                | Features::WRITE_PROTECT_SHARED
+                | Features::WRITE_PROTECT_ASYNC;
+            modes = modes | Modes::WRITE_PROTECT;
+        }
+        let mut guest = Self {
+            uffd: Uffd::open(source, features)?,
+            pagemap: File::open("/proc/self/pagemap")?,
+            parts: Vec::new(),
+        };
+        for (offset, mapping) in mappings {
+            // SAFETY: nobody makes references into a `SlotMapping`, and this one is kept until the descriptor is dropped.
+            unsafe { guest.uffd.register(mapping.hva(), mapping.len(), modes) }?;
+            let first = offset / PAGE_SIZE;
+            guest.parts.push(Part { first, mapping });
+        }
+        Ok(guest)
+    }
+
+    /// The next access that waits; `None` if there is none now.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn next_fault(&self) -> io::Result<Option<PageFault>> {
+        let fault = self.uffd.next_fault()?;
+        Ok(fault.map(|fault| {
+            let Fault {
+                address,
+                kind,
+                is_write,
+            } = fault;
+            let mut found = self.parts.iter().filter_map(|part| {
+                let inside = address.offset_from(part.mapping.hva())?;
+                (inside < part.mapping.len()).then_some(part.first + inside / PAGE_SIZE)
+            });
+            PageFault {
+                page: found.next().expect("a fault of a registered range"),
+                kind,
+                is_write,
+            }
+        }))
+    }
+
+    /// Maps a page that the file has, and wakes who waits for it. One that is mapped stays as it is.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn map(&self, page: u64, protection: Protection) -> io::Result<()> {
+        let at = self.hva(page);
+        loop {
+            match self.uffd.map_present(at, PAGE_SIZE, protection) {
+                Ok(PAGE_SIZE) => return Ok(()),
+                // The address space is changing under us.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    return self.uffd.wake(at, PAGE_SIZE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the mapping of `page` away; the file keeps the page, and the protection its trace. From its return on no store
+    /// reaches the page from here.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unmap(&self, page: u64) -> io::Result<()> {
+        let part = self.part(page);
+        part.mapping
+            .unmap((page - part.first) * PAGE_SIZE, PAGE_SIZE)
+    }
+
+    /// Protects a page that is mapped: the next store shows.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn protect(&self, page: u64) -> io::Result<()> {
+        self.uffd
+            .write_protect(self.hva(page), PAGE_SIZE, Protection::WriteProtected)
+    }
+
+    /// Whether the page was protected when it was last mapped or since, and nobody has stored to it from here after that. So it
+    /// stays when the page is unmapped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn is_protected(&self, page: u64) -> io::Result<bool> {
+        let mut word = [0; 8];
+        let at = self.hva(page).raw() / PAGE_SIZE * 8;
+        self.pagemap.read_exact_at(&mut word, at)?;
+        Ok(u64::from_ne_bytes(word) & MARKER != 0)
+    }
+
+    /// Lets accesses that wait for the page try again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wake(&self, page: u64) -> io::Result<()> {
+        self.uffd.wake(self.hva(page), PAGE_SIZE)
+    }
+
+    fn part(&self, page: u64) -> &Part {
+        let is_inside = |part: &&Part| {
+            let inside = page.checked_sub(part.first);
+            inside.is_some_and(|inside| inside < part.mapping.len() / PAGE_SIZE)
+        };
+        let found = self.parts.iter().find(is_inside);
+        found.expect("a page of a mapping")
+    }
+
+    fn hva(&self, page: u64) -> Hva {
+        let part = self.part(page);
+        Hva::new(part.mapping.hva().raw() + (page - part.first) * PAGE_SIZE)
+    }
+}
+
+/// Readable while an access waits whose message nobody has taken.
+impl AsFd for GuestMapping {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}

@@ -1,0 +1,170 @@
+//! What a pager relies on, page by page, against the running kernel. What it does not offer is skipped with a word.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use guest_mem::{HugePages, SlotMapping};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::{pread, pwrite};
+use uffd::{FaultKind, GuestMapping, PageFault, Protection, Source, Stores};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 8;
+
+struct Guest {
+    // Before the mapping that loads and stores go to.
+    pages: GuestMapping,
+    mapping: Arc<SlotMapping>,
+    file: std::os::fd::OwnedFd,
+}
+
+impl Guest {
+    /// The second half of a file of twice as many pages.
+    fn new() -> Option<Self> {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
+        ftruncate(&file, 2 * PAGES * PAGE).expect("its pages");
+        let offset = PAGES * PAGE;
+        let mapping = SlotMapping::new(file.as_fd(), offset, offset, HugePages::Never);
+        let mapping = Arc::new(mapping.expect("a mapping"));
+        let parts = [(offset, mapping.clone())];
+        match GuestMapping::new(parts, Source::User, Stores::Traced) {
+            Ok(pages) => Some(Self {
+                pages,
+                mapping,
+                file,
+            }),
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+        }
+    }
+
+    /// The first word of a page: what a guest would load and store.
+    fn word(&self, page: u64) -> &'static AtomicU64 {
+        let at = self.mapping.hva().raw() + (page - PAGES) * PAGE;
+        let at = std::ptr::with_exposed_provenance_mut(at as usize);
+        // SAFETY: aligned, mapped until the test drops the guest after its threads have ended, and only used atomically.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    fn fault(&self) -> PageFault {
+        let limit = Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        let fds = &mut [PollFd::new(&self.pages, PollFlags::IN)];
+        assert_eq!(poll(fds, Some(&limit)), Ok(1), "no access has come");
+        let fault = self.pages.next_fault().expect("a message");
+        fault.expect("readable")
+    }
+
+    fn put(&self, page: u64, value: u64) {
+        assert_eq!(pwrite(&self.file, &value.to_ne_bytes(), page * PAGE), Ok(8));
+    }
+
+    fn held(&self, page: u64) -> u64 {
+        let mut bytes = [0; 8];
+        assert_eq!(pread(&self.file, &mut bytes, page * PAGE), Ok(8));
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn punch(&self, page: u64) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, hole, page * PAGE, PAGE).expect("a hole");
+    }
+
+    fn is_protected(&self, page: u64) -> bool {
+        self.pages.is_protected(page).expect("the page's word")
+    }
+}
+
+#[test]
+fn an_unmapped_page_is_a_minor_fault_and_a_punched_one_is_missing() {
+    let Some(guest) = Guest::new() else { return };
+    let page = PAGES + 3;
+    for value in [1, 2] {
+        guest.put(page, value);
+        let kinds = [FaultKind::Minor, FaultKind::Missing];
+        for kind in kinds {
+            let load = thread::spawn({
+                let word = guest.word(page);
+                move || word.load(Ordering::Relaxed)
+            });
+            let fault = guest.fault();
+            assert_eq!(
+                (fault.page, fault.kind, fault.is_write),
+                (page, kind, false)
+            );
+            if kind == FaultKind::Missing {
+                guest.put(page, value);
+            }
+            guest.pages.map(page, Protection::Writable).unwrap();
+            assert_eq!(load.join().unwrap(), value);
+            guest.pages.unmap(page).unwrap();
+            assert_eq!(guest.held(page), value);
+            guest.punch(page);
+            assert_eq!(guest.held(page), 0);
+        }
+    }
+}
+
+#[test]
+fn the_first_store_takes_the_protection_away_and_nobody_waits() {
+    let Some(guest) = Guest::new() else { return };
+    let page = PAGES;
+    guest.put(page, 7);
+    guest.pages.map(page, Protection::WriteProtected).unwrap();
+    assert_eq!(guest.word(page).load(Ordering::Relaxed), 7);
+    assert!(guest.is_protected(page), "a load is none");
+    for value in [8, 9] {
+        guest.word(page).store(value, Ordering::Relaxed);
+        assert!(!guest.is_protected(page));
+        assert_eq!(guest.held(page), value);
+        guest.pages.protect(page).unwrap();
+        assert!(guest.is_protected(page));
+    }
+    assert_eq!(guest.pages.next_fault().unwrap(), None);
+}
+
+/// The whole of what is known of a page once it can no longer be stored to.
+#[test]
+fn the_trace_outlives_the_mapping() {
+    let Some(guest) = Guest::new() else { return };
+    for (page, is_stored) in [(PAGES + 1, false), (PAGES + 2, true)] {
+        guest.put(page, 7);
+        guest.pages.map(page, Protection::WriteProtected).unwrap();
+        if is_stored {
+            guest.word(page).store(8, Ordering::Relaxed);
+        }
+        guest.pages.unmap(page).unwrap();
+        assert_eq!(guest.is_protected(page), !is_stored);
+        // What comes in unprotected afterwards leaves none.
+        guest.pages.map(page, Protection::Writable).unwrap();
+        assert!(!guest.is_protected(page));
+        guest.pages.unmap(page).unwrap();
+        assert!(!guest.is_protected(page));
+    }
+}
+
+#[test]
+fn a_page_that_is_mapped_stays_as_it_is() {
+    let Some(guest) = Guest::new() else { return };
+    let page = PAGES + PAGES - 1;
+    guest.put(page, 1);
+    guest.pages.map(page, Protection::WriteProtected).unwrap();
+    guest.pages.map(page, Protection::Writable).unwrap();
+    assert!(guest.is_protected(page));
+    guest.pages.wake(page).unwrap();
+}
+
+#[test]
+fn a_range_beyond_the_mapping_is_refused() {
+    let Some(guest) = Guest::new() else { return };
+    for (offset, len) in [(PAGES * PAGE, PAGE), (0, (PAGES + 1) * PAGE), (u64::MAX, 2)] {
+        assert!(guest.mapping.unmap(offset, len).is_err());
+    }
+}
