@@ -1,0 +1,122 @@
+//! Which pages stand for a block: chains through the pages' own entries, in buckets by a hash of the block.
+
+use super::entry::{Block, Entry, Page, Place};
+
+const END: u32 = u32::MAX;
+
+/// Pages that may stand for one block: more are ordinary ones. A guest may read one block into all of its memory, and then
+/// write it.
+pub const SHARERS: usize = 8;
+
+/// The heads of the chains: 2 bytes a page at most.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    heads: Box<[u32]>,
+}
+
+impl Blocks {
+    pub fn new(pages: usize) -> Self {
+        let buckets = (pages / 4).next_power_of_two();
+        Self {
+            heads: vec![END; buckets].into(),
+        }
+    }
+
+    fn bucket(&self, block: Block) -> usize {
+        // Runs of blocks fill the buckets one by one; disks lie apart.
+        let mixed = block.number.wrapping_add(u32::from(block.disk) << 24);
+        let mixed = mixed ^ mixed >> self.heads.len().trailing_zeros().min(31);
+        mixed as usize & (self.heads.len() - 1)
+    }
+
+    /// The pages that stand for it, at most [`SHARERS`].
+    pub fn pages(&self, entries: &[Entry], block: Block) -> impl Iterator<Item = Page> {
+        let mut at = self.heads[self.bucket(block)];
+        std::iter::from_fn(move || {
+            while at != END {
+                let page = Page(at);
+                let entry = &entries[at as usize];
+                at = entry.chain;
+                if entry.place() == Place::Block(block) {
+                    return Some(page);
+                }
+            }
+            None
+        })
+    }
+
+    /// Lets `page`, whose content is nowhere else, stand for `block`; false if enough pages do.
+    pub fn link(&mut self, entries: &mut [Entry], page: Page, block: Block) -> bool {
+        if self.pages(entries, block).count() >= SHARERS {
+            return false;
+        }
+        let bucket = self.bucket(block);
+        let entry = &mut entries[page.0 as usize];
+        debug_assert_eq!(entry.place(), Place::Nowhere);
+        entry.chain = std::mem::replace(&mut self.heads[bucket], page.0);
+        entry.set_place(Place::Block(block));
+        true
+    }
+
+    /// Lets `page`, which stands for `block`, stand for itself.
+    pub fn unlink(&mut self, entries: &mut [Entry], page: Page, block: Block) {
+        let next = entries[page.0 as usize].chain;
+        let head = &mut self.heads[self.bucket(block)];
+        if *head == page.0 {
+            *head = next;
+        } else {
+            let mut at = *head as usize;
+            while entries[at].chain != page.0 {
+                at = entries[at].chain as usize;
+            }
+            entries[at].chain = next;
+        }
+        let entry = &mut entries[page.0 as usize];
+        entry.chain = END;
+        entry.set_place(Place::Nowhere);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use seeded::Random;
+
+    /// Against a set of pairs, with blocks that share buckets.
+    #[test]
+    fn chains_hold_what_a_set_holds() {
+        const PAGES: u32 = 64;
+        let mut random = Random::new(7);
+        let mut entries = vec![Entry::NEW; PAGES as usize];
+        let mut blocks = Blocks::new(PAGES as usize);
+        let mut model: BTreeSet<(Block, Page)> = BTreeSet::new();
+        for _ in 0..100_000 {
+            let page = Page(random.below(u64::from(PAGES)) as u32);
+            let number = random.below(4) as u32 * 16 + random.below(3) as u32;
+            let disk = random.below(2) as u8;
+            let block = Block { disk, number };
+            let stands_for = model.iter().find(|(_, p)| *p == page).copied();
+            match stands_for {
+                Some((block, page)) => {
+                    blocks.unlink(&mut entries, page, block);
+                    model.remove(&(block, page));
+                }
+                None => {
+                    let others = model.iter().filter(|(b, _)| *b == block).count();
+                    let linked = blocks.link(&mut entries, page, block);
+                    assert_eq!(linked, others < SHARERS);
+                    if linked {
+                        model.insert((block, page));
+                    }
+                }
+            }
+            let mut found: Vec<Page> = blocks.pages(&entries, block).collect();
+            found.sort();
+            let wanted = model.iter().filter(|(b, _)| *b == block);
+            let wanted: Vec<Page> = wanted.map(|(_, page)| *page).collect();
+            assert_eq!(found, wanted);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What is known of one page, in 16 bytes.
+
+/// A 4 KiB page of a guest's memory, by its number in the memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Page(pub u32);
+
+/// A 4 KiB slot of the swap store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(pub u32);
+
+/// A 4 KiB block of a disk whose blocks may stand for pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Block {
+    /// Which disk.
+    pub disk: u8,
+    /// Byte offset divided by 4096.
+    pub number: u32,
+}
+
+impl Block {
+    /// The block `count` further on; none past the last one that has a number.
+    pub fn ahead(self, count: u32) -> Option<Self> {
+        let number = self.number.checked_add(count)?;
+        Some(Self { number, ..self })
+    }
+}
+
+/// Where a page's content is, or what it equals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Only in memory; of an absent page: it is all zeroes.
+    Nowhere,
+    /// In the swap store.
+    Slot(Slot),
+    /// On a disk of the guest.
+    Block(Block),
+}
+
+/// Where a page is on its way between memory and elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its content is elsewhere, or zeroes.
+    Absent,
+    /// Its content is being read from its place.
+    Fetching,
+    /// In memory for a disk to read into, and for devices; its old content is forgotten. (A read that fails leaves zeroes, or
+    /// what it got so far.)
+    Filling,
+    /// In memory, mapped for the guest, shown to devices. A block is its place if its content was that block's when it was
+    /// last write-protected.
+    Resident,
+    /// In memory, but neither mapped nor shown: a second chance.
+    Soft,
+    /// As soft, and being written to its slot.
+    Saving,
+}
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub state: State,
+    place_kind: PlaceKind,
+    disk: u8,
+    marks: u8,
+    number: u32,
+    /// The next page in the same chain of [`Blocks`](super::blocks::Blocks).
+    pub chain: u32,
+    /// Of an absent page that is not zeroes, and of one on its way out or in: what its content has to match.
+    pub crc: u32,
+}
+
+/// A yes or no of a page.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(super) enum Mark {
+    /// The content of its block is about to change: it is fetched to stay.
+    LeavesBlock = 1,
+    /// It is in the queue of soft pages, whether it still is one or not.
+    InSoftQueue = 2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PlaceKind {
+    Nowhere,
+    Slot,
+    Block,
+}
+
+impl Entry {
+    /// A page that nobody has touched.
+    pub const NEW: Self = Self {
+        state: State::Absent,
+        place_kind: PlaceKind::Nowhere,
+        disk: 0,
+        marks: 0,
+        number: 0,
+        chain: u32::MAX,
+        crc: 0,
+    };
+
+    pub fn place(&self) -> Place {
+        match self.place_kind {
+            PlaceKind::Nowhere => Place::Nowhere,
+            PlaceKind::Slot => Place::Slot(Slot(self.number)),
+            PlaceKind::Block => Place::Block(Block {
+                disk: self.disk,
+                number: self.number,
+            }),
+        }
+    }
+
+    /// To be called by whoever keeps slots and chains in step with it.
+    pub fn set_place(&mut self, place: Place) {
+        (self.place_kind, self.disk, self.number) = match place {
+            Place::Nowhere => (PlaceKind::Nowhere, 0, 0),
+            Place::Slot(slot) => (PlaceKind::Slot, 0, slot.0),
+            Place::Block(block) => (PlaceKind::Block, block.disk, block.number),
+        };
+    }
+
+    pub fn has(&self, mark: Mark) -> bool {
+        self.marks & mark as u8 != 0
+    }
+
+    pub fn set(&mut self, mark: Mark, is_set: bool) {
+        self.marks = self.marks & !(mark as u8) | if is_set { mark as u8 } else { 0 };
+    }
+
+    /// Whether it takes memory.
+    pub fn is_present(&self) -> bool {
+        self.state != State::Absent
+    }
+}
+
+const _: () = assert!(size_of::<Entry>() == 16);

@@ -1,0 +1,157 @@
+//! How pages leave: asked for, let go, examined, dropped or saved.
+
+use super::command::{Command, Seen, Trouble};
+use super::entry::{Mark, Page, Place, Slot, State};
+use super::{BATCH, Book, mutant};
+
+impl Book {
+    /// Whether the owner is being asked for it, and so may have let go of it.
+    pub(super) fn is_asked_for(&self, page: Page) -> bool {
+        self.asking.iter().flatten().any(|asked| *asked == page)
+    }
+
+    /// The owner's answer: which of the pages that it was asked for it has let go, and which of those devices stored to since
+    /// they were shown, or since a request of a disk began that they belong to. The first page is the lowest bit.
+    pub fn answered(&mut self, gone: u32, written: u32) {
+        for (nth, page) in self.asking.take().into_iter().flatten().enumerate() {
+            debug_assert_eq!(self.entry(page).state, State::Resident);
+            let is_gone = gone >> nth & 1 != 0;
+            self.counts.refused += u64::from(!is_gone);
+            let is_busy = self.busy.contains_key(&page) && !mutant!(self, BusyPagesGo);
+            if !is_gone || is_busy {
+                // Of one that a request began with meanwhile it does not matter what devices stored before.
+                if is_gone {
+                    self.commands.push(Command::Show(page));
+                }
+                self.resident.push_back(page);
+                self.is_there(page);
+                continue;
+            }
+            if written >> nth & 1 != 0 && !mutant!(self, DeviceStoresIgnored) {
+                self.leave_place(page);
+            }
+            self.commands.push(Command::Unmap(page));
+            self.entry_mut(page).state = State::Soft;
+            self.soft_pages += 1;
+            // One that was soft before, and is still in the queue, has its old place there.
+            if !self.entry(page).has(Mark::InSoftQueue) {
+                self.entry_mut(page).set(Mark::InSoftQueue, true);
+                self.soft.push_back(page);
+            }
+        }
+        self.balance();
+    }
+
+    /// What an examined page was found to be.
+    pub fn examined(&mut self, page: Page, seen: Seen) {
+        self.examining -= 1;
+        debug_assert_eq!(self.entry(page).state, State::Soft);
+        let is_clean = seen.is_clean || mutant!(self, MarkerIgnored);
+        self.entry_mut(page).crc = seen.crc;
+        if seen.is_zero {
+            self.counts.dropped_as_zeroes += 1;
+            self.leave_place(page);
+            self.soft_pages -= 1;
+            self.drop_memory(page);
+        } else if is_clean && matches!(self.entry(page).place(), Place::Block(_)) {
+            self.counts.dropped_to_disk += 1;
+            self.soft_pages -= 1;
+            self.drop_memory(page);
+        } else {
+            self.leave_place(page);
+            let Some(slot) = self.slots.take(page) else {
+                self.again_soft(page);
+                self.commands.push(Command::Stop(Trouble::StoreFull));
+                return;
+            };
+            let entry = self.entry_mut(page);
+            entry.set_place(Place::Slot(slot));
+            entry.state = State::Saving;
+            self.soft_pages -= 1;
+            self.saving += 1;
+            self.commands.push(Command::Save(page, slot));
+        }
+        self.balance();
+    }
+
+    /// A soft page that could not be saved is the first to be tried again, and nothing is until then.
+    pub(super) fn again_soft(&mut self, page: Page) {
+        self.is_store_in_trouble = true;
+        if !self.entry(page).has(Mark::InSoftQueue) {
+            self.entry_mut(page).set(Mark::InSoftQueue, true);
+            self.soft.push_front(page);
+        }
+    }
+
+    pub(super) fn drop_memory(&mut self, page: Page) {
+        self.entry_mut(page).state = State::Absent;
+        self.present -= 1;
+        self.commands.push(Command::Punch(page));
+    }
+
+    /// The slot has been written with the page, or could not be.
+    pub fn saved(&mut self, page: Page, slot: Slot, is_good: bool) {
+        let entry = self.entry(page);
+        if entry.state != State::Saving || entry.place() != Place::Slot(slot) {
+            // The page came back meanwhile.
+            self.slots.give_back(slot);
+        } else if is_good {
+            self.counts.saved += 1;
+            self.saving -= 1;
+            self.drop_memory(page);
+        } else {
+            self.slots.give_back(slot);
+            let entry = self.entry_mut(page);
+            entry.set_place(Place::Nowhere);
+            entry.state = State::Soft;
+            self.saving -= 1;
+            self.soft_pages += 1;
+            self.again_soft(page);
+            self.commands.push(Command::Stop(Trouble::CannotSave(slot)));
+        }
+        self.balance();
+    }
+
+    /// The cause of a trouble has been seen to: what failed is tried again.
+    pub fn retry(&mut self) {
+        self.is_store_in_trouble = false;
+        for page in std::mem::take(&mut self.troubled) {
+            let place = self.entry(page).place();
+            self.commands.push(Command::Fetch(page, place));
+        }
+        self.balance();
+    }
+
+    /// Pages in memory, and that wait for room, beyond what leaves room for those who come next.
+    pub(super) fn excess(&self) -> usize {
+        let low = self.limit - (self.limit / 16).min(2 * BATCH);
+        (self.present + self.starved.len()).saturating_sub(low)
+    }
+
+    /// Asks the owner for pages if there are too many. The pager calls it at a pace of its own: pages that devices use are
+    /// refused, and would be asked for again and again.
+    pub fn ask(&mut self) {
+        let excess = self.excess();
+        if self.asking.is_some() || excess == 0 {
+            return;
+        }
+        let wanted = (excess + self.limit / 10).saturating_sub(self.soft_pages + self.saving);
+        let mut pages = Vec::new();
+        for _ in 0..self.resident.len() {
+            if pages.len() == wanted.min(BATCH) {
+                break;
+            }
+            let Some(page) = self.resident.pop_front() else {
+                break;
+            };
+            match self.busy.contains_key(&page) {
+                true => self.resident.push_back(page),
+                false => pages.push(page),
+            }
+        }
+        if !pages.is_empty() {
+            self.commands.push(Command::Ask(pages.clone()));
+            self.asking = Some(pages);
+        }
+    }
+}

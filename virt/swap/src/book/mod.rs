@@ -1,0 +1,280 @@
+//! What is decided about each page, and nothing else: no system call, no thread, no time.
+//!
+//! The pager tells the [`Book`] what happens, in the order in which it happened, and carries out the [`Command`]s that come of
+//! it, in their order. Three things make the order matter, and the pager has to keep to them:
+//! * What the owner says (an answer, a ticket, the beginning and end of a disk's request) is told in the owner's order.
+//! * [`Command::Examine`] is answered by [`Book::examined`] before anything else is told.
+//! * [`Command::Fetch`] and [`Command::Save`] take their time; everything else is done before the next thing is told.
+//!
+//! A page leaves memory in steps: the owner lets go of it (no device reaches it), it is unmapped (no processor does), it rests
+//! as *soft* and comes back for the price of a minor fault, it is examined (what it holds can no longer change), it is written
+//! out if it is neither zeroes nor what a block holds, and its memory is given back.
+//!
+//! A page stands for a block when its content was that block's at a moment when it was write-protected; whether it has been
+//! written since is looked at once, when it is examined: by the marker of the page tables for processors' stores, by the owner's
+//! answer for devices'. Whoever is about to change a block is made to wait until no page stands for it any more.
+
+mod blocks;
+mod coming;
+mod command;
+mod entry;
+mod going;
+mod requests;
+mod slots;
+
+use std::collections::{HashMap, VecDeque};
+
+use blocks::Blocks;
+pub use blocks::SHARERS;
+pub use command::{Command, Counts, Protection, Seen, Ticket, Trouble};
+pub use entry::{Block, Page, Place, Slot, State};
+use entry::{Entry, Mark};
+pub use requests::Op;
+use requests::Request;
+use slots::Slots;
+
+/// Pages that the owner is asked for at once, and so how far what is in memory may exceed its limit.
+pub const BATCH: usize = 32;
+
+/// Pages that are read from a disk at once, the one that is wanted among them.
+pub const READ_AHEAD: u32 = 32;
+
+/// Slots that are read at once, if they lie beside the one that is wanted.
+pub const CLUSTER: u32 = 8;
+
+/// Pages that are on their way to the store at once.
+const SAVES: usize = 64;
+
+/// A mistake of the protocol, made on purpose to see a test find it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    MarkerIgnored,
+    DeviceStoresIgnored,
+    RescuedAsProtected,
+    WriteBeforeFetch,
+    OnePageABlock,
+    EvidenceKeptByARequest,
+    OverlapIgnored,
+    BusyPagesGo,
+}
+
+/// Asks whether the book makes a mistake on purpose; never outside tests.
+macro_rules! mutant {
+    ($book:expr, $mutant:ident) => {{
+        #[cfg(test)]
+        {
+            $book.mutant == Some($crate::book::Mutant::$mutant)
+        }
+        #[cfg(not(test))]
+        {
+            false
+        }
+    }};
+}
+use mutant;
+
+/// Who waits for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiter {
+    Ticket(Ticket),
+    Op(Op),
+}
+
+/// All pages of a guest.
+#[derive(Debug)]
+pub struct Book {
+    entries: Box<[Entry]>,
+    blocks: Blocks,
+    slots: Slots,
+    limit: usize,
+    /// Pages that take memory.
+    present: usize,
+    saving: usize,
+    /// Soft pages whose examination is a command that has not been answered.
+    examining: usize,
+    soft_pages: usize,
+    /// Resident pages, but those that the owner is being asked for: the longest there first.
+    resident: VecDeque<Page>,
+    /// Soft pages, and some that are not any more.
+    soft: VecDeque<Page>,
+    asking: Option<Vec<Page>>,
+    /// Absent pages that somebody wants, and for which there was no room. Some have come meanwhile.
+    starved: VecDeque<Page>,
+    /// Who waits for pages that are coming.
+    waiters: HashMap<Page, Vec<Waiter>>,
+    tickets: HashMap<Ticket, usize>,
+    requests: HashMap<Op, Request>,
+    /// Requests of disks that a page belongs to.
+    busy: HashMap<Page, Vec<Op>>,
+    /// Nothing is saved until [`retry`](Self::retry).
+    is_store_in_trouble: bool,
+    /// Pages that could not be fetched; they are still in that state.
+    troubled: Vec<Page>,
+    counts: Counts,
+    commands: Vec<Command>,
+    #[cfg(test)]
+    pub(crate) mutant: Option<Mutant>,
+}
+
+impl Book {
+    /// Of `pages` pages, all zeroes, of which `limit` may be in memory, and `slots` free slots. Whatever it is told of a page
+    /// beyond these panics.
+    pub fn new(pages: u32, limit: usize, slots: usize) -> Self {
+        let mut all = Slots::default();
+        all.add(slots);
+        Self {
+            entries: vec![Entry::NEW; pages as usize].into(),
+            blocks: Blocks::new(pages as usize),
+            slots: all,
+            limit,
+            present: 0,
+            saving: 0,
+            examining: 0,
+            soft_pages: 0,
+            resident: VecDeque::new(),
+            soft: VecDeque::new(),
+            asking: None,
+            starved: VecDeque::new(),
+            waiters: HashMap::new(),
+            tickets: HashMap::new(),
+            requests: HashMap::new(),
+            busy: HashMap::new(),
+            is_store_in_trouble: false,
+            troubled: Vec::new(),
+            counts: Counts::default(),
+            commands: Vec::new(),
+            #[cfg(test)]
+            mutant: None,
+        }
+    }
+
+    /// What is to be done, in this order.
+    pub fn take_commands(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// What has been done so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Pages that take memory: those on their way in or out among them.
+    pub fn present(&self) -> usize {
+        self.present
+    }
+
+    /// Slots that nobody has.
+    pub fn free_slots(&self) -> usize {
+        self.slots.free()
+    }
+
+    /// How many pages may be in memory from now on.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+        self.balance();
+    }
+
+    /// The store has grown.
+    pub fn add_slots(&mut self, count: usize) {
+        self.slots.add(count);
+    }
+
+    /// What a page's content is, for what shows them.
+    pub fn look(&self, page: Page) -> (State, Place) {
+        let entry = self.entry(page);
+        (entry.state, entry.place())
+    }
+
+    fn entry(&self, page: Page) -> &Entry {
+        &self.entries[page.0 as usize]
+    }
+
+    fn entry_mut(&mut self, page: Page) -> &mut Entry {
+        &mut self.entries[page.0 as usize]
+    }
+
+    /// Takes soft pages away as far as there are too many in memory, and lets in who waits for room.
+    fn balance(&mut self) {
+        for _ in 0..self.starved.len() {
+            if !self.has_room() {
+                break;
+            }
+            if let Some(page) = self.starved.pop_front()
+                && self.entry(page).state == State::Absent
+            {
+                // Whether it is overwritten may have been true once; reading it is always right.
+                self.bring(page, false);
+            }
+        }
+        if self.is_store_in_trouble {
+            return;
+        }
+        let under_way = self.saving + self.examining;
+        let mut left = SAVES.min(self.excess()).saturating_sub(under_way);
+        while left > 0
+            && let Some(page) = self.soft.pop_front()
+        {
+            self.entry_mut(page).set(Mark::InSoftQueue, false);
+            if self.entry(page).state == State::Soft {
+                self.commands.push(Command::Examine(page));
+                self.examining += 1;
+                left -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Book {
+    fn is_read(&self, op: Op) -> Option<bool> {
+        Some(!self.requests.get(&op)?.is_write())
+    }
+
+    fn summary(&self) -> String {
+        format!(
+            "{} present, {} soft, {} being examined, {} being saved, {} starved, asking for {:?}, {} slots free, in trouble: {}, {:?}",
+            self.present,
+            self.soft_pages,
+            self.examining,
+            self.saving,
+            self.starved.len(),
+            self.asking,
+            self.slots.free(),
+            self.is_store_in_trouble,
+            self.troubled
+        )
+    }
+
+    /// Each slot that is taken has one owner, which says so, or is still being written for one that came back.
+    fn check_slots(&self, in_flight: impl Iterator<Item = Slot>) -> Result<(), String> {
+        let in_flight: Vec<Slot> = in_flight.collect();
+        let mut taken = 0;
+        for (number, entry) in (0..).zip(&self.entries) {
+            if let Place::Slot(slot) = entry.place() {
+                taken += 1;
+                if self.slots.owner(slot) != Some(Page(number)) {
+                    return Err(format!("{slot:?} is not of page {number}"));
+                }
+            }
+        }
+        let is_forgotten = |slot: &&Slot| {
+            let owner = self
+                .slots
+                .owner(**slot)
+                .map(|page| self.entry(page).place());
+            owner != Some(Place::Slot(**slot))
+        };
+        taken += in_flight.iter().filter(is_forgotten).count();
+        match taken == self.slots.taken() {
+            true => Ok(()),
+            false => Err(format!(
+                "{} slots are taken, {taken} known",
+                self.slots.taken()
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

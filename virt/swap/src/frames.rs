@@ -1,0 +1,126 @@
+//! The memory itself: a memory file, and what a guest has mapped of it.
+//!
+//! The pager reaches a page through the file, never through a mapping: nothing that it does can wait for itself.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{pread, pwrite};
+use uffd::GuestMapping;
+
+use crate::book::{Page, Protection, Seen};
+
+/// Bytes of a page, of a block and of a slot.
+pub const PAGE: usize = 4096;
+
+/// What a page holds.
+pub type Content = [u8; PAGE];
+
+/// The check sum that a page has to have when it comes back.
+pub fn crc(content: &Content) -> u32 {
+    crc32fast::hash(content)
+}
+
+/// A guest's memory file and mapping. Pages are numbered as in the file.
+#[derive(Debug)]
+pub struct Frames {
+    file: OwnedFd,
+    guest: GuestMapping,
+}
+
+impl Frames {
+    /// Of this file; stores to the mapping are [`Traced`](uffd::Stores::Traced).
+    pub fn new(file: OwnedFd, guest: GuestMapping) -> Self {
+        Self { file, guest }
+    }
+
+    /// What the guest has mapped.
+    pub fn guest(&self) -> &GuestMapping {
+        &self.guest
+    }
+
+    /// Gives an absent page memory that holds zeroes.
+    ///
+    /// # Errors
+    /// The kernel's: no memory.
+    pub fn zero(&self, page: Page) -> io::Result<()> {
+        let at = offset(page);
+        Ok(fallocate(
+            &self.file,
+            FallocateFlags::empty(),
+            at,
+            PAGE as u64,
+        )?)
+    }
+
+    /// Gives the memory of a page back.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn punch(&self, page: Page) -> io::Result<()> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, hole, offset(page), PAGE as u64)?)
+    }
+
+    /// What a page holds; zeroes if it is absent, which gives it no memory.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn read(&self, page: Page, into: &mut Content) -> io::Result<()> {
+        match pread(&self.file, &mut into[..], offset(page))? {
+            PAGE => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Lets a page hold this, with memory of its own if it was absent.
+    ///
+    /// # Errors
+    /// The kernel's: no memory.
+    pub fn write(&self, page: Page, content: &Content) -> io::Result<()> {
+        match pwrite(&self.file, content, offset(page))? {
+            PAGE => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    /// What a page is that nobody can reach: [`Command::Examine`](crate::book::Command::Examine).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn examine(&self, page: Page) -> io::Result<Seen> {
+        let mut content = [0; PAGE];
+        self.read(page, &mut content)?;
+        Ok(Seen {
+            is_clean: self.guest.is_protected(u64::from(page.0))?,
+            is_zero: content.iter().all(|byte| *byte == 0),
+            crc: crc(&content),
+        })
+    }
+
+    /// Maps a page that is in memory for the guest, and wakes who waits for it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn map(&self, page: Page, protection: Protection) -> io::Result<()> {
+        let page = u64::from(page.0);
+        let is_protected = match protection {
+            Protection::Writable => false,
+            Protection::Protected => true,
+            // It is not mapped: nobody can change the answer.
+            Protection::AsMarked => self.guest.is_protected(page)?,
+        };
+        self.guest.map(
+            page,
+            match is_protected {
+                true => uffd::Protection::WriteProtected,
+                false => uffd::Protection::Writable,
+            },
+        )
+    }
+}
+
+fn offset(page: Page) -> u64 {
+    u64::from(page.0) * PAGE as u64
+}

@@ -1,0 +1,16 @@
+//! Overcommit without the guest's help: pages of a guest leave memory, and come back when they are wanted.
+//!
+//! A page whose content a disk of the guest holds as well is dropped unwritten and read from there; one that is about to be
+//! overwritten as a whole is not read at all; only what is left goes through a swap store. The guest knows nothing of it. After
+//! N. Amit, D. Tsafrir, A. Schuster: *VSwapper: A Memory Swapper for Virtualized Environments* (ASPLOS 2014), whose Swap Mapper
+//! and False Reads Preventer these are, without its patches to the host's kernel.
+//!
+//! * [`book`]: what is decided about each page. Knows no system call, no thread and no time.
+//! * [`frames`]: the memory itself, a page at a time: file, mapping, trace of stores.
+//!
+//! Left out so far: the thread that brings both together with a machine's owner (a test stands in for it), the store's file, the
+//! disk that reports its requests, and the emulation of stores that overwrite a page.
+#![forbid(unsafe_code)]
+
+pub mod book;
+pub mod frames;
