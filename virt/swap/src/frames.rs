@@ -3,6 +3,7 @@
 //! The pager reaches a page through the file, never through a mapping: nothing that it does can wait for itself.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -14,12 +15,40 @@ use crate::book::{Page, Protection, Seen};
 /// Bytes of a page, of a block and of a slot.
 pub const PAGE: usize = 4096;
 
-/// What a page holds.
-pub type Content = [u8; PAGE];
+/// What a page holds, where devices may read and write it past the page cache.
+#[derive(Clone, PartialEq, Eq)]
+#[repr(C, align(4096))]
+pub struct Content([u8; PAGE]);
+
+impl Default for Content {
+    fn default() -> Self {
+        Self([0; PAGE])
+    }
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "page of {:#010x}", crc(self))
+    }
+}
+
+impl Deref for Content {
+    type Target = [u8; PAGE];
+
+    fn deref(&self) -> &[u8; PAGE] {
+        &self.0
+    }
+}
+
+impl DerefMut for Content {
+    fn deref_mut(&mut self) -> &mut [u8; PAGE] {
+        &mut self.0
+    }
+}
 
 /// The check sum that a page has to have when it comes back.
 pub fn crc(content: &Content) -> u32 {
-    crc32fast::hash(content)
+    crc32fast::hash(&content[..])
 }
 
 /// A guest's memory file and mapping. Pages are numbered as in the file.
@@ -79,7 +108,7 @@ impl Frames {
     /// # Errors
     /// The kernel's: no memory.
     pub fn write(&self, page: Page, content: &Content) -> io::Result<()> {
-        match pwrite(&self.file, content, offset(page))? {
+        match pwrite(&self.file, &content[..], offset(page))? {
             PAGE => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }
@@ -90,7 +119,7 @@ impl Frames {
     /// # Errors
     /// The kernel's.
     pub fn examine(&self, page: Page) -> io::Result<Seen> {
-        let mut content = [0; PAGE];
+        let mut content = Content::default();
         self.read(page, &mut content)?;
         Ok(Seen {
             is_clean: self.guest.is_protected(u64::from(page.0))?,

@@ -7,10 +7,12 @@
 //!
 //! * [`book`]: what is decided about each page. Knows no system call, no thread and no time.
 //! * [`frames`]: the memory itself, a page at a time: file, mapping, trace of stores.
+//! * [`store`]: the file or block device that holds what is neither in memory nor on a disk.
 //!
-//! Left out so far: the thread that brings both together with a machine's owner (a test stands in for it), the store's file, the
-//! disk that reports its requests, and the emulation of stores that overwrite a page.
+//! Left out so far: the thread that brings both together with a machine's owner (a test stands in for it), the disk that
+//! reports its requests, and the emulation of stores that overwrite a page.
 #![forbid(unsafe_code)]
 
 pub mod book;
 pub mod frames;
+pub mod store;

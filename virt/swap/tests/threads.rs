@@ -18,6 +18,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use seeded::Random;
 use swap::book::{Block, Book, Command, Counts, Op, Page, Place};
 use swap::frames::{Content, Frames, PAGE, crc};
+use swap::store::Store;
 use uffd::{GuestMapping, Source, Stores};
 
 const PAGES: u32 = 512;
@@ -38,7 +39,7 @@ struct Request {
 struct Pager {
     book: Book,
     frames: Frames,
-    store: File,
+    store: Store,
     image: File,
     requests: Receiver<Request>,
     /// Those that have begun, by their number.
@@ -94,7 +95,7 @@ impl Pager {
 
     fn command(&mut self, command: Command) {
         let frames = &self.frames;
-        let mut content: Content = [0; PAGE];
+        let mut content = Content::default();
         match command {
             // No device but the disk, whose requests are over by now.
             Command::Ask(_) => self.book.answered(u32::MAX, 0),
@@ -106,20 +107,21 @@ impl Pager {
             Command::Punch(page) => frames.punch(page).expect("punched"),
             Command::Zero(page) => frames.zero(page).expect("zeroed"),
             Command::Fetch(page, place) => {
-                let (file, number) = match place {
-                    Place::Slot(slot) => (&self.store, slot.0),
-                    Place::Block(block) => (&self.image, block.number),
+                let read = match place {
+                    Place::Slot(slot) => self.store.read(slot, &mut content),
+                    Place::Block(block) => {
+                        let at = u64::from(block.number) * PAGE as u64;
+                        self.image.read_exact_at(&mut content[..], at)
+                    }
                     Place::Nowhere => panic!("it is nowhere"),
                 };
-                let at = u64::from(number) * PAGE as u64;
-                file.read_exact_at(&mut content, at).expect("read");
+                read.expect("read");
                 frames.write(page, &content).expect("filled");
                 self.book.fetched(page, Ok(crc(&content)));
             }
             Command::Save(page, slot) => {
                 frames.read(page, &mut content).expect("read");
-                let at = u64::from(slot.0) * PAGE as u64;
-                self.store.write_all_at(&content, at).expect("written");
+                self.store.write(slot, &content).expect("written");
                 self.book.saved(page, slot, true);
             }
             Command::Map(page, protection) => frames.map(page, protection).expect("mapped"),
@@ -132,11 +134,13 @@ impl Pager {
                 match request.is_write {
                     true => {
                         frames.read(request.page, &mut content).expect("read");
-                        self.image.write_all_at(&content, at).expect("written");
+                        self.image.write_all_at(&content[..], at).expect("written");
                         self.book.end_write(op, true);
                     }
                     false => {
-                        self.image.read_exact_at(&mut content, at).expect("read");
+                        self.image
+                            .read_exact_at(&mut content[..], at)
+                            .expect("read");
                         frames.write(request.page, &content).expect("filled");
                         self.book.end_read(op, true);
                     }
@@ -280,13 +284,18 @@ fn threads_find_what_they_stored_while_their_pages_come_and_go() {
         Ok(mapped) => mapped,
         Err(error) => return eprintln!("skipped: {error}"),
     };
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = match Store::open(&dir.path().join("swap"), len) {
+        Ok(store) => store,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
     let (image, blocks) = image();
     let (disk, requests) = channel();
     let pager_is_over = Arc::new(AtomicBool::new(false));
     let pager = Pager {
         book: Book::new(PAGES, LIMIT, PAGES as usize),
         frames: Frames::new(memory, mapped),
-        store: file(PAGES).into(),
+        store,
         image,
         requests,
         begun: Vec::new(),
