@@ -45,7 +45,10 @@ impl Book {
     /// What an examined page was found to be.
     pub fn examined(&mut self, page: Page, seen: Seen) {
         self.examining -= 1;
-        debug_assert_eq!(self.entry(page).state, State::Soft);
+        // One that came back meanwhile may be changing.
+        if self.entry(page).state != State::Soft {
+            return;
+        }
         let is_clean = seen.is_clean || mutant!(self, MarkerIgnored);
         self.entry_mut(page).crc = seen.crc;
         if seen.is_zero {
