@@ -121,6 +121,9 @@ struct World {
     /// Of each thousand reads and writes of the store and the image by the pager, how many fail.
     failing: u64,
     events: u64,
+    limit: usize,
+    /// The highest since it last came to rest.
+    highest: usize,
     is_resting: bool,
     /// As who scans and punches, without unmapping first.
     is_naive: bool,
@@ -164,6 +167,8 @@ impl World {
             is_stopped: false,
             failing: 0,
             events: 0,
+            limit: LIMIT,
+            highest: LIMIT,
             is_resting: false,
             is_naive: false,
         }
@@ -733,7 +738,7 @@ impl World {
                 ));
             }
         }
-        if in_memory != self.book.present() || in_memory > LIMIT + BATCH {
+        if in_memory != self.book.present() || in_memory > self.highest + BATCH {
             return Err(format!(
                 "{in_memory} pages in memory, {} counted",
                 self.book.present()
@@ -758,6 +763,12 @@ impl World {
             if self.random.chance(0.02) {
                 self.check()?;
             }
+            if self.random.below(5_000) == 0 {
+                self.limit = 24 + self.random.below(96) as usize;
+                self.highest = self.highest.max(self.limit);
+                self.book.set_limit(self.limit);
+                self.carry_out(phase)?;
+            }
             if self.random.below(20_000) == 0 {
                 self.rest()?;
             }
@@ -770,6 +781,7 @@ impl World {
         self.is_resting = true;
         let rested = self.come_to_rest();
         self.is_resting = false;
+        self.highest = self.limit;
         rested
     }
 
@@ -782,7 +794,8 @@ impl World {
                 || !self.says.is_empty()
                 || !self.reading.is_empty()
                 || !self.writing.is_empty()
-                || self.is_stopped;
+                || self.is_stopped
+                || self.book.present() > self.limit;
             if !waits {
                 return self.check();
             }
