@@ -5,6 +5,13 @@ use super::entry::{Block, Mark, Page, Place, Slot, State};
 use super::{BATCH, Book, CLUSTER, READ_AHEAD, Waiter, mutant};
 
 impl Book {
+    /// The page is in memory already: what was loaded before the guest began, which may be more than the limit.
+    pub fn adopt(&mut self, page: Page) {
+        debug_assert_eq!(self.entry(page).state, State::Absent);
+        self.present += 1;
+        self.settle(page, Protection::Writable);
+    }
+
     /// A processor waits for the page; whether it is about to store. (Of a store nothing is read ahead from the store: what is
     /// stored to is seldom read next.)
     pub fn fault(&mut self, page: Page, is_store: bool) {

@@ -749,6 +749,15 @@ impl World {
     }
 
     fn run(&mut self, events: u64) -> Checked {
+        // A kernel has been loaded.
+        for number in 0..LIMIT as u32 {
+            let content = self.fresh();
+            let frame = self.frame(Page(number));
+            frame.content = Some(content);
+            frame.now_holds(content);
+            self.book.adopt(Page(number));
+        }
+        self.carry_out(Phase::Fill)?;
         let phases = [Phase::Fill, Phase::Fragment, Phase::Clear];
         while self.events < events {
             let phase = phases[(self.events / 5_000 % 3) as usize];
