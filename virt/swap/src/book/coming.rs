@@ -67,13 +67,7 @@ impl Book {
             State::Soft | State::Saving => self.rescue(page, None),
             State::Absent if !self.has_room() => self.starved.push_back(page),
             State::Absent if overwrites || self.entry(page).place() == Place::Nowhere => {
-                match self.entry(page).place() {
-                    Place::Nowhere => self.counts.zeroed += 1,
-                    _ => self.counts.not_fetched += 1,
-                }
-                self.leave_place(page);
-                self.present += 1;
-                self.commands.push(Command::Zero(page));
+                self.enter_as_zeroes(page);
                 self.settle(page, Protection::Writable);
             }
             State::Absent => self.fetch(page),
@@ -83,6 +77,17 @@ impl Book {
     /// Room for one more page.
     pub(super) fn has_room(&self) -> bool {
         self.present < self.limit + BATCH
+    }
+
+    /// Gives an absent page memory, whatever its content was.
+    pub(super) fn enter_as_zeroes(&mut self, page: Page) {
+        match self.entry(page).place() {
+            Place::Nowhere => self.counts.zeroed += 1,
+            _ => self.counts.not_fetched += 1,
+        }
+        self.leave_place(page);
+        self.present += 1;
+        self.commands.push(Command::Zero(page));
     }
 
     pub(super) fn fetch(&mut self, page: Page) {
@@ -141,7 +146,7 @@ impl Book {
             Err(()) => Some(Trouble::CannotFetch(place)),
         };
         if let Some(trouble) = trouble {
-            // What it holds is shown to nobody but who may have been filling it.
+            // It stays as it is until it is tried again: nobody can reach what it holds.
             self.troubled.push(page);
             self.commands.push(Command::Stop(trouble));
             return;

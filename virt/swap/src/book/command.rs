@@ -92,7 +92,7 @@ pub struct Counts {
     pub zeroed: u64,
     /// Came back from a second chance.
     pub rescued: u64,
-    /// Were about to be overwritten as a whole, and not read.
+    /// Were about to be overwritten as a whole, and not read although they held something.
     pub not_fetched: u64,
     /// Stood for a block that was about to change, and were read before.
     pub fetched_before_a_write: u64,

@@ -53,11 +53,8 @@ impl Book {
                     waits += usize::from(self.wait_for(op, page));
                 }
                 State::Absent => {
-                    self.counts.not_fetched += 1;
-                    self.leave_place(page);
-                    self.present += 1;
+                    self.enter_as_zeroes(page);
                     self.entry_mut(page).state = State::Filling;
-                    self.commands.push(Command::Zero(page));
                     self.commands.push(Command::Show(page));
                 }
                 State::Soft | State::Saving => {
