@@ -16,7 +16,7 @@ use guest_mem::{HugePages, SlotMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use seeded::Random;
-use swap::book::{Block, Book, Command, Counts, Op, Page, Place};
+use swap::book::{Block, Book, Command, Counts, Op, Page, Place, Span};
 use swap::frames::{Content, Frames, PAGE, crc};
 use swap::store::Store;
 use uffd::{GuestMapping, Source, Stores};
@@ -67,10 +67,15 @@ impl Pager {
                     disk: 0,
                     number: request.block,
                 };
-                let pages = [request.page];
+                let span = Span {
+                    first,
+                    count: 1,
+                    pages: vec![request.page],
+                    is_whole: true,
+                };
                 match request.is_write {
-                    true => self.book.begin_write(op, first, 1, &pages),
-                    false => self.book.begin_read(op, first, &pages),
+                    true => self.book.begin_write(op, &span),
+                    false => self.book.begin_read(op, &span),
                 }
                 self.begun.push(request);
                 self.carry_out();

@@ -12,6 +12,8 @@ pub const SHARERS: usize = 8;
 #[derive(Debug)]
 pub(super) struct Blocks {
     heads: Box<[u32]>,
+    /// Pages in all chains.
+    linked: usize,
 }
 
 impl Blocks {
@@ -19,7 +21,13 @@ impl Blocks {
         let buckets = (pages / 4).next_power_of_two();
         Self {
             heads: vec![END; buckets].into(),
+            linked: 0,
         }
+    }
+
+    /// Whether no page stands for any block.
+    pub fn is_empty(&self) -> bool {
+        self.linked == 0
     }
 
     fn bucket(&self, block: Block) -> usize {
@@ -55,6 +63,7 @@ impl Blocks {
         debug_assert_eq!(entry.place(), Place::Nowhere);
         entry.chain = std::mem::replace(&mut self.heads[bucket], page.0);
         entry.set_place(Place::Block(block));
+        self.linked += 1;
         true
     }
 
@@ -74,6 +83,7 @@ impl Blocks {
         let entry = &mut entries[page.0 as usize];
         entry.chain = END;
         entry.set_place(Place::Nowhere);
+        self.linked -= 1;
     }
 }
 
@@ -117,6 +127,7 @@ mod tests {
             let wanted = model.iter().filter(|(b, _)| *b == block);
             let wanted: Vec<Page> = wanted.map(|(_, page)| *page).collect();
             assert_eq!(found, wanted);
+            assert_eq!(blocks.is_empty(), model.is_empty());
         }
     }
 }

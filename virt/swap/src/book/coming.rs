@@ -2,7 +2,7 @@
 
 use super::command::{Command, Protection, Ticket, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
-use super::{BATCH, Book, CLUSTER, READ_AHEAD, Waiter, mutant};
+use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, mutant};
 
 impl Book {
     /// The page is in memory already: what was loaded before the guest began, which may be more than the limit.
@@ -18,7 +18,7 @@ impl Book {
         match self.entry(page).state {
             State::Resident => self.commands.push(Command::Wake(page)),
             _ => {
-                self.bring(page, false);
+                self.bring(page, false, Wanter::Processor);
                 if !is_store {
                     self.read_ahead_slots(page);
                 }
@@ -32,7 +32,7 @@ impl Book {
     pub fn fault_overwriting(&mut self, page: Page) {
         match self.entry(page).state {
             State::Resident => self.commands.push(Command::Wake(page)),
-            _ => self.bring(page, true),
+            _ => self.bring(page, true, Wanter::Processor),
         }
         self.balance();
     }
@@ -41,7 +41,7 @@ impl Book {
     pub fn wanted(&mut self, ticket: Ticket, pages: &[(Page, bool)]) {
         let mut waits = 0;
         for &(page, overwrites) in pages {
-            self.bring(page, overwrites);
+            self.bring(page, overwrites, Wanter::Device);
             // What a disk fills is there for a device.
             if !matches!(self.entry(page).state, State::Resident | State::Filling) {
                 self.waiters
@@ -61,11 +61,14 @@ impl Book {
     }
 
     /// Has the page made resident, now or when there is room and it has been read. Of a page that overwrites, nothing is read.
-    pub(super) fn bring(&mut self, page: Page, overwrites: bool) {
+    pub(super) fn bring(&mut self, page: Page, overwrites: bool, wanter: Wanter) {
         match self.entry(page).state {
             State::Resident | State::Filling | State::Fetching => {}
             State::Soft | State::Saving => self.rescue(page, None),
-            State::Absent if !self.has_room() => self.starved.push_back(page),
+            State::Absent if !self.has_room(wanter) => match wanter {
+                Wanter::Processor => self.starved.push_front((page, wanter)),
+                Wanter::Device => self.starved.push_back((page, wanter)),
+            },
             State::Absent if overwrites || self.entry(page).place() == Place::Nowhere => {
                 self.enter_as_zeroes(page);
                 self.settle(page, Protection::Writable);
@@ -75,8 +78,12 @@ impl Book {
     }
 
     /// Room for one more page.
-    pub(super) fn has_room(&self) -> bool {
-        self.present < self.limit + BATCH
+    pub(super) fn has_room(&self, wanter: Wanter) -> bool {
+        let beyond = match wanter {
+            Wanter::Processor => BATCH,
+            Wanter::Device => BATCH - FOR_PROCESSORS,
+        };
+        self.present < self.limit + beyond
     }
 
     /// Gives an absent page memory, whatever its content was.

@@ -29,12 +29,16 @@ pub use blocks::SHARERS;
 pub use command::{Command, Counts, Protection, Seen, Ticket, Trouble};
 pub use entry::{Block, Page, Place, Slot, State};
 use entry::{Entry, Mark};
-pub use requests::Op;
 use requests::Request;
+pub use requests::{Op, Span};
 use slots::Slots;
 
 /// Pages that the owner is asked for at once, and so how far what is in memory may exceed its limit.
 pub const BATCH: usize = 32;
+
+/// How much of [`BATCH`] is left to processors: what the owner waits for in the kernel may wait for a processor that waits for a
+/// page, and until then nobody answers what the owner is asked.
+const FOR_PROCESSORS: usize = BATCH / 2;
 
 /// Pages that are read from a disk at once, the one that is wanted among them.
 pub const READ_AHEAD: u32 = 32;
@@ -74,6 +78,13 @@ macro_rules! mutant {
 }
 use mutant;
 
+/// On whose behalf a page comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanter {
+    Processor,
+    Device,
+}
+
 /// Who waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiter {
@@ -99,8 +110,8 @@ pub struct Book {
     /// Soft pages, and some that are not any more.
     soft: VecDeque<Page>,
     asking: Option<Vec<Page>>,
-    /// Absent pages that somebody wants, and for which there was no room. Some have come meanwhile.
-    starved: VecDeque<Page>,
+    /// Absent pages that somebody wants, and for which there was no room, processors' first. Some have come meanwhile.
+    starved: VecDeque<(Page, Wanter)>,
     /// Who waits for pages that are coming.
     waiters: HashMap<Page, Vec<Waiter>>,
     tickets: HashMap<Ticket, usize>,
@@ -180,6 +191,35 @@ impl Book {
         self.slots.add(count);
     }
 
+    /// Whether something could not be done that has not been tried again with success.
+    pub fn is_in_trouble(&self) -> bool {
+        self.is_store_in_trouble || !self.troubled.is_empty()
+    }
+
+    /// Whether no page stands for a block and no request of a disk is under way.
+    pub fn knows_no_disk(&self) -> bool {
+        self.blocks.is_empty() && self.requests.is_empty()
+    }
+
+    /// Has pages in memory stand for themselves, if all that stand for blocks are in memory: whether they were.
+    pub fn forget_blocks(&mut self) -> bool {
+        let stands = |entry: &Entry| matches!(entry.place(), Place::Block(_));
+        let is_home = |entry: &Entry| matches!(entry.state, State::Resident | State::Soft);
+        if !self
+            .entries
+            .iter()
+            .all(|entry| !stands(entry) || is_home(entry))
+        {
+            return false;
+        }
+        for number in 0..self.entries.len() as u32 {
+            if stands(self.entry(Page(number))) {
+                self.leave_place(Page(number));
+            }
+        }
+        true
+    }
+
     /// What a page's content is, for what shows them.
     pub fn look(&self, page: Page) -> (State, Place) {
         let entry = self.entry(page);
@@ -197,14 +237,16 @@ impl Book {
     /// Takes soft pages away as far as there are too many in memory, and lets in who waits for room.
     fn balance(&mut self) {
         for _ in 0..self.starved.len() {
-            if !self.has_room() {
+            let Some(&(page, wanter)) = self.starved.front() else {
+                break;
+            };
+            if !self.has_room(wanter) {
                 break;
             }
-            if let Some(page) = self.starved.pop_front()
-                && self.entry(page).state == State::Absent
-            {
+            self.starved.pop_front();
+            if self.entry(page).state == State::Absent {
                 // Whether it is overwritten may have been true once; reading it is always right.
-                self.bring(page, false);
+                self.bring(page, false, wanter);
             }
         }
         if self.is_store_in_trouble {

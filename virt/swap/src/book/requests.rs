@@ -4,24 +4,36 @@
 //! pages devices have stored to, so that what it reports later came after. From then until the end the request's pages do not
 //! leave memory.
 
-use super::entry::{Block, Mark, Page, State};
-use super::{Book, Command, Protection, Waiter, mutant};
+use super::entry::{Block, Entry, Mark, Page, Place, State};
+use super::{Book, Command, Protection, Waiter, Wanter, mutant};
 
 /// A request of a disk, by a number that is its own while it is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Op(pub u64);
 
+/// What a request of a disk moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First block.
+    pub first: Block,
+    /// Blocks, those of which only a part is moved among them.
+    pub count: u32,
+    /// The memory of each block in order, or none of a write that has no data of the guest's. Of a read of parts, the pages that
+    /// it touches.
+    pub pages: Vec<Page>,
+    /// Each page is a whole block's. Else none comes to stand for one.
+    pub is_whole: bool,
+}
+
 /// A request that is under way.
 #[derive(Debug)]
 pub(super) struct Request {
     is_write: bool,
-    first: Block,
-    count: u32,
-    /// One for each block, or none of a write that has no data of the guest's.
-    pages: Vec<Page>,
+    span: Span,
     /// Pages that it waits for.
     waits: usize,
-    /// Another one meanwhile changes the same blocks or pages: nobody knows who was first.
+    /// No page comes to stand for a block: it moves parts of blocks, or another one meanwhile changes the same blocks or pages,
+    /// and nobody knows who was first.
     is_void: bool,
 }
 
@@ -31,25 +43,27 @@ impl Request {
         self.is_write
     }
 
-    fn meets(&self, first: Block, count: u32) -> bool {
-        let (a, b) = (u64::from(self.first.number), u64::from(first.number));
-        self.first.disk == first.disk && a < b + u64::from(count) && b < a + u64::from(self.count)
+    fn meets(&self, other: &Span) -> bool {
+        let own = &self.span;
+        let (a, b) = (u64::from(own.first.number), u64::from(other.first.number));
+        own.first.disk == other.first.disk
+            && a < b + u64::from(other.count)
+            && b < a + u64::from(own.count)
     }
 }
 
 impl Book {
-    /// A disk is about to read `pages.len()` blocks from `first` on into these pages, whole.
-    pub fn begin_read(&mut self, op: Op, first: Block, pages: &[Page]) {
-        let count = pages.len() as u32;
-        self.begin(op, false, first, count, pages);
+    /// A disk is about to read.
+    pub fn begin_read(&mut self, op: Op, span: &Span) {
+        self.begin(op, false, span);
         let mut waits = 0;
-        for &page in pages {
+        for &page in &span.pages {
             match self.entry(page).state {
                 State::Fetching => waits += usize::from(self.wait_for(op, page)),
                 // Another request fills it; both are void.
                 State::Filling => {}
-                State::Absent if !self.has_room() => {
-                    self.starved.push_back(page);
+                State::Absent if !self.has_room(Wanter::Device) => {
+                    self.starved.push_back((page, Wanter::Device));
                     waits += usize::from(self.wait_for(op, page));
                 }
                 State::Absent => {
@@ -77,13 +91,13 @@ impl Book {
             return;
         };
         let stands = is_good && !request.is_void;
-        for (nth, page) in (0..).zip(request.pages) {
+        for (nth, page) in (0..).zip(request.span.pages) {
             if self.entry(page).state == State::Filling {
                 self.settle(page, Protection::Protected);
             }
             // One that it still waits for has nothing of it.
             let is_there = self.entry(page).state == State::Resident;
-            if let Some(block) = request.first.ahead(nth)
+            if let Some(block) = request.span.first.ahead(nth)
                 && stands
                 && is_there
             {
@@ -94,34 +108,26 @@ impl Book {
         self.balance();
     }
 
-    /// A disk is about to change `count` blocks from `first` on: with what these pages hold, or, if there are none, to
-    /// something that no page holds (discard, zeroes, parts of blocks). Pages that are not in memory are brought in first.
-    pub fn begin_write(&mut self, op: Op, first: Block, count: u32, pages: &[Page]) {
-        debug_assert!(pages.is_empty() || pages.len() == count as usize);
-        self.begin(op, true, first, count, pages);
+    /// A disk is about to change blocks: to what its pages hold, or, if there are none, to something that no page holds (discard,
+    /// zeroes, parts of blocks). Pages that are not in memory are brought in first.
+    pub fn begin_write(&mut self, op: Op, span: &Span) {
+        debug_assert!(span.pages.is_empty() || span.pages.len() == span.count as usize);
+        self.begin(op, true, span);
         let mut waits = 0;
-        for block in (0..count).filter_map(|nth| first.ahead(nth)) {
-            let most = if mutant!(self, OnePageABlock) {
-                1
-            } else {
-                usize::MAX
-            };
-            let pages: Vec<Page> = self.blocks.pages(&self.entries, block).take(most).collect();
-            for page in pages {
-                match self.entry(page).state {
-                    State::Resident | State::Soft => self.leave_place(page),
-                    State::Absent | State::Fetching => {
-                        self.entry_mut(page).set(Mark::LeavesBlock, true);
-                        self.bring(page, false);
-                        waits += usize::from(self.wait_for(op, page));
-                    }
-                    // These stand for nothing.
-                    State::Saving | State::Filling => {}
+        for page in self.pages_for(span) {
+            match self.entry(page).state {
+                State::Resident | State::Soft => self.leave_place(page),
+                State::Absent | State::Fetching => {
+                    self.entry_mut(page).set(Mark::LeavesBlock, true);
+                    self.bring(page, false, Wanter::Device);
+                    waits += usize::from(self.wait_for(op, page));
                 }
+                // These stand for nothing.
+                State::Saving | State::Filling => {}
             }
         }
-        for &page in pages {
-            self.bring(page, false);
+        for &page in &span.pages {
+            self.bring(page, false, Wanter::Device);
             match self.entry(page).state {
                 State::Resident if !self.is_asked_for(page) => self.protect(page),
                 // Another request fills it; both are void.
@@ -139,10 +145,10 @@ impl Book {
             return;
         };
         if is_good && !request.is_void {
-            for (nth, page) in (0..).zip(request.pages) {
+            for (nth, page) in (0..).zip(request.span.pages) {
                 // One that it still waits for, since it was given up, it has not written.
                 let is_there = self.entry(page).state == State::Resident;
-                if let Some(block) = request.first.ahead(nth)
+                if let Some(block) = request.span.first.ahead(nth)
                     && is_there
                 {
                     self.leave_place(page);
@@ -153,19 +159,43 @@ impl Book {
         self.balance();
     }
 
-    fn begin(&mut self, op: Op, is_write: bool, first: Block, count: u32, pages: &[Page]) {
-        let mut is_void = false;
+    /// The pages that stand for one of the blocks. Takes as long as there are blocks, or pages, whichever are fewer.
+    fn pages_for(&self, span: &Span) -> Vec<Page> {
+        if self.blocks.is_empty() {
+            return Vec::new();
+        }
+        let most = if mutant!(self, OnePageABlock) {
+            1
+        } else {
+            usize::MAX
+        };
+        let Span { first, count, .. } = *span;
+        if count as usize > self.entries.len() {
+            let last = first.number.saturating_add(count - 1);
+            let changes = |entry: &Entry| match entry.place() {
+                Place::Block(block) => {
+                    block.disk == first.disk && (first.number..=last).contains(&block.number)
+                }
+                Place::Nowhere | Place::Slot(_) => false,
+            };
+            let changing = (0..).zip(&self.entries).filter(|(_, e)| changes(e));
+            return changing.map(|(number, _)| Page(number)).collect();
+        }
+        let blocks = (0..count).filter_map(|nth| first.ahead(nth));
+        let pages = |block| self.blocks.pages(&self.entries, block).take(most);
+        blocks.flat_map(pages).collect()
+    }
+
+    fn begin(&mut self, op: Op, is_write: bool, span: &Span) {
+        let mut is_void = !span.is_whole;
         for other in self.requests.values_mut() {
-            if (is_write || other.is_write)
-                && other.meets(first, count)
-                && !mutant!(self, OverlapIgnored)
-            {
+            if (is_write || other.is_write) && other.meets(span) && !mutant!(self, OverlapIgnored) {
                 // A write is not made void by a read.
                 other.is_void |= is_write;
                 is_void |= other.is_write;
             }
         }
-        for page in pages {
+        for page in &span.pages {
             let others = self.busy.entry(*page).or_default();
             for other in others.iter().filter(|other| **other != op) {
                 is_void = true;
@@ -179,9 +209,7 @@ impl Book {
         }
         let request = Request {
             is_write,
-            first,
-            count,
-            pages: pages.to_vec(),
+            span: span.clone(),
             waits: 0,
             is_void,
         };
@@ -190,7 +218,7 @@ impl Book {
 
     fn end(&mut self, op: Op) -> Option<Request> {
         let request = self.requests.remove(&op)?;
-        for page in &request.pages {
+        for page in &request.span.pages {
             if let Some(ops) = self.busy.get_mut(page) {
                 ops.retain(|other| *other != op);
                 if ops.is_empty() {
@@ -237,7 +265,7 @@ impl Book {
         request.waits -= 1;
         let is_over = request.waits == 0;
         // Others were waited for since they stood for a block.
-        if request.pages.contains(&page) {
+        if request.span.pages.contains(&page) {
             self.protect(page);
         }
         if is_over && !mutant!(self, WriteBeforeFetch) {

@@ -33,6 +33,8 @@ struct Frame {
     is_shown: bool,
     /// A device stored since it was shown, or since a request of a disk began.
     is_written: bool,
+    /// A device has had an address to store to since it was shown.
+    is_lent_out: bool,
     leases: u32,
     /// Accesses under way that are to overwrite all of it. Until they end, what it holds is nobody's to say.
     lent: u32,
@@ -127,6 +129,8 @@ struct World {
     is_resting: bool,
     /// As who scans and punches, without unmapping first.
     is_naive: bool,
+    /// As an owner who takes an address for a store that is over.
+    forgets_lent: bool,
 }
 
 /// What is wrong, and where.
@@ -140,6 +144,7 @@ impl World {
             is_clean: false,
             is_shown: false,
             is_written: false,
+            is_lent_out: false,
             leases: 0,
             lent: 0,
             truth: Truth::Known(0),
@@ -171,6 +176,7 @@ impl World {
             highest: LIMIT,
             is_resting: false,
             is_naive: false,
+            forgets_lent: false,
         }
     }
 
@@ -430,17 +436,25 @@ impl World {
             n if n < writes + 4 => {
                 if self.frame(page).is_shown && self.leases.len() < 4 {
                     self.frame(page).leases += 1;
+                    self.frame(page).is_lent_out = true;
                     self.leases.push(page);
                 }
                 Ok(())
             }
             n if n < writes + 8 => {
-                if let Some(page) = self.leases.pop() {
-                    let stored = self.access(page, true);
+                let at = self.random.below(1 + self.leases.len() as u64) as usize;
+                let Some(&page) = self.leases.get(at) else {
+                    return Ok(());
+                };
+                // Nobody hears of what is stored through an address.
+                let noted = self.frame(page).is_written;
+                let stored = self.access(page, true);
+                self.frame(page).is_written = noted;
+                if self.random.chance(0.5) {
+                    self.leases.swap_remove(at);
                     self.frame(page).leases -= 1;
-                    stored?;
                 }
-                Ok(())
+                stored
             }
             n if n < writes + 12 => {
                 let is_store = self.random.chance(0.5);
@@ -464,11 +478,14 @@ impl World {
             if self.frame(page).leases > 0 || self.held.contains(&page) {
                 continue;
             }
+            let forgets_lent = self.forgets_lent;
             let frame = self.frame(page);
             frame.is_shown = false;
             gone |= 1 << nth;
-            written |= u32::from(frame.is_written) << nth;
+            let is_lent_out = frame.is_lent_out && !forgets_lent;
+            written |= u32::from(frame.is_written || is_lent_out) << nth;
             frame.is_written = false;
+            frame.is_lent_out = false;
         }
         self.says.push_back(Says::Answer { gone, written });
     }
@@ -525,10 +542,15 @@ impl World {
                         disk: 0,
                         number: op.first,
                     };
-                    let count = op.left.len() as u32;
+                    let span = Span {
+                        first,
+                        count: op.left.len() as u32,
+                        pages: op.pages,
+                        is_whole: true,
+                    };
                     match op.kind {
-                        Kind::Read => self.book.begin_read(Op(number), first, &op.pages),
-                        _ => self.book.begin_write(Op(number), first, count, &op.pages),
+                        Kind::Read => self.book.begin_read(Op(number), &span),
+                        _ => self.book.begin_write(Op(number), &span),
                     }
                 }
                 Some(Says::End(op, is_good)) => {
@@ -957,4 +979,104 @@ fn to_scan_and_then_punch_loses_stores() {
     // Some are noticed when the page comes back: what is read is not what was examined.
     let (seed, events, wrong) = wrong.expect("a lost store");
     println!("seed {seed}, after {events} events: {wrong}");
+}
+
+#[test]
+fn an_address_that_is_taken_for_one_store_loses_stores() {
+    let wrong = first_wrong(|world| world.forgets_lent = true);
+    let (seed, events, wrong) = wrong.expect("a lost store");
+    println!("seed {seed}, after {events} events: {wrong}");
+}
+
+#[test]
+fn processors_get_in_where_devices_wait_for_room() {
+    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let all: Vec<_> = (0..PAGES).map(|page| (Page(page), false)).collect();
+    book.wanted(Ticket(1), &all);
+    let for_devices = book.present();
+    assert!(for_devices < LIMIT + BATCH, "{for_devices}");
+    book.take_commands();
+    for page in (0..PAGES).rev() {
+        book.fault(Page(page), true);
+    }
+    assert_eq!(book.present(), LIMIT + BATCH);
+    // The last page of all was the first that a processor asked for.
+    assert_eq!(book.look(Page(PAGES - 1)).0, State::Resident);
+}
+
+#[test]
+fn a_change_of_more_blocks_than_there_are_pages_takes_as_long_as_there_are_pages() {
+    for count in [PAGES, PAGES + 1, u32::MAX] {
+        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        let last = 100 + (count - 1).min(1 << 30);
+        for (op, first, page) in [(1, 100, 1), (2, 99, 2), (3, last, 3)] {
+            book.begin_read(Op(op), &one(first, page));
+            book.end_read(Op(op), true);
+        }
+        assert!(!book.knows_no_disk());
+        let discard = Span {
+            count,
+            pages: Vec::new(),
+            ..one(100, 0)
+        };
+        book.begin_write(Op(4), &discard);
+        let place = |page| book.look(Page(page)).1;
+        assert_eq!(place(1), Place::Nowhere);
+        assert_eq!(place(2), Place::Block(one(99, 2).first));
+        assert_eq!(place(3), Place::Nowhere);
+    }
+}
+
+/// One block of a disk, and its memory.
+fn one(number: u32, page: u32) -> Span {
+    Span {
+        first: Block { disk: 0, number },
+        count: 1,
+        pages: vec![Page(page)],
+        is_whole: true,
+    }
+}
+
+#[test]
+fn parts_of_blocks_stand_for_nothing() {
+    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let parts = Span {
+        pages: vec![Page(1), Page(2)],
+        is_whole: false,
+        ..one(5, 0)
+    };
+    book.begin_read(Op(1), &parts);
+    book.end_read(Op(1), true);
+    assert!(book.knows_no_disk());
+    assert_eq!(book.look(Page(1)), (State::Resident, Place::Nowhere));
+}
+
+#[test]
+fn blocks_are_forgotten_once_nothing_is_there_alone() {
+    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let span = one(5, 7);
+    book.begin_read(Op(1), &span);
+    assert!(!book.knows_no_disk());
+    book.end_read(Op(1), true);
+    assert_eq!(book.look(Page(7)).1, Place::Block(span.first));
+    assert!(!book.knows_no_disk());
+    assert!(book.forget_blocks());
+    assert_eq!(book.look(Page(7)).1, Place::Nowhere);
+    assert!(book.knows_no_disk());
+    // One that has left memory is there alone.
+    book.begin_read(Op(2), &span);
+    book.end_read(Op(2), true);
+    book.set_limit(0);
+    book.ask();
+    book.answered(1, 0);
+    let seen = Seen {
+        is_clean: true,
+        is_zero: false,
+        crc: 1,
+    };
+    book.examined(Page(7), seen);
+    let there_alone = (State::Absent, Place::Block(span.first));
+    assert_eq!(book.look(Page(7)), there_alone);
+    assert!(!book.forget_blocks());
+    assert_eq!(book.look(Page(7)), there_alone);
 }
