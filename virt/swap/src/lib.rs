@@ -9,10 +9,25 @@
 //! * [`frames`]: the memory itself, a page at a time: file, mapping, trace of stores.
 //! * [`store`]: the file or block device that holds what is neither in memory nor on a disk.
 //!
-//! Left out so far: the thread that brings both together with a machine's owner (a test stands in for it), the disk that
-//! reports its requests, and the emulation of stores that overwrite a page.
+//! * [`ram`]: the memory as a machine's owner reaches it, page by page there or absent.
+//! * [`disk`]: a disk that reports what it reads and writes.
+//! * [`pager`]: the poller that tells the book what happens, and does what it says.
+//!
+//! ```text
+//! processors ── faults ──────────────────────────▶ pager ── commands ─▶ frames: map, unmap, zero, punch
+//! owner ── SwappedRam: wanted, answered ── FIFO ─▶   │ ▲  └─ carrier ─▶ store, images (io_uring)
+//!   └─ MappedDisk: began, ended ──────────┘         └─┴ book
+//! pager ── evict, ticket done, go ─▶ owner
+//! ```
+//! Left out so far: the emulation of stores that overwrite a page.
 #![forbid(unsafe_code)]
 
 pub mod book;
+mod carrier;
+pub mod disk;
 pub mod frames;
+mod link;
+pub mod pager;
+pub mod ram;
+pub mod report;
 pub mod store;

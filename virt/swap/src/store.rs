@@ -111,6 +111,11 @@ impl Store {
         self.slots
     }
 
+    /// The file, for who reads and writes it in a way of their own.
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
     /// Reads what was last written to `slot`.
     ///
     /// # Errors

@@ -131,6 +131,11 @@ impl Book {
         (self.present + self.starved.len()).saturating_sub(low)
     }
 
+    /// Whether [`ask`](Self::ask) may do something.
+    pub fn wants_to_ask(&self) -> bool {
+        self.asking.is_none() && self.excess() > 0 && !self.resident.is_empty()
+    }
+
     /// Asks the owner for pages if there are too many. The pager calls it at a pace of its own: pages that devices use are
     /// refused, and would be asked for again and again.
     pub fn ask(&mut self) {

@@ -1,0 +1,244 @@
+//! What the pager reads and writes: the store and the disks' images, a request for each run of pages that lie side by side.
+
+use std::collections::HashMap;
+use std::mem;
+use std::os::fd::RawFd;
+
+use guest_mem::{KeepAlive, PAGE_SIZE};
+use vio::blk::{self, BlockIo, Completion, Outcome, Piece};
+
+use crate::book::{BATCH, Page, Place, Slot};
+use crate::ram::SwappedRam;
+use crate::report::Traffic;
+
+/// Pages of one request.
+const RUN: usize = BATCH;
+
+/// What becomes of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    /// Its content is read.
+    Fetch(Page, Place),
+    /// It is written to its slot.
+    Save(Page, Slot),
+}
+
+impl Errand {
+    fn page(self) -> Page {
+        match self {
+            Self::Fetch(page, _) | Self::Save(page, _) => page,
+        }
+    }
+
+    /// What is asked for it, and which block there.
+    fn target(self) -> (Target, u32) {
+        match self {
+            Self::Save(_, slot) => (Target::StoreWrite, slot.0),
+            Self::Fetch(_, Place::Slot(slot)) => (Target::StoreRead, slot.0),
+            Self::Fetch(_, Place::Block(block)) => (Target::Image(block.disk), block.number),
+            Self::Fetch(_, Place::Nowhere) => unreachable!("zeroes are not fetched"),
+        }
+    }
+}
+
+/// Who is asked for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Target {
+    StoreRead,
+    StoreWrite,
+    Image(u8),
+}
+
+/// A run of pages, ascending in the file.
+struct Run {
+    is_write: bool,
+    /// First block.
+    first: u32,
+    errands: Vec<Errand>,
+}
+
+/// A file that pages are in.
+struct Depot {
+    io: Box<dyn BlockIo>,
+    free: Vec<u32>,
+    running: HashMap<u32, Run>,
+    /// Runs for which there was no slot.
+    queued: Vec<Run>,
+}
+
+impl Depot {
+    fn new(mut io: Box<dyn BlockIo>, keep: KeepAlive) -> Self {
+        io.attach(keep);
+        Self {
+            free: (0..io.depth()).rev().collect(),
+            io,
+            running: HashMap::new(),
+            queued: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, run: Run, ram: &SwappedRam) {
+        let Some(slot) = self.free.pop() else {
+            return self.queued.push(run);
+        };
+        let mut pieces: Vec<Piece> = Vec::new();
+        for errand in &run.errands {
+            let hva = ram.hva(errand.page());
+            match pieces.last_mut() {
+                Some(last) if last.hva.checked_add(u64::from(last.len)) == Some(hva) => {
+                    last.len += PAGE_SIZE as u32;
+                }
+                _ => pieces.push(Piece {
+                    hva,
+                    len: PAGE_SIZE as u32,
+                }),
+            }
+        }
+        let offset = u64::from(run.first) * PAGE_SIZE;
+        let len = (run.errands.len() * PAGE_SIZE as usize) as u32;
+        let op = match run.is_write {
+            true => blk::Op::Write {
+                offset,
+                len,
+                durable: false,
+            },
+            false => blk::Op::Read { offset, len },
+        };
+        self.running.insert(slot, run);
+        self.io.submit(slot, op, &pieces);
+    }
+}
+
+/// The files. All calls come from the pager's thread.
+pub(crate) struct Carrier {
+    store: Depot,
+    images: Vec<Depot>,
+    /// What is to be done next, not sorted yet.
+    waiting: Vec<Errand>,
+    completions: Vec<Completion>,
+    traffic: Traffic,
+}
+
+impl Carrier {
+    /// Over the store and the images of the disks, by their numbers.
+    pub fn new(store: Box<dyn BlockIo>, images: Vec<Box<dyn BlockIo>>, keep: &KeepAlive) -> Self {
+        let images = images.into_iter();
+        Self {
+            store: Depot::new(store, keep.clone()),
+            images: images.map(|io| Depot::new(io, keep.clone())).collect(),
+            waiting: Vec::new(),
+            completions: Vec::new(),
+            traffic: Traffic::default(),
+        }
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// To be done at the next [`start`](Self::start).
+    pub fn push(&mut self, errand: Errand) {
+        self.waiting.push(errand);
+    }
+
+    /// Whether anything is under way.
+    pub fn is_busy(&self) -> bool {
+        let is_busy = |depot: &Depot| !depot.running.is_empty();
+        !self.waiting.is_empty() || is_busy(&self.store) || self.images.iter().any(is_busy)
+    }
+
+    /// Starts what waits: what lies side by side together.
+    pub fn start(&mut self, ram: &SwappedRam) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut errands = mem::take(&mut self.waiting);
+        errands.sort_by_key(|errand| errand.target());
+        let follows = |a: &Errand, b: &Errand| {
+            let ((target, a), (other, b)) = (a.target(), b.target());
+            target == other && a.checked_add(1) == Some(b)
+        };
+        for side_by_side in errands.chunk_by(follows) {
+            for run in side_by_side.chunks(RUN) {
+                let (target, first) = run[0].target();
+                let (depot, carried) = match target {
+                    Target::StoreRead => (&mut self.store, &mut self.traffic.store_reads),
+                    Target::StoreWrite => (&mut self.store, &mut self.traffic.store_writes),
+                    Target::Image(disk) => (
+                        &mut self.images[usize::from(disk)],
+                        &mut self.traffic.image_reads,
+                    ),
+                };
+                carried.add(run.len());
+                let run = Run {
+                    is_write: target == Target::StoreWrite,
+                    first,
+                    errands: run.to_vec(),
+                };
+                depot.submit(run, ram);
+            }
+        }
+        errands.clear();
+        self.waiting = errands;
+        self.flush();
+    }
+
+    fn depots(&mut self) -> impl Iterator<Item = &mut Depot> {
+        std::iter::once(&mut self.store).chain(&mut self.images)
+    }
+
+    fn flush(&mut self) {
+        for depot in self.depots().filter(|depot| !depot.running.is_empty()) {
+            depot.io.flush();
+        }
+    }
+
+    /// What has ended, with whether it did what was asked.
+    pub fn poll(&mut self, ram: &SwappedRam) -> Vec<(Errand, bool)> {
+        let mut ended = Vec::new();
+        let mut completions = mem::take(&mut self.completions);
+        for depot in self.depots().filter(|depot| !depot.running.is_empty()) {
+            depot.io.poll(&mut completions);
+            for completion in completions.drain(..) {
+                let is_good = match completion.outcome {
+                    Outcome::Done => true,
+                    Outcome::Failed(_) => false,
+                    // It goes on.
+                    Outcome::NotCancellable => continue,
+                };
+                if let Some(run) = depot.running.remove(&completion.slot) {
+                    depot.free.push(completion.slot);
+                    ended.extend(run.errands.into_iter().map(|errand| (errand, is_good)));
+                }
+                if let Some(run) = depot.queued.pop() {
+                    depot.submit(run, ram);
+                    depot.io.flush();
+                }
+            }
+        }
+        self.completions = completions;
+        ended
+    }
+
+    /// Asks to be woken by [`wake_fds`](Self::wake_fds).
+    pub fn arm(&mut self) {
+        self.depots().for_each(|depot| depot.io.arm());
+    }
+
+    /// After [`arm`](Self::arm): whether something has ended.
+    pub fn has_ended(&mut self) -> bool {
+        let mut busy = self.depots().filter(|depot| !depot.running.is_empty());
+        busy.any(|depot| depot.io.has_completions())
+    }
+
+    /// Takes [`arm`](Self::arm) back.
+    pub fn disarm(&mut self) {
+        self.depots().for_each(|depot| depot.io.disarm());
+    }
+
+    /// Appends descriptors that become readable, once armed, when something has ended.
+    pub fn wake_fds(&self, fds: &mut Vec<RawFd>) {
+        let all = std::iter::once(&self.store).chain(&self.images);
+        all.for_each(|depot| depot.io.wake_fds(fds));
+    }
+}

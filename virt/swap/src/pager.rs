@@ -1,0 +1,524 @@
+//! The pager: the poller that carries the [`Book`]'s commands out.
+//!
+//! It alone knows all sides: faults of processors come from userfaultfd, what devices want and disks do as messages of the
+//! owner, ends of its own reads and writes from the rings. Each is told to the book, and what the book wants done is done before
+//! the next thing is told. Reads and writes of the store and the images are begun, and told when they have ended.
+//!
+//! It has a sidecore of its own. Its system calls may take their time (an unmapping interrupts every core that runs the guest),
+//! and nobody else is to wait behind them; it never waits for the owner, which may itself wait in the kernel for a processor that
+//! waits for a page. Idle, it sleeps.
+//!
+//! When something cannot be done (the store is full, or does not answer, or answers with something else) the machine is
+//! paused with the reason, and goes on once what failed has been done: it is tried again each second, and when the limit or the
+//! store has changed.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use guest_mem::{Gpa, Pages, PhysMem, SlotMapping};
+use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, Poller, Turn, Wakes};
+use uffd::{GuestMapping, Source, Stores};
+use vio::blk::BlockIo;
+
+use crate::book::{Book, Command, Page, Ticket, Trouble};
+use crate::carrier::{Carrier, Errand};
+use crate::frames::{Content, Frames, crc};
+pub use crate::link::Message;
+use crate::link::{Asked, Gate, Kind, Reports, Said, Spoken};
+use crate::ram::SwappedRam;
+pub use crate::report::Report;
+
+/// Between two questions to the owner, if all pages of the last one are in use.
+const PACE: Duration = Duration::from_millis(1);
+/// How long a page that has come for a ticket stays although nobody asks for it: its device may have been reset.
+const HELD_FOR: Duration = Duration::from_secs(2);
+/// Between two tries of what failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// Between two looks whether disks need not report any more.
+const LOOK: Duration = Duration::from_secs(1);
+/// Faults that are served before anything else is looked at.
+const FAULTS: usize = 32;
+
+/// What the pager needs of the machine. No call waits for the owner or for a processor.
+pub trait Machine: Send {
+    /// Has the owner let go of as many of these pages as it can ([`PhysMem::let_go`]).
+    fn evict(&self, pages: Pages);
+
+    /// Tells the owner that the memory of a ticket is there.
+    fn ticket_done(&self, ticket: guest_mem::Ticket);
+
+    /// Has the owner look at its disks.
+    fn wake(&self);
+
+    /// Stops the guest, which cannot go on, before it notices: why, for its user.
+    fn pause(&self, trouble: Trouble);
+
+    /// Lets the guest go on.
+    fn resume(&self);
+
+    /// Ends the guest: the kernel refused what the pager cannot do without.
+    fn fail(&self, error: &io::Error);
+}
+
+/// What a pager is made of.
+pub struct Parts {
+    /// The memory, as the owner has it.
+    pub ram: SwappedRam,
+    /// The mappings that the guest's memory slots show, one for each region of memory, in order.
+    pub slots: Vec<Arc<SlotMapping>>,
+    /// Who serves faults: the kernel's are those of processors in a guest.
+    pub faults: Source,
+    /// Pages that may be in memory.
+    pub limit: usize,
+    /// Where pages go, and how many it holds.
+    pub store: (Box<dyn BlockIo>, usize),
+    /// The images of disks, by their numbers: what was written to them by the disk is found there.
+    pub images: Vec<Box<dyn BlockIo>>,
+}
+
+/// The pager. See the module's head.
+pub struct Pager {
+    book: Book,
+    /// `None` once the guest has been let go.
+    frames: Option<Frames>,
+    file: OwnedFd,
+    ram: SwappedRam,
+    gates: Vec<Arc<Gate>>,
+    carrier: Carrier,
+    machine: Box<dyn Machine>,
+    limit: usize,
+    /// Pages that have been held for a ticket that is not done.
+    wanted: HashMap<Ticket, Vec<Page>>,
+    /// Pages of tickets that are done, and since when.
+    held: VecDeque<(Nanos, Vec<Page>)>,
+    ask_at: Nanos,
+    retry_at: Option<Nanos>,
+    look_at: Nanos,
+    is_over: bool,
+    /// What disks are asked to do, and whether they have seen it, as far as it matters.
+    asked: Asked,
+    is_seen: bool,
+    report: Report,
+    is_listening: bool,
+    fds: Vec<(RawFd, u32)>,
+    scratch: Vec<RawFd>,
+}
+
+impl Pager {
+    /// Takes over the faults of the guest, whose memory may hold something already: what does is in memory.
+    ///
+    /// # Errors
+    /// The kernel's reason with what to do.
+    pub fn new(parts: Parts, machine: Box<dyn Machine>) -> io::Result<Self> {
+        let Parts {
+            ram,
+            slots,
+            faults,
+            limit,
+            store: (store, slot_count),
+            images,
+        } = parts;
+        let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
+        let guest = GuestMapping::new(offsets.zip(slots), faults, Stores::Traced)?;
+        let file = ram.ram().memfd().try_clone_to_owned()?;
+        let keep = ram.ram().keep_alive();
+        let gates = (0..images.len()).map(|disk| ram.gate(disk as u8)).collect();
+        let pages = u32::try_from(ram.pages()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut pager = Self {
+            book: Book::new(pages, limit, slot_count),
+            frames: Some(Frames::new(file.try_clone()?, guest)),
+            file,
+            gates,
+            carrier: Carrier::new(store, images, &keep),
+            machine,
+            limit,
+            wanted: HashMap::new(),
+            held: VecDeque::new(),
+            ask_at: Nanos(0),
+            retry_at: None,
+            look_at: Nanos(0),
+            is_over: false,
+            asked: Asked::default(),
+            is_seen: false,
+            report: Report::default(),
+            is_listening: false,
+            fds: Vec::new(),
+            scratch: Vec::new(),
+            ram,
+        };
+        pager.adopt()?;
+        Ok(pager)
+    }
+
+    /// Connects the memory with the pager, which a sidecore now runs as `handle` says.
+    pub fn connect(ram: &SwappedRam, handle: Handle<Message>) {
+        ram.connect(handle);
+    }
+
+    /// Pages that hold something are in memory.
+    fn adopt(&mut self) -> io::Result<()> {
+        for page in present_pages(&self.file, self.ram.pages() as u32)? {
+            self.book.adopt(page);
+            self.carry_out()?;
+        }
+        Ok(())
+    }
+
+    /// Does what the book wants done, until it wants nothing.
+    fn carry_out(&mut self) -> io::Result<()> {
+        loop {
+            let commands = self.book.take_commands();
+            if commands.is_empty() {
+                self.carrier.start(&self.ram);
+                return Ok(());
+            }
+            for command in commands {
+                self.command(command)?;
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) -> io::Result<()> {
+        let Some(frames) = &self.frames else {
+            return Ok(());
+        };
+        match command {
+            Command::Ask(pages) => {
+                let gpas: Vec<Gpa> = pages.iter().map(|page| self.ram.gpa_of(*page)).collect();
+                let pages = Pages::new(&gpas).expect("a batch of whole pages");
+                self.machine.evict(pages);
+            }
+            Command::Unmap(page) => frames.guest().unmap(page.0.into())?,
+            Command::Examine(page) => {
+                let seen = frames.examine(page)?;
+                self.book.examined(page, seen);
+            }
+            Command::Punch(page) => frames.punch(page)?,
+            Command::Zero(page) => frames.zero(page)?,
+            Command::Fetch(page, place) => self.carrier.push(Errand::Fetch(page, place)),
+            Command::Save(page, slot) => self.carrier.push(Errand::Save(page, slot)),
+            Command::Map(page, protection) => frames.map(page, protection)?,
+            Command::Protect(page) => frames.guest().protect(page.0.into())?,
+            Command::Wake(page) => frames.guest().wake(page.0.into())?,
+            Command::Show(page) => self.ram.show(page),
+            Command::Done(ticket) => self.done(ticket),
+            Command::Go(op) => {
+                self.gates[usize::from(SwappedRam::disk_of(op))].open(op);
+                self.machine.wake();
+            }
+            Command::Stop(trouble) => self.stop(trouble),
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, ticket: Ticket) {
+        if let Some(pages) = self.wanted.remove(&ticket) {
+            self.held.push_back((Nanos::now(), pages));
+        }
+        self.machine.ticket_done(guest_mem::Ticket(ticket.0));
+    }
+
+    fn stop(&mut self, trouble: Trouble) {
+        self.retry_at = Some(after(Nanos::now(), RETRY));
+        if !self.report.is_paused {
+            self.report.is_paused = true;
+            self.report.pauses += 1;
+            self.machine.pause(trouble);
+        }
+        if self.is_over {
+            self.let_go();
+        }
+    }
+
+    /// Processors do not wait any more: what they find is nobody's to see.
+    fn let_go(&mut self) {
+        self.is_over = true;
+        if self.report.is_paused {
+            // Closing the descriptor wakes all who wait; what is absent is zeroes from then on.
+            self.frames = None;
+        }
+    }
+
+    fn said(&mut self, said: Said) {
+        match said {
+            Said::Answered { gone, written } => {
+                self.ask_at = match gone {
+                    0 => after(Nanos::now(), PACE),
+                    _ => Nanos(0),
+                };
+                self.book.answered(gone, written);
+            }
+            Said::Wanted(ticket, pages) => {
+                self.report.tickets += 1;
+                let held: Vec<Page> = pages.iter().map(|(page, _)| *page).collect();
+                held.iter().for_each(|page| self.ram.hold(*page));
+                self.wanted.insert(ticket, held);
+                self.book.wanted(ticket, &pages);
+            }
+            Said::Began(op, Kind::Read, span) => self.book.begin_read(op, &span),
+            Said::Began(op, Kind::Write, span) => self.book.begin_write(op, &span),
+            Said::Ended(op, Kind::Read, is_good) => self.book.end_read(op, is_good),
+            Said::Ended(op, Kind::Write, is_good) => self.book.end_write(op, is_good),
+            Said::Drains(asked) => self.is_seen |= asked == self.asked,
+        }
+    }
+
+    /// Takes what has ended of reads and writes.
+    fn take_ended(&mut self) -> io::Result<bool> {
+        let ended = self.carrier.poll(&self.ram);
+        let any = !ended.is_empty();
+        for (errand, is_good) in ended {
+            let Some(frames) = &self.frames else {
+                return Ok(any);
+            };
+            match errand {
+                Errand::Fetch(page, _) => {
+                    let outcome = match is_good {
+                        true => {
+                            let mut content = Content::default();
+                            frames.read(page, &mut content)?;
+                            Ok(crc(&content))
+                        }
+                        false => Err(()),
+                    };
+                    self.book.fetched(page, outcome);
+                }
+                Errand::Save(page, slot) => self.book.saved(page, slot, is_good),
+            }
+            self.carry_out()?;
+        }
+        Ok(any)
+    }
+
+    fn serve_faults(&mut self) -> io::Result<bool> {
+        for nth in 0..FAULTS {
+            let Some(frames) = &self.frames else {
+                return Ok(false);
+            };
+            let Some(fault) = frames.guest().next_fault()? else {
+                return Ok(nth > 0);
+            };
+            self.report.faults += 1;
+            // As many pages as the book has.
+            self.book.fault(Page(fault.page as u32), fault.is_write);
+            self.carry_out()?;
+        }
+        Ok(true)
+    }
+
+    /// What time brings.
+    fn keep_time(&mut self, now: Nanos) -> io::Result<()> {
+        while let Some((since, pages)) = self.held.front()
+            && now >= after(*since, HELD_FOR)
+        {
+            pages.iter().for_each(|page| self.ram.unhold(*page));
+            self.held.pop_front();
+        }
+        if let Some(at) = self.retry_at
+            && now >= at
+        {
+            self.retry();
+            self.carry_out()?;
+        }
+        if now >= self.ask_at {
+            self.book.ask();
+            self.carry_out()?;
+        }
+        if now >= self.look_at {
+            self.look_at = after(now, LOOK);
+            self.choose_reports();
+        }
+        Ok(())
+    }
+
+    fn retry(&mut self) {
+        self.retry_at = Some(after(Nanos::now(), RETRY));
+        self.book.retry();
+    }
+
+    /// Whether what had failed has been done.
+    fn look_whether_to_resume(&mut self) {
+        if self.report.is_paused && !self.book.is_in_trouble() && !self.carrier.is_busy() {
+            self.report.is_paused = false;
+            self.retry_at = None;
+            self.machine.resume();
+        }
+    }
+
+    /// Disks report while memory is short, and until nothing depends on it.
+    fn choose_reports(&mut self) {
+        let old = self.asked.reports();
+        let reports = match old {
+            _ if self.is_short() => Reports::On,
+            Reports::On if self.book.present() < self.limit / 2 => Reports::Draining,
+            Reports::Draining if self.is_seen => {
+                // What has left memory comes back as it is wanted; until then disks go on.
+                self.book.forget_blocks();
+                match self.book.knows_no_disk() {
+                    true => Reports::Off,
+                    false => old,
+                }
+            }
+            Reports::On | Reports::Draining | Reports::Off => old,
+        };
+        if reports != old {
+            self.asked = self.asked.next(reports);
+            self.is_seen = false;
+            self.ram.ask_disks(self.asked);
+        }
+    }
+
+    /// Pages may have to leave soon.
+    fn is_short(&self) -> bool {
+        self.limit < self.ram.pages() && self.book.present() > self.limit / 4 * 3
+    }
+
+    fn turn(&mut self, now: Nanos) -> io::Result<bool> {
+        let mut is_busy = self.serve_faults()?;
+        is_busy |= self.take_ended()?;
+        self.keep_time(now)?;
+        self.look_whether_to_resume();
+        Ok(is_busy)
+    }
+
+    fn told(&mut self, message: Message) -> io::Result<()> {
+        match message {
+            Message::Said(Spoken(said)) => self.said(said),
+            Message::SetLimit(limit) => {
+                self.limit = limit;
+                self.book.set_limit(limit);
+                self.retry_if_paused();
+            }
+            Message::AddSlots(count) => {
+                self.book.add_slots(count);
+                self.retry_if_paused();
+            }
+            Message::Report(reply) => reply.send(self.report()),
+            Message::LetGo => self.let_go(),
+        }
+        self.carry_out()
+    }
+
+    fn retry_if_paused(&mut self) {
+        if self.report.is_paused {
+            self.retry();
+        }
+    }
+
+    /// How things stand.
+    pub fn report(&self) -> Report {
+        Report {
+            limit: self.limit,
+            present: self.book.present(),
+            free_slots: self.book.free_slots(),
+            counts: self.book.counts(),
+            traffic: self.carrier.traffic(),
+            ..self.report
+        }
+    }
+
+    /// The kernel has refused something: the guest cannot go on, and nobody waits any more.
+    fn end_of(&mut self, error: &io::Error) {
+        if self.frames.take().is_some() {
+            self.machine.fail(error);
+        }
+    }
+}
+
+impl Poller for Pager {
+    type Message = Message;
+    type Probe = AlwaysPoll;
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        if self.is_listening {
+            self.is_listening = false;
+            turn.wakes().clear();
+        }
+        // Before anything comes of it: what is present decides whether the next request is reported.
+        if self.asked.reports() == Reports::Off && self.is_short() {
+            self.choose_reports();
+        }
+        match self.turn(turn.now()) {
+            Ok(true) => Activity::Busy,
+            Ok(false) if self.carrier.is_busy() => Activity::Waiting,
+            Ok(false) => Activity::Idle,
+            Err(error) => {
+                self.end_of(&error);
+                Activity::Idle
+            }
+        }
+    }
+
+    fn message(&mut self, message: Message, _turn: &mut Turn<'_>) {
+        if let Err(error) = self.told(message) {
+            self.end_of(&error);
+        }
+    }
+
+    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
+        self.carrier.arm();
+        self.is_listening = true;
+        self.scratch.clear();
+        let guest = self.frames.as_ref().map(Frames::guest);
+        self.scratch
+            .extend(guest.map(|guest| guest.as_fd().as_raw_fd()));
+        self.carrier.wake_fds(&mut self.scratch);
+        self.fds.clear();
+        self.fds.extend(self.scratch.iter().map(|fd| (*fd, 0)));
+        wakes.replace(&self.fds).map_err(|error| {
+            self.carrier.disarm();
+            ArmError::new(error)
+        })
+    }
+
+    /// A fault that waits makes its descriptor readable, whenever it came.
+    fn has_work(&mut self) -> bool {
+        self.carrier.has_ended()
+    }
+
+    fn disarm(&mut self) {
+        self.carrier.disarm();
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let held = self.held.front().map(|(since, _)| after(*since, HELD_FOR));
+        let ask = self.book.wants_to_ask().then_some(self.ask_at);
+        let look = (self.asked.reports() != Reports::Off).then_some(self.look_at);
+        [held, self.retry_at, ask, look].into_iter().flatten().min()
+    }
+
+    fn name(&self) -> &str {
+        "pager"
+    }
+}
+
+fn after(now: Nanos, time: Duration) -> Nanos {
+    // 500 years.
+    Nanos(now.0.saturating_add(time.as_nanos() as u64))
+}
+
+/// The pages of a memory file that take memory.
+fn present_pages(file: &OwnedFd, pages: u32) -> io::Result<Vec<Page>> {
+    use rustix::fs::{SeekFrom, seek};
+    use rustix::io::Errno;
+    let page_size = crate::frames::PAGE as u64;
+    let end = u64::from(pages) * page_size;
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < end {
+        at = match seek(file, SeekFrom::Data(at)) {
+            // Nothing from there on.
+            Err(Errno::NXIO) => break,
+            other => other?,
+        };
+        let hole = seek(file, SeekFrom::Hole(at))?.min(end);
+        let numbers = at / page_size..hole.div_ceil(page_size);
+        // Below `pages`.
+        found.extend(numbers.map(|number| Page(number as u32)));
+        at = hole;
+    }
+    Ok(found)
+}

@@ -1,0 +1,53 @@
+//! How a pager stands, and what it has done: counts, of pages unless something else is said.
+
+use crate::book::Counts;
+
+/// How things stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Pages that may be in memory.
+    pub limit: usize,
+    /// Pages in memory, those on their way in or out among them.
+    pub present: usize,
+    /// Slots of the store that nobody has.
+    pub free_slots: usize,
+    /// What became of pages.
+    pub counts: Counts,
+    /// What was asked of the store and the images.
+    pub traffic: Traffic,
+    /// Faults of processors.
+    pub faults: u64,
+    /// Tickets of devices.
+    pub tickets: u64,
+    /// Times the guest was paused.
+    pub pauses: u64,
+    /// It is paused now.
+    pub is_paused: bool,
+}
+
+/// Requests and their pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Requests.
+    pub requests: u64,
+    /// Pages of 4 KiB.
+    pub pages: u64,
+}
+
+impl Carried {
+    pub(crate) fn add(&mut self, pages: usize) {
+        self.requests += 1;
+        self.pages += pages as u64;
+    }
+}
+
+/// What was asked of the store and the images so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Read from the store.
+    pub store_reads: Carried,
+    /// Written to it.
+    pub store_writes: Carried,
+    /// Read from images of disks.
+    pub image_reads: Carried,
+}
