@@ -7,6 +7,7 @@
 //!
 //! * [`book`]: what is decided about each page. Knows no system call, no thread and no time.
 //! * [`frames`]: the memory itself, a page at a time: file, mapping, trace of stores.
+//! * [`overwrite`]: whether a vCPU is about to overwrite a whole page, and with what. As pure as `book`.
 //! * [`store`]: the file or block device that holds what is neither in memory nor on a disk.
 //!
 //! * [`ram`]: the memory as a machine's owner reaches it, page by page there or absent.
@@ -19,7 +20,7 @@
 //!   └─ MappedDisk: began, ended ──────────┘         └─┴ book
 //! pager ── evict, ticket done, go ─▶ owner
 //! ```
-//! Left out so far: the emulation of stores that overwrite a page.
+//! Left out so far: a pager that asks `overwrite`; stores that overwrite a page in many instructions.
 #![forbid(unsafe_code)]
 
 pub mod book;
@@ -27,6 +28,7 @@ mod carrier;
 pub mod disk;
 pub mod frames;
 mod link;
+pub mod overwrite;
 pub mod pager;
 pub mod ram;
 pub mod report;
