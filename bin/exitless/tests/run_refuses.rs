@@ -240,3 +240,59 @@ fn software_kvm_points_to_the_lab() {
     }
     Files::new().refuses(&["--iommu", "none"], &["exitless lab -- run"]);
 }
+
+#[test]
+fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
+    let files = Files::new();
+    let swap = "path=swap,size=256M";
+    let with = |args: &[&str], words: &[&str]| {
+        let all = [&["--memory", "256M", "--iommu", "none"], args].concat();
+        files.refuses(&all, words);
+        assert!(!files.path("swap").exists(), "{args:?} left a store behind");
+    };
+    with(&["--swap", swap], &["--swap goes with --resident"]);
+    with(
+        &["--resident-file", "limit"],
+        &["--resident-file goes with --resident"],
+    );
+    with(
+        &["--resident", "64M"],
+        &["needs a place for the rest", "--swap path=FILE"],
+    );
+    with(
+        &["--resident", "8M", "--swap", swap],
+        &["--resident", "16512 KiB"],
+    );
+    with(
+        &["--resident", "18M", "--swap", swap, "--disk", "path=disk"],
+        &["--resident", "1 disks", "21632 KiB"],
+    );
+    with(
+        &["--resident", "a lot", "--swap", swap],
+        &["--resident", "is no unit of size"],
+    );
+    with(
+        &["--resident", "64M", "--swap", "size=1G"],
+        &["names no file"],
+    );
+    with(
+        &["--resident", "64M", "--swap", "path=disk"],
+        &["--swap", "disk: there is a file of this name"],
+    );
+    with(
+        &["--resident", "64M", "--swap", "path=swap,size=1K"],
+        &["swap store of 1024 bytes"],
+    );
+    with(
+        &["--resident", "64M", "--swap", "path=swap,colour=red"],
+        &["unknown key", "colour"],
+    );
+    with(
+        &["--resident", "64M", "--swap", swap, "--dma", "bounce"],
+        &["--dma bounce"],
+    );
+    with(
+        &["--resident", "64M", "--swap", swap, "--disk", "socket=s"],
+        &["socket=s", "does not go with --resident"],
+    );
+}

@@ -94,6 +94,44 @@ counts! {
     }
 }
 
+counts! {
+    /// What the pager has counted, of a machine whose memory is partly elsewhere. Pages of 4 KiB unless something else is said.
+    SwapCounts {
+        /// Faults of vCPUs.
+        faults,
+        /// Waits of devices and remapping units for absent pages, however many each.
+        device_waits,
+        /// Left memory unwritten: a disk holds the same.
+        dropped_to_disk,
+        /// Left memory unwritten: zeroes.
+        dropped_as_zeroes,
+        /// Written to the swap store.
+        swapped_out,
+        /// Read from it, ahead or not.
+        swapped_in,
+        /// Requests to write it.
+        swap_write_requests,
+        /// Requests to read it.
+        swap_read_requests,
+        /// Read from the images of disks to bring pages back, ahead or not.
+        image_pages,
+        /// Requests for those.
+        image_requests,
+        /// Came back from a second chance.
+        rescued,
+        /// Came as zeroes.
+        zeroed,
+        /// About to be overwritten as a whole, and not read although they held something.
+        not_read,
+        /// Read since the block that held the same was about to change.
+        read_before_a_write,
+        /// Not let go, since a device used them.
+        refused,
+        /// Times the machine was paused.
+        pauses,
+    }
+}
+
 /// Everything at one moment; two of them make a window.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -109,6 +147,8 @@ pub struct Snapshot {
     pub owner: OwnerCounts,
     /// The sidecore.
     pub sidecore: SidecoreCounts,
+    /// The pager, where there is one.
+    pub swap: Option<SwapCounts>,
 }
 
 /// Exits by cause. All are counts; `unattributed` is negative where the sources overlap.
@@ -153,6 +193,9 @@ pub struct Window {
     pub owner: OwnerCounts,
     /// The sidecore's time.
     pub sidecore: SidecoreCounts,
+    /// The pager's work, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapCounts>,
     /// Whether the kernel's histograms told processor causes apart.
     pub histograms: bool,
 }
@@ -182,6 +225,10 @@ impl Window {
             exits: charge(&kvm, reasons.as_ref(), &user, &owner),
             owner,
             sidecore: end.sidecore.since(&begin.sidecore),
+            // It begins behind the first snapshot.
+            swap: end
+                .swap
+                .map(|swap| swap.since(&begin.swap.unwrap_or_default())),
             histograms: reasons.is_some(),
         }
     }

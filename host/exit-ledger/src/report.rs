@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Account;
-use super::account::Window;
+use super::account::{SwapCounts, Window};
 
 /// What the figures were measured under.
 #[derive(Clone, Debug, Serialize)]
@@ -127,6 +127,31 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
                 .map(|(_, window)| value(window).to_string())
                 .collect(),
         );
+    }
+    type OfSwap = fn(&SwapCounts) -> u64;
+    let swap_rows: [(&str, OfSwap); 16] = [
+        ("page faults served", |s| s.faults),
+        ("device waits", |s| s.device_waits),
+        ("dropped, on a disk", |s| s.dropped_to_disk),
+        ("dropped, zeroes", |s| s.dropped_as_zeroes),
+        ("swapped out", |s| s.swapped_out),
+        ("  requests", |s| s.swap_write_requests),
+        ("swapped in", |s| s.swapped_in),
+        ("  requests", |s| s.swap_read_requests),
+        ("read from images", |s| s.image_pages),
+        ("  requests", |s| s.image_requests),
+        ("rescued", |s| s.rescued),
+        ("zeroed", |s| s.zeroed),
+        ("not read, overwritten", |s| s.not_read),
+        ("read before a write", |s| s.read_before_a_write),
+        ("in use by devices", |s| s.refused),
+        ("pauses", |s| s.pauses),
+    ];
+    if account.whole.swap.is_some() {
+        for (name, value) in swap_rows {
+            let cell = |window: &Window| window.swap.as_ref().map_or(0, value).to_string();
+            row(name, columns.iter().map(|(_, w)| cell(w)).collect());
+        }
     }
     if !account.whole.histograms {
         text.push_str(

@@ -15,6 +15,20 @@ const KVM_FEATURES: u32 = 0x4000_0001;
 /// `KVM_FEATURE_MSI_EXT_DEST_ID`.
 const KVM_MSI_EXT_DEST_ID: u32 = 1 << 15;
 
+/// Asynchronous page faults (`KVM_FEATURE_ASYNC_PF`, `_VMEXIT`, `_INT`): the guest would run something else while a page comes,
+/// and its faults would be a kernel thread's. Time that was stolen, and end of interrupt by a word in memory
+/// (`KVM_FEATURE_STEAL_TIME`, `_PV_EOI`): stores that KVM makes by itself, where a vCPU that is kicked spins until the page has come.
+const DISTURBED_BY_MOVING_PAGES: u32 = 1 << 4 | 1 << 10 | 1 << 14 | 1 << 5 | 1 << 6;
+
+/// Takes away what does not go with memory whose pages come and go.
+pub fn hide_what_moving_pages_disturb(supported: &mut CpuId) {
+    for entry in supported.as_mut_slice() {
+        if entry.function == KVM_FEATURES {
+            set(&mut entry.eax, DISTURBED_BY_MOVING_PAGES, false);
+        }
+    }
+}
+
 /// What this host's KVM supports.
 pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)

@@ -18,18 +18,21 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use guest_mem::{Gpa, Pages, PhysMem, SlotMapping};
+use guest_mem::{Gpa, PAGE_SIZE, Pages, PhysMem, SlotMapping};
 use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, Poller, Turn, Wakes};
 use uffd::{GuestMapping, Source, Stores};
 use vio::blk::BlockIo;
 
-use crate::book::{Book, Command, Page, Ticket, Trouble};
+use crate::book::{BATCH, Book, Command, Page, Ticket, Trouble};
 use crate::carrier::{Carrier, Errand};
 use crate::frames::{Content, Frames, crc};
 pub use crate::link::Message;
 use crate::link::{Asked, Gate, Kind, Reports, Said, Spoken};
 use crate::ram::SwappedRam;
 pub use crate::report::Report;
+
+/// Bytes that may be in memory beyond the limit.
+pub const BATCH_BYTES: u64 = BATCH as u64 * PAGE_SIZE;
 
 /// Between two questions to the owner, if all pages of the last one are in use.
 const PACE: Duration = Duration::from_millis(1);

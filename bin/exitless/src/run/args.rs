@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use sidecore::IdlePolicy;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,6 +21,10 @@ Examples:
 
   A disk that one core serves to several machines (start its server first: exitless serve --help):
     exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none --disk socket=/tmp/disk0.sock
+
+  A guest that believes it has 512 MiB, of which 100 may be in memory:
+    exitless run --kernel vmlinuz --initrd initrd.img --disk path=debian.raw,direct=on --memory 512M \\
+        --resident 100M --swap path=/var/tmp/swap0,size=1G --resident-file /run/limit0
 
   On a host without vmx or svm, inside the emulated one:
     exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
@@ -53,6 +58,16 @@ A virtio network interface; repeat for more.
 responder[,ip=A.B.C.D][,mac=…]  answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
 tap=NAME[,mac=…]                the host's TAP interface NAME";
 
+const SWAP_HELP: &str = "\
+Where pages go that leave memory and are neither zeroes nor what a disk holds.
+
+path=FILE[,size=SIZE]
+
+FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
+on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
+O_DIRECT. A block device is taken as far as SIZE goes; what it held is lost. When it is full the guest is paused, not \
+killed, and goes on when the limit is raised (--resident-file).";
+
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -77,6 +92,23 @@ pub struct RunArgs {
     /// Guest RAM: bytes, or with K, M or G.
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: String,
+
+    /// How much of that may be in memory at a time; the rest is on disks that hold the same, or in --swap. The guest needs no
+    /// balloon and knows nothing of it.
+    #[arg(long, value_name = "SIZE")]
+    pub resident: Option<String>,
+
+    /// Where pages go that are neither zeroes nor on a disk: path=FILE,size=SIZE (see --help).
+    #[arg(long, value_name = "path=FILE,…", long_help = SWAP_HELP)]
+    pub swap: Option<String>,
+
+    /// A limit in place of --resident, read from this file at the start and whenever it has been written.
+    #[arg(long, value_name = "FILE")]
+    pub resident_file: Option<PathBuf>,
+
+    /// Drop pages that a disk holds as well, and read them from there.
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off")]
+    pub mapper: Switch,
 
     /// vCPUs, 1 to 16.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -108,7 +140,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "LIST")]
     pub pin: Option<String>,
 
-    /// What an idle sidecore does.
+    /// What an idle sidecore does, and the pager.
     #[arg(long, value_enum, default_value_t = IdleArg::Adaptive)]
     pub idle: IdleArg,
 
@@ -145,6 +177,15 @@ pub struct RunArgs {
     pub console: String,
 }
 
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
 /// `--iommu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IommuArg {
@@ -174,6 +215,17 @@ pub enum IdleArg {
     Adaptive,
     /// Sleep at once.
     Sleep,
+}
+
+impl IdleArg {
+    /// As the runtime knows it.
+    pub fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Poll => IdlePolicy::Poll,
+            Self::Adaptive => IdlePolicy::adaptive(),
+            Self::Sleep => IdlePolicy::Sleep,
+        }
+    }
 }
 
 /// `--dma`.

@@ -54,6 +54,12 @@ pub struct Attached {
 
 /// Sidecores and whatever else runs beside the vCPUs.
 pub trait Running {
+    /// Memory has been loaded, and the first vCPU is about to run.
+    ///
+    /// # Errors
+    /// Nothing has been started.
+    fn begin(&mut self) -> anyhow::Result<()>;
+
     /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to stop. Does not wait.
     fn end(&mut self);
 

@@ -14,6 +14,7 @@ use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
 use super::disk::DiskConfig;
 use super::net::NetConfig;
 use super::remote_disk::RemoteDiskConfig;
+use super::swapped::SwapConfig;
 use crate::values::keys::Keys;
 use crate::values::size;
 use platform::boot::{self, KernelKind};
@@ -82,6 +83,8 @@ pub struct Config {
     pub cmdline: String,
     /// Bytes of RAM.
     pub memory: u64,
+    /// Only some of it is in memory.
+    pub swap: Option<SwapConfig>,
     /// vCPUs, 1 to 16.
     pub cpus: u8,
     /// Disks, on different files and sockets.
@@ -115,6 +118,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Guest memory comes and goes page by page.
+    pub fn pages_move(&self) -> bool {
+        self.punch || self.swap.is_some()
+    }
+
     /// Checks everything that can be checked without starting anything.
     pub fn check(args: &RunArgs) -> anyhow::Result<Self> {
         let kernel = kernel(&args.kernel)?;
@@ -151,6 +159,7 @@ impl Config {
         if let Some(path) = &args.ledger {
             creatable("ledger", path)?;
         }
+        let swap = SwapConfig::check(args, memory, &disks)?;
         // What may have to wait comes last.
         let disks = lock(disks)?;
         Ok(Self {
@@ -158,6 +167,7 @@ impl Config {
             initrd,
             cmdline: cmdline(&args.cmdline)?,
             memory,
+            swap,
             cpus: args.cpus as u8,
             disks,
             nets,

@@ -13,7 +13,7 @@ use machine::port::{OwnedFunction, UnitRegisters};
 use machine::{FunctionShape, ResolveFunction, Wires};
 use platform::interrupt::InterruptSink;
 use platform::layout;
-use sidecore::{Handle, IdlePolicy, Monitor, Sidecore, SidecoreBuilder, Stuck};
+use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, Transfer, UringFile, UringOptions};
 use vio::net::{Net, NetIo, Responder, Tap};
 use vio_faults::{Fault, LatencyDisk, Rogue};
@@ -22,17 +22,16 @@ use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
-use super::args::{DmaArg, IdleArg, IommuMode};
+use super::args::{DmaArg, IommuMode};
 use super::attach::{Attached, Parts, Running};
 use super::composed::{Functions, Owner, Request, Units};
 use super::config::{Config, Disk, Misbehave, NetBackend};
 use super::disk::DiskConfig;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
+use super::memory::{Memory, Paging, Pieces, Plain};
 use super::net::NetConfig;
-#[cfg(feature = "punch")]
-use super::punched::PunchedRam;
-use super::punched::Puncher;
 use super::remote;
+use super::swapped::Swapped;
 use crate::ending::storage::{self, Dropping, Names};
 use crate::messages;
 use kvm::control::{Control, End};
@@ -56,38 +55,39 @@ const ROGUE_IOVA: u64 = 0x10_0000_0000;
 
 /// Builds everything `config` asks for and starts the sidecore. Takes files out of the configuration.
 pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
-    if config.punch {
-        return attach_punched(config, parts);
+    let pieces = Pieces {
+        ram: parts.ram.clone(),
+        slots: parts.slots.to_vec(),
+        control: parts.control.clone(),
+    };
+    match config.swap.take() {
+        Some(swap) => attach_over(Swapped::new(swap, pieces), config, parts),
+        None if config.punch => attach_punched(pieces, config, parts),
+        None => attach_over(Plain(pieces.ram), config, parts),
     }
-    attach_over(parts.ram.clone(), config, parts, |_| Ok(None))
 }
 
 #[cfg(feature = "punch")]
-fn attach_punched(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
-    let ram = PunchedRam::new(parts.ram.clone()).context("an eventfd")?;
-    attach_over(ram.clone(), config, parts, |owner| {
-        let puncher = Puncher::start(ram, parts.slots.to_vec(), owner);
-        Ok(Some(puncher.context("memory that comes and goes")?))
-    })
+fn attach_punched(pieces: Pieces, config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
+    attach_over(super::punched::Punched::new(pieces)?, config, parts)
 }
 
 #[cfg(not(feature = "punch"))]
-fn attach_punched(_: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
-    let slots = parts.slots.len();
+fn attach_punched(pieces: Pieces, _: &mut Config, _: &Parts<'_>) -> Result<Attached> {
+    let slots = pieces.slots.len();
     anyhow::bail!(
         "--punch: the {slots} slots of memory stay where they are: built without the feature punch"
     )
 }
 
-/// The same with `ram` as the owner's way to memory, and whatever takes pages of it away.
-fn attach_over<M: PhysMem + Send + 'static>(
-    ram: M,
+/// The same over one kind of memory.
+fn attach_over<M: Memory>(
+    mut memory: M,
     config: &mut Config,
     parts: &Parts<'_>,
-    puncher: impl FnOnce(OwnerHandle<M>) -> Result<Option<Puncher>>,
 ) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
-    let mut owner = Owner::new("vm", ram, messages).with_drain_limit(config.drain_limit);
+    let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
     let unit = owner.add_unit(iommu(config, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
     let mut forwarded = Vec::new();
@@ -97,7 +97,7 @@ fn attach_over<M: PhysMem + Send + 'static>(
             Disk::File(disk) => {
                 let name = format!("disk {}", disk.path.display());
                 let fault = disk.misbehave.map(fault);
-                let device = block(disk, config.dma).with_context(|| name.clone())?;
+                let device = block(disk, config.dma, &mut memory).with_context(|| name.clone())?;
                 let source = parts.bus.reserve()?;
                 let (function, queues) = match fault {
                     None => {
@@ -130,9 +130,10 @@ fn attach_over<M: PhysMem + Send + 'static>(
     let plugged = plugs.plugged;
     let core = start(config, owner)?;
     let handle = core.handle(0);
-    let puncher = puncher(handle.clone())?;
+    let paging = memory.start(handle.clone())?;
     let monitor = monitor(&core, parts.control, config.watchdog)?;
-    let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded)?;
+    let pager = paging.as_ref().and_then(|paging| paging.reporter());
+    let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?;
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = Reporter::new(ledger.clone(), config);
     for (source, number, shape) in plugged {
@@ -151,7 +152,7 @@ fn attach_over<M: PhysMem + Send + 'static>(
             reporter,
             names,
             ended: None,
-            puncher,
+            paging,
         })),
     })
 }
@@ -208,7 +209,7 @@ fn fault(misbehave: Misbehave) -> Fault {
     }
 }
 
-fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
+fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk> {
     let options = UringOptions {
         read_only: disk.read_only,
         o_direct: disk.direct,
@@ -226,11 +227,12 @@ fn block(disk: DiskConfig, dma: DmaArg) -> Result<Blk> {
         serial,
         ..BlkConfig::default()
     };
-    let mut io: Box<dyn BlockIo> = Box::new(UringFile::from_file(disk.file, options)?);
+    let file = disk.file.try_clone().context("a second descriptor")?;
+    let mut io: Box<dyn BlockIo> = Box::new(UringFile::from_file(file, options)?);
     if !disk.latency.is_zero() {
         io = Box::new(LatencyDisk::new(io, disk.latency).context("a timer")?);
     }
-    Ok(Blk::new(config, io)?)
+    Ok(Blk::new(config, memory.disk(io, &disk)?)?)
 }
 
 fn network(net: NetConfig) -> Result<Net> {
@@ -264,15 +266,10 @@ fn start<M>(config: &Config, owner: Owner<M>) -> Result<Sidecore<Owner<M>>>
 where
     M: PhysMem + Send + 'static,
 {
-    let idle = match config.idle {
-        IdleArg::Poll => IdlePolicy::Poll,
-        IdleArg::Adaptive => IdlePolicy::adaptive(),
-        IdleArg::Sleep => IdlePolicy::Sleep,
-    };
     let host_cpus = std::thread::available_parallelism().map_or(1, usize::from);
     SidecoreBuilder::new("sidecore0")
         .cpu(config.pin.sidecore(0))
-        .idle(idle)
+        .idle(config.idle.policy())
         .shares_cpu(host_cpus <= usize::from(config.cpus))
         .force_sleep_every(config.force_sleep)
         .spawn(vec![owner])
@@ -306,14 +303,21 @@ struct Devices<M: PhysMem + Send + 'static> {
     names: Names<usize>,
     /// Numbers of functions that have ended, once the machine has.
     ended: Option<Receiver<usize>>,
-    /// Takes memory away, in tests.
-    puncher: Option<Puncher>,
+    /// Moves pages of memory.
+    paging: Option<Box<dyn Paging>>,
 }
 
 impl<M: PhysMem + Send + 'static> Running for Devices<M> {
+    fn begin(&mut self) -> Result<()> {
+        match &mut self.paging {
+            Some(paging) => paging.begin(),
+            None => Ok(()),
+        }
+    }
+
     fn end(&mut self) {
-        if let Some(puncher) = &self.puncher {
-            puncher.rest();
+        if let Some(paging) = &self.paging {
+            paging.end();
         }
         let (tell, ended) = channel();
         // A sidecore that has ended lets go of everybody by that.
@@ -328,8 +332,8 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
         // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
         let reported = self.reporter.report();
         let owners = self.core.stop();
-        if let Some(puncher) = self.puncher {
-            messages::say!("{}", puncher.stop());
+        if let Some(paging) = self.paging {
+            messages::say!("{}", paging.stop());
         }
         // The last close of a file may wait for its server.
         let mut dropping = Dropping::default();
@@ -342,6 +346,3 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
         reported
     }
 }
-
-/// What the ledger needs of the owner.
-pub type OwnerHandle<M> = Handle<Request<M>>;

@@ -10,15 +10,18 @@ use anyhow::{Context, Result};
 use guest_mem::PhysMem;
 use machine::Request;
 use sidecore::{Nanos, Watch};
+use swap::report::Report;
 use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::composed::{Owner, Units};
 use super::config::Config;
-use super::devices::OwnerHandle;
+use super::memory::OwnerHandle;
 use crate::messages;
-use exit_ledger::account::{KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, UserExits};
+use exit_ledger::account::{
+    KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, SwapCounts, UserExits,
+};
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};
 use exit_ledger::trace::ExitHistogram;
@@ -41,7 +44,12 @@ pub struct LedgerSource<M> {
     histogram: OnceLock<Option<ExitHistogram>>,
     /// Doorbells that other processes read.
     forwarded: Vec<Arc<Places>>,
+    /// How the pager stands, where there is one.
+    pager: Option<AskPager>,
 }
+
+/// A question to the pager, which may have ended.
+pub type AskPager = Box<dyn Fn() -> Option<Report> + Send + Sync>;
 
 impl<M> LedgerSource<M> {
     /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
@@ -51,6 +59,7 @@ impl<M> LedgerSource<M> {
         owner: OwnerHandle<M>,
         sidecore: Watch,
         forwarded: Vec<Arc<Places>>,
+        pager: Option<AskPager>,
     ) -> Result<Self> {
         let stats = parts
             .vcpus
@@ -73,6 +82,7 @@ impl<M> LedgerSource<M> {
             sidecore,
             histogram: OnceLock::new(),
             forwarded,
+            pager,
         })
     }
 
@@ -142,7 +152,40 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             user: self.user_exits(),
             owner,
             sidecore: self.sidecore(),
+            swap: self.pager.as_ref().and_then(|ask| ask()).map(swap_counts),
         }
+    }
+}
+
+fn swap_counts(report: Report) -> SwapCounts {
+    let Report {
+        limit: _,
+        present: _,
+        free_slots: _,
+        counts,
+        traffic,
+        faults,
+        tickets,
+        pauses,
+        is_paused: _,
+    } = report;
+    SwapCounts {
+        faults,
+        device_waits: tickets,
+        dropped_to_disk: counts.dropped_to_disk,
+        dropped_as_zeroes: counts.dropped_as_zeroes,
+        swapped_out: traffic.store_writes.pages,
+        swapped_in: traffic.store_reads.pages,
+        swap_write_requests: traffic.store_writes.requests,
+        swap_read_requests: traffic.store_reads.requests,
+        image_pages: traffic.image_reads.pages,
+        image_requests: traffic.image_reads.requests,
+        rescued: counts.rescued,
+        zeroed: counts.zeroed,
+        not_read: counts.not_fetched,
+        read_before_a_write: counts.fetched_before_a_write,
+        refused: counts.refused,
+        pauses,
     }
 }
 

@@ -65,7 +65,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         msi.clone(),
         routes.clone(),
     ));
-    let vcpus = create_vcpus(&kvm, &vm, config.cpus)?;
+    let vcpus = create_vcpus(&kvm, &vm, &config)?;
     let bus = Arc::new(pci_bus());
 
     let mut attached = {
@@ -117,6 +117,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         false => None,
     };
 
+    if let Some(running) = &mut attached.running {
+        running.begin()?;
+    }
     let threads = start_vcpus(vcpus, &config, &machine);
     let end = control.wait_for_end();
     let look = || {
@@ -175,7 +178,7 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
 
 fn ram(config: &Config) -> anyhow::Result<GuestRam> {
     let memory = config.memory;
-    let pages = match config.punch {
+    let pages = match config.pages_move() {
         true => HugePages::Never,
         false => HugePages::Advise,
     };
@@ -187,8 +190,12 @@ fn ram(config: &Config) -> anyhow::Result<GuestRam> {
         .with_context(|| format!("{} MiB of guest RAM", memory >> 20))
 }
 
-fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, cpus: u8) -> anyhow::Result<Vec<Vcpu>> {
-    let supported = cpuid::supported(kvm)?;
+fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<Vcpu>> {
+    let cpus = config.cpus;
+    let mut supported = cpuid::supported(kvm)?;
+    if config.pages_move() {
+        cpuid::hide_what_moving_pages_disturb(&mut supported);
+    }
     let mut vcpus = Vec::new();
     for index in 0..cpus {
         let vcpu = Vcpu::new(vm, index)?;

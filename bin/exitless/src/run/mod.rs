@@ -15,10 +15,13 @@ mod devices;
 mod disk;
 mod ledger;
 mod machine;
+mod memory;
 mod net;
+#[cfg(feature = "punch")]
 mod punched;
 mod remote;
 mod remote_disk;
+mod swapped;
 
 pub use args::RunArgs;
 

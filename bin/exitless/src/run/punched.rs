@@ -1,23 +1,58 @@
 //! Who takes pages of a running guest's memory away: `run --punch`, for tests.
 //!
-//! Only with the feature `punch`, which builds the owner and its devices a second time, over memory that may be absent.
+//! Only with the feature `punch`, which builds the owner and its devices once more, over memory that may be absent.
 
-#[cfg(feature = "punch")]
-pub use punch::{PunchedRam, Puncher};
+use anyhow::{Context, Result};
+use punch::{PunchedRam, Puncher};
 
-/// Nobody.
-#[cfg(not(feature = "punch"))]
-pub enum Puncher {}
+use super::memory::{Memory, OwnerHandle, Paging, Pieces};
 
-#[cfg(not(feature = "punch"))]
-impl Puncher {
-    /// Never called.
-    pub fn rest(&self) {
-        match *self {}
+/// Memory that comes and goes.
+pub struct Punched {
+    pieces: Pieces,
+    ram: PunchedRam,
+}
+
+impl Punched {
+    /// Of these pieces.
+    ///
+    /// # Errors
+    /// No more descriptors.
+    pub fn new(pieces: Pieces) -> Result<Self> {
+        Ok(Self {
+            ram: PunchedRam::new(pieces.ram.clone()).context("an eventfd")?,
+            pieces,
+        })
+    }
+}
+
+impl Memory for Punched {
+    type Ram = PunchedRam;
+
+    fn ram(&self) -> PunchedRam {
+        self.ram.clone()
     }
 
-    /// Never called.
-    pub fn stop(self) -> String {
-        match self {}
+    fn start(self, owner: OwnerHandle<PunchedRam>) -> Result<Option<Box<dyn Paging>>> {
+        let puncher = Puncher::start(self.ram, self.pieces.slots, owner);
+        Ok(Some(Box::new(Running(
+            puncher.context("memory that comes and goes")?,
+        ))))
+    }
+}
+
+struct Running(Puncher);
+
+impl Paging for Running {
+    fn begin(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn end(&self) {
+        self.0.rest();
+    }
+
+    fn stop(self: Box<Self>) -> String {
+        self.0.stop().to_string()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lab::packages::Version;
 
-use super::{held, punched};
+use super::{held, punched, swapped};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -22,6 +22,8 @@ pub struct Case {
     pub name: String,
     /// It measures time: nothing else is to run meanwhile.
     pub is_alone: bool,
+    /// The oldest series of the host's kernel that has what it needs, if the distribution's has not.
+    pub needs: Option<Version>,
     run: Run,
 }
 
@@ -34,8 +36,15 @@ impl Case {
         Self {
             name: name.into(),
             is_alone: false,
+            needs: None,
             run: Box::new(run),
         }
+    }
+
+    /// The same where the host's kernel is of this series at least.
+    pub(super) fn needing(mut self, kernel: Version) -> Self {
+        self.needs = Some(kernel);
+        self
     }
 
     /// The same on a kernel of this series, by name as well.
@@ -58,6 +67,7 @@ pub fn quick() -> Vec<Case> {
     // trap a core is woken both ways: by a doorbell, and by a vCPU that waits for the answer to a register access.
     let mut cases = vec![boot(Machine::new(Mode::Logged, 1, true))];
     cases.extend(every(&[Mode::Trap]));
+    cases.extend(swapped::quick());
     cases
 }
 

@@ -4,6 +4,7 @@
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
 //! * `punched`: guests whose memory comes and goes.
+//! * `swapped`: guests of which only a part is in memory.
 //! * `suite`: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
@@ -13,5 +14,6 @@ mod held;
 pub mod payload;
 mod punched;
 mod suite;
+mod swapped;
 
 pub use suite::{SelftestArgs, main};

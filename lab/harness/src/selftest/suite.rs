@@ -187,6 +187,7 @@ impl Shared<'_> {
     /// Runs jobs until there are none, [`LAB_CASES`] in a lab unless one fails.
     fn work(&self) -> Result<()> {
         let mut host: Option<Host> = None;
+        let mut kernel = None;
         let mut cases = 0;
         loop {
             let job = locked(&self.jobs).pop_front();
@@ -202,10 +203,17 @@ impl Shared<'_> {
                     }
                 }
                 Some(Job::Case(case)) => {
+                    let wanted = self.kernel.max(case.needs.filter(|_| Host::is_lab()));
+                    if wanted != kernel
+                        && let Some(lab) = host.take()
+                    {
+                        lab.shutdown()?;
+                    }
+                    kernel = wanted;
                     let lab = match host.take() {
                         Some(lab) => lab,
                         None => {
-                            let lab = Host::start_with_kernel(self.kernel)?;
+                            let lab = Host::start_with_kernel(wanted)?;
                             lab.note_shutdowns()?;
                             cases = 0;
                             lab

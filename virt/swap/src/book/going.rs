@@ -125,25 +125,36 @@ impl Book {
         self.balance();
     }
 
-    /// Pages in memory, and that wait for room, beyond what leaves room for those who come next.
+    /// Pages in memory, and that wait for room, beyond what leaves room for two batches of those who come next.
     pub(super) fn excess(&self) -> usize {
         let low = self.limit - (self.limit / 16).min(2 * BATCH);
         (self.present + self.starved.len()).saturating_sub(low)
     }
 
+    /// How many pages should be on their way out, or soft, that are not: all that have to leave, and a tenth of the limit for
+    /// second chances.
+    fn lacks(&self) -> usize {
+        match self.excess() {
+            0 => 0,
+            excess => (excess + self.limit / 10).saturating_sub(self.soft_pages + self.saving),
+        }
+    }
+
     /// Whether [`ask`](Self::ask) may do something.
     pub fn wants_to_ask(&self) -> bool {
-        self.asking.is_none() && self.excess() > 0 && !self.resident.is_empty()
+        let lacks = self.lacks();
+        // A batch at a time, but for the last ones.
+        let is_batch = lacks >= BATCH.min(1 + self.limit / 20) || self.soft_pages == 0;
+        lacks > 0 && is_batch && self.asking.is_none() && !self.resident.is_empty()
     }
 
     /// Asks the owner for pages if there are too many. The pager calls it at a pace of its own: pages that devices use are
     /// refused, and would be asked for again and again.
     pub fn ask(&mut self) {
-        let excess = self.excess();
-        if self.asking.is_some() || excess == 0 {
+        if !self.wants_to_ask() {
             return;
         }
-        let wanted = (excess + self.limit / 10).saturating_sub(self.soft_pages + self.saving);
+        let wanted = self.lacks();
         let mut pages = Vec::new();
         for _ in 0..self.resident.len() {
             if pages.len() == wanted.min(BATCH) {

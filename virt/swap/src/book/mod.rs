@@ -118,6 +118,8 @@ pub struct Book {
     requests: HashMap<Op, Request>,
     /// Requests of disks that a page belongs to.
     busy: HashMap<Page, Vec<Op>>,
+    /// Soft pages leave until there are few enough.
+    is_reclaiming: bool,
     /// Nothing is saved until [`retry`](Self::retry).
     is_store_in_trouble: bool,
     /// Pages that could not be fetched; they are still in that state.
@@ -151,6 +153,7 @@ impl Book {
             tickets: HashMap::new(),
             requests: HashMap::new(),
             busy: HashMap::new(),
+            is_reclaiming: false,
             is_store_in_trouble: false,
             troubled: Vec::new(),
             counts: Counts::default(),
@@ -249,7 +252,12 @@ impl Book {
                 self.bring(page, false, wanter);
             }
         }
-        if self.is_store_in_trouble {
+        self.is_reclaiming = match self.is_reclaiming {
+            true => self.excess() > 0,
+            // Not one by one: pages that leave together lie together.
+            false => self.present + self.starved.len() >= self.limit && self.excess() > 0,
+        };
+        if self.is_store_in_trouble || !self.is_reclaiming {
             return;
         }
         let under_way = self.saving + self.examining;

@@ -1,0 +1,76 @@
+//! Where a machine's memory is: all of it here, or some of it elsewhere. What the devices are built over.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use guest_mem::{GuestRam, PhysMem, SlotMapping};
+use vio::blk::BlockIo;
+
+use super::composed::Request;
+use super::disk::DiskConfig;
+use kvm::control::Control;
+use sidecore::Handle;
+use swap::pager::Report;
+
+/// What others ask of the owner.
+pub type OwnerHandle<M> = Handle<Request<M>>;
+
+/// Memory, before devices are built over it.
+pub trait Memory {
+    /// How the owner reaches it.
+    type Ram: PhysMem + Send + 'static;
+
+    /// A handle for the owner.
+    fn ram(&self) -> Self::Ram;
+
+    /// What stands between a disk and its file, where the memory has to know what the disk does.
+    fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
+        let _ = disk;
+        Ok(io)
+    }
+
+    /// The owner runs: who moves pages, if anybody does.
+    fn start(self, owner: OwnerHandle<Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
+}
+
+/// What moves pages while the machine runs.
+pub trait Paging {
+    /// The guest's memory has been loaded, and it is about to run.
+    fn begin(&mut self) -> Result<()>;
+
+    /// The machine has ended: no vCPU enters the guest again, and none is to wait for what cannot come.
+    fn end(&self);
+
+    /// How it stands, for the ledger.
+    fn reporter(&self) -> Option<Box<dyn Fn() -> Option<Report> + Send + Sync>> {
+        None
+    }
+
+    /// Ends it, behind the last vCPU and the owner; what it has done, to be said.
+    fn stop(self: Box<Self>) -> String;
+}
+
+/// All of it is here.
+pub struct Plain(pub GuestRam);
+
+impl Memory for Plain {
+    type Ram = GuestRam;
+
+    fn ram(&self) -> GuestRam {
+        self.0.clone()
+    }
+
+    fn start(self, _: OwnerHandle<GuestRam>) -> Result<Option<Box<dyn Paging>>> {
+        Ok(None)
+    }
+}
+
+/// What memory of which pages may be elsewhere is made of.
+pub struct Pieces {
+    /// All of it.
+    pub ram: GuestRam,
+    /// What its memory slots show, region by region.
+    pub slots: Vec<Arc<SlotMapping>>,
+    /// To pause the guest, and to end it.
+    pub control: Arc<Control>,
+}

@@ -1,0 +1,431 @@
+//! `--resident`: a guest with less memory than it believes it has. The request, checked; the pager put beside the owner.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use guest_mem::{PAGE_SIZE, Pages, Ticket};
+use kvm::control::{Control, End};
+use machine::Request as Question;
+use rustix::fs::inotify;
+use sidecore::{Handle, Reply, Sidecore, SidecoreBuilder};
+use swap::book::Trouble;
+use swap::disk::MappedDisk;
+use swap::pager::{self, Message, Pager, Report};
+use swap::ram::SwappedRam;
+use swap::store::Store;
+use uffd::Source;
+use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
+
+use super::args::{DmaArg, IdleArg, RunArgs, Switch};
+use super::config::Disk;
+use super::disk::DiskConfig;
+use super::memory::{Memory, OwnerHandle, Paging, Pieces};
+use crate::messages::say;
+use crate::values::keys::Keys;
+use crate::values::size;
+
+/// What every guest needs: its kernel, and what runs at a time.
+const LEAST: u64 = 16 << 20;
+/// Of each disk: its largest request, and its rings with what their descriptors point to.
+const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
+/// Requests of the pager that are under way at a time, to the store and to each image.
+const DEPTH: u32 = 256;
+
+/// A checked request.
+#[derive(Debug)]
+pub struct SwapConfig {
+    /// Bytes that may be in memory.
+    limit: u64,
+    store: Store,
+    path: PathBuf,
+    /// Disks' blocks may stand for pages.
+    maps: bool,
+    /// Where a new limit is read from.
+    file: Option<PathBuf>,
+    idle: IdleArg,
+}
+
+impl SwapConfig {
+    /// Checks what `--resident` and its companions ask for, of a machine with these disks.
+    ///
+    /// # Errors
+    /// What does not go together, or is too small, or cannot be opened.
+    pub fn check(args: &RunArgs, memory: u64, disks: &[Disk]) -> Result<Option<Self>> {
+        let Some(resident) = &args.resident else {
+            for (is_given, option) in [
+                (args.swap.is_some(), "--swap"),
+                (args.resident_file.is_some(), "--resident-file"),
+            ] {
+                if is_given {
+                    bail!(
+                        "{option} goes with --resident: say how much of --memory may be in memory"
+                    );
+                }
+            }
+            return Ok(None);
+        };
+        let Some(swap) = &args.swap else {
+            bail!("--resident {resident} needs a place for the rest: --swap path=FILE,size=SIZE");
+        };
+        if args.dma == DmaArg::Bounce {
+            bail!("--resident does not go with --dma bounce: disks read straight into pages");
+        }
+        if args.punch {
+            bail!("--resident does not go with --punch: a page has one pager");
+        }
+        if let Some(Disk::Remote(disk)) = disks.iter().find(|d| matches!(d, Disk::Remote(_))) {
+            bail!(
+                "--disk socket={}: whoever serves it reaches guest memory past the pager, so it does not go with --resident",
+                disk.socket.display()
+            );
+        }
+        let disks = disks.len();
+        let limit = size::bytes(resident).context("--resident")?;
+        check_limit(limit, memory, disks).context("--resident")?;
+        let mut keys = Keys::parse("--swap", swap)?;
+        let path = match keys.take("path") {
+            Some(path) if !path.is_empty() => PathBuf::from(path),
+            _ => bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE"),
+        };
+        let bytes = match keys.take("size") {
+            Some(text) => size::bytes(text).context("--swap: size")?,
+            None => memory,
+        };
+        keys.finish()?;
+        let store = Store::open(&path, bytes).context("--swap")?;
+        Ok(Some(Self {
+            limit,
+            store,
+            path,
+            maps: args.mapper == Switch::On,
+            file: args.resident_file.clone(),
+            idle: args.idle,
+        }))
+    }
+}
+
+fn check_limit(limit: u64, memory: u64, disks: usize) -> Result<()> {
+    let least = LEAST + LEAST_OF_A_DISK * disks as u64 + pager::BATCH_BYTES;
+    let least = least.min(memory);
+    if limit < least {
+        bail!(
+            "{limit} bytes: a guest with {disks} disks does not get on with less than {} KiB \
+             (16 MiB, a batch of pages, and 5 MiB for each disk's largest request and rings)",
+            least.div_ceil(1024)
+        );
+    }
+    Ok(())
+}
+
+/// Memory of which some is in a store or on disks.
+pub struct Swapped {
+    config: SwapConfig,
+    pieces: Pieces,
+    ram: SwappedRam,
+    images: Vec<Box<dyn BlockIo>>,
+}
+
+impl Swapped {
+    /// Of these pieces.
+    pub fn new(config: SwapConfig, pieces: Pieces) -> Self {
+        Self {
+            ram: SwappedRam::new(pieces.ram.clone()),
+            config,
+            pieces,
+            images: Vec::new(),
+        }
+    }
+}
+
+impl Memory for Swapped {
+    type Ram = SwappedRam;
+
+    fn ram(&self) -> SwappedRam {
+        self.ram.clone()
+    }
+
+    fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
+        if !self.config.maps {
+            return Ok(io);
+        }
+        let number = u8::try_from(self.images.len()).context("more disks than can be mapped")?;
+        let options = UringOptions {
+            read_only: true,
+            // As the guest's requests: what they wrote is there.
+            o_direct: disk.direct,
+            transfer: Transfer::Direct,
+            depth: DEPTH,
+        };
+        let file = disk.file.try_clone().context("a second descriptor")?;
+        self.images
+            .push(Box::new(UringFile::from_file(file, options)?));
+        Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
+    }
+
+    fn start(self, owner: OwnerHandle<SwappedRam>) -> Result<Option<Box<dyn Paging>>> {
+        Ok(Some(Box::new(Swapper {
+            handle: Arc::default(),
+            running: None,
+            waiting: Some((self, owner)),
+        })))
+    }
+}
+
+/// The pager, before and while it runs.
+struct Swapper {
+    waiting: Option<(Swapped, OwnerHandle<SwappedRam>)>,
+    running: Option<Sidecore<Pager>>,
+    handle: Arc<OnceLock<Handle<Message>>>,
+}
+
+impl Paging for Swapper {
+    fn begin(&mut self) -> Result<()> {
+        let Some((swapped, owner)) = self.waiting.take() else {
+            return Ok(());
+        };
+        let Swapped {
+            config,
+            pieces,
+            ram,
+            images,
+        } = swapped;
+        let slots = config.store.slots() as usize;
+        let options = UringOptions {
+            read_only: false,
+            o_direct: true,
+            transfer: Transfer::Direct,
+            depth: DEPTH,
+        };
+        let store = UringFile::from_file(config.store.into_file(), options)
+            .with_context(|| format!("--swap path={}", config.path.display()))?;
+        let memory = ram.pages() as u64 * PAGE_SIZE;
+        let disks = images.len();
+        let parts = pager::Parts {
+            ram: ram.clone(),
+            slots: pieces.slots,
+            faults: Source::Kernel,
+            limit: pages(config.limit),
+            store: (Box::new(store), slots),
+            images,
+        };
+        let control = pieces.control;
+        let door = Door {
+            owner,
+            control: control.clone(),
+            store: config.path,
+            file: config.file.clone(),
+        };
+        let pager = Pager::new(parts, Box::new(door)).context("--resident")?;
+        let core = SidecoreBuilder::new("pager")
+            .idle(config.idle.policy())
+            .shares_cpu(true)
+            .spawn(vec![pager])
+            .context("starting the pager")?;
+        Pager::connect(&ram, core.handle(0));
+        let handle = core.handle(0);
+        if let Some(file) = config.file {
+            let told = handle.clone();
+            follow(file, move |limit| {
+                check_limit(limit, memory, disks)?;
+                told.send(Message::SetLimit(pages(limit)))
+                    .map_err(|_| anyhow!("the pager has ended"))
+            })?;
+        }
+        // Once, as this is.
+        let _ = self.handle.set(handle);
+        self.running = Some(core);
+        Ok(())
+    }
+
+    fn end(&self) {
+        if let Some(handle) = self.handle.get() {
+            // One that has ended holds nobody.
+            let _ = handle.send(Message::LetGo);
+        }
+    }
+
+    fn reporter(&self) -> Option<Box<dyn Fn() -> Option<Report> + Send + Sync>> {
+        let handle = self.handle.clone();
+        Some(Box::new(move || handle.get()?.call(Message::Report).ok()))
+    }
+
+    fn stop(self: Box<Self>) -> String {
+        let Some(core) = self.running else {
+            return "the pager did not run".into();
+        };
+        let cpu = core.thread_cpu_time().unwrap_or_default();
+        let pagers = core.stop();
+        let [pager] = pagers.as_slice() else {
+            return "the pager has failed".into();
+        };
+        said(&pager.report(), cpu)
+    }
+}
+
+/// What it has done, in a few lines.
+fn said(report: &Report, cpu: Duration) -> String {
+    let Report {
+        limit,
+        present,
+        free_slots: _,
+        counts,
+        traffic,
+        faults,
+        tickets,
+        pauses,
+        is_paused: _,
+    } = report;
+    format!(
+        "swap: {present} of {limit} pages in memory; {faults} faults of vCPUs, {tickets} waits of devices, \
+         {pauses} pauses; pager's CPU {} ms\n  \
+         left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} requests)\n  \
+         came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} not read since overwritten, \
+         {} read before their block changed",
+        cpu.as_millis(),
+        counts.dropped_to_disk,
+        counts.dropped_as_zeroes,
+        counts.saved,
+        traffic.store_writes.requests,
+        counts.fetched_from_disk,
+        traffic.image_reads.requests,
+        counts.fetched_from_store,
+        traffic.store_reads.requests,
+        counts.rescued,
+        counts.not_fetched,
+        counts.fetched_before_a_write,
+    )
+}
+
+fn pages(bytes: u64) -> usize {
+    // Fewer than the machine has memory.
+    (bytes / PAGE_SIZE) as usize
+}
+
+/// The machine as the pager reaches it.
+struct Door {
+    owner: OwnerHandle<SwappedRam>,
+    control: Arc<Control>,
+    store: PathBuf,
+    file: Option<PathBuf>,
+}
+
+impl Door {
+    fn remedy(&self) -> String {
+        match &self.file {
+            Some(file) => format!("write a higher limit into {}", file.display()),
+            None => "start it with --resident-file to raise its limit while it runs".into(),
+        }
+    }
+}
+
+impl pager::Machine for Door {
+    fn evict(&self, pages: Pages) {
+        // The answer comes by way of the memory. An owner that has ended lets go of nothing.
+        let (reply, _) = Reply::pair();
+        let pages = Box::new(pages);
+        let _ = self.owner.send(Question::Evict { pages, reply });
+    }
+
+    fn ticket_done(&self, ticket: Ticket) {
+        let _ = self.owner.send(Question::TicketDone(ticket, Ok(())));
+    }
+
+    fn wake(&self) {
+        self.owner.wake();
+    }
+
+    fn pause(&self, trouble: Trouble) {
+        let store = self.store.display();
+        let why = match trouble {
+            Trouble::StoreFull => {
+                format!("the swap store {store} is full: {}", self.remedy())
+            }
+            Trouble::CannotSave(slot) => {
+                format!("the swap store {store} cannot be written (slot {})", slot.0)
+            }
+            Trouble::CannotFetch(place) => format!("{place:?} cannot be read"),
+            Trouble::Changed(place) => {
+                format!("{place:?} does not hold what was there: somebody else has written to it")
+            }
+        };
+        say!("paused: {why}");
+        // Who waits for a fault does not run either.
+        self.control.pause(Duration::ZERO);
+    }
+
+    fn resume(&self) {
+        say!("goes on");
+        self.control.resume();
+    }
+
+    fn fail(&self, error: &io::Error) {
+        let what = format!("a page of guest memory cannot be moved: {error}");
+        self.control.end(End::Host(what));
+    }
+}
+
+/// Reads limits from `file` now, if it is there, and whenever somebody has written it.
+fn follow(file: PathBuf, set: impl Fn(u64) -> Result<()> + Send + 'static) -> Result<()> {
+    let name = file
+        .file_name()
+        .with_context(|| format!("--resident-file {} names no file", file.display()))?
+        .to_owned();
+    let dir = match file.parent() {
+        Some(dir) if dir != Path::new("") => dir.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let watch = || -> io::Result<_> {
+        let fd = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+        let ends = inotify::WatchFlags::CLOSE_WRITE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&fd, &dir, ends)?;
+        Ok(fd)
+    };
+    let fd = watch().with_context(|| format!("--resident-file {}", file.display()))?;
+    let apply = move || {
+        let outcome = read_limit(&file).and_then(|limit| limit.map_or(Ok(()), &set));
+        if let Err(error) = outcome {
+            say!("{}: {error:#}; the limit stays", file.display());
+        }
+    };
+    apply();
+    let builder = std::thread::Builder::new().name("resident-file".into());
+    let run = move || {
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&fd, &mut buffer);
+        while let Ok(event) = events.next() {
+            let is_ours = event
+                .file_name()
+                .is_some_and(|it| it.to_bytes() == name.as_encoded_bytes());
+            if is_ours {
+                apply();
+            }
+        }
+    };
+    builder.spawn(run).context("a thread")?;
+    Ok(())
+}
+
+/// The limit that stands in the file; `None` if there is none, or nothing in it.
+fn read_limit(file: &Path) -> Result<Option<u64>> {
+    // A FIFO must not hold us up.
+    let opened = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(file);
+    if let Err(error) = &opened
+        && error.kind() == io::ErrorKind::NotFound
+    {
+        return Ok(None);
+    }
+    drop(opened?);
+    let text = fs::read_to_string(file)?;
+    match text.trim() {
+        "" => Ok(None),
+        text => size::bytes(text).map(Some),
+    }
+}
