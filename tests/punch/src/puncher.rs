@@ -272,7 +272,7 @@ impl<O: 'static> Thread<O> {
         let gone = (0..).zip(pages).filter(|(nth, _)| gone >> nth & 1 != 0);
         let gone: Vec<u64> = gone.map(|(_, page)| page).collect();
         for page in &gone {
-            self.guest.unmap(*page)?;
+            self.guest.unmap(*page, 1)?;
         }
         for page in gone {
             let mut bytes = Box::new([0; PAGE]);
@@ -306,11 +306,11 @@ impl<O: 'static> Thread<O> {
                 bytes.fill(0);
             }
             rustix::io::pwrite(&self.file, &bytes[..], at)?;
-            self.guest.map(page, Protection::Writable)?;
+            self.guest.map(page, 1, Protection::Writable)?;
             self.ram.show(page);
             return Ok(true);
         }
-        self.guest.map(page, Protection::Writable)?;
+        self.guest.map(page, 1, Protection::Writable)?;
         Ok(false)
     }
 

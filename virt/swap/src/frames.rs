@@ -74,22 +74,48 @@ impl Frames {
     /// # Errors
     /// The kernel's: no memory.
     pub fn zero(&self, page: Page) -> io::Result<()> {
-        let at = offset(page);
-        Ok(fallocate(
-            &self.file,
-            FallocateFlags::empty(),
-            at,
-            PAGE as u64,
-        )?)
+        self.write(page, &Content::default())
     }
 
-    /// Gives the memory of a page back.
+    /// Gives absent pages memory that holds zeroes, and maps them writable for the guest: both at once where nobody has given them
+    /// memory yet.
+    ///
+    /// # Errors
+    /// The kernel's: no memory.
+    pub fn zero_and_map(&self, first: Page, count: u32) -> io::Result<()> {
+        let mut done = 0;
+        while done < count {
+            // No more than was asked for.
+            done += self
+                .guest
+                .zero((first.0 + done).into(), (count - done).into())? as u32;
+            if done < count {
+                // What is there is not to be seen.
+                let page = Page(first.0 + done);
+                self.zero(page)?;
+                self.map(page, 1, Protection::Writable)?;
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `count` pages from the guest; their memory, and the markers, stay.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn punch(&self, page: Page) -> io::Result<()> {
+    pub fn unmap(&self, first: Page, count: u32) -> io::Result<()> {
+        self.guest.unmap(first.0.into(), count.into())
+    }
+
+    /// Gives the memory of `count` pages back.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn punch(&self, first: Page, count: u32) -> io::Result<()> {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(fallocate(&self.file, hole, offset(page), PAGE as u64)?)
+        let len = u64::from(count) * PAGE as u64;
+        Ok(fallocate(&self.file, hole, offset(first), len)?)
     }
 
     /// What a page holds; zeroes if it is absent, which gives it no memory.
@@ -128,25 +154,27 @@ impl Frames {
         })
     }
 
-    /// Maps a page that is in memory for the guest, and wakes who waits for it.
+    /// Maps `count` pages that are in memory for the guest, and wakes who waits for them.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn map(&self, page: Page, protection: Protection) -> io::Result<()> {
-        let page = u64::from(page.0);
-        let is_protected = match protection {
-            Protection::Writable => false,
-            Protection::Protected => true,
-            // It is not mapped: nobody can change the answer.
-            Protection::AsMarked => self.guest.is_protected(page)?,
-        };
-        self.guest.map(
-            page,
-            match is_protected {
-                true => uffd::Protection::WriteProtected,
-                false => uffd::Protection::Writable,
-            },
-        )
+    pub fn map(&self, first: Page, count: u32, protection: Protection) -> io::Result<()> {
+        let (page, count) = (u64::from(first.0), u64::from(count));
+        match protection {
+            Protection::Writable => self.guest.map(page, count, uffd::Protection::Writable),
+            Protection::Protected => {
+                let protection = uffd::Protection::WriteProtected;
+                self.guest.map(page, count, protection)
+            }
+            // They are not mapped: nobody can change the answer.
+            Protection::AsMarked => (page..page + count).try_for_each(|page| {
+                let protection = match self.guest.is_protected(page)? {
+                    true => uffd::Protection::WriteProtected,
+                    false => uffd::Protection::Writable,
+                };
+                self.guest.map(page, 1, protection)
+            }),
+        }
     }
 }
 

@@ -23,6 +23,7 @@
 //! Left out so far: a pager that asks `overwrite`; stores that overwrite a page in many instructions.
 #![forbid(unsafe_code)]
 
+mod batch;
 pub mod book;
 mod carrier;
 pub mod disk;

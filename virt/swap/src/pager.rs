@@ -23,7 +23,8 @@ use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, Poller, Turn, Wake
 use uffd::{GuestMapping, Source, Stores};
 use vio::blk::BlockIo;
 
-use crate::book::{BATCH, Book, Command, Page, Ticket, Trouble};
+use crate::batch::Batch;
+use crate::book::{BATCH, Book, Command, Ended, Page, Protection, Ticket, Trouble};
 use crate::carrier::{Carrier, Errand};
 use crate::frames::{Content, Frames, crc};
 pub use crate::link::Message;
@@ -97,6 +98,7 @@ pub struct Pager {
     wanted: HashMap<Ticket, Vec<Page>>,
     /// Pages of tickets that are done, and since when.
     held: VecDeque<(Nanos, Vec<Page>)>,
+    batch: Batch,
     ask_at: Nanos,
     retry_at: Option<Nanos>,
     look_at: Nanos,
@@ -105,7 +107,6 @@ pub struct Pager {
     asked: Asked,
     is_seen: bool,
     report: Report,
-    is_listening: bool,
     fds: Vec<(RawFd, u32)>,
     scratch: Vec<RawFd>,
 }
@@ -140,6 +141,7 @@ impl Pager {
             limit,
             wanted: HashMap::new(),
             held: VecDeque::new(),
+            batch: Batch::default(),
             ask_at: Nanos(0),
             retry_at: None,
             look_at: Nanos(0),
@@ -147,7 +149,6 @@ impl Pager {
             asked: Asked::default(),
             is_seen: false,
             report: Report::default(),
-            is_listening: false,
             fds: Vec::new(),
             scratch: Vec::new(),
             ram,
@@ -178,9 +179,41 @@ impl Pager {
                 self.carrier.start(&self.ram);
                 return Ok(());
             }
-            for command in commands {
-                self.command(command)?;
+            let mut commands = commands.into_iter().peekable();
+            while let Some(command) = commands.next() {
+                if let Command::Show(page) = command {
+                    // Devices need no mapping of the guest's.
+                    self.ram.show(page);
+                    continue;
+                }
+                let is_zeroed = match command {
+                    Command::Zero(page) => {
+                        let map = Command::Map(page, Protection::Writable);
+                        commands.next_if_eq(&map).map(|_| page)
+                    }
+                    _ => None,
+                };
+                let taken = |batch: &mut Batch| match is_zeroed {
+                    Some(page) => batch.takes_zeroes(page),
+                    None => batch.takes(&command),
+                };
+                if taken(&mut self.batch) {
+                    continue;
+                }
+                self.finish_batch()?;
+                if !taken(&mut self.batch) {
+                    self.command(command)?;
+                }
             }
+            self.finish_batch()?;
+        }
+    }
+
+    /// Does what has been put together.
+    fn finish_batch(&mut self) -> io::Result<()> {
+        match &self.frames {
+            Some(frames) => self.batch.finish(frames),
+            None => Ok(()),
         }
     }
 
@@ -189,24 +222,23 @@ impl Pager {
             return Ok(());
         };
         match command {
+            Command::Unmap(_) | Command::Punch(_) | Command::Map(..) | Command::Show(_) => {
+                unreachable!("done with others of its kind")
+            }
             Command::Ask(pages) => {
                 let gpas: Vec<Gpa> = pages.iter().map(|page| self.ram.gpa_of(*page)).collect();
                 let pages = Pages::new(&gpas).expect("a batch of whole pages");
                 self.machine.evict(pages);
             }
-            Command::Unmap(page) => frames.guest().unmap(page.0.into())?,
             Command::Examine(page) => {
                 let seen = frames.examine(page)?;
                 self.book.examined(page, seen);
             }
-            Command::Punch(page) => frames.punch(page)?,
             Command::Zero(page) => frames.zero(page)?,
             Command::Fetch(page, place) => self.carrier.push(Errand::Fetch(page, place)),
             Command::Save(page, slot) => self.carrier.push(Errand::Save(page, slot)),
-            Command::Map(page, protection) => frames.map(page, protection)?,
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
             Command::Wake(page) => frames.guest().wake(page.0.into())?,
-            Command::Show(page) => self.ram.show(page),
             Command::Done(ticket) => self.done(ticket),
             Command::Go(op) => {
                 self.gates[usize::from(SwappedRam::disk_of(op))].open(op);
@@ -273,24 +305,22 @@ impl Pager {
     fn take_ended(&mut self) -> io::Result<bool> {
         let ended = self.carrier.poll(&self.ram);
         let any = !ended.is_empty();
+        let Some(frames) = &self.frames else {
+            return Ok(any);
+        };
+        let mut content = Content::default();
         for (errand, is_good) in ended {
-            let Some(frames) = &self.frames else {
-                return Ok(any);
-            };
-            match errand {
-                Errand::Fetch(page, _) => {
-                    let outcome = match is_good {
-                        true => {
-                            let mut content = Content::default();
-                            frames.read(page, &mut content)?;
-                            Ok(crc(&content))
-                        }
-                        false => Err(()),
-                    };
-                    self.book.fetched(page, outcome);
+            self.book.ended(match errand {
+                Errand::Fetch(page, _) if is_good => {
+                    frames.read(page, &mut content)?;
+                    Ended::Fetched(page, Ok(crc(&content)))
                 }
-                Errand::Save(page, slot) => self.book.saved(page, slot, is_good),
-            }
+                Errand::Fetch(page, _) => Ended::Fetched(page, Err(())),
+                Errand::Save(page, slot) => Ended::Saved(page, slot, is_good),
+            });
+        }
+        if any {
+            self.book.balance();
             self.carry_out()?;
         }
         Ok(any)
@@ -436,10 +466,6 @@ impl Poller for Pager {
     type Probe = AlwaysPoll;
 
     fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        if self.is_listening {
-            self.is_listening = false;
-            turn.wakes().clear();
-        }
         // Before anything comes of it: what is present decides whether the next request is reported.
         if self.asked.reports() == Reports::Off && self.is_short() {
             self.choose_reports();
@@ -463,7 +489,6 @@ impl Poller for Pager {
 
     fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
         self.carrier.arm();
-        self.is_listening = true;
         self.scratch.clear();
         let guest = self.frames.as_ref().map(Frames::guest);
         self.scratch

@@ -107,34 +107,57 @@ impl GuestMapping {
         }))
     }
 
-    /// Maps a page that the file has, and wakes who waits for it. One that is mapped stays as it is.
+    /// Maps `count` pages that the file has, and wakes who waits for them. Those that are mapped stay as they are. They must not
+    /// reach from one mapping into another.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn map(&self, page: u64, protection: Protection) -> io::Result<()> {
-        let at = self.hva(page);
-        loop {
-            match self.uffd.map_present(at, PAGE_SIZE, protection) {
-                Ok(PAGE_SIZE) => return Ok(()),
-                // The address space is changing under us.
-                Ok(_) => {}
+    pub fn map(&self, first: u64, count: u64, protection: Protection) -> io::Result<()> {
+        let (mut page, end) = (first, first + count);
+        while page < end {
+            let at = self.hva(page);
+            let len = (end - page) * PAGE_SIZE;
+            match self.uffd.map_present(at, len, protection) {
+                // Less than all: the address space is changing under us, or the next one is mapped.
+                Ok(done) => page += done / PAGE_SIZE,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    return self.uffd.wake(at, PAGE_SIZE);
+                    self.uffd.wake(at, PAGE_SIZE)?;
+                    page += 1;
                 }
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
-    /// Takes the mapping of `page` away; the file keeps the page, and the protection its trace. From its return on no store
-    /// reaches the page from here.
+    /// Gives pages that the file has not zeroes, maps them, and wakes who waits for them; how many: fewer than `count` if the next
+    /// one is in the file, or is mapped.
+    ///
+    /// # Errors
+    /// The kernel's: no memory.
+    pub fn zero(&self, first: u64, count: u64) -> io::Result<u64> {
+        let mut done = 0;
+        while done < count {
+            let len = (count - done) * PAGE_SIZE;
+            match self.uffd.zero(self.hva(first + done), len) {
+                // Less than all: the address space is changing under us, or the next one is there.
+                Ok(bytes) => done += bytes / PAGE_SIZE,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes the mapping of `count` pages away; the file keeps them, and the protection its trace. From its return on no store
+    /// reaches them from here.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn unmap(&self, page: u64) -> io::Result<()> {
-        let part = self.part(page);
-        part.mapping
-            .unmap((page - part.first) * PAGE_SIZE, PAGE_SIZE)
+    pub fn unmap(&self, first: u64, count: u64) -> io::Result<()> {
+        let part = self.part(first);
+        let offset = (first - part.first) * PAGE_SIZE;
+        part.mapping.unmap(offset, count * PAGE_SIZE)
     }
 
     /// Protects a page that is mapped: the next store shows.

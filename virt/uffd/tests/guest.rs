@@ -102,9 +102,9 @@ fn an_unmapped_page_is_a_minor_fault_and_a_punched_one_is_missing() {
             if kind == FaultKind::Missing {
                 guest.put(page, value);
             }
-            guest.pages.map(page, Protection::Writable).unwrap();
+            guest.pages.map(page, 1, Protection::Writable).unwrap();
             assert_eq!(load.join().unwrap(), value);
-            guest.pages.unmap(page).unwrap();
+            guest.pages.unmap(page, 1).unwrap();
             assert_eq!(guest.held(page), value);
             guest.punch(page);
             assert_eq!(guest.held(page), 0);
@@ -117,7 +117,10 @@ fn the_first_store_takes_the_protection_away_and_nobody_waits() {
     let Some(guest) = Guest::new() else { return };
     let page = PAGES;
     guest.put(page, 7);
-    guest.pages.map(page, Protection::WriteProtected).unwrap();
+    guest
+        .pages
+        .map(page, 1, Protection::WriteProtected)
+        .unwrap();
     assert_eq!(guest.word(page).load(Ordering::Relaxed), 7);
     assert!(guest.is_protected(page), "a load is none");
     for value in [8, 9] {
@@ -136,16 +139,19 @@ fn the_trace_outlives_the_mapping() {
     let Some(guest) = Guest::new() else { return };
     for (page, is_stored) in [(PAGES + 1, false), (PAGES + 2, true)] {
         guest.put(page, 7);
-        guest.pages.map(page, Protection::WriteProtected).unwrap();
+        guest
+            .pages
+            .map(page, 1, Protection::WriteProtected)
+            .unwrap();
         if is_stored {
             guest.word(page).store(8, Ordering::Relaxed);
         }
-        guest.pages.unmap(page).unwrap();
+        guest.pages.unmap(page, 1).unwrap();
         assert_eq!(guest.is_protected(page), !is_stored);
         // What comes in unprotected afterwards leaves none.
-        guest.pages.map(page, Protection::Writable).unwrap();
+        guest.pages.map(page, 1, Protection::Writable).unwrap();
         assert!(!guest.is_protected(page));
-        guest.pages.unmap(page).unwrap();
+        guest.pages.unmap(page, 1).unwrap();
         assert!(!guest.is_protected(page));
     }
 }
@@ -155,8 +161,11 @@ fn a_page_that_is_mapped_stays_as_it_is() {
     let Some(guest) = Guest::new() else { return };
     let page = PAGES + PAGES - 1;
     guest.put(page, 1);
-    guest.pages.map(page, Protection::WriteProtected).unwrap();
-    guest.pages.map(page, Protection::Writable).unwrap();
+    guest
+        .pages
+        .map(page, 1, Protection::WriteProtected)
+        .unwrap();
+    guest.pages.map(page, 1, Protection::Writable).unwrap();
     assert!(guest.is_protected(page));
     guest.pages.wake(page).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use super::command::{Command, Protection, Ticket, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
-use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, mutant};
+use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, ZEROES, mutant};
 
 impl Book {
     /// The page is in memory already: what was loaded before the guest began, which may be more than the limit.
@@ -17,6 +17,10 @@ impl Book {
     pub fn fault(&mut self, page: Page, is_store: bool) {
         match self.entry(page).state {
             State::Resident => self.commands.push(Command::Wake(page)),
+            State::Absent if self.entry(page).place() == Place::Nowhere => {
+                self.bring(page, false, Wanter::Processor);
+                self.zero_around(page);
+            }
             _ => {
                 self.bring(page, false, Wanter::Processor);
                 if !is_store {
@@ -104,6 +108,21 @@ impl Book {
         self.commands.push(Command::Fetch(page, place));
     }
 
+    /// Brings the pages beside one that holds zeroes too if they do as well, while there is plenty of memory: a guest that begins
+    /// touches all of it, and each fault costs it more than the pages.
+    fn zero_around(&mut self, page: Page) {
+        let first = page.0 / ZEROES * ZEROES;
+        let end = (first + ZEROES).min(self.entries.len() as u32);
+        for page in (first..end).map(Page) {
+            let entry = self.entry(page);
+            if (entry.state, entry.place()) == (State::Absent, Place::Nowhere)
+                && self.present < self.limit / 4 * 3
+            {
+                self.bring(page, false, Wanter::Processor);
+            }
+        }
+    }
+
     /// Reads the pages of the following blocks too, as far as there is room without taking anything away.
     pub(super) fn read_ahead_blocks(&mut self, page: Page) {
         let entry = self.entry(page);
@@ -144,7 +163,7 @@ impl Book {
     }
 
     /// The content that `page` waited for has been read, and has this CRC; or could not be.
-    pub fn fetched(&mut self, page: Page, outcome: Result<u32, ()>) {
+    pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, ()>) {
         debug_assert_eq!(self.entry(page).state, State::Fetching);
         let place = self.entry(page).place();
         let trouble = match outcome {
@@ -174,7 +193,6 @@ impl Book {
                 self.settle(page, Protection::Writable);
             }
         }
-        self.balance();
     }
 
     /// A soft page comes back; for a request of a disk it is protected, and stands for nothing.

@@ -31,9 +31,9 @@ pub enum Command {
     Punch(Page),
     /// Give it memory that holds zeroes.
     Zero(Page),
-    /// Give it memory, and read its content; answered by [`Book::fetched`](super::Book::fetched).
+    /// Give it memory, and read its content; answered by [`Book::ended`](super::Book::ended).
     Fetch(Page, Place),
-    /// Write a soft page to its slot; answered by [`Book::saved`](super::Book::saved).
+    /// Write a soft page to its slot; answered by [`Book::ended`](super::Book::ended).
     Save(Page, Slot),
     /// Map it for the guest, and wake who waits for it.
     Map(Page, Protection),
@@ -49,6 +49,15 @@ pub enum Command {
     Go(Op),
     /// The guest cannot go on; [`Book::retry`](super::Book::retry) when the cause has been seen to.
     Stop(Trouble),
+}
+
+/// The end of a command that took its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Of [`Command::Fetch`]: what was read has this CRC, or it could not be.
+    Fetched(Page, Result<u32, ()>),
+    /// Of [`Command::Save`]: whether it was written.
+    Saved(Page, Slot, bool),
 }
 
 /// Why the guest cannot go on. No content is lost.

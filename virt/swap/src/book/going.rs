@@ -93,7 +93,7 @@ impl Book {
     }
 
     /// The slot has been written with the page, or could not be.
-    pub fn saved(&mut self, page: Page, slot: Slot, is_good: bool) {
+    pub(super) fn saved(&mut self, page: Page, slot: Slot, is_good: bool) {
         let entry = self.entry(page);
         if entry.state != State::Saving || entry.place() != Place::Slot(slot) {
             // The page came back meanwhile.
@@ -112,7 +112,6 @@ impl Book {
             self.again_soft(page);
             self.commands.push(Command::Stop(Trouble::CannotSave(slot)));
         }
-        self.balance();
     }
 
     /// The cause of a trouble has been seen to: what failed is tried again.

@@ -26,7 +26,7 @@ use std::collections::{HashMap, VecDeque};
 
 use blocks::Blocks;
 pub use blocks::SHARERS;
-pub use command::{Command, Counts, Protection, Seen, Ticket, Trouble};
+pub use command::{Command, Counts, Ended, Protection, Seen, Ticket, Trouble};
 pub use entry::{Block, Page, Place, Slot, State};
 use entry::{Entry, Mark};
 use requests::Request;
@@ -45,6 +45,9 @@ pub const READ_AHEAD: u32 = 32;
 
 /// Slots that are read at once, if they lie beside the one that is wanted.
 pub const CLUSTER: u32 = 8;
+
+/// Pages of zeroes that come at once while there is plenty of memory.
+const ZEROES: u32 = 16;
 
 /// Pages that are on their way to the store at once.
 const SAVES: usize = 64;
@@ -237,8 +240,16 @@ impl Book {
         &mut self.entries[page.0 as usize]
     }
 
+    /// A read or a write has ended. [`balance`](Self::balance) is to follow the last of those that ended together.
+    pub fn ended(&mut self, ended: Ended) {
+        match ended {
+            Ended::Fetched(page, outcome) => self.fetched(page, outcome),
+            Ended::Saved(page, slot, is_good) => self.saved(page, slot, is_good),
+        }
+    }
+
     /// Takes soft pages away as far as there are too many in memory, and lets in who waits for room.
-    fn balance(&mut self) {
+    pub fn balance(&mut self) {
         for _ in 0..self.starved.len() {
             let Some(&(page, wanter)) = self.starved.front() else {
                 break;

@@ -574,7 +574,8 @@ impl World {
                 self.frame(page).content = Some(content);
                 let fails = self.random.below(1000) < self.failing;
                 let outcome = if fails { Err(()) } else { Ok(content as u32) };
-                self.book.fetched(page, outcome);
+                self.book.ended(Ended::Fetched(page, outcome));
+                self.book.balance();
             }
             3 => {
                 let at = self.random.below(self.writing.len() as u64) as usize;
@@ -585,7 +586,8 @@ impl World {
                 if fails {
                     self.store[slot.0 as usize] = 9;
                 }
-                self.book.saved(page, slot, !fails);
+                self.book.ended(Ended::Saved(page, slot, !fails));
+                self.book.balance();
             }
             _ => {
                 self.is_stopped = false;
