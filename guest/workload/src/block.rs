@@ -44,31 +44,60 @@ pub fn seal(data: &mut [u8], number: u64, generation: u64, seed: u64) {
 /// # Panics
 /// If `data` is not one [`BLOCK`].
 pub fn check(data: &[u8], number: u64, generation: u64, seed: u64) -> Result<(), Damage> {
-    assert_eq!(data.len(), BLOCK, "one block");
-    let found = |at: usize| {
-        u64::from_le_bytes(data[at..at + 8].try_into().expect("a slice of eight bytes"))
-    };
-    if &data[..8] != MAGIC {
+    let Some(found) = identify(data) else {
         return Err(Damage::NoBlock { number });
-    }
-    if found(SUM_AT) != Checksum::of(&data[..SUM_AT]) {
+    };
+    if !found.is_whole {
         return Err(Damage::Torn { number });
     }
-    for (what, at, expected) in [
-        ("number", 8, number),
-        ("seed", 24, seed),
-        ("generation", 16, generation),
+    for (what, found, expected) in [
+        ("number", found.number, number),
+        ("seed", found.seed, seed),
+        ("generation", found.generation, generation),
     ] {
-        if found(at) != expected {
+        if found != expected {
             return Err(Damage::Other {
                 number,
                 what,
                 expected,
-                found: found(at),
+                found,
             });
         }
     }
     Ok(())
+}
+
+/// What a block says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Number of the block.
+    pub number: u64,
+    /// How often it was written.
+    pub generation: u64,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Its checksum is right.
+    pub is_whole: bool,
+}
+
+/// What `data` says of itself; `None` if it is not the beginning of such a block.
+///
+/// # Panics
+/// If `data` is not one [`BLOCK`].
+#[must_use]
+pub fn identify(data: &[u8]) -> Option<Identity> {
+    assert_eq!(data.len(), BLOCK, "one block");
+    let field = |at: usize| field(data, at);
+    (&data[..8] == MAGIC).then(|| Identity {
+        number: field(8),
+        generation: field(16),
+        seed: field(24),
+        is_whole: field(SUM_AT) == Checksum::of(&data[..SUM_AT]),
+    })
+}
+
+fn field(data: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(data[at..at + 8].try_into().expect("a slice of eight bytes"))
 }
 
 fn body_seed(number: u64, generation: u64, seed: u64) -> u64 {

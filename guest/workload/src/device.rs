@@ -1,11 +1,12 @@
-//! Block devices (or files) without the page cache: aligned buffers and whole-block access.
+//! Block devices (or files), without the page cache or through it: aligned buffers and whole-block access.
 //!
-//! UNSAFETY: the standard library has no discard; it takes two plain system calls.
+//! UNSAFETY: the standard library has no discard, no advice to the page cache and no question for a device's sector; each
+//! takes one plain system call.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,12 +50,47 @@ impl Buffer {
 /// # Errors
 /// The system's own.
 pub fn open(path: &Path, writable: bool) -> io::Result<File> {
+    match open_direct(path, writable)? {
+        Some(file) => Ok(file),
+        None => open_cached(path, writable),
+    }
+}
+
+/// Opens for direct I/O; `None` where the file system has none.
+///
+/// # Errors
+/// The system's own.
+pub fn open_direct(path: &Path, writable: bool) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     options.read(true).write(writable);
-    match options.clone().custom_flags(libc::O_DIRECT).open(path) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.open(path),
-        other => other,
+    match options.custom_flags(libc::O_DIRECT).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        other => other.map(Some),
     }
+}
+
+/// Opens for I/O through the page cache.
+///
+/// # Errors
+/// The system's own.
+pub fn open_cached(path: &Path, writable: bool) -> io::Result<File> {
+    OpenOptions::new().read(true).write(writable).open(path)
+}
+
+/// What to tell of a device that cannot be opened, or is not fit: its name, what is wrong, and what helps.
+#[must_use]
+pub fn explain(path: &Path, error: &io::Error) -> String {
+    let help = match error.kind() {
+        io::ErrorKind::NotFound => {
+            ": this machine has no such disk; `ls /dev/vd*` shows those it has"
+        }
+        io::ErrorKind::PermissionDenied => ": run this as root, on a disk that may be written",
+        io::ErrorKind::ReadOnlyFilesystem => ": give the machine a disk that it may write",
+        io::ErrorKind::InvalidInput => ": give the machine a larger disk",
+        io::ErrorKind::ResourceBusy => ": unmount what lies on it",
+        _ => "",
+    };
+    format!("{}: {error}{help}", path.display())
 }
 
 /// Size of a block device or file in whole blocks.
@@ -93,6 +129,49 @@ pub fn write(file: &File, number: u64, buffer: &Buffer) -> io::Result<()> {
         .map_err(|e| at("write", number, &e))
 }
 
+/// Gives the page cache's copies of `count` whole blocks up, as far as they are clean.
+///
+/// # Errors
+/// The system's own.
+#[expect(unsafe_code, reason = "no safe wrapper; see the module's head")]
+pub fn forget(file: &File, number: u64, count: u64) -> io::Result<()> {
+    let (start, len) = (
+        signed(number * BLOCK as u64)?,
+        signed(count * BLOCK as u64)?,
+    );
+    let advice = libc::POSIX_FADV_DONTNEED;
+    // SAFETY: takes integers only and touches no memory of ours.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, advice) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// The smallest direct request of a block device, in bytes; a whole block for anything else.
+///
+/// # Errors
+/// The system's own.
+#[expect(unsafe_code, reason = "no safe wrapper; see the module's head")]
+pub fn sector(file: &File) -> io::Result<usize> {
+    /// `_IO(0x12, 104)` of the kernel's `linux/fs.h`.
+    const BLKSSZGET: libc::c_ulong = 0x1268;
+    if !is_block_device(file)? {
+        return Ok(BLOCK);
+    }
+    let mut len: libc::c_int = 0;
+    // SAFETY: the descriptor is open; the request writes one `int`, which `len` is.
+    done(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET, &raw mut len) })?;
+    Ok(usize::try_from(len).map_or(BLOCK, |len| len.clamp(1, BLOCK)))
+}
+
+/// Whether it is a block device, and no regular file.
+///
+/// # Errors
+/// The system's own.
+pub fn is_block_device(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.file_type().is_block_device())
+}
+
 /// How blocks are given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trim {
@@ -123,13 +202,14 @@ pub fn trim(file: &File, number: u64, count: u64, how: Trim) -> io::Result<()> {
         Trim::Zero => libc::FALLOC_FL_ZERO_RANGE,
         Trim::ZeroAndUnmap => libc::FALLOC_FL_PUNCH_HOLE,
     };
-    let signed = |value: u64| {
-        libc::off_t::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
-    };
     let (start, len) = (signed(start)?, signed(len)?);
     let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: takes integers only and touches no memory of ours.
     done(unsafe { libc::fallocate(file.as_raw_fd(), mode, start, len) })
+}
+
+fn signed(value: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
 fn done(result: libc::c_int) -> io::Result<()> {

@@ -7,16 +7,22 @@
 //! Left out: anything that draws conclusions from time.
 #![deny(unsafe_code)]
 
+pub mod age;
 pub mod block;
+mod child;
 pub mod device;
 pub mod driver;
 pub mod echo;
+mod ended;
 pub mod function;
 pub mod held;
 pub mod marker;
+mod memory;
 pub mod mixed;
 pub mod pattern;
+pub mod sequential;
 pub mod stall;
+pub mod verify;
 
 /// Size of a block in all block-device workloads, bytes.
 pub const BLOCK: usize = 4096;

@@ -17,6 +17,8 @@ use workload::held::{self, Act, Blocks, HeldConfig};
 use workload::marker::{self, Markers};
 use workload::mixed::{self, Event, MixedConfig};
 use workload::pattern::{self, Checksum, Random};
+use workload::sequential::{self, SequentialConfig};
+use workload::verify::{self, VerifyConfig};
 use workload::{BLOCK, echo};
 
 const HELP: &str = "\
@@ -41,6 +43,25 @@ workload: the program inside the test guest
       Bus Master off and on, or a reset of the device, or power-off. In step with the host by lines of
       standard input. DEV has the pattern. Blocks 4N to 4N + 3 are run N's.
       Prints: held N ready, issued, acting, acted: WHAT, ended: WHAT, over: ok or over: REASON
+  workload age --mib N
+      A child writes N MiB of memory and ends, so that the guest's free memory has been used.
+      Prints: age ok mib=N
+  workload sequential DEV [--mib 100] [--iterations 4] [--alloc-mib 80] [--seed 1] [--marker]
+      Reads the first MIB MiB in order, through the page cache, ITERATIONS times, and checks the pattern; then
+      a child fills ALLOC-MIB MiB of memory page by page and checks it (0: no child).
+      Prints: sequential phase=read-I ok pages=… for each iteration, from 0
+              sequential phase=alloc ok pages=…, or sequential alloc killed, where memory was short: no failure
+      With --marker: 16 + I before iteration I, 32 after the last, 33 after the child's end.
+  workload verify DEV --seconds S --mib M [--seed 1] [--threads 2] [--skip-blocks B]
+      M MiB of memory and the disk go through all that a guest does to them: pages are filled, overwritten in
+      part or by REP instructions, zeroed, copied, given back, unmapped, forked; blocks are written, read,
+      zeroed and discarded through the page cache and without; content goes to and fro. Destroys the content
+      of 128 MiB of the disk at most, behind the first B blocks of 4 KiB. On a disk, not a file, it also drops
+      the kernel's caches.
+      Prints every 5 s: verify progress ms=… operations=N phase=…
+      Prints at the end: verify kind=KIND count=… pages=… for each kind of operation
+                         verify ok operations=N pages=… blocks=… seconds=…
+      (N comparisons), or says what the first wrong byte is, where, and what was done to its page.
   workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000]
       Sends datagrams and checks the answers.
   workload idle --seconds S
@@ -62,6 +83,9 @@ fn main() -> ExitCode {
         "write-pattern" => write_pattern(&mut options),
         "check-pattern" => check_pattern(&mut options),
         "held" => hold(&mut options),
+        "age" => age(&mut options),
+        "sequential" => sequential(&mut options),
+        "verify" => verify(&mut options),
         "udp-echo" => udp_echo(&mut options),
         "idle" => idle(&mut options),
         "marker" => mark(&mut options),
@@ -282,6 +306,87 @@ fn hold(options: &mut Options) -> Result<(), Failure> {
         act,
     };
     held::run(&config).map_err(Failure::Run)
+}
+
+fn age(options: &mut Options) -> Result<(), Failure> {
+    let mib = options.number("mib", None)?;
+    workload::age::run(mib).map_err(Failure::Run)?;
+    println!("age ok mib={mib}");
+    Ok(())
+}
+
+fn sequential(options: &mut Options) -> Result<(), Failure> {
+    let config = SequentialConfig {
+        mib: options.number("mib", Some(100))?,
+        iterations: options.number("iterations", Some(4))?,
+        alloc_mib: options.number("alloc-mib", Some(80))?,
+        seed: options.number("seed", Some(1))?,
+        disk: options.subject("DEV")?.into(),
+    };
+    let markers = options.flag("marker").then(Markers::open).transpose()?;
+    sequential::run(&config, &mut |event| match event {
+        sequential::Event::Mark(value) => {
+            if let Some(markers) = &markers {
+                markers.write(value);
+            }
+        }
+        sequential::Event::Read { iteration, pages } => {
+            println!("sequential phase=read-{iteration} ok pages={pages}");
+        }
+        sequential::Event::Alloc { pages } => {
+            println!("sequential phase=alloc ok pages={pages}");
+        }
+        sequential::Event::AllocKilled => println!("sequential alloc killed"),
+    })
+    .map_err(Failure::Run)
+}
+
+fn verify(options: &mut Options) -> Result<(), Failure> {
+    let config = VerifyConfig {
+        duration: Duration::from_secs(options.number("seconds", None)?),
+        mib: options.number("mib", None)?,
+        seed: options.number("seed", Some(1))?,
+        threads: options.number("threads", Some(2))?,
+        skip: options.number("skip-blocks", Some(0))?,
+        progress: Duration::from_secs(5),
+    };
+    let device = options.subject("DEV")?;
+    let report = verify::run(Path::new(&device), &config, &|event| match event {
+        verify::Event::Note(text) => say(&format!("verify: {device}: {text}\n")),
+        verify::Event::Begins { .. } => {}
+        verify::Event::Progress {
+            at,
+            operations,
+            phase,
+        } => say(&format!(
+            "verify progress ms={} operations={operations} phase={}\n",
+            at.as_millis(),
+            phase.map_or("last-pass", verify::Phase::name)
+        )),
+    })
+    .map_err(Failure::Run)?;
+    for kind in verify::Kind::ALL {
+        let count = report.counts.of(kind);
+        let note = if count.operations == 0 {
+            " (not possible here)"
+        } else {
+            ""
+        };
+        println!(
+            "verify kind={} count={} pages={}{note}",
+            kind.name(),
+            count.operations,
+            count.pages
+        );
+    }
+    println!(
+        "verify ok operations={} pages={} blocks={} seconds={:.1}",
+        report.operations,
+        report.pages,
+        report.blocks,
+        report.elapsed.as_secs_f64()
+    );
+    Ok(())
 }
 
 fn udp_echo(options: &mut Options) -> Result<(), Failure> {

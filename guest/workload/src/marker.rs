@@ -22,6 +22,12 @@ pub const BEGIN: u8 = 1;
 pub const END: u8 = 2;
 /// The first value free for other purposes.
 pub const USER: u8 = 3;
+/// Iteration 0 of `sequential` begins; iteration *i* has this plus *i*.
+pub const ITERATION: u8 = 16;
+/// The iterations of `sequential` are over, and its child begins.
+pub const ALLOC: u8 = 32;
+/// The child of `sequential` has ended.
+pub const ALLOC_END: u8 = 33;
 
 /// The right to write markers, which Linux gives to one thread.
 #[derive(Debug)]

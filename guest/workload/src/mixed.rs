@@ -7,14 +7,15 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::BLOCK;
 use crate::block;
 use crate::device::{self, Buffer, Trim};
+use crate::ended::Ended;
 use crate::pattern::Random;
 use crate::stall::{Acks, Stall};
 
@@ -152,27 +153,6 @@ pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Re
         }
     });
     Ok(total.into_inner().expect("adding cannot panic"))
-}
-
-/// Tells a thread that waits between two lines that there is nothing more to say.
-#[derive(Default)]
-struct Ended {
-    flag: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Ended {
-    fn set(&self) {
-        *self.flag.lock().expect("setting cannot panic") = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits for it for at most `limit`; whether it came.
-    fn wait(&self, limit: Duration) -> bool {
-        let flag = self.flag.lock().expect("setting cannot panic");
-        let waited = self.changed.wait_timeout_while(flag, limit, |flag| !*flag);
-        *waited.expect("setting cannot panic").0
-    }
 }
 
 /// What all threads of a run have.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 const FLAGS: &[&str] = &[
     "bus-master",
     "flush",
+    "marker",
     "no-markers",
     "power-off",
     "read",
@@ -16,16 +17,21 @@ const FLAGS: &[&str] = &[
 
 /// Options that take a number, of any command.
 const NUMBERS: &[&str] = &[
+    "alloc-mib",
     "bytes",
     "count",
     "depth",
+    "iterations",
+    "mib",
     "progress-ms",
     "random",
     "run",
     "seconds",
     "seed",
     "skip",
+    "skip-blocks",
     "stall-ms",
+    "threads",
     "wait-ms",
     "warmup",
     "windows",

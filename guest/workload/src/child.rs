@@ -1,0 +1,153 @@
+//! A child process that shares nothing with its parent but what it says to it: pages that are freed at its end, that the
+//! guest's out-of-memory killer may take, or that are copied on write.
+//!
+//! UNSAFETY: the standard library starts programs, but has no fork(2).
+
+use std::io::{self, PipeReader, PipeWriter, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The status of a child that has panicked.
+pub const PANICKED: u8 = 101;
+
+/// A child that runs.
+#[derive(Debug)]
+pub struct Child {
+    /// `None` once it has been waited for.
+    pid: Option<libc::pid_t>,
+    said: PipeReader,
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this status.
+    Status(u8),
+    /// By this signal.
+    Killed(i32),
+}
+
+impl Child {
+    /// Starts a child that does `work`, and ends with the status that comes of it. `work` is given the way to its parent,
+    /// which takes 64 KiB before anybody reads.
+    ///
+    /// Where there are other threads, `work` does without what any of them may have been in the middle of: it takes no
+    /// lock, allocates nothing and prints nothing, or may wait for ever.
+    ///
+    /// # Errors
+    /// The system's own.
+    #[expect(unsafe_code, reason = "see the module's head")]
+    pub fn start(work: impl FnOnce(&mut PipeWriter) -> u8) -> io::Result<Self> {
+        let (said, mut say) = io::pipe()?;
+        // SAFETY: fork takes nothing. The child has a copy of all memory and one thread, this one, so that what it owns
+        // and borrows here stays its own; what other threads were in the middle of is behind locks that stay taken,
+        // or theirs alone. It never leaves this block: no destructor of the parent's callers runs twice.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                let status = catch_unwind(AssertUnwindSafe(|| work(&mut say)));
+                // SAFETY: ends the process at once; there is nothing of ours to be flushed.
+                unsafe { libc::_exit(status.unwrap_or(PANICKED).into()) }
+            }
+            pid => Ok(Self {
+                pid: Some(pid),
+                said,
+            }),
+        }
+    }
+
+    /// Waits for its end. Answers how it ended, and what it said.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn wait(mut self) -> io::Result<(Ended, Vec<u8>)> {
+        let mut said = Vec::new();
+        self.said.read_to_end(&mut said)?;
+        Ok((self.reap()?, said))
+    }
+
+    #[expect(unsafe_code, reason = "see the module's head")]
+    fn reap(&mut self) -> io::Result<Ended> {
+        let pid = self.pid.take().expect("a child is waited for once");
+        let mut status = 0;
+        loop {
+            // SAFETY: writes one `int`, which `status` is; the child is ours and has not been waited for.
+            if unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid {
+                break;
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        Ok(if libc::WIFSIGNALED(status) {
+            Ended::Killed(libc::WTERMSIG(status))
+        } else {
+            Ended::Status(u8::try_from(libc::WEXITSTATUS(status)).expect("eight bits"))
+        })
+    }
+}
+
+impl Drop for Child {
+    #[expect(unsafe_code, reason = "see the module's head")]
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid {
+            // SAFETY: takes integers; the child has not been waited for, so the number is still its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            // Nobody is left to tell.
+            let _ = self.reap();
+        }
+    }
+}
+
+/// Makes this process the first that the kernel ends where memory is short.
+pub fn offer_to_oom_killer() {
+    // Without it the kernel chooses by size, which is nearly as good.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn status_and_words_of_a_child_arrive() {
+        let child = Child::start(|say| say.write_all(b"seen").map_or(1, |()| 7));
+        let ended = child.unwrap().wait().unwrap();
+        assert_eq!(ended, (Ended::Status(7), b"seen".to_vec()));
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "as the out-of-memory killer would")]
+    fn a_killed_child_is_told_from_one_that_ended() {
+        // SAFETY: a signal to itself.
+        let child = Child::start(|_| unsafe { libc::raise(libc::SIGKILL) } as u8).unwrap();
+        assert_eq!(child.wait().unwrap().0, Ended::Killed(libc::SIGKILL));
+    }
+
+    #[test]
+    fn what_a_child_stores_is_its_own() {
+        let mut value = 1;
+        let child = Child::start(|_| {
+            value += 1;
+            value
+        });
+        assert_eq!(child.unwrap().wait().unwrap().0, Ended::Status(2));
+        assert_eq!(value, 1);
+    }
+
+    #[test]
+    fn a_child_that_nobody_waits_for_does_not_stay() {
+        let (mut wait, say) = io::pipe().unwrap();
+        let child = Child::start(|_| {
+            let _ = wait.read(&mut [0]);
+            0
+        });
+        let child = child.unwrap();
+        let pid = child.pid.unwrap();
+        drop(child);
+        drop(say);
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+}
