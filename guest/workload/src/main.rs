@@ -51,7 +51,8 @@ workload: the program inside the test guest
       a child fills ALLOC-MIB MiB of memory page by page and checks it (0: no child).
       Prints: sequential phase=read-I ok pages=… for each iteration, from 0
               sequential phase=alloc ok pages=…, or sequential alloc killed, where memory was short: no failure
-      With --marker: 16 + I before iteration I, 32 after the last, 33 after the child's end.
+      With --marker each phase is a window between markers 1 and 2: 16 + I stands before that of iteration I, 32 before
+      the child's, 33 after its end.
   workload verify DEV --seconds S --mib M [--seed 1] [--threads 2] [--skip-blocks B]
       M MiB of memory and the disk go through all that a guest does to them: pages are filled, overwritten in
       part or by REP instructions, zeroed, copied, given back, unmapped, forked; blocks are written, read,
@@ -327,7 +328,12 @@ fn sequential(options: &mut Options) -> Result<(), Failure> {
     sequential::run(&config, &mut |event| match event {
         sequential::Event::Mark(value) => {
             if let Some(markers) = &markers {
+                // A window of the ledger for each phase.
+                markers.write(marker::END);
                 markers.write(value);
+                if value != marker::ALLOC_END {
+                    markers.write(marker::BEGIN);
+                }
             }
         }
         sequential::Event::Read { iteration, pages } => {

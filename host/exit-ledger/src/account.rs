@@ -99,6 +99,10 @@ counts! {
     SwapCounts {
         /// Faults of vCPUs.
         faults,
+        /// Absent pages that were not read since a vCPU was about to overwrite them.
+        prevented,
+        /// Times that vCPUs were stopped to see that, in vain.
+        undecided,
         /// Waits of devices and remapping units for absent pages, however many each.
         device_waits,
         /// Left memory unwritten: a disk holds the same.

@@ -129,8 +129,10 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         );
     }
     type OfSwap = fn(&SwapCounts) -> u64;
-    let swap_rows: [(&str, OfSwap); 16] = [
+    let swap_rows: [(&str, OfSwap); 18] = [
         ("page faults served", |s| s.faults),
+        ("  reads prevented", |s| s.prevented),
+        ("  looked in vain", |s| s.undecided),
         ("device waits", |s| s.device_waits),
         ("dropped, on a disk", |s| s.dropped_to_disk),
         ("dropped, zeroes", |s| s.dropped_as_zeroes),

@@ -51,10 +51,16 @@ struct State {
     parked: usize,
     /// A question to the parked thread of a vCPU.
     inspection: Option<(usize, Inspection)>,
+    /// What threads of vCPUs do when they are next outside the guest.
+    visits: Vec<(usize, Visit)>,
 }
 
 /// A question that only a vCPU's own thread can answer.
 pub(crate) type Inspection = Box<dyn FnOnce(&VcpuFd) + Send>;
+
+/// What the thread of a vCPU does outside the guest: with its vCPU, and whether the instruction pointer is where the vCPU goes on.
+/// It is not while an access to a device is still to be completed by the next entry.
+pub type Visit = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
 
 /// The agreement. See the module's head.
 pub struct Control {
@@ -72,6 +78,8 @@ pub(crate) enum Next {
     Run,
     /// Answer this, and ask again.
     Inspect(Inspection),
+    /// Do this, and ask again.
+    Visit(Visit),
     /// Return.
     Stop,
 }
@@ -204,6 +212,20 @@ impl Control {
         answer
     }
 
+    /// Has the threads of vCPUs `0..count` each do something once, outside the guest, which they leave for it. Does not wait; what
+    /// has not been done when this is called again, for lack of a thread, is forgotten.
+    pub fn visit(&self, count: usize, mut what: impl FnMut(usize) -> Visit) {
+        let mut state = self.state();
+        state.visits.clear();
+        state
+            .visits
+            .extend((0..count).map(|index| (index, what(index))));
+        self.summon(&state);
+        drop(state);
+        // Those that are parked.
+        self.changed.notify_all();
+    }
+
     /// Waits until every vCPU thread has left, at most for `patience`; whether they have.
     pub fn wait_for_vcpus(&self, patience: Duration) -> bool {
         let waited = self
@@ -261,6 +283,9 @@ impl Control {
         loop {
             if state.end.is_some() {
                 return Next::Stop;
+            }
+            if let Some(at) = state.visits.iter().position(|(of, _)| *of == index) {
+                return Next::Visit(state.visits.swap_remove(at).1);
             }
             if state.pauses == 0 {
                 // Under the lock, so that it cannot undo a summons that came later.

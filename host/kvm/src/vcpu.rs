@@ -90,6 +90,8 @@ impl Drop for EndOnPanic {
 
 fn run(vcpu: &mut VcpuFd, index: usize, machine: &Machine) {
     let counters = machine.exits.of(index);
+    // The last entry left nothing to be completed by the next.
+    let mut is_complete = true;
     loop {
         match machine.control.next(index) {
             Next::Run => {}
@@ -97,9 +99,15 @@ fn run(vcpu: &mut VcpuFd, index: usize, machine: &Machine) {
                 question(vcpu);
                 continue;
             }
+            Next::Visit(visit) => {
+                visit(vcpu, is_complete);
+                continue;
+            }
             Next::Stop => return,
         }
-        let cause = match vcpu.run() {
+        let ran = vcpu.run();
+        is_complete = ran.is_err();
+        let cause = match ran {
             Ok(exit) => match answer(exit, machine) {
                 Ok(cause) => cause,
                 Err(trouble) => {

@@ -31,6 +31,7 @@ pub mod frames;
 mod link;
 pub mod overwrite;
 pub mod pager;
+mod preventer;
 pub mod ram;
 pub mod report;
 pub mod store;

@@ -4,11 +4,12 @@
 //! ([`ram`](crate::ram)), tickets that are done, requests that may go down, and what disks are to report.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 
 use sidecore::Reply;
 
 use crate::book::{Op, Page, Span, Ticket};
+use crate::overwrite::Registers;
 use crate::report::Report;
 
 /// What others tell the pager.
@@ -22,6 +23,9 @@ pub enum Message {
     AddSlots(usize),
     /// How things stand.
     Report(Reply<Report>),
+    /// A vCPU has left the guest as [`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus) asked. The registers that it is to go on
+    /// with are sent back, if they are others.
+    Stopped(Registers, mpsc::Sender<Option<Registers>>),
     /// The machine has ended: no processor enters the guest again, and none is to wait for what cannot come.
     LetGo,
 }

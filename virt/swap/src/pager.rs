@@ -15,7 +15,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use guest_mem::{Gpa, PAGE_SIZE, Pages, PhysMem, SlotMapping};
@@ -24,11 +24,13 @@ use uffd::{GuestMapping, Source, Stores};
 use vio::blk::BlockIo;
 
 use crate::batch::Batch;
-use crate::book::{BATCH, Book, Command, Ended, Page, Protection, Ticket, Trouble};
+use crate::book::{BATCH, Book, Command, Ended, Page, Place, Protection, State, Ticket, Trouble};
 use crate::carrier::{Carrier, Errand};
 use crate::frames::{Content, Frames, crc};
 pub use crate::link::Message;
 use crate::link::{Asked, Gate, Kind, Reports, Said, Spoken};
+use crate::overwrite::Registers;
+use crate::preventer::{Found, Pending, Preventer, View, go_on};
 use crate::ram::SwappedRam;
 pub use crate::report::Report;
 
@@ -57,6 +59,9 @@ pub trait Machine: Send {
     /// Has the owner look at its disks.
     fn wake(&self);
 
+    /// Has every vCPU leave the guest, say where it stands ([`Message::Stopped`]), and go on with what it is answered.
+    fn stop_vcpus(&self);
+
     /// Stops the guest, which cannot go on, before it notices: why, for its user.
     fn pause(&self, trouble: Trouble);
 
@@ -79,6 +84,8 @@ pub struct Parts {
     pub limit: usize,
     /// Where pages go, and how many it holds.
     pub store: (Box<dyn BlockIo>, usize),
+    /// Whether stores that overwrite a page are looked for: how many vCPUs there are, and how long they are waited for.
+    pub preventer: Option<(usize, Duration)>,
     /// The images of disks, by their numbers: what was written to them by the disk is found there.
     pub images: Vec<Box<dyn BlockIo>>,
 }
@@ -99,6 +106,9 @@ pub struct Pager {
     /// Pages of tickets that are done, and since when.
     held: VecDeque<(Nanos, Vec<Page>)>,
     batch: Batch,
+    preventer: Option<Preventer>,
+    /// What the next page that comes as zeroes is to hold instead.
+    content: Option<(Page, Box<Content>)>,
     ask_at: Nanos,
     retry_at: Option<Nanos>,
     look_at: Nanos,
@@ -123,6 +133,7 @@ impl Pager {
             faults,
             limit,
             store: (store, slot_count),
+            preventer,
             images,
         } = parts;
         let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
@@ -142,6 +153,8 @@ impl Pager {
             wanted: HashMap::new(),
             held: VecDeque::new(),
             batch: Batch::default(),
+            preventer: preventer.map(|(vcpus, limit)| Preventer::new(vcpus, limit)),
+            content: None,
             ask_at: Nanos(0),
             retry_at: None,
             look_at: Nanos(0),
@@ -186,8 +199,9 @@ impl Pager {
                     self.ram.show(page);
                     continue;
                 }
+                let has_content = |page| self.content.as_ref().is_some_and(|(of, _)| *of == page);
                 let is_zeroed = match command {
-                    Command::Zero(page) => {
+                    Command::Zero(page) if !has_content(page) => {
                         let map = Command::Map(page, Protection::Writable);
                         commands.next_if_eq(&map).map(|_| page)
                     }
@@ -234,7 +248,10 @@ impl Pager {
                 let seen = frames.examine(page)?;
                 self.book.examined(page, seen);
             }
-            Command::Zero(page) => frames.zero(page)?,
+            Command::Zero(page) => match self.content.take_if(|(of, _)| *of == page) {
+                Some((_, content)) => frames.write(page, &content)?,
+                None => frames.zero(page)?,
+            },
             Command::Fetch(page, place) => self.carrier.push(Errand::Fetch(page, place)),
             Command::Save(page, slot) => self.carrier.push(Errand::Save(page, slot)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
@@ -336,10 +353,67 @@ impl Pager {
             };
             self.report.faults += 1;
             // As many pages as the book has.
-            self.book.fault(Page(fault.page as u32), fault.is_write);
-            self.carry_out()?;
+            self.fault(Page(fault.page as u32), fault.is_write)?;
         }
         Ok(true)
+    }
+
+    fn fault(&mut self, page: Page, is_store: bool) -> io::Result<()> {
+        let (state, place) = self.book.look(page);
+        if state == State::Absent
+            && place != Place::Nowhere
+            && is_store
+            && let Some(preventer) = &mut self.preventer
+            && preventer.begin(page, is_store, Nanos::now())
+        {
+            self.machine.stop_vcpus();
+            return Ok(());
+        }
+        self.book.fault(page, is_store);
+        self.carry_out()
+    }
+
+    /// A vCPU says where it stands.
+    fn stopped(
+        &mut self,
+        registers: &Registers,
+        reply: &mpsc::Sender<Option<Registers>>,
+    ) -> io::Result<()> {
+        let Some(preventer) = &mut self.preventer else {
+            go_on(reply, None);
+            return Ok(());
+        };
+        let mut view = View {
+            book: &self.book,
+            ram: &self.ram,
+        };
+        match preventer.stopped(registers, &mut view) {
+            Found::Overwritten(page, content, after) => {
+                self.content = Some((page, content));
+                self.book.fault_overwriting(page);
+                self.carry_out()?;
+                // Without room it comes later, as it was.
+                let has_come = self.content.take().is_none();
+                self.report.prevented += u64::from(has_come);
+                go_on(reply, has_come.then_some(after));
+                Ok(())
+            }
+            Found::Read(pending) => {
+                go_on(reply, None);
+                self.read(pending)
+            }
+            Found::Nothing => {
+                go_on(reply, None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Nobody is about to overwrite it.
+    fn read(&mut self, pending: Pending) -> io::Result<()> {
+        self.report.undecided += 1;
+        self.book.fault(pending.page, pending.is_store);
+        self.carry_out()
     }
 
     /// What time brings.
@@ -355,6 +429,11 @@ impl Pager {
         {
             self.retry();
             self.carry_out()?;
+        }
+        if let Some(preventer) = &mut self.preventer
+            && let Found::Read(pending) = preventer.look(now)
+        {
+            self.read(pending)?;
         }
         if now >= self.ask_at {
             self.book.ask();
@@ -430,6 +509,7 @@ impl Pager {
                 self.retry_if_paused();
             }
             Message::Report(reply) => reply.send(self.report()),
+            Message::Stopped(registers, reply) => return self.stopped(&registers, &reply),
             Message::LetGo => self.let_go(),
         }
         self.carry_out()
@@ -515,7 +595,9 @@ impl Poller for Pager {
         let held = self.held.front().map(|(since, _)| after(*since, HELD_FOR));
         let ask = self.book.wants_to_ask().then_some(self.ask_at);
         let look = (self.asked.reports() != Reports::Off).then_some(self.look_at);
-        [held, self.retry_at, ask, look].into_iter().flatten().min()
+        let preventer = self.preventer.as_ref().and_then(Preventer::deadline);
+        let all = [held, self.retry_at, ask, look, preventer];
+        all.into_iter().flatten().min()
     }
 
     fn name(&self) -> &str {

@@ -183,6 +183,12 @@ impl SwappedRam {
         Page(((hva.raw() - self.0.base.raw()) / PAGE_SIZE) as u32)
     }
 
+    /// The page at a guest-physical address, if it is memory.
+    pub(crate) fn page_at(&self, gpa: Gpa) -> Option<Page> {
+        let hva = self.0.ram.host(gpa, 1, Intent::Read).ok()?;
+        Some(self.page_of(hva))
+    }
+
     /// The guest-physical address of a page.
     pub(crate) fn gpa_of(&self, page: Page) -> Gpa {
         let at = u64::from(page.0) * PAGE_SIZE;

@@ -17,6 +17,10 @@ pub struct Report {
     pub traffic: Traffic,
     /// Faults of processors.
     pub faults: u64,
+    /// Absent pages that a vCPU was about to overwrite, and that were not read.
+    pub prevented: u64,
+    /// Times that vCPUs were stopped for a page that none of them was seen to overwrite.
+    pub undecided: u64,
     /// Tickets of devices.
     pub tickets: u64,
     /// Times the guest was paused.

@@ -110,6 +110,14 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off")]
     pub mapper: Switch,
 
+    /// Look whether a vCPU is about to overwrite an absent page (REP STOS, REP MOVS), and do not read it then.
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off")]
+    pub preventer: Switch,
+
+    /// Microseconds that vCPUs are waited for to say what they are about to do: longer where the host is emulated.
+    #[arg(long, value_name = "US", default_value_t = 1000, hide = true)]
+    pub preventer_limit: u64,
+
     /// vCPUs, 1 to 16.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: usize,

@@ -165,12 +165,16 @@ fn swap_counts(report: Report) -> SwapCounts {
         counts,
         traffic,
         faults,
+        prevented,
+        undecided,
         tickets,
         pauses,
         is_paused: _,
     } = report;
     SwapCounts {
         faults,
+        prevented,
+        undecided,
         device_waits: tickets,
         dropped_to_disk: counts.dropped_to_disk,
         dropped_as_zeroes: counts.dropped_as_zeroes,

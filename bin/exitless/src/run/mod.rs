@@ -21,6 +21,7 @@ mod net;
 mod punched;
 mod remote;
 mod remote_disk;
+mod stopped;
 mod swapped;
 
 pub use args::RunArgs;

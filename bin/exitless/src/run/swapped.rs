@@ -25,6 +25,7 @@ use super::args::{DmaArg, IdleArg, RunArgs, Switch};
 use super::config::Disk;
 use super::disk::DiskConfig;
 use super::memory::{Memory, OwnerHandle, Paging, Pieces};
+use super::stopped;
 use crate::messages::say;
 use crate::values::keys::Keys;
 use crate::values::size;
@@ -45,6 +46,8 @@ pub struct SwapConfig {
     path: PathBuf,
     /// Disks' blocks may stand for pages.
     maps: bool,
+    /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
+    preventer: Option<(usize, Duration)>,
     /// Where a new limit is read from.
     file: Option<PathBuf>,
     idle: IdleArg,
@@ -103,6 +106,8 @@ impl SwapConfig {
             store,
             path,
             maps: args.mapper == Switch::On,
+            preventer: (args.preventer == Switch::On)
+                .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
             file: args.resident_file.clone(),
             idle: args.idle,
         }))
@@ -211,11 +216,14 @@ impl Paging for Swapper {
             faults: Source::Kernel,
             limit: pages(config.limit),
             store: (Box::new(store), slots),
+            preventer: config.preventer,
             images,
         };
         let control = pieces.control;
         let door = Door {
             owner,
+            pager: self.handle.clone(),
+            vcpus: config.preventer.map_or(0, |(vcpus, _)| vcpus),
             control: control.clone(),
             store: config.path,
             file: config.file.clone(),
@@ -276,6 +284,8 @@ fn said(report: &Report, cpu: Duration) -> String {
         counts,
         traffic,
         faults,
+        prevented,
+        undecided,
         tickets,
         pauses,
         is_paused: _,
@@ -285,7 +295,8 @@ fn said(report: &Report, cpu: Duration) -> String {
          {pauses} pauses; pager's CPU {} ms\n  \
          left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} requests)\n  \
          came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} not read since overwritten, \
-         {} read before their block changed",
+         {} read before their block changed\n  \
+         {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in vain",
         cpu.as_millis(),
         counts.dropped_to_disk,
         counts.dropped_as_zeroes,
@@ -309,6 +320,8 @@ fn pages(bytes: u64) -> usize {
 /// The machine as the pager reaches it.
 struct Door {
     owner: OwnerHandle<SwappedRam>,
+    pager: Arc<OnceLock<Handle<Message>>>,
+    vcpus: usize,
     control: Arc<Control>,
     store: PathBuf,
     file: Option<PathBuf>,
@@ -337,6 +350,15 @@ impl pager::Machine for Door {
 
     fn wake(&self) {
         self.owner.wake();
+    }
+
+    fn stop_vcpus(&self) {
+        if let Some(pager) = self.pager.get() {
+            self.control.visit(self.vcpus, |_| {
+                let pager = pager.clone();
+                Box::new(move |vcpu, is_complete| stopped::tell(vcpu, is_complete, &pager))
+            });
+        }
     }
 
     fn pause(&self, trouble: Trouble) {

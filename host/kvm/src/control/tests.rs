@@ -79,6 +79,7 @@ fn only_the_parked_vcpu_that_is_meant_answers() {
                     match control.next(usize::from(index)) {
                         Next::Run => std::thread::yield_now(),
                         Next::Inspect(question) => question(vcpu.fd()),
+                        Next::Visit(visit) => visit(vcpu.fd(), true),
                         Next::Stop => break,
                     }
                 }
@@ -92,8 +93,24 @@ fn only_the_parked_vcpu_that_is_meant_answers() {
     while control.state().threads.len() < 2 {
         std::thread::yield_now();
     }
+    // Each does what it was asked once, whether it runs or is parked.
+    let visits = |count| {
+        let (sender, done) = mpsc::channel();
+        control.visit(count, |_| {
+            let sender = sender.clone();
+            Box::new(move |fd, _| sender.send(fd.get_regs().unwrap().rax).unwrap())
+        });
+        let mut rax: Vec<u64> = (0..2)
+            .map(|_| done.recv_timeout(patience).unwrap())
+            .collect();
+        rax.sort_unstable();
+        rax
+    };
+    assert_eq!(visits(2), [0x100, 0x101]);
     assert!(control.pause(patience));
     assert_eq!((rax(1), rax(0)), (Some(0x101), Some(0x100)));
+    // Of a third there is no thread.
+    assert_eq!(visits(3), [0x100, 0x101]);
     control.end(End::Quit);
     assert_eq!(rax(0), None, "the machine has ended");
     threads

@@ -101,6 +101,7 @@ pub fn soak() -> Vec<Case> {
     cases.push(remote_disk(20));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
+    cases.extend(swapped::soak());
     match cfg!(feature = "punch") {
         true => cases.extend(punched::soak()),
         false => println!("skipped {}: built without the feature punch", punched::WHAT),

@@ -159,6 +159,20 @@ impl Host {
         }
     }
 
+    /// Makes a file of `bytes` zeroes that takes no room yet.
+    pub fn put_zeroes(&self, name: &str, bytes: u64) -> Result<()> {
+        match self {
+            Self::Lab(lab) => {
+                let made = lab.exec("truncate", ["-s", &bytes.to_string(), &self.path(name)])?;
+                ensure!(made.status == 0, "making {name}: {}", made.stderr_text());
+                Ok(())
+            }
+            Self::Native(_) => fs::File::create(self.path(name))
+                .and_then(|file| file.set_len(bytes))
+                .with_context(|| format!("writing {}", self.path(name))),
+        }
+    }
+
     /// Reads a file.
     pub fn get(&self, name: &str) -> Result<Vec<u8>> {
         match self {

@@ -12,8 +12,9 @@ impl Book {
         self.settle(page, Protection::Writable);
     }
 
-    /// A processor waits for the page; whether it is about to store. (Of a store nothing is read ahead from the store: what is
-    /// stored to is seldom read next.)
+    /// A processor waits for the page; whether it is about to store, as far as the kernel knows. (For a store nothing is read ahead
+    /// from the store, unless processors go through it in order: what is stored to is seldom read next, but a fault that a
+    /// thread of the kernel resolves for a processor always looks like one.)
     pub fn fault(&mut self, page: Page, is_store: bool) {
         match self.entry(page).state {
             State::Resident => self.commands.push(Command::Wake(page)),
@@ -22,14 +23,24 @@ impl Book {
                 self.zero_around(page);
             }
             _ => {
+                let follows = self.follows_in_store(page);
                 self.bring(page, false, Wanter::Processor);
-                if !is_store {
+                if !is_store || follows {
                     self.read_ahead_slots(page);
                 }
                 self.read_ahead_blocks(page);
             }
         }
         self.balance();
+    }
+
+    /// Whether the page lies in the store shortly behind the one that was last wanted from there.
+    fn follows_in_store(&mut self, page: Page) -> bool {
+        let Place::Slot(slot) = self.entry(page).place() else {
+            return false;
+        };
+        let last = self.last_wanted.replace(slot);
+        last.is_some_and(|last| (1..=CLUSTER).contains(&slot.0.wrapping_sub(last.0)))
     }
 
     /// A processor waits for the page, and what it is about to do overwrites all of it: it comes as zeroes.

@@ -121,6 +121,8 @@ pub struct Book {
     requests: HashMap<Op, Request>,
     /// Requests of disks that a page belongs to.
     busy: HashMap<Page, Vec<Op>>,
+    /// The slot that a processor last wanted something from.
+    last_wanted: Option<Slot>,
     /// Soft pages leave until there are few enough.
     is_reclaiming: bool,
     /// Nothing is saved until [`retry`](Self::retry).
@@ -156,6 +158,7 @@ impl Book {
             tickets: HashMap::new(),
             requests: HashMap::new(),
             busy: HashMap::new(),
+            last_wanted: None,
             is_reclaiming: false,
             is_store_in_trouble: false,
             troubled: Vec::new(),

@@ -188,6 +188,8 @@ impl pager::Machine for Door {
         self.owner.wake();
     }
 
+    fn stop_vcpus(&self) {}
+
     fn pause(&self, trouble: Trouble) {
         self.tell(Some(trouble));
     }
@@ -260,6 +262,7 @@ impl Machine {
             faults: Source::User,
             limit: shape.limit,
             store: (store, slots),
+            preventer: None,
             images: vec![file()?],
         };
         let pager = Pager::new(parts, Box::new(door))?;
