@@ -8,6 +8,7 @@ mod doctor;
 mod ending;
 mod image_lock;
 mod messages;
+mod resident;
 mod run;
 mod serve;
 mod terminal;

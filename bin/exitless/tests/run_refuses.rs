@@ -4,6 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -276,14 +280,6 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
         &["names no file"],
     );
     with(
-        &["--resident", "64M", "--swap", "path=disk"],
-        &["--swap", "disk: there is a file of this name"],
-    );
-    with(
-        &["--resident", "64M", "--swap", "path=swap,size=1K"],
-        &["swap store of 1024 bytes"],
-    );
-    with(
         &["--resident", "64M", "--swap", "path=swap,colour=red"],
         &["unknown key", "colour"],
     );
@@ -295,4 +291,77 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
         &["--resident", "64M", "--swap", swap, "--disk", "socket=s"],
         &["socket=s", "does not go with --resident"],
     );
+
+    if let Some(what) = lacks_for_paging() {
+        println!("skipped: {what}");
+        return with(
+            &["--resident", "64M", "--swap", swap],
+            &["--resident", &what],
+        );
+    }
+    with(
+        &["--resident", "64M", "--swap", "path=disk"],
+        &["--swap", "disk: there is a file of this name"],
+    );
+    with(
+        &["--resident", "64M", "--swap", "path=swap,size=1K"],
+        &["swap store of 1024 bytes"],
+    );
+}
+
+/// What `exitless doctor` says this host lacks for `--resident`: the first of it.
+fn lacks_for_paging() -> Option<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_exitless"));
+    let output = command.args(["doctor", "--json"]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let finding = &report["findings"]["resident"];
+    let value = finding["value"].as_str().unwrap();
+    let first = value.split("; ").next().unwrap();
+    (finding["state"] != "good").then(|| first.to_owned())
+}
+
+/// A host whose kernel would do, for root.
+#[test]
+fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
+    const NOBODY: u32 = 65534;
+    let files = Files::new();
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return println!("skipped: only root can start a program as somebody else");
+    }
+    let is_allowed = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if is_allowed.is_ok_and(|text| text.trim() == "1") {
+        return println!("skipped: on this host everybody may");
+    }
+    if let Some(what) = lacks_for_paging() {
+        return println!("skipped: {what}");
+    }
+    // A store could be made in this directory, by anybody.
+    fs::set_permissions(files.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // Where programs are built nobody else may look. What stands open can be started.
+    let program = fs::File::open(env!("CARGO_BIN_EXE_exitless")).unwrap();
+    let program = format!("/proc/self/fd/{}", inheritable(&program));
+    let mut command = Command::new(program);
+    command.arg("run").current_dir(files.dir.path());
+    command.args(["--kernel", "kernel", "--memory", "256M", "--iommu", "none"]);
+    command.args(["--resident", "64M", "--swap", "path=swap,size=256M"]);
+    command.uid(NOBODY).gid(NOBODY);
+    let output = match command.output() {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            return println!("skipped: temporary files are root's alone");
+        }
+        output => output.unwrap(),
+    };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+    for word in ["--resident: this user may not serve", "/dev/userfaultfd"] {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+    assert!(!files.path("swap").exists(), "left a store behind");
+}
+
+/// The number of a descriptor that programs started from here have as well.
+fn inheritable(file: &fs::File) -> i32 {
+    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).unwrap();
+    file.as_raw_fd()
 }

@@ -219,17 +219,16 @@ fn open(source: Source) -> io::Result<OwnedFd> {
         return Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
     }
     let refused = io::Error::last_os_error();
-    if source == Source::User {
-        return Err(refused);
-    }
-    let device = File::open("/dev/userfaultfd").map_err(|_| {
-        context(
+    // Where a filter forbids the system call, the device serves both kinds.
+    let device = File::open("/dev/userfaultfd").map_err(|_| match source {
+        Source::User => refused,
+        Source::Kernel => context(
             refused,
             "userfaultfd for kernel faults needs root, CAP_SYS_PTRACE or /dev/userfaultfd",
-        )
+        ),
     })?;
     // SAFETY: this request takes its flags by value and answers a descriptor or -1.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), abi::IOC_NEW as _, flags) };
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), abi::IOC_NEW as _, flags | mode) };
     if fd < 0 {
         return Err(context(io::Error::last_os_error(), "/dev/userfaultfd"));
     }

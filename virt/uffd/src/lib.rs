@@ -3,6 +3,7 @@
 //! * [`Uffd`]: the descriptor, the ranges registered with it, and the answers to faults.
 //! * [`GuestMapping`]: a guest's memory, whose absent pages are faults, and whose stores to protected pages leave a trace.
 //! * [`WriteGate`]: a register page whose stores wake a sleeping core; [`SlotMapping`](guest_mem::SlotMapping) is what it protects.
+//! * [`probe`]: what of it the running kernel does, found out by doing it.
 //!
 //! Registered memory is meant to be a mapping of a memory file made for guests alone: faults belong to one
 //! *mapping*, so that the same file mapped again is reached without any.
@@ -12,12 +13,13 @@
 //! (fork, remap, remove), without which no request has to wait for a message to be read.
 //!
 //! UNSAFETY: system calls on a descriptor this crate owns. No memory is read or written here but
-//! the argument structures.
+//! the argument structures, and what the probe has mapped for itself.
 
 mod abi;
 mod descriptor;
 mod gate;
 mod guest;
+pub mod probe;
 
 pub use abi::{Features, Modes};
 pub use descriptor::{Fault, FaultKind, Protection, Source, Uffd};

@@ -1,6 +1,9 @@
 //! From facts to findings and a verdict. Pure: no look at the machine.
 
+use uffd::probe::PagemapScan;
+
 use super::facts::{Facts, Kvm, Release};
+use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};
 
 /// Memory the lab takes, MiB: its emulated host's 2048 and QEMU itself.
 const LAB_MIB: u64 = 2600;
@@ -65,6 +68,8 @@ pub fn assess(facts: &Facts) -> Report {
         processors(facts),
         idle_instructions(facts),
         userfaultfd(facts),
+        resident(facts),
+        host_swap(facts),
         io_uring(facts),
         tun(facts),
         huge_pages(facts),
@@ -306,6 +311,64 @@ fn userfaultfd(facts: &Facts) -> Finding {
         next: "give access to /dev/userfaultfd (kernel 6.1 and later), or CAP_SYS_PTRACE, or \
                sysctl vm.unprivileged_userfaultfd=1; without it the idle policy `sleep` needs \
                --iommu-mode logged",
+    }
+}
+
+fn resident(facts: &Facts) -> Finding {
+    let lacks = facts.resident.as_ref().map(Host::lacks);
+    let (state, value, next) = match lacks.as_deref() {
+        None => (State::Missing, "not looked at".to_owned(), ""),
+        Some([]) => (State::Good, paging_works(facts), ""),
+        // The others may go with it.
+        Some(all @ [first, ..]) => {
+            let all: Vec<_> = all.iter().map(|lack| lack.what.as_str()).collect();
+            (State::Missing, all.join("; "), first.remedy)
+        }
+    };
+    Finding {
+        key: "resident",
+        name: "run --resident",
+        state,
+        value,
+        why: "a guest has less memory than it believes; its pages come and go one by one, and those that \
+              nobody has stored to are dropped unwritten",
+        next,
+    }
+}
+
+fn paging_works(facts: &Facts) -> String {
+    let kernel = facts.resident.as_ref().map(|host| &host.kernel);
+    let scan = match kernel.and_then(|kernel| kernel.pagemap_scan) {
+        Some(PagemapScan::Truthful) => "PAGEMAP_SCAN, not relied upon, agrees",
+        Some(PagemapScan::MissesUnmapped) => {
+            "PAGEMAP_SCAN, not relied upon, misses stores to unmapped pages"
+        }
+        Some(PagemapScan::Absent) => "no PAGEMAP_SCAN, which is not relied upon",
+        None => "PAGEMAP_SCAN, not relied upon, does not answer",
+    };
+    format!("works: the pagemap tells which pages were stored to ({scan})")
+}
+
+fn host_swap(facts: &Facts) -> Finding {
+    let (state, value) = match facts.resident.as_ref().map(|host| host.swap_space) {
+        None => (State::Limited, "not looked at".to_owned()),
+        Some(SwapSpace::None) => (State::Good, "none".into()),
+        Some(SwapSpace::Forbidden { mib }) => (
+            State::Good,
+            format!("{mib} MiB, not for this process (memory.swap.max is 0)"),
+        ),
+        Some(SwapSpace::Used { mib }) => {
+            (State::Limited, format!("{mib} MiB, for guests' memory too"))
+        }
+    };
+    Finding {
+        key: "host_swap",
+        name: "host's swap space",
+        state,
+        value,
+        why: "the host may put pages there that --resident keeps in memory; nothing is lost, but a page may \
+              then be waited for twice",
+        next: NO_HOST_SWAP,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::resident::Host;
+
 /// The facts. The default is a machine with nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -23,6 +25,8 @@ pub struct Facts {
     pub vfio: bool,
     /// userfaultfd.
     pub userfaultfd: Userfaultfd,
+    /// What `run --resident` needs, if it was looked at.
+    pub resident: Option<Host>,
     /// Huge pages and memory.
     pub memory: Memory,
     /// io_uring: the kinds of request it takes of those needed, or why it cannot be used.
@@ -113,14 +117,6 @@ pub fn meminfo(text: &str, key: &str) -> u64 {
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
         .unwrap_or(0)
-}
-
-/// The word in brackets: `always [never]` → `never`.
-pub fn chosen(text: &str) -> String {
-    let inside = text
-        .split_once('[')
-        .and_then(|(_, rest)| rest.split_once(']'));
-    inside.map_or_else(String::new, |(word, _)| word.to_owned())
 }
 
 /// A module's boolean parameter: `Y`, `N`, `1`, `0`; -1 (automatic) counts as off.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::facts::{self, Facts, Kvm, Memory, Release, Userfaultfd};
+use crate::resident::{self, Host};
 
 /// Capabilities of /dev/kvm that `run` uses: number (`linux/kvm.h`) and name.
 const KVM_CAPS: &[(u64, &str)] = &[
@@ -40,6 +41,7 @@ pub fn facts() -> Facts {
         iommu_groups: fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count),
         vfio: Path::new("/dev/vfio/vfio").exists(),
         userfaultfd: userfaultfd(&status),
+        resident: Some(Host::probe()),
         memory: memory(),
         io_uring: Some(io_uring()),
         tun: Some(open("/dev/net/tun")),
@@ -122,7 +124,8 @@ fn memory() -> Memory {
     Memory {
         available_mib: facts::meminfo(&meminfo, "MemAvailable") / 1024,
         huge_pages: facts::meminfo(&meminfo, "HugePages_Total"),
-        shmem_thp: facts::chosen(&text("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
+        shmem_thp: resident::chosen(&text("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+            .to_owned(),
     }
 }
 

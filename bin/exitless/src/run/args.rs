@@ -94,7 +94,7 @@ pub struct RunArgs {
     pub memory: String,
 
     /// How much of that may be in memory at a time; the rest is on disks that hold the same, or in --swap. The guest needs no
-    /// balloon and knows nothing of it.
+    /// balloon and knows nothing of it. Needs Linux 6.7 or newer on the host; `exitless doctor` says what else.
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<String>,
 

@@ -51,6 +51,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     messages::start().context("standard error")?;
     kick::install().context("the vCPU signal cannot be set up")?;
     warn_about_cpus(&config);
+    if let Some(swap) = &config.swap {
+        swap.warn();
+    }
 
     let ram = ram(&config)?;
     let vm = Arc::new(Vm::new(&kvm)?);

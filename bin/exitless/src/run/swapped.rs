@@ -27,6 +27,7 @@ use super::disk::DiskConfig;
 use super::memory::{Memory, OwnerHandle, Paging, Pieces};
 use super::stopped;
 use crate::messages::say;
+use crate::resident::Host;
 use crate::values::keys::Keys;
 use crate::values::size;
 
@@ -51,13 +52,15 @@ pub struct SwapConfig {
     /// Where a new limit is read from.
     file: Option<PathBuf>,
     idle: IdleArg,
+    /// What its user should know of the host.
+    warning: Option<String>,
 }
 
 impl SwapConfig {
     /// Checks what `--resident` and its companions ask for, of a machine with these disks.
     ///
     /// # Errors
-    /// What does not go together, or is too small, or cannot be opened.
+    /// What does not go together, or is too small, or cannot be opened; what the host lacks.
     pub fn check(args: &RunArgs, memory: u64, disks: &[Disk]) -> Result<Option<Self>> {
         let Some(resident) = &args.resident else {
             for (is_given, option) in [
@@ -100,6 +103,11 @@ impl SwapConfig {
             None => memory,
         };
         keys.finish()?;
+        // Before there is a store.
+        let host = Host::probe();
+        if let Some(why) = host.refusal() {
+            bail!("--resident: {why}");
+        }
         let store = Store::open(&path, bytes).context("--swap")?;
         Ok(Some(Self {
             limit,
@@ -110,7 +118,15 @@ impl SwapConfig {
                 .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
             file: args.resident_file.clone(),
             idle: args.idle,
+            warning: host.warning(),
         }))
+    }
+
+    /// Says what may make it slower than it has to be.
+    pub fn warn(&self) {
+        if let Some(warning) = &self.warning {
+            say!("warning: {warning}");
+        }
     }
 }
 

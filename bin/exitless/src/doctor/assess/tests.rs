@@ -1,16 +1,17 @@
 use super::super::facts::{Memory, Userfaultfd};
 use super::*;
+use crate::resident::testing;
 
 fn flags(names: &[&str]) -> std::collections::BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// A Debian 12 machine with everything.
+/// A Debian 13 machine with everything.
 fn complete() -> Facts {
     Facts {
         cpu_flags: flags(&["svm", "mwaitx"]),
         cpus: 8,
-        kernel: Release(6, 1),
+        kernel: Release(6, 12),
         kvm: Kvm::Usable { lacks: vec![] },
         nested_paging: Some(true),
         posted_interrupts: Some(true),
@@ -21,6 +22,7 @@ fn complete() -> Facts {
             device: true,
             privileged: true,
         },
+        resident: Some(testing::complete()),
         memory: Memory {
             available_mib: 8000,
             huge_pages: 8,
@@ -162,4 +164,73 @@ fn userfaultfd_needs_a_kernel_and_a_way_in() {
     assert_eq!(with(Release(6, 1), false, true), State::Good);
     assert_eq!(with(Release(6, 1), false, false), State::Limited);
     assert_eq!(with(Release(5, 10), true, true), State::Limited);
+}
+
+fn finding(resident: Option<Host>, key: &str) -> Finding {
+    let facts = Facts {
+        resident,
+        ..complete()
+    };
+    let report = assess(&facts);
+    // A guest that has all its memory starts.
+    assert_eq!(report.verdict, Verdict::Native);
+    let mut found = report.findings.into_iter();
+    found.find(|finding| finding.key == key).unwrap()
+}
+
+#[test]
+fn a_host_that_cannot_page_says_why_and_the_first_thing_to_do() {
+    let mut host = testing::complete();
+    host.kernel.kernel_faults = Err(testing::lack("no permission", "ask for it"));
+    host.kernel.traced_stores = Some(Err(testing::lack("no trace", "boot another")));
+    let found = finding(Some(host), "resident");
+    assert_eq!(found.state, State::Missing);
+    assert_eq!(found.value, "no permission; no trace");
+    assert_eq!(found.next, "ask for it");
+    assert_eq!(finding(None, "resident").state, State::Missing);
+}
+
+#[test]
+fn huge_pages_of_shared_memory_are_good_but_not_for_paging() {
+    let mut host = testing::complete();
+    host.shmem_thp = "always".into();
+    let found = finding(Some(host), "resident");
+    assert_eq!(found.state, State::Missing);
+    assert!(found.next.contains("echo advise"), "{}", found.next);
+}
+
+#[test]
+fn what_pagemap_scan_says_changes_nothing() {
+    for (scan, words) in [
+        (Some(PagemapScan::Truthful), "agrees"),
+        (Some(PagemapScan::MissesUnmapped), "misses stores"),
+        (Some(PagemapScan::Absent), "no PAGEMAP_SCAN"),
+        (None, "does not answer"),
+    ] {
+        let mut host = testing::complete();
+        host.kernel.pagemap_scan = scan;
+        let found = finding(Some(host), "resident");
+        assert_eq!(found.state, State::Good);
+        assert!(found.value.contains(words), "{}", found.value);
+    }
+}
+
+#[test]
+fn swap_space_of_the_host_is_a_restriction_unless_it_is_forbidden() {
+    for (swap_space, state, words) in [
+        (SwapSpace::None, State::Good, "none"),
+        (
+            SwapSpace::Forbidden { mib: 9 },
+            State::Good,
+            "memory.swap.max is 0",
+        ),
+        (SwapSpace::Used { mib: 9 }, State::Limited, "9 MiB"),
+    ] {
+        let mut host = testing::complete();
+        host.swap_space = swap_space;
+        let found = finding(Some(host.clone()), "host_swap");
+        assert_eq!(found.state, state);
+        assert!(found.value.contains(words), "{}", found.value);
+        assert_eq!(finding(Some(host), "resident").state, State::Good);
+    }
 }

@@ -30,11 +30,6 @@ fn releases_compare_by_number() {
 
 #[test]
 fn small_files_are_understood() {
-    assert_eq!(
-        chosen("always within_size advise [never] deny force\n"),
-        "never"
-    );
-    assert_eq!(chosen(""), "");
     assert!(switch("Y\n") && switch("1\n") && !switch("N\n") && !switch("-1\n"));
     let status = "Name:\tx\nCapEff:\t0000000000001000\n";
     assert!(has_capability(status, 12) && !has_capability(status, 21));

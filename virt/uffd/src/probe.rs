@@ -1,0 +1,330 @@
+//! What the running kernel does with shared memory under userfaultfd, found out by doing it.
+//!
+//! A pager drops a page unwritten because the kernel says that nobody has stored to it. A kernel that lacks a feature, or has it and
+//! tells something else, costs a guest its data, so that neither version numbers nor lists of features will do: distributions
+//! bring features back, and containers forbid some. [`Facts::probe`] makes a memory file of a few pages and treats them as a pager
+//! does ([`GuestMapping`]), in a millisecond or so; nothing of it is left.
+//!
+//! * [`Facts`]: what was found, each with a remedy where something is lacking.
+//! * `clean`: what the pagemap has to say of pages that were stored to, and of others.
+//! * `scan`: whether `PAGEMAP_SCAN` says the same. Nothing here relies on it.
+//!
+//! **It never waits.** The descriptor of the trial serves faults of user mode alone, and stores to the pages are made by the kernel
+//! (pread(2) into them): one that meets a page which is not there, or a protection that asks first, fails.
+//!
+//! Left out: that faults of KVM arrive (it takes a guest; that they *may* is [`Facts::kernel_faults`]), and huge pages of every size
+//! (a file that is written through write(2) gets those of 2 MiB or none).
+//!
+//! UNSAFETY: one system call that writes into a mapping made for the trial, and one on a descriptor we own.
+
+mod clean;
+mod scan;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use guest_mem::{HugePages, PAGE_SIZE, SlotMapping};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
+use rustix::io::{pread, pwrite};
+
+pub use self::scan::PagemapScan;
+use crate::{Features, GuestMapping, Protection, Source, Stores, Uffd};
+
+/// Something that a pager cannot do without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// What is lacking.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: &'static str,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.remedy)
+    }
+}
+
+/// It is so, or what is lacking.
+pub type Fact = Result<(), Lack>;
+
+/// What was found. `None` is a fact that could not be looked at, for one above it is lacking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Faults of the kernel, a guest's among them, can be served by this process.
+    pub kernel_faults: Fact,
+    /// So can absent pages of a memory file, and those that the file has and the mapping has not.
+    pub shared_memory: Option<Fact>,
+    /// A store to a write-protected page of shared memory can leave a trace instead of waiting for an answer.
+    pub traced_stores: Option<Fact>,
+    /// The pagemap tells pages that were stored to from others, mapped or not.
+    pub clean_evidence: Option<Fact>,
+    /// A page that a memory file is given takes the memory of a page.
+    pub single_pages: Fact,
+    /// What `PAGEMAP_SCAN` says of a page that was stored to and unmapped. For information.
+    pub pagemap_scan: Option<PagemapScan>,
+}
+
+const LINUX_6_7: &str = "boot Linux 6.7 or newer, which has it";
+const OTHER_KERNEL: &str = "boot another kernel (Debian's 6.12 and Linux 6.18 pass)";
+const WAY_IN: &str = "start it as root or with CAP_SYS_PTRACE, or give this user access to /dev/userfaultfd; \
+                      a container's seccomp filter must let userfaultfd(2) pass";
+/// Where Linux is told whether shared memory may have huge pages, and what suits both guests that page and those that do not.
+pub const NO_HUGE_PAGES: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+impl Facts {
+    /// Tries it out.
+    pub fn probe() -> Self {
+        let kernel_faults = kernel_faults();
+        let shared_memory = match Uffd::open(Source::User, Features(0)) {
+            // The same reason once more.
+            Err(_) if kernel_faults.is_err() => None,
+            _ => Some(shared_memory()),
+        };
+        let traced_stores = match shared_memory {
+            Some(Ok(())) => Some(traced_stores()),
+            _ => None,
+        };
+        let mut clean_evidence = None;
+        let mut pagemap_scan = None;
+        if traced_stores == Some(Ok(())) {
+            let trial = Trial::new(Stores::Traced);
+            clean_evidence = Some(match &trial {
+                Ok(trial) => clean::check(trial).map_err(|what| lack(what, OTHER_KERNEL)),
+                Err(lack) => Err(lack.clone()),
+            });
+            pagemap_scan = trial.ok().and_then(|trial| scan::ask(&trial).ok());
+        }
+        Self {
+            kernel_faults,
+            shared_memory,
+            traced_stores,
+            clean_evidence,
+            single_pages: single_pages(),
+            pagemap_scan,
+        }
+    }
+
+    /// What is lacking, the most fundamental first. None: a pager can do its work here.
+    pub fn lacks(&self) -> impl Iterator<Item = &Lack> {
+        let Self {
+            kernel_faults,
+            shared_memory,
+            traced_stores,
+            clean_evidence,
+            single_pages,
+            pagemap_scan: _,
+        } = self;
+        [
+            Some(kernel_faults),
+            shared_memory.as_ref(),
+            traced_stores.as_ref(),
+            clean_evidence.as_ref(),
+            Some(single_pages),
+        ]
+        .into_iter()
+        .flatten()
+        .filter_map(|fact| fact.as_ref().err())
+    }
+}
+
+fn lack(what: impl Into<String>, remedy: &'static str) -> Lack {
+    Lack {
+        what: what.into(),
+        remedy,
+    }
+}
+
+fn kernel_faults() -> Fact {
+    let opened = Uffd::open(Source::Kernel, Features(0));
+    opened.map(drop).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => lack(
+            "this user may not serve faults of the kernel by userfaultfd, as a guest's are",
+            WAY_IN,
+        ),
+        io::ErrorKind::Unsupported => lack(
+            "this kernel has no userfaultfd",
+            "boot Linux 6.7 or newer with CONFIG_USERFAULTFD",
+        ),
+        _ => lack(format!("no userfaultfd: {error}"), WAY_IN),
+    })
+}
+
+/// A descriptor that is capable of this can be had.
+fn features(features: Features, what: &str) -> Fact {
+    let opened = Uffd::open(Source::User, features);
+    opened.map(drop).map_err(|error| match error.kind() {
+        // What the kernel says of a feature that it does not know.
+        io::ErrorKind::InvalidInput => lack(format!("this kernel has no {what}"), LINUX_6_7),
+        _ => lack(format!("{what}: {error}"), WAY_IN),
+    })
+}
+
+fn shared_memory() -> Fact {
+    features(
+        Features::MISSING_SHARED | Features::MINOR_SHARED,
+        "faults at absent pages of shared memory by userfaultfd",
+    )?;
+    Trial::new(Stores::Unseen).map(drop)
+}
+
+fn traced_stores() -> Fact {
+    let write_protect = Features::WRITE_PROTECT | Features::WRITE_PROTECT_SHARED;
+    features(
+        write_protect,
+        "write protection of shared memory by userfaultfd (UFFD_FEATURE_WP_HUGETLBFS_SHMEM)",
+    )?;
+    features(
+        write_protect | Features::WRITE_PROTECT_ASYNC,
+        "asynchronous write protection by userfaultfd (UFFD_FEATURE_WP_ASYNC)",
+    )?;
+    Trial::new(Stores::Traced).map(drop)
+}
+
+/// Gives one page of a file that could have huge ones something to hold, and asks what that took.
+fn single_pages() -> Fact {
+    const LEN: u64 = 4 << 20;
+    let taken = || -> io::Result<u64> {
+        let file = memory_file(LEN)?;
+        pwrite(&file, &[1], 0)?;
+        // Counted in units of 512 bytes, and never negative.
+        Ok(fstat(&file)?.st_blocks.unsigned_abs() * 512)
+    };
+    match taken() {
+        Ok(..=PAGE_SIZE) => Ok(()),
+        Ok(bytes) => Err(lack(
+            format!(
+                "transparent huge pages: one page of shared memory takes {} KiB",
+                bytes >> 10
+            ),
+            NO_HUGE_PAGES,
+        )),
+        Err(error) => Err(lack(
+            format!("no memory file: {error}"),
+            "give it memory, and file descriptors (ulimit -n)",
+        )),
+    }
+}
+
+fn memory_file(len: u64) -> io::Result<OwnedFd> {
+    let file = memfd_create("probe", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, len)?;
+    Ok(file)
+}
+
+/// A memory file, and a mapping of it as a guest has.
+struct Trial {
+    // Before the mapping, which is to outlast its registration.
+    guest: GuestMapping,
+    mapping: Arc<SlotMapping>,
+    file: OwnedFd,
+    pagemap: File,
+}
+
+impl Trial {
+    /// Mapped pages, by their numbers in the file.
+    const FIRST: u64 = 1;
+    const LAST: u64 = 4;
+    /// What is stored to a page comes from here: a page of the file that is not mapped.
+    const SOURCE: u64 = 0;
+
+    fn new(stores: Stores) -> Result<Self, Lack> {
+        let pagemap = File::open("/proc/self/pagemap").map_err(|error| {
+            lack(
+                format!("/proc/self/pagemap cannot be read: {error}"),
+                "mount /proc, of a kernel with CONFIG_PROC_PAGE_MONITOR",
+            )
+        })?;
+        let made = || -> io::Result<Self> {
+            let offset = Self::FIRST * PAGE_SIZE;
+            let len = (Self::LAST + 1 - Self::FIRST) * PAGE_SIZE;
+            let file = memory_file(offset + len)?;
+            let mapping = SlotMapping::new(file.as_fd(), offset, len, HugePages::Never)?;
+            let mapping = Arc::new(mapping);
+            let guest = GuestMapping::new([(offset, mapping.clone())], Source::User, stores)?;
+            Ok(Self {
+                guest,
+                mapping,
+                file,
+                pagemap,
+            })
+        };
+        made().map_err(|error| {
+            lack(
+                format!("a memory file's pages cannot be registered with userfaultfd: {error}"),
+                OTHER_KERNEL,
+            )
+        })
+    }
+
+    /// The address of a mapped page.
+    fn address(&self, page: u64) -> u64 {
+        assert!((Self::FIRST..=Self::LAST).contains(&page));
+        self.mapping.hva().raw() + (page - Self::FIRST) * PAGE_SIZE
+    }
+}
+
+const _: () = assert!(Trial::SOURCE < Trial::FIRST);
+
+impl clean::Pages for Trial {
+    fn fill(&self, page: u64, value: u64) -> io::Result<()> {
+        pwrite(&self.file, &value.to_ne_bytes(), page * PAGE_SIZE)?;
+        Ok(())
+    }
+
+    fn value(&self, page: u64) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        pread(&self.file, &mut bytes, page * PAGE_SIZE)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    fn store(&self, page: u64, value: u64) -> io::Result<()> {
+        self.fill(Self::SOURCE, value)?;
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(page) as usize);
+        let (from, offset) = (self.file.as_raw_fd(), Self::SOURCE * PAGE_SIZE);
+        // SAFETY: the eight bytes begin a page of `mapping` (`address` checks it), which lives as long as `self` and is
+        // writable; nobody makes references into a `SlotMapping`. A page that is not there makes the call fail: the
+        // descriptor is `Source::User`.
+        let read = unsafe { libc::pread(from, to.cast(), 8, offset as libc::off_t) };
+        match read {
+            8 => Ok(()),
+            0.. => Err(io::ErrorKind::WriteZero.into()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn map(&self, page: u64, protection: Protection) -> io::Result<()> {
+        self.guest.map(page, 1, protection)
+    }
+
+    fn zero(&self, page: u64) -> io::Result<bool> {
+        Ok(self.guest.zero(page, 1)? == 1)
+    }
+
+    fn protect(&self, page: u64) -> io::Result<()> {
+        self.guest.protect(page)
+    }
+
+    fn unmap(&self, page: u64) -> io::Result<()> {
+        self.guest.unmap(page, 1)
+    }
+
+    fn punch(&self, page: u64) -> io::Result<()> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, hole, page * PAGE_SIZE, PAGE_SIZE)?)
+    }
+
+    fn is_protected(&self, page: u64) -> io::Result<bool> {
+        self.guest.is_protected(page)
+    }
+
+    fn has_fault(&self) -> io::Result<bool> {
+        Ok(self.guest.next_fault()?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests;

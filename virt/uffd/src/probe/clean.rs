@@ -1,0 +1,135 @@
+//! Clean evidence: bit 57 of a page's word in the pagemap says that nobody has stored to it.
+//!
+//! It is to be positive evidence. A page that was stored to, or about which nothing is known, must not have the bit, mapped or
+//! not: a pager would drop it. One that was mapped protected and never stored to has it, mapped or not: else a pager writes out
+//! what need not be written.
+
+use std::io;
+
+use super::Trial;
+use crate::Protection;
+
+/// Pages of a memory file, and a mapping of them. None is in the file at first.
+pub(super) trait Pages {
+    /// Puts this into the file.
+    fn fill(&self, page: u64, value: u64) -> io::Result<()>;
+    /// What the file has.
+    fn value(&self, page: u64) -> io::Result<u64>;
+    /// Stores to the mapping. Fails where a guest would wait.
+    fn store(&self, page: u64, value: u64) -> io::Result<()>;
+    /// Maps what the file has.
+    fn map(&self, page: u64, protection: Protection) -> io::Result<()>;
+    /// Gives an absent page zeroes and maps it writable; whether it was absent.
+    fn zero(&self, page: u64) -> io::Result<bool>;
+    /// Protects a mapped page.
+    fn protect(&self, page: u64) -> io::Result<()>;
+    /// Takes the mapping away.
+    fn unmap(&self, page: u64) -> io::Result<()>;
+    /// Takes the page out of the file.
+    fn punch(&self, page: u64) -> io::Result<()>;
+    /// The bit.
+    fn is_protected(&self, page: u64) -> io::Result<bool>;
+    /// Whether an access waits for an answer.
+    fn has_fault(&self) -> io::Result<bool>;
+}
+
+/// Goes through what happens to a page while it is paged.
+///
+/// # Errors
+/// The first thing that is not as it is to be.
+pub(super) fn check(pages: &impl Pages) -> Result<(), String> {
+    const PAGE: u64 = Trial::FIRST;
+    let bit = |expected: bool, otherwise: &str| match pages.is_protected(PAGE) {
+        Ok(found) if found == expected => Ok(()),
+        Ok(_) => Err(format!("{otherwise} (bit 57 of the pagemap)")),
+        Err(error) => Err(format!("/proc/self/pagemap cannot be read: {error}")),
+    };
+    let done = |result: io::Result<()>, step: &str| {
+        result.map_err(|error| format!("{step} is refused: {error}"))
+    };
+    let fill = |value| done(pages.fill(PAGE, value), "writing to a memory file");
+    let unmap = || done(pages.unmap(PAGE), "MADV_DONTNEED of a memory file's page");
+    let punch = || done(pages.punch(PAGE), "FALLOC_FL_PUNCH_HOLE of a memory file");
+    let map_protected = || {
+        let mapped = pages.map(PAGE, Protection::WriteProtected);
+        done(mapped, "UFFDIO_CONTINUE with write protection")
+    };
+    let map_writable = || done(pages.map(PAGE, Protection::Writable), "UFFDIO_CONTINUE");
+
+    bit(
+        false,
+        "a page that was never mapped reads as write-protected",
+    )?;
+    fill(1)?;
+    map_protected()?;
+    bit(
+        true,
+        "a page mapped write-protected by UFFDIO_CONTINUE does not read so",
+    )?;
+    unmap()?;
+    bit(
+        true,
+        "MADV_DONTNEED makes a write-protected page read as stored to",
+    )?;
+    punch()?;
+    fill(1)?;
+    bit(
+        true,
+        "a punched hole makes a write-protected page read as stored to",
+    )?;
+
+    map_protected()?;
+    bit(true, "a page mapped write-protected again does not read so")?;
+    done(
+        pages.store(PAGE, 2),
+        "a store to a page mapped write-protected",
+    )?;
+    match pages.has_fault() {
+        Ok(false) => {}
+        Ok(true) => return Err("a store to a write-protected page waits for an answer".into()),
+        Err(error) => return Err(format!("userfaultfd cannot be read: {error}")),
+    }
+    match pages.value(PAGE) {
+        Ok(2) => {}
+        Ok(_) => return Err("a store to a mapped page is not in its memory file".into()),
+        Err(error) => return Err(format!("reading a memory file is refused: {error}")),
+    }
+    bit(
+        false,
+        "a page that was stored to reads as write-protected still",
+    )?;
+    unmap()?;
+    bit(
+        false,
+        "a page that was stored to reads as write-protected once it is unmapped",
+    )?;
+
+    map_writable()?;
+    done(pages.protect(PAGE), "UFFDIO_WRITEPROTECT of a mapped page")?;
+    bit(
+        true,
+        "a page write-protected by UFFDIO_WRITEPROTECT does not read so",
+    )?;
+    unmap()?;
+    map_writable()?;
+    bit(
+        false,
+        "a page mapped writable after it was write-protected reads as write-protected still",
+    )?;
+
+    done(pages.protect(PAGE), "UFFDIO_WRITEPROTECT of a mapped page")?;
+    unmap()?;
+    punch()?;
+    match pages.zero(PAGE) {
+        Ok(true) => {}
+        Ok(false) => return Err("UFFDIO_ZEROPAGE does not fill a page that was punched".into()),
+        Err(error) => return Err(format!("UFFDIO_ZEROPAGE is refused: {error}")),
+    }
+    bit(
+        false,
+        "a page given zeroes after it was write-protected reads as write-protected still",
+    )
+}
+
+#[cfg(test)]
+mod tests;
