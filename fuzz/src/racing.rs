@@ -7,7 +7,9 @@
 use std::cell::RefCell;
 
 use fake_mem::{ArrayMem, FlatDma};
-use guest_mem::{Access, Dma, Gpa, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Window};
+use guest_mem::{
+    Access, Dma, Gpa, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Run, Window,
+};
 
 use crate::Input;
 
@@ -180,6 +182,11 @@ impl Dma for Racing {
     ) -> Result<Lease, LeaseStop> {
         self.tick();
         self.flat.lease(iova, len, intent)
+    }
+
+    fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
+        self.tick();
+        self.flat.locate(iova, len, perm)
     }
 
     fn has_lease_room(&self, leases: usize) -> bool {

@@ -210,6 +210,10 @@ impl<M: PhysMem> Dma for FlatDma<M> {
         self.view().lease(iova, len, intent)
     }
 
+    fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
+        self.view().locate(iova, len, perm)
+    }
+
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         self.view().gather(ranges)
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use guest_mem::{
     Access, Dma, Gpa, Hva, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Pages, Perm,
-    PhysMem, Stop, Ticket, Wanted, Window,
+    PhysMem, Run, Stop, Ticket, Wanted, Window,
 };
 
 /// Which accesses wait. Every wait happens once: the same access, made again, goes through.
@@ -29,6 +29,7 @@ enum Kind {
     Window,
     Refresh,
     Lease,
+    Locate,
 }
 
 #[derive(Debug)]
@@ -229,6 +230,11 @@ impl<D: Dma> Dma for PendingDma<D> {
     ) -> Result<Lease, LeaseStop> {
         self.injector.pass(Kind::Lease, iova.raw())?;
         self.inner.lease(iova, len, intent)
+    }
+
+    fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
+        self.injector.pass(Kind::Locate, iova.raw())?;
+        self.inner.locate(iova, len, perm)
     }
 
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {

@@ -182,6 +182,44 @@ proptest! {
         }
     }
 
+    /// RAM is not asked for, and no lease begins.
+    #[test]
+    fn pieces_are_located_where_each_byte_is(
+        entries in prop::collection::vec(entry(), PAGES as usize),
+        iova in 0..PAGES * PAGE,
+        len in 1..200u32,
+        perm in prop_oneof![Just(Perm::Read), Just(Perm::Write)],
+        pends: bool,
+    ) {
+        let mut toy = Toy::new(&entries);
+        let mem = match pends {
+            true => PendingMem::every(ArrayMem::new(RAM)),
+            false => PendingMem::never(ArrayMem::new(RAM)),
+        };
+        let mut gpas = Vec::new();
+        let outcome = loop {
+            let done = gpas.len() as u32;
+            if done == len {
+                break Ok(());
+            }
+            let at = Iova::new(iova + u64::from(done));
+            match finish(|| View::new(&mut toy, &mem, DISK).locate(at, len - done, perm)) {
+                Ok(run) => {
+                    prop_assert!(run.len != 0 && run.len <= u64::from(len - done));
+                    gpas.extend(run.gpa.raw()..run.gpa.raw() + run.len);
+                }
+                Err(stop) => break Err(stop),
+            }
+        };
+        let bytes = iova..iova + u64::from(len);
+        let want: Vec<_> = bytes.clone().map_while(|at| toy.lookup(at, perm)).collect();
+        let blocked = bytes.clone().nth(want.len()).map(|at| {
+            Stop::Fault(DmaFault::Blocked { iova: Iova::new(at) })
+        });
+        prop_assert_eq!((outcome.err(), gpas), (blocked, want));
+        prop_assert!(toy.leases.is_empty());
+    }
+
     #[test]
     fn leases_cover_the_range_piece_by_piece(
         entries in prop::collection::vec(entry(), PAGES as usize),
@@ -275,6 +313,8 @@ fn ranges_that_wrap_or_hold_nothing_are_bad() {
     assert_eq!(view.write(last, &[0; 2]), Err(bad));
     assert_eq!(view.lease(last, 2, Perm::Read), Err(bad.into()));
     assert_eq!(view.lease(Iova::new(0), 0, Perm::Read), Err(bad.into()));
+    assert_eq!(view.locate(last, 2, Perm::Read), Err(bad));
+    assert_eq!(view.locate(Iova::new(0), 0, Perm::Read), Err(bad));
     assert_eq!(view.read(last, &mut []), Ok(()));
     // The last byte of the space is a range that does not wrap; it is just not RAM.
     let gpa = Gpa::new(u64::MAX);

@@ -12,8 +12,8 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use guest_mem::{
-    Access, Dma, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Pages, Perm, Stop, Ticket,
-    Wanted, Window,
+    Access, Dma, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Pages, Perm, Run, Stop,
+    Ticket, Wanted, Window,
 };
 use vio::blk::request::{HEADER_LEN, kind};
 use vio::ring::{Ring, Violation};
@@ -168,6 +168,10 @@ impl<D: Dma> Dma for Spy<'_, D> {
         self.dma.lease(iova, len, intent)
     }
 
+    fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
+        self.dma.locate(iova, len, perm)
+    }
+
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         self.dma.gather(ranges)
     }
@@ -221,6 +225,10 @@ impl<D: QueueDevice> QueueDevice for Rogue<D> {
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
         self.device.write_config(offset, data);
+    }
+
+    fn config_generation(&self) -> u8 {
+        self.device.config_generation()
     }
 
     fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError> {

@@ -2,6 +2,7 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
+use crate::iommu::Run;
 use crate::lease::{Full, LeaseId};
 use crate::window::Window;
 
@@ -38,6 +39,15 @@ pub trait Dma {
         len: u32,
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop>;
+
+    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in guest-physical memory, if the device
+    /// may do `perm` there: as many mappings as follow each other, as far as a lease reaches. For pages that a driver *names*
+    /// to its device instead of having them accessed, as free ones that it reports. Whether it is RAM, and whether it is there,
+    /// is not asked: what is absent stays so. (Only [`DirectMap`](crate::DirectMap) asks, whose one mapping is memory itself.)
+    ///
+    /// The answer opens no way to memory: nothing that a device has takes such an address. It holds until the call into the
+    /// device returns, since no invalidation is processed before that; afterwards it has to be asked for again.
+    fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
 
     /// Asks for the memory of all these ranges at once, where an access to one of them has answered [`Stop::Pending`] or
     /// may do so: a request then waits once, and not for each piece in turn. `Ok` if all is there. What is refused is left

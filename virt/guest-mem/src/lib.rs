@@ -10,6 +10,7 @@
 //! | copy a few bytes now | [`Dma::read`], [`Dma::write`] | nothing: done when they return |
 //! | look at an index again and again | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
 //! | let the kernel do I/O there | [`Dma::lease`] | [`Dma::release`], before it publishes completion |
+//! | say which pages its driver names | [`Dma::locate`] | nothing: nothing was accessed |
 //!
 //! Every access answers data, [`Stop::Pending`] or [`Stop::Fault`]. An invalidation that revokes a
 //! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. Whoever has

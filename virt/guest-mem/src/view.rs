@@ -9,7 +9,7 @@
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
 use crate::dma::{Dma, Lease, LeaseStop, Wanted};
-use crate::iommu::{Iommu, left_in_span};
+use crate::iommu::{Iommu, Run, left_in_span};
 use crate::lease::{LeaseId, Leases};
 use crate::phys::PhysMem;
 use crate::window::{Place, Window};
@@ -185,6 +185,12 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     #[inline]
     fn release(&mut self, id: LeaseId) {
         self.iommu.leases_mut().end(id);
+    }
+
+    fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
+        check_range(iova, u64::from(len))?;
+        self.iommu
+            .translate_run(self.mem, self.source, iova, u64::from(len), perm)
     }
 
     /// Tables may be absent as well: what lies behind one is asked for when it has come, and everything else now.

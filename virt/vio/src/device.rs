@@ -134,7 +134,7 @@ impl DeviceStats {
 
 /// A virtio device, owned and visited by one thread. The module's head says who calls what, and when.
 pub trait QueueDevice {
-    /// Device type number (virtio 1.2 §5): 1 network, 2 block.
+    /// Device type number (virtio 1.2 §5): 1 network, 2 block, 5 memory balloon.
     fn device_type(&self) -> u16;
 
     /// Offered features.
@@ -149,6 +149,12 @@ pub trait QueueDevice {
     /// Writes device configuration space; writes to read-only fields are ignored.
     fn write_config(&mut self, offset: u64, data: &[u8]) {
         let _ = (offset, data);
+    }
+
+    /// Changes whenever the device has changed its configuration space (§2.5.1), and then there is a configuration interrupt.
+    /// What the driver has written is no such change.
+    fn config_generation(&self) -> u8 {
+        0
     }
 
     /// A life begins: the driver has accepted `features`; `keep` keeps guest memory mapped for as long as asynchronous I/O

@@ -1,11 +1,12 @@
-//! Virtio devices (virtio 1.2) as pollers: rings, block and network, transport-neutral.
+//! Virtio devices (virtio 1.2) as pollers: rings, block, network and memory balloon, transport-neutral.
 //!
 //! ```text
 //! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ QueueDevice ── BlockIo ──▶ io_uring
 //! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
-//! Reading order: [`QueueDevice`] (what a device is, and its life), [`ring`] (virtqueues, split and packed), [`blk`], [`net`].
+//! Reading order: [`QueueDevice`] (what a device is, and its life), [`ring`] (virtqueues, split and packed), [`blk`], [`net`],
+//! [`balloon`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -22,6 +23,7 @@ extern crate self as vio;
 #[path = "../../../tests/fake-driver/src/lib.rs"]
 pub mod fake_driver;
 
+pub mod balloon;
 pub mod blk;
 mod device;
 pub mod net;

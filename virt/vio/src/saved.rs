@@ -1,16 +1,17 @@
 //! What a device's state comes down to, for snapshots: plain, versioned, without live handles.
 //!
 //! *Derived, therefore absent*: cached windows (made anew on first use), whether a queue is parked (its
-//! next access finds out), counters. *Absent by precondition*: requests in flight, and ended ones
+//! next access finds out), how far a chain in the available ring was worked off (it is begun again), a balloon's statistics
+//! (they are in the available ring), counters. *Absent by precondition*: requests in flight, and ended ones
 //! not yet in the used ring; a device is saved quiesced. *The owner's business*: the back end and its
-//! configuration, feature bits and registers that only the transport holds.
+//! configuration, a balloon's target, feature bits and registers that only the transport holds.
 //!
 //! Left out: making a device from it, which comes with restoring machines.
 
 use serde::{Deserialize, Serialize};
 
 /// Version of the types below; a change of meaning increments it.
-pub const SAVED_VERSION: u32 = 2;
+pub const SAVED_VERSION: u32 = 3;
 
 /// A quiesced device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub struct SavedDevice {
     pub queues: Vec<SavedQueue>,
     /// A frame received and not yet delivered (network devices).
     pub held_frame: Vec<u8>,
+    /// Pages in the balloon, as its driver has written into the configuration space (balloons).
+    pub balloon_actual: u32,
 }
 
 /// One queue between two polls, with nothing in flight.

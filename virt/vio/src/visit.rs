@@ -2,7 +2,7 @@
 //!
 //! The unit is a nanosecond of the sidecore's time, estimated, not measured: a clock read per request would cost as
 //! much as the request. The estimate decides who waits for whom, so it charges everything that a guest can make the
-//! core do: a request, each byte copied, each descriptor of an indirect table, a flush, a discard.
+//! core do: a request, each byte copied, each descriptor of an indirect table, a flush, a discard, a page dropped.
 
 /// What things cost, in nanoseconds.
 pub mod cost {
@@ -16,6 +16,8 @@ pub mod cost {
     pub const BYTES_PER_NS: u64 = 10;
     /// A flush, discard or write-zeroes request, on top of [`REQUEST`].
     pub const CONTROL: u64 = 2_000;
+    /// A page of guest memory that is dropped. Holes punched one by one, 32 at a time, were measured at 1,200 each.
+    pub const PAGE: u64 = 1_000;
 }
 
 /// One visit to a device. A request that has begun is finished, so a visit may cost more than it was allowed: the

@@ -115,6 +115,11 @@ impl CommonConfig {
         fresh
     }
 
+    /// What `config_generation` reads from now on: the device's, which changes with its configuration space.
+    pub fn set_generation(&mut self, generation: u8) {
+        self.generation = generation;
+    }
+
     /// Features the driver accepted.
     pub fn driver_features(&self) -> u64 {
         self.driver_features

@@ -127,6 +127,11 @@ impl<D: QueueDevice> VirtioFunction<D> {
         &self.device
     }
 
+    /// The device, for what its owner asks of it and no driver does: between two polls, with another to follow.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// Number of queues.
     pub fn queues(&self) -> u16 {
         self.msix.vectors() - 1
@@ -166,7 +171,10 @@ impl<D: QueueDevice> VirtioFunction<D> {
     fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         match offset & !0xfff {
-            COMMON => self.common.read(offset - COMMON, data),
+            COMMON => {
+                self.common.set_generation(self.device.config_generation());
+                self.common.read(offset - COMMON, data);
+            }
             ISR if offset == ISR => {
                 if let Some(byte) = data.first_mut() {
                     *byte = std::mem::take(&mut self.isr);

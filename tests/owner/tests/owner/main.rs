@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod arming;
+mod balloon;
 mod drain;
 mod end;
 mod hostile;

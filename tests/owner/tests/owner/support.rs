@@ -18,6 +18,7 @@ use machine::{Op, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, Wakes};
 use vio::Remote;
+use vio::balloon::Balloon;
 use vio::blk::request::kind;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, Transfer, UringFile, UringOptions};
 use vio_faults::{Fault, Rogue, SlowControl, SlowDisk};
@@ -39,6 +40,7 @@ units! {
 functions! {
     /// Their functions.
     pub enum Functions: Infallible {
+        Balloon(VirtioFunction<Balloon>),
         Disk(VirtioFunction<Disk>),
         Remote(VirtioFunction<Remote>),
     }

@@ -380,6 +380,7 @@ impl QueueDevice for Blk {
                 .map(|queue| queue.ring.save())
                 .collect::<Option<_>>()?,
             held_frame: Vec::new(),
+            balloon_actual: 0,
         })
     }
 

@@ -812,6 +812,7 @@ impl QueueDevice for Net {
                 Some(len) => rx_frame[HEADER_LEN..][..*len].to_vec(),
                 None => Vec::new(),
             },
+            balloon_actual: 0,
         })
     }
 

@@ -40,6 +40,15 @@ fn features_not_offered_leave_features_ok_clear() {
 }
 
 #[test]
+fn the_generation_is_the_devices() {
+    let mut config = config();
+    config.set_generation(0x5a);
+    let mut byte = [0];
+    config.read(0x15, &mut byte);
+    assert_eq!(byte, [0x5a]);
+}
+
+#[test]
 fn status_reads_nonzero_until_the_drain_is_over() {
     let mut config = config();
     negotiate(&mut config, OFFERED);

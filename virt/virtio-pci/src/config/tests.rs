@@ -29,6 +29,19 @@ fn structures_are_found_by_walking_the_list() {
 }
 
 #[test]
+fn a_device_is_known_by_its_type() {
+    for (device_type, id, class) in [
+        (1, 0x1041_1af4, 0x02_00_00),
+        (2, 0x1042_1af4, 0x01_80_00),
+        (5, 0x1045_1af4, 0xff_00_00),
+    ] {
+        let (config, _) = space(device_type, 3);
+        assert_eq!(config.read(0, 4), id);
+        assert_eq!(config.read(8, 4) >> 8, class);
+    }
+}
+
+#[test]
 fn the_access_window_refuses_what_lies_outside() {
     let (mut config, access) = space(2, 3);
     assert_eq!(access_target(&config, access), None);

@@ -1,0 +1,388 @@
+//! virtio-balloon (virtio 1.2 §5.5), as a polled device: the guest gives pages away, takes them back, and says which are free.
+//!
+//! *Advertised*: STATS_VQ, DEFLATE_ON_OOM and PAGE_REPORTING (both unless configured away), INDIRECT_DESC, EVENT_IDX, VERSION_1,
+//! ACCESS_PLATFORM.
+//! *Not implemented*: MUST_TELL_HOST, FREE_PAGE_HINT (for migration), PAGE_POISON; the legacy interface.
+//!
+//! **Pages.** Inflate and deflate queues carry arrays of page numbers. Those are guest-physical, whatever IOMMU stands before
+//! the device, while its rings and buffers are reached through [`Dma`] like any other's. A report is a chain of
+//! device-writable buffers that *are* the free pages: their addresses are IOVAs, which the IOMMU must allow the device to
+//! write. [`Dma::locate`] says where they lie without touching them, so nothing is brought in only to be dropped. What is
+//! not RAM, or not a whole page, is left out and counted; the rest goes to a [`BalloonIo`] in batches.
+//!
+//! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device has heard of it, and reported
+//! ones are used without a word. So the device may change what a page holds only from when it sees the page named to when it
+//! uses the buffer (§5.5.6.2, §5.5.6.7.2). [`BalloonIo`] has either dropped a page before that or answers a
+//! ticket, and until that is done the buffer is not used and the device counts as in flight: neither a pause nor a reset is over
+//! while pages are being dropped. (No lease is held meanwhile: what a driver unmaps before its report is used may still be
+//! dropped. Page numbers reach all of the guest anyway.) MUST_TELL_HOST would gain nothing where memory comes back by itself.
+//!
+//! **What a reported page holds.** Without PAGE_POISON the driver must treat reported pages as uninitialized (§5.5.6.7.1). The
+//! device promises no more than this: each page holds what it held or zeroes, and from the used buffer on only the guest's own
+//! stores change that; it never holds what is not the guest's. A driver that expects free pages to keep a value must not
+//! accept PAGE_REPORTING then (§5.5.3.1): Linux with `init_on_free` or page poisoning does not.
+//!
+//! **Statistics.** The device asks by using the one buffer that the driver keeps in the queue; the next one holds the answer
+//! (§5.5.6.3). It is read when it comes and *left in the ring* until the next [`Balloon::request_statistics`]. So
+//! nothing is in flight meanwhile, and whoever goes on from a saved state reads it again.
+//!
+//! **Numbers of queues.** The specification lists inflateq 0, deflateq 1, statsq 2, free_page_vq 3, reporting_vq 4, of which three
+//! "only exist" with their feature. Linux's driver and QEMU's device take that to mean that what does not exist has no
+//! number, and what follows moves up. So does this device, by the features that were *accepted*, as Linux does: reporting is
+//! queue 3, and queue 2 without statistics. A driver that counts by the table alone does not find it.
+//!
+//! **Hostile drivers.** Whatever a chain names is advice that the device may ignore, so a chain that makes no sense is used like
+//! any other, and what is wrong with it is ignored and counted: buffers of the wrong direction, arrays that are no multiple of
+//! 4 bytes, numbers outside RAM, buffers that the IOMMU refuses. Only breaking the rules of rings ends in DEVICE_NEEDS_RESET.
+//! Bounds: a chain is worked off in steps of up to 1 KiB of numbers or [`MAX_RANGES`] looks at buffers, and of [`MAX_RANGES`]
+//! ranges and less than 4 MiB of pages; each step is charged to the visit. Between two steps nothing is kept of the chain but
+//! how far it was worked off: it is walked again.
+//!
+//! **Waits.** Pending anywhere repeats the step: numbers are read again, [`BalloonIo`] is asked again, earlier steps stay done.
+//! Chains behind one that waits are not looked at meanwhile, since drivers have one at a time in each queue.
+//!
+//! **IOMMUs and Linux.** Linux's driver never accepts ACCESS_PLATFORM (`virtballoon_validate`), so all its addresses are
+//! guest-physical. The device uses whatever view it is lent: behind a unit that translates, its rings would fault. Its function
+//! must lie outside such a unit's scope. Nor should a guest give a balloon to its user space: it can name any page.
+//!
+//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `take` (visits), `pages`, `statistics`,
+//! `device` (its life).
+
+mod device;
+mod pages;
+mod statistics;
+mod take;
+
+use guest_mem::{Dma, Gpa, Ticket};
+
+pub use pages::{MAX_RANGES, PageRange};
+pub use statistics::Statistics;
+
+use crate::device::{DeviceStats, Service};
+use crate::queue_config::feature;
+use crate::ring::{Chain, Ring, RingStats, RingStop, Token, Violation};
+use pages::{Batch, Ram};
+
+/// Feature bits (§5.5.3).
+pub mod balloon_feature {
+    /// VIRTIO_BALLOON_F_STATS_VQ (1): there is a queue for memory statistics.
+    pub const STATS_VQ: u64 = 1 << 1;
+    /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM (2): the driver may take pages back when the guest has no others.
+    pub const DEFLATE_ON_OOM: u64 = 1 << 2;
+    /// VIRTIO_BALLOON_F_PAGE_REPORTING (5): there is a queue for reports of free pages.
+    pub const PAGE_REPORTING: u64 = 1 << 5;
+}
+
+/// Queues there can be.
+const MAX_QUEUES: usize = 4;
+
+/// What becomes of pages that the guest does without. Never blocks. All calls come from the device's thread.
+///
+/// Ranges of one call may overlap. It may leave any page as it is, such as one that another device is using.
+///
+/// `Err`: pages are being dropped, and the ticket tells when that is over. It is a number of the same kind as those of absent
+/// memory, since [`QueueDevice::ticket_done`](crate::QueueDevice::ticket_done) is told of both: whoever brings pages in hands
+/// out both. Then the same is asked again, or something else where the guest has changed its buffer; for pages that have been
+/// dropped the answer is `Ok`.
+pub trait BalloonIo: Send {
+    /// The guest has put these pages into the balloon, and will tell, if late, when it uses them again. What they hold may be
+    /// dropped until this answers `Ok`, and no longer; a page that is reached again holds what it held or zeroes.
+    fn inflated(&mut self, pages: &[PageRange]) -> Result<(), Ticket>;
+
+    /// The guest takes these pages out of the balloon. It may have used them for long, or never have put them in.
+    fn deflated(&mut self, pages: &[PageRange]);
+
+    /// These pages are free at the moment. As [`inflated`](Self::inflated), but the guest will use them without a word.
+    fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket>;
+
+    /// The driver is gone: no page is in the balloon.
+    fn reset(&mut self);
+}
+
+/// How a balloon shows itself.
+#[derive(Clone, Copy, Debug)]
+pub struct BalloonConfig {
+    /// Entries of each queue at most, a power of two from 32 to 1024: Linux reports 32 ranges at a time, and does not start
+    /// with less.
+    pub queue_size: u16,
+    /// Whether the guest may take pages back when it has no others. Linux then counts them as memory that it has, and takes
+    /// them back rather than kill a program.
+    pub deflate_on_oom: bool,
+    /// Whether the guest is asked to report free pages.
+    pub reporting: bool,
+    /// Whether packed rings are offered.
+    pub packed: bool,
+}
+
+impl Default for BalloonConfig {
+    fn default() -> Self {
+        Self {
+            queue_size: 128,
+            deflate_on_oom: true,
+            reporting: true,
+            packed: false,
+        }
+    }
+}
+
+/// Why there is no such balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BalloonError {
+    /// Queue size.
+    #[error("a queue has 32 to 1024 entries, a power of two, not {0}")]
+    QueueSize(u16),
+    /// The list of regions.
+    #[error("guest RAM is no sorted list of whole pages")]
+    Ram,
+}
+
+/// What a balloon was told of, in pages, and what it ignored; since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BalloonCounts {
+    /// Pages put into the balloon. A page that was put in twice counts twice, here as below.
+    pub inflated: u64,
+    /// Pages taken back.
+    pub deflated: u64,
+    /// Pages reported as free.
+    pub reported: u64,
+    /// Pages named that are not RAM.
+    pub outside: u64,
+    /// Statistics read.
+    pub statistics: u64,
+}
+
+/// What a queue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Inflate,
+    Deflate,
+    Statistics,
+    Report,
+}
+
+/// The queues of a driver that accepted `features`, in the order of their numbers.
+fn roles(features: u64) -> impl Iterator<Item = Role> {
+    let has = move |bit| features & bit != 0;
+    let optional = [
+        (Role::Statistics, has(balloon_feature::STATS_VQ)),
+        (Role::Report, has(balloon_feature::PAGE_REPORTING)),
+    ];
+    let optional = optional
+        .into_iter()
+        .filter_map(|(role, exists)| exists.then_some(role));
+    [Role::Inflate, Role::Deflate].into_iter().chain(optional)
+}
+
+/// How far the next chain was worked off.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// Bytes of page numbers, or of reported buffers.
+    done: u32,
+    /// Something of it was ignored.
+    is_odd: bool,
+}
+
+struct Queue {
+    ring: Ring,
+    role: Role,
+    /// Chains are taken from it.
+    takes: bool,
+    progress: Progress,
+    /// The statistics in the next chain were read; it waits to be asked for.
+    is_read: bool,
+    /// Pages are being dropped until this is done.
+    dropping: Option<Ticket>,
+    /// Consumed and not staged yet.
+    ended: Option<Token>,
+}
+
+impl Queue {
+    fn new(ring: Ring, role: Role) -> Self {
+        Self {
+            ring,
+            role,
+            takes: true,
+            progress: Progress::default(),
+            is_read: false,
+            dropping: None,
+            ended: None,
+        }
+    }
+
+    /// Whether its next chain is not to be looked at now, though there may be one.
+    fn rests(&self, wants_statistics: bool) -> bool {
+        let is_kept = self.is_read && !wants_statistics;
+        !self.takes || is_kept || self.dropping.is_some() || self.ring.parked().is_some()
+    }
+
+    /// Consumes `chain`, into which nothing was written.
+    fn consume(&mut self, chain: &Chain) {
+        self.progress = Progress::default();
+        self.is_read = false;
+        self.ended = Some(self.ring.advance(chain));
+    }
+
+    /// Stages what was consumed.
+    fn stage<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
+        if let Some(token) = self.ended {
+            self.ring.stage(dma, token, 0)?;
+            self.ended = None;
+        }
+        Ok(())
+    }
+}
+
+/// A virtio memory balloon.
+pub struct Balloon {
+    features: u64,
+    queue_sizes: Vec<u16>,
+    io: Box<dyn BalloonIo>,
+    ram: Ram,
+    /// `num_pages`: pages that the balloon is to have.
+    target: u32,
+    /// `actual`: pages that it has, as the driver says.
+    actual: u32,
+    /// How often the target has changed.
+    generation: u8,
+    accepted: u64,
+    /// By number.
+    queues: [Option<Queue>; MAX_QUEUES],
+    /// The queue that the next visit serves first: the others may find nothing left of the visit.
+    first: usize,
+    /// Reused.
+    chain: Chain,
+    batch: Batch,
+    statistics: Option<Statistics>,
+    /// New statistics were asked for.
+    wants_statistics: bool,
+    service: Service,
+    violation: Option<Violation>,
+    /// The driver is to hear of a change of configuration.
+    announce: bool,
+    counts: BalloonCounts,
+    stats: DeviceStats,
+    rings: RingStats,
+}
+
+impl Balloon {
+    /// A balloon of a guest whose RAM lies in these regions, addresses and lengths in bytes; its pages go to `io`. It is to be
+    /// empty until [`set_target`](Self::set_target).
+    pub fn new(
+        config: BalloonConfig,
+        ram: &[(Gpa, u64)],
+        io: Box<dyn BalloonIo>,
+    ) -> Result<Self, BalloonError> {
+        let size = config.queue_size;
+        if !size.is_power_of_two() || !(32..=1024).contains(&size) {
+            return Err(BalloonError::QueueSize(size));
+        }
+        let ram = Ram::new(ram).ok_or(BalloonError::Ram)?;
+        let mut features = feature::COMMON | balloon_feature::STATS_VQ;
+        for (bit, is_offered) in [
+            (balloon_feature::DEFLATE_ON_OOM, config.deflate_on_oom),
+            (balloon_feature::PAGE_REPORTING, config.reporting),
+            (feature::RING_PACKED, config.packed),
+        ] {
+            features |= if is_offered { bit } else { 0 };
+        }
+        Ok(Self {
+            features,
+            queue_sizes: roles(features).map(|_| size).collect(),
+            io,
+            ram,
+            target: 0,
+            actual: 0,
+            generation: 0,
+            accepted: 0,
+            queues: Default::default(),
+            first: 0,
+            chain: Chain::default(),
+            batch: Batch::new(),
+            statistics: None,
+            wants_statistics: false,
+            service: Service::Full,
+            violation: None,
+            announce: false,
+            counts: BalloonCounts::default(),
+            stats: DeviceStats::default(),
+            rings: RingStats::default(),
+        })
+    }
+
+    /// The balloon is to have so many pages of 4 KiB, or all that the guest has if those are fewer. The driver is told by the
+    /// next visit, and does what it can, when it can.
+    pub fn set_target(&mut self, pages: u32) {
+        let most = u32::try_from(self.ram.pages()).unwrap_or(u32::MAX);
+        let target = pages.min(most);
+        if self.target != target {
+            self.target = target;
+            self.generation = self.generation.wrapping_add(1);
+            self.announce |= self.is_live();
+        }
+    }
+
+    /// Pages that the balloon is to have.
+    pub fn target(&self) -> u32 {
+        self.target
+    }
+
+    /// Pages that it has, as the driver says. It may say anything.
+    pub fn actual(&self) -> u32 {
+        self.actual
+    }
+
+    /// Asks the driver for new statistics, by the next visit or as soon as it has a buffer there. Nothing comes from a driver
+    /// that has not accepted STATS_VQ.
+    pub fn request_statistics(&mut self) {
+        self.wants_statistics = true;
+    }
+
+    /// The last statistics of this driver.
+    pub fn statistics(&self) -> Option<&Statistics> {
+        self.statistics.as_ref()
+    }
+
+    /// What the guest has said, in numbers.
+    pub fn counts(&self) -> BalloonCounts {
+        self.counts
+    }
+
+    /// A life has begun.
+    fn is_live(&self) -> bool {
+        self.accepted != 0
+    }
+
+    fn may_run(&self) -> bool {
+        self.service != Service::Stopped && self.violation.is_none()
+    }
+
+    fn may_take(&self) -> bool {
+        self.may_run() && self.service == Service::Full
+    }
+
+    fn note(&mut self, stop: RingStop) {
+        if let RingStop::Violation(violation) = stop
+            && self.violation.is_none()
+        {
+            self.violation = Some(violation);
+            self.announce = true;
+        }
+    }
+
+    fn role(&self, index: u16) -> Option<Role> {
+        roles(self.accepted).nth(index.into())
+    }
+
+    /// Queue `index`, if it is being served.
+    fn queue(&mut self, index: u16) -> Option<&mut Queue> {
+        self.queues.get_mut(usize::from(index))?.as_mut()
+    }
+
+    /// Those that the driver has enabled.
+    fn queues(&mut self) -> impl Iterator<Item = &mut Queue> {
+        self.queues.iter_mut().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests;
