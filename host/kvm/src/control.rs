@@ -288,8 +288,10 @@ impl Control {
                 return Next::Visit(state.visits.swap_remove(at).1);
             }
             if state.pauses == 0 {
-                // Under the lock, so that it cannot undo a summons that came later.
-                self.attention.store(false, Ordering::Release);
+                // Under the lock, so that it cannot undo a summons that came later; nor one of a vCPU that has not come yet.
+                if state.visits.is_empty() {
+                    self.attention.store(false, Ordering::Release);
+                }
                 return Next::Run;
             }
             if let Some((_, question)) = state.inspection.take_if(|(of, _)| *of == index) {
