@@ -19,9 +19,9 @@ pub fn quick() -> Vec<Case> {
     vec![sequential(Load {
         limit: 56,
         age: 8,
-        file: 48,
+        file: 64,
         iterations: 2,
-        alloc: 12,
+        alloc: 8,
     })]
 }
 
