@@ -124,10 +124,16 @@ impl Book {
         self.balance();
     }
 
-    /// Pages in memory, and that wait for room, beyond what leaves room for two batches of those who come next.
+    /// Pages in memory, and that wait for room, beyond what leaves room for four batches of those who come next.
     pub(super) fn excess(&self) -> usize {
-        let low = self.limit - (self.limit / 16).min(2 * BATCH);
+        let low = self.limit - (self.limit / 16).min(4 * BATCH);
         (self.present + self.starved.len()).saturating_sub(low)
+    }
+
+    /// Less than two batches are left: what is read from a disk would be cut short.
+    pub(super) fn is_tight(&self) -> bool {
+        let high = self.limit - (self.limit / 32).min(2 * BATCH);
+        self.present + self.starved.len() >= high
     }
 
     /// How many pages should be on their way out, or soft, that are not: all that have to leave, and a tenth of the limit for

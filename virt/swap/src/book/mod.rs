@@ -269,7 +269,7 @@ impl Book {
         self.is_reclaiming = match self.is_reclaiming {
             true => self.excess() > 0,
             // Not one by one: pages that leave together lie together.
-            false => self.present + self.starved.len() >= self.limit && self.excess() > 0,
+            false => self.is_tight() && self.excess() > 0,
         };
         if self.is_store_in_trouble || !self.is_reclaiming {
             return;
