@@ -18,8 +18,8 @@ const SEED: u64 = 51;
 pub fn quick() -> Vec<Case> {
     vec![sequential(Load {
         limit: 56,
-        age: 8,
-        file: 64,
+        age: 1,
+        file: 56,
         iterations: 2,
         alloc: 8,
     })]
