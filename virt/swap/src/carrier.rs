@@ -1,6 +1,6 @@
 //! What the pager reads and writes: the store and the disks' images, a request for each run of pages that lie side by side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::os::fd::RawFd;
 
@@ -63,7 +63,7 @@ struct Depot {
     free: Vec<u32>,
     running: HashMap<u32, Run>,
     /// Runs for which there was no slot.
-    queued: Vec<Run>,
+    queued: VecDeque<Run>,
 }
 
 impl Depot {
@@ -73,13 +73,13 @@ impl Depot {
             free: (0..io.depth()).rev().collect(),
             io,
             running: HashMap::new(),
-            queued: Vec::new(),
+            queued: VecDeque::new(),
         }
     }
 
     fn submit(&mut self, run: Run, ram: &SwappedRam) {
         let Some(slot) = self.free.pop() else {
-            return self.queued.push(run);
+            return self.queued.push_back(run);
         };
         let mut pieces: Vec<Piece> = Vec::new();
         for errand in &run.errands {
@@ -210,7 +210,7 @@ impl Carrier {
                     depot.free.push(completion.slot);
                     ended.extend(run.errands.into_iter().map(|errand| (errand, is_good)));
                 }
-                if let Some(run) = depot.queued.pop() {
+                if let Some(run) = depot.queued.pop_front() {
                     depot.submit(run, ram);
                     depot.io.flush();
                 }

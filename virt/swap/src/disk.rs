@@ -44,7 +44,7 @@ pub struct MappedDisk {
     reported: HashMap<u32, Reported>,
     /// The slots of those that wait.
     waiting: HashMap<Op, u32>,
-    /// Slots below of which it has not been told: while there are any, nothing new is mapped, since nobody can say what meets.
+    /// Slots below of which it has not been told: while any disk has one, nothing new is mapped, since nobody can say what meets.
     unreported: HashSet<u32>,
     /// Cancelled before they went down.
     early: Vec<Completion>,
@@ -127,7 +127,7 @@ impl MappedDisk {
         let Some((kind, mut span)) = self.span(op, pieces) else {
             return false;
         };
-        span.is_whole &= reports == Reports::On && self.unreported.is_empty();
+        span.is_whole &= reports == Reports::On && !self.ram.has_unreported();
         let own = self.ram.next_op(self.number);
         self.ram.began(own, kind, span);
         let reported = Reported {
@@ -178,8 +178,8 @@ impl BlockIo for MappedDisk {
         if self.report(slot, op, pieces) {
             return;
         }
-        if op != blk::Op::Flush {
-            self.unreported.insert(slot);
+        if op != blk::Op::Flush && self.unreported.insert(slot) {
+            self.ram.unreported_begins();
         }
         self.below.submit(slot, op, pieces);
     }
@@ -202,7 +202,9 @@ impl BlockIo for MappedDisk {
             };
             match self.reported.remove(&completion.slot) {
                 Some(Reported { op, kind, .. }) => self.ram.ended(op, kind, is_good),
-                None => drop(self.unreported.remove(&completion.slot)),
+                None if self.unreported.remove(&completion.slot) => self.ram.unreported_ends(),
+                // A flush.
+                None => {}
             }
         }
     }

@@ -100,7 +100,6 @@ pub struct Pager {
     gates: Vec<Arc<Gate>>,
     carrier: Carrier,
     machine: Box<dyn Machine>,
-    limit: usize,
     /// Pages that have been held for a ticket that is not done.
     wanted: HashMap<Ticket, Vec<Page>>,
     /// Pages of tickets that are done, and since when.
@@ -149,7 +148,6 @@ impl Pager {
             gates,
             carrier: Carrier::new(store, images, &keep),
             machine,
-            limit,
             wanted: HashMap::new(),
             held: VecDeque::new(),
             batch: Batch::default(),
@@ -465,7 +463,7 @@ impl Pager {
         let old = self.asked.reports();
         let reports = match old {
             _ if self.is_short() => Reports::On,
-            Reports::On if self.book.present() < self.limit / 2 => Reports::Draining,
+            Reports::On if self.book.present() < self.book.limit() / 2 => Reports::Draining,
             Reports::Draining if self.is_seen => {
                 // What has left memory comes back as it is wanted; until then disks go on.
                 self.book.forget_blocks();
@@ -485,7 +483,8 @@ impl Pager {
 
     /// Pages may have to leave soon.
     fn is_short(&self) -> bool {
-        self.limit < self.ram.pages() && self.book.present() > self.limit / 4 * 3
+        let limit = self.book.limit();
+        limit < self.ram.pages() && self.book.present() > limit / 4 * 3
     }
 
     fn turn(&mut self, now: Nanos) -> io::Result<bool> {
@@ -500,7 +499,6 @@ impl Pager {
         match message {
             Message::Said(Spoken(said)) => self.said(said),
             Message::SetLimit(limit) => {
-                self.limit = limit;
                 self.book.set_limit(limit);
                 self.retry_if_paused();
             }
@@ -524,7 +522,7 @@ impl Pager {
     /// How things stand.
     pub fn report(&self) -> Report {
         Report {
-            limit: self.limit,
+            limit: self.book.limit(),
             present: self.book.present(),
             free_slots: self.book.free_slots(),
             counts: self.book.counts(),

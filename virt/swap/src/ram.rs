@@ -44,6 +44,8 @@ struct Shared {
     tickets: AtomicU64,
     /// The last request of a disk. The owner's.
     ops: AtomicU64,
+    /// Requests of all disks that are under way and have not been reported. The owner's.
+    unreported: AtomicU64,
     /// An [`Asked`], set by the pager.
     asked: AtomicU64,
     /// The one that disks saw last. The owner's.
@@ -69,6 +71,7 @@ impl SwappedRam {
             pager: OnceLock::new(),
             tickets: AtomicU64::new(0),
             ops: AtomicU64::new(0),
+            unreported: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             gates: Mutex::default(),
@@ -131,6 +134,22 @@ impl SwappedRam {
             }
         }
         asked.reports()
+    }
+
+    /// A request that has not been reported goes down. Owner's thread.
+    pub(crate) fn unreported_begins(&self) {
+        // Relaxed, here and below: one thread counts.
+        self.0.unreported.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One is over. Owner's thread.
+    pub(crate) fn unreported_ends(&self) {
+        self.0.unreported.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether one is under way, at whichever disk: nobody can say what it meets. Owner's thread.
+    pub(crate) fn has_unreported(&self) -> bool {
+        self.0.unreported.load(Ordering::Relaxed) != 0
     }
 
     /// A number for a request of disk `disk`, from which the disk is found again. Owner's thread.

@@ -3,18 +3,15 @@
 //! What it holds is of use to nobody but the process that wrote it, and to that only while it lives: where a page is stands in
 //! the [`book`](crate::book), in memory. So a file is made anew, for its owner's eyes only, with all its blocks allocated (a
 //! write finds no full file system), and has no name from then on: it goes with the process, however that ends.
-//!
-//! Requests wait: this is what the asynchronous path is to be measured against.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fcntl_getfl, fcntl_setfl, seek};
 
-use crate::book::Slot;
-use crate::frames::{Content, PAGE};
+use crate::frames::PAGE;
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
@@ -115,27 +112,6 @@ impl Store {
     pub fn into_file(self) -> File {
         self.file
     }
-
-    /// Reads what was last written to `slot`.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn read(&self, slot: Slot, into: &mut Content) -> io::Result<()> {
-        self.file.read_exact_at(&mut into[..], self.offset(slot))
-    }
-
-    /// Writes a page to `slot`.
-    ///
-    /// # Errors
-    /// The kernel's; what the slot holds then is anybody's guess.
-    pub fn write(&self, slot: Slot, content: &Content) -> io::Result<()> {
-        self.file.write_all_at(&content[..], self.offset(slot))
-    }
-
-    fn offset(&self, slot: Slot) -> u64 {
-        assert!(slot.0 < self.slots, "{slot:?} of {}", self.slots);
-        u64::from(slot.0) * PAGE as u64
-    }
 }
 
 const DIRECT: &str = "its file system has no direct I/O (O_DIRECT): name a file on another";
@@ -154,7 +130,10 @@ fn options(more: OFlags) -> OpenOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+    use crate::frames::Content;
 
     fn filled(byte: u8) -> Content {
         let mut content = Content::default();
@@ -174,12 +153,15 @@ mod tests {
         };
         assert_eq!(store.slots(), 64);
         assert!(!path.exists());
+        let file = store.into_file();
         for slot in [0, 63, 7] {
-            store.write(Slot(slot), &filled(slot as u8 + 1)).unwrap();
+            let content = filled(slot as u8 + 1);
+            file.write_all_at(&content[..], slot * PAGE as u64).unwrap();
         }
         let mut found = Content::default();
         for slot in [7, 0, 63] {
-            store.read(Slot(slot), &mut found).unwrap();
+            file.read_exact_at(&mut found[..], slot * PAGE as u64)
+                .unwrap();
             assert_eq!(found, filled(slot as u8 + 1));
         }
     }

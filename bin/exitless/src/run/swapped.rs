@@ -1,7 +1,7 @@
 //! `--resident`: a guest with less memory than it believes it has. The request, checked; the pager put beside the owner.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -42,7 +42,7 @@ const DEPTH: u32 = 256;
 #[derive(Debug)]
 pub struct SwapConfig {
     /// Bytes that may be in memory.
-    limit: u64,
+    limit: Limit,
     store: Store,
     path: PathBuf,
     /// Disks' blocks may stand for pages.
@@ -90,9 +90,8 @@ impl SwapConfig {
                 disk.socket.display()
             );
         }
-        let disks = disks.len();
         let limit = size::bytes(resident).context("--resident")?;
-        check_limit(limit, memory, disks).context("--resident")?;
+        let limit = Limit::check(limit, memory, disks.len()).context("--resident")?;
         let mut keys = Keys::parse("--swap", swap)?;
         let path = match keys.take("path") {
             Some(path) if !path.is_empty() => PathBuf::from(path),
@@ -130,17 +129,44 @@ impl SwapConfig {
     }
 }
 
-fn check_limit(limit: u64, memory: u64, disks: usize) -> Result<()> {
-    let least = LEAST + LEAST_OF_A_DISK * disks as u64 + pager::BATCH_BYTES;
-    let least = least.min(memory);
-    if limit < least {
-        bail!(
-            "{limit} bytes: a guest with {disks} disks does not get on with less than {} KiB \
-             (16 MiB, a batch of pages, and 5 MiB for each disk's largest request and rings)",
-            least.div_ceil(1024)
-        );
+/// How much may be in memory.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    bytes: u64,
+    /// What a limit is at least.
+    least: u64,
+    disks: usize,
+}
+
+impl Limit {
+    /// Checks `bytes` for a machine with so much memory and so many disks.
+    fn check(bytes: u64, memory: u64, disks: usize) -> Result<Self> {
+        let least = LEAST + LEAST_OF_A_DISK * disks as u64 + pager::BATCH_BYTES;
+        let any = Self {
+            bytes: 0,
+            least: least.min(memory),
+            disks,
+        };
+        any.changed(bytes)
     }
-    Ok(())
+
+    /// The same machine's with another number of bytes.
+    fn changed(self, bytes: u64) -> Result<Self> {
+        if bytes < self.least {
+            bail!(
+                "{bytes} bytes: a guest with {} disks does not get on with less than {} KiB \
+                 (16 MiB, a batch of pages, and 5 MiB for each disk's largest request and rings)",
+                self.disks,
+                self.least.div_ceil(1024)
+            );
+        }
+        Ok(Self { bytes, ..self })
+    }
+
+    fn pages(self) -> usize {
+        // Fewer than the machine has memory.
+        (self.bytes / PAGE_SIZE) as usize
+    }
 }
 
 /// Memory of which some is in a store or on disks.
@@ -224,13 +250,12 @@ impl Paging for Swapper {
         };
         let store = UringFile::from_file(config.store.into_file(), options)
             .with_context(|| format!("--swap path={}", config.path.display()))?;
-        let memory = ram.pages() as u64 * PAGE_SIZE;
-        let disks = images.len();
+        let limit = config.limit;
         let parts = pager::Parts {
             ram: ram.clone(),
             slots: pieces.slots,
             faults: Source::Kernel,
-            limit: pages(config.limit),
+            limit: limit.pages(),
             store: (Box::new(store), slots),
             preventer: config.preventer,
             images,
@@ -254,9 +279,9 @@ impl Paging for Swapper {
         let handle = core.handle(0);
         if let Some(file) = config.file {
             let told = handle.clone();
-            follow(file, move |limit| {
-                check_limit(limit, memory, disks)?;
-                told.send(Message::SetLimit(pages(limit)))
+            follow(file, move |bytes| {
+                let limit = limit.changed(bytes)?;
+                told.send(Message::SetLimit(limit.pages()))
                     .map_err(|_| anyhow!("the pager has ended"))
             })?;
         }
@@ -326,11 +351,6 @@ fn said(report: &Report, cpu: Duration) -> String {
         counts.not_fetched,
         counts.fetched_before_a_write,
     )
-}
-
-fn pages(bytes: u64) -> usize {
-    // Fewer than the machine has memory.
-    (bytes / PAGE_SIZE) as usize
 }
 
 /// The machine as the pager reaches it.
@@ -450,20 +470,66 @@ fn follow(file: PathBuf, set: impl Fn(u64) -> Result<()> + Send + 'static) -> Re
 
 /// The limit that stands in the file; `None` if there is none, or nothing in it.
 fn read_limit(file: &Path) -> Result<Option<u64>> {
+    /// More than any limit takes.
+    const MOST: u64 = 64;
     // A FIFO must not hold us up.
     let opened = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(file);
-    if let Err(error) = &opened
-        && error.kind() == io::ErrorKind::NotFound
-    {
-        return Ok(None);
-    }
-    drop(opened?);
-    let text = fs::read_to_string(file)?;
+    let opened = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    let mut text = String::new();
+    opened.take(MOST).read_to_string(&mut text)?;
     match text.trim() {
         "" => Ok(None),
         text => size::bytes(text).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_says_a_limit_or_nothing_or_why_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("limit");
+        let read = || read_limit(&file);
+        assert_eq!(read().expect("none"), None);
+        for (text, limit) in [("", None), (" \n", None), ("100M\n", Some(100 << 20))] {
+            fs::write(&file, text).expect("written");
+            assert_eq!(read().expect(text), limit, "{text:?}");
+        }
+        for text in ["a lot", "100M and more", &"9".repeat(100)] {
+            fs::write(&file, text).expect("written");
+            read().expect_err(text);
+        }
+    }
+
+    #[test]
+    fn a_fifo_and_a_file_without_end_hold_nobody_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a FIFO");
+        assert_eq!(read_limit(&fifo).expect("nobody writes"), None);
+        read_limit(Path::new("/dev/zero")).expect_err("zeroes are no number");
+    }
+
+    #[test]
+    fn a_changed_limit_keeps_to_the_machines_least() {
+        let limit = Limit::check(64 << 20, 256 << 20, 2).expect("enough");
+        assert_eq!(limit.pages(), 16384);
+        let least = (16 + 2 * 5) * (1 << 20) + pager::BATCH_BYTES;
+        assert!(limit.changed(least).is_ok());
+        limit.changed(least - 1).expect_err("too little");
+        // A machine without that much memory may have all of it.
+        assert!(Limit::check(16 << 20, 16 << 20, 2).is_ok());
     }
 }

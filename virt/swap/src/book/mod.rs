@@ -184,6 +184,11 @@ impl Book {
         self.present
     }
 
+    /// Pages that may be in memory.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Slots that nobody has.
     pub fn free_slots(&self) -> usize {
         self.slots.free()
