@@ -26,8 +26,8 @@ pub(super) struct Terms {
 pub(super) enum End {
     /// There was nothing.
     Nothing,
-    /// One request was served; whether the driver wants an interrupt.
-    Served(bool),
+    /// One request was served; whether the driver wants an interrupt, if that is not among bytes that may be anything.
+    Served(Option<bool>),
     /// A table of descriptors cannot be read: the queue rests.
     Fault,
     /// The driver broke the protocol: the device needs a reset.
@@ -63,6 +63,12 @@ impl Bytes {
 
     fn u16(&self, at: usize) -> u16 {
         u16::from_le_bytes(self.bytes[at..at + 2].try_into().expect("two bytes"))
+    }
+
+    /// `None` if a byte of it may be anything.
+    fn known_u16(&self, at: usize) -> Option<u16> {
+        let is_free = |at| self.free.iter().any(|range| range.contains(&at));
+        (!is_free(at) && !is_free(at + 1)).then(|| self.u16(at))
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
@@ -193,10 +199,10 @@ impl Model {
         self.next_used = self.next_used.wrapping_add(1);
         self.memory.put(used + 2, &self.next_used.to_le_bytes());
         let wants = if self.has(feature::EVENT_IDX) {
-            let event = self.memory.u16(avail + 4 + 2 * usize::from(size));
-            self.next_used.wrapping_sub(event) == 1
+            let event = self.memory.known_u16(avail + 4 + 2 * usize::from(size));
+            event.map(|event| self.next_used.wrapping_sub(event) == 1)
         } else {
-            self.memory.u16(avail) & 1 == 0
+            self.memory.known_u16(avail).map(|flags| flags & 1 == 0)
         };
         Ok(End::Served(wants))
     }
