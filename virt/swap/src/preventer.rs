@@ -7,7 +7,8 @@
 //!
 //! Stopping vCPUs for nothing costs them more than the read that it might save. With an in-kernel APIC a thread of KVM resolves
 //! vCPUs' faults, and the kernel takes each for a store; so whether the guest is overwriting pages or reading them shows only
-//! in what was found last: after two looks in vain faults are let pass, twice as many each time.
+//! in what was found last: after two looks in vain faults are let pass, twice as many each time. A page beside the one that was
+//! found last is always looked at: what is allocated together lies together, and is overwritten together.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -25,6 +26,9 @@ const FREE: u32 = 2;
 
 /// Faults that are let pass between two looks, at most, as a power of 2.
 const MOST_PASSED: u32 = 5;
+
+/// Pages on either side of one that was overwritten, which likely are next.
+const NEAR: u32 = 8;
 
 /// A page that waits for a decision.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +60,8 @@ pub(crate) struct Preventer {
     in_vain: u32,
     /// Faults that are let pass before the next look.
     passes: u32,
+    /// The last page that was found to be overwritten, if the last look was not in vain.
+    last: Option<Page>,
 }
 
 impl Preventer {
@@ -67,6 +73,7 @@ impl Preventer {
             pending: None,
             in_vain: 0,
             passes: 0,
+            last: None,
         }
     }
 
@@ -75,7 +82,8 @@ impl Preventer {
         if self.pending.is_some() {
             return false;
         }
-        if self.passes > 0 {
+        let is_near = |last: Page| last.0.abs_diff(page.0) <= NEAR;
+        if self.passes > 0 && !self.last.is_some_and(is_near) {
             self.passes -= 1;
             return false;
         }
@@ -101,8 +109,7 @@ impl Preventer {
             Some((content, *overwrite.after()))
         });
         if let Some(Some((content, after))) = overwritten {
-            self.pending = None;
-            self.in_vain = 0;
+            self.found(page);
             return Found::Overwritten(page, content, after);
         }
         pending.left = pending.left.saturating_sub(1);
@@ -120,10 +127,18 @@ impl Preventer {
         }
     }
 
+    fn found(&mut self, page: Page) {
+        self.pending = None;
+        self.in_vain = 0;
+        self.passes = 0;
+        self.last = Some(page);
+    }
+
     fn give_up(&mut self) -> Found {
         let Some(pending) = self.pending.take() else {
             return Found::Nothing;
         };
+        self.last = None;
         self.in_vain = self.in_vain.saturating_add(1);
         if let Some(power) = self.in_vain.checked_sub(FREE) {
             self.passes = 1 << power.min(MOST_PASSED);
@@ -205,6 +220,31 @@ mod tests {
         let found = preventer.look(Nanos(1_000_010));
         assert!(matches!(found, Found::Read(pending) if pending.page == Page(3)));
         assert_eq!(preventer.deadline(), None);
+    }
+
+    #[test]
+    fn beside_a_page_that_was_found_all_are_looked_at_until_one_is_not() {
+        let mut preventer = Preventer::new(1, LIMIT);
+        let mut now = Nanos(0);
+        assert!(preventer.begin(Page(7), true, now));
+        for _ in 0..5 {
+            look_in_vain(&mut preventer, &mut now);
+        }
+        preventer.found(Page(100));
+        for _ in 0..2 {
+            assert!(preventer.begin(Page(1000), true, now));
+            preventer.give_up();
+        }
+        assert!(!preventer.begin(Page(1001), true, now));
+        preventer.found(Page(100));
+        preventer.passes = 32;
+        assert!(!preventer.begin(Page(109), true, now));
+        assert!(preventer.begin(Page(92), true, now));
+        preventer.give_up();
+        assert!(
+            !preventer.begin(Page(101), true, now),
+            "that was the end of it"
+        );
     }
 
     #[test]
