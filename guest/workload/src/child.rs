@@ -55,6 +55,19 @@ impl Child {
         }
     }
 
+    /// Waits for one byte that it says; `None` if it has ended.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn next_byte(&mut self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        match self.said.read_exact(&mut byte) {
+            Ok(()) => Ok(Some(byte[0])),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Waits for its end. Answers how it ended, and what it said.
     ///
     /// # Errors

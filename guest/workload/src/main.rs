@@ -46,13 +46,15 @@ workload: the program inside the test guest
   workload age --mib N
       A child writes N MiB of memory and ends, so that the guest's free memory has been used.
       Prints: age ok mib=N
-  workload sequential DEV [--mib 100] [--iterations 4] [--alloc-mib 80] [--seed 1] [--marker]
+  workload sequential DEV [--mib 100] [--iterations 4] [--alloc-mib 80] [--seed 1] [--marker] [--step]
       Reads the first MIB MiB in order, through the page cache, ITERATIONS times, and checks the pattern; then
       a child fills ALLOC-MIB MiB of memory page by page and checks it (0: no child).
       Prints: sequential phase=read-I ok pages=… for each iteration, from 0
               sequential phase=alloc ok pages=…, or sequential alloc killed, where memory was short: no failure
       With --marker each phase is a window between markers 1 and 2: 16 + I stands before that of iteration I, 32 before
-      the child's, 33 after its end.
+      the child's, 33 when it has filled its memory, 34 after its end.
+      With --step it prints before each phase, and after the last: sequential step=16 + I, 32, 33, 34
+      and waits for a line of standard input, for who counts from outside.
   workload verify DEV --seconds S --mib M [--seed 1] [--threads 2] [--skip-blocks B]
       M MiB of memory and the disk go through all that a guest does to them: pages are filled, overwritten in
       part or by REP instructions, zeroed, copied, given back, unmapped, forked; blocks are written, read,
@@ -325,8 +327,14 @@ fn sequential(options: &mut Options) -> Result<(), Failure> {
         disk: options.subject("DEV")?.into(),
     };
     let markers = options.flag("marker").then(Markers::open).transpose()?;
+    let is_in_steps = options.flag("step");
     sequential::run(&config, &mut |event| match event {
         sequential::Event::Mark(value) => {
+            if is_in_steps {
+                println!("sequential step={value}");
+                // Its end says as much as a line: nobody counts any more.
+                let _ = io::stdin().read_line(&mut String::new());
+            }
             if let Some(markers) = &markers {
                 // A window of the ledger for each phase.
                 markers.write(marker::END);

@@ -26,8 +26,10 @@ pub const USER: u8 = 3;
 pub const ITERATION: u8 = 16;
 /// The iterations of `sequential` are over, and its child begins.
 pub const ALLOC: u8 = 32;
+/// The child of `sequential` has filled its memory, and is to read it again.
+pub const CHECK: u8 = 33;
 /// The child of `sequential` has ended.
-pub const ALLOC_END: u8 = 33;
+pub const ALLOC_END: u8 = 34;
 
 /// The right to write markers, which Linux gives to one thread.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ const FLAGS: &[&str] = &[
     "power-off",
     "read",
     "reset",
+    "step",
     "trim",
     "write",
 ];
@@ -116,6 +117,17 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_option_of_the_help_is_known() {
+        let words = crate::HELP.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        let names: Vec<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
+        assert!(names.len() > 20, "{names:?}");
+        for name in names {
+            let is_known = FLAGS.contains(&name) || NUMBERS.contains(&name);
+            assert!(is_known, "--{name}");
+        }
+    }
 
     fn parse(line: &str) -> Result<Options, String> {
         Options::parse(line.split_whitespace().map(str::to_owned))

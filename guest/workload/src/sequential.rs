@@ -1,17 +1,17 @@
-//! The two phases of the swapper's demonstration: a disk is read in order, again and again, through the page cache; then
-//! a child fills memory of its own, page by page, and reads it again.
+//! The phases of the swapper's demonstration: a disk is read in order, again and again, through the page cache; then
+//! a child fills memory of its own, page by page, and then reads it again.
 //!
 //! In a guest that believes it has memory enough for both, the host sees first what a page cache does, then what a
 //! process does that overwrites whole pages of it. Everything is checked: the disk against the pattern of
 //! [`crate::pattern`], the child's pages against [`crate::block`].
 //!
 //! The host may count by phase: marker [`marker::ITERATION`] plus *i* is written before iteration *i*, [`marker::ALLOC`]
-//! after the last, [`marker::ALLOC_END`] after the child's end. An iteration is told of before the next marker.
+//! after the last, [`marker::CHECK`] when the child has filled its memory, [`marker::ALLOC_END`] after the child's end. An iteration is told of before the next marker.
 //!
 //! Left out: time.
 
 use std::fs::File;
-use std::io::{self, PipeWriter, Write};
+use std::io::{self, PipeWriter, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,9 @@ const READ: usize = 128 << 10;
 
 /// Iterations at most: as many markers there are before [`marker::ALLOC`].
 pub const ITERATIONS_MAX: u64 = (marker::ALLOC - marker::ITERATION) as u64;
+
+/// What the child says when its pages are filled.
+const FILLED: u8 = b'f';
 
 /// What the child's pages are sealed with, beside their number.
 const GENERATION: u64 = 1;
@@ -100,7 +103,7 @@ pub fn run(config: &SequentialConfig, event: &mut dyn FnMut(Event)) -> Result<()
     }
     event(Event::Mark(marker::ALLOC));
     if config.alloc_mib > 0 {
-        let outcome = alloc(config)?;
+        let outcome = alloc(config, &mut || event(Event::Mark(marker::CHECK)))?;
         event(Event::Mark(marker::ALLOC_END));
         event(outcome);
     }
@@ -143,16 +146,26 @@ fn wrong_byte(path: &Path, seed: u64, at: u64, wrong: u64, data: &[u8]) -> Strin
     )
 }
 
-/// Has a child fill pages and read them again.
-fn alloc(config: &SequentialConfig) -> Result<Event, String> {
+/// Has a child fill pages, then `filled`, and then read them again.
+fn alloc(config: &SequentialConfig, filled: &mut dyn FnMut()) -> Result<Event, String> {
+    let no_child = |error: io::Error| format!("no child process: {error}");
     let pages = age::pages(config.alloc_mib)?;
     let mut memory = age::map(pages)?;
-    let child = Child::start(|say| {
+    let (mut go, mut let_go) = io::pipe().map_err(no_child)?;
+    let mut child = Child::start(|say| {
         child::offer_to_oom_killer();
         fill(&mut memory, config.seed);
+        // A parent that is gone kills its child.
+        let _ = say.write_all(&[FILLED]);
+        let _ = go.read_exact(&mut [0]);
         first_wrong(&memory, config.seed).map_or(0, |page| tell(say, &memory, page))
-    });
-    let (ended, said) = age::ended(child)?;
+    })
+    .map_err(no_child)?;
+    // One that was killed has an end, and says nothing.
+    child.next_byte().map_err(no_child)?;
+    filled();
+    let_go.write_all(&[0]).map_err(no_child)?;
+    let (ended, said) = age::ended(Ok(child))?;
     alloc_ended(ended, &said, pages as u64, config.seed)
 }
 
@@ -275,6 +288,7 @@ mod tests {
                 read(1),
                 Event::Mark(32),
                 Event::Mark(33),
+                Event::Mark(34),
                 Event::Alloc { pages: 256 },
             ]
         );
