@@ -129,6 +129,8 @@ counts! {
         not_read,
         /// Read since the block that held the same was about to change.
         read_before_a_write,
+        /// Read although a device was about to overwrite them: 0, but where a control asks for it.
+        stale_reads,
         /// Not let go, since a device used them.
         refused,
         /// Times the machine was paused.

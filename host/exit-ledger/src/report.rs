@@ -129,7 +129,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         );
     }
     type OfSwap = fn(&SwapCounts) -> u64;
-    let swap_rows: [(&str, OfSwap); 18] = [
+    let swap_rows: [(&str, OfSwap); 19] = [
         ("page faults served", |s| s.faults),
         ("  reads prevented", |s| s.prevented),
         ("  looked in vain", |s| s.undecided),
@@ -146,6 +146,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("zeroed", |s| s.zeroed),
         ("not read, overwritten", |s| s.not_read),
         ("read before a write", |s| s.read_before_a_write),
+        ("stale reads", |s| s.stale_reads),
         ("in use by devices", |s| s.refused),
         ("pauses", |s| s.pauses),
     ];

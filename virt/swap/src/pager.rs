@@ -168,6 +168,11 @@ impl Pager {
         Ok(pager)
     }
 
+    /// Has what a device is about to overwrite read first, as a host's kernel does that cannot know: to count such reads.
+    pub fn reads_before_overwrites(&mut self) {
+        self.book.reads_before_overwrites();
+    }
+
     /// Connects the memory with the pager, which a sidecore now runs as `handle` says.
     pub fn connect(ram: &SwappedRam, handle: Handle<Message>) {
         ram.connect(handle);

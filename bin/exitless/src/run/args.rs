@@ -107,8 +107,8 @@ pub struct RunArgs {
     pub resident_file: Option<PathBuf>,
 
     /// Drop pages that a disk holds as well, and read them from there.
-    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off")]
-    pub mapper: Switch,
+    #[arg(long, value_enum, default_value_t = MapperArg::On, value_name = "on|off")]
+    pub mapper: MapperArg,
 
     /// Look whether a vCPU is about to overwrite an absent page (REP STOS, REP MOVS), and do not read it then.
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off")]
@@ -192,6 +192,18 @@ pub enum Switch {
     On,
     /// No.
     Off,
+}
+
+/// `--mapper`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MapperArg {
+    /// Pages stand for blocks.
+    On,
+    /// They do not.
+    Off,
+    /// They do not, and what a disk is about to overwrite is read first: the control of measurements.
+    #[value(hide = true)]
+    Stale,
 }
 
 /// `--iommu`.

@@ -188,6 +188,7 @@ fn swap_counts(report: Report) -> SwapCounts {
         zeroed: counts.zeroed,
         not_read: counts.not_fetched,
         read_before_a_write: counts.fetched_before_a_write,
+        stale_reads: counts.stale,
         refused: counts.refused,
         pauses,
     }

@@ -21,7 +21,7 @@ use swap::store::Store;
 use uffd::Source;
 use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
 
-use super::args::{DmaArg, IdleArg, RunArgs, Switch};
+use super::args::{DmaArg, IdleArg, MapperArg, RunArgs, Switch};
 use super::config::Disk;
 use super::disk::DiskConfig;
 use super::memory::{Memory, OwnerHandle, Paging, Pieces};
@@ -45,8 +45,8 @@ pub struct SwapConfig {
     limit: Limit,
     store: Store,
     path: PathBuf,
-    /// Disks' blocks may stand for pages.
-    maps: bool,
+    /// Whether disks' blocks may stand for pages.
+    mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
     preventer: Option<(usize, Duration)>,
     /// Where a new limit is read from.
@@ -112,7 +112,7 @@ impl SwapConfig {
             limit,
             store,
             path,
-            maps: args.mapper == Switch::On,
+            mapper: args.mapper,
             preventer: (args.preventer == Switch::On)
                 .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
             file: args.resident_file.clone(),
@@ -197,7 +197,7 @@ impl Memory for Swapped {
     }
 
     fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
-        if !self.config.maps {
+        if self.config.mapper != MapperArg::On {
             return Ok(io);
         }
         let number = u8::try_from(self.images.len()).context("more disks than can be mapped")?;
@@ -269,7 +269,10 @@ impl Paging for Swapper {
             store: config.path,
             file: config.file.clone(),
         };
-        let pager = Pager::new(parts, Box::new(door)).context("--resident")?;
+        let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
+        if config.mapper == MapperArg::Stale {
+            pager.reads_before_overwrites();
+        }
         let core = SidecoreBuilder::new("pager")
             .idle(config.idle.policy())
             .shares_cpu(true)

@@ -84,6 +84,12 @@ impl Book {
                 Wanter::Processor => self.starved.push_front((page, wanter)),
                 Wanter::Device => self.starved.push_back((page, wanter)),
             },
+            State::Absent
+                if overwrites && self.reads_all && self.entry(page).place() != Place::Nowhere =>
+            {
+                self.counts.stale += 1;
+                self.fetch(page);
+            }
             State::Absent if overwrites || self.entry(page).place() == Place::Nowhere => {
                 self.enter_as_zeroes(page);
                 self.settle(page, Protection::Writable);

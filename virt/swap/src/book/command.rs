@@ -105,6 +105,9 @@ pub struct Counts {
     pub not_fetched: u64,
     /// Stood for a block that was about to change, and were read before.
     pub fetched_before_a_write: u64,
+    /// Were read although a device was about to overwrite them as a whole: only after
+    /// [`Book::reads_before_overwrites`](super::Book::reads_before_overwrites).
+    pub stale: u64,
     /// Were not let go, since a device uses them.
     pub refused: u64,
 }

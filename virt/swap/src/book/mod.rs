@@ -125,6 +125,8 @@ pub struct Book {
     last_wanted: Option<Slot>,
     /// Soft pages leave until there are few enough.
     is_reclaiming: bool,
+    /// See [`reads_before_overwrites`](Self::reads_before_overwrites).
+    reads_all: bool,
     /// Nothing is saved until [`retry`](Self::retry).
     is_store_in_trouble: bool,
     /// Pages that could not be fetched; they are still in that state.
@@ -160,6 +162,7 @@ impl Book {
             busy: HashMap::new(),
             last_wanted: None,
             is_reclaiming: false,
+            reads_all: false,
             is_store_in_trouble: false,
             troubled: Vec::new(),
             counts: Counts::default(),
@@ -187,6 +190,11 @@ impl Book {
     /// Pages that may be in memory.
     pub fn limit(&self) -> usize {
         self.limit
+    }
+
+    /// What a device is about to overwrite is read first, as a host's kernel does that cannot know: to count such reads.
+    pub fn reads_before_overwrites(&mut self) {
+        self.reads_all = true;
     }
 
     /// Slots that nobody has.

@@ -879,6 +879,16 @@ fn a_million_events_lose_no_byte() {
 }
 
 #[test]
+fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
+    let mut world = World::new(1);
+    world.book.reads_before_overwrites();
+    if let Err(wrong) = world.run(20_000) {
+        panic!("after {} events: {wrong}", world.events);
+    }
+    assert!(world.book.counts().stale > 100, "{:?}", world.book.counts());
+}
+
+#[test]
 fn errors_of_the_store_and_the_image_stop_the_guest_and_lose_nothing() {
     for seed in 0..10 {
         let mut world = World::new(seed);
