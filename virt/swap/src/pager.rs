@@ -14,6 +14,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -180,9 +181,15 @@ impl Pager {
 
     /// Pages that hold something are in memory.
     fn adopt(&mut self) -> io::Result<()> {
-        for page in present_pages(&self.file, self.ram.pages() as u32)? {
-            self.book.adopt(page);
-            self.carry_out()?;
+        let end = self.ram.pages() as u64;
+        let mut at = 0;
+        while let Some(run) = next_present(&self.file, at, end)? {
+            at = run.end;
+            for number in run {
+                // As many pages as the book has.
+                self.book.adopt(Page(number as u32));
+                self.carry_out()?;
+            }
         }
         Ok(())
     }
@@ -613,25 +620,19 @@ fn after(now: Nanos, time: Duration) -> Nanos {
     Nanos(now.0.saturating_add(time.as_nanos() as u64))
 }
 
-/// The pages of a memory file that take memory.
-fn present_pages(file: &OwnedFd, pages: u32) -> io::Result<Vec<Page>> {
+/// The next pages of a memory file that take memory, of those from `at` to `end`.
+fn next_present(file: &OwnedFd, at: u64, end: u64) -> io::Result<Option<Range<u64>>> {
     use rustix::fs::{SeekFrom, seek};
     use rustix::io::Errno;
     let page_size = crate::frames::PAGE as u64;
-    let end = u64::from(pages) * page_size;
-    let mut found = Vec::new();
-    let mut at = 0;
-    while at < end {
-        at = match seek(file, SeekFrom::Data(at)) {
-            // Nothing from there on.
-            Err(Errno::NXIO) => break,
-            other => other?,
-        };
-        let hole = seek(file, SeekFrom::Hole(at))?.min(end);
-        let numbers = at / page_size..hole.div_ceil(page_size);
-        // Below `pages`.
-        found.extend(numbers.map(|number| Page(number as u32)));
-        at = hole;
+    if at >= end {
+        return Ok(None);
     }
-    Ok(found)
+    let first = match seek(file, SeekFrom::Data(at * page_size)) {
+        // Nothing from there on.
+        Err(Errno::NXIO) => return Ok(None),
+        other => other? / page_size,
+    };
+    let hole = seek(file, SeekFrom::Hole(first * page_size))?;
+    Ok((first < end).then(|| first..hole.div_ceil(page_size).min(end)))
 }

@@ -89,6 +89,11 @@ impl SwappedRam {
         self.0.flags.len()
     }
 
+    /// Bytes that are allocated for all pages together.
+    pub fn page_bytes(&self) -> usize {
+        size_of_val(&*self.0.flags)
+    }
+
     /// What is said from now on goes there. Once.
     pub(crate) fn connect(&self, pager: Handle<Message>) {
         assert!(self.0.pager.set(pager).is_ok(), "memory has one pager");

@@ -25,6 +25,11 @@ impl Blocks {
         }
     }
 
+    /// Bytes that are allocated.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.heads)
+    }
+
     /// Whether no page stands for any block.
     pub fn is_empty(&self) -> bool {
         self.linked == 0

@@ -184,7 +184,7 @@ impl Book {
         debug_assert_eq!(self.entry(page).state, State::Fetching);
         let place = self.entry(page).place();
         let trouble = match outcome {
-            Ok(crc) if crc == self.entry(page).crc => None,
+            Ok(crc) if crc == self.entry(page).crc() => None,
             Ok(_) => Some(Trouble::Changed(place)),
             Err(()) => Some(Trouble::CannotFetch(place)),
         };
@@ -216,7 +216,13 @@ impl Book {
     pub(super) fn rescue(&mut self, page: Page, protection: Option<Protection>) {
         self.counts.rescued += 1;
         match self.entry(page).state {
-            State::Soft => self.soft_pages -= 1,
+            State::Soft => {
+                self.soft_pages -= 1;
+                // One that is about to be examined is not there.
+                if self.entry(page).has(Mark::Queued) {
+                    self.soft.remove(&mut self.entries, page);
+                }
+            }
             // Its slot is given back when it has been written.
             _ => {
                 self.saving -= 1;
@@ -238,7 +244,7 @@ impl Book {
         let entry = self.entry_mut(page);
         entry.state = State::Resident;
         entry.set(Mark::LeavesBlock, false);
-        self.resident.push_back(page);
+        self.resident.push_back(&mut self.entries, page);
         self.is_there(page);
     }
 

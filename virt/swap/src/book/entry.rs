@@ -1,4 +1,4 @@
-//! What is known of one page, in 16 bytes.
+//! What is known of one page, in 20 bytes.
 
 /// A 4 KiB page of a guest's memory, by its number in the memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,8 +65,11 @@ pub(super) struct Entry {
     number: u32,
     /// The next page in the same chain of [`Blocks`](super::blocks::Blocks).
     pub chain: u32,
-    /// Of an absent page that is not zeroes, and of one on its way out or in: what its content has to match.
-    pub crc: u32,
+    /// Of a page in a queue the one before it. Of all others, if they are absent and not zeroes, or on their way out or in:
+    /// what their content has to match.
+    previous_or_crc: u32,
+    /// Of a page in a queue the one behind it.
+    next: u32,
 }
 
 /// A yes or no of a page.
@@ -75,8 +78,8 @@ pub(super) struct Entry {
 pub(super) enum Mark {
     /// The content of its block is about to change: it is fetched to stay.
     LeavesBlock = 1,
-    /// It is in the queue of soft pages, whether it still is one or not.
-    InSoftQueue = 2,
+    /// It is in a [`Queue`](super::queue::Queue): that of resident pages or that of soft ones, as its state says.
+    Queued = 2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +98,8 @@ impl Entry {
         marks: 0,
         number: 0,
         chain: u32::MAX,
-        crc: 0,
+        previous_or_crc: 0,
+        next: 0,
     };
 
     pub fn place(&self) -> Place {
@@ -126,10 +130,48 @@ impl Entry {
         self.marks = self.marks & !(mark as u8) | if is_set { mark as u8 } else { 0 };
     }
 
+    /// What its content has to match.
+    pub fn crc(&self) -> u32 {
+        debug_assert!(!self.has(Mark::Queued), "a link stands there");
+        self.previous_or_crc
+    }
+
+    /// Of a page in no queue; forgotten when it enters one.
+    pub fn set_crc(&mut self, crc: u32) {
+        debug_assert!(!self.has(Mark::Queued), "a link stands there");
+        self.previous_or_crc = crc;
+    }
+
+    /// For [`Queue`](super::queue::Queue), as those below: the page enters one between these.
+    pub fn enter_queue(&mut self, previous: u32, next: u32) {
+        debug_assert!(!self.has(Mark::Queued), "a page is in one queue");
+        self.set(Mark::Queued, true);
+        (self.previous_or_crc, self.next) = (previous, next);
+    }
+
+    /// It leaves its queue; the pages that it stood between.
+    pub fn leave_queue(&mut self) -> (u32, u32) {
+        debug_assert!(self.has(Mark::Queued), "it is in a queue");
+        self.set(Mark::Queued, false);
+        (self.previous_or_crc, self.next)
+    }
+
+    /// Another page stands before it now.
+    pub fn set_previous(&mut self, previous: u32) {
+        debug_assert!(self.has(Mark::Queued), "it is in a queue");
+        self.previous_or_crc = previous;
+    }
+
+    /// Another page stands behind it now.
+    pub fn set_next(&mut self, next: u32) {
+        debug_assert!(self.has(Mark::Queued), "it is in a queue");
+        self.next = next;
+    }
+
     /// Whether it takes memory.
     pub fn is_present(&self) -> bool {
         self.state != State::Absent
     }
 }
 
-const _: () = assert!(size_of::<Entry>() == 16);
+const _: () = assert!(size_of::<Entry>() == 20);

@@ -1,7 +1,7 @@
 //! How pages leave: asked for, let go, examined, dropped or saved.
 
 use super::command::{Command, Seen, Trouble};
-use super::entry::{Mark, Page, Place, Slot, State};
+use super::entry::{Page, Place, Slot, State};
 use super::{BATCH, Book, mutant};
 
 impl Book {
@@ -23,7 +23,7 @@ impl Book {
                 if is_gone {
                     self.commands.push(Command::Show(page));
                 }
-                self.resident.push_back(page);
+                self.resident.push_back(&mut self.entries, page);
                 self.is_there(page);
                 continue;
             }
@@ -33,11 +33,7 @@ impl Book {
             self.commands.push(Command::Unmap(page));
             self.entry_mut(page).state = State::Soft;
             self.soft_pages += 1;
-            // One that was soft before, and is still in the queue, has its old place there.
-            if !self.entry(page).has(Mark::InSoftQueue) {
-                self.entry_mut(page).set(Mark::InSoftQueue, true);
-                self.soft.push_back(page);
-            }
+            self.soft.push_back(&mut self.entries, page);
         }
         self.balance();
     }
@@ -50,7 +46,7 @@ impl Book {
             return;
         }
         let is_clean = seen.is_clean || mutant!(self, MarkerIgnored);
-        self.entry_mut(page).crc = seen.crc;
+        self.entry_mut(page).set_crc(seen.crc);
         if seen.is_zero {
             self.counts.dropped_as_zeroes += 1;
             self.leave_place(page);
@@ -80,10 +76,7 @@ impl Book {
     /// A soft page that could not be saved is the first to be tried again, and nothing is until then.
     pub(super) fn again_soft(&mut self, page: Page) {
         self.is_store_in_trouble = true;
-        if !self.entry(page).has(Mark::InSoftQueue) {
-            self.entry_mut(page).set(Mark::InSoftQueue, true);
-            self.soft.push_front(page);
-        }
+        self.soft.push_front(&mut self.entries, page);
     }
 
     pub(super) fn drop_memory(&mut self, page: Page) {
@@ -165,11 +158,11 @@ impl Book {
             if pages.len() == wanted.min(BATCH) {
                 break;
             }
-            let Some(page) = self.resident.pop_front() else {
+            let Some(page) = self.resident.pop_front(&mut self.entries) else {
                 break;
             };
             match self.busy.contains_key(&page) {
-                true => self.resident.push_back(page),
+                true => self.resident.push_back(&mut self.entries, page),
                 false => pages.push(page),
             }
         }

@@ -19,6 +19,7 @@ mod coming;
 mod command;
 mod entry;
 mod going;
+mod queue;
 mod requests;
 mod slots;
 
@@ -27,8 +28,9 @@ use std::collections::{HashMap, VecDeque};
 use blocks::Blocks;
 pub use blocks::SHARERS;
 pub use command::{Command, Counts, Ended, Protection, Seen, Ticket, Trouble};
+use entry::Entry;
 pub use entry::{Block, Page, Place, Slot, State};
-use entry::{Entry, Mark};
+use queue::Queue;
 use requests::Request;
 pub use requests::{Op, Span};
 use slots::Slots;
@@ -109,9 +111,9 @@ pub struct Book {
     examining: usize,
     soft_pages: usize,
     /// Resident pages, but those that the owner is being asked for: the longest there first.
-    resident: VecDeque<Page>,
-    /// Soft pages, and some that are not any more.
-    soft: VecDeque<Page>,
+    resident: Queue,
+    /// Soft pages, but those that are being examined.
+    soft: Queue,
     asking: Option<Vec<Page>>,
     /// Absent pages that somebody wants, and for which there was no room, processors' first. Some have come meanwhile.
     starved: VecDeque<(Page, Wanter)>,
@@ -152,8 +154,8 @@ impl Book {
             saving: 0,
             examining: 0,
             soft_pages: 0,
-            resident: VecDeque::new(),
-            soft: VecDeque::new(),
+            resident: Queue::EMPTY,
+            soft: Queue::EMPTY,
             asking: None,
             starved: VecDeque::new(),
             waiters: HashMap::new(),
@@ -211,6 +213,17 @@ impl Book {
     /// The store has grown.
     pub fn add_slots(&mut self, count: usize) {
         self.slots.add(count);
+    }
+
+    /// Bytes that are allocated for all pages together, once and for all, whatever becomes of them. Pages that somebody waits for,
+    /// and those of requests of disks, take more while they do.
+    pub fn page_bytes(&self) -> usize {
+        size_of_val(&*self.entries) + self.blocks.bytes()
+    }
+
+    /// Bytes that are allocated for the slots of the store.
+    pub fn slot_bytes(&self) -> usize {
+        self.slots.bytes()
     }
 
     /// Whether something could not be done that has not been tried again with success.
@@ -290,14 +303,11 @@ impl Book {
         let under_way = self.saving + self.examining;
         let mut left = SAVES.min(self.excess()).saturating_sub(under_way);
         while left > 0
-            && let Some(page) = self.soft.pop_front()
+            && let Some(page) = self.soft.pop_front(&mut self.entries)
         {
-            self.entry_mut(page).set(Mark::InSoftQueue, false);
-            if self.entry(page).state == State::Soft {
-                self.commands.push(Command::Examine(page));
-                self.examining += 1;
-                left -= 1;
-            }
+            self.commands.push(Command::Examine(page));
+            self.examining += 1;
+            left -= 1;
         }
     }
 }

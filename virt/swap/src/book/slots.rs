@@ -18,7 +18,14 @@ impl Slots {
         // Numbers have 32 bits; the last one means none.
         let len = (self.owners.len() + count).min(FREE as usize);
         self.free += len - self.owners.len();
+        // Not as many again as there are.
+        self.owners.reserve_exact(len - self.owners.len());
         self.owners.resize(len, FREE);
+    }
+
+    /// Bytes that are allocated.
+    pub fn bytes(&self) -> usize {
+        self.owners.capacity() * size_of::<u32>()
     }
 
     pub fn free(&self) -> usize {

@@ -1,0 +1,137 @@
+//! What the swapper keeps of each page, counted by the allocator: not what types say, but what is held when pages have been
+//! everywhere.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
+use swap::book::{Book, Command, Ended, Page, Seen, Slot};
+use swap::ram::SwappedRam;
+
+/// What may be kept of a page.
+const BOUND: usize = 24;
+
+thread_local! {
+    /// Bytes that this thread has allocated and not given back.
+    static HELD: Cell<isize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: all is passed on as it came. The counter is a thread's own, has no destructor, and allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.set(HELD.get() + layout.size() as isize);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        HELD.set(HELD.get() - layout.size() as isize);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What `make` makes, and the bytes that it holds.
+fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
+    let before = HELD.get();
+    let made = make();
+    let held = usize::try_from(HELD.get() - before).expect("it gives back nothing of others");
+    (made, held)
+}
+
+/// Carries commands out as if all went well, until there are none but those of pages that are to be saved.
+fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
+    loop {
+        let commands = book.take_commands();
+        if commands.is_empty() {
+            return;
+        }
+        for command in commands {
+            match command {
+                Command::Ask(_) => book.answered(u32::MAX, 0),
+                Command::Examine(page) => {
+                    let seen = Seen {
+                        is_clean: false,
+                        is_zero: false,
+                        crc: page.0,
+                    };
+                    book.examined(page, seen);
+                }
+                Command::Save(page, slot) => saves.push((page, slot)),
+                Command::Fetch(page, _) => book.ended(Ended::Fetched(page, Ok(page.0))),
+                Command::Stop(trouble) => panic!("{trouble:?}"),
+                _ => {}
+            }
+        }
+        book.balance();
+    }
+}
+
+/// Lets as many pages go as the book wants to; none is saved before all are asked for.
+fn shrink(book: &mut Book, limit: usize) {
+    let mut saves = Vec::new();
+    book.set_limit(limit);
+    carry_out(book, &mut saves);
+    loop {
+        while book.wants_to_ask() {
+            book.ask();
+            carry_out(book, &mut saves);
+        }
+        if saves.is_empty() {
+            return;
+        }
+        for (page, slot) in std::mem::take(&mut saves) {
+            book.ended(Ended::Saved(page, slot, true));
+        }
+        book.balance();
+        carry_out(book, &mut saves);
+    }
+}
+
+/// All pages in memory; some soft, and back; all gone, and back.
+fn everywhere(book: &mut Book, pages: u32) {
+    let all = pages as usize;
+    let fill = |book: &mut Book| {
+        book.set_limit(2 * all);
+        for page in 0..pages {
+            book.fault(Page(page), true);
+            carry_out(book, &mut Vec::new());
+        }
+        assert_eq!(book.present(), all);
+    };
+    fill(book);
+    shrink(book, all);
+    fill(book);
+    shrink(book, 0);
+    assert_eq!(book.present(), 0);
+    fill(book);
+    let counts = book.counts();
+    assert!(counts.saved >= all as u64, "{counts:?}");
+    assert!(counts.rescued > all as u64 / 20, "{counts:?}");
+}
+
+#[test]
+fn no_more_is_kept_of_a_page_than_was_said() {
+    // A power of two, and little more than one, of which tables of a power of two are largest.
+    for pages in [1 << 14, (1 << 14) + 4] {
+        let slots = pages as usize;
+        let (mut book, held) = held_by(|| Book::new(pages, 0, slots));
+        assert_eq!(held, book.page_bytes() + book.slot_bytes());
+        assert_eq!(book.slot_bytes(), 4 * slots);
+        let ((), grown) = held_by(|| everywhere(&mut book, pages));
+        // What serves those that are on their way, of which there are a few batches.
+        assert!(grown < 32 << 10, "{grown} bytes more than at the start");
+        let size = u64::from(pages) * PAGE_SIZE;
+        let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never).expect("memory");
+        let (ram, flags) = held_by(|| SwappedRam::new(ram));
+        assert!((ram.page_bytes()..ram.page_bytes() + 1024).contains(&flags));
+        let kept = (book.page_bytes() + ram.page_bytes()) as f64 / f64::from(pages);
+        println!("{pages} pages: {kept:.2} bytes each, {grown} in all beside");
+        assert!(kept <= BOUND as f64, "{kept} bytes a page");
+    }
+}
