@@ -283,6 +283,19 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
         &["--resident", "64M", "--swap", "path=swap,colour=red"],
         &["unknown key", "colour"],
     );
+    for fault in [
+        "foo@1", "eio@0", "eio@x", "eio@", "eio@-1", "enospc", "@1", "",
+    ] {
+        let swap = format!("path=swap,misbehave={fault}");
+        with(
+            &["--resident", "64M", "--swap", &swap],
+            &[
+                "--swap: misbehave is eio@N, enospc@N or corrupt@N",
+                "at least 1",
+                &format!("not {fault:?}"),
+            ],
+        );
+    }
     with(
         &["--resident", "64M", "--swap", swap, "--dma", "bounce"],
         &["--dma bounce"],

@@ -138,6 +138,28 @@ counts! {
     }
 }
 
+/// What the pager has done, and why it paused the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Swap {
+    /// Its counters.
+    #[serde(flatten)]
+    pub counts: SwapCounts,
+    /// Why the machine was paused the last time; of a window, the last time in it.
+    pub pause_reason: Option<String>,
+}
+
+impl Swap {
+    /// What came since `earlier`.
+    fn since(&self, earlier: &SwapCounts) -> Self {
+        let counts = self.counts.since(earlier);
+        let was_paused = counts.pauses > 0;
+        Self {
+            counts,
+            pause_reason: self.pause_reason.clone().filter(|_| was_paused),
+        }
+    }
+}
+
 /// Everything at one moment; two of them make a window.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -154,7 +176,7 @@ pub struct Snapshot {
     /// The sidecore.
     pub sidecore: SidecoreCounts,
     /// The pager, where there is one.
-    pub swap: Option<SwapCounts>,
+    pub swap: Option<Swap>,
 }
 
 /// Exits by cause. All are counts; `unattributed` is negative where the sources overlap.
@@ -201,7 +223,7 @@ pub struct Window {
     pub sidecore: SidecoreCounts,
     /// The pager's work, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub swap: Option<SwapCounts>,
+    pub swap: Option<Swap>,
     /// Whether the kernel's histograms told processor causes apart.
     pub histograms: bool,
 }
@@ -232,9 +254,10 @@ impl Window {
             owner,
             sidecore: end.sidecore.since(&begin.sidecore),
             // It begins behind the first snapshot.
-            swap: end
-                .swap
-                .map(|swap| swap.since(&begin.swap.unwrap_or_default())),
+            swap: end.swap.as_ref().map(|swap| {
+                let earlier = begin.swap.as_ref().map(|swap| swap.counts);
+                swap.since(&earlier.unwrap_or_default())
+            }),
             histograms: reasons.is_some(),
         }
     }

@@ -150,10 +150,14 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("in use by devices", |s| s.refused),
         ("pauses", |s| s.pauses),
     ];
-    if account.whole.swap.is_some() {
+    if let Some(swap) = &account.whole.swap {
         for (name, value) in swap_rows {
-            let cell = |window: &Window| window.swap.as_ref().map_or(0, value).to_string();
+            let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
+            let cell = |window: &Window| of(window).to_string();
             row(name, columns.iter().map(|(_, w)| cell(w)).collect());
+        }
+        if let Some(reason) = &swap.pause_reason {
+            let _ = writeln!(text, "  last pause: {reason}");
         }
     }
     if !account.whole.histograms {

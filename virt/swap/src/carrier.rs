@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use guest_mem::{KeepAlive, PAGE_SIZE};
 use vio::blk::{self, BlockIo, Completion, Outcome, Piece};
 
-use crate::book::{BATCH, Page, Place, Slot};
+use crate::book::{BATCH, Errno, Page, Place, Slot};
 use crate::ram::SwappedRam;
 use crate::report::Traffic;
 
@@ -194,21 +194,21 @@ impl Carrier {
     }
 
     /// What has ended, with whether it did what was asked.
-    pub fn poll(&mut self, ram: &SwappedRam) -> Vec<(Errand, bool)> {
+    pub fn poll(&mut self, ram: &SwappedRam) -> Vec<(Errand, Result<(), Errno>)> {
         let mut ended = Vec::new();
         let mut completions = mem::take(&mut self.completions);
         for depot in self.depots().filter(|depot| !depot.running.is_empty()) {
             depot.io.poll(&mut completions);
             for completion in completions.drain(..) {
-                let is_good = match completion.outcome {
-                    Outcome::Done => true,
-                    Outcome::Failed(_) => false,
+                let outcome = match completion.outcome {
+                    Outcome::Done => Ok(()),
+                    Outcome::Failed(errno) => Err(Errno(errno)),
                     // It goes on.
                     Outcome::NotCancellable => continue,
                 };
                 if let Some(run) = depot.running.remove(&completion.slot) {
                     depot.free.push(completion.slot);
-                    ended.extend(run.errands.into_iter().map(|errand| (errand, is_good)));
+                    ended.extend(run.errands.into_iter().map(|errand| (errand, outcome)));
                 }
                 if let Some(run) = depot.queued.pop_front() {
                     depot.submit(run, ram);

@@ -288,6 +288,7 @@ impl Pager {
         if !self.report.is_paused {
             self.report.is_paused = true;
             self.report.pauses += 1;
+            self.report.last_pause = Some(trouble);
             self.machine.pause(trouble);
         }
         if self.is_over {
@@ -336,14 +337,14 @@ impl Pager {
             return Ok(any);
         };
         let mut content = Content::default();
-        for (errand, is_good) in ended {
-            self.book.ended(match errand {
-                Errand::Fetch(page, _) if is_good => {
+        for (errand, outcome) in ended {
+            self.book.ended(match (errand, outcome) {
+                (Errand::Fetch(page, _), Ok(())) => {
                     frames.read(page, &mut content)?;
                     Ended::Fetched(page, Ok(crc(&content)))
                 }
-                Errand::Fetch(page, _) => Ended::Fetched(page, Err(())),
-                Errand::Save(page, slot) => Ended::Saved(page, slot, is_good),
+                (Errand::Fetch(page, _), Err(errno)) => Ended::Fetched(page, Err(errno)),
+                (Errand::Save(page, slot), outcome) => Ended::Saved(page, slot, outcome),
             });
         }
         if any {

@@ -1,6 +1,6 @@
 //! How a pager stands, and what it has done: counts, of pages unless something else is said.
 
-use crate::book::Counts;
+use crate::book::{Counts, Trouble};
 
 /// How things stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Report {
     pub tickets: u64,
     /// Times the guest was paused.
     pub pauses: u64,
+    /// Why it was paused the last time.
+    pub last_pause: Option<Trouble>,
     /// It is paused now.
     pub is_paused: bool,
 }

@@ -13,15 +13,14 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_mem::SlotMapping;
+use guest_mem::{Gpa, GuestRam, SlotMapping};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use seeded::Random;
-use support::{Machine, Shape, Transfer};
-use swap::book::{Page, Trouble};
+use support::{Files, Machine, Shape, Transfer};
+use swap::book::Trouble;
 use swap::frames::PAGE;
 use swap::pager::Message;
-use swap::store::Store;
-use vio::blk::UringFile;
+use vio::blk::Op;
 
 const PAGES: u32 = 512;
 const LIMIT: usize = 160;
@@ -67,10 +66,19 @@ impl Guest {
 
     fn transfer(&self, is_write: bool, block: usize, page: usize) {
         let (done, wait) = channel();
+        let (offset, len) = ((block * PAGE) as u64, PAGE as u32);
+        let op = match is_write {
+            true => Op::Write {
+                offset,
+                len,
+                durable: false,
+            },
+            false => Op::Read { offset, len },
+        };
         self.machine.transfer(Transfer {
-            is_write,
-            block: block as u32,
-            page: Page(page as u32),
+            disk: 0,
+            op,
+            gpa: Some(Gpa::new((page * PAGE) as u64)),
             done,
         });
         let is_good = wait.recv_timeout(PATIENCE).expect("the request ends");
@@ -145,17 +153,33 @@ fn image() -> (File, Vec<Mutex<Model>>) {
     (image, blocks)
 }
 
-#[test]
-fn threads_find_what_they_stored_while_their_pages_come_and_go() {
-    let (image, blocks) = image();
+/// With this image and so many slots; `None`, said, where that cannot be.
+fn machine(image: &File, slots: u32) -> Option<Machine> {
     let shape = Shape {
         pages: PAGES,
         limit: LIMIT,
-        slots: PAGES,
     };
-    let machine = match Machine::start(shape, image) {
-        Ok(machine) => machine,
-        Err(error) => return eprintln!("skipped: {error}"),
+    let files = |_: &GuestRam| {
+        Ok(Files {
+            store: support::store(PAGES)?,
+            slots: slots as usize,
+            disks: vec![support::disk(image)?],
+        })
+    };
+    match Machine::over(&shape, files) {
+        Ok(machine) => Some(machine),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn threads_find_what_they_stored_while_their_pages_come_and_go() {
+    let (image, blocks) = image();
+    let Some(machine) = machine(&image, PAGES) else {
+        return;
     };
     let guest = Guest {
         machine,
@@ -213,22 +237,9 @@ fn threads_find_what_they_stored_while_their_pages_come_and_go() {
 #[test]
 fn a_full_store_pauses_the_guest_until_there_is_room() {
     let (image, blocks) = image();
-    let dir = tempfile::tempdir().expect("a directory");
-    let bytes = u64::from(PAGES) * PAGE as u64;
-    let store = match Store::open(&dir.path().join("swap"), bytes) {
-        Ok(store) => store.into_file(),
-        Err(error) => return eprintln!("skipped: {error}"),
-    };
-    let store = UringFile::from_file(store, support::past_the_cache()).expect("a ring");
     const FEW: u32 = 16;
-    let shape = Shape {
-        pages: PAGES,
-        limit: LIMIT,
-        slots: FEW,
-    };
-    let machine = match Machine::over(shape, image, Box::new(store), FEW as usize) {
-        Ok(machine) => machine,
-        Err(error) => return eprintln!("skipped: {error}"),
+    let Some(machine) = machine(&image, FEW) else {
+        return;
     };
     let guest = Guest {
         machine,

@@ -61,12 +61,16 @@ tap=NAME[,mac=…]                the host's TAP interface NAME";
 const SWAP_HELP: &str = "\
 Where pages go that leave memory and are neither zeroes nor what a disk holds.
 
-path=FILE[,size=SIZE]
+path=FILE[,size=SIZE][,misbehave=eio@N|enospc@N|corrupt@N]
 
 FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
 on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
 O_DIRECT. A block device is taken as far as SIZE goes; what it held is lost. When it is full the guest is paused, not \
-killed, and goes on when the limit is raised (--resident-file).";
+killed, and goes on when the limit is raised (--resident-file).
+
+misbehave makes the store fail once, for tests: its Nth request with EIO, its Nth write with ENOSPC, or its Nth read with a bit \
+that was not written. The guest is paused, with the reason on standard error and in the ledger, and goes on when trying again has \
+succeeded.";
 
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]

@@ -17,10 +17,10 @@ use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::composed::{Owner, Units};
 use super::config::Config;
-use super::memory::OwnerHandle;
+use super::memory::{AskPager, OwnerHandle, Standing};
 use crate::messages;
 use exit_ledger::account::{
-    KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, SwapCounts, UserExits,
+    KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, Swap, SwapCounts, UserExits,
 };
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};
@@ -47,9 +47,6 @@ pub struct LedgerSource<M> {
     /// How the pager stands, where there is one.
     pager: Option<AskPager>,
 }
-
-/// A question to the pager, which may have ended.
-pub type AskPager = Box<dyn Fn() -> Option<Report> + Send + Sync>;
 
 impl<M> LedgerSource<M> {
     /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
@@ -152,8 +149,15 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             user: self.user_exits(),
             owner,
             sidecore: self.sidecore(),
-            swap: self.pager.as_ref().and_then(|ask| ask()).map(swap_counts),
+            swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
         }
+    }
+}
+
+fn swap(standing: Standing) -> Swap {
+    Swap {
+        counts: swap_counts(standing.report),
+        pause_reason: standing.pause_reason,
     }
 }
 
@@ -169,6 +173,7 @@ fn swap_counts(report: Report) -> SwapCounts {
         undecided,
         tickets,
         pauses,
+        last_pause: _,
         is_paused: _,
     } = report;
     SwapCounts {

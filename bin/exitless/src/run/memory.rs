@@ -33,6 +33,17 @@ pub trait Memory {
     fn start(self, owner: OwnerHandle<Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
 }
 
+/// How a pager stands.
+pub struct Standing {
+    /// In numbers.
+    pub report: Report,
+    /// Why it paused the machine the last time, as its user was told.
+    pub pause_reason: Option<String>,
+}
+
+/// A question to the pager, which may have ended.
+pub type AskPager = Box<dyn Fn() -> Option<Standing> + Send + Sync>;
+
 /// What moves pages while the machine runs.
 pub trait Paging {
     /// The guest's memory has been loaded, and it is about to run.
@@ -42,7 +53,7 @@ pub trait Paging {
     fn end(&self);
 
     /// How it stands, for the ledger.
-    fn reporter(&self) -> Option<Box<dyn Fn() -> Option<Report> + Send + Sync>> {
+    fn reporter(&self) -> Option<AskPager> {
         None
     }
 

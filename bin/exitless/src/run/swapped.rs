@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::num::NonZeroU64;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -13,18 +14,19 @@ use kvm::control::{Control, End};
 use machine::Request as Question;
 use rustix::fs::inotify;
 use sidecore::{Handle, Reply, Sidecore, SidecoreBuilder};
-use swap::book::Trouble;
+use swap::book::{Errno, Place, Trouble};
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
 use swap::store::Store;
 use uffd::Source;
 use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
+use vio_faults::{FaultyStore, StoreFault};
 
 use super::args::{DmaArg, IdleArg, MapperArg, RunArgs, Switch};
 use super::config::Disk;
 use super::disk::DiskConfig;
-use super::memory::{Memory, OwnerHandle, Paging, Pieces};
+use super::memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Standing};
 use super::stopped;
 use crate::messages::say;
 use crate::resident::Host;
@@ -45,6 +47,8 @@ pub struct SwapConfig {
     limit: Limit,
     store: Store,
     path: PathBuf,
+    /// What the store does wrong, for tests.
+    fault: Option<StoreFault>,
     /// Whether disks' blocks may stand for pages.
     mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
@@ -101,6 +105,7 @@ impl SwapConfig {
             Some(text) => size::bytes(text).context("--swap: size")?,
             None => memory,
         };
+        let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
         // Before there is a store.
         let host = Host::probe();
@@ -112,6 +117,7 @@ impl SwapConfig {
             limit,
             store,
             path,
+            fault,
             mapper: args.mapper,
             preventer: (args.preventer == Switch::On)
                 .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
@@ -127,6 +133,20 @@ impl SwapConfig {
             say!("warning: {warning}");
         }
     }
+}
+
+/// A store's deliberate fault.
+fn fault(text: &str) -> Result<StoreFault> {
+    let nth = |nth: &str| nth.parse::<NonZeroU64>().ok();
+    let fault = text.split_once('@').and_then(|(kind, at)| match kind {
+        "eio" => nth(at).map(StoreFault::Eio),
+        "enospc" => nth(at).map(StoreFault::Enospc),
+        "corrupt" => nth(at).map(StoreFault::Corrupt),
+        _ => None,
+    });
+    fault.with_context(|| {
+        format!("--swap: misbehave is eio@N, enospc@N or corrupt@N, N at least 1, not {text:?}")
+    })
 }
 
 /// How much may be in memory.
@@ -175,6 +195,7 @@ pub struct Swapped {
     pieces: Pieces,
     ram: SwappedRam,
     images: Vec<Box<dyn BlockIo>>,
+    names: Names,
 }
 
 impl Swapped {
@@ -182,6 +203,11 @@ impl Swapped {
     pub fn new(config: SwapConfig, pieces: Pieces) -> Self {
         Self {
             ram: SwappedRam::new(pieces.ram.clone()),
+            names: Names {
+                store: config.path.clone(),
+                limit: config.file.clone(),
+                disks: Vec::new(),
+            },
             config,
             pieces,
             images: Vec::new(),
@@ -211,11 +237,13 @@ impl Memory for Swapped {
         let file = disk.file.try_clone().context("a second descriptor")?;
         self.images
             .push(Box::new(UringFile::from_file(file, options)?));
+        self.names.disks.push(disk.path.clone());
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
 
     fn start(self, owner: OwnerHandle<SwappedRam>) -> Result<Option<Box<dyn Paging>>> {
         Ok(Some(Box::new(Swapper {
+            names: self.names.clone(),
             handle: Arc::default(),
             running: None,
             waiting: Some((self, owner)),
@@ -227,6 +255,7 @@ impl Memory for Swapped {
 struct Swapper {
     waiting: Option<(Swapped, OwnerHandle<SwappedRam>)>,
     running: Option<Sidecore<Pager>>,
+    names: Names,
     handle: Arc<OnceLock<Handle<Message>>>,
 }
 
@@ -240,6 +269,7 @@ impl Paging for Swapper {
             pieces,
             ram,
             images,
+            names,
         } = swapped;
         let slots = config.store.slots() as usize;
         let options = UringOptions {
@@ -250,13 +280,17 @@ impl Paging for Swapper {
         };
         let store = UringFile::from_file(config.store.into_file(), options)
             .with_context(|| format!("--swap path={}", config.path.display()))?;
+        let store: Box<dyn BlockIo> = match config.fault {
+            None => Box::new(store),
+            Some(fault) => Box::new(FaultyStore::new(Box::new(store), pieces.ram, fault)),
+        };
         let limit = config.limit;
         let parts = pager::Parts {
             ram: ram.clone(),
             slots: pieces.slots,
             faults: Source::Kernel,
             limit: limit.pages(),
-            store: (Box::new(store), slots),
+            store: (store, slots),
             preventer: config.preventer,
             images,
         };
@@ -266,8 +300,7 @@ impl Paging for Swapper {
             pager: self.handle.clone(),
             vcpus: config.preventer.map_or(0, |(vcpus, _)| vcpus),
             control: control.clone(),
-            store: config.path,
-            file: config.file.clone(),
+            names,
         };
         let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
         if config.mapper == MapperArg::Stale {
@@ -301,9 +334,16 @@ impl Paging for Swapper {
         }
     }
 
-    fn reporter(&self) -> Option<Box<dyn Fn() -> Option<Report> + Send + Sync>> {
-        let handle = self.handle.clone();
-        Some(Box::new(move || handle.get()?.call(Message::Report).ok()))
+    fn reporter(&self) -> Option<AskPager> {
+        let (handle, names) = (self.handle.clone(), self.names.clone());
+        Some(Box::new(move || {
+            let report = handle.get()?.call(Message::Report).ok()?;
+            let pause_reason = report.last_pause.map(|trouble| names.say(trouble));
+            Some(Standing {
+                report,
+                pause_reason,
+            })
+        }))
     }
 
     fn stop(self: Box<Self>) -> String {
@@ -332,6 +372,7 @@ fn said(report: &Report, cpu: Duration) -> String {
         undecided,
         tickets,
         pauses,
+        last_pause: _,
         is_paused: _,
     } = report;
     format!(
@@ -356,23 +397,70 @@ fn said(report: &Report, cpu: Duration) -> String {
     )
 }
 
+/// What a machine's pages are in, as its user knows it.
+#[derive(Clone, Debug)]
+struct Names {
+    store: PathBuf,
+    /// Where a new limit is read from.
+    limit: Option<PathBuf>,
+    /// By their numbers.
+    disks: Vec<PathBuf>,
+}
+
+impl Names {
+    /// Why the machine is paused, and what to do.
+    fn say(&self, trouble: Trouble) -> String {
+        let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
+        let store = self.store.display();
+        match trouble {
+            Trouble::StoreFull => format!("the swap store {store} is full: {}", self.remedy()),
+            Trouble::CannotSave(slot, errno) => format!(
+                "slot {} of the swap store {store} cannot be written: {}; {RETRIED}",
+                slot.0,
+                error(errno)
+            ),
+            Trouble::CannotFetch(place, errno) => {
+                let place = self.place(place);
+                format!("{place} cannot be read: {}; {RETRIED}", error(errno))
+            }
+            Trouble::Changed(place) => format!(
+                "{} does not hold what was there: somebody else has written to it, or its storage lies; {RETRIED}",
+                self.place(place)
+            ),
+        }
+    }
+
+    fn place(&self, place: Place) -> String {
+        match place {
+            Place::Nowhere => "a page of zeroes".into(),
+            Place::Slot(slot) => {
+                format!("slot {} of the swap store {}", slot.0, self.store.display())
+            }
+            Place::Block(block) => match self.disks.get(usize::from(block.disk)) {
+                Some(disk) => format!("block {} of disk {}", block.number, disk.display()),
+                None => format!("block {} of disk {}", block.number, block.disk),
+            },
+        }
+    }
+
+    fn remedy(&self) -> String {
+        match &self.limit {
+            Some(file) => format!("write a higher limit into {}", file.display()),
+            None => "start it with --resident-file to raise its limit while it runs".into(),
+        }
+    }
+}
+
+/// What becomes of what has failed.
+const RETRIED: &str = "see to its storage: it is tried again each second";
+
 /// The machine as the pager reaches it.
 struct Door {
     owner: OwnerHandle<SwappedRam>,
     pager: Arc<OnceLock<Handle<Message>>>,
     vcpus: usize,
     control: Arc<Control>,
-    store: PathBuf,
-    file: Option<PathBuf>,
-}
-
-impl Door {
-    fn remedy(&self) -> String {
-        match &self.file {
-            Some(file) => format!("write a higher limit into {}", file.display()),
-            None => "start it with --resident-file to raise its limit while it runs".into(),
-        }
-    }
+    names: Names,
 }
 
 impl pager::Machine for Door {
@@ -401,20 +489,7 @@ impl pager::Machine for Door {
     }
 
     fn pause(&self, trouble: Trouble) {
-        let store = self.store.display();
-        let why = match trouble {
-            Trouble::StoreFull => {
-                format!("the swap store {store} is full: {}", self.remedy())
-            }
-            Trouble::CannotSave(slot) => {
-                format!("the swap store {store} cannot be written (slot {})", slot.0)
-            }
-            Trouble::CannotFetch(place) => format!("{place:?} cannot be read"),
-            Trouble::Changed(place) => {
-                format!("{place:?} does not hold what was there: somebody else has written to it")
-            }
-        };
-        say!("paused: {why}");
+        say!("paused: {}", self.names.say(trouble));
         // Who waits for a fault does not run either.
         self.control.pause(Duration::ZERO);
     }
@@ -496,6 +571,8 @@ fn read_limit(file: &Path) -> Result<Option<u64>> {
 mod tests {
     use std::fs;
 
+    use swap::book::{Block, Slot};
+
     use super::*;
 
     #[test]
@@ -523,6 +600,52 @@ mod tests {
             .expect("a FIFO");
         assert_eq!(read_limit(&fifo).expect("nobody writes"), None);
         read_limit(Path::new("/dev/zero")).expect_err("zeroes are no number");
+    }
+
+    #[test]
+    fn a_fault_of_the_store_has_a_kind_and_a_number() {
+        let nth = |n| NonZeroU64::new(n).expect("counted from 1");
+        for (text, wanted) in [
+            ("eio@1", StoreFault::Eio(nth(1))),
+            ("enospc@20", StoreFault::Enospc(nth(20))),
+            ("corrupt@300", StoreFault::Corrupt(nth(300))),
+        ] {
+            assert_eq!(fault(text).expect(text), wanted);
+        }
+    }
+
+    #[test]
+    fn a_pause_says_what_failed_why_and_what_to_do() {
+        let names = Names {
+            store: "/var/swap0".into(),
+            limit: Some("/run/limit0".into()),
+            disks: vec!["a.raw".into(), "b.raw".into()],
+        };
+        let slot = Slot(3);
+        let block = Block { disk: 1, number: 7 };
+        for (trouble, words) in [
+            (
+                Trouble::StoreFull,
+                ["store /var/swap0 is full", "limit into /run/limit0"],
+            ),
+            (
+                Trouble::CannotSave(slot, Errno(libc::ENOSPC)),
+                ["slot 3 of the swap store /var/swap0", "No space left"],
+            ),
+            (
+                Trouble::CannotFetch(Place::Slot(slot), Errno(libc::EIO)),
+                ["/var/swap0 cannot be read: Input/output", "tried again"],
+            ),
+            (
+                Trouble::Changed(Place::Block(block)),
+                ["block 7 of disk b.raw does not hold", "tried again"],
+            ),
+        ] {
+            let said = names.say(trouble);
+            for word in words {
+                assert!(said.contains(word), "no {word:?} in: {said}");
+            }
+        }
     }
 
     #[test]

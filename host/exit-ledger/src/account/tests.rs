@@ -47,3 +47,45 @@ fn without_histograms_the_rest_is_unattributed() {
     assert_eq!((window.exits.hlt, window.exits.interrupt), (10, 10));
     assert_eq!(window.exits.unattributed, 30);
 }
+
+#[test]
+fn a_pause_is_the_windows_that_it_fell_into() {
+    let at = |pauses, pause_reason: Option<&str>| Snapshot {
+        swap: Some(Swap {
+            counts: SwapCounts {
+                pauses,
+                ..SwapCounts::default()
+            },
+            pause_reason: pause_reason.map(String::from),
+        }),
+        ..Snapshot::default()
+    };
+    let reason = |begin: &Snapshot, end: &Snapshot| {
+        let swap = Window::between(begin, end).swap.expect("there is a pager");
+        (swap.counts.pauses, swap.pause_reason)
+    };
+    let (never, once) = (at(0, None), at(1, Some("full")));
+    assert_eq!(reason(&never, &never), (0, None));
+    assert_eq!(reason(&never, &once), (1, Some("full".into())));
+    assert_eq!(reason(&once, &once), (0, None));
+    // The pager begins behind the first snapshot.
+    let before = Snapshot::default();
+    assert_eq!(reason(&before, &once), (1, Some("full".into())));
+}
+
+#[test]
+fn the_reason_of_a_pause_stands_beside_the_counts_of_swap_or_is_null() {
+    let swap = |pause_reason| {
+        let swap = Swap {
+            counts: SwapCounts::default(),
+            pause_reason,
+        };
+        serde_json::to_value(swap).expect("plain values")
+    };
+    assert_eq!(swap(None)["pause_reason"], serde_json::Value::Null);
+    let full = swap(Some("full".into()));
+    assert_eq!(
+        (&full["pause_reason"], &full["pauses"]),
+        (&"full".into(), &0.into())
+    );
+}

@@ -1,6 +1,6 @@
 //! How pages come in: wanted by a processor or a device, read ahead, or rescued.
 
-use super::command::{Command, Protection, Ticket, Trouble};
+use super::command::{Command, Errno, Protection, Ticket, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
 use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, ZEROES, mutant};
 
@@ -180,13 +180,13 @@ impl Book {
     }
 
     /// The content that `page` waited for has been read, and has this CRC; or could not be.
-    pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, ()>) {
+    pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, Errno>) {
         debug_assert_eq!(self.entry(page).state, State::Fetching);
         let place = self.entry(page).place();
         let trouble = match outcome {
             Ok(crc) if crc == self.entry(page).crc() => None,
             Ok(_) => Some(Trouble::Changed(place)),
-            Err(()) => Some(Trouble::CannotFetch(place)),
+            Err(errno) => Some(Trouble::CannotFetch(place, errno)),
         };
         if let Some(trouble) = trouble {
             // It stays as it is until it is tried again: nobody can reach what it holds.

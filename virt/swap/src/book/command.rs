@@ -55,10 +55,14 @@ pub enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// Of [`Command::Fetch`]: what was read has this CRC, or it could not be.
-    Fetched(Page, Result<u32, ()>),
+    Fetched(Page, Result<u32, Errno>),
     /// Of [`Command::Save`]: whether it was written.
-    Saved(Page, Slot, bool),
+    Saved(Page, Slot, Result<(), Errno>),
 }
+
+/// The host's number for why something could not be done. Nothing is decided by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
 
 /// Why the guest cannot go on. No content is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +70,9 @@ pub enum Trouble {
     /// The store has no free slot.
     StoreFull,
     /// A slot could not be written.
-    CannotSave(Slot),
+    CannotSave(Slot, Errno),
     /// The content could not be read.
-    CannotFetch(Place),
+    CannotFetch(Place, Errno),
     /// What was read is not what was dropped: somebody else changed the image, or the store is broken.
     Changed(Place),
 }

@@ -1,6 +1,6 @@
 //! How pages leave: asked for, let go, examined, dropped or saved.
 
-use super::command::{Command, Seen, Trouble};
+use super::command::{Command, Errno, Seen, Trouble};
 use super::entry::{Page, Place, Slot, State};
 use super::{BATCH, Book, mutant};
 
@@ -86,16 +86,13 @@ impl Book {
     }
 
     /// The slot has been written with the page, or could not be.
-    pub(super) fn saved(&mut self, page: Page, slot: Slot, is_good: bool) {
+    pub(super) fn saved(&mut self, page: Page, slot: Slot, outcome: Result<(), Errno>) {
         let entry = self.entry(page);
         if entry.state != State::Saving || entry.place() != Place::Slot(slot) {
             // The page came back meanwhile.
-            self.slots.give_back(slot);
-        } else if is_good {
-            self.counts.saved += 1;
-            self.saving -= 1;
-            self.drop_memory(page);
-        } else {
+            return self.slots.give_back(slot);
+        }
+        if let Err(errno) = outcome {
             self.slots.give_back(slot);
             let entry = self.entry_mut(page);
             entry.set_place(Place::Nowhere);
@@ -103,7 +100,12 @@ impl Book {
             self.saving -= 1;
             self.soft_pages += 1;
             self.again_soft(page);
-            self.commands.push(Command::Stop(Trouble::CannotSave(slot)));
+            let trouble = Trouble::CannotSave(slot, errno);
+            self.commands.push(Command::Stop(trouble));
+        } else {
+            self.counts.saved += 1;
+            self.saving -= 1;
+            self.drop_memory(page);
         }
     }
 

@@ -27,7 +27,7 @@ use std::collections::{HashMap, VecDeque};
 
 use blocks::Blocks;
 pub use blocks::SHARERS;
-pub use command::{Command, Counts, Ended, Protection, Seen, Ticket, Trouble};
+pub use command::{Command, Counts, Ended, Errno, Protection, Seen, Ticket, Trouble};
 use entry::Entry;
 pub use entry::{Block, Page, Place, Slot, State};
 use queue::Queue;
@@ -273,7 +273,7 @@ impl Book {
     pub fn ended(&mut self, ended: Ended) {
         match ended {
             Ended::Fetched(page, outcome) => self.fetched(page, outcome),
-            Ended::Saved(page, slot, is_good) => self.saved(page, slot, is_good),
+            Ended::Saved(page, slot, outcome) => self.saved(page, slot, outcome),
         }
     }
 

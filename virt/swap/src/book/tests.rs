@@ -573,7 +573,10 @@ impl World {
                 };
                 self.frame(page).content = Some(content);
                 let fails = self.random.below(1000) < self.failing;
-                let outcome = if fails { Err(()) } else { Ok(content as u32) };
+                let outcome = match fails {
+                    true => Err(Errno(5)),
+                    false => Ok(content as u32),
+                };
                 self.book.ended(Ended::Fetched(page, outcome));
                 self.book.balance();
             }
@@ -586,7 +589,8 @@ impl World {
                 if fails {
                     self.store[slot.0 as usize] = 9;
                 }
-                self.book.ended(Ended::Saved(page, slot, !fails));
+                let outcome = if fails { Err(Errno(5)) } else { Ok(()) };
+                self.book.ended(Ended::Saved(page, slot, outcome));
                 self.book.balance();
             }
             _ => {

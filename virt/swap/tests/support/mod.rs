@@ -1,7 +1,8 @@
-//! A machine without a hypervisor: memory that threads of the test reach through a guest's mapping, an owner with one disk, a
-//! pager, a store in a file.
+//! A machine without a hypervisor: memory that threads of the test reach through a guest's mapping, an owner with disks, a pager,
+//! a store.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,7 +16,7 @@ use sidecore::{
     Activity, AlwaysPoll, ArmError, Handle, IdlePolicy, Poller, Sidecore, SidecoreBuilder, Turn,
     Wakes,
 };
-use swap::book::{Page, Trouble};
+use swap::book::Trouble;
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
@@ -31,21 +32,50 @@ pub struct Shape {
     pub pages: u32,
     /// That may be in memory.
     pub limit: usize,
-    /// Of the store.
-    pub slots: u32,
 }
 
-/// One block that a guest wants moved.
+/// A request of a guest.
 pub struct Transfer {
-    /// From memory to the disk.
-    pub is_write: bool,
-    /// Which block.
-    pub block: u32,
-    /// From or to where.
-    pub page: Page,
+    /// Which disk's.
+    pub disk: usize,
+    /// What it asks.
+    pub op: Op,
+    /// From or to where, if it moves anything.
+    pub gpa: Option<Gpa>,
     /// Told whether it was done.
     pub done: Sender<bool>,
 }
+
+impl Transfer {
+    /// Its memory.
+    fn range(&self) -> Option<(Gpa, u64)> {
+        match self.op {
+            Op::Read { len, .. } | Op::Write { len, .. } => Some((self.gpa?, len.into())),
+            Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => None,
+        }
+    }
+}
+
+/// A disk, twice.
+pub struct Disk {
+    /// For the guest's requests.
+    pub below: Box<dyn BlockIo>,
+    /// For the pager to read.
+    pub image: Box<dyn BlockIo>,
+}
+
+/// What is not memory.
+pub struct Files {
+    /// Where pages go.
+    pub store: Box<dyn BlockIo>,
+    /// How many it holds.
+    pub slots: usize,
+    /// By their numbers.
+    pub disks: Vec<Disk>,
+}
+
+/// Or why a test cannot be.
+pub type Made<T> = Result<T, Box<dyn Error>>;
 
 /// What the owner is told.
 pub enum Request {
@@ -57,58 +87,52 @@ pub enum Request {
     TicketDone(Ticket),
 }
 
-/// The owner: one disk whose requests it takes from messages.
+/// The owner: disks whose requests it takes from messages.
 struct Owner {
     ram: SwappedRam,
-    disk: MappedDisk,
+    disks: Vec<MappedDisk>,
     /// What has not been begun, since its page was absent when it was last tried.
     parked: HashMap<Ticket, Transfer>,
-    begun: Vec<Option<Transfer>>,
+    /// By disks and slots.
+    begun: HashMap<(usize, u32), Transfer>,
     done: Vec<Completion>,
 }
 
-impl Owner {
-    fn gpa(page: Page) -> Gpa {
-        Gpa::new(u64::from(page.0) * PAGE_SIZE)
-    }
+/// Requests of a disk under way at a time.
+const SLOTS: u32 = 64;
 
+impl Owner {
     fn begin(&mut self, transfer: Transfer) {
-        let intent = match transfer.is_write {
-            true => Intent::Read,
-            false => Intent::Overwrite,
-        };
-        let hva = match self.ram.host(Self::gpa(transfer.page), PAGE_SIZE, intent) {
-            Ok(hva) => hva,
-            Err(Stop::Pending(ticket)) => return drop(self.parked.insert(ticket, transfer)),
-            Err(Stop::Fault(fault)) => panic!("{fault:?}"),
-        };
-        let len = PAGE_SIZE as u32;
-        let offset = u64::from(transfer.block) * PAGE_SIZE;
-        let op = match transfer.is_write {
-            true => Op::Write {
-                offset,
-                len,
-                durable: false,
-            },
-            false => Op::Read { offset, len },
-        };
-        let pieces = [Piece { hva, len }];
-        if let Some(outcome) = self.disk.run_now(op, &pieces) {
+        let mut pieces = Vec::new();
+        if let Some((gpa, len)) = transfer.range() {
+            let intent = match transfer.op {
+                Op::Read { .. } => Intent::Overwrite,
+                _ => Intent::Read,
+            };
+            let hva = match self.ram.host(gpa, len, intent) {
+                Ok(hva) => hva,
+                Err(Stop::Pending(ticket)) => return drop(self.parked.insert(ticket, transfer)),
+                Err(Stop::Fault(fault)) => panic!("{fault:?}"),
+            };
+            // A request has 32 bits for its length.
+            let len = len as u32;
+            pieces.push(Piece { hva, len });
+        }
+        let (disk, op) = (transfer.disk, transfer.op);
+        if let Some(outcome) = self.disks[disk].run_now(op, &pieces) {
             // Of a guest that has failed meanwhile nobody listens.
             let _ = transfer.done.send(outcome == Outcome::Done);
             return;
         }
-        let free = self.begun.iter().position(Option::is_none);
+        let free = (0..SLOTS).find(|slot| !self.begun.contains_key(&(disk, *slot)));
         let slot = free.expect("fewer threads than slots");
-        self.begun[slot] = Some(transfer);
-        self.disk.submit(slot as u32, op, &pieces);
+        self.begun.insert((disk, slot), transfer);
+        self.disks[disk].submit(slot, op, &pieces);
     }
 
     fn evict(&self, pages: &Pages) {
-        let in_use = self.begun.iter().flatten();
-        let in_use = in_use.fold(0, |mask, transfer| {
-            mask | pages.touched(Self::gpa(transfer.page), PAGE_SIZE)
-        });
+        let in_use = self.begun.values().filter_map(Transfer::range);
+        let in_use = in_use.fold(0, |mask, (gpa, len)| mask | pages.touched(gpa, len));
         self.ram.let_go(pages, pages.all() & !in_use);
     }
 }
@@ -118,13 +142,16 @@ impl Poller for Owner {
     type Probe = AlwaysPoll;
 
     fn poll(&mut self, _: &mut Turn<'_>) -> Activity {
-        self.disk.flush();
-        self.disk.poll(&mut self.done);
-        let is_busy = !self.done.is_empty();
-        for completion in self.done.drain(..) {
-            let transfer = self.begun[completion.slot as usize].take();
-            let transfer = transfer.expect("it was begun");
-            let _ = transfer.done.send(completion.outcome == Outcome::Done);
+        let mut is_busy = false;
+        for (number, disk) in self.disks.iter_mut().enumerate() {
+            disk.flush();
+            disk.poll(&mut self.done);
+            is_busy |= !self.done.is_empty();
+            for completion in self.done.drain(..) {
+                let transfer = self.begun.remove(&(number, completion.slot));
+                let transfer = transfer.expect("it was begun");
+                let _ = transfer.done.send(completion.outcome == Outcome::Done);
+            }
         }
         match is_busy {
             true => Activity::Busy,
@@ -144,19 +171,21 @@ impl Poller for Owner {
     }
 
     fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
-        self.disk.arm();
         let mut fds = Vec::new();
-        self.disk.wake_fds(&mut fds);
+        for disk in &mut self.disks {
+            disk.arm();
+            disk.wake_fds(&mut fds);
+        }
         let fds: Vec<_> = fds.into_iter().map(|fd| (fd, 0)).collect();
         wakes.replace(&fds).map_err(ArmError::new)
     }
 
     fn has_work(&mut self) -> bool {
-        self.disk.has_completions()
+        self.disks.iter_mut().any(|disk| disk.has_completions())
     }
 
     fn disarm(&mut self) {
-        self.disk.disarm();
+        self.disks.iter_mut().for_each(|disk| disk.disarm());
     }
 }
 
@@ -212,38 +241,25 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts with a store in a file of its own.
-    pub fn start(shape: Shape, image: File) -> Result<Self, Box<dyn std::error::Error>> {
-        let dir = tempfile::tempdir()?;
-        let bytes = u64::from(shape.slots) * PAGE_SIZE;
-        let store = Store::open(&dir.path().join("swap"), bytes)?;
-        let slots = store.slots() as usize;
-        let io = Box::new(UringFile::from_file(store.into_file(), past_the_cache())?);
-        Self::over(shape, image, io, slots)
-    }
-
-    /// Starts with this store of so many slots.
-    pub fn over(
-        shape: Shape,
-        image: File,
-        store: Box<dyn BlockIo>,
-        slots: usize,
-    ) -> Result<Self, Box<dyn std::error::Error>> {
+    /// Starts over what is made for this memory.
+    pub fn over(shape: &Shape, files: impl FnOnce(&GuestRam) -> Made<Files>) -> Made<Self> {
         let size = u64::from(shape.pages) * PAGE_SIZE;
         let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never)?;
         let mapping = Arc::new(ram.slot_mapping(&ram.regions()[0])?);
+        let files = files(&ram)?;
         let ram = SwappedRam::new(ram);
-        let file = || -> Result<Box<dyn BlockIo>, Box<dyn std::error::Error>> {
-            let options = UringOptions::default();
-            Ok(Box::new(UringFile::from_file(image.try_clone()?, options)?))
-        };
-        let mut disk = MappedDisk::new(file()?, ram.clone(), 0);
-        disk.attach(ram.keep_alive());
+        let (mut disks, mut images) = (Vec::new(), Vec::new());
+        for (number, disk) in (0..).zip(files.disks) {
+            let mut mapped = MappedDisk::new(disk.below, ram.clone(), number);
+            mapped.attach(ram.keep_alive());
+            disks.push(mapped);
+            images.push(disk.image);
+        }
         let owner = Owner {
             ram: ram.clone(),
-            disk,
+            disks,
             parked: HashMap::new(),
-            begun: (0..64).map(|_| None).collect(),
+            begun: HashMap::new(),
             done: Vec::new(),
         };
         let spawn = |name: &str| {
@@ -261,9 +277,9 @@ impl Machine {
             slots: vec![mapping.clone()],
             faults: Source::User,
             limit: shape.limit,
-            store: (store, slots),
+            store: (files.store, files.slots),
             preventer: None,
-            images: vec![file()?],
+            images,
         };
         let pager = Pager::new(parts, Box::new(door))?;
         let pager = spawn("pager").spawn(vec![pager])?;
@@ -305,8 +321,28 @@ impl Machine {
     }
 }
 
+/// A store in a file that has no name.
+pub fn store(slots: u32) -> Made<Box<dyn BlockIo>> {
+    let dir = tempfile::tempdir()?;
+    let store = Store::open(&dir.path().join("swap"), u64::from(slots) * PAGE_SIZE)?;
+    let store = UringFile::from_file(store.into_file(), past_the_cache())?;
+    Ok(Box::new(store))
+}
+
+/// A disk with this image.
+pub fn disk(image: &File) -> Made<Disk> {
+    let file = || -> Made<Box<dyn BlockIo>> {
+        let options = UringOptions::default();
+        Ok(Box::new(UringFile::from_file(image.try_clone()?, options)?))
+    };
+    Ok(Disk {
+        below: file()?,
+        image: file()?,
+    })
+}
+
 /// How a store is reached.
-pub fn past_the_cache() -> UringOptions {
+fn past_the_cache() -> UringOptions {
     UringOptions {
         o_direct: true,
         ..UringOptions::default()
