@@ -86,7 +86,7 @@ fn shrink(book: &mut Book, limit: usize) {
             return;
         }
         for (page, slot) in std::mem::take(&mut saves) {
-            book.ended(Ended::Saved(page, slot, true));
+            book.ended(Ended::Saved(page, slot, Ok(())));
         }
         book.balance();
         carry_out(book, &mut saves);
