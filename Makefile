@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitles
 
 bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random writes, new clusters or not, on this file system -> target/report/disk-image.json
 	cargo run --release --quiet -p disk-image --example barriers -- target
+
+bench-swap: build ## what guests with too little memory move, in the lab: the host's swap, a balloon, the pager with and without its parts, three rounds -> target/report/swap.json
+	$(EXITLESS) swap-lab --report $(REPORT)/swap.json
 
 soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use harness::{demo, lab_cmd, selftest, serve_lab};
+use harness::{demo, lab_cmd, selftest, serve_lab, swap_lab};
 
 /// Virtual machines whose I/O does not exit.
 #[derive(Parser)]
@@ -56,6 +56,9 @@ enum Command {
     /// Count the exits of guests that share one `exitless serve`; what `make bench-serve-lab` runs.
     #[command(hide = true)]
     ServeLab(serve_lab::ServeLabArgs),
+    /// Count what guests with too little memory move, five ways; what `make bench-swap` runs.
+    #[command(hide = true)]
+    SwapLab(swap_lab::SwapLabArgs),
     /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
     #[command(hide = true)]
     Payload(selftest::payload::PayloadArgs),
@@ -122,6 +125,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => completions(shell),
         Command::Man { subcommand } => man(subcommand.as_deref()),
         Command::ServeLab(args) => serve_lab::main(&args),
+        Command::SwapLab(args) => swap_lab::main(&args),
         Command::Payload(args) => selftest::payload::main(&args),
     };
     let status = outcome.unwrap_or_else(|error| {

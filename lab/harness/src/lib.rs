@@ -7,6 +7,7 @@
 //! * [`demo`]: exits with no IOMMU and in each register mode, side by side.
 //! * [`selftest`]: cases and what must come of them.
 //! * [`serve_lab`]: exits of guests that share one daemon.
+//! * [`swap_lab`]: what guests with too little memory move.
 //! * [`lab_cmd`]: a command of the user's in the lab.
 //!
 //! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel, makes a machine of the
@@ -16,4 +17,5 @@ pub mod demo;
 pub mod lab_cmd;
 pub mod selftest;
 pub mod serve_lab;
+pub mod swap_lab;
 mod system;

@@ -7,8 +7,9 @@ use lab::packages::Version;
 use serde_json::Value;
 
 use super::cases::Case;
-use crate::system::guest::{Guest, Mode, Outcome};
+use crate::system::guest::{Mode, Outcome};
 use crate::system::host::Host;
+use crate::system::squeezed::{self, Verified, Verify};
 
 /// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
 const KERNEL: Version = Version::new(6, 12);
@@ -42,46 +43,30 @@ pub fn soak() -> Vec<Case> {
     cases
 }
 
-/// A guest of 256 MiB of which `limit` may be in memory.
-fn guest(host: &Host, mode: Mode, script: String, limit: &str) -> Result<Guest> {
-    let mut guest = Guest::new(mode, script);
-    guest.idle = "sleep";
-    let swap = format!("path={},size=256M", host.path("swap.img"));
-    // An emulated vCPU takes its time to say where it stands.
-    let flags = [
-        "--resident",
-        limit,
-        "--swap",
-        &swap,
-        "--preventer-limit",
-        "100000",
-    ];
-    guest.flags.extend(flags.map(String::from));
-    Ok(guest)
-}
-
-/// Memory and a disk of a guest, filled, fragmented and cleared, each page checked.
-fn verify(mode: Mode, cpus: u32, seconds: u32, limit: u32) -> Case {
+/// See [`Verify`].
+fn verify(mode: Mode, cpus: u32, seconds: u32, limit: u64) -> Case {
     let name = format!(
         "{seconds} s of verified pages, {limit} of 256 MiB in memory: {}, {cpus} vCPU",
         mode.name()
     );
+    let verify = Verify {
+        mode,
+        cpus,
+        seconds,
+        limit,
+    };
     let run = move |host: &Host| {
-        host.put_zeroes("verified.img", 64 << 20)?;
-        let script = format!(
-            "workload verify /dev/vda --seconds {seconds} --mib 100 --threads {cpus} --seed {SEED}"
-        );
-        let mut guest = guest(host, mode, script, &format!("{limit}M"))?;
-        guest.cpus = cpus;
-        let disk = host.path("verified.img");
-        guest.disks.push(format!("path={disk},direct=on,queues=2"));
-        guest.limit = Duration::from_secs(420 + 4 * u64::from(seconds));
-        let outcome = guest.run(host)?;
-        let line = outcome.line("verify ok");
-        let line = line.with_context(|| format!("it did not verify\n{}", outcome.tail()))?;
+        let Verified {
+            line,
+            changes,
+            outcome,
+        } = verify.run(host)?;
         check(&outcome)?;
         let swap = &outcome.ledger["whole"]["swap"];
-        Ok(format!("{}; {}", line.trim(), summary(swap)))
+        Ok(format!(
+            "{line}; {changes} changes of the limit; {}",
+            summary(swap)
+        ))
     };
     Case::new(name, run).needing(KERNEL)
 }
@@ -90,7 +75,7 @@ fn verify(mode: Mode, cpus: u32, seconds: u32, limit: u32) -> Case {
 /// then memory written.
 #[derive(Clone, Copy)]
 struct Load {
-    limit: u32,
+    limit: u64,
     age: u32,
     file: u32,
     iterations: u32,
@@ -115,11 +100,13 @@ fn sequential(load: Load) -> Case {
              workload sequential /dev/vda --mib {file} --iterations {iterations} --alloc-mib {alloc} --seed {SEED} --marker",
             file << 20
         );
-        let mut guest = guest(host, Mode::Shared, script, &format!("{limit}M"))?;
+        let store = format!("path={},size=256M", host.path("swap.img"));
+        let mut guest = squeezed::guest(host, Mode::Shared, &script, &store);
         let disk = host.path("read.img");
         guest.disks.push(format!("path={disk},direct=on"));
         guest.limit = Duration::from_secs(1200);
-        let outcome = guest.run(host)?;
+        let outcome = squeezed::squeezed(host, &guest, limit)?.wait()?;
+        outcome.check()?;
         let last = format!("phase=alloc ok pages={}", alloc * 256);
         let line = outcome.line(&last);
         line.with_context(|| format!("no {last:?}\n{}", outcome.tail()))?;

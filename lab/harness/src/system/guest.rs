@@ -64,6 +64,8 @@ pub struct Guest {
     pub pin: Option<String>,
     /// Tells its files from those of guests beside it that are alike in mode and idle policy.
     pub name: String,
+    /// Directory of the control group that it runs in: in the lab only.
+    pub group: Option<String>,
 }
 
 impl Guest {
@@ -82,6 +84,7 @@ impl Guest {
             limit: Duration::from_secs(120),
             pin: None,
             name: String::new(),
+            group: None,
         }
     }
 
@@ -145,7 +148,7 @@ impl Guest {
     /// Starts it. Guests that run side by side differ in name, mode or idle policy, or share a ledger.
     pub fn spawn<'a>(&self, host: &'a Host) -> Result<RunningGuest<'a>> {
         Ok(RunningGuest {
-            program: host.spawn(&self.args(host)?, self.limit)?,
+            program: host.spawn_in(self.group.as_deref(), &self.args(host)?, self.limit)?,
             host,
             ledger: self.ledger(),
         })

@@ -80,6 +80,43 @@ impl Host {
         Self::lab_with(LabConfig::default())
     }
 
+    /// A lab whose kernel and whose guests' kernel are of this series, with these files as its disks.
+    pub fn lab_with_disks(series: Version, disks: Vec<PathBuf>) -> Result<Self> {
+        let needs = Needs {
+            host_kernel: Some(series),
+            guest_kernel: Some(series),
+            ..Needs::default()
+        };
+        Self::lab_with(LabConfig {
+            needs,
+            disks,
+            ..LabConfig::default()
+        })
+    }
+
+    /// Runs a shell script where guests run; its standard output.
+    ///
+    /// # Errors
+    /// It did not end with 0; with what it wrote to standard error.
+    pub fn script(&self, script: &str) -> Result<String> {
+        let (is_good, output, errors) = match self {
+            Self::Lab(lab) => {
+                let ran = lab.exec("/bin/sh", ["-c", script])?;
+                (ran.success(), ran.stdout_text(), ran.stderr_text())
+            }
+            Self::Native(_) => {
+                let ran = std::process::Command::new("/bin/sh")
+                    .args(["-c", script])
+                    .output()
+                    .context("starting sh")?;
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
+            }
+        };
+        ensure!(is_good, "{script}: {errors}");
+        Ok(output)
+    }
+
     fn lab_with(config: LabConfig) -> Result<Self> {
         let exitless = std::env::current_exe().context("finding this program")?;
         let lab = Lab::start(&config.with_exitless(exitless))?;
@@ -218,32 +255,40 @@ impl Host {
             "for path in {}; do n=0; until [ -S $path ]; do n=$((n+1)); [ $n -le 200 ] || exit 1; sleep 0.1; done; done",
             paths.join(" ")
         );
-        let is_there = match self {
-            Self::Lab(lab) => lab.exec("/bin/sh", ["-c", &script])?.success(),
-            Self::Native(_) => std::process::Command::new("/bin/sh")
-                .args(["-c", &script])
-                .status()
-                .context("starting sh")?
-                .success(),
-        };
-        ensure!(is_there, "the sockets {} did not appear", names.join(", "));
+        let is_there = self.script(&script);
+        is_there.with_context(|| format!("the sockets {} did not appear", names.join(", ")))?;
         Ok(())
     }
 
     /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
     /// status 131), and killed 15 s later.
     pub fn spawn(&self, args: &[String], limit: Duration) -> Result<Program<'_>> {
+        self.spawn_in(None, args, limit)
+    }
+
+    /// The same, in the control group whose directory is `group`: in the lab only.
+    pub fn spawn_in(
+        &self,
+        group: Option<&str>,
+        args: &[String],
+        limit: Duration,
+    ) -> Result<Program<'_>> {
         // timeout(1) knows nothing of the load.
         let seconds = limit.mul_f64(patience::stretch()).as_secs().to_string();
         let guard = ["-s", "QUIT", "-k", "15", &seconds].map(str::to_owned);
         let running = match self {
-            Self::Lab(lab) => Running::Lab(
-                lab.command("timeout")
-                    .args(guard)
-                    .args(["exitless".to_owned()])
-                    .args(args.iter().cloned())
-                    .spawn()?,
-            ),
+            Self::Lab(lab) => {
+                let command = match group {
+                    Some(group) => {
+                        const ENTER: &str = "echo $$ > \"$0\"/cgroup.procs && exec timeout \"$@\"";
+                        lab.command("/bin/sh").args(["-c", ENTER, group])
+                    }
+                    None => lab.command("timeout"),
+                };
+                let command = command.args(guard).args(["exitless".to_owned()]);
+                Running::Lab(command.args(args.iter().cloned()).spawn()?)
+            }
+            Self::Native(_) if group.is_some() => bail!("control groups are the lab's alone"),
             Self::Native(host) => {
                 Running::Native(NativeProgram::start(&guard, &host.exitless, args)?)
             }
@@ -358,11 +403,11 @@ impl Program<'_> {
         }
     }
 
-    /// Writes to its standard input: types on the guest's console. Only in the lab.
+    /// Writes to its standard input: types on the guest's console.
     pub fn type_in(&mut self, text: &str) -> Result<()> {
         match &mut self.running {
             Running::Lab(program) => Ok(program.write_stdin(text.as_bytes())?),
-            Running::Native(_) => bail!("nobody types on the console of a native guest"),
+            Running::Native(program) => program.type_in(text),
         }
     }
 

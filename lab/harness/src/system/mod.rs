@@ -4,8 +4,10 @@
 //! what both run alike ([`workloads`]), and storage that does what a test says ([`storage`]).
 
 pub mod daemon;
+pub mod group;
 pub mod guest;
 pub mod host;
 mod native;
+pub mod squeezed;
 pub mod storage;
 pub mod workloads;

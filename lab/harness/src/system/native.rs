@@ -1,8 +1,8 @@
 //! `exitless` as a child of this process, under `timeout`: what the lab's agent does there, done here.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use lab::{LabError, Output};
 /// A child whose outputs are being read.
 pub struct NativeProgram {
     child: Child,
+    stdin: ChildStdin,
     stdout: Vec<u8>,
     chunks: Receiver<Vec<u8>>,
     stderr: JoinHandle<io::Result<Vec<u8>>>,
@@ -25,11 +26,12 @@ impl NativeProgram {
             .args(guard)
             .arg(program)
             .args(args)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .context("starting exitless under timeout(1)")?;
+        let stdin = child.stdin.take().context("no pipe for its input")?;
         let mut stdout = child.stdout.take().context("no pipe for its output")?;
         let mut stderr = child.stderr.take().context("no pipe for its errors")?;
         let (send, chunks) = channel();
@@ -48,6 +50,7 @@ impl NativeProgram {
         });
         Ok(Self {
             child,
+            stdin,
             stdout: Vec::new(),
             chunks,
             stderr,
@@ -75,6 +78,12 @@ impl NativeProgram {
         Ok(())
     }
 
+    /// Writes to its standard input.
+    pub fn type_in(&mut self, text: &str) -> Result<()> {
+        let typed = self.stdin.write_all(text.as_bytes());
+        typed.context("typing on the console of a guest")
+    }
+
     /// What it has written so far.
     pub fn so_far(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
@@ -94,6 +103,7 @@ impl NativeProgram {
 
     /// Waits for its end.
     pub fn wait(mut self) -> Result<Output> {
+        drop(self.stdin);
         while let Ok(chunk) = self.chunks.recv() {
             self.stdout.extend(chunk);
         }

@@ -20,6 +20,19 @@ fn output_is_waited_for_and_kept() {
 }
 
 #[test]
+fn what_is_typed_arrives_and_its_end_too() {
+    let mut program = sh("read line; echo \"heard $line\"; read line || echo over");
+    program.type_in("a word\n").expect("somebody listens");
+    program
+        .wait_until(Duration::from_secs(10), |text| {
+            text.contains("heard a word")
+        })
+        .expect("it is written");
+    let output = program.wait().expect("it ends");
+    assert_eq!(output.stdout_text(), "heard a word\nover\n");
+}
+
+#[test]
 fn a_paused_program_writes_nothing_until_it_is_resumed() {
     let dir = tempfile::tempdir().expect("a directory");
     let gate = dir.path().join("gate");

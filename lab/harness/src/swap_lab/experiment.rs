@@ -1,0 +1,242 @@
+//! One run: a guest is started, gets its limit, and is taken through the phases.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use workload::marker;
+
+use super::watch::Disks;
+use super::way::{LIMIT, LIMIT_PAGES, MEMORY, Way};
+use super::{count, pages};
+use crate::system::group::{Group, Most};
+use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
+use crate::system::host::Host;
+use crate::system::squeezed;
+
+/// MiB that the guest uses and gives back first.
+const AGE: u64 = 150;
+/// MiB of the disk, all of which is read.
+const FILE: u64 = 100;
+/// How often.
+pub const ITERATIONS: usize = 4;
+/// MiB that a process of the guest writes then.
+const ALLOC: u64 = 80;
+/// MiB that the balloon leaves the guest.
+const LEFT: u64 = 80;
+const SEED: u32 = 51;
+/// Where the balloon's size is read from.
+const BALLOON_FILE: &str = "balloon";
+
+/// Bytes of the image.
+pub const IMAGE: u64 = FILE << 20;
+/// Iterations, and the process: it writes, and reads again.
+pub const PHASES: usize = ITERATIONS + 2;
+
+/// What a run left.
+pub struct Run {
+    way: Way,
+    /// What the disks did, by phase.
+    pub phases: [Disks; PHASES],
+    /// The pager's counts, by phase, if there is a pager.
+    pub windows: Option<[Value; PHASES]>,
+    /// The pager's counts of the whole run.
+    pub whole: Option<Value>,
+    /// What the group took while the phases ran.
+    most: Most,
+    /// Bytes that the VMM took for itself when the guest had started.
+    own: u64,
+    /// The process that wrote memory was killed by the guest.
+    pub is_killed: bool,
+    /// The pager's CPU time, µs: of an emulated CPU.
+    pub pager_us: Option<u64>,
+}
+
+impl Run {
+    /// Pages in memory beyond the limit, at most.
+    pub fn over_limit(&self) -> u64 {
+        (self.most.shared / 4096).saturating_sub(LIMIT_PAGES)
+    }
+
+    /// A sum over iterations from the second one on: the first reads what nobody has.
+    pub fn later(&self, of: impl Fn(&Disks) -> u64) -> u64 {
+        self.phases[1..ITERATIONS].iter().map(of).sum()
+    }
+
+    /// A sum over phases of what the pager counts; 0 without one.
+    pub fn counted(&self, key: &str) -> Result<u64> {
+        let windows = self.windows.iter().flatten();
+        windows.map(|window| count(window, key)).sum()
+    }
+
+    /// A few lines for who waits.
+    pub fn lines(&self) -> String {
+        let mut text = format!("  {:<18}", self.way.name());
+        for phase in &self.phases {
+            let (out, back) = (phase.store.pages_written, phase.store.pages_read);
+            let _ = write!(text, "{:>16}", format!("{out}/{back}"));
+        }
+        let _ = writeln!(
+            text,
+            "   {} MiB in memory at most ({} looks), the VMM's own {} MiB{}",
+            self.most.shared >> 20,
+            self.most.looks,
+            self.own >> 20,
+            if self.is_killed { ", killed" } else { "" }
+        );
+        text
+    }
+}
+
+/// Writes the image.
+pub fn prepare(host: &Host) -> Result<()> {
+    let script = format!("workload write-pattern /dev/vdb --bytes {IMAGE} --seed {SEED}");
+    host.script(&script).map(drop)
+}
+
+/// One run.
+///
+/// # Errors
+/// The guest did not come to its end, or found a wrong byte.
+pub fn run(host: &Host, way: Way) -> Result<Run> {
+    if !way.has_pager() {
+        host.script("mkswap /dev/vda && swapon /dev/vda")?;
+    }
+    let group = Group::new(host)?;
+    let outcome = in_group(host, way, &group);
+    if !way.has_pager() {
+        host.script("swapoff /dev/vda")?;
+    }
+    outcome
+}
+
+fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
+    let script = format!(
+        "workload age --mib {AGE} && workload sequential /dev/vda --mib {FILE} \
+         --iterations {ITERATIONS} --alloc-mib {ALLOC} --seed {SEED} --marker --step"
+    );
+    let mut guest = match way.has_pager() {
+        true => squeezed::guest(host, Mode::None, &script, "path=/dev/vda,size=256M"),
+        false => Guest::new(Mode::None, squeezed::begun(&script)),
+    };
+    guest.idle = "sleep";
+    guest.disks.push("path=/dev/vdb,direct=on".into());
+    host.put(BALLOON_FILE, b"")?;
+    guest.flags.extend(way.flags(&host.path(BALLOON_FILE)));
+    guest.kernel_options = way.kernel_options().into();
+    guest.group = Some(group.path());
+    guest.limit = Duration::from_secs(900);
+    let mut guest = squeezed::start(host, &guest)?;
+    let own = squeeze(host, way, group)?;
+    squeezed::go_on(&mut guest)?;
+    let phases = phases(host, group, &mut guest);
+    // One that hangs says where its vCPUs are when its time is over.
+    let outcome = guest.wait()?;
+    outcome.check()?;
+    let (phases, most) = phases.with_context(|| outcome.tail())?;
+    let is_killed = outcome.line("sequential alloc killed").is_some();
+    let done = format!("phase=alloc ok pages={}", pages(ALLOC));
+    ensure!(
+        is_killed || outcome.line(&done).is_some(),
+        "no {done:?}\n{}",
+        outcome.tail()
+    );
+    let windows = way.has_pager().then(|| windows(&outcome)).transpose()?;
+    Ok(Run {
+        way,
+        phases,
+        windows,
+        whole: way
+            .has_pager()
+            .then(|| outcome.ledger["whole"]["swap"].clone()),
+        most,
+        own,
+        is_killed,
+        pager_us: pager_us(&outcome.log),
+    })
+}
+
+/// The guest has started: it gets its limit. Bytes that the VMM takes for itself.
+fn squeeze(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
+    let all = host.script(&format!("cat {}/memory.current", group.path()))?;
+    let all: u64 = all.trim().parse().context("memory.current is a number")?;
+    let own = all.saturating_sub(group.stat("shmem")?);
+    if way.has_balloon() {
+        host.put(BALLOON_FILE, format!("{}M\n", MEMORY - LEFT).as_bytes())?;
+    }
+    match way.has_pager() {
+        true => squeezed::set_limit(host, LIMIT)?,
+        false => {
+            let most = (own + (LIMIT << 20)).to_string();
+            // First in peace: a limit that cannot be met at once has somebody killed.
+            group.set("memory.high", &most)?;
+            group.set("memory.max", &most)?;
+            group.set("memory.high", "max")?;
+        }
+    }
+    Ok(own)
+}
+
+/// Takes the guest through the phases, and counts at each boundary while it waits.
+fn phases(
+    host: &Host,
+    group: &Group<'_>,
+    guest: &mut RunningGuest<'_>,
+) -> Result<([Disks; PHASES], Most)> {
+    let iterations = (0..ITERATIONS as u8).map(|index| marker::ITERATION + index);
+    let mut before = None;
+    let mut phases = Vec::new();
+    let begun = Instant::now();
+    let process = [marker::ALLOC, marker::CHECK, marker::ALLOC_END];
+    for mark in iterations.chain(process) {
+        guest.wait_for_line(&format!("sequential step={mark}"))?;
+        let now = Disks::now(host)?;
+        match before.replace(now) {
+            None => group.look()?,
+            Some(before) => {
+                let moved = (now - before).store;
+                eprintln!(
+                    "  {} pages out, {} in, {} s",
+                    moved.pages_written,
+                    moved.pages_read,
+                    begun.elapsed().as_secs()
+                );
+                phases.push(now - before);
+            }
+        }
+        squeezed::go_on(guest)?;
+    }
+    let phases = phases.try_into();
+    Ok((phases.expect("as many as there are"), group.most()?))
+}
+
+fn windows(outcome: &Outcome) -> Result<[Value; PHASES]> {
+    let windows: Vec<Value> = outcome
+        .windows()
+        .iter()
+        .map(|it| it["swap"].clone())
+        .collect();
+    let many = windows.len();
+    let windows = windows.try_into().ok();
+    windows.with_context(|| format!("{many} windows in the ledger, {PHASES} phases"))
+}
+
+/// As `run` says it at its end.
+fn pager_us(log: &str) -> Option<u64> {
+    let (_, rest) = log.split_once("pager's CPU ")?;
+    let (ms, _) = rest.split_once(" ms")?;
+    Some(ms.parse::<u64>().ok()? * 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pagers_time_is_found_in_what_run_says() {
+        let log = "swap: 9 of 9 pages in memory; 1 faults, 0 pauses; pager's CPU 1234 ms\n left";
+        assert_eq!(pager_us(log), Some(1_234_000));
+        assert_eq!(pager_us("swap: the pager did not run"), None);
+    }
+}

@@ -1,0 +1,262 @@
+//! The figures: keys that are judged, and a table of what every run moved.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::beside::Exits;
+use super::experiment::{ITERATIONS, PHASES, Run};
+use super::watch::Disks;
+use super::way::{LIMIT, MEMORY, Way};
+use crate::demo::{median, rounded};
+use crate::system::host::Host;
+
+/// The baseline's requests grow at least so much from its second iteration to its last, or the runs show no decay to be compared with.
+const DECAY: f64 = 1.1;
+
+/// All runs, and what comes of them.
+pub struct Figures {
+    values: BTreeMap<String, Value>,
+    runs: BTreeMap<Way, Vec<Run>>,
+    failed: Vec<String>,
+    /// Of those that failed, with a pager.
+    hangs: u64,
+    host: &'static str,
+}
+
+/// Pages moved between memory and the store, both ways.
+fn store(disks: &Disks) -> u64 {
+    disks.store.pages()
+}
+
+fn all(disks: &Disks) -> u64 {
+    disks.store.pages() + disks.image.pages()
+}
+
+impl Figures {
+    /// No figure but the conditions.
+    pub fn new(host: &Host) -> Result<Self> {
+        let commit = option_env!("EXITLESS_COMMIT").unwrap_or("unknown");
+        let values = [
+            ("host", json!(host.label())),
+            ("kernel", json!(host.kernel_release()?)),
+            ("commit", json!(commit)),
+            ("memory_mib", json!(MEMORY)),
+            ("limit_mib", json!(LIMIT)),
+        ];
+        Ok(Self {
+            values: values.map(|(key, value)| (key.into(), value)).into(),
+            runs: BTreeMap::new(),
+            failed: Vec::new(),
+            hangs: 0,
+            host: host.label(),
+        })
+    }
+
+    pub fn add(&mut self, way: Way, run: Run) {
+        self.runs.entry(way).or_default().push(run);
+    }
+
+    /// A run came to no end.
+    pub fn failed(&mut self, way: Way, error: &anyhow::Error) {
+        self.hangs += u64::from(way.has_pager());
+        self.failed.push(format!("{}: {error:#}", way.name()));
+    }
+
+    /// What is measured beside the experiment.
+    pub fn beside(&mut self, exits: Result<Exits>, verified: Result<u64>) {
+        match exits {
+            Ok(exits) => {
+                let more = exits.disarmed - exits.plain;
+                let figures = [
+                    ("plain_exits", exits.plain),
+                    ("disarmed_extra_exits", more),
+                    ("armed_exits_per_page", exits.armed_memory),
+                ];
+                let figures = figures.map(|(key, value)| (key.into(), json!(rounded(value))));
+                self.values.extend(figures);
+            }
+            Err(error) => self.failed.push(format!("exits of reads: {error:#}")),
+        }
+        match verified {
+            Ok(operations) => {
+                self.values
+                    .insert("verified_operations".into(), json!(operations));
+                // One would have ended the guest's workload.
+                self.values.insert("wrong_bytes".into(), json!(0));
+            }
+            Err(error) => self.failed.push(format!("verified pages: {error:#}")),
+        }
+    }
+
+    pub fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// The median over a way's runs; `None` if there is none.
+    fn median(&self, way: Way, of: impl Fn(&Run) -> f64) -> Option<f64> {
+        let runs = self.runs.get(&way)?;
+        Some(median(runs.iter().map(of).collect()))
+    }
+
+    /// The median of what the pager counts over all phases.
+    fn counted(&self, way: Way, key: &str) -> Option<f64> {
+        // A ledger without the key has no such figure.
+        self.median(way, |run| run.counted(key).map_or(f64::NAN, |it| it as f64))
+            .filter(|value| !value.is_nan())
+    }
+
+    /// Makes the figures of the runs so far.
+    pub fn finish(&mut self, wall: Duration) {
+        let later = |way, of: fn(&Disks) -> u64| self.median(way, |run| run.later(of) as f64);
+        let percent = |part: Option<f64>, whole: Option<f64>| Some(100.0 * part? / whole?);
+        let baseline = later(Way::Baseline, store);
+        // What comes back while the file is read for the first time, and while memory is written.
+        let first_and_last = |run: &Run| {
+            let pages = |phase: usize| run.phases[phase].store.pages_read;
+            (pages(0) + pages(ITERATIONS)) as f64
+        };
+        let requests = |run: &Run| {
+            let reads = |phase: usize| run.phases[phase].store.reads as f64;
+            reads(ITERATIONS - 1) / reads(1)
+        };
+        let both = |key| self.counted(Way::Both, key);
+        let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
+        let most = |of: fn(&Run) -> u64| {
+            let runs = self.runs.iter().filter(|(way, _)| way.has_pager());
+            runs.flat_map(|(_, runs)| runs)
+                .map(of)
+                .max()
+                .map(|it| it as f64)
+        };
+        let decay = self.median(Way::Baseline, requests);
+        let figures = [
+            (
+                "mapper_vs_baseline_percent",
+                percent(later(Way::Mapper, store), baseline),
+            ),
+            (
+                "both_vs_baseline_percent",
+                percent(later(Way::Both, store), baseline),
+            ),
+            (
+                "both_vs_balloon_all_pages",
+                percent(later(Way::Both, all), later(Way::Balloon, all)).map(|it| it / 100.0),
+            ),
+            (
+                "preventer_alloc_percent",
+                percent(
+                    self.median(Way::Both, first_and_last),
+                    self.median(Way::Mapper, first_and_last),
+                ),
+            ),
+            (
+                "stale_pages_mapper",
+                self.counted(Way::Mapper, "stale_reads"),
+            ),
+            (
+                "stale_pages_control",
+                self.counted(Way::Stale, "stale_reads"),
+            ),
+            (
+                "pages_per_image_request",
+                percent(both("image_pages"), both("image_requests")).map(|it| it / 100.0),
+            ),
+            (
+                "prevented_percent",
+                percent(both("prevented"), sum(both("prevented"), both("undecided"))),
+            ),
+            ("baseline_decay", decay),
+            ("zero_pages", both("dropped_as_zeroes")),
+            ("over_limit_max_pages", most(Run::over_limit)),
+            (
+                "pager_cpu_us_per_fault",
+                self.median(Way::Both, |run| {
+                    let faults = run.whole.as_ref().and_then(|swap| swap["faults"].as_f64());
+                    match (run.pager_us, faults) {
+                        (Some(us), Some(faults)) => us as f64 / faults,
+                        _ => f64::NAN,
+                    }
+                }),
+            ),
+        ];
+        for (key, value) in figures {
+            let value = value.filter(|value| value.is_finite());
+            self.values.insert(key.into(), json!(value.map(rounded)));
+        }
+        let is_void = decay.is_some_and(|decay| decay < DECAY);
+        self.values.insert("is_void".into(), json!(is_void));
+        self.values.insert("hangs".into(), json!(self.hangs));
+        let runs = |runs: &Vec<Run>| runs.len();
+        let pager = self.runs.iter().filter(|(way, _)| way.has_pager());
+        let pager: usize = pager.map(|(_, it)| runs(it)).sum();
+        self.values
+            .insert("pager_runs".into(), json!(pager as u64 + self.hangs));
+        self.values.insert("failed".into(), json!(self.failed));
+        self.values.insert("wall_s".into(), json!(wall.as_secs()));
+        for (way, runs) in &self.runs {
+            for (nth, run) in runs.iter().enumerate() {
+                let key = format!("run_{}_{}", way.name().replace([' ', '+'], "_"), nth + 1);
+                self.values.insert(key, moved(run));
+            }
+        }
+    }
+
+    /// Writes them; the directory is made if it is not there.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        }
+        let text = serde_json::to_string_pretty(&self.values).expect("plain numbers and strings");
+        fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// What every run moved, and the figures.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "pages out of memory to the swap device / in from it, {LIMIT} of {MEMORY} MiB in memory ({})\n  {:<18}",
+            self.host, ""
+        );
+        for phase in 0..PHASES {
+            let name = match phase {
+                iteration if iteration < ITERATIONS => format!("read {iteration}"),
+                ITERATIONS => "alloc".to_owned(),
+                _ => "check".to_owned(),
+            };
+            let _ = write!(text, "{name:>16}");
+        }
+        text.push('\n');
+        for run in self.runs.values().flatten() {
+            text.push_str(&run.lines());
+        }
+        text.push('\n');
+        let is_figure = |key: &str| !key.starts_with("run_");
+        for (key, value) in self.values.iter().filter(|(key, _)| is_figure(key)) {
+            let _ = writeln!(text, "  {key:<28} {value}");
+        }
+        if self.values.get("is_void") == Some(&json!(true)) {
+            text.push_str("  void: the baseline's requests did not grow, so there is nothing to compare with\n");
+        }
+        text
+    }
+}
+
+/// A run's figures, phase by phase.
+fn moved(run: &Run) -> Value {
+    let of = |count: fn(&Disks) -> u64| run.phases.iter().map(count).collect::<Vec<_>>();
+    json!({
+        "out": of(|disks| disks.store.pages_written),
+        "in": of(|disks| disks.store.pages_read),
+        "out_requests": of(|disks| disks.store.writes),
+        "in_requests": of(|disks| disks.store.reads),
+        "image_pages": of(|disks| disks.image.pages()),
+        "image_requests": of(|disks| disks.image.reads + disks.image.writes),
+        "is_killed": run.is_killed,
+        "swap": run.windows,
+    })
+}

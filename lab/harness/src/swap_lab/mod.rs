@@ -1,0 +1,141 @@
+//! `exitless swap-lab` (`make bench-swap`): what a guest with too little memory moves, five ways, beside each other.
+//!
+//! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of which 55 may be in memory,
+//! has used its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
+//! them again. It starts with all of its memory; the limit comes when it has started, the same for all ([`way`]).
+//!
+//! What is compared is counted below all of them, at the emulated host's two disks: one has the swap area or store, the other
+//! the image ([`watch`]). Each run is in a control group at which another process looks. What only the pager knows is in the
+//! ledger's windows.
+//!
+//! Counts only: in the lab time means nothing.
+
+mod beside;
+mod experiment;
+mod figures;
+mod watch;
+mod way;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use lab::packages::Version;
+
+use crate::system::host::Host;
+use figures::Figures;
+use way::Way;
+
+/// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
+const KERNEL: Version = Version::new(6, 12);
+/// Bytes of the disk that has the swap area or store: as many as the guest has memory, which is what is usual, and what `--swap` takes.
+const STORE: u64 = 256 << 20;
+
+/// Arguments of `exitless swap-lab`.
+#[derive(clap::Args)]
+pub struct SwapLabArgs {
+    /// Where the figures go, as one JSON object.
+    #[arg(long, value_name = "FILE", default_value = "target/report/swap.json")]
+    report: PathBuf,
+    /// How often each way runs: the figures are medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// Only these ways.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Way>,
+}
+
+/// Runs all rounds; the status is 1 when a run failed.
+pub fn main(args: &SwapLabArgs) -> Result<u8> {
+    let start = Instant::now();
+    let files = Files::make()?;
+    let ways = match args.only.as_slice() {
+        [] => Way::ALL.to_vec(),
+        only => only.to_vec(),
+    };
+    let mut figures: Option<Figures> = None;
+    for round in 0..args.rounds {
+        // A lab for each round: what one leaves behind does not meet the next.
+        let host = Host::lab_with_disks(KERNEL, files.disks())?;
+        experiment::prepare(&host)?;
+        let figures = match &mut figures {
+            Some(figures) => figures,
+            None => figures.insert(Figures::new(&host)?),
+        };
+        for &way in ways.iter().filter(|way| round < way.rounds(args.rounds)) {
+            eprintln!(
+                "swap-lab: round {} of {}: {}",
+                round + 1,
+                args.rounds,
+                way.name()
+            );
+            match experiment::run(&host, way) {
+                Ok(run) => {
+                    eprint!("{}", run.lines());
+                    figures.add(way, run);
+                }
+                Err(error) => {
+                    eprintln!("swap-lab: {}: {error:#}", way.name());
+                    figures.failed(way, &error);
+                    // A guest that hangs may hold what the next one needs.
+                    break;
+                }
+            }
+        }
+        if round == 0 && args.only.is_empty() {
+            eprintln!("swap-lab: exits of reads; a minute of verified pages");
+            figures.beside(beside::Exits::count(&host), beside::verify(&host));
+        }
+        host.shutdown()?;
+        // What has been measured is kept if a later round fails.
+        figures.finish(start.elapsed());
+        figures.write(&args.report)?;
+    }
+    let figures = figures.context("no round")?;
+    print!("{}", figures.table());
+    println!("\nfigures: {}", args.report.display());
+    Ok(u8::from(figures.has_failed()))
+}
+
+/// The emulated host's disks; removed at the end.
+struct Files {
+    dir: PathBuf,
+}
+
+impl Files {
+    fn make() -> Result<Self> {
+        let dir = std::env::temp_dir().join(format!("exitless-swap-lab-{}", std::process::id()));
+        std::fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+        let this = Self { dir };
+        for (file, bytes) in this.disks().iter().zip([STORE, experiment::IMAGE]) {
+            let made = std::fs::File::create(file).and_then(|file| file.set_len(bytes));
+            made.with_context(|| format!("making {}", file.display()))?;
+        }
+        Ok(this)
+    }
+
+    /// The store's first: `/dev/vda`, `/dev/vdb`.
+    fn disks(&self) -> Vec<PathBuf> {
+        ["store.img", "image.img"]
+            .map(|name| self.dir.join(name))
+            .to_vec()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Pages of 4 KiB in so many MiB.
+const fn pages(mib: u64) -> u64 {
+    mib << 8
+}
+
+/// A count of the ledger's.
+fn count(swap: &serde_json::Value, key: &str) -> Result<u64> {
+    let value = swap[key].as_u64();
+    ensure!(value.is_some(), "the ledger has no {key}: {swap}");
+    Ok(value.unwrap_or_default())
+}

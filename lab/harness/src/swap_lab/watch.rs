@@ -1,0 +1,107 @@
+//! What the emulated host's disks have done.
+
+use std::ops::Sub;
+
+use anyhow::{Context, Result};
+
+use crate::system::host::Host;
+
+/// A disk's counters, as `/sys/block/*/stat` has them, in requests and pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// Requests that read.
+    pub reads: u64,
+    /// What they read.
+    pub pages_read: u64,
+    /// Requests that wrote.
+    pub writes: u64,
+    /// What they wrote.
+    pub pages_written: u64,
+}
+
+impl Disk {
+    /// Pages, both ways.
+    pub fn pages(self) -> u64 {
+        self.pages_read + self.pages_written
+    }
+
+    /// Reads I/Os, merges, sectors, ticks; the same of writes; and more.
+    fn parse(line: &str) -> Result<Self> {
+        let numbers: Vec<u64> = line
+            .split_whitespace()
+            .map(|word| {
+                word.parse()
+                    .with_context(|| format!("{word:?} of {line:?}"))
+            })
+            .collect::<Result<_>>()?;
+        let at = |index: usize| numbers.get(index).copied();
+        let at = |index| at(index).with_context(|| format!("too short: {line:?}"));
+        Ok(Self {
+            reads: at(0)?,
+            pages_read: at(2)? / 8,
+            writes: at(4)?,
+            pages_written: at(6)? / 8,
+        })
+    }
+}
+
+/// Both disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disks {
+    /// The swap area's or store's.
+    pub store: Disk,
+    /// The image's.
+    pub image: Disk,
+}
+
+impl Disks {
+    /// As they stand.
+    pub fn now(host: &Host) -> Result<Self> {
+        let text = host.script("cat /sys/block/vda/stat /sys/block/vdb/stat")?;
+        let mut lines = text.lines();
+        let mut next = || Disk::parse(lines.next().unwrap_or_default());
+        Ok(Self {
+            store: next()?,
+            image: next()?,
+        })
+    }
+}
+
+impl Sub for Disks {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        let sub = |now: Disk, before: Disk| Disk {
+            reads: now.reads - before.reads,
+            pages_read: now.pages_read - before.pages_read,
+            writes: now.writes - before.writes,
+            pages_written: now.pages_written - before.pages_written,
+        };
+        Self {
+            store: sub(self.store, before.store),
+            image: sub(self.image, before.image),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disks_counters_are_in_requests_and_pages() {
+        let line =
+            "    1585      310    12680      442     2094   102    16752   1219    0  1400 1661";
+        let disk = Disk::parse(line).expect("a line of the kernel's");
+        let wanted = Disk {
+            reads: 1585,
+            pages_read: 1585,
+            writes: 2094,
+            pages_written: 2094,
+        };
+        assert_eq!(disk, wanted);
+        assert_eq!(disk.pages(), 3679);
+        assert!(Disk::parse("1 2 3").is_err());
+        assert!(Disk::parse("1 2 3 4 5 6 x 8").is_err());
+    }
+}

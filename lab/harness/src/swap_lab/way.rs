@@ -1,0 +1,93 @@
+//! Ways to give a guest less memory than it believes it has.
+
+use super::pages;
+
+/// MiB of guest memory that may be in the host's.
+pub const LIMIT: u64 = 55;
+/// MiB that the guest believes it has ([`Guest`](crate::system::guest::Guest)'s).
+pub const MEMORY: u64 = 256;
+
+/// A way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Way {
+    /// The host's kernel swaps, below a memory cgroup's limit, with asynchronous page faults.
+    Baseline,
+    /// The guest gives memory up; the cgroup's limit is the same.
+    Balloon,
+    /// The pager, with pages that stand for blocks.
+    Mapper,
+    /// And with pages that are overwritten found.
+    Both,
+    /// And a balloon.
+    BalloonBoth,
+    /// The pager without either, which reads what is about to be overwritten as a host's kernel does, and a guest that does not
+    /// zero what it allocates: how many stale reads there are to be avoided.
+    Stale,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Baseline,
+        Self::Balloon,
+        Self::Mapper,
+        Self::Both,
+        Self::BalloonBoth,
+        Self::Stale,
+    ];
+
+    /// The name in tables and keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Balloon => "balloon",
+            Self::Mapper => "mapper",
+            Self::Both => "mapper+preventer",
+            Self::BalloonBoth => "balloon+both",
+            Self::Stale => "stale control",
+        }
+    }
+
+    /// How many of so many rounds it takes part in: a control shows once what it shows.
+    pub fn rounds(self, all: u32) -> u32 {
+        match self {
+            Self::Stale => 1,
+            _ => all,
+        }
+    }
+
+    /// Whether our pager moves pages, and not the host's kernel.
+    pub fn has_pager(self) -> bool {
+        !matches!(self, Self::Baseline | Self::Balloon)
+    }
+
+    pub fn has_balloon(self) -> bool {
+        matches!(self, Self::Balloon | Self::BalloonBoth)
+    }
+
+    /// More flags of `exitless run`; the balloon's size is read from the file `balloon`.
+    pub fn flags(self, balloon: &str) -> Vec<String> {
+        let mut flags: Vec<String> = Vec::new();
+        let mut add = |words: &[&str]| flags.extend(words.iter().map(|word| word.to_string()));
+        match self {
+            Self::Mapper => add(&["--preventer", "off"]),
+            Self::Stale => add(&["--mapper", "stale", "--preventer", "off"]),
+            Self::Baseline | Self::Balloon | Self::Both | Self::BalloonBoth => {}
+        }
+        if self.has_balloon() {
+            add(&["--balloon", &format!("target=0,file={balloon}")]);
+        }
+        flags
+    }
+
+    /// More words on the guest's kernel command line.
+    pub fn kernel_options(self) -> &'static str {
+        match self {
+            Self::Stale => "init_on_alloc=0",
+            _ => "",
+        }
+    }
+}
+
+/// Pages of guest memory that may be in the host's.
+pub const LIMIT_PAGES: u64 = pages(LIMIT);

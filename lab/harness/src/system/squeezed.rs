@@ -1,0 +1,131 @@
+//! Guests that start with all of their memory, and get less when they have started: a boot below a limit would be most of a run.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::guest::{Guest, Mode, Outcome, RunningGuest};
+use super::host::Host;
+
+/// Where a guest's limit is read from, on its host.
+const LIMIT_FILE: &str = "limit";
+/// MiB that a verifying guest may have beyond its least, one after the other: up and down, in large steps and small ones.
+const LIMITS: [u64; 7] = [32, 4, 64, 48, 0, 96, 8];
+/// How long one stands.
+const BETWEEN_LIMITS: Duration = Duration::from_secs(11);
+const SEED: u64 = 51;
+
+/// A guest with a pager that writes to `store` (the value of `--swap`). It waits for a word on its console before it runs `script`.
+pub fn guest(host: &Host, mode: Mode, script: &str, store: &str) -> Guest {
+    let mut guest = Guest::new(mode, begun(script));
+    guest.idle = "sleep";
+    let limit = host.path(LIMIT_FILE);
+    let flags = [
+        "--resident",
+        "256M",
+        "--resident-file",
+        &limit,
+        "--swap",
+        store,
+        // An emulated vCPU takes its time to say where it stands.
+        "--preventer-limit",
+        "100000",
+    ];
+    guest.flags.extend(flags.map(String::from));
+    guest
+}
+
+/// The script behind a wait for a word.
+pub fn begun(script: &str) -> String {
+    // What is echoed here is not on the kernel's command line.
+    format!("echo has $((1+1)) begun && read go && {script}")
+}
+
+/// Starts a guest whose script is [`begun`] by a word, and waits until it is there.
+pub fn start<'a>(host: &'a Host, guest: &Guest) -> Result<RunningGuest<'a>> {
+    // None from a guest before.
+    host.put(LIMIT_FILE, b"")?;
+    let mut guest = guest.spawn(host)?;
+    guest.wait_for("has 2 begun")?;
+    Ok(guest)
+}
+
+/// Starts one with so many MiB in memory from its script on.
+pub fn squeezed<'a>(host: &'a Host, guest: &Guest, limit: u64) -> Result<RunningGuest<'a>> {
+    let mut guest = start(host, guest)?;
+    set_limit(host, limit)?;
+    go_on(&mut guest)?;
+    Ok(guest)
+}
+
+/// The word.
+pub fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
+    guest.type_in("\n")
+}
+
+/// So many MiB may be in memory from now on.
+pub fn set_limit(host: &Host, mib: u64) -> Result<()> {
+    host.put(LIMIT_FILE, format!("{mib}M\n").as_bytes())
+}
+
+/// A guest that verifies memory and a disk.
+#[derive(Clone, Copy)]
+pub struct Verify {
+    pub mode: Mode,
+    pub cpus: u32,
+    pub seconds: u32,
+    /// MiB in memory at least.
+    pub limit: u64,
+}
+
+/// What came of it.
+pub struct Verified {
+    /// The guest's last word: how many operations.
+    pub line: String,
+    /// How often the limit was changed meanwhile.
+    pub changes: u32,
+    /// All of it.
+    pub outcome: Outcome,
+}
+
+impl Verify {
+    /// Memory and a disk of a guest, filled, fragmented and cleared, each page checked, while the limit goes up and down.
+    ///
+    /// # Errors
+    /// A wrong byte; the guest came to no end.
+    pub fn run(self, host: &Host) -> Result<Verified> {
+        let Self {
+            mode,
+            cpus,
+            seconds,
+            limit,
+        } = self;
+        host.put_zeroes("verified.img", 64 << 20)?;
+        let script = format!(
+            "workload verify /dev/vda --seconds {seconds} --mib 100 --threads {cpus} --seed {SEED}"
+        );
+        let store = format!("path={},size=256M", host.path("swap.img"));
+        let mut guest = guest(host, mode, &script, &store);
+        guest.cpus = cpus;
+        let disk = host.path("verified.img");
+        guest.disks.push(format!("path={disk},direct=on,queues=2"));
+        guest.limit = Duration::from_secs(420 + 4 * u64::from(seconds));
+        let mut running = squeezed(host, &guest, limit)?;
+        let mut limits = LIMITS.into_iter().cycle();
+        let mut changes = 0;
+        // One that has ended says why below.
+        while let Ok(false) = running.writes_within(BETWEEN_LIMITS, "verify ok") {
+            set_limit(host, limit + limits.next().unwrap_or_default())?;
+            changes += 1;
+        }
+        let outcome = running.wait()?;
+        outcome.check()?;
+        let line = outcome.line("verify ok").map(|line| line.trim().to_owned());
+        let line = line.with_context(|| format!("it did not verify\n{}", outcome.tail()))?;
+        Ok(Verified {
+            line,
+            changes,
+            outcome,
+        })
+    }
+}
