@@ -1,7 +1,7 @@
 //! virtio-balloon (virtio 1.2 §5.5), as a polled device: the guest gives pages away, takes them back, and says which are free.
 //!
-//! *Advertised*: STATS_VQ, DEFLATE_ON_OOM and PAGE_REPORTING (both unless configured away), INDIRECT_DESC, EVENT_IDX, VERSION_1,
-//! ACCESS_PLATFORM.
+//! *Advertised*: STATS_VQ, DEFLATE_ON_OOM, PAGE_REPORTING and ACCESS_PLATFORM (these three unless configured away),
+//! INDIRECT_DESC, EVENT_IDX, VERSION_1.
 //! *Not implemented*: MUST_TELL_HOST, FREE_PAGE_HINT (for migration), PAGE_POISON; the legacy interface.
 //!
 //! **Pages.** Inflate and deflate queues carry arrays of page numbers. Those are guest-physical, whatever IOMMU stands before
@@ -43,7 +43,7 @@
 //!
 //! **IOMMUs and Linux.** Linux's driver never accepts ACCESS_PLATFORM (`virtballoon_validate`), so all its addresses are
 //! guest-physical. The device uses whatever view it is lent: behind a unit that translates, its rings would fault. Its function
-//! must lie outside such a unit's scope. Nor should a guest give a balloon to its user space: it can name any page.
+//! must lie outside such a unit's scope, and then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name any page.
 //!
 //! Reading order: this file (what a balloon is made of, and what its owner wants of it), `take` (visits), `pages`, `statistics`,
 //! `device` (its life).
@@ -112,6 +112,8 @@ pub struct BalloonConfig {
     pub reporting: bool,
     /// Whether packed rings are offered.
     pub packed: bool,
+    /// Whether ACCESS_PLATFORM is offered: not by a balloon that no IOMMU stands before.
+    pub access_platform: bool,
 }
 
 impl Default for BalloonConfig {
@@ -121,6 +123,7 @@ impl Default for BalloonConfig {
             deflate_on_oom: true,
             reporting: true,
             packed: false,
+            access_platform: true,
         }
     }
 }
@@ -277,11 +280,12 @@ impl Balloon {
             return Err(BalloonError::QueueSize(size));
         }
         let ram = Ram::new(ram).ok_or(BalloonError::Ram)?;
-        let mut features = feature::COMMON | balloon_feature::STATS_VQ;
+        let mut features = feature::COMMON & !feature::ACCESS_PLATFORM | balloon_feature::STATS_VQ;
         for (bit, is_offered) in [
             (balloon_feature::DEFLATE_ON_OOM, config.deflate_on_oom),
             (balloon_feature::PAGE_REPORTING, config.reporting),
             (feature::RING_PACKED, config.packed),
+            (feature::ACCESS_PLATFORM, config.access_platform),
         ] {
             features |= if is_offered { bit } else { 0 };
         }

@@ -40,14 +40,18 @@ fn what_is_offered_is_what_was_configured() {
             reporting,
             queue_size,
             packed: false,
+            access_platform: deflate_on_oom,
         };
         Balloon::new(config, &RAM, Box::new(Recorder::default()))
     };
     let all = make(true, true, 32).unwrap();
     let bits = all.features() & !feature::COMMON;
+    assert_eq!(all.features() & feature::COMMON, feature::COMMON);
     assert_eq!((bits, all.queue_sizes()), (0b10_0110, &[32; 4][..]));
     let few = make(false, false, 1024).unwrap();
     let bits = few.features() & !feature::COMMON;
+    let common = few.features() & feature::COMMON;
+    assert_eq!(common, feature::COMMON & !feature::ACCESS_PLATFORM);
     assert_eq!((bits, few.queue_sizes()), (0b00_0010, &[1024; 3][..]));
     for size in [0, 16, 48, 2048] {
         let refused = make(true, true, size).err();
