@@ -322,6 +322,38 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
     );
 }
 
+#[test]
+fn a_balloon_that_no_guest_can_fill() {
+    let files = Files::new();
+    let with = |balloon: &str, words: &[&str]| {
+        files.refuses(&["--memory", "256M", "--balloon", balloon], words);
+    };
+    with(
+        "target=200M",
+        &["--balloon: target", "keeps 64 MiB", "192 MiB are the most"],
+    );
+    with("target=much", &["--balloon: target", "is no unit of size"]);
+    with("colour=red", &["--balloon: unknown key \"colour\""]);
+    with(
+        "target=auto,file=f",
+        &["--balloon: target=auto finds the size itself"],
+    );
+    with("file=", &["--balloon: file is empty"]);
+    with(
+        "deflate-on-oom=perhaps",
+        &["--balloon: deflate-on-oom is on or off"],
+    );
+    with("reporting=1", &["--balloon: reporting is on or off"]);
+    files.refuses(
+        &["--balloon", "target=1M", "--punch"],
+        &["--balloon does not go with --punch"],
+    );
+    files.refuses(
+        &["--balloon", "target=1M", "--balloon-period", "0"],
+        &["--balloon-period is 1 to 3600000 ms"],
+    );
+}
+
 /// What `exitless doctor` says this host lacks for `--resident`: the first of it.
 fn lacks_for_paging() -> Option<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_exitless"));

@@ -131,6 +131,8 @@ counts! {
         read_before_a_write,
         /// Read although a device was about to overwrite them: 0, but where a control asks for it.
         stale_reads,
+        /// Given up by the guest through its balloon, and gone unwritten.
+        discarded,
         /// Not let go, since a device used them.
         refused,
         /// Times the machine was paused.
@@ -160,6 +162,48 @@ impl Swap {
     }
 }
 
+counts! {
+    /// What a balloon was told of. Pages of 4 KiB; one that was named twice counts twice.
+    BalloonCounts {
+        /// Put into it.
+        inflated,
+        /// Taken back.
+        deflated,
+        /// Reported as free.
+        reported,
+        /// Named, and no memory of the guest's.
+        outside,
+    }
+}
+
+/// A balloon as it stands at the end of a window, and what it was told of in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BalloonFigures {
+    /// Pages of 4 KiB that it is to have.
+    pub target: u64,
+    /// Pages that it has, as the guest says.
+    pub actual: u64,
+    /// Bytes that the guest uses for nothing, as it said last; none if it does not say.
+    pub free: Option<u64>,
+    /// Bytes that new programs of the guest could have, as it estimates.
+    pub available: Option<u64>,
+    /// Faults of the guest's own that waited for a disk, since it booted.
+    pub major_faults: Option<u64>,
+    /// What it was told of.
+    #[serde(flatten)]
+    pub counts: BalloonCounts,
+}
+
+impl BalloonFigures {
+    /// As it stands, with what it was told of since `earlier`.
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            counts: self.counts.since(&earlier.counts),
+            ..*self
+        }
+    }
+}
+
 /// Everything at one moment; two of them make a window.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -177,6 +221,8 @@ pub struct Snapshot {
     pub sidecore: SidecoreCounts,
     /// The pager, where there is one.
     pub swap: Option<Swap>,
+    /// The balloon, where there is one.
+    pub balloon: Option<BalloonFigures>,
 }
 
 /// Exits by cause. All are counts; `unattributed` is negative where the sources overlap.
@@ -224,6 +270,9 @@ pub struct Window {
     /// The pager's work, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
+    /// The balloon, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balloon: Option<BalloonFigures>,
     /// Whether the kernel's histograms told processor causes apart.
     pub histograms: bool,
 }
@@ -258,6 +307,9 @@ impl Window {
                 let earlier = begin.swap.as_ref().map(|swap| swap.counts);
                 swap.since(&earlier.unwrap_or_default())
             }),
+            balloon: end
+                .balloon
+                .map(|balloon| balloon.since(&begin.balloon.unwrap_or_default())),
             histograms: reasons.is_some(),
         }
     }

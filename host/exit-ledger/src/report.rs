@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Account;
-use super::account::{SwapCounts, Window};
+use super::account::{BalloonFigures, SwapCounts, Window};
 
 /// What the figures were measured under.
 #[derive(Clone, Debug, Serialize)]
@@ -129,7 +129,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         );
     }
     type OfSwap = fn(&SwapCounts) -> u64;
-    let swap_rows: [(&str, OfSwap); 19] = [
+    let swap_rows: [(&str, OfSwap); 20] = [
         ("page faults served", |s| s.faults),
         ("  reads prevented", |s| s.prevented),
         ("  looked in vain", |s| s.undecided),
@@ -147,18 +147,47 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("not read, overwritten", |s| s.not_read),
         ("read before a write", |s| s.read_before_a_write),
         ("stale reads", |s| s.stale_reads),
+        ("given up by the guest", |s| s.discarded),
         ("in use by devices", |s| s.refused),
         ("pauses", |s| s.pauses),
     ];
-    if let Some(swap) = &account.whole.swap {
+    if account.whole.swap.is_some() {
         for (name, value) in swap_rows {
             let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
             let cell = |window: &Window| of(window).to_string();
             row(name, columns.iter().map(|(_, w)| cell(w)).collect());
         }
-        if let Some(reason) = &swap.pause_reason {
-            let _ = writeln!(text, "  last pause: {reason}");
+    }
+    type OfBalloon = fn(&BalloonFigures) -> Option<u64>;
+    let balloon_rows: [(&str, OfBalloon); 9] = [
+        ("balloon's target, pages", |b| Some(b.target)),
+        ("  in it", |b| Some(b.actual)),
+        ("  put in", |b| Some(b.counts.inflated)),
+        ("  taken back", |b| Some(b.counts.deflated)),
+        ("  reported free", |b| Some(b.counts.reported)),
+        ("  no memory", |b| Some(b.counts.outside)),
+        ("guest's free, MiB", |b| b.free.map(|bytes| bytes >> 20)),
+        ("guest's available, MiB", |b| {
+            b.available.map(|bytes| bytes >> 20)
+        }),
+        ("guest's major faults", |b| b.major_faults),
+    ];
+    if account.whole.balloon.is_some() {
+        for (name, value) in balloon_rows {
+            let cell = |window: &Window| {
+                let value = window.balloon.as_ref().and_then(value);
+                value.map_or_else(|| "-".into(), |value| value.to_string())
+            };
+            row(name, columns.iter().map(|(_, w)| cell(w)).collect());
         }
+    }
+    if let Some(reason) = account
+        .whole
+        .swap
+        .as_ref()
+        .and_then(|swap| swap.pause_reason.as_ref())
+    {
+        let _ = writeln!(text, "  last pause: {reason}");
     }
     if !account.whole.histograms {
         text.push_str(

@@ -12,17 +12,20 @@
 //!
 //! * [`ram`]: the memory as a machine's owner reaches it, page by page there or absent.
 //! * [`disk`]: a disk that reports what it reads and writes.
+//! * [`balloon`]: what the guest does without, offered to the pager.
 //! * [`pager`]: the poller that tells the book what happens, and does what it says.
 //!
 //! ```text
 //! processors ── faults ──────────────────────────▶ pager ── commands ─▶ frames: map, unmap, zero, punch
 //! owner ── SwappedRam: wanted, answered ── FIFO ─▶   │ ▲  └─ carrier ─▶ store, images (io_uring)
-//!   └─ MappedDisk: began, ended ──────────┘         └─┴ book
+//!   ├─ MappedDisk: began, ended ──────────┤         └─┴ book
+//!   └─ SwappedBalloon: offered ───────────┘
 //! pager ── evict, ticket done, go ─▶ owner
 //! ```
 //! Left out so far: a pager that asks `overwrite`; stores that overwrite a page in many instructions.
 #![forbid(unsafe_code)]
 
+pub mod balloon;
 mod batch;
 pub mod book;
 mod carrier;

@@ -41,6 +41,8 @@ pub(crate) enum Said {
     Answered { gone: u32, written: u32 },
     /// An access waits for these; of each, whether it will overwrite all of it.
     Wanted(Ticket, Vec<(Page, bool)>),
+    /// The guest does without these until it reaches them again; who waits for the ticket is told when that has been seen to.
+    Offered(Ticket, Vec<Page>),
     /// A request of a disk is about to go down.
     Began(Op, Kind, Span),
     /// It is over; whether it did what was asked.

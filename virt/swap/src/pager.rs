@@ -243,6 +243,10 @@ impl Pager {
 
     fn command(&mut self, command: Command) -> io::Result<()> {
         let Some(frames) = &self.frames else {
+            // Who waits for an answer alone gets it.
+            if let Command::Done(ticket) = command {
+                self.done(ticket);
+            }
             return Ok(());
         };
         match command {
@@ -302,6 +306,14 @@ impl Pager {
         if self.report.is_paused {
             // Closing the descriptor wakes all who wait; what is absent is zeroes from then on.
             self.frames = None;
+            self.answer_offers();
+        }
+    }
+
+    /// Pages that a balloon has offered stay where they are: it waits for the answer alone.
+    fn answer_offers(&mut self) {
+        for ticket in self.book.give_up_discards() {
+            self.machine.ticket_done(guest_mem::Ticket(ticket.0));
         }
     }
 
@@ -320,6 +332,13 @@ impl Pager {
                 held.iter().for_each(|page| self.ram.hold(*page));
                 self.wanted.insert(ticket, held);
                 self.book.wanted(ticket, &pages);
+            }
+            Said::Offered(ticket, pages) => {
+                self.book.discard(ticket, &pages);
+                if self.frames.is_none() {
+                    // Nobody asks the owner for them.
+                    self.answer_offers();
+                }
             }
             Said::Began(op, Kind::Read, span) => self.book.begin_read(op, &span),
             Said::Began(op, Kind::Write, span) => self.book.begin_write(op, &span),
@@ -548,6 +567,7 @@ impl Pager {
     fn end_of(&mut self, error: &io::Error) {
         if self.frames.take().is_some() {
             self.machine.fail(error);
+            self.answer_offers();
         }
     }
 }

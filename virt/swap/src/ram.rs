@@ -183,6 +183,19 @@ impl SwappedRam {
         self.say(Said::Ended(op, kind, is_good));
     }
 
+    /// The guest does without these pages: a ticket that is done when their memory and slots have been given back as far as they
+    /// can be. What is stored to them behind that stays. Owner's thread.
+    pub(crate) fn offer(&self, pages: impl Iterator<Item = Gpa>) -> guest_mem::Ticket {
+        let pages = pages.filter_map(|gpa| self.page_at(gpa)).collect();
+        let ticket = self.next_ticket();
+        self.say(Said::Offered(ticket, pages));
+        guest_mem::Ticket(ticket.0)
+    }
+
+    fn next_ticket(&self) -> Ticket {
+        Ticket(self.0.tickets.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
     /// Where requests of disk `number` are let down.
     pub(crate) fn gate(&self, number: u8) -> Arc<Gate> {
         let mut gates = self.0.gates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -280,9 +293,9 @@ impl SwappedRam {
             // All have come meanwhile.
             return Ok(());
         }
-        let ticket = self.0.tickets.fetch_add(1, Ordering::Relaxed) + 1;
-        self.say(Said::Wanted(Ticket(ticket), absent));
-        Err(Stop::Pending(guest_mem::Ticket(ticket)))
+        let ticket = self.next_ticket();
+        self.say(Said::Wanted(ticket, absent));
+        Err(Stop::Pending(guest_mem::Ticket(ticket.0)))
     }
 
     fn copies(&self, gpa: Gpa, len: usize, intent: Intent, note: u8) -> Access<()> {

@@ -17,7 +17,7 @@ use guest_mem::{Gpa, GuestRam, SlotMapping};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use seeded::Random;
 use support::{Files, Machine, Shape, Transfer};
-use swap::book::Trouble;
+use swap::book::{Page, Trouble};
 use swap::frames::PAGE;
 use swap::pager::Message;
 use vio::blk::Op;
@@ -85,6 +85,12 @@ impl Guest {
         assert!(is_good, "the disk is good");
     }
 
+    fn give_up(&self, page: usize) {
+        let (done, wait) = channel();
+        self.machine.give_up(Page(page as u32), done);
+        wait.recv_timeout(PATIENCE).expect("it is answered");
+    }
+
     /// Loads, stores, reads and writes, until it is over; how many.
     fn work(&self, seed: u64, is_over: &AtomicBool) -> u64 {
         let mut random = Random::new(seed);
@@ -102,7 +108,18 @@ impl Guest {
                     self.at(number, index).store(value, Ordering::Relaxed);
                     page.stored.push((index, value));
                 }
-                60..65 => {
+                60..62 => {
+                    self.give_up(number);
+                    // What it holds is any of two things until the guest looks.
+                    let is_zero =
+                        (0..WORDS).all(|at| self.at(number, at).load(Ordering::Relaxed) == 0);
+                    if is_zero {
+                        *page = Model::default();
+                    } else {
+                        (0..WORDS).for_each(|at| self.check(number, at, &page));
+                    }
+                }
+                62..65 => {
                     page.seed = random.below(2) * random.bits();
                     page.stored.clear();
                     for index in 0..WORDS {
@@ -228,6 +245,7 @@ fn threads_find_what_they_stored_while_their_pages_come_and_go() {
         ("fetched from the store", counts.fetched_from_store),
         ("rescued", counts.rescued),
         ("not fetched", counts.not_fetched),
+        ("discarded", counts.discarded),
     ] {
         assert!(count > 20, "{what}: {count}");
     }

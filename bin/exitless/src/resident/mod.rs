@@ -9,7 +9,7 @@ mod swap_space;
 
 use uffd::probe::{Facts, Lack, NO_HUGE_PAGES};
 
-pub use swap_space::SwapSpace;
+pub use swap_space::{SwapSpace, cgroups};
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]

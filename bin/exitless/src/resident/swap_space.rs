@@ -27,9 +27,8 @@ impl SwapSpace {
     /// This host's. What cannot be read forbids nothing.
     pub fn probe() -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let limits = limits(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"));
-        let read = |path: &PathBuf| fs::read_to_string(path).ok();
-        let is_forbidden = limits.iter().filter_map(read).any(|it| it.trim() == "0");
+        let read = |cgroup: &PathBuf| fs::read_to_string(cgroup.join("memory.swap.max")).ok();
+        let is_forbidden = cgroups().iter().filter_map(read).any(|it| it.trim() == "0");
         Self::new(swap_mib(&text("/proc/swaps")), is_forbidden)
     }
 
@@ -52,8 +51,13 @@ fn swap_mib(swaps: &str) -> u64 {
     sizes.fold(0, u64::saturating_add).div_ceil(1024)
 }
 
-/// The files that limit this process's swap space: of its cgroup and of those above it, as far as they can be seen.
-fn limits(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+/// The directories of this process's cgroup 2 and of those above it, as far as they can be seen.
+pub fn cgroups() -> Vec<PathBuf> {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    cgroups_of(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
+}
+
+fn cgroups_of(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
     let mount = mountinfo.lines().find_map(cgroup2);
     let (Some(own), Some((root, point))) = (own, mount) else {
@@ -65,9 +69,7 @@ fn limits(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
         _ => return Vec::new(),
     };
     let above = inside.ancestors();
-    above
-        .map(|cgroup| Path::new(point).join(cgroup).join("memory.swap.max"))
-        .collect()
+    above.map(|cgroup| Path::new(point).join(cgroup)).collect()
 }
 
 /// Of a line of mountinfo that mounts cgroup 2: which of its directories, and where.
@@ -97,8 +99,9 @@ mod tests {
         35 30 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     fn of(cgroup: &str, mounts: &str) -> Vec<String> {
-        let paths = limits(cgroup, mounts);
-        paths.iter().map(|p| p.display().to_string()).collect()
+        let paths = cgroups_of(cgroup, mounts);
+        let files = paths.iter().map(|p| p.join("memory.swap.max"));
+        files.map(|p| p.display().to_string()).collect()
     }
 
     #[test]

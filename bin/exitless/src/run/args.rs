@@ -72,6 +72,21 @@ misbehave makes the store fail once, for tests: its Nth request with EIO, its Nt
 that was not written. The guest is paused, with the reason on standard error and in the ledger, and goes on when trying again has \
 succeeded.";
 
+const BALLOON_HELP: &str = "\
+A virtio balloon: memory that the guest is asked to do without, and does when it can; the host gets it back.
+
+[target=SIZE|auto][,file=FILE][,deflate-on-oom=on|off][,reporting=on|off]
+
+target is how much the guest is to give up (0), and leaves it 64 MiB at least. file changes it live: the size that stands in FILE \
+is taken at the start and whenever it has been written. auto decides each second: by 5 % of --memory a step more while the host is \
+short (90 % of --resident, else of the process's memory cgroup, else of the host's memory used, or 10 % of the time waited for \
+memory) and more than 20 % is available to the guest, less below 10 %, or while the host has plenty. deflate-on-oom lets the guest take memory back rather than kill a program. \
+reporting asks it to name memory that it does not use at the moment: that leaves the host's memory too, without a target. \
+The guest's statistics are asked for each second, and stand in the ledger.
+
+No IOMMU stands before this one device: Linux's driver hands it guest-physical addresses, as it does elsewhere. It reads what the \
+guest tells it, and writes nothing but the rings of that. Other devices stay confined.";
+
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -121,6 +136,14 @@ pub struct RunArgs {
     /// Microseconds that vCPUs are waited for to say what they are about to do: longer where the host is emulated.
     #[arg(long, value_name = "US", default_value_t = 1000, hide = true)]
     pub preventer_limit: u64,
+
+    /// A balloon, by which the guest gives memory back: target=SIZE or auto, and options (see --help).
+    #[arg(long, value_name = "target=SIZE|auto,…", long_help = BALLOON_HELP)]
+    pub balloon: Option<String>,
+
+    /// Milliseconds between two questions for the balloon's statistics.
+    #[arg(long, value_name = "MS", default_value_t = 1000, hide = true)]
+    pub balloon_period: u64,
 
     /// vCPUs, 1 to 16.
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use guest_mem::NoIommu;
 use machine::{functions, units};
 use vio::Remote;
+use vio::balloon::Balloon;
 use vio::blk::Blk;
 use vio::net::Net;
 use vio_faults::Rogue;
@@ -33,6 +34,8 @@ functions! {
         Net(VirtioFunction<Net>),
         /// A disk that another process serves.
         Remote(VirtioFunction<Remote>),
+        /// A balloon.
+        Balloon(VirtioFunction<Balloon>),
     }
 }
 

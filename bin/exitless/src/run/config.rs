@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
+use super::balloon::BalloonSpec;
 use super::disk::DiskConfig;
 use super::net::NetConfig;
 use super::remote_disk::RemoteDiskConfig;
@@ -85,6 +86,8 @@ pub struct Config {
     pub memory: u64,
     /// Only some of it is in memory.
     pub swap: Option<SwapConfig>,
+    /// The guest may be asked to do without some of it.
+    pub balloon: Option<BalloonSpec>,
     /// vCPUs, 1 to 16.
     pub cpus: u8,
     /// Disks, on different files and sockets.
@@ -149,12 +152,11 @@ impl Config {
             .zip(&args.net)
             .map(|(index, text)| NetConfig::check(text, index))
             .collect::<Result<Vec<_>, _>>()?;
+        let balloon = BalloonSpec::check(args, memory, MIN_MEMORY)?;
         // The host bridge has slot 0; slot 31 stays free for the I/O APIC's source-id.
-        if disks.len() + nets.len() > 30 {
-            bail!(
-                "{} devices, but the PCI bus has 30 free slots",
-                disks.len() + nets.len()
-            );
+        let devices = disks.len() + nets.len() + usize::from(balloon.is_some());
+        if devices > 30 {
+            bail!("{devices} devices, but the PCI bus has 30 free slots");
         }
         if let Some(path) = &args.ledger {
             creatable("ledger", path)?;
@@ -168,6 +170,7 @@ impl Config {
             cmdline: cmdline(&args.cmdline)?,
             memory,
             swap,
+            balloon,
             cpus: args.cpus as u8,
             disks,
             nets,

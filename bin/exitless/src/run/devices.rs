@@ -24,6 +24,7 @@ use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IommuMode};
 use super::attach::{Attached, Parts, Running};
+use super::balloon::{Beside, Watched};
 use super::composed::{Functions, Owner, Request, Units};
 use super::config::{Config, Disk, Misbehave, NetBackend};
 use super::disk::DiskConfig;
@@ -127,13 +128,30 @@ fn attach_over<M: Memory>(
         let queues = function.queues();
         plugs.add(Functions::Net(function), doorbells(parts, queues)?);
     }
+    let balloon = match config.balloon.take() {
+        Some(spec) => {
+            let device = spec.device(parts.ram, memory.balloon()?)?;
+            let function = VirtioFunction::new(parts.bus.reserve()?, device);
+            let doorbells = doorbells(parts, function.queues())?;
+            let number = plugs.add_beside(Functions::Balloon(function), doorbells);
+            Some((spec, Watched::new(number)))
+        }
+        None => None,
+    };
     let plugged = plugs.plugged;
     let core = start(config, owner)?;
     let handle = core.handle(0);
+    let watched = balloon.as_ref().map(|(_, watched)| watched.clone());
     let paging = memory.start(handle.clone())?;
+    let balloon = balloon.map(|(spec, watched)| {
+        let pager = paging.as_ref().and_then(|paging| paging.reporter());
+        spec.start(handle.clone(), &watched, pager)
+    });
+    let balloon = balloon.transpose()?;
     let monitor = monitor(&core, parts.control, config.watchdog)?;
     let pager = paging.as_ref().and_then(|paging| paging.reporter());
-    let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?;
+    let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
+        .with_balloon(watched);
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = Reporter::new(ledger.clone(), config);
     for (source, number, shape) in plugged {
@@ -153,6 +171,7 @@ fn attach_over<M: Memory>(
             names,
             ended: None,
             paging,
+            balloon,
         })),
     })
 }
@@ -182,12 +201,22 @@ impl<'a, M: PhysMem> Plugs<'a, M> {
 
     /// Adds `function`; its number.
     pub fn add(&mut self, function: Functions, doorbells: KvmDoorbells) -> usize {
+        self.add_under(self.unit, function, doorbells)
+    }
+
+    /// Adds `function`, which no IOMMU stands before; its number.
+    fn add_beside(&mut self, function: Functions, doorbells: KvmDoorbells) -> usize {
+        let unit = self.owner.add_unit(Units::None(NoIommu::new(MAX_LEASES)));
+        self.add_under(unit, function, doorbells)
+    }
+
+    fn add_under(&mut self, unit: usize, function: Functions, doorbells: KvmDoorbells) -> usize {
         let (source, shape) = (function.get().source(), function.get().shape());
         let wires = Wires {
             doorbells: Some(Box::new(doorbells)),
             pin: None,
         };
-        let number = self.owner.add(self.unit, function, wires);
+        let number = self.owner.add(unit, function, wires);
         self.plugged.push((source, number, shape));
         number
     }
@@ -305,6 +334,8 @@ struct Devices<M: PhysMem + Send + 'static> {
     ended: Option<Receiver<usize>>,
     /// Moves pages of memory.
     paging: Option<Box<dyn Paging>>,
+    /// Asks the guest for its statistics.
+    balloon: Option<Beside>,
 }
 
 impl<M: PhysMem + Send + 'static> Running for Devices<M> {
@@ -331,6 +362,9 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
         }
         // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
         let reported = self.reporter.report();
+        if let Some(balloon) = self.balloon {
+            balloon.stop();
+        }
         let owners = self.core.stop();
         if let Some(paging) = self.paging {
             messages::say!("{}", paging.stop());

@@ -11,16 +11,19 @@ use guest_mem::PhysMem;
 use machine::Request;
 use sidecore::{Nanos, Watch};
 use swap::report::Report;
+use vio::balloon::Balloon;
 use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
+use super::balloon::{Said, Watched};
 use super::composed::{Owner, Units};
 use super::config::Config;
 use super::memory::{AskPager, OwnerHandle, Standing};
 use crate::messages;
 use exit_ledger::account::{
-    KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, Swap, SwapCounts, UserExits,
+    BalloonCounts, BalloonFigures, KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, Swap,
+    SwapCounts, UserExits,
 };
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};
@@ -46,6 +49,8 @@ pub struct LedgerSource<M> {
     forwarded: Vec<Arc<Places>>,
     /// How the pager stands, where there is one.
     pager: Option<AskPager>,
+    /// The balloon, where there is one.
+    balloon: Option<Watched>,
 }
 
 impl<M> LedgerSource<M> {
@@ -80,7 +85,14 @@ impl<M> LedgerSource<M> {
             histogram: OnceLock::new(),
             forwarded,
             pager,
+            balloon: None,
         })
+    }
+
+    /// The same, of a machine with this balloon, if it has one.
+    pub fn with_balloon(mut self, balloon: Option<Watched>) -> Self {
+        self.balloon = balloon;
+        self
     }
 
     fn user_exits(&self) -> UserExits {
@@ -139,8 +151,17 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             }
         }
         let histogram = self.histogram.get().and_then(Option::as_ref);
-        let counts = |reply| Request::ask(reply, owner_counts);
-        let mut owner = self.owner.call(counts).unwrap_or_default();
+        let watched = self.balloon.clone();
+        let figures = move |owner: &mut Owner<M>| {
+            let watched = watched.as_ref();
+            let balloon = watched.and_then(|watched| {
+                let balloon = watched.balloon(owner)?;
+                Some(balloon_figures(balloon, watched.said(balloon)))
+            });
+            (balloon, owner_counts(owner))
+        };
+        let figures = self.owner.call(|reply| Request::ask(reply, figures));
+        let (balloon, mut owner) = figures.unwrap_or_default();
         owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
         Snapshot {
             now_ns: Nanos::now().0,
@@ -150,6 +171,7 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             owner,
             sidecore: self.sidecore(),
             swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
+            balloon,
         }
     }
 }
@@ -158,6 +180,30 @@ fn swap(standing: Standing) -> Swap {
     Swap {
         counts: swap_counts(standing.report),
         pause_reason: standing.pause_reason,
+    }
+}
+
+fn balloon_figures(balloon: &Balloon, said: Said) -> BalloonFigures {
+    let vio::balloon::BalloonCounts {
+        inflated,
+        deflated,
+        reported,
+        outside,
+        statistics: _,
+    } = balloon.counts();
+    let Said { actual, statistics } = said;
+    BalloonFigures {
+        target: balloon.target().into(),
+        actual: actual.into(),
+        free: statistics.free,
+        available: statistics.available,
+        major_faults: statistics.major_faults,
+        counts: BalloonCounts {
+            inflated,
+            deflated,
+            reported,
+            outside,
+        },
     }
 }
 
@@ -194,6 +240,7 @@ fn swap_counts(report: Report) -> SwapCounts {
         not_read: counts.not_fetched,
         read_before_a_write: counts.fetched_before_a_write,
         stale_reads: counts.stale,
+        discarded: counts.discarded,
         refused: counts.refused,
         pauses,
     }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use guest_mem::{GuestRam, PhysMem, SlotMapping};
+use vio::balloon::BalloonIo;
 use vio::blk::BlockIo;
 
 use super::composed::Request;
 use super::disk::DiskConfig;
+use super::holes::Holes;
 use kvm::control::Control;
 use sidecore::Handle;
 use swap::pager::Report;
@@ -28,6 +30,9 @@ pub trait Memory {
         let _ = disk;
         Ok(io)
     }
+
+    /// What becomes of pages that the guest does without.
+    fn balloon(&self) -> Result<Box<dyn BalloonIo>>;
 
     /// The owner runs: who moves pages, if anybody does.
     fn start(self, owner: OwnerHandle<Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
@@ -52,7 +57,7 @@ pub trait Paging {
     /// The machine has ended: no vCPU enters the guest again, and none is to wait for what cannot come.
     fn end(&self);
 
-    /// How it stands, for the ledger.
+    /// How it stands, for whoever asks.
     fn reporter(&self) -> Option<AskPager> {
         None
     }
@@ -69,6 +74,10 @@ impl Memory for Plain {
 
     fn ram(&self) -> GuestRam {
         self.0.clone()
+    }
+
+    fn balloon(&self) -> Result<Box<dyn BalloonIo>> {
+        Ok(Box::new(Holes::new(self.0.clone())))
     }
 
     fn start(self, _: OwnerHandle<GuestRam>) -> Result<Option<Box<dyn Paging>>> {

@@ -9,10 +9,13 @@
 
 pub mod args;
 pub mod attach;
+mod balloon;
 pub mod composed;
 pub mod config;
 mod devices;
 mod disk;
+mod followed;
+mod holes;
 mod ledger;
 mod machine;
 mod memory;

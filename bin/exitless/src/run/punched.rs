@@ -2,8 +2,9 @@
 //!
 //! Only with the feature `punch`, which builds the owner and its devices once more, over memory that may be absent.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use punch::{PunchedRam, Puncher};
+use vio::balloon::BalloonIo;
 
 use super::memory::{Memory, OwnerHandle, Paging, Pieces};
 
@@ -31,6 +32,10 @@ impl Memory for Punched {
 
     fn ram(&self) -> PunchedRam {
         self.ram.clone()
+    }
+
+    fn balloon(&self) -> Result<Box<dyn BalloonIo>> {
+        bail!("memory that comes and goes has no balloon")
     }
 
     fn start(self, owner: OwnerHandle<PunchedRam>) -> Result<Option<Box<dyn Paging>>> {

@@ -1,10 +1,8 @@
 //! `--resident`: a guest with less memory than it believes it has. The request, checked; the pager put beside the owner.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,20 +10,22 @@ use anyhow::{Context, Result, anyhow, bail};
 use guest_mem::{PAGE_SIZE, Pages, Ticket};
 use kvm::control::{Control, End};
 use machine::Request as Question;
-use rustix::fs::inotify;
 use sidecore::{Handle, Reply, Sidecore, SidecoreBuilder};
+use swap::balloon::SwappedBalloon;
 use swap::book::{Errno, Place, Trouble};
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
 use swap::store::Store;
 use uffd::Source;
+use vio::balloon::BalloonIo;
 use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
 use vio_faults::{FaultyStore, StoreFault};
 
 use super::args::{DmaArg, IdleArg, MapperArg, RunArgs, Switch};
 use super::config::Disk;
 use super::disk::DiskConfig;
+use super::followed::follow;
 use super::memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Standing};
 use super::stopped;
 use crate::messages::say;
@@ -241,6 +241,10 @@ impl Memory for Swapped {
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
 
+    fn balloon(&self) -> Result<Box<dyn BalloonIo>> {
+        Ok(Box::new(SwappedBalloon::new(self.ram.clone())))
+    }
+
     fn start(self, owner: OwnerHandle<SwappedRam>) -> Result<Option<Box<dyn Paging>>> {
         Ok(Some(Box::new(Swapper {
             names: self.names.clone(),
@@ -315,8 +319,8 @@ impl Paging for Swapper {
         let handle = core.handle(0);
         if let Some(file) = config.file {
             let told = handle.clone();
-            follow(file, move |bytes| {
-                let limit = limit.changed(bytes)?;
+            follow("--resident-file", file, move |text| {
+                let limit = limit.changed(size::bytes(text)?)?;
                 told.send(Message::SetLimit(limit.pages()))
                     .map_err(|_| anyhow!("the pager has ended"))
             })?;
@@ -378,7 +382,7 @@ fn said(report: &Report, cpu: Duration) -> String {
     format!(
         "swap: {present} of {limit} pages in memory; {faults} faults of vCPUs, {tickets} waits of devices, \
          {pauses} pauses; pager's CPU {} ms\n  \
-         left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} requests)\n  \
+         left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} requests), {} given up by the guest\n  \
          came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} not read since overwritten, \
          {} read before their block changed\n  \
          {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in vain",
@@ -387,6 +391,7 @@ fn said(report: &Report, cpu: Duration) -> String {
         counts.dropped_as_zeroes,
         counts.saved,
         traffic.store_writes.requests,
+        counts.discarded,
         counts.fetched_from_disk,
         traffic.image_reads.requests,
         counts.fetched_from_store,
@@ -505,102 +510,11 @@ impl pager::Machine for Door {
     }
 }
 
-/// Reads limits from `file` now, if it is there, and whenever somebody has written it.
-fn follow(file: PathBuf, set: impl Fn(u64) -> Result<()> + Send + 'static) -> Result<()> {
-    let name = file
-        .file_name()
-        .with_context(|| format!("--resident-file {} names no file", file.display()))?
-        .to_owned();
-    let dir = match file.parent() {
-        Some(dir) if dir != Path::new("") => dir.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let watch = || -> io::Result<_> {
-        let fd = inotify::init(inotify::CreateFlags::CLOEXEC)?;
-        let ends = inotify::WatchFlags::CLOSE_WRITE | inotify::WatchFlags::MOVED_TO;
-        inotify::add_watch(&fd, &dir, ends)?;
-        Ok(fd)
-    };
-    let fd = watch().with_context(|| format!("--resident-file {}", file.display()))?;
-    let apply = move || {
-        let outcome = read_limit(&file).and_then(|limit| limit.map_or(Ok(()), &set));
-        if let Err(error) = outcome {
-            say!("{}: {error:#}; the limit stays", file.display());
-        }
-    };
-    apply();
-    let builder = std::thread::Builder::new().name("resident-file".into());
-    let run = move || {
-        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
-        let mut events = inotify::Reader::new(&fd, &mut buffer);
-        while let Ok(event) = events.next() {
-            let is_ours = event
-                .file_name()
-                .is_some_and(|it| it.to_bytes() == name.as_encoded_bytes());
-            if is_ours {
-                apply();
-            }
-        }
-    };
-    builder.spawn(run).context("a thread")?;
-    Ok(())
-}
-
-/// The limit that stands in the file; `None` if there is none, or nothing in it.
-fn read_limit(file: &Path) -> Result<Option<u64>> {
-    /// More than any limit takes.
-    const MOST: u64 = 64;
-    // A FIFO must not hold us up.
-    let opened = File::options()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(file);
-    let opened = match opened {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other?,
-    };
-    let mut text = String::new();
-    opened.take(MOST).read_to_string(&mut text)?;
-    match text.trim() {
-        "" => Ok(None),
-        text => size::bytes(text).map(Some),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use swap::book::{Block, Slot};
 
     use super::*;
-
-    #[test]
-    fn a_file_says_a_limit_or_nothing_or_why_not() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let file = dir.path().join("limit");
-        let read = || read_limit(&file);
-        assert_eq!(read().expect("none"), None);
-        for (text, limit) in [("", None), (" \n", None), ("100M\n", Some(100 << 20))] {
-            fs::write(&file, text).expect("written");
-            assert_eq!(read().expect(text), limit, "{text:?}");
-        }
-        for text in ["a lot", "100M and more", &"9".repeat(100)] {
-            fs::write(&file, text).expect("written");
-            read().expect_err(text);
-        }
-    }
-
-    #[test]
-    fn a_fifo_and_a_file_without_end_hold_nobody_up() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let fifo = dir.path().join("fifo");
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0)
-            .expect("a FIFO");
-        assert_eq!(read_limit(&fifo).expect("nobody writes"), None);
-        read_limit(Path::new("/dev/zero")).expect_err("zeroes are no number");
-    }
 
     #[test]
     fn a_fault_of_the_store_has_a_kind_and_a_number() {

@@ -34,6 +34,16 @@ const HEADER: u32 = 0x20_3000;
 const STATUS: u32 = 0x20_4000;
 const DATA: u32 = 0x20_5000;
 const SECTOR: u32 = 512;
+/// Memory that nothing else is in.
+const GIVEN: u32 = 0x30_0000;
+const PAGE: u32 = 4096;
+/// A root table without entries: zeroes.
+const ROOT: u32 = 0x38_0000;
+
+/// VT-d's registers, and the highest byte of its global command and status.
+const IOMMU: u32 = 0xfed9_0000;
+const SET_ROOT: u32 = 0x40;
+const TRANSLATE: u32 = 0x80;
 
 // esi: next step of four words (operation, address or port, value, unused).
 global_asm!(
@@ -163,8 +173,8 @@ impl Steps {
         self.step(4, SLEEP_CONTROL, POWER_OFF)
     }
 
-    /// Starts the disk at 00:01.0 and gives it one request, of one sector.
-    pub fn ask(mut self, ask: Ask) -> Self {
+    /// Starts the function at 00:01.0 with its first queue, under these features beside VERSION_1.
+    fn start(mut self, features: u32) -> Self {
         let device_status = BAR + 0x14;
         self = self
             .store32(CONFIG + 0x10, BAR)
@@ -173,8 +183,7 @@ impl Steps {
             .store8(device_status, 0)
             .step(6, device_status, 0)
             .store8(device_status, 1 | 2);
-        // VERSION_1, and FLUSH for the disk.
-        for (half, features) in [(0, 1 << 9), (1, 1)] {
+        for (half, features) in [(0, features), (1, 1)] {
             self = self.store32(BAR + 8, half).store32(BAR + 12, features);
         }
         self = self
@@ -184,22 +193,65 @@ impl Steps {
         for (at, area) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
             self = self.store32(BAR + at, area).store32(BAR + at + 4, 0);
         }
-        self = self
-            .store16(BAR + 0x1c, 1)
-            .store8(device_status, 1 | 2 | 4 | 8);
+        self.store16(BAR + 0x1c, 1)
+            .store8(device_status, 1 | 2 | 4 | 8)
+    }
+
+    /// Starts the disk at 00:01.0 and gives it one request, of one sector.
+    pub fn ask(self, ask: Ask) -> Self {
         let (kind, data_flags) = match ask {
             Ask::Read => (0, NEXT | DEVICE_WRITES),
             Ask::Write => (1, NEXT),
             Ask::Flush => (4, 0),
         };
         let after_header = if ask == Ask::Flush { 2 } else { 1 };
-        self.store32(HEADER, kind)
+        // FLUSH.
+        self.start(1 << 9)
+            .store32(HEADER, kind)
             .descriptor(0, HEADER, 16, NEXT, after_header)
             .descriptor(1, DATA, SECTOR, data_flags, 2)
             .descriptor(2, STATUS, 1, DEVICE_WRITES, 0)
             .store32(DATA, 0x6c6c_6548)
             .store32(AVAILABLE, 1 << 16)
             .store16(NOTIFY, 0)
+    }
+
+    /// Turns the IOMMU on with a table by which no function reaches any memory.
+    pub fn confine_all(self) -> Self {
+        let (root, command, status) = (IOMMU + 0x20, IOMMU + 0x18, IOMMU + 0x1f);
+        self.store32(root, ROOT)
+            .store32(root + 4, 0)
+            .store32(command, SET_ROOT << 24)
+            .step(6, status, SET_ROOT)
+            .store32(command, TRANSLATE << 24)
+            .step(6, status, SET_ROOT | TRANSLATE)
+    }
+
+    /// Starts the balloon at 00:01.0, waits until it is to have `target` pages, and gives it two of three pages that were stored
+    /// to. Goes on once they are taken, hold zeroes, and the third one what was stored.
+    pub fn inflate(self, target: u32) -> Self {
+        let page = |nth| GIVEN + nth * PAGE;
+        let stored = (0..3).fold(self, |steps, nth| steps.store8(page(nth), 7));
+        let device = BAR + 0x2000;
+        stored
+            .start(0)
+            .step(6, device, target & 0xff)
+            .step(6, device + 1, target >> 8 & 0xff)
+            .store32(DATA, page(0) / PAGE)
+            .store32(DATA + 4, page(2) / PAGE)
+            // One that is far outside.
+            .store32(DATA + 8, u32::MAX)
+            .descriptor(0, DATA, 12, 0, 0)
+            .store32(AVAILABLE, 1 << 16)
+            .store16(NOTIFY, 0)
+            .step(6, USED + 2, 1)
+            .step(6, page(0), 0)
+            .step(6, page(1), 7)
+            .step(6, page(2), 0)
+            // Two pages, as its driver says, and what is stored from now on stays.
+            .store32(device + 4, 2)
+            .store8(page(0), 9)
+            .step(6, page(0), 9)
     }
 
     fn descriptor(self, index: u32, at: u32, len: u32, flags: u32, next: u32) -> Self {

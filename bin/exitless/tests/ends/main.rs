@@ -2,6 +2,7 @@
 //! load, with front ends in any state. Whole processes, signals, exit statuses.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod balloon;
 mod console;
 mod daemon;
 mod guest;

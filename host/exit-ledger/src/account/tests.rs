@@ -89,3 +89,30 @@ fn the_reason_of_a_pause_stands_beside_the_counts_of_swap_or_is_null() {
         (&"full".into(), &0.into())
     );
 }
+
+#[test]
+fn a_balloon_stands_as_at_the_end_and_was_told_what_came_since() {
+    let at = |actual, inflated| BalloonFigures {
+        target: 9,
+        actual,
+        free: Some(actual),
+        counts: BalloonCounts {
+            inflated,
+            ..BalloonCounts::default()
+        },
+        ..BalloonFigures::default()
+    };
+    let snapshot = |balloon| Snapshot {
+        balloon,
+        ..Snapshot::default()
+    };
+    let begin = snapshot(Some(at(100, 100)));
+    let end = snapshot(Some(at(70, 110)));
+    let found = Window::between(&begin, &end).balloon;
+    assert_eq!(found, Some(at(70, 10)));
+    assert_eq!(
+        Window::between(&snapshot(None), &end).balloon,
+        Some(at(70, 110))
+    );
+    assert_eq!(Window::between(&begin, &snapshot(None)).balloon, None);
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lab::packages::Version;
 
-use super::{held, punched, swapped};
+use super::{ballooned, held, punched, swapped};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -102,6 +102,7 @@ pub fn soak() -> Vec<Case> {
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
     cases.extend(swapped::soak());
+    cases.extend(ballooned::soak());
     match cfg!(feature = "punch") {
         true => cases.extend(punched::soak()),
         false => println!("skipped {}: built without the feature punch", punched::WHAT),

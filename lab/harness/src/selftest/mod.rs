@@ -1,5 +1,6 @@
 //! `exitless selftest`: whole guests and long checks of this build on this host.
 //!
+//! * `ballooned`: guests that give memory back.
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
@@ -8,6 +9,7 @@
 //! * `suite`: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
+mod ballooned;
 mod cases;
 mod clients;
 mod held;

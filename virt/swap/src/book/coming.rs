@@ -226,7 +226,11 @@ impl Book {
             // Its slot is given back when it has been written.
             _ => {
                 self.saving -= 1;
-                self.entry_mut(page).set_place(Place::Nowhere);
+                let outlives = mutant!(self, OfferOutlivesRescue);
+                let entry = self.entry_mut(page);
+                entry.set_place(Place::Nowhere);
+                // What is stored to it from now on stays.
+                entry.set(Mark::Discarded, entry.has(Mark::Discarded) && outlives);
             }
         }
         let marked = match self.entry(page).place() {

@@ -43,7 +43,7 @@ pub enum Command {
     Wake(Page),
     /// From now on devices may reach it.
     Show(Page),
-    /// All pages of the ticket are there.
+    /// All pages of the ticket are there, or have been seen to ([`Book::discard`](super::Book::discard)).
     Done(Ticket),
     /// The disk's request may go down.
     Go(Op),
@@ -112,6 +112,8 @@ pub struct Counts {
     /// Were read although a device was about to overwrite them as a whole: only after
     /// [`Book::reads_before_overwrites`](super::Book::reads_before_overwrites).
     pub stale: u64,
+    /// Were given up by the guest, and are gone unwritten.
+    pub discarded: u64,
     /// Were not let go, since a device uses them.
     pub refused: u64,
 }

@@ -80,6 +80,8 @@ pub(super) enum Mark {
     LeavesBlock = 1,
     /// It is in a [`Queue`](super::queue::Queue): that of resident pages or that of soft ones, as its state says.
     Queued = 2,
+    /// The guest does without it: it is dropped once nobody reaches it. Of a resident page, or one that is being saved.
+    Discarded = 4,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

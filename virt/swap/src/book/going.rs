@@ -1,7 +1,7 @@
 //! How pages leave: asked for, let go, examined, dropped or saved.
 
 use super::command::{Command, Errno, Seen, Trouble};
-use super::entry::{Page, Place, Slot, State};
+use super::entry::{Mark, Page, Place, Slot, State};
 use super::{BATCH, Book, mutant};
 
 impl Book {
@@ -13,7 +13,10 @@ impl Book {
     /// The owner's answer: which of the pages that it was asked for it has let go, and which of those devices stored to since
     /// they were shown, or since a request of a disk began that they belong to. The first page is the lowest bit.
     pub fn answered(&mut self, gone: u32, written: u32) {
-        for (nth, page) in self.asking.take().into_iter().flatten().enumerate() {
+        let asked = self.asking.take().unwrap_or_default();
+        let seen_to = self.answered_discards(asked.len());
+        let mut discarded = Vec::new();
+        for (nth, page) in asked.into_iter().enumerate() {
             debug_assert_eq!(self.entry(page).state, State::Resident);
             let is_gone = gone >> nth & 1 != 0;
             self.counts.refused += u64::from(!is_gone);
@@ -23,8 +26,14 @@ impl Book {
                 if is_gone {
                     self.commands.push(Command::Show(page));
                 }
+                self.entry_mut(page).set(Mark::Discarded, false);
                 self.resident.push_back(&mut self.entries, page);
                 self.is_there(page);
+                continue;
+            }
+            if self.entry(page).has(Mark::Discarded) {
+                self.commands.push(Command::Unmap(page));
+                discarded.push(page);
                 continue;
             }
             if written >> nth & 1 != 0 && !mutant!(self, DeviceStoresIgnored) {
@@ -35,6 +44,10 @@ impl Book {
             self.soft_pages += 1;
             self.soft.push_back(&mut self.entries, page);
         }
+        for page in discarded {
+            self.discard_memory(page);
+        }
+        self.see_to_discards(seen_to);
         self.balance();
     }
 
@@ -91,6 +104,10 @@ impl Book {
         if entry.state != State::Saving || entry.place() != Place::Slot(slot) {
             // The page came back meanwhile.
             return self.slots.give_back(slot);
+        }
+        if entry.has(Mark::Discarded) {
+            self.saving -= 1;
+            return self.discard_memory(page);
         }
         if let Err(errno) = outcome {
             self.slots.give_back(slot);

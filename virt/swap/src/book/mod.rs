@@ -17,6 +17,7 @@
 mod blocks;
 mod coming;
 mod command;
+mod discards;
 mod entry;
 mod going;
 mod queue;
@@ -28,6 +29,7 @@ use std::collections::{HashMap, VecDeque};
 use blocks::Blocks;
 pub use blocks::SHARERS;
 pub use command::{Command, Counts, Ended, Errno, Protection, Seen, Ticket, Trouble};
+use discards::Discards;
 use entry::Entry;
 pub use entry::{Block, Page, Place, Slot, State};
 use queue::Queue;
@@ -66,6 +68,8 @@ pub(crate) enum Mutant {
     EvidenceKeptByARequest,
     OverlapIgnored,
     BusyPagesGo,
+    OffersAnsweredEarly,
+    OfferOutlivesRescue,
 }
 
 /// Asks whether the book makes a mistake on purpose; never outside tests.
@@ -115,6 +119,8 @@ pub struct Book {
     /// Soft pages, but those that are being examined.
     soft: Queue,
     asking: Option<Vec<Page>>,
+    /// Resident pages that the guest does without, and who is to be told.
+    discards: Discards,
     /// Absent pages that somebody wants, and for which there was no room, processors' first. Some have come meanwhile.
     starved: VecDeque<(Page, Wanter)>,
     /// Who waits for pages that are coming.
@@ -157,6 +163,7 @@ impl Book {
             resident: Queue::EMPTY,
             soft: Queue::EMPTY,
             asking: None,
+            discards: Discards::default(),
             starved: VecDeque::new(),
             waiters: HashMap::new(),
             tickets: HashMap::new(),

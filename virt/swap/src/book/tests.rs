@@ -85,6 +85,7 @@ enum Says {
     Wants(Ticket, Vec<(Page, bool)>),
     Begin(Op),
     End(Op, bool),
+    Offers(Ticket, Vec<Page>),
 }
 
 /// What the guest does most at the time.
@@ -109,6 +110,8 @@ struct World {
     questions: VecDeque<Vec<Page>>,
     says: VecDeque<Says>,
     tickets: BTreeMap<u64, Vec<(Page, bool)>>,
+    /// Pages that a balloon has named. Until it is answered, what they hold is nobody's to say.
+    offers: BTreeMap<u64, Vec<Page>>,
     /// Pages that stay until a ticket's access is made again.
     held: Vec<Page>,
     ops: BTreeMap<u64, DiskOp>,
@@ -162,6 +165,7 @@ impl World {
             questions: VecDeque::new(),
             says: VecDeque::new(),
             tickets: BTreeMap::new(),
+            offers: BTreeMap::new(),
             held: Vec::new(),
             ops: BTreeMap::new(),
             next_op: 0,
@@ -303,6 +307,24 @@ impl World {
             self.says
                 .push_back(Says::Wants(Ticket(self.next_ticket), pages));
         }
+    }
+
+    /// The guest does without some pages, of which it may name one twice.
+    fn offer(&mut self) {
+        if self.offers.len() >= 2 {
+            return;
+        }
+        let count = 1 + self.random.below(48) as u32;
+        let first = self.page().0.min(PAGES - count);
+        let mut pages: Vec<Page> = (first..first + count).map(Page).collect();
+        pages.push(self.page());
+        for page in &pages {
+            self.lend(*page);
+        }
+        self.next_ticket += 1;
+        self.offers.insert(self.next_ticket, pages.clone());
+        self.says
+            .push_back(Says::Offers(Ticket(self.next_ticket), pages));
     }
 
     fn begin(&mut self, kind: Kind) {
@@ -464,6 +486,10 @@ impl World {
                 self.answer();
                 Ok(())
             }
+            n if n == writes + 15 => {
+                self.offer();
+                Ok(())
+            }
             _ => self.go_on(),
         }
     }
@@ -536,6 +562,7 @@ impl World {
             1 => match self.says.pop_front() {
                 Some(Says::Answer { gone, written }) => self.book.answered(gone, written),
                 Some(Says::Wants(ticket, pages)) => self.book.wanted(ticket, &pages),
+                Some(Says::Offers(ticket, pages)) => self.book.discard(ticket, &pages),
                 Some(Says::Begin(Op(number))) => {
                     let op = self.ops[&number].clone();
                     let first = Block {
@@ -699,6 +726,11 @@ impl World {
                 }
                 frame.is_shown = true;
             }
+            Command::Done(ticket) if self.offers.contains_key(&ticket.0) => {
+                for page in self.offers.remove(&ticket.0).into_iter().flatten() {
+                    self.frame(page).is_back(false);
+                }
+            }
             Command::Done(ticket) => {
                 let pages = self
                     .tickets
@@ -827,6 +859,7 @@ impl World {
             let waits = !self.faults.is_empty()
                 || !self.clearing.is_empty()
                 || !self.tickets.is_empty()
+                || !self.offers.is_empty()
                 || !self.ops.is_empty()
                 || !self.says.is_empty()
                 || !self.reading.is_empty()
@@ -877,6 +910,7 @@ fn a_million_events_lose_no_byte() {
         ("not fetched", counts.not_fetched),
         ("fetched before a write", counts.fetched_before_a_write),
         ("refused", counts.refused),
+        ("discarded", counts.discarded),
     ] {
         assert!(count > 100, "{what}: {count}");
     }
@@ -886,7 +920,7 @@ fn a_million_events_lose_no_byte() {
 fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
     world.book.reads_before_overwrites();
-    if let Err(wrong) = world.run(20_000) {
+    if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);
     }
     assert!(world.book.counts().stale > 100, "{:?}", world.book.counts());
@@ -981,6 +1015,8 @@ fn mistakes_made_on_purpose_are_found() {
         Mutant::EvidenceKeptByARequest,
         Mutant::OverlapIgnored,
         Mutant::BusyPagesGo,
+        Mutant::OffersAnsweredEarly,
+        Mutant::OfferOutlivesRescue,
     ] {
         let wrong = first_wrong(|world| world.book.mutant = Some(mutant));
         println!("{mutant:?}: {wrong:?}");
@@ -1095,4 +1131,112 @@ fn blocks_are_forgotten_once_nothing_is_there_alone() {
     assert_eq!(book.look(Page(7)), there_alone);
     assert!(!book.forget_blocks());
     assert_eq!(book.look(Page(7)), there_alone);
+}
+
+/// A book in which pages 0 to 39 are in memory, and asks for none.
+fn with_forty_pages() -> Book {
+    let mut book = Book::new(64, 48, 64);
+    for page in 0..40 {
+        book.fault(Page(page), true);
+    }
+    book.take_commands();
+    book
+}
+
+#[test]
+fn what_the_guest_does_without_leaves_unwritten_and_it_is_told_when_all_has() {
+    let mut book = with_forty_pages();
+    let offered: Vec<Page> = (0..36).map(Page).collect();
+    book.discard(Ticket(1), &offered);
+    // One that is not there is seen to at once, but not before the first offer.
+    book.discard(Ticket(2), &[Page(50), Page(3)]);
+    assert_eq!(
+        book.take_commands(),
+        [Command::Ask(offered[..BATCH].to_vec())]
+    );
+    // A device uses page 2.
+    book.answered(!(1 << 2), 0);
+    let commands = book.take_commands();
+    let gone = |page: u32| page != 2;
+    let (first, second) = (0..32).filter(|page| gone(*page)).fold(
+        (Vec::new(), Vec::new()),
+        |(mut unmaps, mut punches), page| {
+            unmaps.push(Command::Unmap(Page(page)));
+            punches.push(Command::Punch(Page(page)));
+            (unmaps, punches)
+        },
+    );
+    let rest = Command::Ask(offered[BATCH..].to_vec());
+    assert_eq!(commands, [first, second, vec![rest]].concat());
+    book.answered(u32::MAX, 0);
+    let commands = book.take_commands();
+    let ends = [Command::Done(Ticket(1)), Command::Done(Ticket(2))];
+    assert!(commands.ends_with(&ends), "{commands:?}");
+    assert_eq!(book.look(Page(2)), (State::Resident, Place::Nowhere));
+    assert_eq!(book.look(Page(35)), (State::Absent, Place::Nowhere));
+    assert_eq!((book.present(), book.counts().discarded), (5, 35));
+    // What stayed can be given up again, or leave as others do.
+    book.discard(Ticket(3), &[Page(2)]);
+    assert_eq!(book.take_commands(), [Command::Ask(vec![Page(2)])]);
+}
+
+#[test]
+fn a_slot_is_free_as_soon_as_the_guest_does_without_its_page() {
+    let mut book = with_forty_pages();
+    book.set_limit(32);
+    book.ask();
+    let commands = book.take_commands();
+    let [Command::Ask(asked)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    // One that is asked for anyway stays what it is.
+    book.discard(Ticket(1), &asked[..1]);
+    assert_eq!(book.take_commands(), [Command::Done(Ticket(1))]);
+    book.answered(u32::MAX, 0);
+    let mut saves = Vec::new();
+    for command in book.take_commands() {
+        if let Command::Examine(page) = command {
+            let seen = Seen {
+                is_clean: false,
+                is_zero: false,
+                crc: 1,
+            };
+            book.examined(page, seen);
+        }
+    }
+    for command in book.take_commands() {
+        if let Command::Save(page, slot) = command {
+            saves.push((page, slot));
+        }
+    }
+    let [(saved, first), (saving, second), ..] = saves[..] else {
+        panic!("{saves:?}");
+    };
+    book.ended(Ended::Saved(saved, first, Ok(())));
+    book.take_commands();
+    let free = book.free_slots();
+    let soft = (0..40)
+        .map(Page)
+        .find(|page| book.look(*page).0 == State::Soft);
+    let soft = soft.expect("more than have to leave are let go");
+    book.discard(Ticket(2), &[saved, saving, soft]);
+    let commands = book.take_commands();
+    let told = [Command::Punch(soft), Command::Done(Ticket(2))];
+    assert_eq!(commands, told);
+    assert_eq!(book.free_slots(), free + 1);
+    book.ended(Ended::Saved(saving, second, Ok(())));
+    assert_eq!(book.take_commands(), [Command::Punch(saving)]);
+    assert_eq!(book.free_slots(), free + 2);
+    for page in [saved, saving, soft] {
+        assert_eq!(book.look(page), (State::Absent, Place::Nowhere));
+    }
+    assert_eq!(book.counts().discarded, 3);
+}
+
+#[test]
+fn who_offers_is_told_also_when_nothing_is_carried_out_any_more() {
+    let mut book = with_forty_pages();
+    book.discard(Ticket(1), &[Page(1)]);
+    book.discard(Ticket(2), &[Page(2)]);
+    assert_eq!(book.give_up_discards(), [Ticket(1), Ticket(2)]);
 }

@@ -1,5 +1,6 @@
 //! A machine without a hypervisor: memory that threads of the test reach through a guest's mapping, an owner with disks, a pager,
 //! a store.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -16,12 +17,14 @@ use sidecore::{
     Activity, AlwaysPoll, ArmError, Handle, IdlePolicy, Poller, Sidecore, SidecoreBuilder, Turn,
     Wakes,
 };
-use swap::book::Trouble;
+use swap::balloon::SwappedBalloon;
+use swap::book::{Page, Trouble};
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
 use swap::store::Store;
 use uffd::Source;
+use vio::balloon::{BalloonIo, PageRange};
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, UringFile, UringOptions};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -81,6 +84,8 @@ pub type Made<T> = Result<T, Box<dyn Error>>;
 pub enum Request {
     /// A guest's.
     Transfer(Transfer),
+    /// A guest that does without a page, and is told when it may use it again.
+    GiveUp(Page, Sender<()>),
     /// The pager's.
     Evict(Box<Pages>),
     /// The pager's.
@@ -91,6 +96,9 @@ pub enum Request {
 struct Owner {
     ram: SwappedRam,
     disks: Vec<MappedDisk>,
+    balloon: SwappedBalloon,
+    /// Pages that are being given up.
+    given: HashMap<Ticket, (Page, Sender<()>)>,
     /// What has not been begun, since its page was absent when it was last tried.
     parked: HashMap<Ticket, Transfer>,
     /// By disks and slots.
@@ -130,6 +138,20 @@ impl Owner {
         self.disks[disk].submit(slot, op, &pieces);
     }
 
+    fn give_up(&mut self, page: Page, done: Sender<()>) {
+        let pages = [PageRange {
+            gpa: Gpa::new(u64::from(page.0) * PAGE_SIZE),
+            pages: 1,
+        }];
+        match self.balloon.inflated(&pages) {
+            Ok(()) => {
+                // Of a guest that has failed meanwhile nobody listens.
+                let _ = done.send(());
+            }
+            Err(ticket) => drop(self.given.insert(ticket, (page, done))),
+        }
+    }
+
     fn evict(&self, pages: &Pages) {
         let in_use = self.begun.values().filter_map(Transfer::range);
         let in_use = in_use.fold(0, |mask, (gpa, len)| mask | pages.touched(gpa, len));
@@ -163,7 +185,13 @@ impl Poller for Owner {
         match request {
             Request::Transfer(transfer) => self.begin(transfer),
             Request::Evict(pages) => self.evict(&pages),
+            Request::GiveUp(page, done) if self.given.is_empty() => self.give_up(page, done),
+            // A driver has one at a time in a queue.
+            Request::GiveUp(_, done) => drop(done.send(())),
             Request::TicketDone(ticket) => {
+                if let Some((page, done)) = self.given.remove(&ticket) {
+                    return self.give_up(page, done);
+                }
                 let transfer = self.parked.remove(&ticket);
                 self.begin(transfer.expect("a ticket is done once"));
             }
@@ -258,6 +286,8 @@ impl Machine {
         let owner = Owner {
             ram: ram.clone(),
             disks,
+            balloon: SwappedBalloon::new(ram.clone()),
+            given: HashMap::new(),
             parked: HashMap::new(),
             begun: HashMap::new(),
             done: Vec::new(),
@@ -306,6 +336,12 @@ impl Machine {
     /// Has a block moved.
     pub fn transfer(&self, transfer: Transfer) {
         let sent = self.owner.handle(0).send(Request::Transfer(transfer));
+        assert!(sent.is_ok(), "the owner lives");
+    }
+
+    /// Has the guest do without a page; told when it may use it again, if it was asked in time.
+    pub fn give_up(&self, page: Page, done: Sender<()>) {
+        let sent = self.owner.handle(0).send(Request::GiveUp(page, done));
         assert!(sent.is_ok(), "the owner lives");
     }
 

@@ -351,8 +351,8 @@ impl Balloon {
         self.counts
     }
 
-    /// A life has begun.
-    fn is_live(&self) -> bool {
+    /// Whether there is a driver: what it says of itself goes with it.
+    pub fn is_live(&self) -> bool {
         self.accepted != 0
     }
 

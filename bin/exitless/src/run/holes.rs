@@ -1,0 +1,119 @@
+//! Memory that is all here, under a balloon: pages that the guest does without are given back to the host.
+//!
+//! A hole is punched into the memory file, so a page goes from every mapping of it at once: the guest's, ours, and those of
+//! processes that serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under way with such
+//! a page keeps the one that it had, and what it reads into that is nobody's: a guest that gives pages away while a disk reads
+//! into them has no claim to what was read.
+
+use std::os::fd::BorrowedFd;
+
+use guest_mem::{GuestRam, Ticket};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use vio::balloon::{BalloonIo, PageRange};
+
+/// Gives pages of this memory back.
+pub struct Holes {
+    ram: GuestRam,
+    has_failed: bool,
+}
+
+impl Holes {
+    /// Of this memory.
+    pub fn new(ram: GuestRam) -> Self {
+        Self {
+            ram,
+            has_failed: false,
+        }
+    }
+
+    fn punch_all(&mut self, pages: &[PageRange]) {
+        for range in pages {
+            // Pages that stay are memory that the host does not get, and nothing else.
+            if let Err(error) = self.punch(range)
+                && !self.has_failed
+            {
+                self.has_failed = true;
+                tracing::warn!(%error, "pages of the balloon stay in memory");
+            }
+        }
+    }
+
+    fn punch(&self, range: &PageRange) -> Result<(), Errno> {
+        let (mut regions, end) = (self.ram.regions().iter(), range.gpa.raw() + range.bytes());
+        let region = regions.find(|r| r.gpa <= range.gpa && end <= r.gpa.raw() + r.len);
+        let region = region.ok_or(Errno::INVAL)?;
+        let offset = region.fd_offset + (range.gpa.raw() - region.gpa.raw());
+        let memory: BorrowedFd<'_> = self.ram.memfd();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::io::retry_on_intr(|| fallocate(memory, hole, offset, range.bytes()))
+    }
+}
+
+impl BalloonIo for Holes {
+    fn inflated(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
+        self.punch_all(pages);
+        Ok(())
+    }
+
+    /// They come back by being reached.
+    fn deflated(&mut self, _pages: &[PageRange]) {}
+
+    fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
+        self.punch_all(pages);
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use guest_mem::{Gpa, PAGE_SIZE, PhysMem};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Two regions, with a hole between them.
+    fn ram() -> GuestRam {
+        let regions = [(Gpa::new(0), 2 * MIB), (Gpa::new(4 * MIB), 2 * MIB)];
+        GuestRam::with_pages(&regions, guest_mem::HugePages::Never).expect("memory")
+    }
+
+    /// Blocks of 512 bytes that the memory file has.
+    fn bytes(ram: &GuestRam) -> u64 {
+        let stat = rustix::fs::fstat(ram.memfd()).expect("a file");
+        u64::try_from(stat.st_blocks).expect("a count") * 512
+    }
+
+    #[test]
+    fn pages_leave_the_host_and_read_as_zeroes() {
+        let ram = ram();
+        for gpa in [0, MIB, 4 * MIB, 6 * MIB - PAGE_SIZE] {
+            ram.write(Gpa::new(gpa), &[7; PAGE_SIZE as usize])
+                .expect("memory");
+        }
+        assert_eq!(bytes(&ram), 4 * PAGE_SIZE);
+        let mut holes = Holes::new(ram.clone());
+        let range = |gpa, pages| PageRange {
+            gpa: Gpa::new(gpa),
+            pages,
+        };
+        let given = [range(MIB, 1), range(6 * MIB - 2 * PAGE_SIZE, 2)];
+        holes.inflated(&given).expect("done at once");
+        assert_eq!(bytes(&ram), 2 * PAGE_SIZE);
+        for (gpa, byte) in [(0, 7), (MIB, 0), (4 * MIB, 7), (6 * MIB - PAGE_SIZE, 0)] {
+            let mut found = [1];
+            ram.read(Gpa::new(gpa), &mut found).expect("memory");
+            assert_eq!(found, [byte], "{gpa:#x}");
+        }
+        holes.deflated(&given);
+        ram.write(Gpa::new(MIB), &[9]).expect("memory");
+        holes.reported(&[range(0, 1)]).expect("done at once");
+        let mut found = [0; 2];
+        ram.read(Gpa::new(MIB), &mut found).expect("memory");
+        assert_eq!(found, [9, 0]);
+        assert!(!holes.has_failed);
+    }
+}

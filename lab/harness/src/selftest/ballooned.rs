@@ -1,0 +1,160 @@
+//! Cases in which a guest gives memory back (`run --balloon`).
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab::packages::Version;
+use serde_json::Value;
+
+use super::cases::Case;
+use crate::system::guest::{Guest, Mode, Outcome};
+use crate::system::host::Host;
+
+/// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
+const KERNEL: Version = Version::new(6, 12);
+/// Pages in a MiB.
+const MIB: u64 = 256;
+
+/// What `make soak` runs.
+pub fn soak() -> Vec<Case> {
+    vec![
+        live(Mode::None, Memory::Plain),
+        live(Mode::Shared, Memory::Plain),
+        live(Mode::Logged, Memory::Swapped),
+        grows(),
+    ]
+}
+
+/// Where the guest's memory is.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    /// All of it there.
+    Plain,
+    /// 128 MiB of it, and the rest with the pager.
+    Swapped,
+}
+
+/// A shell loop that ends when /proc/vmstat's `key` is at least `pages`.
+fn until(key: &str, pages: u64) -> String {
+    format!(
+        "n=0; until grep {key} /proc/vmstat | (read k v; [ $v -ge {pages} ]); do n=$((n+1)); [ $n -lt 400 ] || exit 9; sleep 0.2; done"
+    )
+}
+
+/// A stock guest of 256 MiB gives 32 or 120 up as it boots, and takes most of them back when it may.
+fn live(mode: Mode, memory: Memory) -> Case {
+    // A page that the guest clears before it gives it takes a fault where the pager has it.
+    let (big, small) = match memory {
+        Memory::Plain => (120, 20),
+        Memory::Swapped => (32, 8),
+    };
+    let name = format!(
+        "a balloon of {big} of 256 MiB, then of {small}: {}, {memory:?}",
+        mode.name()
+    );
+    let run = move |host: &Host| {
+        host.put("target", format!("{big}M").as_bytes())?;
+        // Before the last word a second of statistics.
+        let script = format!(
+            "{} && grep -E ^Mem /proc/meminfo && echo it is full && {} && sleep 5 && grep -E ^Mem /proc/meminfo && \
+             dmesg | grep -iE 'balloo[n]|DMA[R]: .DMA' | head -5; grep balloon /proc/vmstat",
+            until("balloon_inflate", big * MIB),
+            until("balloon_deflate", (big - small) * MIB)
+        );
+        let mut guest = Guest::new(mode, script);
+        guest.idle = "adaptive";
+        // Then Linux does not count what it has given as its own.
+        let balloon = format!("file={},deflate-on-oom=off", host.path("target"));
+        guest.flags.extend(["--balloon".into(), balloon]);
+        if let Memory::Swapped = memory {
+            let swap = format!("path={},size=256M", host.path("swap.img"));
+            guest.idle = "sleep";
+            guest.limit = Duration::from_secs(600);
+            let flags = ["--resident", "128M", "--swap", &swap];
+            guest.flags.extend(flags.map(String::from));
+        }
+        let mut guest = guest.spawn(host)?;
+        let full = guest.wait_for_line("it is full");
+        if full.is_ok() {
+            host.put("target", format!("{small}M").as_bytes())?;
+        }
+        let outcome = guest.wait()?;
+        outcome.check()?;
+        let seen = check(&outcome, small * MIB, big * MIB)?;
+        let Memory::Swapped = memory else {
+            return Ok(seen);
+        };
+        let swap = &outcome.ledger["whole"]["swap"];
+        let discarded = swap["discarded"].as_u64();
+        // Linux puts pages in that nothing was stored to, too.
+        ensure!(discarded > Some(0), "no page was given up: {swap}");
+        Ok(format!("{seen}; {swap}"))
+    };
+    let case = Case::new(name, run);
+    match memory {
+        Memory::Plain => case,
+        Memory::Swapped => case.needing(KERNEL),
+    }
+}
+
+/// A guest that has used much and needs little is asked for more, step by step, while its pager is at its limit.
+fn grows() -> Case {
+    /// Two steps of 5 % of 256 MiB.
+    const STEPS: u64 = 2 * 256 * MIB / 20;
+    let run = |host: &Host| {
+        let script = format!(
+            "dd if=/dev/urandom of=/big bs=1M count=110 && rm /big && {}",
+            until("balloon_inflate", STEPS)
+        );
+        let mut guest = Guest::new(Mode::None, script);
+        guest.idle = "sleep";
+        guest.limit = Duration::from_secs(600);
+        let swap = format!("path={},size=256M", host.path("swap.img"));
+        let balloon = "target=auto,reporting=off";
+        let flags = ["--resident", "100M", "--swap", &swap, "--balloon", balloon];
+        guest.flags.extend(flags.map(String::from));
+        let outcome = guest.run(host)?;
+        let balloon = &outcome.ledger["whole"]["balloon"];
+        let inflated = balloon["inflated"].as_u64();
+        ensure!(inflated >= Some(STEPS), "{balloon}");
+        Ok(format!("{balloon}; {}", outcome.ledger["whole"]["swap"]))
+    };
+    let name = "a balloon that grows by itself while 100 of 256 MiB are all in use: none";
+    Case::new(name, run).needing(KERNEL)
+}
+
+/// The guest had `most` pages in the balloon, and has `last` of them.
+fn check(outcome: &Outcome, last: u64, most: u64) -> Result<String> {
+    let totals: Vec<u64> = outcome
+        .console
+        .lines()
+        .filter_map(|line| line.strip_prefix("MemTotal:"))
+        .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
+        .collect();
+    let [full, small] = totals[..] else {
+        anyhow::bail!("{} figures of MemTotal\n{}", totals.len(), outcome.tail());
+    };
+    ensure!(
+        small - full == (most - last) * 4,
+        "MemTotal was {full} KiB, then {small}"
+    );
+    let balloon = &outcome.ledger["whole"]["balloon"];
+    let count = |key: &str| {
+        let count = balloon.get(key).and_then(Value::as_u64);
+        count.with_context(|| format!("the ledger has no {key}: {balloon}"))
+    };
+    ensure!(
+        count("target")? == last && count("actual")? == last,
+        "{balloon}"
+    );
+    ensure!(
+        count("inflated")? >= most && count("deflated")? >= most - last,
+        "{balloon}"
+    );
+    ensure!(count("outside")? == 0, "{balloon}");
+    ensure!(
+        count("free")? > 0 && count("available")? > 0,
+        "the guest says nothing of its memory: {balloon}"
+    );
+    Ok(format!("MemTotal {full} KiB, then {small}; {balloon}"))
+}
