@@ -323,8 +323,13 @@ impl Machine {
     }
 
     /// What the guest has mapped.
-    pub fn mapping(&self) -> &SlotMapping {
+    pub fn mapping(&self) -> &Arc<SlotMapping> {
         &self.mapping
+    }
+
+    /// Where the guest's requests go.
+    pub fn requests(&self) -> Handle<Request> {
+        self.owner.handle(0)
     }
 
     /// Waits until the guest is paused, and why; or goes on.
@@ -335,7 +340,7 @@ impl Machine {
 
     /// Has a block moved.
     pub fn transfer(&self, transfer: Transfer) {
-        let sent = self.owner.handle(0).send(Request::Transfer(transfer));
+        let sent = self.requests().send(Request::Transfer(transfer));
         assert!(sent.is_ok(), "the owner lives");
     }
 
