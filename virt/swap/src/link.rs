@@ -28,6 +28,9 @@ pub enum Message {
     Stopped(Registers, mpsc::Sender<Option<Registers>>),
     /// The machine has ended: no processor enters the guest again, and none is to wait for what cannot come.
     LetGo,
+    /// The owner has ended as well. Nothing is begun any more; told when nothing is under way, so that the files can be closed on
+    /// another thread.
+    End(mpsc::Sender<()>),
 }
 
 /// What only this crate can say.

@@ -113,6 +113,8 @@ pub struct Pager {
     retry_at: Option<Nanos>,
     look_at: Nanos,
     is_over: bool,
+    /// Who waits until nothing is under way.
+    end: Option<mpsc::Sender<()>>,
     /// What disks are asked to do, and whether they have seen it, as far as it matters.
     asked: Asked,
     is_seen: bool,
@@ -158,6 +160,7 @@ impl Pager {
             retry_at: None,
             look_at: Nanos(0),
             is_over: false,
+            end: None,
             asked: Asked::default(),
             is_seen: false,
             report: Report::default(),
@@ -483,7 +486,9 @@ impl Pager {
 
     /// Whether what had failed has been done.
     fn look_whether_to_resume(&mut self) {
-        if self.report.is_paused && !self.book.is_in_trouble() && !self.carrier.is_busy() {
+        let is_done = !self.book.is_in_trouble() && !self.carrier.is_busy();
+        // Without frames nothing goes on.
+        if self.report.is_paused && is_done && self.frames.is_some() {
             self.report.is_paused = false;
             self.retry_at = None;
             self.machine.resume();
@@ -524,6 +529,10 @@ impl Pager {
         is_busy |= self.take_ended()?;
         self.keep_time(now)?;
         self.look_whether_to_resume();
+        if let Some(end) = self.end.take_if(|_| !self.carrier.is_busy()) {
+            // Who does not wait any more has closed its end.
+            let _ = end.send(());
+        }
         Ok(is_busy)
     }
 
@@ -541,6 +550,11 @@ impl Pager {
             Message::Report(reply) => reply.send(self.report()),
             Message::Stopped(registers, reply) => return self.stopped(&registers, &reply),
             Message::LetGo => self.let_go(),
+            Message::End(end) => {
+                // What the book wants done is not, without them.
+                self.frames = None;
+                self.end = Some(end);
+            }
         }
         self.carry_out()
     }

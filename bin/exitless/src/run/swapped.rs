@@ -3,6 +3,7 @@
 use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ use crate::values::size;
 const LEAST: u64 = 16 << 20;
 /// Of each disk: its largest request, and its rings with what their descriptors point to.
 const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
+/// How long the pager's last requests may take, once nobody needs them.
+const LAST_REQUESTS: Duration = Duration::from_secs(1);
 /// Requests of the pager that are under way at a time, to the store and to each image.
 const DEPTH: u32 = 256;
 
@@ -355,6 +358,11 @@ impl Paging for Swapper {
             return "the pager did not run".into();
         };
         let cpu = core.thread_cpu_time().unwrap_or_default();
+        let (tell, ended) = channel();
+        // One that has ended has nothing under way that could be waited for.
+        if core.handle(0).send(Message::End(tell)).is_ok() {
+            let _ = ended.recv_timeout(LAST_REQUESTS);
+        }
         let pagers = core.stop();
         let [pager] = pagers.as_slice() else {
             return "the pager has failed".into();

@@ -173,6 +173,16 @@ impl Steps {
         self.step(4, SLEEP_CONTROL, POWER_OFF)
     }
 
+    /// Stores a word.
+    pub fn store(self, at: u32, value: u32) -> Self {
+        self.store32(at, value)
+    }
+
+    /// Waits until a byte is this.
+    pub fn wait_for_byte(self, at: u32, value: u8) -> Self {
+        self.step(6, at, value.into())
+    }
+
     /// Starts the function at 00:01.0 with its first queue, under these features beside VERSION_1.
     fn start(mut self, features: u32) -> Self {
         let device_status = BAR + 0x14;

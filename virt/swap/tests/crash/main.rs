@@ -9,7 +9,6 @@ mod media;
 mod oracle;
 mod processes;
 #[path = "../support/mod.rs"]
-#[expect(dead_code, reason = "nothing is paused here")]
 mod support;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
