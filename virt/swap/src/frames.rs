@@ -28,7 +28,7 @@ impl Default for Content {
 
 impl std::fmt::Debug for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "page of {:#010x}", crc(self))
+        write!(f, "page of {:#010x}", crc(&self[..]))
     }
 }
 
@@ -47,8 +47,44 @@ impl DerefMut for Content {
 }
 
 /// The check sum that a page has to have when it comes back.
-pub fn crc(content: &Content) -> u32 {
-    crc32fast::hash(&content[..])
+pub fn crc(content: &[u8]) -> u32 {
+    crc32fast::hash(content)
+}
+
+/// A word at a time, and no further than to the first that is not 0.
+fn is_zero(content: &[u8]) -> bool {
+    let (words, rest) = content.as_chunks::<64>();
+    let are_zero = |word: &[u8; 64]| word.iter().fold(0, |all, byte| all | byte) == 0;
+    words.iter().all(are_zero) && rest.iter().all(|byte| *byte == 0)
+}
+
+/// Pages whose marks are read at once.
+const MARKS: u32 = 64;
+
+/// What pages are read into, some at a time: few enough to be in the cache when their sums are made. It begins with a page: to
+/// 16 bytes behind one, where the heap has large blocks, the kernel's copy takes a twentieth to a sixth longer, and to 8 bytes behind
+/// five times as long (an EPYC, `rep movsb`).
+pub struct Buffer {
+    bytes: Box<[u8]>,
+    skip: usize,
+}
+
+impl Buffer {
+    const PAGES: usize = 16;
+
+    /// The first `count` pages, or as many as it has.
+    fn pages(&mut self, count: u32) -> &mut [u8] {
+        let count = (count as usize).min(Self::PAGES);
+        &mut self.bytes[self.skip..][..count * PAGE]
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        let bytes: Box<[u8]> = vec![0; (Self::PAGES + 1) * PAGE].into();
+        let skip = bytes.as_ptr().align_offset(PAGE).min(PAGE);
+        Self { bytes, skip }
+    }
 }
 
 /// A guest's memory file and mapping. Pages are numbered as in the file.
@@ -118,17 +154,6 @@ impl Frames {
         Ok(fallocate(&self.file, hole, offset(first), len)?)
     }
 
-    /// What a page holds; zeroes if it is absent, which gives it no memory.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn read(&self, page: Page, into: &mut Content) -> io::Result<()> {
-        match pread(&self.file, &mut into[..], offset(page))? {
-            PAGE => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
-
     /// Lets a page hold this, with memory of its own if it was absent.
     ///
     /// # Errors
@@ -140,18 +165,57 @@ impl Frames {
         }
     }
 
-    /// What a page is that nobody can reach: [`Command::Examine`](crate::book::Command::Examine).
+    /// What `count` pages hold, one by one, read by way of `buffer`; zeroes if they are absent, which gives them no memory.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn examine(&self, page: Page) -> io::Result<Seen> {
-        let mut content = Content::default();
-        self.read(page, &mut content)?;
-        Ok(Seen {
-            is_clean: self.guest.is_protected(u64::from(page.0))?,
-            is_zero: content.iter().all(|byte| *byte == 0),
-            crc: crc(&content),
-        })
+    /// The kernel's; some may have been told.
+    pub fn read_each(
+        &self,
+        first: Page,
+        count: u32,
+        buffer: &mut Buffer,
+        mut tell: impl FnMut(Page, &[u8]),
+    ) -> io::Result<()> {
+        let (mut page, end) = (first.0, first.0 + count);
+        while page < end {
+            let bytes = buffer.pages(end - page);
+            if pread(&self.file, &mut *bytes, offset(Page(page)))? != bytes.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            for content in bytes.chunks_exact(PAGE) {
+                tell(Page(page), content);
+                page += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `count` pages are that nobody can reach: [`Command::Examine`](crate::book::Command::Examine).
+    ///
+    /// # Errors
+    /// The kernel's; some may have been told.
+    pub fn examine(
+        &self,
+        first: Page,
+        count: u32,
+        buffer: &mut Buffer,
+        mut tell: impl FnMut(Page, Seen),
+    ) -> io::Result<()> {
+        let (mut at, end) = (first.0, first.0 + count);
+        while at < end {
+            let (first, count) = (at, (end - at).min(MARKS));
+            let clean = self.guest.protected(first.into(), count.into())?;
+            self.read_each(Page(first), count, buffer, |page, content| {
+                let seen = Seen {
+                    is_clean: clean >> (page.0 - first) & 1 != 0,
+                    is_zero: is_zero(content),
+                    crc: crc(content),
+                };
+                tell(page, seen);
+            })?;
+            at += count;
+        }
+        Ok(())
     }
 
     /// Maps `count` pages that are in memory for the guest, and wakes who waits for them.
@@ -166,18 +230,46 @@ impl Frames {
                 let protection = uffd::Protection::WriteProtected;
                 self.guest.map(page, count, protection)
             }
-            // They are not mapped: nobody can change the answer.
-            Protection::AsMarked => (page..page + count).try_for_each(|page| {
-                let protection = match self.guest.is_protected(page)? {
-                    true => uffd::Protection::WriteProtected,
-                    false => uffd::Protection::Writable,
-                };
-                self.guest.map(page, 1, protection)
-            }),
+            Protection::AsMarked => self.map_as_marked(first, count as u32),
         }
+    }
+
+    fn map_as_marked(&self, first: Page, count: u32) -> io::Result<()> {
+        let (mut at, end) = (first.0, first.0 + count);
+        while at < end {
+            // They are not mapped: nobody can change the answer.
+            let marks = self
+                .guest
+                .protected(at.into(), (end - at).min(MARKS).into())?;
+            let (protection, alike) = match marks & 1 {
+                0 => (uffd::Protection::Writable, marks.trailing_zeros()),
+                _ => (uffd::Protection::WriteProtected, marks.trailing_ones()),
+            };
+            let alike = alike.min((end - at).min(MARKS));
+            self.guest.map(at.into(), alike.into(), protection)?;
+            at += alike;
+        }
+        Ok(())
     }
 }
 
 fn offset(page: Page) -> u64 {
     u64::from(page.0) * PAGE as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_are_told_from_a_page_with_one_bit_anywhere() {
+        let mut content = Content::default();
+        assert!(is_zero(&content[..]));
+        for at in [0, 63, 64, 2047, PAGE - 1] {
+            content[at] = 0x80;
+            assert!(!is_zero(&content[..]), "{at}");
+            content[at] = 0;
+        }
+        assert!(!is_zero(&[0, 0, 1]) && is_zero(&[0; 65]));
+    }
 }

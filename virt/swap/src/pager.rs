@@ -25,9 +25,11 @@ use uffd::{GuestMapping, Source, Stores};
 use vio::blk::BlockIo;
 
 use crate::batch::Batch;
-use crate::book::{BATCH, Book, Command, Ended, Page, Place, Protection, State, Ticket, Trouble};
+use crate::book::{
+    BATCH, Book, Command, Ended, Errno, Page, Place, Protection, State, Ticket, Trouble,
+};
 use crate::carrier::{Carrier, Errand};
-use crate::frames::{Content, Frames, crc};
+use crate::frames::{Buffer, Content, Frames, crc};
 pub use crate::link::Message;
 use crate::link::{Asked, Gate, Kind, Reports, Said, Spoken};
 use crate::overwrite::Registers;
@@ -106,6 +108,7 @@ pub struct Pager {
     /// Pages of tickets that are done, and since when.
     held: VecDeque<(Nanos, Vec<Page>)>,
     batch: Batch,
+    buffer: Buffer,
     preventer: Option<Preventer>,
     /// What the next page that comes as zeroes is to hold instead.
     content: Option<(Page, Box<Content>)>,
@@ -154,6 +157,7 @@ impl Pager {
             wanted: HashMap::new(),
             held: VecDeque::new(),
             batch: Batch::default(),
+            buffer: Buffer::default(),
             preventer: preventer.map(|(vcpus, limit)| Preventer::new(vcpus, limit)),
             content: None,
             ask_at: Nanos(0),
@@ -239,7 +243,7 @@ impl Pager {
     /// Does what has been put together.
     fn finish_batch(&mut self) -> io::Result<()> {
         match &self.frames {
-            Some(frames) => self.batch.finish(frames),
+            Some(frames) => self.batch.finish(frames, &mut self.book),
             None => Ok(()),
         }
     }
@@ -253,17 +257,17 @@ impl Pager {
             return Ok(());
         };
         match command {
-            Command::Unmap(_) | Command::Punch(_) | Command::Map(..) | Command::Show(_) => {
+            Command::Unmap(_)
+            | Command::Examine(_)
+            | Command::Punch(_)
+            | Command::Map(..)
+            | Command::Show(_) => {
                 unreachable!("done with others of its kind")
             }
             Command::Ask(pages) => {
                 let gpas: Vec<Gpa> = pages.iter().map(|page| self.ram.gpa_of(*page)).collect();
                 let pages = Pages::new(&gpas).expect("a batch of whole pages");
                 self.machine.evict(pages);
-            }
-            Command::Examine(page) => {
-                let seen = frames.examine(page)?;
-                self.book.examined(page, seen);
             }
             Command::Zero(page) => match self.content.take_if(|(of, _)| *of == page) {
                 Some((_, content)) => frames.write(page, &content)?,
@@ -358,16 +362,27 @@ impl Pager {
         let Some(frames) = &self.frames else {
             return Ok(any);
         };
-        let mut content = Content::default();
-        for (errand, outcome) in ended {
-            self.book.ended(match (errand, outcome) {
-                (Errand::Fetch(page, _), Ok(())) => {
-                    frames.read(page, &mut content)?;
-                    Ended::Fetched(page, Ok(crc(&content)))
+        for alike in ended.chunk_by(are_read_together) {
+            match alike[0] {
+                (Errand::Fetch(first, _), Ok(())) => {
+                    let book = &mut self.book;
+                    // As many as the book has pages, at most.
+                    frames.read_each(
+                        first,
+                        alike.len() as u32,
+                        &mut self.buffer,
+                        |page, content| {
+                            book.ended(Ended::Fetched(page, Ok(crc(content))));
+                        },
+                    )?;
                 }
-                (Errand::Fetch(page, _), Err(errno)) => Ended::Fetched(page, Err(errno)),
-                (Errand::Save(page, slot), outcome) => Ended::Saved(page, slot, outcome),
-            });
+                (Errand::Fetch(page, _), Err(errno)) => {
+                    self.book.ended(Ended::Fetched(page, Err(errno)));
+                }
+                (Errand::Save(page, slot), outcome) => {
+                    self.book.ended(Ended::Saved(page, slot, outcome));
+                }
+            }
         }
         if any {
             self.book.balance();
@@ -387,6 +402,8 @@ impl Pager {
             self.report.faults += 1;
             // As many pages as the book has.
             self.fault(Page(fault.page as u32), fault.is_write)?;
+            // Whoever waits for what has ended waits no longer for the next message.
+            self.take_ended()?;
         }
         Ok(true)
     }
@@ -648,6 +665,14 @@ impl Poller for Pager {
     fn name(&self) -> &str {
         "pager"
     }
+}
+
+/// Whether two pages, both of which have come, lie side by side in the file.
+fn are_read_together(a: &(Errand, Result<(), Errno>), b: &(Errand, Result<(), Errno>)) -> bool {
+    matches!(
+        (a, b),
+        ((Errand::Fetch(a, _), Ok(())), (Errand::Fetch(b, _), Ok(()))) if a.0 + 1 == b.0
+    )
 }
 
 fn after(now: Nanos, time: Duration) -> Nanos {

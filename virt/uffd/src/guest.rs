@@ -10,8 +10,8 @@ use guest_mem::{Hva, PAGE_SIZE, SlotMapping};
 
 use crate::{Fault, FaultKind, Features, Modes, Protection, Source, Uffd};
 
-/// A bit of a word of `/proc/self/pagemap`: the page is write-protected by userfaultfd, mapped or not.
-const MARKER: u64 = 1 << 57;
+/// The bit of a word of `/proc/self/pagemap`: the page is write-protected by userfaultfd, mapped or not.
+const MARKER: usize = 57;
 
 /// What becomes known of stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,16 +169,32 @@ impl GuestMapping {
             .write_protect(self.hva(page), PAGE_SIZE, Protection::WriteProtected)
     }
 
-    /// Whether the page was protected when it was last mapped or since, and nobody has stored to it from here after that. So it
-    /// stays when the page is unmapped.
+    /// Which of up to 64 pages were protected when they were last mapped or since, and nobody has stored to from here after that;
+    /// the first is the lowest bit. So it stays when a page is unmapped. They must not reach from one mapping into another.
+    ///
+    /// # Errors
+    /// The kernel's.
+    ///
+    /// # Panics
+    /// For more than 64 pages.
+    pub fn protected(&self, first: u64, count: u64) -> io::Result<u64> {
+        let mut words = [0; 64 * 8];
+        let words = &mut words[..count as usize * 8];
+        let at = self.hva(first).raw() / PAGE_SIZE * 8;
+        self.pagemap.read_exact_at(words, at)?;
+        let words = words.chunks_exact(8).rev();
+        Ok(words.fold(0, |found, word| {
+            let is_protected = word[MARKER / 8] >> (MARKER % 8) & 1;
+            found << 1 | u64::from(is_protected)
+        }))
+    }
+
+    /// Whether the page is [`protected`](Self::protected).
     ///
     /// # Errors
     /// The kernel's.
     pub fn is_protected(&self, page: u64) -> io::Result<bool> {
-        let mut word = [0; 8];
-        let at = self.hva(page).raw() / PAGE_SIZE * 8;
-        self.pagemap.read_exact_at(&mut word, at)?;
-        Ok(u64::from_ne_bytes(word) & MARKER != 0)
+        Ok(self.protected(page, 1)? != 0)
     }
 
     /// Lets accesses that wait for the page try again.

@@ -156,6 +156,33 @@ fn the_trace_outlives_the_mapping() {
     }
 }
 
+/// Mapped and unmapped ones, stored to or not, and some that have never been there.
+#[test]
+fn pages_are_told_apart_together() {
+    let Some(guest) = Guest::new() else { return };
+    let (clean, stored, unmapped) = (0b0110_1011, 0b0001_0010, 0b0010_0110);
+    let of = |pattern: u64| (0..PAGES).filter(move |nth| pattern >> nth & 1 != 0);
+    for nth in of(clean) {
+        let page = PAGES + nth;
+        guest.put(page, 7);
+        let protection = Protection::WriteProtected;
+        guest.pages.map(page, 1, protection).unwrap();
+    }
+    for nth in of(stored) {
+        guest.put(PAGES + nth, 7);
+        let _ = guest.pages.map(PAGES + nth, 1, Protection::Writable);
+        guest.word(PAGES + nth).store(8, Ordering::Relaxed);
+    }
+    for nth in of(unmapped) {
+        guest.pages.unmap(PAGES + nth, 1).unwrap();
+    }
+    for (first, count) in [(0, PAGES), (1, 3), (3, 5), (7, 1), (2, 0)] {
+        let found = guest.pages.protected(PAGES + first, count).unwrap();
+        let expected = (clean & !stored) >> first & ((1 << count) - 1);
+        assert_eq!(found, expected, "{count} from {first}: {found:#b}");
+    }
+}
+
 #[test]
 fn a_page_that_is_mapped_stays_as_it_is() {
     let Some(guest) = Guest::new() else { return };
