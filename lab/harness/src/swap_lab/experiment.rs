@@ -23,8 +23,11 @@ const FILE: u64 = 100;
 pub const ITERATIONS: usize = 4;
 /// MiB that a process of the guest writes then.
 const ALLOC: u64 = 80;
-/// MiB that the balloon leaves the guest.
+/// MiB that the balloon leaves the guest. A stock kernel has not got so much to give that only the limit would be left.
 const LEFT: u64 = 80;
+/// Until the balloon has not grown for five seconds.
+const GIVE: &str = "w=0; b=0; until [ $w = 5 ]; do sleep 1; a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
+                    w=$((b > a ? 0 : w + 1)); done; echo has $((1+2)) given $b; read go";
 const SEED: u32 = 51;
 /// Where the balloon's size is read from.
 const BALLOON_FILE: &str = "balloon";
@@ -113,13 +116,19 @@ pub fn run(host: &Host, way: Way) -> Result<Run> {
 
 fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
     let script = format!(
-        "workload age --mib {AGE} && workload sequential /dev/vda --mib {FILE} \
-         --iterations {ITERATIONS} --alloc-mib {ALLOC} --seed {SEED} --marker --step"
+        "workload sequential /dev/vda --mib {FILE} --iterations {ITERATIONS} --alloc-mib {ALLOC} --seed {SEED} \
+         --marker --step"
     );
+    let script = match way.has_balloon() {
+        true => format!("{GIVE} && {script}"),
+        false => script,
+    };
     let mut guest = match way.has_pager() {
         true => squeezed::guest(host, Mode::None, &script, "path=/dev/vda,size=256M"),
         false => Guest::new(Mode::None, squeezed::begun(&script)),
     };
+    // Before the limit: with a balloon the guest has not got so much any more.
+    guest.script = format!("workload age --mib {AGE} && {}", guest.script);
     guest.idle = "sleep";
     guest.disks.push("path=/dev/vdb,direct=on".into());
     host.put(BALLOON_FILE, b"")?;
@@ -128,7 +137,7 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
     guest.group = Some(group.path());
     guest.limit = Duration::from_secs(900);
     let mut guest = squeezed::start(host, &guest)?;
-    let own = squeeze(host, way, group)?;
+    let own = squeeze(host, way, group, &mut guest)?;
     squeezed::go_on(&mut guest)?;
     let phases = phases(host, group, &mut guest);
     // One that hangs says where its vCPUs are when its time is over.
@@ -158,12 +167,15 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
 }
 
 /// The guest has started: it gets its limit. Bytes that the VMM takes for itself.
-fn squeeze(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
+fn squeeze(host: &Host, way: Way, group: &Group<'_>, guest: &mut RunningGuest<'_>) -> Result<u64> {
     let all = host.script(&format!("cat {}/memory.current", group.path()))?;
     let all: u64 = all.trim().parse().context("memory.current is a number")?;
     let own = all.saturating_sub(group.stat("shmem")?);
     if way.has_balloon() {
         host.put(BALLOON_FILE, format!("{}M\n", MEMORY - LEFT).as_bytes())?;
+        squeezed::go_on(guest)?;
+        let given = guest.wait_for_line("has 3 given")?;
+        eprintln!("  {given} pages");
     }
     match way.has_pager() {
         true => squeezed::set_limit(host, LIMIT)?,
@@ -175,7 +187,23 @@ fn squeeze(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
             group.set("memory.high", "max")?;
         }
     }
+    settle(group)?;
     Ok(own)
+}
+
+/// Waits until what is in memory of the guest does not become less any more.
+fn settle(group: &Group<'_>) -> Result<()> {
+    /// Between two looks.
+    const LOOK: Duration = Duration::from_secs(2);
+    let mut before = group.stat("shmem")?;
+    loop {
+        std::thread::sleep(LOOK);
+        let now = group.stat("shmem")?;
+        if now + (1 << 20) > before {
+            return Ok(());
+        }
+        before = now;
+    }
 }
 
 /// Takes the guest through the phases, and counts at each boundary while it waits.

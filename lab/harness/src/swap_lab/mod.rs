@@ -2,7 +2,7 @@
 //!
 //! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of which 55 may be in memory,
 //! has used its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
-//! them again. It starts with all of its memory; the limit comes when it has started, the same for all ([`way`]).
+//! them again. The limit comes when it has used its memory, the same for all ([`way`]).
 //!
 //! What is compared is counted below all of them, at the emulated host's two disks: one has the swap area or store, the other
 //! the image ([`watch`]). Each run is in a control group at which another process looks. What only the pager knows is in the
