@@ -288,8 +288,10 @@ impl Pager {
     }
 
     fn done(&mut self, ticket: Ticket) {
-        if let Some(pages) = self.wanted.remove(&ticket) {
-            self.held.push_back((Nanos::now(), pages));
+        match self.wanted.remove(&ticket) {
+            Some(pages) => self.held.push_back((Nanos::now(), pages)),
+            // An offer's.
+            None => self.ram.answer(ticket),
         }
         self.machine.ticket_done(guest_mem::Ticket(ticket.0));
     }
@@ -320,6 +322,7 @@ impl Pager {
     /// Pages that a balloon has offered stay where they are: it waits for the answer alone.
     fn answer_offers(&mut self) {
         for ticket in self.book.give_up_discards() {
+            self.ram.answer(ticket);
             self.machine.ticket_done(guest_mem::Ticket(ticket.0));
         }
     }

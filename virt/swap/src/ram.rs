@@ -42,6 +42,8 @@ struct Shared {
     pager: OnceLock<Handle<Message>>,
     /// The last ticket. The owner's.
     tickets: AtomicU64,
+    /// The last ticket of an offer that has been answered: they are answered in their order. Set by the pager.
+    answered: AtomicU64,
     /// The last request of a disk. The owner's.
     ops: AtomicU64,
     /// Requests of all disks that are under way and have not been reported. The owner's.
@@ -70,6 +72,7 @@ impl SwappedRam {
             flags: (0..pages).map(|_| AtomicU8::new(0)).collect(),
             pager: OnceLock::new(),
             tickets: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             ops: AtomicU64::new(0),
             unreported: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -190,6 +193,17 @@ impl SwappedRam {
         let ticket = self.next_ticket();
         self.say(Said::Offered(ticket, pages));
         guest_mem::Ticket(ticket.0)
+    }
+
+    /// What was offered up to this ticket has been seen to. Pager's thread.
+    pub(crate) fn answer(&self, ticket: Ticket) {
+        // Release pairs with the load in `is_answered`: whoever sees it may store to pages that are gone.
+        self.0.answered.store(ticket.0, Ordering::Release);
+    }
+
+    /// Whether an offer's pages have been seen to. Owner's thread.
+    pub(crate) fn is_answered(&self, ticket: guest_mem::Ticket) -> bool {
+        self.0.answered.load(Ordering::Acquire) >= ticket.0
     }
 
     fn next_ticket(&self) -> Ticket {
