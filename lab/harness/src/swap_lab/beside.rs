@@ -14,12 +14,12 @@ const READS: u32 = 400;
 
 /// Exits per page that is read, in the states of a pager.
 pub struct Exits {
-    /// Without a pager: all but interrupts, timer and halts.
-    pub plain: f64,
-    /// With one, and plenty of memory: the same.
-    pub disarmed: f64,
-    /// With memory short, so that disks report: for memory alone.
-    pub armed_memory: f64,
+    /// Without a pager.
+    pub plain: PerRead,
+    /// With one, and plenty of memory.
+    pub disarmed: PerRead,
+    /// With memory short, so that disks report.
+    pub armed: PerRead,
 }
 
 impl Exits {
@@ -27,10 +27,10 @@ impl Exits {
     pub fn count(host: &Host) -> Result<Self> {
         let reads = |limit| reads(host, limit);
         Ok(Self {
-            plain: reads(None)?.compared(),
+            plain: reads(None)?,
             // Less than all, or nobody looks how much there is.
-            disarmed: reads(Some(250))?.compared(),
-            armed_memory: reads(Some(55))?.cause("memory"),
+            disarmed: reads(Some(250))?,
+            armed: reads(Some(55))?,
         })
     }
 }
