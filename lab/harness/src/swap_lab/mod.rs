@@ -2,10 +2,10 @@
 //!
 //! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of which 55 may be in memory,
 //! has used its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
-//! them again. The limit comes when it has used its memory, the same for all ([`way`]).
+//! them again. The limit comes when it has used its memory, the same for all.
 //!
 //! What is compared is counted below all of them, at the emulated host's two disks: one has the swap area or store, the other
-//! the image ([`watch`]). Each run is in a control group at which another process looks. What only the pager knows is in the
+//! the image. Each run is in a control group at which another process looks. What only the pager knows is in the
 //! ledger's windows.
 //!
 //! Counts only: in the lab time means nothing.
@@ -43,6 +43,9 @@ pub struct SwapLabArgs {
     /// Only these ways.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Way>,
+    /// Only what is measured beside the ways: exits, and verified pages.
+    #[arg(long, conflicts_with = "only")]
+    beside: bool,
 }
 
 /// Runs all rounds; the status is 1 when a run failed.
@@ -50,6 +53,7 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     let start = Instant::now();
     let files = Files::make()?;
     let ways = match args.only.as_slice() {
+        _ if args.beside => Vec::new(),
         [] => Way::ALL.to_vec(),
         only => only.to_vec(),
     };
