@@ -3,15 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guest_mem::{Hva, PAGE_SIZE, SlotMapping};
 
+use crate::scan::{self, Query};
 use crate::{Fault, FaultKind, Features, Modes, Protection, Source, Uffd};
-
-/// The bit of a word of `/proc/self/pagemap`: the page is write-protected by userfaultfd, mapped or not.
-const MARKER: usize = 57;
 
 /// What becomes known of stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,14 +175,19 @@ impl GuestMapping {
     /// # Panics
     /// For more than 64 pages.
     pub fn protected(&self, first: u64, count: u64) -> io::Result<u64> {
-        let mut words = [0; 64 * 8];
-        let words = &mut words[..count as usize * 8];
-        let at = self.hva(first).raw() / PAGE_SIZE * 8;
-        self.pagemap.read_exact_at(words, at)?;
-        let words = words.chunks_exact(8).rev();
-        Ok(words.fold(0, |found, word| {
-            let is_protected = word[MARKER / 8] >> (MARKER % 8) & 1;
-            found << 1 | u64::from(is_protected)
+        assert!(count <= 64, "{count} pages");
+        if count == 0 {
+            return Ok(0);
+        }
+        let start = self.hva(first);
+        // One that is not in between two that are.
+        let mut runs = [[0; 3]; 32];
+        let runs = scan::scan(&self.pagemap, start, count, Query::CLEAN, &mut runs)?;
+        let page = |address: u64| (address - start.raw()) / PAGE_SIZE;
+        Ok(runs.iter().fold(0, |found, &[from, end, _]| {
+            // At least one page, at most all 64.
+            let pages = u64::MAX >> (64 - (page(end) - page(from)));
+            found | pages << page(from)
         }))
     }
 

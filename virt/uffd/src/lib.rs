@@ -20,6 +20,7 @@ mod descriptor;
 mod gate;
 mod guest;
 pub mod probe;
+mod scan;
 
 pub use abi::{Features, Modes};
 pub use descriptor::{Fault, FaultKind, Protection, Source, Uffd};

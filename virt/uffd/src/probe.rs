@@ -6,8 +6,8 @@
 //! does ([`GuestMapping`]), in a millisecond or so; nothing of it is left.
 //!
 //! * [`Facts`]: what was found, each with a remedy where something is lacking.
-//! * `clean`: what the pagemap has to say of pages that were stored to, and of others.
-//! * `scan`: whether `PAGEMAP_SCAN` says the same. Nothing here relies on it.
+//! * `clean`: what `PAGEMAP_SCAN` has to say of pages that were not stored to, and of others.
+//! * `scan`: what it says if asked the other way around. Nothing here relies on it.
 //!
 //! **It never waits.** The descriptor of the trial serves faults of user mode alone, and stores to the pages are made by the kernel
 //! (pread(2) into them): one that meets a page which is not there, or a protection that asks first, fails.
@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use guest_mem::{HugePages, PAGE_SIZE, SlotMapping};
+use guest_mem::{HugePages, Hva, PAGE_SIZE, SlotMapping};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
@@ -60,11 +60,11 @@ pub struct Facts {
     pub shared_memory: Option<Fact>,
     /// A store to a write-protected page of shared memory can leave a trace instead of waiting for an answer.
     pub traced_stores: Option<Fact>,
-    /// The pagemap tells pages that were stored to from others, mapped or not.
+    /// Pages that were not stored to can be told from others, mapped or not.
     pub clean_evidence: Option<Fact>,
     /// A page that a memory file is given takes the memory of a page.
     pub single_pages: Fact,
-    /// What `PAGEMAP_SCAN` says of a page that was stored to and unmapped. For information.
+    /// What `PAGEMAP_SCAN` says of a page that was stored to and unmapped, if it is asked for such pages. For information.
     pub pagemap_scan: Option<PagemapScan>,
 }
 
@@ -261,9 +261,9 @@ impl Trial {
     }
 
     /// The address of a mapped page.
-    fn address(&self, page: u64) -> u64 {
+    fn address(&self, page: u64) -> Hva {
         assert!((Self::FIRST..=Self::LAST).contains(&page));
-        self.mapping.hva().raw() + (page - Self::FIRST) * PAGE_SIZE
+        Hva::new(self.mapping.hva().raw() + (page - Self::FIRST) * PAGE_SIZE)
     }
 }
 
@@ -283,7 +283,7 @@ impl clean::Pages for Trial {
 
     fn store(&self, page: u64, value: u64) -> io::Result<()> {
         self.fill(Self::SOURCE, value)?;
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(page) as usize);
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(page).raw() as usize);
         let (from, offset) = (self.file.as_raw_fd(), Self::SOURCE * PAGE_SIZE);
         // SAFETY: the eight bytes begin a page of `mapping` (`address` checks it), which lives as long as `self` and is
         // writable; nobody makes references into a `SlotMapping`. A page that is not there makes the call fail: the

@@ -338,15 +338,14 @@ fn resident(facts: &Facts) -> Finding {
 
 fn paging_works(facts: &Facts) -> String {
     let kernel = facts.resident.as_ref().map(|host| &host.kernel);
-    let scan = match kernel.and_then(|kernel| kernel.pagemap_scan) {
-        Some(PagemapScan::Truthful) => "PAGEMAP_SCAN, not relied upon, agrees",
-        Some(PagemapScan::MissesUnmapped) => {
-            "PAGEMAP_SCAN, not relied upon, misses stores to unmapped pages"
-        }
-        Some(PagemapScan::Absent) => "no PAGEMAP_SCAN, which is not relied upon",
-        None => "PAGEMAP_SCAN, not relied upon, does not answer",
+    let otherwise = match kernel.and_then(|kernel| kernel.pagemap_scan) {
+        Some(PagemapScan::Truthful) => "agrees",
+        Some(PagemapScan::MissesUnmapped) => "misses what is not mapped any more",
+        None => "does not answer",
     };
-    format!("works: the pagemap tells which pages were stored to ({scan})")
+    format!(
+        "works: PAGEMAP_SCAN lists what nobody has stored to (its list of what was, not relied upon, {otherwise})"
+    )
 }
 
 fn host_swap(facts: &Facts) -> Finding {

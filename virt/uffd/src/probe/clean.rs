@@ -1,7 +1,7 @@
-//! Clean evidence: bit 57 of a page's word in the pagemap says that nobody has stored to it.
+//! Clean evidence: `PAGEMAP_SCAN` lists a page as one that nobody has stored to ([`Query::CLEAN`](crate::scan::Query::CLEAN)).
 //!
-//! It is to be positive evidence. A page that was stored to, or about which nothing is known, must not have the bit, mapped or
-//! not: a pager would drop it. One that was mapped protected and never stored to has it, mapped or not: else a pager writes out
+//! It is to be positive evidence. A page that was stored to, or about which nothing is known, must not be listed, mapped or
+//! not: a pager would drop it. One that was mapped protected and never stored to is, mapped or not: else a pager writes out
 //! what need not be written.
 
 use std::io;
@@ -27,7 +27,7 @@ pub(super) trait Pages {
     fn unmap(&self, page: u64) -> io::Result<()>;
     /// Takes the page out of the file.
     fn punch(&self, page: u64) -> io::Result<()>;
-    /// The bit.
+    /// Whether it is listed.
     fn is_protected(&self, page: u64) -> io::Result<bool>;
     /// Whether an access waits for an answer.
     fn has_fault(&self) -> io::Result<bool>;
@@ -39,10 +39,10 @@ pub(super) trait Pages {
 /// The first thing that is not as it is to be.
 pub(super) fn check(pages: &impl Pages) -> Result<(), String> {
     const PAGE: u64 = Trial::FIRST;
-    let bit = |expected: bool, otherwise: &str| match pages.is_protected(PAGE) {
+    let listed = |expected: bool, otherwise: &str| match pages.is_protected(PAGE) {
         Ok(found) if found == expected => Ok(()),
-        Ok(_) => Err(format!("{otherwise} (bit 57 of the pagemap)")),
-        Err(error) => Err(format!("/proc/self/pagemap cannot be read: {error}")),
+        Ok(_) => Err(format!("{otherwise} (PAGEMAP_SCAN)")),
+        Err(error) => Err(format!("PAGEMAP_SCAN is refused: {error}")),
     };
     let done = |result: io::Result<()>, step: &str| {
         result.map_err(|error| format!("{step} is refused: {error}"))
@@ -56,30 +56,30 @@ pub(super) fn check(pages: &impl Pages) -> Result<(), String> {
     };
     let map_writable = || done(pages.map(PAGE, Protection::Writable), "UFFDIO_CONTINUE");
 
-    bit(
+    listed(
         false,
         "a page that was never mapped reads as write-protected",
     )?;
     fill(1)?;
     map_protected()?;
-    bit(
+    listed(
         true,
         "a page mapped write-protected by UFFDIO_CONTINUE does not read so",
     )?;
     unmap()?;
-    bit(
+    listed(
         true,
         "MADV_DONTNEED makes a write-protected page read as stored to",
     )?;
     punch()?;
     fill(1)?;
-    bit(
+    listed(
         true,
         "a punched hole makes a write-protected page read as stored to",
     )?;
 
     map_protected()?;
-    bit(true, "a page mapped write-protected again does not read so")?;
+    listed(true, "a page mapped write-protected again does not read so")?;
     done(
         pages.store(PAGE, 2),
         "a store to a page mapped write-protected",
@@ -94,25 +94,25 @@ pub(super) fn check(pages: &impl Pages) -> Result<(), String> {
         Ok(_) => return Err("a store to a mapped page is not in its memory file".into()),
         Err(error) => return Err(format!("reading a memory file is refused: {error}")),
     }
-    bit(
+    listed(
         false,
         "a page that was stored to reads as write-protected still",
     )?;
     unmap()?;
-    bit(
+    listed(
         false,
         "a page that was stored to reads as write-protected once it is unmapped",
     )?;
 
     map_writable()?;
     done(pages.protect(PAGE), "UFFDIO_WRITEPROTECT of a mapped page")?;
-    bit(
+    listed(
         true,
         "a page write-protected by UFFDIO_WRITEPROTECT does not read so",
     )?;
     unmap()?;
     map_writable()?;
-    bit(
+    listed(
         false,
         "a page mapped writable after it was write-protected reads as write-protected still",
     )?;
@@ -125,7 +125,7 @@ pub(super) fn check(pages: &impl Pages) -> Result<(), String> {
         Ok(false) => return Err("UFFDIO_ZEROPAGE does not fill a page that was punched".into()),
         Err(error) => return Err(format!("UFFDIO_ZEROPAGE is refused: {error}")),
     }
-    bit(
+    listed(
         false,
         "a page given zeroes after it was write-protected reads as write-protected still",
     )

@@ -1,0 +1,86 @@
+//! `PAGEMAP_SCAN` (Linux 6.7): runs of pages of this process that are all of a kind.
+//!
+//! Some kernels leave out pages that were stored to and are not mapped any more, unless nothing else is asked about pages. Whoever
+//! takes "not listed" for "clean" loses them. [`Query::CLEAN`] therefore asks the other way around: what is listed is clean.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use guest_mem::{Hva, PAGE_SIZE};
+
+// Numbers of `linux/fs.h`.
+/// `_IOWR('f', 16, struct pm_scan_arg)`, whose argument is twelve words.
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
+/// Bytes of the argument.
+const SIZE: u64 = 12 * 8;
+// Categories of a page.
+pub(crate) const WRITTEN: u64 = 1 << 1;
+pub(crate) const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+
+/// Which pages are listed: sets of categories.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Query {
+    /// Of these the contrary counts, here and below.
+    pub inverted: u64,
+    /// All of these.
+    pub all_of: u64,
+    /// At least one of these, unless there is none.
+    pub any_of: u64,
+    /// Of these a run's are told; runs that differ in them are apart.
+    pub told: u64,
+}
+
+impl Query {
+    /// Protected when it was last mapped or since, and not stored to after that: it is mapped, or has left a trace where it was,
+    /// which the kernel counts as a page that is swapped out.
+    pub(crate) const CLEAN: Self = Self {
+        inverted: WRITTEN,
+        all_of: WRITTEN,
+        any_of: PRESENT | SWAPPED,
+        told: 0,
+    };
+}
+
+/// First byte, end, categories.
+pub(crate) type Run = [u64; 3];
+
+/// The first runs of what is asked for among `pages` from `start` on, as many as `runs` has room for. Changes no page.
+///
+/// # Errors
+/// The kernel's; `ENOTTY` if it has no such request.
+pub(crate) fn scan<'a>(
+    pagemap: &File,
+    start: Hva,
+    pages: u64,
+    query: Query,
+    runs: &'a mut [Run],
+) -> io::Result<&'a [Run]> {
+    let into = runs.as_mut_ptr().expose_provenance() as u64;
+    let mut words = [
+        // size, flags
+        SIZE,
+        0,
+        // start, end, where it stopped
+        start.raw(),
+        start.raw() + pages * PAGE_SIZE,
+        0,
+        // the list, how many runs it has room for, and pages (0: as many as there are)
+        into,
+        runs.len() as u64,
+        0,
+        query.inverted,
+        query.all_of,
+        query.any_of,
+        query.told,
+    ];
+    // SAFETY: the request's number says that its argument is as long as `words`; it names room for as many runs as `runs` has,
+    // each as long as a `Run`. Both outlive the call. Without flags the request changes no page.
+    let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, words.as_mut_ptr()) };
+    match usize::try_from(found) {
+        // No more than there is room for.
+        Ok(found) => Ok(&runs[..found]),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
