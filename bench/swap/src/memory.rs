@@ -30,7 +30,7 @@ pub fn wait_until_empty(
     ram: &GuestRam,
     mut meanwhile: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    while rustix::fs::fstat(ram.memfd())?.st_blocks != 0 {
+    while rustix::fs::fstat(ram.memfd().expect("a file"))?.st_blocks != 0 {
         for _ in 0..64 {
             meanwhile()?;
             std::hint::spin_loop();

@@ -100,6 +100,22 @@ fn absurd_memory_sizes() {
 }
 
 #[test]
+fn anonymous_memory_for_whoever_needs_its_file() {
+    let files = Files::new();
+    let memory = ["--memory", "256M,shared=off", "--iommu", "none"];
+    let with = |args: &[&str], words: &[&str]| {
+        files.refuses(
+            &[&memory, args].concat(),
+            &[&["shared=off"], words].concat(),
+        );
+    };
+    let swap = "path=swap,size=256M";
+    with(&["--resident", "64M", "--swap", swap], &["--resident"]);
+    with(&["--disk", "socket=nobody"], &["--disk socket"]);
+    files.refuses(&["--memory", "256M,shared=no"], &["--memory", "on or off"]);
+}
+
+#[test]
 fn numbers_out_of_range() {
     let files = Files::new();
     files.refuses(&["--cpus", "0"], &["--cpus is 1 to 16"]);

@@ -134,9 +134,10 @@ impl<O: 'static> Thread<O> {
         }
         let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
         let guest = GuestMapping::new(offsets.zip(slots), Source::Kernel, Stores::Unseen)?;
+        let file = ram.ram().memfd().ok_or(io::ErrorKind::Unsupported)?;
         Ok(Self {
             guest,
-            file: ram.ram().memfd().try_clone_to_owned()?,
+            file: file.try_clone_to_owned()?,
             ram,
             owner,
             task,

@@ -33,7 +33,7 @@ fn measure(name: &str, mut step: impl FnMut(u64)) {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let vmm = GuestRam::new(&[(Gpa::new(0), 64 * MIB)])?;
-    let file = Arc::new(vmm.memfd().try_clone_to_owned()?);
+    let file = Arc::new(vmm.memfd().expect("a file").try_clone_to_owned()?);
     let region = |gpa, offset| ForeignRegion {
         gpa: Gpa::new(gpa),
         len: 32 * MIB,

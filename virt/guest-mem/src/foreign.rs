@@ -166,7 +166,7 @@ unsafe impl Sync for Table {}
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // The VMM: has RAM, and sends its memory file.
 /// let theirs = GuestRam::new(&[(Gpa::new(0), 1 << 20)])?;
-/// let file = Arc::new(theirs.memfd().try_clone_to_owned()?);
+/// let file = Arc::new(theirs.memfd().expect("a file").try_clone_to_owned()?);
 ///
 /// // We: see the same bytes.
 /// let region = ForeignRegion { gpa: Gpa::new(0x10_0000), len: 1 << 20, file, offset: 0 };

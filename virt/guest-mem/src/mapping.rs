@@ -69,6 +69,8 @@ enum Owner {
         fd: OwnedFd,
         _reservation: Reservation,
     },
+    /// Memory of this process alone.
+    Anonymous { _reservation: Reservation },
     /// A file of another process. Fields are dropped in this order: first nobody looks for faults there
     /// any more, then the memory goes.
     Foreign {
@@ -117,12 +119,7 @@ impl Mapping {
     }
 
     fn map_reserved(fd: OwnedFd, len: usize, huge_pages: HugePages) -> Result<Self, MapError> {
-        let align = if len >= HUGE_PAGE {
-            HUGE_PAGE
-        } else {
-            PAGE_SIZE as usize
-        };
-        let (reservation, base) = Reservation::map(fd.as_fd(), 0, len, align)
+        let (reservation, base) = Reservation::map(fd.as_fd(), 0, len, align_of_len(len))
             .map_err(|source| MapError::Map { bytes: len, source })?;
         huge_pages.advise(base, len);
         Ok(Self {
@@ -133,6 +130,65 @@ impl Mapping {
                 _reservation: reservation,
             },
         })
+    }
+
+    /// `len` bytes, a multiple of the page size and not 0, that no other process can map.
+    pub(crate) fn anonymous(len: usize, huge_pages: HugePages) -> Result<Self, MapError> {
+        assert!(len != 0 && len.is_multiple_of(PAGE_SIZE as usize));
+        let (reservation, base) = Reservation::anonymous(len, align_of_len(len))
+            .map_err(|source| MapError::Map { bytes: len, source })?;
+        huge_pages.advise(base, len);
+        Ok(Self {
+            base,
+            len,
+            owner: Owner::Anonymous {
+                _reservation: reservation,
+            },
+        })
+    }
+
+    /// Gives the memory of `[offset, offset + len)` back, whole pages inside the mapping: it holds zeroes from then on. Heap
+    /// memory keeps its pages.
+    pub(crate) fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
+        loop {
+            match self.discard_once(offset, len) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn discard_once(&self, offset: usize, len: usize) -> io::Result<()> {
+        let start = self.at(offset, len);
+        let result = match &self.owner {
+            Owner::Memfd { fd, .. } => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                // Inside a file, whose size has 63 bits.
+                let (offset, len) = (offset as libc::off_t, len as libc::off_t);
+                // SAFETY: plain system call on a descriptor we own; mappings of the file stay, and read as zeroes.
+                unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, len) }
+            }
+            // SAFETY: `at` checked that the range is of this mapping, to which there are no references.
+            Owner::Anonymous { .. } => unsafe {
+                libc::madvise(start.cast(), len, libc::MADV_DONTNEED)
+            },
+            Owner::Heap { .. } => {
+                self.fill_zeroes(offset, len);
+                0
+            }
+            Owner::Foreign { .. } => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn fill_zeroes(&self, offset: usize, len: usize) {
+        const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
+        for done in (0..len).step_by(ZEROES.len()) {
+            self.write(offset + done, &ZEROES[..ZEROES.len().min(len - done)]);
+        }
     }
 
     /// Bytes `[offset, offset + len)` of `file`, which another process may truncate at any time: see
@@ -190,7 +246,7 @@ impl Mapping {
     pub(crate) fn is_lost(&self) -> bool {
         match &self.owner {
             Owner::Foreign { registration, .. } => registration.is_lost(),
-            Owner::Memfd { .. } | Owner::Heap { .. } => false,
+            Owner::Memfd { .. } | Owner::Anonymous { .. } | Owner::Heap { .. } => false,
         }
     }
 
@@ -233,7 +289,7 @@ impl Mapping {
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.owner {
             Owner::Memfd { fd, .. } => Some(fd.as_fd()),
-            Owner::Foreign { .. } | Owner::Heap { .. } => None,
+            Owner::Anonymous { .. } | Owner::Foreign { .. } | Owner::Heap { .. } => None,
         }
     }
 
@@ -315,9 +371,17 @@ impl Mapping {
     }
 }
 
+/// What a mapping of so many bytes starts at a multiple of.
+pub(crate) fn align_of_len(len: usize) -> usize {
+    match len >= HUGE_PAGE {
+        true => HUGE_PAGE,
+        false => PAGE_SIZE as usize,
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Memory files are unmapped by what `owner` holds. `drop` has the last reference, and pointers
+        // Memory files and anonymous memory are unmapped by what `owner` holds. `drop` has the last reference, and pointers
         // handed out live no longer than a reference (KeepAlive).
         if let Owner::Heap { start, layout } = &self.owner {
             // SAFETY: allocated in `heap` with this layout; last reference, as above.

@@ -1,4 +1,4 @@
-//! Guest RAM: one sealed memory file, mapped shared, behind a short list of guest-physical regions.
+//! Guest RAM: one sealed memory file, mapped shared, or anonymous memory, behind a short list of guest-physical regions.
 //!
 //! Made by the VMM, which gives the regions' host addresses to KVM and the memory file to other
 //! processes; read by the IOMMU through [`PhysMem`]; never handed to a device. Nothing here is
@@ -124,8 +124,18 @@ impl GuestRam {
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in heap memory: for tests, which need no system call then and run under Miri. There is no memory file to map:
-    /// [`memfd`](Self::memfd) and [`slot_mapping`](Self::slot_mapping) panic.
+    /// The same in anonymous memory: no other process can map it, huge pages need no leave of the host's for shared memory, and
+    /// the host's own swap treats it as any program's.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn anonymous(regions: &[(Gpa, u64)], huge_pages: HugePages) -> Result<GuestRam, RamError> {
+        let (plan, bytes) = layout(regions)?;
+        let mapping = Mapping::anonymous(bytes, huge_pages)?;
+        Ok(Self::over(plan, mapping, huge_pages))
+    }
+
+    /// The same in heap memory: for tests, which need no system call then and run under Miri.
     pub fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
         Ok(Self::over(plan, Mapping::heap(bytes), HugePages::Never))
@@ -155,17 +165,36 @@ impl GuestRam {
         &self.regions
     }
 
-    /// A mapping of `region`, one of [`regions`](Self::regions), for a memory slot alone, with pages as this one's.
+    /// What a memory slot for `region`, one of [`regions`](Self::regions), shows: a mapping of the memory file for it alone, with
+    /// pages as this one's, or the memory itself where there is no file.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
     pub fn slot_mapping(&self, region: &Region) -> io::Result<SlotMapping> {
-        SlotMapping::new(self.memfd(), region.fd_offset, region.len, self.huge_pages)
+        let (offset, len) = (region.fd_offset, region.len);
+        match self.memfd() {
+            Some(file) => SlotMapping::new(file, offset, len, self.huge_pages),
+            None => SlotMapping::shared(&self.mapping, offset, len),
+        }
     }
 
-    /// The memory file behind all regions, for other processes to map. Its size is sealed.
-    pub fn memfd(&self) -> BorrowedFd<'_> {
-        self.mapping.fd().expect("not made by `in_heap`")
+    /// The memory file behind all regions, for other processes to map. Its size is sealed. `None` if the memory has none.
+    pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.mapping.fd()
+    }
+
+    /// Gives the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) back to the host: it holds zeroes from then on,
+    /// for everybody who has it mapped. A transfer that is under way with such a page keeps the one that it had.
+    ///
+    /// # Errors
+    /// The kernel's; `InvalidInput` for what is not RAM, or no whole pages.
+    pub fn discard(&self, gpa: Gpa, len: u64) -> io::Result<()> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        if !gpa.is_aligned(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) {
+            return Err(invalid());
+        }
+        let offset = self.offset(gpa, len).map_err(|_| invalid())?;
+        self.mapping.discard(offset, len as usize)
     }
 
     /// The region that `[gpa, gpa + len)` lies in, and where it starts in there; `len` at least 1.

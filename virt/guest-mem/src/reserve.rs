@@ -1,4 +1,4 @@
-//! A run of address space with a file mapped in its middle and inaccessible pages on either side.
+//! A run of address space with memory mapped in its middle and inaccessible pages on either side.
 //!
 //! A length that a kernel interface got wrong faults on those instead of reaching a neighbour, and a
 //! mapping can start at the boundary that huge pages need.
@@ -6,7 +6,7 @@
 //! UNSAFETY: `mmap` and `munmap`. Nothing here is dereferenced.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use crate::addr::PAGE_SIZE;
@@ -24,12 +24,28 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
+    /// Maps `len` bytes that are this process's alone and hold zeroes, writable, and answers where they start, at a multiple of
+    /// `align`; as [`map`](Self::map).
+    pub(crate) fn anonymous(len: usize, align: usize) -> io::Result<(Self, NonNull<u8>)> {
+        Self::map_as(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0, len, align)
+    }
+
     /// Maps `len` bytes of `file` from `offset` on, shared and writable, and answers where they start.
     /// The address and `offset` leave the same rest by `align`, a power of two of at least a page: so
     /// an aligned huge page of the file is one in memory. `len` and `offset` are multiples of 4096 (of the huge page for
     /// a file of huge pages), `len` is not 0; what else is wrong with the file the host will say.
     pub(crate) fn map(
         file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        align: usize,
+    ) -> io::Result<(Self, NonNull<u8>)> {
+        Self::map_as(libc::MAP_SHARED, file.as_raw_fd(), offset, len, align)
+    }
+
+    fn map_as(
+        flags: libc::c_int,
+        fd: RawFd,
         offset: u64,
         len: usize,
         align: usize,
@@ -68,15 +84,15 @@ impl Reservation {
         let rest = (offset % align as u64) as usize;
         let skip = page + (rest.wrapping_sub(start.addr() + page) & (align - 1));
         // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation, which we
-        // own and nobody uses; replacing that part of it by the file disturbs nothing else.
+        // own and nobody uses; replacing that part of it disturbs nothing else.
         // NORESERVE: pages of a huge-page file are its owner's to reserve, and other files need none.
         let base = unsafe {
             libc::mmap(
                 start.add(skip).cast(),
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
+                flags | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                fd,
                 file_offset,
             )
         };

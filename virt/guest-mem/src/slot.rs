@@ -1,25 +1,34 @@
-//! Mappings of memory files made for a guest's memory slots alone.
+//! What a guest's memory slots show.
 //!
 //! The hypervisor's view of a page and the devices' view of it are two mappings, so that what is done to the one (write
-//! protection, pages taken away, faults that a pager hears) is not met through the other.
+//! protection, pages taken away, faults that a pager hears) is not met through the other. Anonymous memory has one view only.
 //!
 //! UNSAFETY: advice on a mapping of our own. Nothing here is dereferenced.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::addr::{Hva, PAGE_SIZE};
-use crate::mapping::{HUGE_PAGE, HugePages};
+use crate::mapping::{HugePages, Mapping, align_of_len};
 use crate::reserve::Reservation;
 
-/// A mapping of shared memory made for a guest's memory slot. No pointer or reference into it is made in this process;
-/// whoever lends it to a slot keeps it as long.
+/// Memory that a guest's memory slot shows: a mapping of shared memory made for it, or anonymous memory, which devices reach there
+/// too. No reference into it is made in this process; whoever lends it to a slot keeps it as long.
 #[derive(Debug)]
 pub struct SlotMapping {
     start: NonNull<u8>,
     len: usize,
-    _reservation: Reservation,
+    hold: Hold,
+}
+
+#[derive(Debug)]
+enum Hold {
+    /// A mapping of its own.
+    Own { _reservation: Reservation },
+    /// The owner's.
+    Shared { _mapping: Arc<Mapping> },
 }
 
 // SAFETY: address space belongs to the process, not to a thread, and nothing is reached through this.
@@ -41,17 +50,26 @@ impl SlotMapping {
     ) -> io::Result<Self> {
         let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let len = usize::try_from(len).map_err(too_large)?;
-        let align = match len >= HUGE_PAGE {
-            true => HUGE_PAGE,
-            false => PAGE_SIZE as usize,
-        };
-        let (reservation, start) = Reservation::map(file, offset, len, align)?;
+        let (reservation, start) = Reservation::map(file, offset, len, align_of_len(len))?;
         huge_pages.advise(start, len);
-        Ok(Self {
-            start,
-            len,
+        let hold = Hold::Own {
             _reservation: reservation,
-        })
+        };
+        Ok(Self { start, len, hold })
+    }
+
+    /// All or a part of memory that there is no other mapping of.
+    pub(crate) fn shared(mapping: &Arc<Mapping>, offset: u64, len: u64) -> io::Result<Self> {
+        let at = Hva::new(mapping.hva(0).raw() + offset);
+        let start = mapping
+            .pointer(at, len)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let hold = Hold::Shared {
+            _mapping: mapping.clone(),
+        };
+        // Inside a mapping, whose length is a `usize`.
+        let len = len as usize;
+        Ok(Self { start, len, hold })
     }
 
     /// The first 4 KiB of `file`: a register page.
@@ -71,8 +89,11 @@ impl SlotMapping {
     /// them here maps them anew.
     ///
     /// # Errors
-    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside.
+    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside; `Unsupported` if there is no file to keep them.
     pub fn unmap(&self, offset: u64, len: u64) -> io::Result<()> {
+        if let Hold::Shared { .. } = self.hold {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let end = offset.checked_add(len);
         if end.is_none_or(|end| end > self.len()) {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -1,6 +1,8 @@
 //! Guest RAM: its list of regions, its bounds, and its copies, against a flat array of bytes.
 
-use guest_mem::{DmaFault, Gpa, GuestRam, Hva, Intent, PhysMem, RamError, Stop, keeps_mapped};
+use guest_mem::{
+    DmaFault, Gpa, GuestRam, HugePages, Hva, Intent, PhysMem, RamError, Stop, keeps_mapped,
+};
 use proptest::prelude::*;
 
 const KIB: u64 = 1 << 10;
@@ -74,6 +76,67 @@ fn touching_regions_become_one_and_holes_stay() {
     );
 }
 
+/// Whatever it is in: bytes that are given back are zeroes, for the memory slot as well.
+#[test]
+#[cfg_attr(miri, ignore = "no mappings there")]
+fn what_is_discarded_reads_as_zeroes_and_the_rest_stays() {
+    let regions = [(Gpa::new(0), 4 << 20), (Gpa::new(1 << 32), 64 * KIB)];
+    let kinds = [
+        GuestRam::new(&regions).unwrap(),
+        GuestRam::anonymous(&regions, HugePages::Never).unwrap(),
+        GuestRam::anonymous(&regions, HugePages::Advise).unwrap(),
+        GuestRam::in_heap(&regions).unwrap(),
+    ];
+    for ram in kinds {
+        let high = Gpa::new(1 << 32);
+        for gpa in [Gpa::new(0), Gpa::new(4 * KIB), Gpa::new(12 * KIB), high] {
+            ram.write(gpa, &[7; 4096]).unwrap();
+        }
+        ram.discard(Gpa::new(4 * KIB), 8 * KIB).unwrap();
+        ram.discard(high, 4 * KIB).unwrap();
+        let bytes = |gpa| {
+            let mut found = [1; 2];
+            ram.read(gpa, &mut found).unwrap();
+            found
+        };
+        let low = [0, 4 * KIB, 12 * KIB].map(|gpa| bytes(Gpa::new(gpa)));
+        assert_eq!(low, [[7; 2], [0; 2], [7; 2]]);
+        assert_eq!(bytes(high), [0; 2]);
+        for (gpa, len) in [
+            (1, 4096),
+            (0, 1),
+            (4 << 20, 4096),
+            (0, 0),
+            (u64::MAX - 4095, 4096),
+        ] {
+            let refused = ram.discard(Gpa::new(gpa), len).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+        }
+    }
+}
+
+/// One view of it: a guest's slot shows what devices reach, and its pages cannot be taken away.
+#[test]
+#[cfg_attr(miri, ignore = "no mappings there")]
+fn anonymous_memory_is_its_slots_mapping() {
+    let regions = [(Gpa::new(0), 64 * KIB), (Gpa::new(1 << 32), 64 * KIB)];
+    let ram = GuestRam::anonymous(&regions, HugePages::Never).unwrap();
+    assert!(ram.memfd().is_none());
+    for region in ram.regions() {
+        let slot = ram.slot_mapping(region).unwrap();
+        assert_eq!((slot.hva(), slot.len()), (region.hva, region.len));
+        let refused = slot.unmap(0, 4096).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+    }
+    // It outlives its owner.
+    let slot = ram.slot_mapping(&ram.regions()[1]).unwrap();
+    ram.write(Gpa::new(1 << 32), b"guest").unwrap();
+    drop(ram);
+    // SAFETY: five bytes inside the mapping, which nobody writes.
+    let seen = unsafe { *(slot.hva().raw() as *const [u8; 5]) };
+    assert_eq!(&seen, b"guest");
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "no memory files there")]
 fn memory_file_holds_the_regions_and_its_size_is_sealed() {
@@ -81,7 +144,7 @@ fn memory_file_holds_the_regions_and_its_size_is_sealed() {
     use std::os::unix::fs::FileExt;
     let ram = ram(&[(0, 64 * KIB), (1 << 32, 64 * KIB)]).unwrap();
     ram.write(Gpa::new((1 << 32) + 5), b"guest").unwrap();
-    let file = File::from(ram.memfd().try_clone_to_owned().unwrap());
+    let file = File::from(ram.memfd().unwrap().try_clone_to_owned().unwrap());
     let mut bytes = [0; 5];
     file.read_exact_at(&mut bytes, 64 * KIB + 5).unwrap();
     assert_eq!(&bytes, b"guest");

@@ -9,8 +9,9 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::BorrowedFd;
 
-use guest_mem::GuestRam;
+use guest_mem::{GuestRam, Region};
 use linux_loader::cmdline::Cmdline;
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use linux_loader::loader::elf::{Elf, PvhBootCapability};
@@ -21,6 +22,7 @@ use crate::layout;
 
 mod entry;
 mod pvh;
+mod scratch;
 
 pub use entry::{Entry, gdt};
 
@@ -87,6 +89,9 @@ pub enum BootError {
     /// Guest RAM.
     #[error("guest RAM cannot be written")]
     Ram(#[from] GuestMemoryError),
+    /// Reading what was loaded, to copy it into guest RAM.
+    #[error("what was loaded cannot be read: {0}")]
+    Scratch(std::io::Error),
     /// Mapping guest RAM a second time for loading.
     #[error("guest RAM cannot be mapped: {0}")]
     Map(String),
@@ -114,12 +119,12 @@ pub fn kernel_kind(file: &mut File) -> std::io::Result<Option<KernelKind>> {
     })
 }
 
-/// A view of guest RAM for loading: a mapping of the same memory file, gone when dropped.
-fn map(ram: &GuestRam) -> Result<GuestMemoryMmap, BootError> {
+/// A view of a memory file with guest RAM for loading: a mapping, gone when dropped.
+fn map(file: BorrowedFd<'_>, regions: &[Region]) -> Result<GuestMemoryMmap, BootError> {
     let fail = |error: &dyn std::fmt::Display| BootError::Map(error.to_string());
     let mut ranges = Vec::new();
-    for region in ram.regions() {
-        let file = ram.memfd().try_clone_to_owned().map_err(|e| fail(&e))?;
+    for region in regions {
+        let file = file.try_clone_to_owned().map_err(|e| fail(&e))?;
         ranges.push((
             GuestAddress(region.gpa.raw()),
             region.len as usize,
@@ -129,9 +134,15 @@ fn map(ram: &GuestRam) -> Result<GuestMemoryMmap, BootError> {
     GuestMemoryMmap::from_ranges_with_files(ranges).map_err(|e| fail(&e))
 }
 
-/// Loads everything and says where the boot processor starts.
+/// Loads everything and says where the boot processor starts. Memory without a file gets it from one that lasts as long as this.
 pub fn load(ram: &GuestRam, payload: &Payload<'_>) -> Result<Entry, BootError> {
-    let ram = map(ram)?;
+    let Some(file) = ram.memfd() else {
+        let copy = scratch::Copy::new(ram)?;
+        let entry = load(copy.ram(), payload)?;
+        copy.move_into(ram)?;
+        return Ok(entry);
+    };
+    let ram = map(file, ram.regions())?;
     let (kernel, kind) = payload.kernel;
     let mut kernel = kernel;
     let base = GuestAddress(layout::KERNEL);

@@ -143,7 +143,8 @@ impl Pager {
         } = parts;
         let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
         let guest = GuestMapping::new(offsets.zip(slots), faults, Stores::Traced)?;
-        let file = ram.ram().memfd().try_clone_to_owned()?;
+        let file = ram.ram().memfd().ok_or(io::ErrorKind::Unsupported)?;
+        let file = file.try_clone_to_owned()?;
         let keep = ram.ram().keep_alive();
         let gates = (0..images.len()).map(|disk| ram.gate(disk as u8)).collect();
         let pages = u32::try_from(ram.pages()).map_err(|_| io::ErrorKind::InvalidInput)?;

@@ -86,7 +86,7 @@ impl Import {
             "two descriptors for each queue"
         );
         let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
-        let memory = Memory::new(ram);
+        let memory = Memory::new(ram).map_err(ImportError::Host)?;
         let cancel = Some(shared.cancel.clone());
         let limit = config.reply_limit;
         let opened = Connection::open_within(config.patience, &config.path, cancel, limit);

@@ -3,6 +3,7 @@
 //! A region's *user address* is a name both sides agree upon, for ring addresses; ours says nothing about where this
 //! process has mapped anything.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 
 use guest_mem::{Gpa, GuestRam, PhysMem};
@@ -31,8 +32,13 @@ pub(crate) struct RingPlace {
 }
 
 impl Memory {
-    pub fn new(ram: GuestRam) -> Self {
-        Self(ram)
+    /// # Errors
+    /// `Unsupported` for memory that has no file.
+    pub fn new(ram: GuestRam) -> io::Result<Self> {
+        match ram.memfd() {
+            Some(_) => Ok(Self(ram)),
+            None => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     pub fn regions(&self) -> Vec<MemRegion> {
@@ -47,7 +53,7 @@ impl Memory {
 
     /// The memory file.
     pub fn file(&self) -> BorrowedFd<'_> {
-        self.0.memfd()
+        self.0.memfd().expect("`new` looked")
     }
 
     /// A ring as the driver described it, if it lies in memory (virtio 1.2 §2.7; lengths with the event index words).

@@ -58,6 +58,15 @@ A virtio network interface; repeat for more.
 responder[,ip=A.B.C.D][,mac=…]  answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
 tap=NAME[,mac=…]                the host's TAP interface NAME";
 
+const MEMORY_HELP: &str = "\
+Guest RAM.
+
+SIZE[,shared=on|off][,thp=on|off]
+
+SIZE is bytes, or with K, M or G. It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
+needs no leave to use huge pages (a memory file's are ruled by /sys/kernel/mm/transparent_hugepage/shmem_enabled), but nobody else \
+can be given it: not with --resident or --disk socket=…. thp=off forbids transparent huge pages.";
+
 const SWAP_HELP: &str = "\
 Where pages go that leave memory and are neither zeroes nor what a disk holds.
 
@@ -108,8 +117,8 @@ pub struct RunArgs {
     )]
     pub cmdline: String,
 
-    /// Guest RAM: bytes, or with K, M or G.
-    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    /// Guest RAM: bytes, or with K, M or G, and options (see --help).
+    #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
     pub memory: String,
 
     /// How much of that may be in memory at a time; the rest is on disks that hold the same, or in --swap. The guest needs no

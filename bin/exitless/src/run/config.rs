@@ -14,6 +14,7 @@ use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
 use super::balloon::BalloonSpec;
 use super::disk::DiskConfig;
 use super::net::NetConfig;
+use super::ram::{MIN_MEMORY, RamConfig};
 use super::remote_disk::RemoteDiskConfig;
 use super::swapped::SwapConfig;
 use crate::values::keys::Keys;
@@ -25,10 +26,6 @@ pub use super::net::NetBackend;
 
 /// Most vCPUs.
 const MAX_CPUS: usize = 16;
-/// Least RAM that a stock kernel and a small initramfs start with.
-const MIN_MEMORY: u64 = 64 << 20;
-/// Guest RAM is made of whole pieces of this size, so that large pages fit.
-const MEMORY_STEP: u64 = 2 << 20;
 /// Most sidecores: one VM's devices cannot feed more.
 const MAX_SIDECORES: usize = 16;
 
@@ -82,8 +79,8 @@ pub struct Config {
     pub initrd: Option<File>,
     /// Kernel command line.
     pub cmdline: String,
-    /// Bytes of RAM.
-    pub memory: u64,
+    /// RAM.
+    pub ram: RamConfig,
     /// Only some of it is in memory.
     pub swap: Option<SwapConfig>,
     /// The guest may be asked to do without some of it.
@@ -130,7 +127,8 @@ impl Config {
     pub fn check(args: &RunArgs) -> anyhow::Result<Self> {
         let kernel = kernel(&args.kernel)?;
         let initrd = args.initrd.as_deref().map(initrd).transpose()?;
-        let memory = memory(&args.memory)?;
+        let ram = RamConfig::check(&args.memory)?;
+        let memory = ram.bytes;
         if !(1..=MAX_CPUS).contains(&args.cpus) {
             bail!("--cpus is 1 to {MAX_CPUS}, not {}", args.cpus);
         }
@@ -162,13 +160,22 @@ impl Config {
             creatable("ledger", path)?;
         }
         let swap = SwapConfig::check(args, memory, &disks)?;
+        if args.punch {
+            ram.shared_for("--punch")?;
+        }
+        if swap.is_some() {
+            ram.shared_for("--resident")?;
+        }
+        if disks.iter().any(|disk| matches!(disk, Disk::Remote(_))) {
+            ram.shared_for("--disk socket=…")?;
+        }
         // What may have to wait comes last.
         let disks = lock(disks)?;
         Ok(Self {
             kernel,
             initrd,
             cmdline: cmdline(&args.cmdline)?,
-            memory,
+            ram,
             swap,
             balloon,
             cpus: args.cpus as u8,
@@ -270,45 +277,6 @@ fn cmdline(text: &str) -> anyhow::Result<String> {
         bail!("--cmdline may hold printable ASCII only");
     }
     Ok(text.to_owned())
-}
-
-fn memory(text: &str) -> anyhow::Result<u64> {
-    let bytes = size::bytes(text).context("--memory")?;
-    if bytes < MIN_MEMORY {
-        bail!(
-            "--memory {text}: a guest needs {} MiB at least",
-            MIN_MEMORY >> 20
-        );
-    }
-    if bytes % MEMORY_STEP != 0 {
-        bail!(
-            "--memory {text} is not a multiple of {} MiB",
-            MEMORY_STEP >> 20
-        );
-    }
-    let host = host_memory()?;
-    if bytes > host {
-        bail!(
-            "--memory {text} is more than this host has ({} MiB)",
-            host >> 20
-        );
-    }
-    Ok(bytes)
-}
-
-/// RAM of this host in bytes.
-fn host_memory() -> anyhow::Result<u64> {
-    // SAFETY: no pointers; -1 on error.
-    let (pages, page) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    match (u64::try_from(pages), u64::try_from(page)) {
-        (Ok(pages), Ok(page)) => Ok(pages * page),
-        _ => Err(io::Error::last_os_error()).context("this host's memory cannot be told"),
-    }
 }
 
 fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {

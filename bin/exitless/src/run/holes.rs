@@ -1,15 +1,10 @@
 //! Memory that is all here, under a balloon: pages that the guest does without are given back to the host.
 //!
-//! A hole is punched into the memory file, so a page goes from every mapping of it at once: the guest's, ours, and those of
-//! processes that serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under way with such
+//! A page goes from every mapping of it at once: the guest's, ours, and those of processes that serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under way with such
 //! a page keeps the one that it had, and what it reads into that is nobody's: a guest that gives pages away while a disk reads
 //! into them has no claim to what was read.
 
-use std::os::fd::BorrowedFd;
-
 use guest_mem::{GuestRam, Ticket};
-use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
 use vio::balloon::{BalloonIo, PageRange};
 
 /// Gives pages of this memory back.
@@ -27,10 +22,10 @@ impl Holes {
         }
     }
 
-    fn punch_all(&mut self, pages: &[PageRange]) {
+    fn discard(&mut self, pages: &[PageRange]) {
         for range in pages {
             // Pages that stay are memory that the host does not get, and nothing else.
-            if let Err(error) = self.punch(range)
+            if let Err(error) = self.ram.discard(range.gpa, range.bytes())
                 && !self.has_failed
             {
                 self.has_failed = true;
@@ -38,21 +33,11 @@ impl Holes {
             }
         }
     }
-
-    fn punch(&self, range: &PageRange) -> Result<(), Errno> {
-        let (mut regions, end) = (self.ram.regions().iter(), range.gpa.raw() + range.bytes());
-        let region = regions.find(|r| r.gpa <= range.gpa && end <= r.gpa.raw() + r.len);
-        let region = region.ok_or(Errno::INVAL)?;
-        let offset = region.fd_offset + (range.gpa.raw() - region.gpa.raw());
-        let memory: BorrowedFd<'_> = self.ram.memfd();
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::io::retry_on_intr(|| fallocate(memory, hole, offset, range.bytes()))
-    }
 }
 
 impl BalloonIo for Holes {
     fn inflated(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
-        self.punch_all(pages);
+        self.discard(pages);
         Ok(())
     }
 
@@ -60,7 +45,7 @@ impl BalloonIo for Holes {
     fn deflated(&mut self, _pages: &[PageRange]) {}
 
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
-        self.punch_all(pages);
+        self.discard(pages);
         Ok(())
     }
 
@@ -83,7 +68,7 @@ mod tests {
 
     /// Blocks of 512 bytes that the memory file has.
     fn bytes(ram: &GuestRam) -> u64 {
-        let stat = rustix::fs::fstat(ram.memfd()).expect("a file");
+        let stat = rustix::fs::fstat(ram.memfd().expect("a file")).expect("its facts");
         u64::try_from(stat.st_blocks).expect("a count") * 512
     }
 

@@ -15,7 +15,6 @@ use std::time::Duration;
 use anyhow::Context;
 use console::sink::Sink;
 use console::uart::Uart;
-use guest_mem::{Gpa, GuestRam, HugePages};
 use kvm::control::{Control, End};
 use kvm::exits::{ExitCause, ExitLedger};
 use kvm::msi::KvmMsi;
@@ -55,7 +54,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         swap.warn();
     }
 
-    let ram = ram(&config)?;
+    let ram = config.ram.make(config.pages_move())?;
     let vm = Arc::new(Vm::new(&kvm)?);
     let slots = vm.map_ram(&ram)?;
     let control = Arc::new(Control::new().context("an eventfd")?);
@@ -97,7 +96,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
             kernel: (&config.kernel.0, config.kernel.1),
             initrd: config.initrd.as_ref(),
             cmdline: &config.cmdline,
-            memory: config.memory,
+            memory: config.ram.bytes,
             acpi: &acpi,
         },
     )?;
@@ -177,20 +176,6 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
         say!("a vCPU still waits for the sidecore");
     }
     ending::leave(status(end))
-}
-
-fn ram(config: &Config) -> anyhow::Result<GuestRam> {
-    let memory = config.memory;
-    let pages = match config.pages_move() {
-        true => HugePages::Never,
-        false => HugePages::Advise,
-    };
-    let regions: Vec<_> = layout::ram_regions(memory)
-        .into_iter()
-        .map(|(start, len)| (Gpa::new(start), len))
-        .collect();
-    GuestRam::with_pages(&regions, pages)
-        .with_context(|| format!("{} MiB of guest RAM", memory >> 20))
 }
 
 fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<Vcpu>> {

@@ -22,6 +22,7 @@ mod memory;
 mod net;
 #[cfg(feature = "punch")]
 mod punched;
+mod ram;
 mod remote;
 mod remote_disk;
 mod stopped;

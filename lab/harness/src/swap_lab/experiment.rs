@@ -80,10 +80,15 @@ impl Run {
             let (out, back) = (phase.store.pages_written, phase.store.pages_read);
             let _ = write!(text, "{:>16}", format!("{out}/{back}"));
         }
+        // With the VMM's own, where only the kernel tells the guest's memory from other anonymous memory.
+        let most = match self.way.has_pager() {
+            true => self.most.shared,
+            false => self.most.all.saturating_sub(self.own),
+        };
         let _ = writeln!(
             text,
             "   {} MiB in memory at most ({} looks), the VMM's own {} MiB{}",
-            self.most.shared >> 20,
+            most >> 20,
             self.most.looks,
             self.own >> 20,
             if self.is_killed { ", killed" } else { "" }
@@ -129,6 +134,7 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
     };
     // Before the limit: with a balloon the guest has not got so much any more.
     guest.script = format!("workload age --mib {AGE} && {}", guest.script);
+    guest.memory = way.memory();
     guest.idle = "sleep";
     guest.disks.push("path=/dev/vdb,direct=on".into());
     host.put(BALLOON_FILE, b"")?;
@@ -170,7 +176,7 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
 fn squeeze(host: &Host, way: Way, group: &Group<'_>, guest: &mut RunningGuest<'_>) -> Result<u64> {
     let all = host.script(&format!("cat {}/memory.current", group.path()))?;
     let all: u64 = all.trim().parse().context("memory.current is a number")?;
-    let own = all.saturating_sub(group.stat("shmem")?);
+    let own = all.saturating_sub(present(host, way, group)?);
     if way.has_balloon() {
         host.put(BALLOON_FILE, format!("{}M\n", MEMORY - LEFT).as_bytes())?;
         squeezed::go_on(guest)?;
@@ -187,18 +193,38 @@ fn squeeze(host: &Host, way: Way, group: &Group<'_>, guest: &mut RunningGuest<'_
             group.set("memory.high", "max")?;
         }
     }
-    settle(group)?;
+    settle(host, way, group)?;
     Ok(own)
 }
 
+/// Bytes of the guest's memory that are in the host's.
+fn present(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
+    if way.has_pager() {
+        return group.stat("shmem");
+    }
+    // Of the one mapping that is as large as the guest's memory.
+    let script = format!(
+        "for process in $(cat {}/cgroup.procs); do sed -n '/^Size: *{} kB/,/^Rss:/s/^Rss: *\\([0-9]*\\) kB/\\1/p' \
+         /proc/$process/smaps; done",
+        group.path(),
+        MEMORY << 10
+    );
+    let text = host.script(&script)?;
+    let kib = text.lines().map(|line| line.trim().parse::<u64>());
+    let kib = kib.sum::<Result<u64, _>>();
+    let kib = kib.ok().filter(|kib| *kib > 0);
+    let kib = kib.with_context(|| format!("no mapping of {MEMORY} MiB: {text:?}"))?;
+    Ok(kib << 10)
+}
+
 /// Waits until what is in memory of the guest does not become less any more.
-fn settle(group: &Group<'_>) -> Result<()> {
+fn settle(host: &Host, way: Way, group: &Group<'_>) -> Result<()> {
     /// Between two looks.
     const LOOK: Duration = Duration::from_secs(2);
-    let mut before = group.stat("shmem")?;
+    let mut before = present(host, way, group)?;
     loop {
         std::thread::sleep(LOOK);
-        let now = group.stat("shmem")?;
+        let now = present(host, way, group)?;
         if now + (1 << 20) > before {
             return Ok(());
         }

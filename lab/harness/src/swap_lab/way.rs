@@ -1,4 +1,4 @@
-//! Ways to give a guest less memory than it believes it has.
+//! Ways to give a guest less memory than it believes it has. Where the host's kernel swaps, memory is anonymous, as is usual there.
 
 use super::pages;
 
@@ -78,6 +78,14 @@ impl Way {
             add(&["--balloon", &format!("target=0,file={balloon}")]);
         }
         flags
+    }
+
+    /// The guest's `--memory`, all of [`MEMORY`]: in small pages, for all the same.
+    pub fn memory(self) -> &'static str {
+        match self.has_pager() {
+            true => "256M",
+            false => "256M,shared=off,thp=off",
+        }
     }
 
     /// More words on the guest's kernel command line.

@@ -44,6 +44,8 @@ pub struct Guest {
     pub mode: Mode,
     /// `iommu.strict=1`, or Linux's default of lazy invalidation.
     pub is_strict: bool,
+    /// `--memory`: 256 MiB.
+    pub memory: &'static str,
     /// vCPUs.
     pub cpus: u32,
     /// `--idle`.
@@ -74,6 +76,7 @@ impl Guest {
         Self {
             mode,
             is_strict: true,
+            memory: "256M",
             cpus: 1,
             idle: "poll",
             disks: Vec::new(),
@@ -94,7 +97,7 @@ impl Guest {
         let mut flag = |name: &str, value: String| args.extend([name.to_owned(), value]);
         flag("--kernel", host.kernel());
         flag("--initrd", host.initrd());
-        flag("--memory", "256M".into());
+        flag("--memory", self.memory.into());
         flag("--cpus", self.cpus.to_string());
         flag("--idle", self.idle.into());
         match self.mode {

@@ -73,6 +73,23 @@ fn a_bzimage_lands_at_one_mib_with_params_command_line_and_initrd() {
     assert_eq!(read(&ram, u64::from(at), 5000), [7; 5000]);
 }
 
+/// Two regions, as a machine of more than 3 GiB has; what was there stays where nothing is loaded.
+#[test]
+fn memory_without_a_file_gets_the_same() {
+    let regions = [(Gpa::new(0), MEMORY), (Gpa::new(1 << 32), 4 << 20)];
+    let anonymous = GuestRam::anonymous(&regions, guest_mem::HugePages::Never).unwrap();
+    anonymous.write(Gpa::new(0x8_0000), b"mine").unwrap();
+    let (kernel, initrd, ram) = (file(&bzimage(b"KERNEL")), file(&[7; 3 << 20]), ram());
+    for ram in [&anonymous, &ram] {
+        load(ram, &payload(&kernel, Some(&initrd), "console=ttyS0")).unwrap();
+    }
+    assert_eq!(read(&anonymous, 0x8_0000, 4), b"mine");
+    anonymous.write(Gpa::new(0x8_0000), &[0; 4]).unwrap();
+    let of = |ram| read(ram, 0, MEMORY as usize);
+    assert!(of(&anonymous) == of(&ram));
+    assert_eq!(read(&anonymous, 1 << 32, 4 << 20), vec![0; 4 << 20]);
+}
+
 #[test]
 fn an_initrd_over_the_kernels_own_room_is_refused() {
     let (kernel, initrd) = (file(&bzimage(b"K")), file(&[]));

@@ -138,7 +138,7 @@ impl World {
         let region = ForeignRegion {
             gpa: Gpa::new(0),
             len: 16 * MIB,
-            file: Arc::new(guest.memfd().try_clone_to_owned()?),
+            file: Arc::new(guest.memfd().expect("a file").try_clone_to_owned()?),
             offset: 0,
         };
         let ram = ForeignRam::empty().with_regions(&[region])?;
