@@ -591,6 +591,7 @@ impl Pager {
         Report {
             limit: self.book.limit(),
             present: self.book.present(),
+            slots: self.book.slots(),
             free_slots: self.book.free_slots(),
             counts: self.book.counts(),
             traffic: self.carrier.traffic(),

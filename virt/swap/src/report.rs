@@ -9,6 +9,8 @@ pub struct Report {
     pub limit: usize,
     /// Pages in memory, those on their way in or out among them.
     pub present: usize,
+    /// Slots of the store, 4 KiB each.
+    pub slots: usize,
     /// Slots of the store that nobody has.
     pub free_slots: usize,
     /// What became of pages.

@@ -2,14 +2,17 @@
 //!
 //! What it holds is of use to nobody but the process that wrote it, and to that only while it lives: where a page is stands in
 //! the [`book`](crate::book), in memory. So a file is made anew, for its owner's eyes only, with all its blocks allocated (a
-//! write finds no full file system), and has no name from then on: it goes with the process, however that ends.
+//! write finds no full file system), and has no name from then on: it goes with the process, however that ends. It can grow while it
+//! is used ([`Growth`]), and never becomes smaller.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fcntl_getfl, fcntl_setfl, seek};
+use rustix::fs::{
+    FallocateFlags, OFlags, SeekFrom, fallocate, fcntl_getfl, fcntl_setfl, ftruncate, seek,
+};
 
 use crate::frames::PAGE;
 
@@ -30,6 +33,26 @@ pub enum StoreError {
         /// How many were asked for, or the device has.
         bytes: u64,
     },
+    /// It holds more already.
+    #[error("{}: the swap store has {has} bytes and can only grow, not to {bytes}", path.display())]
+    Smaller {
+        /// Which.
+        path: PathBuf,
+        /// How many were asked for.
+        bytes: u64,
+        /// How many it has.
+        has: u64,
+    },
+    /// A block device cannot hold that much.
+    #[error("{}: the block device has {has} bytes, so the swap store on it cannot have {bytes}", path.display())]
+    Device {
+        /// Which.
+        path: PathBuf,
+        /// How many were asked for.
+        bytes: u64,
+        /// How many the device has.
+        has: u64,
+    },
     /// The kernel's reason.
     #[error("{}: {what}", path.display())]
     Io {
@@ -45,8 +68,10 @@ pub enum StoreError {
 /// A store that is open.
 #[derive(Debug)]
 pub struct Store {
+    path: PathBuf,
     file: File,
     slots: u32,
+    is_device: bool,
 }
 
 impl Store {
@@ -55,40 +80,28 @@ impl Store {
     /// # Errors
     /// See [`StoreError`]. Nothing is left behind, and nothing that was there is touched.
     pub fn open(path: &Path, bytes: u64) -> Result<Self, StoreError> {
-        let failed = |what| {
-            move |source: io::Error| StoreError::Io {
-                path: path.to_owned(),
-                what,
-                source,
-            }
-        };
+        let failed = |what| failed(path, what);
         let is_device = match std::fs::metadata(path) {
             Ok(found) if found.file_type().is_block_device() => true,
             Ok(_) => return Err(StoreError::Exists(path.to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(failed("looking at it")(error)),
         };
-        let slots_of = |bytes: u64| {
-            let size = StoreError::Size {
-                path: path.to_owned(),
-                bytes,
-            };
-            // One less than there are numbers: the book's last one means none.
-            let slots = u32::try_from(bytes / PAGE as u64).map_err(|_| ());
-            match slots {
-                Ok(slots) if slots > 0 && slots < u32::MAX => Ok(slots),
-                _ => Err(size),
-            }
-        };
         if is_device {
             let file = options(OFlags::EXCL).open(path);
             let file = file.map_err(failed("opening a block device that nobody else may use"))?;
             let has = seek(&file, SeekFrom::End(0)).map_err(io::Error::from);
-            let slots = slots_of(bytes.min(has.map_err(failed("asking for its size"))?))?;
+            let has = has.map_err(failed("asking for its size"))?;
+            let slots = slots_of(path, bytes.min(has))?;
             pass_the_page_cache(&file).map_err(failed(DIRECT))?;
-            return Ok(Self { file, slots });
+            return Ok(Self {
+                path: path.to_owned(),
+                file,
+                slots,
+                is_device,
+            });
         }
-        let slots = slots_of(bytes)?;
+        let slots = slots_of(path, bytes)?;
         let file = options(OFlags::empty())
             .create_new(true)
             .mode(0o600)
@@ -100,7 +113,12 @@ impl Store {
         let len = u64::from(slots) * PAGE as u64;
         let room = fallocate(&file, FallocateFlags::empty(), 0, len);
         room.map_err(|error| failed("allocating its blocks")(error.into()))?;
-        Ok(Self { file, slots })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            slots,
+            is_device,
+        })
     }
 
     /// Pages that it has room for.
@@ -108,9 +126,101 @@ impl Store {
         self.slots
     }
 
+    /// What makes it larger while [`into_file`](Self::into_file)'s reader and writer use it.
+    ///
+    /// # Errors
+    /// The kernel's: no descriptor is left.
+    pub fn growth(&self) -> io::Result<Growth> {
+        Ok(Growth {
+            path: self.path.clone(),
+            file: self.file.try_clone()?,
+            slots: self.slots,
+            is_device: self.is_device,
+        })
+    }
+
     /// The file, for who reads and writes it in a way of their own.
     pub fn into_file(self) -> File {
         self.file
+    }
+}
+
+/// A store that may grow while others read and write it. What is in its slots stays where it is.
+#[derive(Debug)]
+pub struct Growth {
+    path: PathBuf,
+    file: File,
+    slots: u32,
+    is_device: bool,
+}
+
+impl Growth {
+    /// Pages that it has room for.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Gives the store room for `bytes`, 4096 to 16 TiB, of which whole pages count: so many slots follow the last one now; 0 if
+    /// it has as many already. A file's blocks are allocated before it returns, which takes its time; slots that are there
+    /// can be read and written meanwhile.
+    ///
+    /// # Errors
+    /// See [`StoreError`]: it would shrink, the block device is not that large, or the file system has no room. It is as
+    /// large as before then.
+    pub fn grow(&mut self, bytes: u64) -> Result<u32, StoreError> {
+        let failed = |what| failed(&self.path, what);
+        let has = u64::from(self.slots) * PAGE as u64;
+        let slots = slots_of(&self.path, bytes)?;
+        let Some(added) = slots.checked_sub(self.slots) else {
+            return Err(StoreError::Smaller {
+                path: self.path.clone(),
+                bytes,
+                has,
+            });
+        };
+        if added == 0 {
+            return Ok(0);
+        }
+        let len = u64::from(slots) * PAGE as u64;
+        if self.is_device {
+            let has = seek(&self.file, SeekFrom::End(0)).map_err(io::Error::from);
+            let has = has.map_err(failed("asking for its size"))?;
+            if len > has {
+                return Err(StoreError::Device {
+                    path: self.path.clone(),
+                    bytes,
+                    has,
+                });
+            }
+        } else if let Err(error) = fallocate(&self.file, FallocateFlags::empty(), has, len - has) {
+            // What was allocated before there was no room left is given back. If that fails it does no harm but to others.
+            let _ = ftruncate(&self.file, has);
+            return Err(failed("allocating more blocks")(error.into()));
+        }
+        self.slots = slots;
+        Ok(added)
+    }
+}
+
+/// The kernel's reason why `what` failed.
+fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::Io {
+        path: path.clone(),
+        what,
+        source,
+    }
+}
+
+/// Slots in so many bytes.
+fn slots_of(path: &Path, bytes: u64) -> Result<u32, StoreError> {
+    // One less than there are numbers: the book's last one means none.
+    match u32::try_from(bytes / PAGE as u64) {
+        Ok(slots) if slots > 0 && slots < u32::MAX => Ok(slots),
+        _ => Err(StoreError::Size {
+            path: path.to_owned(),
+            bytes,
+        }),
     }
 }
 
@@ -164,6 +274,74 @@ mod tests {
                 .unwrap();
             assert_eq!(found, filled(slot as u8 + 1));
         }
+    }
+
+    #[test]
+    fn a_store_grows_behind_what_it_holds_and_never_shrinks() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = match Store::open(&dir.path().join("swap"), 4 * PAGE as u64) {
+            Err(error) if error.to_string().contains(DIRECT) => {
+                return eprintln!("skipped: {error}");
+            }
+            store => store.unwrap(),
+        };
+        let mut growth = store.growth().unwrap();
+        let file = store.into_file();
+        file.write_all_at(&filled(9)[..], 3 * PAGE as u64).unwrap();
+        // The bytes of no whole page do not count.
+        assert_eq!(growth.grow(6 * PAGE as u64 + 4095).unwrap(), 2);
+        assert_eq!(growth.grow(6 * PAGE as u64).unwrap(), 0);
+        assert_eq!(growth.slots(), 6);
+        // Blocks stand behind all of it.
+        assert!(allocated(&file) >= 6 * PAGE as u64);
+        file.write_all_at(&filled(7)[..], 5 * PAGE as u64).unwrap();
+        let mut found = Content::default();
+        file.read_exact_at(&mut found[..], 3 * PAGE as u64).unwrap();
+        assert_eq!(found, filled(9));
+        let error = growth.grow(4 * PAGE as u64).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                StoreError::Smaller {
+                    has: 24_576,
+                    bytes: 16_384,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        for bytes in [0, 4095, 1 << 44, u64::MAX] {
+            let error = growth.grow(bytes).unwrap_err();
+            assert!(matches!(error, StoreError::Size { .. }), "{bytes}: {error}");
+        }
+        assert_eq!(growth.slots(), 6);
+    }
+
+    #[test]
+    fn a_full_file_system_leaves_a_growing_store_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = match Store::open(&dir.path().join("swap"), 4 * PAGE as u64) {
+            Err(error) if error.to_string().contains(DIRECT) => {
+                return eprintln!("skipped: {error}");
+            }
+            store => store.unwrap(),
+        };
+        let mut growth = store.growth().unwrap();
+        let file = store.into_file();
+        let before = allocated(&file);
+        // More than any disk of a machine that runs tests.
+        let error = growth.grow((1 << 44) - PAGE as u64 * 4).unwrap_err();
+        assert!(error.to_string().contains("allocating more"), "{error}");
+        assert_eq!(growth.slots(), 4);
+        assert_eq!(file.metadata().unwrap().len(), 4 * PAGE as u64);
+        // A file system may keep a block for where blocks are.
+        assert!(allocated(&file) < before + (1 << 20), "{before}");
+    }
+
+    /// Bytes of blocks that stand behind a file.
+    fn allocated(file: &File) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().unwrap().blocks() * 512
     }
 
     #[test]

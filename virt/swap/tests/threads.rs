@@ -20,6 +20,7 @@ use support::{Files, Machine, Shape, Transfer};
 use swap::book::{Page, Trouble};
 use swap::frames::PAGE;
 use swap::pager::Message;
+use swap::store::Growth;
 use vio::blk::Op;
 
 const PAGES: u32 = 512;
@@ -170,21 +171,24 @@ fn image() -> (File, Vec<Mutex<Model>>) {
     (image, blocks)
 }
 
-/// With this image and so many slots; `None`, said, where that cannot be.
-fn machine(image: &File, slots: u32) -> Option<Machine> {
+/// With this image and so many slots, and what makes them more; `None`, said, where that cannot be.
+fn machine(image: &File, slots: u32) -> Option<(Machine, Growth)> {
     let shape = Shape {
         pages: PAGES,
         limit: LIMIT,
     };
+    let mut grows = None;
     let files = |_: &GuestRam| {
+        let (store, growth) = support::store_that_grows(slots)?;
+        grows = Some(growth);
         Ok(Files {
-            store: support::store(PAGES)?,
+            store,
             slots: slots as usize,
             disks: vec![support::disk(image)?],
         })
     };
     match Machine::over(&shape, files) {
-        Ok(machine) => Some(machine),
+        Ok(machine) => Some((machine, grows.expect("its store was made"))),
         Err(error) => {
             eprintln!("skipped: {error}");
             None
@@ -195,7 +199,7 @@ fn machine(image: &File, slots: u32) -> Option<Machine> {
 #[test]
 fn threads_find_what_they_stored_while_their_pages_come_and_go() {
     let (image, blocks) = image();
-    let Some(machine) = machine(&image, PAGES) else {
+    let Some((machine, _)) = machine(&image, PAGES) else {
         return;
     };
     let guest = Guest {
@@ -253,10 +257,10 @@ fn threads_find_what_they_stored_while_their_pages_come_and_go() {
 
 /// A guest that stores to all its pages, whose store has too few slots at first.
 #[test]
-fn a_full_store_pauses_the_guest_until_there_is_room() {
+fn a_full_store_pauses_the_guest_until_it_has_grown() {
     let (image, blocks) = image();
     const FEW: u32 = 16;
-    let Some(machine) = machine(&image, FEW) else {
+    let Some((machine, mut growth)) = machine(&image, FEW) else {
         return;
     };
     let guest = Guest {
@@ -276,9 +280,9 @@ fn a_full_store_pauses_the_guest_until_there_is_room() {
         });
         assert_eq!(guest.machine.wait_for_trouble(), Some(Trouble::StoreFull));
         assert!(!filler.is_finished());
-        guest
-            .machine
-            .tell(Message::AddSlots((PAGES - FEW) as usize));
+        let added = growth.grow(u64::from(PAGES) * PAGE as u64);
+        let added = added.expect("the file system has room");
+        guest.machine.tell(Message::AddSlots(added as usize));
         assert_eq!(guest.machine.wait_for_trouble(), None);
         filler.join().expect("it stored");
         for (number, page) in guest.pages.iter().enumerate() {
@@ -288,4 +292,9 @@ fn a_full_store_pauses_the_guest_until_there_is_room() {
     });
     let report = guest.machine.stop();
     assert_eq!(report.pauses, 1);
+    assert_eq!(report.slots, PAGES as usize);
+    assert!(
+        report.slots - report.free_slots > FEW as usize,
+        "{report:?}"
+    );
 }

@@ -70,12 +70,16 @@ can be given it: not with --resident or --disk socket=…. thp=off forbids trans
 const SWAP_HELP: &str = "\
 Where pages go that leave memory and are neither zeroes nor what a disk holds.
 
-path=FILE[,size=SIZE][,misbehave=eio@N|enospc@N|corrupt@N]
+path=FILE[,size=SIZE][,file=SIZEFILE][,misbehave=eio@N|enospc@N|corrupt@N]
 
 FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
 on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
 O_DIRECT. A block device is taken as far as SIZE goes; what it held is lost. When it is full the guest is paused, not \
-killed, and goes on when the limit is raised (--resident-file).
+killed, and goes on when the limit is raised (--resident-file) or the store has grown.
+
+file enlarges it live: the size that stands in SIZEFILE (2G) is taken at the start and whenever it has been written. A size below the \
+present one, one that the block device does not have, or that finds no room in the file system is refused with a warning, and \
+nothing changes.
 
 misbehave makes the store fail once, for tests: its Nth request with EIO, its Nth write with ENOSPC, or its Nth read with a bit \
 that was not written. The guest is paused, with the reason on standard error and in the ledger, and goes on when trying again has \
@@ -126,7 +130,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<String>,
 
-    /// Where pages go that are neither zeroes nor on a disk: path=FILE,size=SIZE (see --help).
+    /// Where pages go that are neither zeroes nor on a disk: path=FILE,size=SIZE,file=SIZEFILE (see --help).
     #[arg(long, value_name = "path=FILE,…", long_help = SWAP_HELP)]
     pub swap: Option<String>,
 

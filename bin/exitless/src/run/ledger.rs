@@ -211,6 +211,7 @@ fn swap_counts(report: Report) -> SwapCounts {
     let Report {
         limit: _,
         present: _,
+        slots: _,
         free_slots: _,
         counts,
         traffic,

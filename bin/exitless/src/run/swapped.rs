@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -17,7 +17,7 @@ use swap::book::{Errno, Place, Trouble};
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
-use swap::store::Store;
+use swap::store::{Growth, Store};
 use uffd::Source;
 use vio::balloon::BalloonIo;
 use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
@@ -40,6 +40,8 @@ const LEAST: u64 = 16 << 20;
 const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
 /// How long the pager's last requests may take, once nobody needs them.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
+/// How the store's size is read from a file, in messages.
+const STORE_FILE: &str = "--swap: file";
 /// Requests of the pager that are under way at a time, to the store and to each image.
 const DEPTH: u32 = 256;
 
@@ -50,6 +52,8 @@ pub struct SwapConfig {
     limit: Limit,
     store: Store,
     path: PathBuf,
+    /// Where a larger size of the store is read from.
+    store_file: Option<PathBuf>,
     /// What the store does wrong, for tests.
     fault: Option<StoreFault>,
     /// Whether disks' blocks may stand for pages.
@@ -108,6 +112,12 @@ impl SwapConfig {
             Some(text) => size::bytes(text).context("--swap: size")?,
             None => memory,
         };
+        let store_file = match keys.take("file") {
+            Some("") => {
+                bail!("{STORE_FILE} is empty: name the file that a larger size is read from")
+            }
+            file => file.map(PathBuf::from),
+        };
         let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
         // Before there is a store.
@@ -120,6 +130,7 @@ impl SwapConfig {
             limit,
             store,
             path,
+            store_file,
             fault,
             mapper: args.mapper,
             preventer: (args.preventer == Switch::On)
@@ -209,6 +220,7 @@ impl Swapped {
             names: Names {
                 store: config.path.clone(),
                 limit: config.file.clone(),
+                size: config.store_file.clone(),
                 disks: Vec::new(),
             },
             config,
@@ -279,6 +291,7 @@ impl Paging for Swapper {
             names,
         } = swapped;
         let slots = config.store.slots() as usize;
+        let growth = config.store.growth().context("--swap")?;
         let options = UringOptions {
             read_only: false,
             o_direct: true,
@@ -328,6 +341,9 @@ impl Paging for Swapper {
                     .map_err(|_| anyhow!("the pager has ended"))
             })?;
         }
+        if let Some(file) = config.store_file {
+            follow_size(file, growth, handle.clone())?;
+        }
         // Once, as this is.
         let _ = self.handle.set(handle);
         self.running = Some(core);
@@ -371,11 +387,29 @@ impl Paging for Swapper {
     }
 }
 
+/// Has the store grow to the size that stands in `file`, at the start and whenever somebody has written it.
+fn follow_size(file: PathBuf, growth: Growth, pager: Handle<Message>) -> Result<()> {
+    let growth = Mutex::new(growth);
+    follow(STORE_FILE, file, move |text| {
+        let bytes = size::bytes(text)?;
+        // What has failed half way has left it as it was.
+        let mut growth = growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let added = growth.grow(bytes)?;
+        if added > 0 {
+            pager
+                .send(Message::AddSlots(added as usize))
+                .map_err(|_| anyhow!("the pager has ended"))?;
+        }
+        Ok(())
+    })
+}
+
 /// What it has done, in a few lines.
 fn said(report: &Report, cpu: Duration) -> String {
     let Report {
         limit,
         present,
+        slots: _,
         free_slots: _,
         counts,
         traffic,
@@ -416,6 +450,8 @@ struct Names {
     store: PathBuf,
     /// Where a new limit is read from.
     limit: Option<PathBuf>,
+    /// Where a larger size of the store is read from.
+    size: Option<PathBuf>,
     /// By their numbers.
     disks: Vec<PathBuf>,
 }
@@ -457,9 +493,20 @@ impl Names {
     }
 
     fn remedy(&self) -> String {
-        match &self.limit {
-            Some(file) => format!("write a higher limit into {}", file.display()),
-            None => "start it with --resident-file to raise its limit while it runs".into(),
+        let write = |what: &str, file: &Option<PathBuf>| {
+            let file = file.as_ref()?;
+            Some(format!("write {what} into {}", file.display()))
+        };
+        let ways = [
+            write("a higher limit", &self.limit),
+            write("a larger size", &self.size),
+        ];
+        let ways: Vec<String> = ways.into_iter().flatten().collect();
+        match ways.is_empty() {
+            true => "start it with --resident-file, or with file= in --swap, to raise its limit or enlarge its store while \
+                     it runs"
+                .into(),
+            false => ways.join(", or "),
         }
     }
 }
@@ -541,6 +588,7 @@ mod tests {
         let names = Names {
             store: "/var/swap0".into(),
             limit: Some("/run/limit0".into()),
+            size: Some("/run/size0".into()),
             disks: vec!["a.raw".into(), "b.raw".into()],
         };
         let slot = Slot(3);
@@ -568,6 +616,30 @@ mod tests {
                 assert!(said.contains(word), "no {word:?} in: {said}");
             }
         }
+    }
+
+    #[test]
+    fn a_full_store_names_the_ways_that_there_are() {
+        let names = |limit: Option<&str>, size: Option<&str>| Names {
+            store: "/var/swap0".into(),
+            limit: limit.map(PathBuf::from),
+            size: size.map(PathBuf::from),
+            disks: Vec::new(),
+        };
+        let both = names(Some("/run/limit0"), Some("/run/size0")).say(Trouble::StoreFull);
+        let wanted =
+            "write a higher limit into /run/limit0, or write a larger size into /run/size0";
+        assert!(both.ends_with(wanted), "{both}");
+        let one = names(None, Some("/run/size0")).say(Trouble::StoreFull);
+        assert!(
+            one.ends_with("full: write a larger size into /run/size0"),
+            "{one}"
+        );
+        let none = names(None, None).say(Trouble::StoreFull);
+        assert!(
+            none.contains("--resident-file, or with file= in --swap"),
+            "{none}"
+        );
     }
 
     #[test]

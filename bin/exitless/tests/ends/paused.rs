@@ -1,5 +1,5 @@
-//! A guest with less memory than it uses, whose swap store fails once: it is paused with the reason, goes on when the limit is written,
-//! finds all that it stored, and ends; or it is ended while it is paused.
+//! A guest with less memory than it uses, whose swap store fails once or is full: it is paused with the reason, goes on when the limit
+//! is written or the store has grown, finds all that it stored, and ends; or it is ended while it is paused.
 
 use std::fs;
 use std::io::Write;
@@ -28,7 +28,7 @@ struct Machine {
 
 impl Machine {
     /// Up to its pause. `None`, said, where there is no such machine.
-    fn paused(fault: &str) -> Option<Self> {
+    fn paused(store: &str) -> Option<Self> {
         if !has_kvm() {
             return None;
         }
@@ -44,7 +44,8 @@ impl Machine {
         let mut kernel = fs::File::create(path("kernel")).unwrap();
         kernel.write_all(&steps.power_off().kernel()).unwrap();
         let mut command = run(&path("kernel"));
-        let swap = format!("path={},misbehave={fault}", path("swap").display());
+        let (swap, size) = (path("swap"), path("size"));
+        let swap = format!("path={},file={},{store}", swap.display(), size.display());
         command.args(["--resident", "17M", "--swap", &swap]);
         command.arg("--resident-file").arg(path("limit"));
         command.arg("--ledger").arg(path("ledger"));
@@ -78,7 +79,8 @@ fn a_guest_whose_store_failed_goes_on_with_all_that_it_had() {
         ("enospc@3", "cannot be written: No space left on device"),
         ("corrupt@4", "does not hold what was there"),
     ] {
-        let Some(Machine { dir, program }) = Machine::paused(fault) else {
+        let store = format!("misbehave={fault}");
+        let Some(Machine { dir, program }) = Machine::paused(&store) else {
             return;
         };
         fs::write(dir.path().join("limit"), "18M").unwrap();
@@ -94,8 +96,31 @@ fn a_guest_whose_store_failed_goes_on_with_all_that_it_had() {
 }
 
 #[test]
+fn a_guest_whose_store_is_full_goes_on_when_it_has_grown() {
+    let Some(Machine { dir, program }) = Machine::paused("size=2M") else {
+        return;
+    };
+    let size = dir.path().join("size");
+    fs::write(&size, "1M").unwrap();
+    program.wait_for("2097152 bytes and can only grow, not to 1048576; nothing changes");
+    fs::write(&size, "16M").unwrap();
+    program.wait_for("goes on");
+    let ended = program.end(Instant::now());
+    assert_eq!(ended.status, Some(0), "{}", ended.said);
+    let swap = Machine::swap(&dir);
+    assert_eq!(swap["pauses"], 1, "{swap}");
+    let said = swap["pause_reason"].as_str().unwrap();
+    for word in [
+        " is full: write a higher limit into ",
+        ", or write a larger size into ",
+    ] {
+        assert!(said.contains(word), "no {word:?} in: {said}");
+    }
+}
+
+#[test]
 fn sigterm_ends_a_machine_that_is_paused_since_its_store_failed() {
-    let Some(Machine { dir, program }) = Machine::paused("eio@1") else {
+    let Some(Machine { dir, program }) = Machine::paused("misbehave=eio@1") else {
         return;
     };
     program.ends_by(Signal::TERM, 143);

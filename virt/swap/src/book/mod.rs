@@ -211,13 +211,18 @@ impl Book {
         self.slots.free()
     }
 
+    /// Slots of the store, free or not.
+    pub fn slots(&self) -> usize {
+        self.slots.count()
+    }
+
     /// How many pages may be in memory from now on.
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
         self.balance();
     }
 
-    /// The store has grown.
+    /// The store has grown by `count` slots, which follow the others. There are 2^32 - 1 at most; it takes 4 bytes for each.
     pub fn add_slots(&mut self, count: usize) {
         self.slots.add(count);
     }

@@ -16,7 +16,7 @@ impl Slots {
     /// Adds `count` free ones at the end.
     pub fn add(&mut self, count: usize) {
         // Numbers have 32 bits; the last one means none.
-        let len = (self.owners.len() + count).min(FREE as usize);
+        let len = self.owners.len().saturating_add(count).min(FREE as usize);
         self.free += len - self.owners.len();
         // Not as many again as there are.
         self.owners.reserve_exact(len - self.owners.len());
@@ -30,6 +30,11 @@ impl Slots {
 
     pub fn free(&self) -> usize {
         self.free
+    }
+
+    /// Free or not.
+    pub fn count(&self) -> usize {
+        self.owners.len()
     }
 
     #[cfg(test)]

@@ -22,7 +22,7 @@ use swap::book::{Page, Trouble};
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
-use swap::store::Store;
+use swap::store::{Growth, Store};
 use uffd::Source;
 use vio::balloon::{BalloonIo, PageRange};
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, UringFile, UringOptions};
@@ -364,10 +364,16 @@ impl Machine {
 
 /// A store in a file that has no name.
 pub fn store(slots: u32) -> Made<Box<dyn BlockIo>> {
+    Ok(store_that_grows(slots)?.0)
+}
+
+/// The same, and what makes it larger.
+pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth)> {
     let dir = tempfile::tempdir()?;
     let store = Store::open(&dir.path().join("swap"), u64::from(slots) * PAGE_SIZE)?;
+    let growth = store.growth()?;
     let store = UringFile::from_file(store.into_file(), past_the_cache())?;
-    Ok(Box::new(store))
+    Ok((Box::new(store), growth))
 }
 
 /// A disk with this image.
