@@ -52,11 +52,11 @@ impl Machine for Door {
 
     fn stop_vcpus(&self) {}
 
-    fn pause(&self, trouble: Trouble) {
+    fn pause(&self, trouble: Trouble, _: &Report) {
         self.tell(Told::Failed(format!("{trouble:?}")));
     }
 
-    fn resume(&self) {}
+    fn resume(&self, _: &Report) {}
 
     fn fail(&self, error: &io::Error) {
         self.tell(Told::Failed(error.to_string()));

@@ -65,11 +65,11 @@ pub trait Machine: Send {
     /// Has every vCPU leave the guest, say where it stands ([`Message::Stopped`]), and go on with what it is answered.
     fn stop_vcpus(&self);
 
-    /// Stops the guest, which cannot go on, before it notices: why, for its user.
-    fn pause(&self, trouble: Trouble);
+    /// Stops the guest, which cannot go on, before it notices: why, and how things stand, for its user.
+    fn pause(&self, trouble: Trouble, report: &Report);
 
-    /// Lets the guest go on.
-    fn resume(&self);
+    /// Lets the guest go on; how things stand.
+    fn resume(&self, report: &Report);
 
     /// Ends the guest: the kernel refused what the pager cannot do without.
     fn fail(&self, error: &io::Error);
@@ -303,7 +303,7 @@ impl Pager {
             self.report.is_paused = true;
             self.report.pauses += 1;
             self.report.last_pause = Some(trouble);
-            self.machine.pause(trouble);
+            self.machine.pause(trouble, &self.report());
         }
         if self.is_over {
             self.let_go();
@@ -512,7 +512,7 @@ impl Pager {
         if self.report.is_paused && is_done && self.frames.is_some() {
             self.report.is_paused = false;
             self.retry_at = None;
-            self.machine.resume();
+            self.machine.resume(&self.report());
         }
     }
 

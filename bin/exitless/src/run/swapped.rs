@@ -3,6 +3,7 @@
 use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -315,12 +316,14 @@ impl Paging for Swapper {
             images,
         };
         let control = pieces.control;
+        let status = Arc::new(Status::default());
         let door = Door {
             owner,
             pager: self.handle.clone(),
             vcpus: config.preventer.map_or(0, |(vcpus, _)| vcpus),
             control: control.clone(),
             names,
+            status: status.clone(),
         };
         let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
         if config.mapper == MapperArg::Stale {
@@ -334,15 +337,14 @@ impl Paging for Swapper {
         Pager::connect(&ram, core.handle(0));
         let handle = core.handle(0);
         if let Some(file) = config.file {
-            let told = handle.clone();
+            let changes = Changes::new(handle.clone(), status.clone());
             follow("--resident-file", file, move |text| {
                 let limit = limit.changed(size::bytes(text)?)?;
-                told.send(Message::SetLimit(limit.pages()))
-                    .map_err(|_| anyhow!("the pager has ended"))
+                changes.make(Message::SetLimit(limit.pages()))
             })?;
         }
         if let Some(file) = config.store_file {
-            follow_size(file, growth, handle.clone())?;
+            follow_size(file, growth, Changes::new(handle.clone(), status))?;
         }
         // Once, as this is.
         let _ = self.handle.set(handle);
@@ -388,20 +390,79 @@ impl Paging for Swapper {
 }
 
 /// Has the store grow to the size that stands in `file`, at the start and whenever somebody has written it.
-fn follow_size(file: PathBuf, growth: Growth, pager: Handle<Message>) -> Result<()> {
+fn follow_size(file: PathBuf, growth: Growth, changes: Changes) -> Result<()> {
     let growth = Mutex::new(growth);
     follow(STORE_FILE, file, move |text| {
         let bytes = size::bytes(text)?;
         // What has failed half way has left it as it was.
         let mut growth = growth.lock().unwrap_or_else(PoisonError::into_inner);
-        let added = growth.grow(bytes)?;
-        if added > 0 {
-            pager
-                .send(Message::AddSlots(added as usize))
-                .map_err(|_| anyhow!("the pager has ended"))?;
+        match growth.grow(bytes)? {
+            0 => Ok(()),
+            added => changes.make(Message::AddSlots(added as usize)),
+        }
+    })
+}
+
+/// What its user asks of a pager that runs.
+struct Changes {
+    pager: Handle<Message>,
+    status: Arc<Status>,
+}
+
+impl Changes {
+    fn new(pager: Handle<Message>, status: Arc<Status>) -> Self {
+        Self { pager, status }
+    }
+
+    /// Tells the pager of a change, and its user what has come of it.
+    fn make(&self, change: Message) -> Result<()> {
+        let ended = || anyhow!("the pager has ended");
+        let look = || self.pager.call(Message::Report).map_err(|_| ended());
+        let before = look()?;
+        self.pager.send(change).map_err(|_| ended())?;
+        if let Some(said) = self.status.changed(&before, &look()?) {
+            say!("{said}");
         }
         Ok(())
-    })
+    }
+}
+
+/// How a pager stands, in part of a line on standard error. Said when its user has changed something, and when the guest is paused and
+/// goes on.
+#[derive(Debug, Default)]
+struct Status {
+    /// Faults of vCPUs when it was last said. Relaxed: it orders nothing; two that speak at once may share the faults between them.
+    faults: AtomicU64,
+}
+
+impl Status {
+    /// What is in memory and in the store, and what has been wanted since the last time that this was said.
+    fn stands(&self, report: &Report) -> String {
+        let faults = self.faults.swap(report.faults, Ordering::Relaxed);
+        format!(
+            "{} of {} MiB in memory, {} of {} MiB of the store used, {} faults since this was last said",
+            mib(report.present),
+            mib(report.limit),
+            mib(report.slots - report.free_slots),
+            mib(report.slots),
+            report.faults.saturating_sub(faults)
+        )
+    }
+
+    /// What a change has changed, if anything.
+    fn changed(&self, before: &Report, after: &Report) -> Option<String> {
+        let limit = ("limit", before.limit, after.limit);
+        let store = ("store", before.slots, after.slots);
+        let (what, was, is) = [limit, store].into_iter().find(|(_, was, is)| was != is)?;
+        let stands = self.stands(after);
+        let (is, was) = (mib(is), mib(was));
+        Some(format!("swap: {what} {is} MiB now (was {was}): {stands}"))
+    }
+}
+
+/// Whole MiB of so many pages.
+fn mib(pages: usize) -> u64 {
+    (pages as u64 * PAGE_SIZE) >> 20
 }
 
 /// What it has done, in a few lines.
@@ -521,6 +582,7 @@ struct Door {
     vcpus: usize,
     control: Arc<Control>,
     names: Names,
+    status: Arc<Status>,
 }
 
 impl pager::Machine for Door {
@@ -548,14 +610,15 @@ impl pager::Machine for Door {
         }
     }
 
-    fn pause(&self, trouble: Trouble) {
-        say!("paused: {}", self.names.say(trouble));
+    fn pause(&self, trouble: Trouble, report: &Report) {
+        let why = self.names.say(trouble);
+        say!("paused: {why}\n  swap: {}", self.status.stands(report));
         // Who waits for a fault does not run either.
         self.control.pause(Duration::ZERO);
     }
 
-    fn resume(&self) {
-        say!("goes on");
+    fn resume(&self, report: &Report) {
+        say!("goes on: {}", self.status.stands(report));
         self.control.resume();
     }
 
@@ -616,6 +679,46 @@ mod tests {
                 assert!(said.contains(word), "no {word:?} in: {said}");
             }
         }
+    }
+
+    #[test]
+    fn a_change_says_how_things_stand_and_the_faults_since_it_last_did() {
+        let status = Status::default();
+        let before = Report {
+            limit: 200 << 8,
+            present: 190 << 8,
+            slots: 1024 << 8,
+            free_slots: 1012 << 8,
+            faults: 3000,
+            ..Report::default()
+        };
+        assert_eq!(status.changed(&before, &before), None);
+        let lower = Report {
+            limit: 100 << 8,
+            present: 55 << 8,
+            faults: 3211,
+            ..before
+        };
+        assert_eq!(
+            status.changed(&before, &lower).expect("another limit"),
+            "swap: limit 100 MiB now (was 200): 55 of 100 MiB in memory, 12 of 1024 MiB of the store used, \
+             3211 faults since this was last said"
+        );
+        let larger = Report {
+            slots: 2048 << 8,
+            free_slots: 2036 << 8,
+            faults: 3215,
+            ..lower
+        };
+        let said = status.changed(&lower, &larger).expect("another size");
+        assert!(
+            said.starts_with("swap: store 2048 MiB now (was 1024): "),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("12 of 2048 MiB of the store used, 4 faults since this was last said"),
+            "{said}"
+        );
     }
 
     #[test]

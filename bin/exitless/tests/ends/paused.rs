@@ -107,6 +107,14 @@ fn a_guest_whose_store_is_full_goes_on_when_it_has_grown() {
     program.wait_for("goes on");
     let ended = program.end(Instant::now());
     assert_eq!(ended.status, Some(0), "{}", ended.said);
+    for word in [
+        "2 of 2 MiB of the store used, ",
+        "swap: store 16 MiB now (was 2): ",
+        "goes on: 1",
+        " of 17 MiB in memory, ",
+    ] {
+        assert!(ended.said.contains(word), "no {word:?} in: {}", ended.said);
+    }
     let swap = Machine::swap(&dir);
     assert_eq!(swap["pauses"], 1, "{swap}");
     let said = swap["pause_reason"].as_str().unwrap();

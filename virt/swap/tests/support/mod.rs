@@ -247,11 +247,11 @@ impl pager::Machine for Door {
 
     fn stop_vcpus(&self) {}
 
-    fn pause(&self, trouble: Trouble) {
+    fn pause(&self, trouble: Trouble, _: &Report) {
         self.tell(Some(trouble));
     }
 
-    fn resume(&self) {
+    fn resume(&self, _: &Report) {
         self.tell(None);
     }
 
