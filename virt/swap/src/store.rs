@@ -317,27 +317,6 @@ mod tests {
         assert_eq!(growth.slots(), 6);
     }
 
-    #[test]
-    fn a_full_file_system_leaves_a_growing_store_as_it_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = match Store::open(&dir.path().join("swap"), 4 * PAGE as u64) {
-            Err(error) if error.to_string().contains(DIRECT) => {
-                return eprintln!("skipped: {error}");
-            }
-            store => store.unwrap(),
-        };
-        let mut growth = store.growth().unwrap();
-        let file = store.into_file();
-        let before = allocated(&file);
-        // More than any disk of a machine that runs tests.
-        let error = growth.grow((1 << 44) - PAGE as u64 * 4).unwrap_err();
-        assert!(error.to_string().contains("allocating more"), "{error}");
-        assert_eq!(growth.slots(), 4);
-        assert_eq!(file.metadata().unwrap().len(), 4 * PAGE as u64);
-        // A file system may keep a block for where blocks are.
-        assert!(allocated(&file) < before + (1 << 20), "{before}");
-    }
-
     /// Bytes of blocks that stand behind a file.
     fn allocated(file: &File) -> u64 {
         use std::os::unix::fs::MetadataExt;
