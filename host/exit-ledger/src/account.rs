@@ -131,6 +131,17 @@ counts! {
         read_before_a_write,
         /// Read although a device was about to overwrite them: 0, but where a control asks for it.
         stale_reads,
+        /// Written to the swap store although a disk held the same, as far as is known: of a block that stands for many pages, or where a
+        /// control asks for it. Where disks do not report (`--mapper off`) nobody knows.
+        silent_swap_writes,
+        /// Read although a vCPU was seen to be about to overwrite them as a whole: there was no room, or a control asks for it. Those for
+        /// which no vCPU was stopped are not among them.
+        false_reads,
+        /// Runs of consecutive blocks into which the swap store breaks a disk's order, of what a control writes silently: 0 else.
+        decayed_sequentiality,
+        /// Times that a thread of the process other than a vCPU's waited for its own code or data to be read: major faults. (The kernel
+        /// takes each wait of a vCPU for the pager for one as well.)
+        false_anonymity,
         /// Given up by the guest through its balloon, and gone unwritten.
         discarded,
         /// Not let go, since a device used them.

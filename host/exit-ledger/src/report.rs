@@ -129,7 +129,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         );
     }
     type OfSwap = fn(&SwapCounts) -> u64;
-    let swap_rows: [(&str, OfSwap); 20] = [
+    let swap_rows: [(&str, OfSwap); 24] = [
         ("page faults served", |s| s.faults),
         ("  reads prevented", |s| s.prevented),
         ("  looked in vain", |s| s.undecided),
@@ -147,6 +147,10 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("not read, overwritten", |s| s.not_read),
         ("read before a write", |s| s.read_before_a_write),
         ("stale reads", |s| s.stale_reads),
+        ("silent swap writes", |s| s.silent_swap_writes),
+        ("false reads", |s| s.false_reads),
+        ("decayed sequentiality", |s| s.decayed_sequentiality),
+        ("false anonymity", |s| s.false_anonymity),
         ("given up by the guest", |s| s.discarded),
         ("in use by devices", |s| s.refused),
         ("pauses", |s| s.pauses),

@@ -110,6 +110,8 @@ pub struct Pager {
     batch: Batch,
     buffer: Buffer,
     preventer: Option<Preventer>,
+    /// See [`reads_what_vcpus_overwrite`](Self::reads_what_vcpus_overwrite).
+    reads_overwritten: bool,
     /// What the next page that comes as zeroes is to hold instead.
     content: Option<(Page, Box<Content>)>,
     ask_at: Nanos,
@@ -160,6 +162,7 @@ impl Pager {
             batch: Batch::default(),
             buffer: Buffer::default(),
             preventer: preventer.map(|(vcpus, limit)| Preventer::new(vcpus, limit)),
+            reads_overwritten: false,
             content: None,
             ask_at: Nanos(0),
             retry_at: None,
@@ -180,6 +183,18 @@ impl Pager {
     /// Has what a device is about to overwrite read first, as a host's kernel does that cannot know: to count such reads.
     pub fn reads_before_overwrites(&mut self) {
         self.book.reads_before_overwrites();
+    }
+
+    /// Has what a block holds as well be written to the store all the same, as a host's kernel does that cannot know: to count such
+    /// writes.
+    pub fn saves_what_blocks_hold(&mut self) {
+        self.book.saves_what_blocks_hold();
+    }
+
+    /// Has what a vCPU is about to overwrite be read all the same, as a host's kernel does that does not look: to count such reads.
+    /// Without a Preventer nobody looks.
+    pub fn reads_what_vcpus_overwrite(&mut self) {
+        self.reads_overwritten = true;
     }
 
     /// Connects the memory with the pager, which a sidecore now runs as `handle` says.
@@ -442,6 +457,12 @@ impl Pager {
             ram: &self.ram,
         };
         match preventer.stopped(registers, &mut view) {
+            Found::Overwritten(page, ..) if self.reads_overwritten => {
+                self.report.false_reads += 1;
+                go_on(reply, None);
+                self.book.fault(page, true);
+                self.carry_out()
+            }
             Found::Overwritten(page, content, after) => {
                 self.content = Some((page, content));
                 self.book.fault_overwriting(page);
@@ -449,6 +470,7 @@ impl Pager {
                 // Without room it comes later, as it was.
                 let has_come = self.content.take().is_none();
                 self.report.prevented += u64::from(has_come);
+                self.report.false_reads += u64::from(!has_come);
                 go_on(reply, has_come.then_some(after));
                 Ok(())
             }

@@ -23,6 +23,10 @@ pub struct Report {
     pub prevented: u64,
     /// Times that vCPUs were stopped for a page that none of them was seen to overwrite.
     pub undecided: u64,
+    /// Absent pages that were read although a vCPU was seen to be about to overwrite them: there was no room for them when that
+    /// was found out, or the pager was made to ([`reads_what_vcpus_overwrite`](crate::pager::Pager::reads_what_vcpus_overwrite)).
+    /// Not counted: faults for which no vCPU was stopped, overwriting in many instructions, pages that were read ahead.
+    pub false_reads: u64,
     /// Tickets of devices.
     pub tickets: u64,
     /// Times the guest was paused.

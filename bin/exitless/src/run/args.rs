@@ -143,8 +143,8 @@ pub struct RunArgs {
     pub mapper: MapperArg,
 
     /// Look whether a vCPU is about to overwrite an absent page (REP STOS, REP MOVS), and do not read it then.
-    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off")]
-    pub preventer: Switch,
+    #[arg(long, value_enum, default_value_t = PreventerArg::On, value_name = "on|off")]
+    pub preventer: PreventerArg,
 
     /// Microseconds that vCPUs are waited for to say what they are about to do: longer where the host is emulated.
     #[arg(long, value_name = "US", default_value_t = 1000, hide = true)]
@@ -225,13 +225,16 @@ pub struct RunArgs {
     pub console: String,
 }
 
-/// On or off.
+/// `--preventer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Yes.
+pub enum PreventerArg {
+    /// What a vCPU is about to overwrite is not read.
     On,
-    /// No.
+    /// Nobody looks.
     Off,
+    /// It is read all the same, and counted: the control of measurements.
+    #[value(hide = true)]
+    Count,
 }
 
 /// `--mapper`.
@@ -241,7 +244,8 @@ pub enum MapperArg {
     On,
     /// They do not.
     Off,
-    /// They do not, and what a disk is about to overwrite is read first: the control of measurements.
+    /// They do, but are written to the store all the same, and counted; and what a disk is about to overwrite is read first: the
+    /// control of measurements.
     #[value(hide = true)]
     Stale,
 }

@@ -218,6 +218,7 @@ fn swap_counts(report: Report) -> SwapCounts {
         faults,
         prevented,
         undecided,
+        false_reads,
         tickets,
         pauses,
         last_pause: _,
@@ -241,10 +242,36 @@ fn swap_counts(report: Report) -> SwapCounts {
         not_read: counts.not_fetched,
         read_before_a_write: counts.fetched_before_a_write,
         stale_reads: counts.stale,
+        silent_swap_writes: counts.silent_writes,
+        false_reads,
+        decayed_sequentiality: counts.order_breaks,
+        false_anonymity: major_faults(),
         discarded: counts.discarded,
         refused: counts.refused,
         pauses,
     }
+}
+
+/// Major faults of this process's threads so far, but those of vCPUs: of what is not guest memory, since only vCPUs wait for that. Of
+/// threads that have ended none.
+fn major_faults() -> u64 {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return 0;
+    };
+    let stats = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    stats.filter_map(|stat| major_faults_of(&stat)).sum()
+}
+
+/// Of the thread whose `/proc/…/stat` this is: `None` of a vCPU's.
+fn major_faults_of(stat: &str) -> Option<u64> {
+    /// Field 12, `majflt`; the name, which may hold anything, is field 2.
+    const BEHIND_THE_NAME: usize = 12 - 3;
+    let (name, fields) = stat.rsplit_once(')')?;
+    let is_vcpu = name.split_once('(')?.1.starts_with("vcpu");
+    let field = fields.split_ascii_whitespace().nth(BEHIND_THE_NAME)?;
+    if is_vcpu { None } else { field.parse().ok() }
 }
 
 /// What the owner, its unit and its functions have counted.
@@ -358,5 +385,60 @@ impl Reporter {
                 .with_context(|| format!("writing the ledger {}", path.display()))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_says_its_major_faults_unless_it_is_a_vcpus() {
+        let stat =
+            |name: &str| format!("7 ({name}) S 1 7 7 0 -1 4194560 1201 0 33 0 5 6 0 0 20 0 9 0");
+        assert_eq!(major_faults_of(&stat("pager")), Some(33));
+        assert_eq!(major_faults_of(&stat("a) b (c)")), Some(33));
+        assert_eq!(major_faults_of(&stat("vcpu0")), None);
+        for broken in ["", "7 (pager", "7 (pager) S 1"] {
+            assert_eq!(major_faults_of(broken), None, "{broken:?}");
+        }
+    }
+
+    /// Code and data of a program are pages of a file, which the kernel may take from memory.
+    #[test]
+    fn a_page_of_a_file_that_was_taken_from_memory_counts_once_it_is_wanted() {
+        use rustix::fs::{Advice, fadvise};
+        use std::io::Write;
+        const LEN: usize = 1 << 20;
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(&[7; LEN]).expect("its content");
+        file.sync_all().expect("on its disk");
+        let fd = file.as_raw_fd();
+        // SAFETY: a new mapping, of a file that nobody else knows.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                LEN,
+                libc::PROT_READ,
+                libc::MAP_PRIVATE,
+                fd,
+                0,
+            )
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        let mapped: *const u8 = mapped.cast();
+        // SAFETY: inside the mapping, which stays.
+        let touch = || unsafe { mapped.read_volatile() };
+        assert_eq!(touch(), 7);
+        let before = major_faults();
+        // SAFETY: the mapping above; it is read again from the file.
+        let advised = unsafe { libc::madvise(mapped.cast_mut().cast(), LEN, libc::MADV_DONTNEED) };
+        assert_eq!(advised, 0);
+        fadvise(&file, 0, None, Advice::DontNeed).expect("advice");
+        assert_eq!(touch(), 7);
+        match major_faults() - before {
+            0 => println!("skipped: the file system keeps the file in memory"),
+            many => assert!(many < 100, "{many}"),
+        }
     }
 }

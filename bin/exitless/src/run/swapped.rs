@@ -24,7 +24,7 @@ use vio::balloon::BalloonIo;
 use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
 use vio_faults::{FaultyStore, StoreFault};
 
-use super::args::{DmaArg, IdleArg, MapperArg, RunArgs, Switch};
+use super::args::{DmaArg, IdleArg, MapperArg, PreventerArg, RunArgs};
 use super::config::Disk;
 use super::disk::DiskConfig;
 use super::followed::follow;
@@ -61,6 +61,8 @@ pub struct SwapConfig {
     mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
     preventer: Option<(usize, Duration)>,
+    /// What they overwrite is read all the same, and counted.
+    reads_overwritten: bool,
     /// Where a new limit is read from.
     file: Option<PathBuf>,
     idle: IdleArg,
@@ -134,8 +136,9 @@ impl SwapConfig {
             store_file,
             fault,
             mapper: args.mapper,
-            preventer: (args.preventer == Switch::On)
+            preventer: (args.preventer != PreventerArg::Off)
                 .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
+            reads_overwritten: args.preventer == PreventerArg::Count,
             file: args.resident_file.clone(),
             idle: args.idle,
             warning: host.warning(),
@@ -239,7 +242,7 @@ impl Memory for Swapped {
     }
 
     fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
-        if self.config.mapper != MapperArg::On {
+        if self.config.mapper == MapperArg::Off {
             return Ok(io);
         }
         let number = u8::try_from(self.images.len()).context("more disks than can be mapped")?;
@@ -328,6 +331,10 @@ impl Paging for Swapper {
         let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
         if config.mapper == MapperArg::Stale {
             pager.reads_before_overwrites();
+            pager.saves_what_blocks_hold();
+        }
+        if config.reads_overwritten {
+            pager.reads_what_vcpus_overwrite();
         }
         let core = SidecoreBuilder::new("pager")
             .idle(config.idle.policy())
@@ -477,6 +484,7 @@ fn said(report: &Report, cpu: Duration) -> String {
         faults,
         prevented,
         undecided,
+        false_reads,
         tickets,
         pauses,
         last_pause: _,
@@ -488,7 +496,8 @@ fn said(report: &Report, cpu: Duration) -> String {
          left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} requests), {} given up by the guest\n  \
          came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} not read since overwritten, \
          {} read before their block changed\n  \
-         {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in vain",
+         {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in vain, {false_reads} read all the same; \
+         {} written although a disk held the same",
         cpu.as_millis(),
         counts.dropped_to_disk,
         counts.dropped_as_zeroes,
@@ -502,6 +511,7 @@ fn said(report: &Report, cpu: Duration) -> String {
         counts.rescued,
         counts.not_fetched,
         counts.fetched_before_a_write,
+        counts.silent_writes,
     )
 }
 

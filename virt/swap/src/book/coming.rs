@@ -85,7 +85,10 @@ impl Book {
                 Wanter::Device => self.starved.push_back((page, wanter)),
             },
             State::Absent
-                if overwrites && self.reads_all && self.entry(page).place() != Place::Nowhere =>
+                if overwrites
+                    && wanter == Wanter::Device
+                    && self.reads_all
+                    && self.entry(page).place() != Place::Nowhere =>
             {
                 self.counts.stale += 1;
                 self.fetch(page);
@@ -276,7 +279,7 @@ impl Book {
     /// The page's content is no longer where its place says, or need not be.
     pub(super) fn leave_place(&mut self, page: Page) {
         match self.entry(page).place() {
-            Place::Nowhere => {}
+            Place::Nowhere => self.entry_mut(page).set(Mark::Surplus, false),
             Place::Slot(slot) => {
                 self.slots.give_back(slot);
                 self.entry_mut(page).set_place(Place::Nowhere);
@@ -287,6 +290,7 @@ impl Book {
 
     /// Lets a page in memory stand for a block, if not too many do.
     pub(super) fn stand_for(&mut self, page: Page, block: Block) {
-        self.blocks.link(&mut self.entries, page, block);
+        let stands = self.blocks.link(&mut self.entries, page, block);
+        self.entry_mut(page).set(Mark::Surplus, !stands);
     }
 }

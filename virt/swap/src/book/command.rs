@@ -112,6 +112,14 @@ pub struct Counts {
     /// Were read although a device was about to overwrite them as a whole: only after
     /// [`Book::reads_before_overwrites`](super::Book::reads_before_overwrites).
     pub stale: u64,
+    /// Were to be written to the store although a disk's block held the same: nobody had stored to them since a request of whole
+    /// blocks filled or wrote them. Those of a block that [`SHARERS`](super::SHARERS) other pages stood for, which may have changed
+    /// since, so there were no more of these; all others only after [`Book::saves_what_blocks_hold`](super::Book::saves_what_blocks_hold).
+    /// Not counted: what has been in the store since, and what moved parts of blocks or beside another request for the same.
+    pub silent_writes: u64,
+    /// Of silent writes whose block is known, those to a slot that is not right behind the slot of the block before: runs into which
+    /// the store breaks the disk's order. Only after [`Book::saves_what_blocks_hold`](super::Book::saves_what_blocks_hold).
+    pub order_breaks: u64,
     /// Were given up by the guest, and are gone unwritten.
     pub discarded: u64,
     /// Were not let go, since a device uses them.

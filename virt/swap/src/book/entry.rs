@@ -82,6 +82,9 @@ pub(super) enum Mark {
     Queued = 2,
     /// The guest does without it: it is dropped once nobody reaches it. Of a resident page, or one that is being saved.
     Discarded = 4,
+    /// It would stand for a block if not enough pages did. Of a page that stands for itself, for a count alone: the block may have
+    /// changed since.
+    Surplus = 8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

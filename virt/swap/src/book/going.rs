@@ -1,7 +1,7 @@
 //! How pages leave: asked for, let go, examined, dropped or saved.
 
 use super::command::{Command, Errno, Seen, Trouble};
-use super::entry::{Mark, Page, Place, Slot, State};
+use super::entry::{Block, Mark, Page, Place, Slot, State};
 use super::{BATCH, Book, mutant};
 
 impl Book {
@@ -65,11 +65,14 @@ impl Book {
             self.leave_place(page);
             self.soft_pages -= 1;
             self.drop_memory(page);
-        } else if is_clean && matches!(self.entry(page).place(), Place::Block(_)) {
+        } else if is_clean && !self.saves_all && matches!(self.entry(page).place(), Place::Block(_))
+        {
             self.counts.dropped_to_disk += 1;
             self.soft_pages -= 1;
             self.drop_memory(page);
         } else {
+            let held = is_clean.then(|| self.entry(page).place());
+            let is_silent = is_clean && self.entry(page).has(Mark::Surplus);
             self.leave_place(page);
             let Some(slot) = self.slots.take(page) else {
                 self.again_soft(page);
@@ -82,8 +85,22 @@ impl Book {
             self.soft_pages -= 1;
             self.saving += 1;
             self.commands.push(Command::Save(page, slot));
+            self.counts.silent_writes += u64::from(is_silent);
+            if let Some(Place::Block(block)) = held {
+                self.count_silent_write(block, slot);
+            }
         }
         self.balance();
+    }
+
+    /// The block holds what is written to the slot.
+    fn count_silent_write(&mut self, block: Block, slot: Slot) {
+        self.counts.silent_writes += 1;
+        let follows = self.last_silent.is_some_and(|(last, at)| {
+            last.ahead(1) == Some(block) && at.0.checked_add(1) == Some(slot.0)
+        });
+        self.counts.order_breaks += u64::from(!follows);
+        self.last_silent = Some((block, slot));
     }
 
     /// A soft page that could not be saved is the first to be tried again, and nothing is until then.

@@ -135,6 +135,10 @@ pub struct Book {
     is_reclaiming: bool,
     /// See [`reads_before_overwrites`](Self::reads_before_overwrites).
     reads_all: bool,
+    /// See [`saves_what_blocks_hold`](Self::saves_what_blocks_hold).
+    saves_all: bool,
+    /// The last page that was saved although its block held the same.
+    last_silent: Option<(Block, Slot)>,
     /// Nothing is saved until [`retry`](Self::retry).
     is_store_in_trouble: bool,
     /// Pages that could not be fetched; they are still in that state.
@@ -172,6 +176,8 @@ impl Book {
             last_wanted: None,
             is_reclaiming: false,
             reads_all: false,
+            saves_all: false,
+            last_silent: None,
             is_store_in_trouble: false,
             troubled: Vec::new(),
             counts: Counts::default(),
@@ -204,6 +210,12 @@ impl Book {
     /// What a device is about to overwrite is read first, as a host's kernel does that cannot know: to count such reads.
     pub fn reads_before_overwrites(&mut self) {
         self.reads_all = true;
+    }
+
+    /// What a block holds as well is written to the store all the same, as a host's kernel does that cannot know: to count such
+    /// writes ([`Counts::silent_writes`]).
+    pub fn saves_what_blocks_hold(&mut self) {
+        self.saves_all = true;
     }
 
     /// Slots that nobody has.

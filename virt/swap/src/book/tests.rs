@@ -666,6 +666,8 @@ impl World {
                 let Some(content) = frame.content else {
                     return wrong("examined without memory", page, frame);
                 };
+                let place = self.book.look(page).1;
+                let before = self.book.counts().silent_writes;
                 self.book.examined(
                     page,
                     Seen {
@@ -674,6 +676,12 @@ impl World {
                         crc: content as u32,
                     },
                 );
+                if let Place::Block(block) = place
+                    && self.book.counts().silent_writes > before
+                    && self.image[block.number as usize] != content
+                {
+                    return wrong("no block holds it", page, frame);
+                }
             }
             Command::Punch(page) => {
                 let frame = *self.frame(page);
@@ -923,7 +931,120 @@ fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
     if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);
     }
-    assert!(world.book.counts().stale > 100, "{:?}", world.book.counts());
+    assert!(world.book.counts().stale > 10, "{:?}", world.book.counts());
+}
+
+#[test]
+fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
+    let mut world = World::new(1);
+    world.book.saves_what_blocks_hold();
+    // As `--mapper stale` has it.
+    world.book.reads_before_overwrites();
+    if let Err(wrong) = world.run(100_000) {
+        panic!("after {} events: {wrong}", world.events);
+    }
+    let counts = world.book.counts();
+    assert_eq!(counts.dropped_to_disk, 0);
+    assert!(counts.silent_writes > 100, "{counts:?}");
+    let breaks = 1..counts.silent_writes;
+    assert!(breaks.contains(&counts.order_breaks), "{counts:?}");
+}
+
+/// Takes all pages out of memory. Of some a processor has stored to them since they were write-protected.
+fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
+    book.set_limit(0);
+    loop {
+        book.ask();
+        let commands = book.take_commands();
+        if commands.is_empty() {
+            return assert_eq!(book.present(), 0);
+        }
+        for command in commands {
+            match command {
+                Command::Ask(_) => book.answered(u32::MAX, 0),
+                Command::Examine(page) => {
+                    let seen = Seen {
+                        is_clean: is_clean(page),
+                        is_zero: false,
+                        crc: 1,
+                    };
+                    book.examined(page, seen);
+                }
+                Command::Save(page, slot) => book.ended(Ended::Saved(page, slot, Ok(()))),
+                _ => {}
+            }
+        }
+        book.balance();
+    }
+}
+
+/// A book in which a disk has read these blocks, into pages from 0 on.
+fn with_blocks(numbers: &[u32]) -> Book {
+    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    for (page, number) in (0..).zip(numbers) {
+        let op = Op(page.into());
+        book.begin_read(op, &one(*number, page));
+        book.end_read(op, true);
+    }
+    book
+}
+
+#[test]
+fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_there() {
+    let all_are_clean = |_| true;
+    for (numbers, breaks) in [([5, 6, 7, 8], 1), ([5, 7, 6, 8], 4), ([5, 6, 105, 106], 2)] {
+        let mut book = with_blocks(&numbers);
+        all_leave(&mut book, all_are_clean);
+        let counts = book.counts();
+        assert_eq!(counts.dropped_to_disk, 4);
+        assert_eq!((counts.silent_writes, counts.order_breaks), (0, 0));
+
+        let mut control = with_blocks(&numbers);
+        control.saves_what_blocks_hold();
+        all_leave(&mut control, all_are_clean);
+        let counts = control.counts();
+        assert_eq!((counts.dropped_to_disk, counts.saved), (0, 4));
+        assert_eq!((counts.silent_writes, counts.order_breaks), (4, breaks));
+    }
+    // What was stored to had to be written.
+    let mut control = with_blocks(&[5, 6, 7, 8]);
+    control.saves_what_blocks_hold();
+    all_leave(&mut control, |page| page.0 < 2);
+    assert_eq!(
+        (control.counts().saved, control.counts().silent_writes),
+        (4, 2)
+    );
+    // So has what comes from the store, as far as is known.
+    control.set_limit(LIMIT);
+    control.fault(Page(0), true);
+    control.take_commands();
+    control.ended(Ended::Fetched(Page(0), Ok(1)));
+    all_leave(&mut control, all_are_clean);
+    assert_eq!(
+        (control.counts().saved, control.counts().silent_writes),
+        (5, 2)
+    );
+}
+
+#[test]
+fn beyond_the_sharers_of_a_block_writes_are_silent_unless_something_was_stored() {
+    const MORE: u32 = 4;
+    let numbers = [9; SHARERS + MORE as usize];
+    let mut book = with_blocks(&numbers);
+    let last = SHARERS as u32 + MORE - 1;
+    // A disk reads parts of blocks into one, and a processor stores to another.
+    let parts = Span {
+        is_whole: false,
+        ..one(3, last)
+    };
+    book.begin_read(Op(100), &parts);
+    book.end_read(Op(100), true);
+    all_leave(&mut book, |page| page.0 + 1 != last);
+    let counts = book.counts();
+    assert_eq!(counts.dropped_to_disk, SHARERS as u64);
+    assert_eq!(counts.saved, u64::from(MORE));
+    assert_eq!(counts.silent_writes, u64::from(MORE) - 2);
+    assert_eq!(counts.order_breaks, 0, "whose block is not known");
 }
 
 #[test]

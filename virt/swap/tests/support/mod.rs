@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use guest_mem::{
@@ -20,6 +20,7 @@ use sidecore::{
 use swap::balloon::SwappedBalloon;
 use swap::book::{Page, Trouble};
 use swap::disk::MappedDisk;
+use swap::overwrite::Registers;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
 use swap::store::{Growth, Store};
@@ -217,10 +218,22 @@ impl Poller for Owner {
     }
 }
 
+/// What stands for a vCPU: where it is whenever it is stopped, and how it is told to go on.
+pub struct Vcpu {
+    /// Where it is.
+    pub registers: Registers,
+    /// What it is about to overwrite is read all the same.
+    pub is_only_counted: bool,
+    /// Who waits for each answer.
+    pub stops: Sender<Receiver<Option<Registers>>>,
+}
+
 /// The owner as the pager reaches it, and what it hears.
 struct Door {
     owner: Handle<Request>,
     troubles: Arc<Mutex<Sender<Option<Trouble>>>>,
+    vcpu: Option<Vcpu>,
+    pager: Arc<OnceLock<Handle<Message>>>,
 }
 
 impl Door {
@@ -245,7 +258,15 @@ impl pager::Machine for Door {
         self.owner.wake();
     }
 
-    fn stop_vcpus(&self) {}
+    fn stop_vcpus(&self) {
+        let (Some(vcpu), Some(pager)) = (&self.vcpu, self.pager.get()) else {
+            return;
+        };
+        let (reply, answer) = channel();
+        let _ = pager.send(Message::Stopped(vcpu.registers, reply));
+        // A test that does not care.
+        let _ = vcpu.stops.send(answer);
+    }
 
     fn pause(&self, trouble: Trouble, _: &Report) {
         self.tell(Some(trouble));
@@ -271,6 +292,15 @@ pub struct Machine {
 impl Machine {
     /// Starts over what is made for this memory.
     pub fn over(shape: &Shape, files: impl FnOnce(&GuestRam) -> Made<Files>) -> Made<Self> {
+        Self::with_vcpu(shape, files, None)
+    }
+
+    /// The same, with a vCPU that a Preventer looks at.
+    pub fn with_vcpu(
+        shape: &Shape,
+        files: impl FnOnce(&GuestRam) -> Made<Files>,
+        vcpu: Option<Vcpu>,
+    ) -> Made<Self> {
         let size = u64::from(shape.pages) * PAGE_SIZE;
         let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never)?;
         let mapping = Arc::new(ram.slot_mapping(&ram.regions()[0])?);
@@ -298,9 +328,14 @@ impl Machine {
         };
         let owner = spawn("owner").spawn(vec![owner])?;
         let (tell, troubles) = channel();
+        let is_looked_at = vcpu.is_some();
+        let is_only_counted = vcpu.as_ref().is_some_and(|vcpu| vcpu.is_only_counted);
+        let own_handle = Arc::new(OnceLock::new());
         let door = Door {
             owner: owner.handle(0),
             troubles: Arc::new(Mutex::new(tell)),
+            vcpu,
+            pager: own_handle.clone(),
         };
         let parts = pager::Parts {
             ram: ram.clone(),
@@ -308,11 +343,16 @@ impl Machine {
             faults: Source::User,
             limit: shape.limit,
             store: (files.store, files.slots),
-            preventer: None,
+            preventer: is_looked_at.then_some((1, PATIENCE)),
             images,
         };
-        let pager = Pager::new(parts, Box::new(door))?;
+        let mut pager = Pager::new(parts, Box::new(door))?;
+        if is_only_counted {
+            pager.reads_what_vcpus_overwrite();
+        }
         let pager = spawn("pager").spawn(vec![pager])?;
+        // Once, as this is.
+        let _ = own_handle.set(pager.handle(0));
         Pager::connect(&ram, pager.handle(0));
         Ok(Self {
             mapping,

@@ -1,0 +1,131 @@
+//! A page that a vCPU is about to overwrite, over real memory: it is not read, or read and counted where a control asks for that.
+//!
+//! The vCPU is told of, not run: registers at a `REP STOSQ`, code and page tables in guest memory. A thread stores to the page as it
+//! would.
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use guest_mem::GuestRam;
+use support::{Files, Machine, Shape, Vcpu};
+use swap::frames::PAGE;
+use swap::overwrite::Registers;
+use swap::pager::Report;
+
+const PAGES: usize = 320;
+const LIMIT: usize = 112;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The first page of the upper half: entry 256 of the first table, 0 of the others.
+const CODE: u64 = 0xffff_8000_0000_0000;
+/// The page behind it.
+const TARGET: u64 = CODE + 0x1000;
+/// Where these are, the target long gone when the others are written.
+const TARGET_PAGE: usize = 5;
+const CODE_PAGE: usize = 300;
+/// Four levels, from the highest on.
+const TABLES: [usize; 4] = [301, 302, 303, 304];
+/// Present, writable, accessed, dirty.
+const KERNEL: u64 = 0x063;
+/// What it stores.
+const FILL: u64 = 0x1122_3344_5566_7788;
+
+/// A Linux kernel's, in 64-bit mode with 4-level paging.
+const REGISTERS: Registers = Registers {
+    rip: CODE + 0x100,
+    rax: FILL,
+    rcx: (PAGE / 8) as u64,
+    rsi: 0,
+    rdi: TARGET,
+    rflags: 0x246,
+    cr0: 0x8005_0033,
+    cr3: (TABLES[0] * PAGE) as u64,
+    cr4: 0x0037_0ef0,
+    efer: 0xd01,
+    dr7: 0x400,
+    pkru: None,
+    cpl: 0,
+    cs_l: true,
+    cs_d: false,
+    is_at_instruction: true,
+};
+
+/// Word `index` of a page as the guest sees it.
+fn at(machine: &Machine, page: usize, index: usize) -> &AtomicU64 {
+    let at = machine.mapping().hva().raw() as usize + page * PAGE + index * 8;
+    // SAFETY: aligned, inside the mapping, which lives as long as the machine, and only used atomically.
+    unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
+}
+
+/// Has a vCPU overwrite an absent page. How it is told to go on, what the page's last word is then, and what the pager says; `None`,
+/// said, where that cannot be.
+fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> {
+    let (stops, answers) = channel();
+    let vcpu = Vcpu {
+        registers: REGISTERS,
+        is_only_counted,
+        stops,
+    };
+    let shape = Shape {
+        pages: PAGES as u32,
+        limit: LIMIT,
+    };
+    let files = |_: &GuestRam| {
+        Ok(Files {
+            store: support::store(PAGES as u32)?,
+            slots: PAGES,
+            disks: Vec::new(),
+        })
+    };
+    let machine = match Machine::with_vcpu(&shape, files, Some(vcpu)) {
+        Ok(machine) => machine,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return None;
+        }
+    };
+    for page in 0..PAGES {
+        for index in [0, PAGE / 8 - 1] {
+            at(&machine, page, index).store(1 + page as u64, Ordering::Relaxed);
+        }
+    }
+    let put = |page, index, word: u64| at(&machine, page, index).store(word, Ordering::Relaxed);
+    for (level, table) in TABLES.into_iter().enumerate() {
+        let below = TABLES.get(level + 1).copied().unwrap_or(CODE_PAGE);
+        let index = if level == 0 { 256 } else { 0 };
+        put(table, index, (below * PAGE) as u64 | KERNEL);
+    }
+    put(TABLES[3], 1, (TARGET_PAGE * PAGE) as u64 | KERNEL);
+    // REP STOSQ.
+    put(CODE_PAGE, 0x100 / 8, 0xab48f3);
+    // Its first store, as the vCPU makes it once it goes on by itself.
+    at(&machine, TARGET_PAGE, 0).store(FILL, Ordering::Relaxed);
+    let answer = answers.recv_timeout(PATIENCE).expect("it is stopped");
+    let after = answer.recv_timeout(PATIENCE).expect("it is answered");
+    let last = at(&machine, TARGET_PAGE, PAGE / 8 - 1).load(Ordering::Relaxed);
+    Some((after, last, machine.stop()))
+}
+
+#[test]
+fn what_a_vcpu_is_about_to_overwrite_is_not_read() {
+    let Some((after, last, report)) = overwrite(false) else {
+        return;
+    };
+    let after = after.expect("it goes on behind the page");
+    assert_eq!((after.rcx, after.rdi), (0, TARGET + PAGE as u64));
+    assert_eq!(last, FILL);
+    assert_eq!((report.prevented, report.false_reads), (1, 0), "{report:?}");
+}
+
+#[test]
+fn a_control_reads_it_and_counts_that() {
+    let Some((after, last, report)) = overwrite(true) else {
+        return;
+    };
+    assert_eq!(after, None);
+    assert_eq!(last, 1 + TARGET_PAGE as u64);
+    assert_eq!((report.prevented, report.false_reads), (0, 1), "{report:?}");
+}
