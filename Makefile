@@ -79,8 +79,9 @@ bench-swap-native: setup ## the swapper beside the bare system calls: a fault, b
 bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random writes, new clusters or not, on this file system -> target/report/disk-image.json
 	cargo run --release --quiet -p disk-image --example barriers -- target
 
-bench-swap: build ## what guests with too little memory move, in the lab: the host's swap, a balloon, the pager with and without its parts, three rounds -> target/report/swap.json
+bench-swap: build ## what guests with too little memory move, in the lab: the host's swap, a balloon, the pager with and without its parts, three rounds; then bench-swap-native: 45 minutes -> target/report/swap.json
 	$(EXITLESS) swap-lab --report $(REPORT)/swap.json
+	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json --into $(REPORT)/swap.json
 
 soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma

@@ -50,6 +50,14 @@ use paged::Paged;
 /// Pages of a batch.
 const BATCH: usize = BOOK_BATCH;
 
+/// What a figure is to be at most.
+const BARS: [(&str, f64); 4] = [
+    ("fault_ratio", 1.25),
+    ("batch_ratio", 1.5),
+    ("scan_ratio", 1.5),
+    ("metadata_bytes_per_page", 24.0),
+];
+
 /// Measures the swapper beside the bare system calls.
 #[derive(Parser)]
 struct Args {
@@ -60,6 +68,9 @@ struct Args {
         default_value = "target/report/swap-native.json"
     )]
     report: PathBuf,
+    /// A report that is there already, of `make bench-swap`: the ratios and the bytes are added to it as well.
+    #[arg(long, value_name = "FILE")]
+    into: Option<PathBuf>,
     /// Rounds, each of all cases.
     #[arg(long, default_value_t = 15)]
     rounds: usize,
@@ -371,12 +382,7 @@ fn run(args: &Args) -> Result<()> {
     println!("metadata: {of_page:.2} bytes a page of guest memory, {of_slot:.2} bytes a slot");
     report.number("metadata_bytes_per_page", of_page);
     report.number("metadata_bytes_per_slot", of_slot);
-    for (key, bar) in [
-        ("fault_ratio", 1.25),
-        ("batch_ratio", 1.5),
-        ("scan_ratio", 1.5),
-        ("metadata_bytes_per_page", 24.0),
-    ] {
+    for (key, bar) in BARS {
         let found = report.get(key).unwrap_or(f64::NAN);
         let verdict = if found <= bar { "holds" } else { "MISSED" };
         println!("{key:<24}{found:>8.3}  at most {bar:<6} {verdict}");
@@ -385,6 +391,19 @@ fn run(args: &Args) -> Result<()> {
         .write(&args.report)
         .with_context(|| format!("writing {}", args.report.display()))?;
     println!("figures: {}", args.report.display());
+    if let Some(file) = &args.into {
+        let read = Object::read(file);
+        let mut beside = read.with_context(|| format!("cannot read {}", file.display()))?;
+        for (key, _) in BARS {
+            beside.number(key, report.get(key).unwrap_or(f64::NAN));
+        }
+        // What that report says of a host is its lab.
+        beside.value("native_host", host.to_string());
+        beside.value("native_kernel", host.kernel.clone());
+        let written = beside.write(file);
+        written.with_context(|| format!("writing {}", file.display()))?;
+        println!("added to {}", file.display());
+    }
     Ok(())
 }
 

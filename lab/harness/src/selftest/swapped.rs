@@ -29,9 +29,17 @@ pub fn quick() -> Vec<Case> {
 /// What `make soak` runs.
 pub fn soak() -> Vec<Case> {
     let modes = [Mode::None, Mode::Shared].into_iter();
+    let verified = |mode, cpus, seconds, has_balloon| Verify {
+        mode,
+        cpus,
+        seconds,
+        limit: 64,
+        has_balloon,
+    };
     let mut cases: Vec<Case> = modes
-        .flat_map(|mode| [1, 4].map(|cpus| verify(mode, cpus, 480, 64)))
+        .flat_map(|mode| [1, 4].map(|cpus| verify(verified(mode, cpus, 480, false))))
         .collect();
+    cases.push(verify(verified(Mode::None, 2, 240, true)));
     // As in the paper, half as large.
     cases.push(sequential(Load {
         limit: 55,
@@ -44,17 +52,19 @@ pub fn soak() -> Vec<Case> {
 }
 
 /// See [`Verify`].
-fn verify(mode: Mode, cpus: u32, seconds: u32, limit: u64) -> Case {
-    let name = format!(
-        "{seconds} s of verified pages, {limit} of 256 MiB in memory: {}, {cpus} vCPU",
-        mode.name()
-    );
-    let verify = Verify {
+fn verify(verify: Verify) -> Case {
+    let Verify {
         mode,
         cpus,
         seconds,
         limit,
-    };
+        has_balloon,
+    } = verify;
+    let name = format!(
+        "{seconds} s of verified pages, {limit} of 256 MiB in memory{}: {}, {cpus} vCPU",
+        if has_balloon { ", a balloon" } else { "" },
+        mode.name()
+    );
     let run = move |host: &Host| {
         let Verified {
             line,
@@ -63,6 +73,10 @@ fn verify(mode: Mode, cpus: u32, seconds: u32, limit: u64) -> Case {
         } = verify.run(host)?;
         check(&outcome)?;
         let swap = &outcome.ledger["whole"]["swap"];
+        if has_balloon {
+            let discarded = count(swap, "discarded", &outcome)?;
+            ensure!(discarded > 0, "the balloon took no page: {swap}");
+        }
         Ok(format!(
             "{line}; {changes} changes of the limit; {}",
             summary(swap)

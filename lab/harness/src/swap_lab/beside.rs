@@ -63,6 +63,7 @@ pub fn verify(host: &Host) -> Result<u64> {
         cpus: 2,
         seconds: 60,
         limit: 64,
+        has_balloon: false,
     };
     let line = verify.run(host)?.line;
     let (_, rest) = line.split_once("operations=").context("no operations")?;

@@ -25,9 +25,9 @@ pub const ITERATIONS: usize = 4;
 const ALLOC: u64 = 80;
 /// MiB that the balloon leaves the guest. A stock kernel has not got so much to give that only the limit would be left.
 const LEFT: u64 = 80;
-/// Until the balloon has not grown for five seconds.
-const GIVE: &str = "w=0; b=0; until [ $w = 5 ]; do sleep 1; a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
-                    w=$((b > a ? 0 : w + 1)); done; echo has $((1+2)) given $b; read go";
+/// Until the balloon, whose size comes with a word, has not grown for five seconds.
+const GIVE: &str = "echo has $((1+3)) used && read go && w=0; b=0; until [ $w = 5 ]; do sleep 1; a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
+                    w=$((b > a ? 0 : w + 1)); done; echo has $((1+2)) given $b";
 const SEED: u32 = 51;
 /// Where the balloon's size is read from.
 const BALLOON_FILE: &str = "balloon";
@@ -124,16 +124,16 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
         "workload sequential /dev/vda --mib {FILE} --iterations {ITERATIONS} --alloc-mib {ALLOC} --seed {SEED} \
          --marker --step"
     );
+    // Used before the balloon is there: with it the guest has not got so much any more.
+    let age = format!("workload age --mib {AGE}");
     let script = match way.has_balloon() {
-        true => format!("{GIVE} && {script}"),
-        false => script,
+        true => format!("{age} && {GIVE} && {script}"),
+        false => format!("{age} && {script}"),
     };
     let mut guest = match way.has_pager() {
-        true => squeezed::guest(host, Mode::None, &script, "path=/dev/vda,size=256M"),
+        true => squeezed::guest(host, Mode::None, &script, "path=/dev/vda,size=1G"),
         false => Guest::new(Mode::None, squeezed::begun(&script)),
     };
-    // Before the limit: with a balloon the guest has not got so much any more.
-    guest.script = format!("workload age --mib {AGE} && {}", guest.script);
     guest.memory = way.memory();
     guest.idle = "sleep";
     guest.disks.push("path=/dev/vdb,direct=on".into());
@@ -143,8 +143,15 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
     guest.group = Some(group.path());
     guest.limit = Duration::from_secs(900);
     let mut guest = squeezed::start(host, &guest)?;
-    let own = squeeze(host, way, group, &mut guest)?;
+    let own = squeeze(host, way, group)?;
     squeezed::go_on(&mut guest)?;
+    if way.has_balloon() {
+        guest.wait_for("has 4 used")?;
+        host.put(BALLOON_FILE, format!("{}M\n", MEMORY - LEFT).as_bytes())?;
+        squeezed::go_on(&mut guest)?;
+        let given = guest.wait_for_line("has 3 given")?;
+        eprintln!("  {given} pages");
+    }
     let phases = phases(host, group, &mut guest);
     // One that hangs says where its vCPUs are when its time is over.
     let outcome = guest.wait()?;
@@ -173,16 +180,10 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
 }
 
 /// The guest has started: it gets its limit. Bytes that the VMM takes for itself.
-fn squeeze(host: &Host, way: Way, group: &Group<'_>, guest: &mut RunningGuest<'_>) -> Result<u64> {
+fn squeeze(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
     let all = host.script(&format!("cat {}/memory.current", group.path()))?;
     let all: u64 = all.trim().parse().context("memory.current is a number")?;
     let own = all.saturating_sub(present(host, way, group)?);
-    if way.has_balloon() {
-        host.put(BALLOON_FILE, format!("{}M\n", MEMORY - LEFT).as_bytes())?;
-        squeezed::go_on(guest)?;
-        let given = guest.wait_for_line("has 3 given")?;
-        eprintln!("  {given} pages");
-    }
     match way.has_pager() {
         true => squeezed::set_limit(host, LIMIT)?,
         false => {

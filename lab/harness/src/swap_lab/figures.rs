@@ -207,8 +207,11 @@ impl Figures {
         let runs = |runs: &Vec<Run>| runs.len();
         let pager = self.runs.iter().filter(|(way, _)| way.has_pager());
         let pager: usize = pager.map(|(_, it)| runs(it)).sum();
-        self.values
-            .insert("pager_runs".into(), json!(pager as u64 + self.hangs));
+        let pager = pager as u64 + self.hangs;
+        self.values.insert("pager_runs".into(), json!(pager));
+        // Three rounds of three ways, and the control.
+        let hangs = (pager >= 10).then_some(self.hangs);
+        self.values.insert("hangs_of_10".into(), json!(hangs));
         self.values.insert("failed".into(), json!(self.failed));
         self.values.insert("wall_s".into(), json!(wall.as_secs()));
         for (way, runs) in &self.runs {

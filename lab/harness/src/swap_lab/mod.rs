@@ -1,8 +1,8 @@
 //! `exitless swap-lab` (`make bench-swap`): what a guest with too little memory moves, five ways, beside each other.
 //!
 //! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of which 55 may be in memory,
-//! has used its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
-//! them again. The limit comes when it has used its memory, the same for all.
+//! uses its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
+//! them again. The limit comes when it has started, the same for all.
 //!
 //! What is compared is counted below all of them, at the emulated host's two disks: one has the swap area or store, the other
 //! the image. Each run is in a control group at which another process looks. What only the pager knows is in the
@@ -28,8 +28,8 @@ use way::Way;
 
 /// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
 const KERNEL: Version = Version::new(6, 12);
-/// Bytes of the disk that has the swap area or store: as many as the guest has memory, which is what is usual, and what `--swap` takes.
-const STORE: u64 = 256 << 20;
+/// Bytes of the disk that has the swap area or store.
+const STORE: u64 = 1024 << 20;
 
 /// Arguments of `exitless swap-lab`.
 #[derive(clap::Args)]

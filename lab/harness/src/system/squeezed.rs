@@ -11,6 +11,10 @@ use super::host::Host;
 const LIMIT_FILE: &str = "limit";
 /// MiB that a verifying guest may have beyond its least, one after the other: up and down, in large steps and small ones.
 const LIMITS: [u64; 7] = [32, 4, 64, 48, 0, 96, 8];
+/// MiB that its balloon is to hold, one after the other; what the guest cannot do without it takes back.
+const BALLOONS: [u64; 5] = [64, 0, 80, 32, 48];
+/// Where the balloon's size is read from, on its host.
+const BALLOON_FILE: &str = "balloon";
 /// How long one stands.
 const BETWEEN_LIMITS: Duration = Duration::from_secs(11);
 const SEED: u64 = 51;
@@ -76,6 +80,8 @@ pub struct Verify {
     pub seconds: u32,
     /// MiB in memory at least.
     pub limit: u64,
+    /// A balloon takes pages and gives them back meanwhile.
+    pub has_balloon: bool,
 }
 
 /// What came of it.
@@ -99,6 +105,7 @@ impl Verify {
             cpus,
             seconds,
             limit,
+            has_balloon,
         } = self;
         host.put_zeroes("verified.img", 64 << 20)?;
         let script = format!(
@@ -109,13 +116,23 @@ impl Verify {
         guest.cpus = cpus;
         let disk = host.path("verified.img");
         guest.disks.push(format!("path={disk},direct=on,queues=2"));
+        if has_balloon {
+            host.put(BALLOON_FILE, b"")?;
+            let balloon = format!("target=0,file={}", host.path(BALLOON_FILE));
+            guest.flags.extend(["--balloon".into(), balloon]);
+        }
         guest.limit = Duration::from_secs(420 + 4 * u64::from(seconds));
         let mut running = squeezed(host, &guest, limit)?;
         let mut limits = LIMITS.into_iter().cycle();
+        let mut balloons = BALLOONS.into_iter().cycle();
         let mut changes = 0;
         // One that has ended says why below.
         while let Ok(false) = running.writes_within(BETWEEN_LIMITS, "verify ok") {
             set_limit(host, limit + limits.next().unwrap_or_default())?;
+            if has_balloon {
+                let size = format!("{}M\n", balloons.next().unwrap_or_default());
+                host.put(BALLOON_FILE, size.as_bytes())?;
+            }
             changes += 1;
         }
         let outcome = running.wait()?;
