@@ -8,8 +8,12 @@
 #![deny(unsafe_code)]
 
 pub mod age;
+mod area;
 pub mod block;
 mod child;
+pub mod collect;
+pub mod compile;
+pub mod compress;
 pub mod device;
 pub mod driver;
 pub mod echo;
@@ -20,6 +24,7 @@ pub mod marker;
 mod memory;
 pub mod mixed;
 pub mod pattern;
+pub mod phases;
 pub mod sequential;
 pub mod stall;
 pub mod verify;

@@ -3,6 +3,7 @@
 //! is verified, 1 when not, 2 for a command line that makes no sense.
 
 mod options;
+mod steps;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -12,6 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use options::Options;
+use steps::Steps;
+use workload::collect::{self, CollectConfig};
+use workload::compile::{self, CompileConfig};
+use workload::compress::{self, CompressConfig};
 use workload::device::{self, Buffer};
 use workload::held::{self, Act, Blocks, HeldConfig};
 use workload::marker::{self, Markers};
@@ -54,7 +59,21 @@ workload: the program inside the test guest
       With --marker each phase is a window between markers 1 and 2: 16 + I stands before that of iteration I, 32 before
       the child's, 33 when it has filled its memory, 34 after its end.
       With --step it prints before each phase, and after the last: sequential step=16 + I, 32, 33, 34
-      and waits for a line of standard input, for who counts from outside.
+      with cached=… unwritten=…, the pages of this kernel's page cache and those that the disk has not got, and waits for a
+      line of standard input, for who counts from outside.
+  workload compile DEV [--mib 100] [--units 96] [--phases 6] [--seed 1] [--marker] [--step]
+      Unit by unit: reads a source and 8 headers (4 to 64 KiB each, anywhere in the first MIB MiB) through the page cache, fills
+      1 to 6 MiB in a process that ends then, and writes an object of 4 to 64 KiB behind the MIB MiB, 64 KiB for each unit.
+      UNITS units in PHASES phases; in one more all objects are read again.
+  workload compress DEV [--mib 64] [--window-mib 24] [--phases 6] [--seed 1] [--marker] [--step]
+      Reads the first MIB MiB in order through the page cache, keeps what it read last in a window in memory, looks into it, and
+      writes a quarter as much behind the MIB MiB, in PHASES phases; in one more all output is read again.
+  workload collect [--mib 96] [--collections 6] [--seed 1] [--marker] [--step]
+      Allocates objects of 64 bytes to 2 KiB in half of MIB MiB until that is full, and copies a quarter of them, or fewer, to the
+      other half, in the order of addresses: COLLECTIONS times, a phase each.
+      All three check every byte that they read, and print: compile ok fnv=CHECKSUM, the same for the same numbers, or
+      compile killed, where memory was short: no failure. Their --marker and --step are those of sequential, with 16 + I
+      before phase I, from 0, and 35 after the last.
   workload verify DEV --seconds S --mib M [--seed 1] [--threads 2] [--skip-blocks B]
       M MiB of memory and the disk go through all that a guest does to them: pages are filled, overwritten in
       part or by REP instructions, zeroed, copied, given back, unmapped, forked; blocks are written, read,
@@ -88,6 +107,9 @@ fn main() -> ExitCode {
         "held" => hold(&mut options),
         "age" => age(&mut options),
         "sequential" => sequential(&mut options),
+        "compile" => compile(&mut options),
+        "compress" => compress(&mut options),
+        "collect" => collect(&mut options),
         "verify" => verify(&mut options),
         "udp-echo" => udp_echo(&mut options),
         "idle" => idle(&mut options),
@@ -326,24 +348,9 @@ fn sequential(options: &mut Options) -> Result<(), Failure> {
         seed: options.number("seed", Some(1))?,
         disk: options.subject("DEV")?.into(),
     };
-    let markers = options.flag("marker").then(Markers::open).transpose()?;
-    let is_in_steps = options.flag("step");
+    let steps = Steps::take(options)?;
     sequential::run(&config, &mut |event| match event {
-        sequential::Event::Mark(value) => {
-            if is_in_steps {
-                println!("sequential step={value}");
-                // Its end says as much as a line: nobody counts any more.
-                let _ = io::stdin().read_line(&mut String::new());
-            }
-            if let Some(markers) = &markers {
-                // A window of the ledger for each phase.
-                markers.write(marker::END);
-                markers.write(value);
-                if value != marker::ALLOC_END {
-                    markers.write(marker::BEGIN);
-                }
-            }
-        }
+        sequential::Event::Mark(value) => steps.mark(value),
         sequential::Event::Read { iteration, pages } => {
             println!("sequential phase=read-{iteration} ok pages={pages}");
         }
@@ -353,6 +360,51 @@ fn sequential(options: &mut Options) -> Result<(), Failure> {
         sequential::Event::AllocKilled => println!("sequential alloc killed"),
     })
     .map_err(Failure::Run)
+}
+
+fn compile(options: &mut Options) -> Result<(), Failure> {
+    let config = CompileConfig {
+        mib: options.number("mib", Some(100))?,
+        units: options.number("units", Some(96))?,
+        phases: options.number("phases", Some(6))?,
+        seed: options.number("seed", Some(1))?,
+        disk: options.subject("DEV")?.into(),
+    };
+    in_phases(options, |mark| compile::run(&config, mark))
+}
+
+fn compress(options: &mut Options) -> Result<(), Failure> {
+    let config = CompressConfig {
+        mib: options.number("mib", Some(64))?,
+        window_mib: options.number("window-mib", Some(24))?,
+        phases: options.number("phases", Some(6))?,
+        seed: options.number("seed", Some(1))?,
+        disk: options.subject("DEV")?.into(),
+    };
+    in_phases(options, |mark| compress::run(&config, mark))
+}
+
+fn collect(options: &mut Options) -> Result<(), Failure> {
+    let config = CollectConfig {
+        mib: options.number("mib", Some(96))?,
+        collections: options.number("collections", Some(6))?,
+        seed: options.number("seed", Some(1))?,
+    };
+    in_phases(options, |mark| collect::run(&config, mark))
+}
+
+/// Runs a workload in phases, and says what came of it.
+fn in_phases(
+    options: &mut Options,
+    run: impl FnOnce(&mut dyn FnMut(u8)) -> Result<Option<u64>, String>,
+) -> Result<(), Failure> {
+    let steps = Steps::take(options)?;
+    let command = &options.command;
+    match run(&mut |value| steps.mark(value)).map_err(Failure::Run)? {
+        Some(sum) => println!("{command} ok fnv={sum:016x}"),
+        None => println!("{command} killed"),
+    }
+    Ok(())
 }
 
 fn verify(options: &mut Options) -> Result<(), Failure> {

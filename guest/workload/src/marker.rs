@@ -30,6 +30,8 @@ pub const ALLOC: u8 = 32;
 pub const CHECK: u8 = 33;
 /// The child of `sequential` has ended.
 pub const ALLOC_END: u8 = 34;
+/// The last phase of `compile`, `compress` or `collect` is over; their phase *i* begins with [`ITERATION`] plus *i*.
+pub const OVER: u8 = 35;
 
 /// The right to write markers, which Linux gives to one thread.
 #[derive(Debug)]

@@ -20,10 +20,12 @@ const FLAGS: &[&str] = &[
 const NUMBERS: &[&str] = &[
     "alloc-mib",
     "bytes",
+    "collections",
     "count",
     "depth",
     "iterations",
     "mib",
+    "phases",
     "progress-ms",
     "random",
     "run",
@@ -33,8 +35,10 @@ const NUMBERS: &[&str] = &[
     "skip-blocks",
     "stall-ms",
     "threads",
+    "units",
     "wait-ms",
     "warmup",
+    "window-mib",
     "windows",
 ];
 
