@@ -151,12 +151,14 @@ counts! {
     }
 }
 
-/// What the pager has done, and why it paused the machine.
+/// What the pager has done, how it stands, and why it paused the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Swap {
     /// Its counters.
     #[serde(flatten)]
     pub counts: SwapCounts,
+    /// Pages that stand for blocks of disks, in memory or not; of a window, at its end.
+    pub tracked: u64,
     /// Why the machine was paused the last time; of a window, the last time in it.
     pub pause_reason: Option<String>,
 }
@@ -168,6 +170,7 @@ impl Swap {
         let was_paused = counts.pauses > 0;
         Self {
             counts,
+            tracked: self.tracked,
             pause_reason: self.pause_reason.clone().filter(|_| was_paused),
         }
     }

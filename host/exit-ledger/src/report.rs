@@ -156,6 +156,9 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("pauses", |s| s.pauses),
     ];
     if account.whole.swap.is_some() {
+        let tracked = |window: &Window| window.swap.as_ref().map_or(0, |swap| swap.tracked);
+        let cell = |(_, window): &(String, &Window)| tracked(window).to_string();
+        row("stand for blocks", columns.iter().map(cell).collect());
         for (name, value) in swap_rows {
             let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
             let cell = |window: &Window| of(window).to_string();

@@ -614,6 +614,7 @@ impl Pager {
             limit: self.book.limit(),
             present: self.book.present(),
             slots: self.book.slots(),
+            tracked: self.book.tracked(),
             free_slots: self.book.free_slots(),
             counts: self.book.counts(),
             traffic: self.carrier.traffic(),

@@ -11,6 +11,8 @@ pub struct Report {
     pub present: usize,
     /// Slots of the store, 4 KiB each.
     pub slots: usize,
+    /// Pages that stand for blocks of disks, in memory or not.
+    pub tracked: usize,
     /// Slots of the store that nobody has.
     pub free_slots: usize,
     /// What became of pages.

@@ -178,6 +178,7 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
 
 fn swap(standing: Standing) -> Swap {
     Swap {
+        tracked: standing.report.tracked as u64,
         counts: swap_counts(standing.report),
         pause_reason: standing.pause_reason,
     }
@@ -212,6 +213,7 @@ fn swap_counts(report: Report) -> SwapCounts {
         limit: _,
         present: _,
         slots: _,
+        tracked: _,
         free_slots: _,
         counts,
         traffic,

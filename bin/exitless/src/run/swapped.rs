@@ -478,6 +478,7 @@ fn said(report: &Report, cpu: Duration) -> String {
         limit,
         present,
         slots: _,
+        tracked: _,
         free_slots: _,
         counts,
         traffic,

@@ -56,6 +56,7 @@ fn a_pause_is_the_windows_that_it_fell_into() {
                 pauses,
                 ..SwapCounts::default()
             },
+            tracked: 5,
             pause_reason: pause_reason.map(String::from),
         }),
         ..Snapshot::default()
@@ -71,6 +72,9 @@ fn a_pause_is_the_windows_that_it_fell_into() {
     // The pager begins behind the first snapshot.
     let before = Snapshot::default();
     assert_eq!(reason(&before, &once), (1, Some("full".into())));
+    // What stands is not subtracted.
+    let stands = Window::between(&never, &once).swap;
+    assert_eq!(stands.expect("there is a pager").tracked, 5);
 }
 
 #[test]
@@ -78,6 +82,7 @@ fn the_reason_of_a_pause_stands_beside_the_counts_of_swap_or_is_null() {
     let swap = |pause_reason| {
         let swap = Swap {
             counts: SwapCounts::default(),
+            tracked: 5,
             pause_reason,
         };
         serde_json::to_value(swap).expect("plain values")
@@ -85,8 +90,8 @@ fn the_reason_of_a_pause_stands_beside_the_counts_of_swap_or_is_null() {
     assert_eq!(swap(None)["pause_reason"], serde_json::Value::Null);
     let full = swap(Some("full".into()));
     assert_eq!(
-        (&full["pause_reason"], &full["pauses"]),
-        (&"full".into(), &0.into())
+        (&full["pause_reason"], &full["pauses"], &full["tracked"]),
+        (&"full".into(), &0.into(), &5.into())
     );
 }
 

@@ -30,6 +30,11 @@ impl Blocks {
         size_of_val(&*self.heads)
     }
 
+    /// Pages that stand for blocks.
+    pub fn linked(&self) -> usize {
+        self.linked
+    }
+
     /// Whether no page stands for any block.
     pub fn is_empty(&self) -> bool {
         self.linked == 0
@@ -133,6 +138,7 @@ mod tests {
             let wanted: Vec<Page> = wanted.map(|(_, page)| *page).collect();
             assert_eq!(found, wanted);
             assert_eq!(blocks.is_empty(), model.is_empty());
+            assert_eq!(blocks.linked(), model.len());
         }
     }
 }

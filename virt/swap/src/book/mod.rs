@@ -202,6 +202,11 @@ impl Book {
         self.present
     }
 
+    /// Pages that stand for blocks of disks, in memory or not.
+    pub fn tracked(&self) -> usize {
+        self.blocks.linked()
+    }
+
     /// Pages that may be in memory.
     pub fn limit(&self) -> usize {
         self.limit
