@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-native soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random wri
 bench-swap: build ## what guests with too little memory move, in the lab: the host's swap, a balloon, the pager with and without its parts, three rounds; then bench-swap-native: 45 minutes -> target/report/swap.json
 	$(EXITLESS) swap-lab --report $(REPORT)/swap.json
 	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json --into $(REPORT)/swap.json
+
+bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
+	$(EXITLESS) swap-figures --report $(REPORT)/swap-figures.json
 
 soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use harness::{demo, lab_cmd, selftest, serve_lab, swap_lab};
+use harness::{demo, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
 
 /// Virtual machines whose I/O does not exit.
 #[derive(Parser)]
@@ -59,6 +59,10 @@ enum Command {
     /// Count what guests with too little memory move, five ways; what `make bench-swap` runs.
     #[command(hide = true)]
     SwapLab(swap_lab::SwapLabArgs),
+    /// Count what guests with too little memory move, by memory allowed, by program, and four at once; what
+    /// `make bench-swap-figures` runs.
+    #[command(hide = true)]
+    SwapFigures(swap_figures::SwapFiguresArgs),
     /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
     #[command(hide = true)]
     Payload(selftest::payload::PayloadArgs),
@@ -126,6 +130,7 @@ fn main() -> ExitCode {
         Command::Man { subcommand } => man(subcommand.as_deref()),
         Command::ServeLab(args) => serve_lab::main(&args),
         Command::SwapLab(args) => swap_lab::main(&args),
+        Command::SwapFigures(args) => swap_figures::main(&args),
         Command::Payload(args) => selftest::payload::main(&args),
     };
     let status = outcome.unwrap_or_else(|error| {

@@ -8,6 +8,7 @@
 //! * [`selftest`]: cases and what must come of them.
 //! * [`serve_lab`]: exits of guests that share one daemon.
 //! * [`swap_lab`]: what guests with too little memory move.
+//! * [`swap_figures`]: the same by memory allowed, by program, and of four at once.
 //! * [`lab_cmd`]: a command of the user's in the lab.
 //!
 //! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel, makes a machine of the
@@ -17,5 +18,6 @@ pub mod demo;
 pub mod lab_cmd;
 pub mod selftest;
 pub mod serve_lab;
+pub mod swap_figures;
 pub mod swap_lab;
 mod system;

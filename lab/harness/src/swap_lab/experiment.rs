@@ -7,8 +7,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use workload::marker;
 
+use super::plan::{Cache, Plan};
 use super::watch::Disks;
-use super::way::{LIMIT, LIMIT_PAGES, MEMORY, Way};
+use super::way::{LIMIT, MEMORY, Way};
 use super::{count, pages};
 use crate::system::group::{Group, Most};
 use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
@@ -23,12 +24,11 @@ const FILE: u64 = 100;
 pub const ITERATIONS: usize = 4;
 /// MiB that a process of the guest writes then.
 const ALLOC: u64 = 80;
-/// MiB that the balloon leaves the guest. A stock kernel has not got so much to give that only the limit would be left.
-const LEFT: u64 = 80;
 /// Until the balloon, whose size comes with a word, has not grown for five seconds.
 const GIVE: &str = "echo has $((1+3)) used && read go && w=0; b=0; until [ $w = 5 ]; do sleep 1; a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
                     w=$((b > a ? 0 : w + 1)); done; echo has $((1+2)) given $b";
-const SEED: u32 = 51;
+/// Of the image's content.
+pub const SEED: u32 = 51;
 /// Where the balloon's size is read from.
 const BALLOON_FILE: &str = "balloon";
 
@@ -37,13 +37,34 @@ pub const IMAGE: u64 = FILE << 20;
 /// Iterations, and the process: it writes, and reads again.
 pub const PHASES: usize = ITERATIONS + 2;
 
+/// What the guest does.
+pub fn plan() -> Plan {
+    Plan {
+        command: "sequential",
+        arguments: format!(
+            "/dev/vda --mib {FILE} --iterations {ITERATIONS} --alloc-mib {ALLOC} --seed {SEED}"
+        ),
+        marks: (0..ITERATIONS as u8)
+            .map(|index| marker::ITERATION + index)
+            .chain([marker::ALLOC, marker::CHECK, marker::ALLOC_END])
+            .collect(),
+        done: format!("phase=alloc ok pages={}", pages(ALLOC)),
+        killed: "sequential alloc killed",
+        limit: LIMIT,
+    }
+}
+
 /// What a run left.
 pub struct Run {
     way: Way,
+    /// MiB that may be in memory.
+    limit: u64,
     /// What the disks did, by phase.
-    pub phases: [Disks; PHASES],
+    pub phases: Vec<Disks>,
+    /// The guest's page cache before each phase and behind the last.
+    pub caches: Vec<Cache>,
     /// The pager's counts, by phase, if there is a pager.
-    pub windows: Option<[Value; PHASES]>,
+    pub windows: Option<Vec<Value>>,
     /// The pager's counts of the whole run.
     pub whole: Option<Value>,
     /// What the group took while the phases ran.
@@ -52,6 +73,8 @@ pub struct Run {
     own: u64,
     /// The process that wrote memory was killed by the guest.
     pub is_killed: bool,
+    /// The guest's word that all was right.
+    pub done: Option<String>,
     /// The pager's CPU time, µs: of an emulated CPU.
     pub pager_us: Option<u64>,
 }
@@ -59,7 +82,7 @@ pub struct Run {
 impl Run {
     /// Pages in memory beyond the limit, at most.
     pub fn over_limit(&self) -> u64 {
-        (self.most.shared / 4096).saturating_sub(LIMIT_PAGES)
+        (self.most.shared / 4096).saturating_sub(pages(self.limit))
     }
 
     /// A sum over iterations from the second one on: the first reads what nobody has.
@@ -107,23 +130,20 @@ pub fn prepare(host: &Host) -> Result<()> {
 ///
 /// # Errors
 /// The guest did not come to its end, or found a wrong byte.
-pub fn run(host: &Host, way: Way) -> Result<Run> {
+pub fn run(host: &Host, way: Way, plan: &Plan) -> Result<Run> {
     if !way.has_pager() {
         host.script("mkswap /dev/vda && swapon /dev/vda")?;
     }
     let group = Group::new(host)?;
-    let outcome = in_group(host, way, &group);
+    let outcome = in_group(host, way, plan, &group);
     if !way.has_pager() {
         host.script("swapoff /dev/vda")?;
     }
     outcome
 }
 
-fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
-    let script = format!(
-        "workload sequential /dev/vda --mib {FILE} --iterations {ITERATIONS} --alloc-mib {ALLOC} --seed {SEED} \
-         --marker --step"
-    );
+fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run> {
+    let script = plan.script();
     // Used before the balloon is there: with it the guest has not got so much any more.
     let age = format!("workload age --mib {AGE}");
     let script = match way.has_balloon() {
@@ -138,36 +158,42 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
     guest.idle = "sleep";
     guest.disks.push("path=/dev/vdb,direct=on".into());
     host.put(BALLOON_FILE, b"")?;
-    guest.flags.extend(way.flags(&host.path(BALLOON_FILE)));
+    let balloon = format!("target=0,file={}", host.path(BALLOON_FILE));
+    guest.flags.extend(way.flags(&balloon));
     guest.kernel_options = way.kernel_options().into();
     guest.group = Some(group.path());
     guest.limit = Duration::from_secs(900);
     let mut guest = squeezed::start(host, &guest)?;
-    let own = squeeze(host, way, group)?;
+    let own = squeeze(host, way, plan, group)?;
     squeezed::go_on(&mut guest)?;
     if way.has_balloon() {
         guest.wait_for("has 4 used")?;
-        host.put(BALLOON_FILE, format!("{}M\n", MEMORY - LEFT).as_bytes())?;
+        let size = format!("{}M\n", MEMORY - plan.left());
+        host.put(BALLOON_FILE, size.as_bytes())?;
         squeezed::go_on(&mut guest)?;
         let given = guest.wait_for_line("has 3 given")?;
         eprintln!("  {given} pages");
     }
-    let phases = phases(host, group, &mut guest);
+    let phases = phases(host, plan, group, &mut guest);
     // One that hangs says where its vCPUs are when its time is over.
     let outcome = guest.wait()?;
     outcome.check()?;
-    let (phases, most) = phases.with_context(|| outcome.tail())?;
-    let is_killed = outcome.line("sequential alloc killed").is_some();
-    let done = format!("phase=alloc ok pages={}", pages(ALLOC));
+    let (phases, caches, most) = phases.with_context(|| outcome.tail())?;
+    let is_killed = outcome.line(plan.killed).is_some();
+    let done = outcome.line(&plan.done).map(|line| line.trim().to_owned());
     ensure!(
-        is_killed || outcome.line(&done).is_some(),
-        "no {done:?}\n{}",
+        is_killed || done.is_some(),
+        "no {:?}\n{}",
+        plan.done,
         outcome.tail()
     );
-    let windows = way.has_pager().then(|| windows(&outcome)).transpose()?;
+    let windows = way.has_pager().then(|| windows(&outcome, plan.phases()));
+    let windows = windows.transpose()?;
     Ok(Run {
         way,
+        limit: plan.limit,
         phases,
+        caches,
         windows,
         whole: way
             .has_pager()
@@ -175,19 +201,20 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Run> {
         most,
         own,
         is_killed,
+        done,
         pager_us: pager_us(&outcome.log),
     })
 }
 
 /// The guest has started: it gets its limit. Bytes that the VMM takes for itself.
-fn squeeze(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
+fn squeeze(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<u64> {
     let all = host.script(&format!("cat {}/memory.current", group.path()))?;
     let all: u64 = all.trim().parse().context("memory.current is a number")?;
     let own = all.saturating_sub(present(host, way, group)?);
     match way.has_pager() {
-        true => squeezed::set_limit(host, LIMIT)?,
+        true => squeezed::set_limit(host, plan.limit)?,
         false => {
-            let most = (own + (LIMIT << 20)).to_string();
+            let most = (own + (plan.limit << 20)).to_string();
             // First in peace: a limit that cannot be met at once has somebody killed.
             group.set("memory.high", &most)?;
             group.set("memory.max", &most)?;
@@ -236,16 +263,17 @@ fn settle(host: &Host, way: Way, group: &Group<'_>) -> Result<()> {
 /// Takes the guest through the phases, and counts at each boundary while it waits.
 fn phases(
     host: &Host,
+    plan: &Plan,
     group: &Group<'_>,
     guest: &mut RunningGuest<'_>,
-) -> Result<([Disks; PHASES], Most)> {
-    let iterations = (0..ITERATIONS as u8).map(|index| marker::ITERATION + index);
+) -> Result<(Vec<Disks>, Vec<Cache>, Most)> {
     let mut before = None;
     let mut phases = Vec::new();
+    let mut caches = Vec::new();
     let begun = Instant::now();
-    let process = [marker::ALLOC, marker::CHECK, marker::ALLOC_END];
-    for mark in iterations.chain(process) {
-        guest.wait_for_line(&format!("sequential step={mark}"))?;
+    for mark in &plan.marks {
+        let line = guest.wait_for_line(&plan.step(*mark))?;
+        caches.push(Cache::parse(&line).with_context(|| format!("no page cache in {line:?}"))?);
         let now = Disks::now(host)?;
         match before.replace(now) {
             None => group.look()?,
@@ -262,19 +290,18 @@ fn phases(
         }
         squeezed::go_on(guest)?;
     }
-    let phases = phases.try_into();
-    Ok((phases.expect("as many as there are"), group.most()?))
+    Ok((phases, caches, group.most()?))
 }
 
-fn windows(outcome: &Outcome) -> Result<[Value; PHASES]> {
-    let windows: Vec<Value> = outcome
-        .windows()
-        .iter()
-        .map(|it| it["swap"].clone())
-        .collect();
+fn windows(outcome: &Outcome, phases: usize) -> Result<Vec<Value>> {
+    let windows = outcome.windows().iter();
+    let windows: Vec<Value> = windows.map(|it| it["swap"].clone()).collect();
     let many = windows.len();
-    let windows = windows.try_into().ok();
-    windows.with_context(|| format!("{many} windows in the ledger, {PHASES} phases"))
+    ensure!(
+        many == phases,
+        "{many} windows in the ledger, {phases} phases"
+    );
+    Ok(windows)
 }
 
 /// As `run` says it at its end.

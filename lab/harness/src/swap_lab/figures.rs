@@ -262,7 +262,7 @@ impl Figures {
 }
 
 /// A run's figures, phase by phase.
-fn moved(run: &Run) -> Value {
+pub fn moved(run: &Run) -> Value {
     let of = |count: fn(&Disks) -> u64| run.phases.iter().map(count).collect::<Vec<_>>();
     json!({
         "out": of(|disks| disks.store.pages_written),

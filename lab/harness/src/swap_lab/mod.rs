@@ -11,10 +11,12 @@
 //! Counts only: in the lab time means nothing.
 
 mod beside;
-mod experiment;
-mod figures;
-mod watch;
-mod way;
+pub(crate) mod experiment;
+pub(crate) mod figures;
+pub(crate) mod files;
+pub(crate) mod plan;
+pub(crate) mod watch;
+pub(crate) mod way;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -24,12 +26,13 @@ use lab::packages::Version;
 
 use crate::system::host::Host;
 use figures::Figures;
+use files::Files;
 use way::Way;
 
 /// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
-const KERNEL: Version = Version::new(6, 12);
+pub(crate) const KERNEL: Version = Version::new(6, 12);
 /// Bytes of the disk that has the swap area or store.
-const STORE: u64 = 1024 << 20;
+pub(crate) const STORE: u64 = 1024 << 20;
 
 /// Arguments of `exitless swap-lab`.
 #[derive(clap::Args)]
@@ -51,7 +54,7 @@ pub struct SwapLabArgs {
 /// Runs all rounds; the status is 1 when a run failed.
 pub fn main(args: &SwapLabArgs) -> Result<u8> {
     let start = Instant::now();
-    let files = Files::make()?;
+    let files = Files::make(&[STORE, experiment::IMAGE])?;
     let ways = match args.only.as_slice() {
         _ if args.beside => Vec::new(),
         [] => Way::ALL.to_vec(),
@@ -73,7 +76,7 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
                 args.rounds,
                 way.name()
             );
-            match experiment::run(&host, way) {
+            match experiment::run(&host, way, &experiment::plan()) {
                 Ok(run) => {
                     eprint!("{}", run.lines());
                     figures.add(way, run);
@@ -99,37 +102,6 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     print!("{}", figures.table());
     println!("\nfigures: {}", args.report.display());
     Ok(u8::from(figures.has_failed()))
-}
-
-/// The emulated host's disks; removed at the end.
-struct Files {
-    dir: PathBuf,
-}
-
-impl Files {
-    fn make() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("exitless-swap-lab-{}", std::process::id()));
-        std::fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
-        let this = Self { dir };
-        for (file, bytes) in this.disks().iter().zip([STORE, experiment::IMAGE]) {
-            let made = std::fs::File::create(file).and_then(|file| file.set_len(bytes));
-            made.with_context(|| format!("making {}", file.display()))?;
-        }
-        Ok(this)
-    }
-
-    /// The store's first: `/dev/vda`, `/dev/vdb`.
-    fn disks(&self) -> Vec<PathBuf> {
-        ["store.img", "image.img"]
-            .map(|name| self.dir.join(name))
-            .to_vec()
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
 }
 
 /// Pages of 4 KiB in so many MiB.

@@ -1,5 +1,6 @@
 //! What the emulated host's disks have done.
 
+use std::iter::Sum;
 use std::ops::Sub;
 
 use anyhow::{Context, Result};
@@ -55,14 +56,33 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// As they stand.
+    /// As they stand: the store on `/dev/vda`, the image on `/dev/vdb`.
     pub fn now(host: &Host) -> Result<Self> {
-        let text = host.script("cat /sys/block/vda/stat /sys/block/vdb/stat")?;
-        let mut lines = text.lines();
-        let mut next = || Disk::parse(lines.next().unwrap_or_default());
+        Self::with_stores(host, &["vda"])
+    }
+
+    /// The same, with the sum of several stores.
+    pub fn with_stores(host: &Host, stores: &[&str]) -> Result<Self> {
+        let names = ["vdb"].iter().chain(stores);
+        let files = names.map(|name| format!("/sys/block/{name}/stat"));
+        let script = format!("cat {}", files.collect::<Vec<_>>().join(" "));
+        let text = host.script(&script)?;
+        let disks: Vec<Disk> = text.lines().map(Disk::parse).collect::<Result<_>>()?;
+        let (image, stores) = disks.split_first().context("no disk's counters")?;
         Ok(Self {
-            store: next()?,
-            image: next()?,
+            store: stores.iter().copied().sum(),
+            image: *image,
+        })
+    }
+}
+
+impl Sum for Disk {
+    fn sum<I: Iterator<Item = Self>>(disks: I) -> Self {
+        disks.fold(Self::default(), |a, b| Self {
+            reads: a.reads + b.reads,
+            pages_read: a.pages_read + b.pages_read,
+            writes: a.writes + b.writes,
+            pages_written: a.pages_written + b.pages_written,
         })
     }
 }
@@ -101,6 +121,7 @@ mod tests {
         };
         assert_eq!(disk, wanted);
         assert_eq!(disk.pages(), 3679);
+        assert_eq!([disk, disk].into_iter().sum::<Disk>().pages(), 2 * 3679);
         assert!(Disk::parse("1 2 3").is_err());
         assert!(Disk::parse("1 2 3 4 5 6 x 8").is_err());
     }

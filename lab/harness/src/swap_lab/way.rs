@@ -1,7 +1,5 @@
 //! Ways to give a guest less memory than it believes it has. Where the host's kernel swaps, memory is anonymous, as is usual there.
 
-use super::pages;
-
 /// MiB of guest memory that may be in the host's.
 pub const LIMIT: u64 = 55;
 /// MiB that the guest believes it has ([`Guest`](crate::system::guest::Guest)'s).
@@ -65,7 +63,7 @@ impl Way {
         matches!(self, Self::Balloon | Self::BalloonBoth)
     }
 
-    /// More flags of `exitless run`; the balloon's size is read from the file `balloon`.
+    /// More flags of `exitless run`; a balloon has the value `balloon`.
     pub fn flags(self, balloon: &str) -> Vec<String> {
         let mut flags: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| flags.extend(words.iter().map(|word| word.to_string()));
@@ -75,7 +73,7 @@ impl Way {
             Self::Baseline | Self::Balloon | Self::Both | Self::BalloonBoth => {}
         }
         if self.has_balloon() {
-            add(&["--balloon", &format!("target=0,file={balloon}")]);
+            add(&["--balloon", balloon]);
         }
         flags
     }
@@ -96,6 +94,3 @@ impl Way {
         }
     }
 }
-
-/// Pages of guest memory that may be in the host's.
-pub const LIMIT_PAGES: u64 = pages(LIMIT);

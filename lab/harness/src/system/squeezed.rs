@@ -7,12 +7,15 @@ use anyhow::{Context, Result};
 use super::guest::{Guest, Mode, Outcome, RunningGuest};
 use super::host::Host;
 
-/// Where a guest's limit is read from, on its host.
-const LIMIT_FILE: &str = "limit";
+/// Where the limit of a guest of this [name](Guest::name) is read from, on its host.
+fn limit_file(name: &str) -> String {
+    format!("limit{name}")
+}
+
 /// MiB that a verifying guest may have beyond its least, one after the other: up and down, in large steps and small ones.
 const LIMITS: [u64; 7] = [32, 4, 64, 48, 0, 96, 8];
 /// MiB that its balloon is to hold, one after the other; what the guest cannot do without it takes back.
-const BALLOONS: [u64; 5] = [64, 0, 80, 32, 48];
+const BALLOONS: [u64; 5] = [48, 0, 64, 32, 16];
 /// Where the balloon's size is read from, on its host.
 const BALLOON_FILE: &str = "balloon";
 /// How long one stands.
@@ -23,7 +26,13 @@ const SEED: u64 = 51;
 pub fn guest(host: &Host, mode: Mode, script: &str, store: &str) -> Guest {
     let mut guest = Guest::new(mode, begun(script));
     guest.idle = "sleep";
-    let limit = host.path(LIMIT_FILE);
+    guest.flags.extend(flags(host, &guest.name, store));
+    guest
+}
+
+/// The flags that give a guest of this [name](Guest::name) a pager that writes to `store`.
+pub fn flags(host: &Host, name: &str, store: &str) -> impl Iterator<Item = String> {
+    let limit = host.path(&limit_file(name));
     let flags = [
         "--resident",
         "256M",
@@ -35,8 +44,7 @@ pub fn guest(host: &Host, mode: Mode, script: &str, store: &str) -> Guest {
         "--preventer-limit",
         "100000",
     ];
-    guest.flags.extend(flags.map(String::from));
-    guest
+    flags.map(String::from).into_iter()
 }
 
 /// The script behind a wait for a word.
@@ -48,7 +56,7 @@ pub fn begun(script: &str) -> String {
 /// Starts a guest whose script is [`begun`] by a word, and waits until it is there.
 pub fn start<'a>(host: &'a Host, guest: &Guest) -> Result<RunningGuest<'a>> {
     // None from a guest before.
-    host.put(LIMIT_FILE, b"")?;
+    host.put(&limit_file(&guest.name), b"")?;
     let mut guest = guest.spawn(host)?;
     guest.wait_for("has 2 begun")?;
     Ok(guest)
@@ -69,7 +77,12 @@ pub fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
 
 /// So many MiB may be in memory from now on.
 pub fn set_limit(host: &Host, mib: u64) -> Result<()> {
-    host.put(LIMIT_FILE, format!("{mib}M\n").as_bytes())
+    set_limit_of(host, "", mib)
+}
+
+/// The same, of the guest of this [name](Guest::name).
+pub fn set_limit_of(host: &Host, name: &str, mib: u64) -> Result<()> {
+    host.put(&limit_file(name), format!("{mib}M\n").as_bytes())
 }
 
 /// A guest that verifies memory and a disk.
@@ -107,9 +120,11 @@ impl Verify {
             limit,
             has_balloon,
         } = self;
+        // With a balloon, what is left to the guest at the least.
+        let mib = if has_balloon { 56 } else { 100 };
         host.put_zeroes("verified.img", 64 << 20)?;
         let script = format!(
-            "workload verify /dev/vda --seconds {seconds} --mib 100 --threads {cpus} --seed {SEED}"
+            "workload verify /dev/vda --seconds {seconds} --mib {mib} --threads {cpus} --seed {SEED}"
         );
         let store = format!("path={},size=256M", host.path("swap.img"));
         let mut guest = guest(host, mode, &script, &store);

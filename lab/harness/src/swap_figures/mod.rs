@@ -1,0 +1,171 @@
+//! `exitless swap-figures` (`make bench-swap-figures`): the remaining figures of the paper's evaluation, as counts.
+//!
+//! | section | of the thesis | what |
+//! |---|---|---|
+//! | `sweep` | Figure 4.5 | a disk read in order, with more and more of the guest in memory |
+//! | `tracked` | 4.15 | pages that the pager knows to stand for blocks, beside the guest's own page cache |
+//! | `compile`, `compress`, `collect` | 4.11 to 4.13 | what compilers, compressors and collectors do to memory |
+//! | `phased` | 4.4, 4.14 | four guests that start one after another on one host |
+//!
+//! A run is one of [`swap_lab`](crate::swap_lab)'s with another [`Plan`]; `phased` has its own. Each piece of work has a lab of its own, in
+//! which the ways follow each other. Tables, plots (`target/report/swap/`) and one JSON object; all of them are written anew after
+//! each piece, so that what has been measured is kept.
+//!
+//! Left out: what a lab cannot show (times, throughput), and what these guests cannot be (Windows).
+
+mod figures;
+mod phased;
+mod works;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::swap_lab::experiment;
+use crate::swap_lab::files::Files;
+use crate::swap_lab::way::Way;
+use crate::swap_lab::{KERNEL, STORE};
+use crate::system::host::Host;
+use figures::Figures;
+use works::Work;
+
+/// Arguments of `exitless swap-figures`.
+#[derive(clap::Args)]
+pub struct SwapFiguresArgs {
+    /// Where the figures go, as one JSON object; plots go to `swap/` beside it.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "target/report/swap-figures.json"
+    )]
+    report: PathBuf,
+    /// How often each run is made: tables and plots have medians.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// Only these sections.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Section>,
+    /// Only these ways: of baseline, balloon, both and, with four guests, balloon-both.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    ways: Vec<Way>,
+}
+
+/// A section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+enum Section {
+    /// A disk read in order, with more and more of the guest in memory.
+    Sweep,
+    /// Pages that stand for blocks, beside the guest's page cache.
+    Tracked,
+    /// A compiler's memory.
+    Compile,
+    /// A compressor's.
+    Compress,
+    /// A garbage collector's.
+    Collect,
+    /// Four guests that start one after another.
+    Phased,
+}
+
+/// The ways that are compared.
+const WAYS: [Way; 3] = [Way::Baseline, Way::Balloon, Way::Both];
+/// And those of four guests.
+const PHASED_WAYS: [Way; 4] = [Way::Baseline, Way::Balloon, Way::Both, Way::BalloonBoth];
+
+impl Section {
+    /// What has to run for it.
+    fn runs(self) -> Vec<(Work, Way)> {
+        let of = |work: Work| WAYS.map(|way| (work, way)).to_vec();
+        match self {
+            Self::Sweep => works::LIMITS
+                .into_iter()
+                .map(Work::Read)
+                .flat_map(of)
+                .collect(),
+            Self::Tracked => vec![(Work::Compile, Way::Both), (Work::Compress, Way::Both)],
+            Self::Compile => of(Work::Compile),
+            Self::Compress => of(Work::Compress),
+            Self::Collect => of(Work::Collect),
+            Self::Phased => Vec::new(),
+        }
+    }
+}
+
+/// Makes all runs; the status is 1 when one failed.
+pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
+    let start = Instant::now();
+    let is_asked = |section| args.only.is_empty() || args.only.contains(&section);
+    let is_wanted = |way: &Way| args.ways.is_empty() || args.ways.contains(way);
+    let sections = <Section as clap::ValueEnum>::value_variants();
+    let asked = sections.iter().filter(|section| is_asked(**section));
+    let runs: BTreeSet<(Work, Way)> = asked.flat_map(|section| section.runs()).collect();
+    let runs: BTreeSet<_> = runs.into_iter().filter(|(_, way)| is_wanted(way)).collect();
+    let works: BTreeSet<Work> = runs.iter().map(|(work, _)| *work).collect();
+    let mut figures = Figures::default();
+    for round in 1..=args.rounds {
+        let say = |name: &str, way: Way| {
+            let rounds = args.rounds;
+            eprintln!(
+                "swap-figures: round {round} of {rounds}: {name}, {}",
+                way.name()
+            );
+        };
+        for &work in &works {
+            let files = Files::make(&[STORE, works::IMAGE])?;
+            let ways = runs.iter().filter(|run| run.0 == work).map(|run| run.1);
+            in_lab(&files, &mut figures, ways, |host, figures, way| {
+                say(&work.name(), way);
+                let run = experiment::run(host, way, &work.plan())?;
+                eprint!("{}", run.lines());
+                figures.add(work, way, run)
+            })?;
+            figures.write(&args.report, start.elapsed())?;
+        }
+        if is_asked(Section::Phased) {
+            let files = Files::make(&phased::disks())?;
+            let ways = PHASED_WAYS.into_iter().filter(is_wanted);
+            in_lab(&files, &mut figures, ways, |host, figures, way| {
+                say("four guests", way);
+                figures.add_phased(way, phased::run(host, way)?);
+                Ok(())
+            })?;
+            figures.write(&args.report, start.elapsed())?;
+        }
+    }
+    print!("{}", figures.tables());
+    println!("\nfigures: {}", args.report.display());
+    Ok(u8::from(figures.has_failed()))
+}
+
+/// Does `each` way in a lab whose disks are `files`: a new one behind a way that failed, since a guest that hangs may hold what the
+/// next one needs.
+fn in_lab(
+    files: &Files,
+    figures: &mut Figures,
+    ways: impl Iterator<Item = Way>,
+    each: impl Fn(&Host, &mut Figures, Way) -> Result<()>,
+) -> Result<()> {
+    let mut lab: Option<Host> = None;
+    for way in ways {
+        let host = match lab.take() {
+            Some(host) => host,
+            None => {
+                let host = Host::lab_with_disks(KERNEL, files.disks())?;
+                figures.conditions(&host)?;
+                experiment::prepare(&host).context("writing the image")?;
+                host
+            }
+        };
+        match each(&host, figures, way) {
+            Ok(()) => lab = Some(host),
+            Err(error) => {
+                eprintln!("swap-figures: {}: {error:#}", way.name());
+                figures.failed(way, &error);
+                host.shutdown()?;
+            }
+        }
+    }
+    lab.map_or(Ok(()), Host::shutdown)
+}

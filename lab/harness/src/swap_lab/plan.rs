@@ -1,0 +1,112 @@
+//! What a guest does in a run, phase by phase, and how much of it may be in memory.
+
+use workload::marker;
+
+/// A run's work.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The command of `workload`: what the lines of its steps begin with.
+    pub command: &'static str,
+    /// Its arguments, but for those that ask for steps and markers.
+    pub arguments: String,
+    /// The marker of each phase, and that behind the last.
+    pub marks: Vec<u8>,
+    /// The line that says that all was right begins so.
+    pub done: String,
+    /// The line that says that memory was too short for a process of the guest, which is no failure.
+    pub killed: &'static str,
+    /// MiB of guest memory that may be in the host's.
+    pub limit: u64,
+}
+
+impl Plan {
+    /// One of the workloads that have so many phases, and nothing to tell but their end.
+    pub fn in_phases(
+        command: &'static str,
+        arguments: String,
+        phases: u8,
+        killed: &'static str,
+        limit: u64,
+    ) -> Self {
+        let first = marker::ITERATION;
+        Self {
+            command,
+            arguments,
+            marks: (first..first + phases).chain([marker::OVER]).collect(),
+            done: format!("{command} ok fnv="),
+            killed,
+            limit,
+        }
+    }
+
+    /// What the guest runs.
+    pub fn script(&self) -> String {
+        let Self {
+            command, arguments, ..
+        } = self;
+        format!("workload {command} {arguments} --marker --step")
+    }
+
+    /// The line that a guest prints before the phase of `mark`, or behind the last, begins so.
+    pub fn step(&self, mark: u8) -> String {
+        format!("{} step={mark} ", self.command)
+    }
+
+    /// How many phases there are.
+    pub fn phases(&self) -> usize {
+        self.marks.len() - 1
+    }
+
+    /// MiB that a balloon leaves the guest: a stock kernel has not got so much to give that only the limit would be left.
+    pub fn left(&self) -> u64 {
+        (self.limit + 25).max(80)
+    }
+}
+
+/// The guest's page cache before a phase, or behind the last, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// All of it.
+    pub pages: u64,
+    /// What its disk has not got yet.
+    pub unwritten: u64,
+}
+
+impl Cache {
+    /// From the line of a step; `None` where it does not say.
+    pub fn parse(line: &str) -> Option<Self> {
+        let number = |key: &str| {
+            let word = line.split_whitespace().find_map(|it| it.strip_prefix(key));
+            word?.parse().ok()
+        };
+        Some(Self {
+            pages: number("cached=")?,
+            unwritten: number("unwritten=")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workload_in_phases_has_a_mark_more_than_phases() {
+        let plan = Plan::in_phases("collect", "--mib 2".into(), 3, "collect killed", 55);
+        assert_eq!(plan.marks, [16, 17, 18, 35]);
+        assert_eq!(plan.phases(), 3);
+        assert_eq!(plan.script(), "workload collect --mib 2 --marker --step");
+        assert_eq!(plan.left(), 80);
+    }
+
+    #[test]
+    fn a_step_says_what_the_page_cache_has() {
+        let line = "collect step=16 cached=7000 unwritten=3";
+        let want = Cache {
+            pages: 7000,
+            unwritten: 3,
+        };
+        assert_eq!(Cache::parse(line), Some(want));
+        assert_eq!(Cache::parse("collect step=16"), None);
+    }
+}
