@@ -303,6 +303,10 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
         &["--resident", "64M", "--swap", "path=swap,file="],
         &["--swap: file is empty", "a larger size"],
     );
+    with(
+        &["--resident", "64M", "--swap", "path=swap,discard=maybe"],
+        &["--swap: discard is on or off", "maybe"],
+    );
     for fault in [
         "foo@1", "eio@0", "eio@x", "eio@", "eio@-1", "enospc", "@1", "",
     ] {

@@ -21,12 +21,15 @@ pub(crate) enum Errand {
     Fetch(Page, Place),
     /// It is written to its slot.
     Save(Page, Slot),
+    /// So many slots from this one on hold nothing: no page's.
+    Trim(Slot, u32),
 }
 
 impl Errand {
-    fn page(self) -> Page {
+    fn page(self) -> Option<Page> {
         match self {
-            Self::Fetch(page, _) | Self::Save(page, _) => page,
+            Self::Fetch(page, _) | Self::Save(page, _) => Some(page),
+            Self::Trim(..) => None,
         }
     }
 
@@ -34,6 +37,7 @@ impl Errand {
     fn target(self) -> (Target, u32) {
         match self {
             Self::Save(_, slot) => (Target::StoreWrite, slot.0),
+            Self::Trim(slot, count) => (Target::StoreTrim(count), slot.0),
             Self::Fetch(_, Place::Slot(slot)) => (Target::StoreRead, slot.0),
             Self::Fetch(_, Place::Block(block)) => (Target::Image(block.disk), block.number),
             Self::Fetch(_, Place::Nowhere) => unreachable!("zeroes are not fetched"),
@@ -46,12 +50,14 @@ impl Errand {
 enum Target {
     StoreRead,
     StoreWrite,
+    /// So many slots. None goes with another: there is one at a time.
+    StoreTrim(u32),
     Image(u8),
 }
 
 /// A run of pages, ascending in the file.
 struct Run {
-    is_write: bool,
+    target: Target,
     /// First block.
     first: u32,
     errands: Vec<Errand>,
@@ -83,7 +89,10 @@ impl Depot {
         };
         let mut pieces: Vec<Piece> = Vec::new();
         for errand in &run.errands {
-            let hva = ram.hva(errand.page());
+            let Some(page) = errand.page() else {
+                continue;
+            };
+            let hva = ram.hva(page);
             match pieces.last_mut() {
                 Some(last) if last.hva.checked_add(u64::from(last.len)) == Some(hva) => {
                     last.len += PAGE_SIZE as u32;
@@ -96,13 +105,17 @@ impl Depot {
         }
         let offset = u64::from(run.first) * PAGE_SIZE;
         let len = (run.errands.len() * PAGE_SIZE as usize) as u32;
-        let op = match run.is_write {
-            true => blk::Op::Write {
+        let op = match run.target {
+            Target::StoreWrite => blk::Op::Write {
                 offset,
                 len,
                 durable: false,
             },
-            false => blk::Op::Read { offset, len },
+            Target::StoreTrim(count) => blk::Op::Discard {
+                offset,
+                len: u64::from(count) * PAGE_SIZE,
+            },
+            Target::StoreRead | Target::Image(_) => blk::Op::Read { offset, len },
         };
         self.running.insert(slot, run);
         self.io.submit(slot, op, &pieces);
@@ -164,14 +177,18 @@ impl Carrier {
                 let (depot, carried) = match target {
                     Target::StoreRead => (&mut self.store, &mut self.traffic.store_reads),
                     Target::StoreWrite => (&mut self.store, &mut self.traffic.store_writes),
+                    Target::StoreTrim(_) => (&mut self.store, &mut self.traffic.store_trims),
                     Target::Image(disk) => (
                         &mut self.images[usize::from(disk)],
                         &mut self.traffic.image_reads,
                     ),
                 };
-                carried.add(run.len());
+                carried.add(match target {
+                    Target::StoreTrim(count) => count as usize,
+                    _ => run.len(),
+                });
                 let run = Run {
-                    is_write: target == Target::StoreWrite,
+                    target,
                     first,
                     errands: run.to_vec(),
                 };

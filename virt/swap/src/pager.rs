@@ -48,6 +48,8 @@ const HELD_FOR: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(1);
 /// Between two looks whether disks need not report any more.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between two looks for slots to trim, a few MiB each.
+const TRIM_PACE: Duration = Duration::from_millis(20);
 /// Faults that are served before anything else is looked at.
 const FAULTS: usize = 32;
 
@@ -117,6 +119,7 @@ pub struct Pager {
     ask_at: Nanos,
     retry_at: Option<Nanos>,
     look_at: Nanos,
+    trim_at: Nanos,
     is_over: bool,
     /// Who waits until nothing is under way.
     end: Option<mpsc::Sender<()>>,
@@ -167,6 +170,7 @@ impl Pager {
             ask_at: Nanos(0),
             retry_at: None,
             look_at: Nanos(0),
+            trim_at: Nanos(0),
             is_over: false,
             end: None,
             asked: Asked::default(),
@@ -195,6 +199,13 @@ impl Pager {
     /// Without a Preventer nobody looks.
     pub fn reads_what_vcpus_overwrite(&mut self) {
         self.reads_overwritten = true;
+    }
+
+    /// Has what is behind slots of the store that nobody has any more be given back to its file system or device, while the store is
+    /// idle, a MiB at least at a time, by [`Discard`](vio::blk::Op::Discard). When that is refused it is not tried again. A file's
+    /// blocks may be somebody else's then when a slot is written again.
+    pub fn trims_slots(&mut self) {
+        self.book.trims_slots();
     }
 
     /// Connects the memory with the pager, which a sidecore now runs as `handle` says.
@@ -291,6 +302,7 @@ impl Pager {
             },
             Command::Fetch(page, place) => self.carrier.push(Errand::Fetch(page, place)),
             Command::Save(page, slot) => self.carrier.push(Errand::Save(page, slot)),
+            Command::Trim(first, count) => self.carrier.push(Errand::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
             Command::Wake(page) => frames.guest().wake(page.0.into())?,
             Command::Done(ticket) => self.done(ticket),
@@ -400,6 +412,9 @@ impl Pager {
                 }
                 (Errand::Save(page, slot), outcome) => {
                     self.book.ended(Ended::Saved(page, slot, outcome));
+                }
+                (Errand::Trim(first, count), outcome) => {
+                    self.book.ended(Ended::Trimmed(first, count, outcome));
                 }
             }
         }
@@ -514,6 +529,13 @@ impl Pager {
         if now >= self.ask_at {
             self.book.ask();
             self.carry_out()?;
+        }
+        if now >= self.trim_at && self.book.wants_to_trim() {
+            self.trim_at = after(now, TRIM_PACE);
+            if !self.carrier.is_busy() {
+                self.book.trim();
+                self.carry_out()?;
+            }
         }
         if now >= self.look_at {
             self.look_at = after(now, LOOK);
@@ -686,7 +708,8 @@ impl Poller for Pager {
         let ask = self.book.wants_to_ask().then_some(self.ask_at);
         let look = (self.asked.reports() != Reports::Off).then_some(self.look_at);
         let preventer = self.preventer.as_ref().and_then(Preventer::deadline);
-        let all = [held, self.retry_at, ask, look, preventer];
+        let trim = self.book.wants_to_trim().then_some(self.trim_at);
+        let all = [held, self.retry_at, ask, look, preventer, trim];
         all.into_iter().flatten().min()
     }
 

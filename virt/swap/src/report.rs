@@ -62,6 +62,8 @@ pub struct Traffic {
     pub store_reads: Carried,
     /// Written to it.
     pub store_writes: Carried,
+    /// Of slots that were given back, trimmed.
+    pub store_trims: Carried,
     /// Read from images of disks.
     pub image_reads: Carried,
 }

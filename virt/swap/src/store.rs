@@ -2,7 +2,7 @@
 //!
 //! What it holds is of use to nobody but the process that wrote it, and to that only while it lives: where a page is stands in
 //! the [`book`](crate::book), in memory. So a file is made anew, for its owner's eyes only, with all its blocks allocated (a
-//! write finds no full file system), and has no name from then on: it goes with the process, however that ends. It can grow while it
+//! write finds no full file system, unless they are given back in between), and has no name from then on: it goes with the process, however that ends. It can grow while it
 //! is used ([`Growth`]), and never becomes smaller.
 
 use std::fs::{File, OpenOptions};
@@ -124,6 +124,11 @@ impl Store {
     /// Pages that it has room for.
     pub fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// Whether it is a block device.
+    pub fn is_device(&self) -> bool {
+        self.is_device
     }
 
     /// What makes it larger while [`into_file`](Self::into_file)'s reader and writer use it.

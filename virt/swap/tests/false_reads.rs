@@ -77,6 +77,7 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
         Ok(Files {
             store: support::store(PAGES as u32)?,
             slots: PAGES,
+            trims: false,
             disks: Vec::new(),
         })
     };

@@ -55,6 +55,7 @@ impl Guest {
             Ok(Files {
                 store: Box::new(FaultyStore::new(store, ram.clone(), fault)),
                 slots: PAGES,
+                trims: false,
                 disks: vec![support::disk(&image)?],
             })
         };

@@ -6,7 +6,8 @@
 mod support;
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -14,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_mem::{Gpa, GuestRam, SlotMapping};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create, seek};
 use seeded::Random;
 use support::{Files, Machine, Shape, Transfer};
 use swap::book::{Page, Trouble};
@@ -171,19 +172,30 @@ fn image() -> (File, Vec<Mutex<Model>>) {
     (image, blocks)
 }
 
-/// With this image and so many slots, and what makes them more; `None`, said, where that cannot be.
-fn machine(image: &File, slots: u32) -> Option<(Machine, Growth)> {
+/// With this image, so many pages and slots, and what makes these more; `None`, said, where that cannot be. The store's file is given
+/// to `look`, and its free slots are trimmed, if there is one.
+fn machine(
+    image: &File,
+    pages: u32,
+    slots: u32,
+    look: Option<&mut Option<File>>,
+) -> Option<(Machine, Growth)> {
     let shape = Shape {
-        pages: PAGES,
+        pages,
         limit: LIMIT,
     };
     let mut grows = None;
+    let trims = look.is_some();
     let files = |_: &GuestRam| {
-        let (store, growth) = support::store_that_grows(slots)?;
+        let (store, growth, file) = support::store_that_grows(slots)?;
         grows = Some(growth);
+        if let Some(look) = look {
+            *look = Some(file);
+        }
         Ok(Files {
             store,
             slots: slots as usize,
+            trims,
             disks: vec![support::disk(image)?],
         })
     };
@@ -199,7 +211,7 @@ fn machine(image: &File, slots: u32) -> Option<(Machine, Growth)> {
 #[test]
 fn threads_find_what_they_stored_while_their_pages_come_and_go() {
     let (image, blocks) = image();
-    let Some((machine, _)) = machine(&image, PAGES) else {
+    let Some((machine, _)) = machine(&image, PAGES, PAGES, None) else {
         return;
     };
     let guest = Guest {
@@ -260,7 +272,7 @@ fn threads_find_what_they_stored_while_their_pages_come_and_go() {
 fn a_full_store_pauses_the_guest_until_it_has_grown() {
     let (image, blocks) = image();
     const FEW: u32 = 16;
-    let Some((machine, mut growth)) = machine(&image, FEW) else {
+    let Some((machine, mut growth)) = machine(&image, PAGES, FEW, None) else {
         return;
     };
     let guest = Guest {
@@ -297,4 +309,69 @@ fn a_full_store_pauses_the_guest_until_it_has_grown() {
         report.slots - report.free_slots > FEW as usize,
         "{report:?}"
     );
+}
+
+/// A guest whose pages are in the store, until a disk reads over all but some of them.
+#[test]
+fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
+    const MANY: usize = 2048;
+    /// What is kept, and half of what is not.
+    const KEPT: usize = 512;
+    const MOST: u64 = (MANY - KEPT) as u64 / 2;
+    let (image, blocks) = image();
+    let mut file = None;
+    let Some((machine, _)) = machine(&image, MANY as u32, MANY as u32, Some(&mut file)) else {
+        return;
+    };
+    let file = file.expect("its store was made");
+    let allocated = || file.metadata().expect("it is open").blocks() * 512;
+    let guest = Guest {
+        machine,
+        pages: Vec::new(),
+        blocks,
+    };
+    let store_to_all = |base: u64| {
+        for page in 0..MANY {
+            guest
+                .at(page, 7)
+                .store(base + page as u64, Ordering::Relaxed);
+        }
+    };
+    let look_at = |base: u64, pages: Range<usize>| {
+        for page in pages {
+            let found = guest.at(page, 7).load(Ordering::Relaxed);
+            assert_eq!(found, base + page as u64, "page {page}");
+        }
+    };
+    store_to_all(1);
+    look_at(1, 0..MANY);
+    let before = allocated();
+    for page in KEPT..MANY {
+        // No more share a block than may stand for it.
+        guest.transfer(false, page % BLOCKS as usize, page);
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while allocated() > before - MOST * PAGE as u64 {
+        assert!(Instant::now() < deadline, "{:?}", guest.machine.report());
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Chunks begin at whole MiB; all slots have been written.
+    let mut at = 0;
+    while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+        let hole = seek(&file, SeekFrom::Hole(data)).expect("at the end at least");
+        assert_eq!(hole % (1 << 20), 0, "{hole:#x}");
+        at = hole;
+    }
+    for page in 0..MANY {
+        if page < KEPT {
+            look_at(1, page..page + 1);
+            continue;
+        }
+        let block = guest.blocks[page % BLOCKS as usize].lock();
+        guest.check(page, 9, &block.expect("no thread has failed"));
+    }
+    store_to_all(100_000);
+    look_at(100_000, 0..MANY);
+    let report = guest.machine.stop();
+    assert_eq!(report.pauses, 0, "{report:?}");
 }

@@ -70,7 +70,7 @@ can be given it: not with --resident or --disk socket=…. thp=off forbids trans
 const SWAP_HELP: &str = "\
 Where pages go that leave memory and are neither zeroes nor what a disk holds.
 
-path=FILE[,size=SIZE][,file=SIZEFILE][,misbehave=eio@N|enospc@N|corrupt@N]
+path=FILE[,size=SIZE][,file=SIZEFILE][,discard=on|off][,misbehave=eio@N|enospc@N|corrupt@N]
 
 FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
 on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
@@ -80,6 +80,10 @@ killed, and goes on when the limit is raised (--resident-file) or the store has 
 file enlarges it live: the size that stands in SIZEFILE (2G) is taken at the start and whenever it has been written. A size below the \
 present one, one that the block device does not have, or that finds no room in the file system is refused with a warning, and \
 nothing changes.
+
+discard gives back what is behind slots that are not needed any more, a MiB at least at a time, while the store is idle: the blocks of \
+a block device that can discard (on, unless given), or those of a file, which others may take then: a guest whose page finds no \
+room is paused until there is some (off, unless given).
 
 misbehave makes the store fail once, for tests: its Nth request with EIO, its Nth write with ENOSPC, or its Nth read with a bit \
 that was not written. The guest is paused, with the reason on standard error and in the ledger, and goes on when trying again has \

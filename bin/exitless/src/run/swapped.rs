@@ -55,6 +55,8 @@ pub struct SwapConfig {
     path: PathBuf,
     /// Where a larger size of the store is read from.
     store_file: Option<PathBuf>,
+    /// What is behind slots that nobody needs any more is given back.
+    discards: bool,
     /// What the store does wrong, for tests.
     fault: Option<StoreFault>,
     /// Whether disks' blocks may stand for pages.
@@ -121,6 +123,7 @@ impl SwapConfig {
             }
             file => file.map(PathBuf::from),
         };
+        let discards = keys.take_optional_switch("discard")?;
         let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
         // Before there is a store.
@@ -131,6 +134,8 @@ impl SwapConfig {
         let store = Store::open(&path, bytes).context("--swap")?;
         Ok(Some(Self {
             limit,
+            // A file's blocks were allocated so that a write finds room.
+            discards: discards.unwrap_or(store.is_device()),
             store,
             path,
             store_file,
@@ -333,6 +338,9 @@ impl Paging for Swapper {
             pager.reads_before_overwrites();
             pager.saves_what_blocks_hold();
         }
+        if config.discards {
+            pager.trims_slots();
+        }
         if config.reads_overwritten {
             pager.reads_what_vcpus_overwrite();
         }
@@ -498,7 +506,7 @@ fn said(report: &Report, cpu: Duration) -> String {
          came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} not read since overwritten, \
          {} read before their block changed\n  \
          {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in vain, {false_reads} read all the same; \
-         {} written although a disk held the same",
+         {} written although a disk held the same; {} pages of the store discarded ({} requests)",
         cpu.as_millis(),
         counts.dropped_to_disk,
         counts.dropped_as_zeroes,
@@ -513,6 +521,8 @@ fn said(report: &Report, cpu: Duration) -> String {
         counts.not_fetched,
         counts.fetched_before_a_write,
         counts.silent_writes,
+        traffic.store_trims.pages,
+        traffic.store_trims.requests,
     )
 }
 

@@ -35,6 +35,8 @@ pub enum Command {
     Fetch(Page, Place),
     /// Write a soft page to its slot; answered by [`Book::ended`](super::Book::ended).
     Save(Page, Slot),
+    /// Give back what is behind so many slots from this one on, which hold nothing; answered by [`Book::ended`](super::Book::ended).
+    Trim(Slot, u32),
     /// Map it for the guest, and wake who waits for it.
     Map(Page, Protection),
     /// Write-protect a page that is mapped.
@@ -58,6 +60,8 @@ pub enum Ended {
     Fetched(Page, Result<u32, Errno>),
     /// Of [`Command::Save`]: whether it was written.
     Saved(Page, Slot, Result<(), Errno>),
+    /// Of [`Command::Trim`]: whether it could be done. What cannot be is not tried again.
+    Trimmed(Slot, u32, Result<(), Errno>),
 }
 
 /// The host's number for why something could not be done. Nothing is decided by it.

@@ -143,6 +143,35 @@ impl Book {
         }
     }
 
+    /// Whether [`trim`](Self::trim) may do something.
+    pub fn wants_to_trim(&self) -> bool {
+        let is_quiet = self.saving == 0 && !self.is_reclaiming && !self.is_store_in_trouble;
+        self.trims && is_quiet && self.slots.may_trim()
+    }
+
+    /// Has a run of slots trimmed that nobody has, if it finds one in the next 8 MiB of the store; nothing while pages leave. The
+    /// pager calls it at a pace of its own, when the store is idle: a file system lets nobody read or write meanwhile.
+    pub fn trim(&mut self) {
+        if self.wants_to_trim()
+            && let Some((first, count)) = self.slots.trim()
+        {
+            self.commands.push(Command::Trim(first, count));
+            if mutant!(self, TrimmedSlotsFreeAtOnce) {
+                self.slots.trimmed(first, count);
+            }
+        }
+    }
+
+    /// What was behind so many slots is gone, or could not be given back, and none is from then on.
+    pub(super) fn trimmed(&mut self, first: Slot, count: u32, outcome: Result<(), Errno>) {
+        self.slots.trimmed(first, count);
+        self.trims &= outcome.is_ok();
+        if self.is_store_in_trouble {
+            // It may have been full without these.
+            self.retry();
+        }
+    }
+
     /// The cause of a trouble has been seen to: what failed is tried again.
     pub fn retry(&mut self) {
         self.is_store_in_trouble = false;

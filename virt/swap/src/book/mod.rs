@@ -4,7 +4,7 @@
 //! it, in their order. Three things make the order matter, and the pager has to keep to them:
 //! * What the owner says (an answer, a ticket, the beginning and end of a disk's request) is told in the owner's order.
 //! * [`Command::Examine`] is answered by [`Book::examined`] before anything else is told.
-//! * [`Command::Fetch`] and [`Command::Save`] take their time; everything else is done before the next thing is told.
+//! * [`Command::Fetch`], [`Command::Save`] and [`Command::Trim`] take their time; everything else is done before the next thing is told.
 //!
 //! A page leaves memory in steps: the owner lets go of it (no device reaches it), it is unmapped (no processor does), it rests
 //! as *soft* and comes back for the price of a minor fault, it is examined (what it holds can no longer change), it is written
@@ -70,6 +70,7 @@ pub(crate) enum Mutant {
     BusyPagesGo,
     OffersAnsweredEarly,
     OfferOutlivesRescue,
+    TrimmedSlotsFreeAtOnce,
 }
 
 /// Asks whether the book makes a mistake on purpose; never outside tests.
@@ -139,6 +140,8 @@ pub struct Book {
     saves_all: bool,
     /// The last page that was saved although its block held the same.
     last_silent: Option<(Block, Slot)>,
+    /// Slots that were given back are trimmed.
+    trims: bool,
     /// Nothing is saved until [`retry`](Self::retry).
     is_store_in_trouble: bool,
     /// Pages that could not be fetched; they are still in that state.
@@ -178,6 +181,7 @@ impl Book {
             reads_all: false,
             saves_all: false,
             last_silent: None,
+            trims: false,
             is_store_in_trouble: false,
             troubled: Vec::new(),
             counts: Counts::default(),
@@ -223,7 +227,12 @@ impl Book {
         self.saves_all = true;
     }
 
-    /// Slots that nobody has.
+    /// What is behind slots that nobody has any more is given back, as far as [`trim`](Self::trim) is called.
+    pub fn trims_slots(&mut self) {
+        self.trims = true;
+    }
+
+    /// Slots that nobody has, but those that are being trimmed.
     pub fn free_slots(&self) -> usize {
         self.slots.free()
     }
@@ -303,6 +312,7 @@ impl Book {
         match ended {
             Ended::Fetched(page, outcome) => self.fetched(page, outcome),
             Ended::Saved(page, slot, outcome) => self.saved(page, slot, outcome),
+            Ended::Trimmed(first, count, outcome) => self.trimmed(first, count, outcome),
         }
     }
 

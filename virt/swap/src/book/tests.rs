@@ -107,6 +107,8 @@ struct World {
     faults: BTreeMap<Page, bool>,
     reading: Vec<(Page, Place)>,
     writing: Vec<(Page, Slot)>,
+    trimming: Vec<(Slot, u32)>,
+    trims: u64,
     questions: VecDeque<Vec<Page>>,
     says: VecDeque<Says>,
     tickets: BTreeMap<u64, Vec<(Page, bool)>>,
@@ -152,9 +154,12 @@ impl World {
             lent: 0,
             truth: Truth::Known(0),
         };
+        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        book.slots.set_chunk(4);
+        book.trims_slots();
         Self {
             random: Random::new(seed),
-            book: Book::new(PAGES, LIMIT, SLOTS),
+            book,
             frames: vec![frame; PAGES as usize],
             image: (1..=Content::from(BLOCKS)).collect(),
             store: vec![0; 2 * SLOTS],
@@ -162,6 +167,8 @@ impl World {
             faults: BTreeMap::new(),
             reading: Vec::new(),
             writing: Vec::new(),
+            trimming: Vec::new(),
+            trims: 0,
             questions: VecDeque::new(),
             says: VecDeque::new(),
             tickets: BTreeMap::new(),
@@ -537,6 +544,9 @@ impl World {
         if self.is_stopped {
             choices.push(4);
         }
+        if !self.trimming.is_empty() {
+            choices.push(5);
+        }
         if choices.is_empty() {
             return Ok(false);
         }
@@ -620,6 +630,16 @@ impl World {
                 self.book.ended(Ended::Saved(page, slot, outcome));
                 self.book.balance();
             }
+            5 => {
+                // Some time, what is behind them goes.
+                let (first, count) = self.trimming.remove(0);
+                let slots = first.0 as usize..(first.0 + count) as usize;
+                self.store[slots].fill(Content::MAX);
+                // One that was refused would be the last.
+                self.book.ended(Ended::Trimmed(first, count, Ok(())));
+                self.book.balance();
+                self.trims += 1;
+            }
             _ => {
                 self.is_stopped = false;
                 if self.book.free_slots() == 0 {
@@ -702,8 +722,28 @@ impl World {
                 }
                 self.frame(page).content = Some(0);
             }
-            Command::Fetch(page, place) => self.reading.push((page, place)),
-            Command::Save(page, slot) => self.writing.push((page, slot)),
+            Command::Fetch(page, place) => {
+                if let Place::Slot(slot) = place {
+                    self.is_not_trimmed(slot)?;
+                }
+                self.reading.push((page, place));
+            }
+            Command::Save(page, slot) => {
+                self.is_not_trimmed(slot)?;
+                self.writing.push((page, slot));
+            }
+            Command::Trim(first, count) => {
+                let slots = first.0..first.0 + count;
+                let is_read = |(_, place): &(Page, Place)| match place {
+                    Place::Slot(slot) => slots.contains(&slot.0),
+                    _ => false,
+                };
+                let is_written = |(_, slot): &(Page, Slot)| slots.contains(&slot.0);
+                if self.reading.iter().any(is_read) || self.writing.iter().any(is_written) {
+                    return Err(format!("trimmed while in use: {slots:?}"));
+                }
+                self.trimming.push((first, count));
+            }
             Command::Map(page, protection) => {
                 let frame = self.frame(page);
                 if frame.content.is_none() {
@@ -778,6 +818,15 @@ impl World {
         Ok(())
     }
 
+    /// A slot is handed out while what is behind it goes.
+    fn is_not_trimmed(&self, slot: Slot) -> Checked {
+        let is_in = |(first, count): &(Slot, u32)| (first.0..first.0 + count).contains(&slot.0);
+        match self.trimming.iter().any(is_in) {
+            true => Err(format!("{slot:?} is used and trimmed")),
+            false => Ok(()),
+        }
+    }
+
     /// What has to hold between any two events.
     fn check(&mut self) -> Checked {
         if self.is_naive {
@@ -837,6 +886,10 @@ impl World {
                 self.book.ask();
                 self.carry_out(phase)?;
             }
+            if self.random.chance(0.1) {
+                self.book.trim();
+                self.carry_out(phase)?;
+            }
             if self.random.chance(0.02) {
                 self.check()?;
             }
@@ -872,6 +925,7 @@ impl World {
                 || !self.says.is_empty()
                 || !self.reading.is_empty()
                 || !self.writing.is_empty()
+                || !self.trimming.is_empty()
                 || self.is_stopped
                 || self.book.present() > self.limit;
             if !waits {
@@ -922,6 +976,35 @@ fn a_million_events_lose_no_byte() {
     ] {
         assert!(count > 100, "{what}: {count}");
     }
+    assert!(world.trims > 100, "{} trims", world.trims);
+}
+
+#[test]
+fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
+    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    book.slots.set_chunk(4);
+    book.trims_slots();
+    let leave_and_come_overwritten = |book: &mut Book| {
+        all_leave(book, |_| false);
+        book.set_limit(LIMIT);
+        for page in 0..8 {
+            book.fault_overwriting(Page(page));
+        }
+        book.take_commands();
+    };
+    for page in 0..8 {
+        book.fault(Page(page), true);
+    }
+    leave_and_come_overwritten(&mut book);
+    let free = book.free_slots();
+    book.trim();
+    assert_eq!(book.take_commands(), [Command::Trim(Slot(0), 8)]);
+    assert_eq!(book.free_slots(), free - 8);
+    assert!(!book.wants_to_trim());
+    book.ended(Ended::Trimmed(Slot(0), 8, Err(Errno(95))));
+    assert_eq!(book.free_slots(), free);
+    leave_and_come_overwritten(&mut book);
+    assert!(!book.wants_to_trim());
 }
 
 #[test]
@@ -1138,6 +1221,7 @@ fn mistakes_made_on_purpose_are_found() {
         Mutant::BusyPagesGo,
         Mutant::OffersAnsweredEarly,
         Mutant::OfferOutlivesRescue,
+        Mutant::TrimmedSlotsFreeAtOnce,
     ] {
         let wrong = first_wrong(|world| world.book.mutant = Some(mutant));
         println!("{mutant:?}: {wrong:?}");

@@ -128,6 +128,7 @@ fn run(seed: u64, stop_at: u64) -> Made<Ran> {
         Ok(Files {
             store: media.open(STORE, ram),
             slots: PAGES,
+            trims: false,
             disks: (0..DISKS).map(disk).collect(),
         })
     })?;

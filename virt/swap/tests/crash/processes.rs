@@ -124,6 +124,7 @@ fn run_until_killed(dir: &Path, stop_at: u64) -> Made<()> {
         Ok(Files {
             store: count(support::store(PAGES as u32)?),
             slots: PAGES,
+            trims: false,
             disks: (0..DISKS).map(disk).collect::<Made<_>>()?,
         })
     })?;

@@ -74,6 +74,8 @@ pub struct Files {
     pub store: Box<dyn BlockIo>,
     /// How many it holds.
     pub slots: usize,
+    /// Slots that are free again are trimmed.
+    pub trims: bool,
     /// By their numbers.
     pub disks: Vec<Disk>,
 }
@@ -347,6 +349,9 @@ impl Machine {
             images,
         };
         let mut pager = Pager::new(parts, Box::new(door))?;
+        if files.trims {
+            pager.trims_slots();
+        }
         if is_only_counted {
             pager.reads_what_vcpus_overwrite();
         }
@@ -395,6 +400,14 @@ impl Machine {
         assert!(self.pager.handle(0).send(message).is_ok(), "it lives");
     }
 
+    /// How things stand.
+    pub fn report(&self) -> Report {
+        self.pager
+            .handle(0)
+            .call(Message::Report)
+            .expect("it lives")
+    }
+
     /// Ends both; how things stood.
     pub fn stop(self) -> Report {
         drop(self.owner.stop());
@@ -407,13 +420,14 @@ pub fn store(slots: u32) -> Made<Box<dyn BlockIo>> {
     Ok(store_that_grows(slots)?.0)
 }
 
-/// The same, and what makes it larger.
-pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth)> {
+/// The same, what makes it larger, and its file, to look at.
+pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth, File)> {
     let dir = tempfile::tempdir()?;
     let store = Store::open(&dir.path().join("swap"), u64::from(slots) * PAGE_SIZE)?;
     let growth = store.growth()?;
-    let store = UringFile::from_file(store.into_file(), past_the_cache())?;
-    Ok((Box::new(store), growth))
+    let file = store.into_file();
+    let store = UringFile::from_file(file.try_clone()?, past_the_cache())?;
+    Ok((Box::new(store), growth, file))
 }
 
 /// A disk with this image.
