@@ -17,11 +17,11 @@ use crate::{BLOCK, age, block};
 /// Blocks of a source, a header or an object: 4 to 64 KiB.
 const RUN_MAX: u64 = 16;
 /// Headers of a unit.
-const HEADERS: u64 = 8;
-/// Part of the disk that headers lie in.
-const HEADERS_PART: u64 = 8;
+const HEADERS: u64 = 24;
+/// Part of the disk, in front, that headers begin in: a quarter.
+const HEADERS_PART: u64 = 4;
 /// MiB that a unit's process fills: 1 to this.
-const HEAP_MAX: u64 = 6;
+const HEAP_MAX: u64 = 12;
 /// Objects' blocks for each unit: as many as an object may have.
 const OUTPUT: u64 = RUN_MAX;
 

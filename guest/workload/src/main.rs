@@ -62,8 +62,9 @@ workload: the program inside the test guest
       with cached=… unwritten=…, the pages of this kernel's page cache and those that the disk has not got, and waits for a
       line of standard input, for who counts from outside.
   workload compile DEV [--mib 100] [--units 96] [--phases 6] [--seed 1] [--marker] [--step]
-      Unit by unit: reads a source and 8 headers (4 to 64 KiB each, anywhere in the first MIB MiB) through the page cache, fills
-      1 to 6 MiB in a process that ends then, and writes an object of 4 to 64 KiB behind the MIB MiB, 64 KiB for each unit.
+      Unit by unit: reads a source (anywhere in the first MIB MiB) and 24 headers (in the first quarter of them) through the page
+      cache, fills 1 to 12 MiB in a process that ends then, and writes an object behind the MIB MiB, which has 64 KiB of room for
+      each unit. Sources, headers and objects have 4 to 64 KiB.
       UNITS units in PHASES phases; in one more all objects are read again.
   workload compress DEV [--mib 64] [--window-mib 24] [--phases 6] [--seed 1] [--marker] [--step]
       Reads the first MIB MiB in order through the page cache, keeps what it read last in a window in memory, looks into it, and

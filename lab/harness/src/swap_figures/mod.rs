@@ -7,7 +7,7 @@
 //! | `compile`, `compress`, `collect` | 4.11 to 4.13 | what compilers, compressors and collectors do to memory |
 //! | `phased` | 4.4, 4.14 | four guests that start one after another on one host |
 //!
-//! A run is one of [`swap_lab`](crate::swap_lab)'s with another [`Plan`]; `phased` has its own. Each piece of work has a lab of its own, in
+//! A run is one of [`swap_lab`](crate::swap_lab)'s with another plan; `phased` has its own. Each piece of work has a lab of its own, in
 //! which the ways follow each other. Tables, plots (`target/report/swap/`) and one JSON object; all of them are written anew after
 //! each piece, so that what has been measured is kept.
 //!

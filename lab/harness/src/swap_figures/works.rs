@@ -63,8 +63,8 @@ impl Work {
             ),
             Self::Compress => Plan::in_phases(
                 "compress",
-                format!("/dev/vda --mib {MIB} --window-mib 24 --phases 6 --seed {seed}"),
-                7,
+                format!("/dev/vda --mib 48 --window-mib 24 --phases 4 --seed {seed}"),
+                5,
                 "compress killed",
                 LIMIT,
             ),
