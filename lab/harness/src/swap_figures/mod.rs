@@ -9,7 +9,7 @@
 //!
 //! A run is one of [`swap_lab`](crate::swap_lab)'s with another plan; `phased` has its own. Each piece of work has a lab of its own, in
 //! which the ways follow each other. Tables, plots (`target/report/swap/`) and one JSON object; all of them are written anew after
-//! each piece, so that what has been measured is kept.
+//! each run, so that what has been measured is kept.
 //!
 //! Left out: what a lab cannot show (times, throughput), and what these guests cannot be (Windows).
 
@@ -104,6 +104,7 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     let runs: BTreeSet<_> = runs.into_iter().filter(|(_, way)| is_wanted(way)).collect();
     let works: BTreeSet<Work> = runs.iter().map(|(work, _)| *work).collect();
     let mut figures = Figures::default();
+    let write = |figures: &Figures| figures.write(&args.report, start.elapsed());
     for round in 1..=args.rounds {
         let say = |name: &str, way: Way| {
             let rounds = args.rounds;
@@ -119,9 +120,9 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
                 say(&work.name(), way);
                 let run = experiment::run(host, way, &work.plan())?;
                 eprint!("{}", run.lines());
-                figures.add(work, way, run)
+                figures.add(work, way, run)?;
+                write(figures)
             })?;
-            figures.write(&args.report, start.elapsed())?;
         }
         if is_asked(Section::Phased) {
             let files = Files::make(&phased::disks())?;
@@ -129,11 +130,12 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
             in_lab(&files, &mut figures, ways, |host, figures, way| {
                 say("four guests", way);
                 figures.add_phased(way, phased::run(host, way)?);
-                Ok(())
+                write(figures)
             })?;
-            figures.write(&args.report, start.elapsed())?;
         }
     }
+    // What failed is in it as well.
+    write(&figures)?;
     print!("{}", figures.tables());
     println!("\nfigures: {}", args.report.display());
     Ok(u8::from(figures.has_failed()))
