@@ -203,10 +203,13 @@ impl<'a> Staged<'a> {
             return Ok(());
         };
         let plan = plan();
-        let mark = MARKS[self.phase];
-        running
-            .wait_for_line(&plan.step(mark))
-            .with_context(|| format!("guest {} in phase {}", self.number + 1, self.phase + 1))?;
+        if let Err(error) = running.wait_for_line(&plan.step(MARKS[self.phase])) {
+            let (number, phase) = (self.number + 1, self.phase + 1);
+            // Why is what it said at its end.
+            let ended = self.running.take().map(RunningGuest::wait).transpose()?;
+            let tail = ended.map(|outcome| outcome.tail()).unwrap_or_default();
+            return Err(error.context(format!("guest {number} in phase {phase}\n{tail}\n")));
+        }
         self.phase += 1;
         if self.phase < MARKS.len() {
             return Ok(());
