@@ -14,6 +14,7 @@ use support::{Files, Machine, Shape, Vcpu};
 use swap::frames::PAGE;
 use swap::overwrite::Registers;
 use swap::pager::Report;
+use vio_faults::LatencyDisk;
 
 const PAGES: usize = 320;
 const LIMIT: usize = 112;
@@ -74,8 +75,10 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
         limit: LIMIT,
     };
     let files = |_: &GuestRam| {
+        // Pages leave later than others come, as with any real store.
+        let store = LatencyDisk::new(support::store(PAGES as u32)?, Duration::from_millis(20))?;
         Ok(Files {
-            store: support::store(PAGES as u32)?,
+            store: Box::new(store),
             slots: PAGES,
             trims: false,
             disks: Vec::new(),
@@ -102,6 +105,12 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
     put(TABLES[3], 1, (TARGET_PAGE * PAGE) as u64 | KERNEL);
     // REP STOSQ.
     put(CODE_PAGE, 0x100 / 8, 0xab48f3);
+    // What came meanwhile has made others leave: without room for one more page the target would be read all the same.
+    while machine.report().present > LIMIT {
+        std::thread::yield_now();
+    }
+    // Of a page that this thread has had to wait for so far, which has come since.
+    while answers.try_recv().is_ok() {}
     // Its first store, as the vCPU makes it once it goes on by itself.
     at(&machine, TARGET_PAGE, 0).store(FILL, Ordering::Relaxed);
     let answer = answers.recv_timeout(PATIENCE).expect("it is stopped");
