@@ -16,7 +16,7 @@ const RUN: usize = BATCH;
 
 /// What becomes of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Errand {
+pub(crate) enum PageOp {
     /// Its content is read.
     Fetch(Page, Place),
     /// It is written to its slot.
@@ -25,7 +25,7 @@ pub(crate) enum Errand {
     Trim(Slot, u32),
 }
 
-impl Errand {
+impl PageOp {
     fn page(self) -> Option<Page> {
         match self {
             Self::Fetch(page, _) | Self::Save(page, _) => Some(page),
@@ -60,11 +60,11 @@ struct Run {
     target: Target,
     /// First block.
     first: u32,
-    errands: Vec<Errand>,
+    ops: Vec<PageOp>,
 }
 
 /// A file that pages are in.
-struct Depot {
+struct Backing {
     io: Box<dyn BlockIo>,
     free: Vec<u32>,
     running: HashMap<u32, Run>,
@@ -72,7 +72,7 @@ struct Depot {
     queued: VecDeque<Run>,
 }
 
-impl Depot {
+impl Backing {
     fn new(mut io: Box<dyn BlockIo>, keep: KeepAlive) -> Self {
         io.attach(keep);
         Self {
@@ -88,8 +88,8 @@ impl Depot {
             return self.queued.push_back(run);
         };
         let mut pieces: Vec<Piece> = Vec::new();
-        for errand in &run.errands {
-            let Some(page) = errand.page() else {
+        for op in &run.ops {
+            let Some(page) = op.page() else {
                 continue;
             };
             let hva = ram.hva(page);
@@ -104,7 +104,7 @@ impl Depot {
             }
         }
         let offset = u64::from(run.first) * PAGE_SIZE;
-        let len = (run.errands.len() * PAGE_SIZE as usize) as u32;
+        let len = (run.ops.len() * PAGE_SIZE as usize) as u32;
         let op = match run.target {
             Target::StoreWrite => blk::Op::Write {
                 offset,
@@ -124,10 +124,10 @@ impl Depot {
 
 /// The files. All calls come from the pager's thread.
 pub(crate) struct Carrier {
-    store: Depot,
-    images: Vec<Depot>,
+    store: Backing,
+    images: Vec<Backing>,
     /// What is to be done next, not sorted yet.
-    waiting: Vec<Errand>,
+    waiting: Vec<PageOp>,
     completions: Vec<Completion>,
     traffic: Traffic,
 }
@@ -137,8 +137,8 @@ impl Carrier {
     pub fn new(store: Box<dyn BlockIo>, images: Vec<Box<dyn BlockIo>>, keep: &KeepAlive) -> Self {
         let images = images.into_iter();
         Self {
-            store: Depot::new(store, keep.clone()),
-            images: images.map(|io| Depot::new(io, keep.clone())).collect(),
+            store: Backing::new(store, keep.clone()),
+            images: images.map(|io| Backing::new(io, keep.clone())).collect(),
             waiting: Vec::new(),
             completions: Vec::new(),
             traffic: Traffic::default(),
@@ -150,13 +150,13 @@ impl Carrier {
     }
 
     /// To be done at the next [`start`](Self::start).
-    pub fn push(&mut self, errand: Errand) {
-        self.waiting.push(errand);
+    pub fn push(&mut self, op: PageOp) {
+        self.waiting.push(op);
     }
 
     /// Whether anything is under way.
     pub fn is_busy(&self) -> bool {
-        let is_busy = |depot: &Depot| !depot.running.is_empty();
+        let is_busy = |backing: &Backing| !backing.running.is_empty();
         !self.waiting.is_empty() || is_busy(&self.store) || self.images.iter().any(is_busy)
     }
 
@@ -165,16 +165,16 @@ impl Carrier {
         if self.waiting.is_empty() {
             return;
         }
-        let mut errands = mem::take(&mut self.waiting);
-        errands.sort_by_key(|errand| errand.target());
-        let follows = |a: &Errand, b: &Errand| {
+        let mut ops = mem::take(&mut self.waiting);
+        ops.sort_by_key(|op| op.target());
+        let follows = |a: &PageOp, b: &PageOp| {
             let ((target, a), (other, b)) = (a.target(), b.target());
             target == other && a.checked_add(1) == Some(b)
         };
-        for side_by_side in errands.chunk_by(follows) {
+        for side_by_side in ops.chunk_by(follows) {
             for run in side_by_side.chunks(RUN) {
                 let (target, first) = run[0].target();
-                let (depot, carried) = match target {
+                let (backing, carried) = match target {
                     Target::StoreRead => (&mut self.store, &mut self.traffic.store_reads),
                     Target::StoreWrite => (&mut self.store, &mut self.traffic.store_writes),
                     Target::StoreTrim(_) => (&mut self.store, &mut self.traffic.store_trims),
@@ -190,32 +190,38 @@ impl Carrier {
                 let run = Run {
                     target,
                     first,
-                    errands: run.to_vec(),
+                    ops: run.to_vec(),
                 };
-                depot.submit(run, ram);
+                backing.submit(run, ram);
             }
         }
-        errands.clear();
-        self.waiting = errands;
+        ops.clear();
+        self.waiting = ops;
         self.flush();
     }
 
-    fn depots(&mut self) -> impl Iterator<Item = &mut Depot> {
+    fn backings(&mut self) -> impl Iterator<Item = &mut Backing> {
         std::iter::once(&mut self.store).chain(&mut self.images)
     }
 
     fn flush(&mut self) {
-        for depot in self.depots().filter(|depot| !depot.running.is_empty()) {
-            depot.io.flush();
+        for backing in self
+            .backings()
+            .filter(|backing| !backing.running.is_empty())
+        {
+            backing.io.flush();
         }
     }
 
     /// What has ended, with whether it did what was asked.
-    pub fn poll(&mut self, ram: &SwappedRam) -> Vec<(Errand, Result<(), Errno>)> {
+    pub fn poll(&mut self, ram: &SwappedRam) -> Vec<(PageOp, Result<(), Errno>)> {
         let mut ended = Vec::new();
         let mut completions = mem::take(&mut self.completions);
-        for depot in self.depots().filter(|depot| !depot.running.is_empty()) {
-            depot.io.poll(&mut completions);
+        for backing in self
+            .backings()
+            .filter(|backing| !backing.running.is_empty())
+        {
+            backing.io.poll(&mut completions);
             for completion in completions.drain(..) {
                 let outcome = match completion.outcome {
                     Outcome::Done => Ok(()),
@@ -223,13 +229,13 @@ impl Carrier {
                     // It goes on.
                     Outcome::NotCancellable => continue,
                 };
-                if let Some(run) = depot.running.remove(&completion.slot) {
-                    depot.free.push(completion.slot);
-                    ended.extend(run.errands.into_iter().map(|errand| (errand, outcome)));
+                if let Some(run) = backing.running.remove(&completion.slot) {
+                    backing.free.push(completion.slot);
+                    ended.extend(run.ops.into_iter().map(|op| (op, outcome)));
                 }
-                if let Some(run) = depot.queued.pop_front() {
-                    depot.submit(run, ram);
-                    depot.io.flush();
+                if let Some(run) = backing.queued.pop_front() {
+                    backing.submit(run, ram);
+                    backing.io.flush();
                 }
             }
         }
@@ -239,23 +245,25 @@ impl Carrier {
 
     /// Asks to be woken by [`wake_fds`](Self::wake_fds).
     pub fn arm(&mut self) {
-        self.depots().for_each(|depot| depot.io.arm());
+        self.backings().for_each(|backing| backing.io.arm());
     }
 
     /// After [`arm`](Self::arm): whether something has ended.
     pub fn has_ended(&mut self) -> bool {
-        let mut busy = self.depots().filter(|depot| !depot.running.is_empty());
-        busy.any(|depot| depot.io.has_completions())
+        let mut busy = self
+            .backings()
+            .filter(|backing| !backing.running.is_empty());
+        busy.any(|backing| backing.io.has_completions())
     }
 
     /// Takes [`arm`](Self::arm) back.
     pub fn disarm(&mut self) {
-        self.depots().for_each(|depot| depot.io.disarm());
+        self.backings().for_each(|backing| backing.io.disarm());
     }
 
     /// Appends descriptors that become readable, once armed, when something has ended.
     pub fn wake_fds(&self, fds: &mut Vec<RawFd>) {
         let all = std::iter::once(&self.store).chain(&self.images);
-        all.for_each(|depot| depot.io.wake_fds(fds));
+        all.for_each(|backing| backing.io.wake_fds(fds));
     }
 }

@@ -3,11 +3,11 @@
 //! The pager reaches a page through the file, never through a mapping: nothing that it does can wait for itself.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::{pread, pwrite};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::{Errno, pread, pwrite};
 use uffd::GuestMapping;
 
 use crate::book::{Page, Protection, Seen};
@@ -134,6 +134,25 @@ impl Frames {
             }
         }
         Ok(())
+    }
+
+    /// The next pages that take memory, of those from `at` to `end`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn next_present(&self, at: u32, end: u32) -> io::Result<Option<Range<u32>>> {
+        if at >= end {
+            return Ok(None);
+        }
+        let first = match seek(&self.file, SeekFrom::Data(offset(Page(at)))) {
+            // Nothing from there on.
+            Err(Errno::NXIO) => return Ok(None),
+            other => other? / PAGE as u64,
+        };
+        let hole = seek(&self.file, SeekFrom::Hole(first * PAGE as u64))?;
+        let run = first..hole.div_ceil(PAGE as u64).min(end.into());
+        // No further than `end`.
+        Ok((!run.is_empty()).then_some(run.start as u32..run.end as u32))
     }
 
     /// Takes `count` pages from the guest; their memory, and the markers, stay.

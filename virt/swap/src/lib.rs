@@ -22,7 +22,7 @@
 //!   └─ SwappedBalloon: offered ───────────┘
 //! pager ── evict, ticket done, go ─▶ owner
 //! ```
-//! Left out so far: a pager that asks `overwrite`; stores that overwrite a page in many instructions.
+//! Left out: stores that overwrite a page in many instructions (the paper's buffer); `docs/swap.md` says what that costs.
 #![forbid(unsafe_code)]
 
 pub mod balloon;

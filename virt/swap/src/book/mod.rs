@@ -404,3 +404,5 @@ impl Book {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod world;

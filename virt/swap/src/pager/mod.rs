@@ -12,103 +12,53 @@
 //! paused with the reason, and goes on once what failed has been done: it is tried again each second, and when the limit or the
 //! store has changed.
 
-use std::collections::{HashMap, VecDeque};
+mod faults;
+mod holds;
+mod machine;
+mod watermark;
+
 use std::io;
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use guest_mem::{Gpa, PAGE_SIZE, Pages, PhysMem, SlotMapping};
+use guest_mem::{Gpa, PAGE_SIZE, Pages, PhysMem};
 use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, Poller, Turn, Wakes};
-use uffd::{GuestMapping, Source, Stores};
-use vio::blk::BlockIo;
+use uffd::{GuestMapping, Stores};
 
 use crate::batch::Batch;
-use crate::book::{
-    BATCH, Book, Command, Ended, Errno, Page, Place, Protection, State, Ticket, Trouble,
-};
-use crate::carrier::{Carrier, Errand};
+use crate::book::{BATCH, Book, Command, Ended, Errno, Page, Protection, Ticket, Trouble};
+use crate::carrier::{Carrier, PageOp};
 use crate::frames::{Buffer, Content, Frames, crc};
 pub use crate::link::Message;
-use crate::link::{Asked, Gate, Kind, Reports, Said, Spoken};
-use crate::overwrite::Registers;
-use crate::preventer::{Found, Pending, Preventer, View, go_on};
+use crate::link::{Gate, Kind, Said, Spoken};
+use crate::preventer::{Found, Preventer};
 use crate::ram::SwappedRam;
 pub use crate::report::Report;
+use holds::Holds;
+pub use machine::{Machine, Parts};
+use watermark::Watermark;
 
 /// Bytes that may be in memory beyond the limit.
 pub const BATCH_BYTES: u64 = BATCH as u64 * PAGE_SIZE;
 
 /// Between two questions to the owner, if all pages of the last one are in use.
 const PACE: Duration = Duration::from_millis(1);
-/// How long a page that has come for a ticket stays although nobody asks for it: its device may have been reset.
-const HELD_FOR: Duration = Duration::from_secs(2);
 /// Between two tries of what failed.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two looks whether disks need not report any more.
-const LOOK: Duration = Duration::from_secs(1);
 /// Between two looks for slots to trim, a few MiB each.
 const TRIM_PACE: Duration = Duration::from_millis(20);
-/// Faults that are served before anything else is looked at.
-const FAULTS: usize = 32;
-
-/// What the pager needs of the machine. No call waits for the owner or for a processor.
-pub trait Machine: Send {
-    /// Has the owner let go of as many of these pages as it can ([`PhysMem::let_go`]).
-    fn evict(&self, pages: Pages);
-
-    /// Tells the owner that the memory of a ticket is there.
-    fn ticket_done(&self, ticket: guest_mem::Ticket);
-
-    /// Has the owner look at its disks.
-    fn wake(&self);
-
-    /// Has every vCPU leave the guest, say where it stands ([`Message::Stopped`]), and go on with what it is answered.
-    fn stop_vcpus(&self);
-
-    /// Stops the guest, which cannot go on, before it notices: why, and how things stand, for its user.
-    fn pause(&self, trouble: Trouble, report: &Report);
-
-    /// Lets the guest go on; how things stand.
-    fn resume(&self, report: &Report);
-
-    /// Ends the guest: the kernel refused what the pager cannot do without.
-    fn fail(&self, error: &io::Error);
-}
-
-/// What a pager is made of.
-pub struct Parts {
-    /// The memory, as the owner has it.
-    pub ram: SwappedRam,
-    /// The mappings that the guest's memory slots show, one for each region of memory, in order.
-    pub slots: Vec<Arc<SlotMapping>>,
-    /// Who serves faults: the kernel's are those of processors in a guest.
-    pub faults: Source,
-    /// Pages that may be in memory.
-    pub limit: usize,
-    /// Where pages go, and how many it holds.
-    pub store: (Box<dyn BlockIo>, usize),
-    /// Whether stores that overwrite a page are looked for: how many vCPUs there are, and how long they are waited for.
-    pub preventer: Option<(usize, Duration)>,
-    /// The images of disks, by their numbers: what was written to them by the disk is found there.
-    pub images: Vec<Box<dyn BlockIo>>,
-}
 
 /// The pager. See the module's head.
 pub struct Pager {
     book: Book,
     /// `None` once the guest has been let go.
     frames: Option<Frames>,
-    file: OwnedFd,
     ram: SwappedRam,
     gates: Vec<Arc<Gate>>,
     carrier: Carrier,
     machine: Box<dyn Machine>,
-    /// Pages that have been held for a ticket that is not done.
-    wanted: HashMap<Ticket, Vec<Page>>,
-    /// Pages of tickets that are done, and since when.
-    held: VecDeque<(Nanos, Vec<Page>)>,
+    holds: Holds,
     batch: Batch,
     buffer: Buffer,
     preventer: Option<Preventer>,
@@ -118,14 +68,11 @@ pub struct Pager {
     content: Option<(Page, Box<Content>)>,
     ask_at: Nanos,
     retry_at: Option<Nanos>,
-    look_at: Nanos,
     trim_at: Nanos,
     is_over: bool,
     /// Who waits until nothing is under way.
     end: Option<mpsc::Sender<()>>,
-    /// What disks are asked to do, and whether they have seen it, as far as it matters.
-    asked: Asked,
-    is_seen: bool,
+    watermark: Watermark,
     report: Report,
     fds: Vec<(RawFd, u32)>,
     scratch: Vec<RawFd>,
@@ -149,19 +96,16 @@ impl Pager {
         let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
         let guest = GuestMapping::new(offsets.zip(slots), faults, Stores::Traced)?;
         let file = ram.ram().memfd().ok_or(io::ErrorKind::Unsupported)?;
-        let file = file.try_clone_to_owned()?;
         let keep = ram.ram().keep_alive();
         let gates = (0..images.len()).map(|disk| ram.gate(disk as u8)).collect();
         let pages = u32::try_from(ram.pages()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut pager = Self {
             book: Book::new(pages, limit, slot_count),
-            frames: Some(Frames::new(file.try_clone()?, guest)),
-            file,
+            frames: Some(Frames::new(file.try_clone_to_owned()?, guest)),
             gates,
             carrier: Carrier::new(store, images, &keep),
             machine,
-            wanted: HashMap::new(),
-            held: VecDeque::new(),
+            holds: Holds::default(),
             batch: Batch::default(),
             buffer: Buffer::default(),
             preventer: preventer.map(|(vcpus, limit)| Preventer::new(vcpus, limit)),
@@ -169,12 +113,10 @@ impl Pager {
             content: None,
             ask_at: Nanos(0),
             retry_at: None,
-            look_at: Nanos(0),
             trim_at: Nanos(0),
             is_over: false,
             end: None,
-            asked: Asked::default(),
-            is_seen: false,
+            watermark: Watermark::default(),
             report: Report::default(),
             fds: Vec::new(),
             scratch: Vec::new(),
@@ -215,13 +157,15 @@ impl Pager {
 
     /// Pages that hold something are in memory.
     fn adopt(&mut self) -> io::Result<()> {
-        let end = self.ram.pages() as u64;
+        // As many as the book has.
+        let end = self.ram.pages() as u32;
         let mut at = 0;
-        while let Some(run) = next_present(&self.file, at, end)? {
+        while let Some(frames) = &self.frames
+            && let Some(run) = frames.next_present(at, end)?
+        {
             at = run.end;
             for number in run {
-                // As many pages as the book has.
-                self.book.adopt(Page(number as u32));
+                self.book.adopt(Page(number));
                 self.carry_out()?;
             }
         }
@@ -300,9 +244,9 @@ impl Pager {
                 Some((_, content)) => frames.write(page, &content)?,
                 None => frames.zero(page)?,
             },
-            Command::Fetch(page, place) => self.carrier.push(Errand::Fetch(page, place)),
-            Command::Save(page, slot) => self.carrier.push(Errand::Save(page, slot)),
-            Command::Trim(first, count) => self.carrier.push(Errand::Trim(first, count)),
+            Command::Fetch(page, place) => self.carrier.push(PageOp::Fetch(page, place)),
+            Command::Save(page, slot) => self.carrier.push(PageOp::Save(page, slot)),
+            Command::Trim(first, count) => self.carrier.push(PageOp::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
             Command::Wake(page) => frames.guest().wake(page.0.into())?,
             Command::Done(ticket) => self.done(ticket),
@@ -316,10 +260,9 @@ impl Pager {
     }
 
     fn done(&mut self, ticket: Ticket) {
-        match self.wanted.remove(&ticket) {
-            Some(pages) => self.held.push_back((Nanos::now(), pages)),
+        if !self.holds.done(ticket, Nanos::now()) {
             // An offer's.
-            None => self.ram.answer(ticket),
+            self.ram.answer(ticket);
         }
         self.machine.ticket_done(guest_mem::Ticket(ticket.0));
     }
@@ -366,9 +309,8 @@ impl Pager {
             }
             Said::Wanted(ticket, pages) => {
                 self.report.tickets += 1;
-                let held: Vec<Page> = pages.iter().map(|(page, _)| *page).collect();
-                held.iter().for_each(|page| self.ram.hold(*page));
-                self.wanted.insert(ticket, held);
+                let held = pages.iter().map(|(page, _)| *page).collect();
+                self.holds.begin(ticket, held, &self.ram);
                 self.book.wanted(ticket, &pages);
             }
             Said::Offered(ticket, pages) => {
@@ -382,7 +324,7 @@ impl Pager {
             Said::Began(op, Kind::Write, span) => self.book.begin_write(op, &span),
             Said::Ended(op, Kind::Read, is_good) => self.book.end_read(op, is_good),
             Said::Ended(op, Kind::Write, is_good) => self.book.end_write(op, is_good),
-            Said::Drains(asked) => self.is_seen |= asked == self.asked,
+            Said::Drains(asked) => self.watermark.seen(asked),
         }
     }
 
@@ -395,7 +337,7 @@ impl Pager {
         };
         for alike in ended.chunk_by(are_read_together) {
             match alike[0] {
-                (Errand::Fetch(first, _), Ok(())) => {
+                (PageOp::Fetch(first, _), Ok(())) => {
                     let book = &mut self.book;
                     // As many as the book has pages, at most.
                     frames.read_each(
@@ -407,13 +349,13 @@ impl Pager {
                         },
                     )?;
                 }
-                (Errand::Fetch(page, _), Err(errno)) => {
+                (PageOp::Fetch(page, _), Err(errno)) => {
                     self.book.ended(Ended::Fetched(page, Err(errno)));
                 }
-                (Errand::Save(page, slot), outcome) => {
+                (PageOp::Save(page, slot), outcome) => {
                     self.book.ended(Ended::Saved(page, slot, outcome));
                 }
-                (Errand::Trim(first, count), outcome) => {
+                (PageOp::Trim(first, count), outcome) => {
                     self.book.ended(Ended::Trimmed(first, count, outcome));
                 }
             }
@@ -425,96 +367,9 @@ impl Pager {
         Ok(any)
     }
 
-    fn serve_faults(&mut self) -> io::Result<bool> {
-        for nth in 0..FAULTS {
-            let Some(frames) = &self.frames else {
-                return Ok(false);
-            };
-            let Some(fault) = frames.guest().next_fault()? else {
-                return Ok(nth > 0);
-            };
-            self.report.faults += 1;
-            // As many pages as the book has.
-            self.fault(Page(fault.page as u32), fault.is_write)?;
-            // Whoever waits for what has ended waits no longer for the next message.
-            self.take_ended()?;
-        }
-        Ok(true)
-    }
-
-    fn fault(&mut self, page: Page, is_store: bool) -> io::Result<()> {
-        let (state, place) = self.book.look(page);
-        if state == State::Absent
-            && place != Place::Nowhere
-            && is_store
-            && let Some(preventer) = &mut self.preventer
-            && preventer.begin(page, is_store, Nanos::now())
-        {
-            self.machine.stop_vcpus();
-            return Ok(());
-        }
-        self.book.fault(page, is_store);
-        self.carry_out()
-    }
-
-    /// A vCPU says where it stands.
-    fn stopped(
-        &mut self,
-        registers: &Registers,
-        reply: &mpsc::Sender<Option<Registers>>,
-    ) -> io::Result<()> {
-        let Some(preventer) = &mut self.preventer else {
-            go_on(reply, None);
-            return Ok(());
-        };
-        let mut view = View {
-            book: &self.book,
-            ram: &self.ram,
-        };
-        match preventer.stopped(registers, &mut view) {
-            Found::Overwritten(page, ..) if self.reads_overwritten => {
-                self.report.false_reads += 1;
-                go_on(reply, None);
-                self.book.fault(page, true);
-                self.carry_out()
-            }
-            Found::Overwritten(page, content, after) => {
-                self.content = Some((page, content));
-                self.book.fault_overwriting(page);
-                self.carry_out()?;
-                // Without room it comes later, as it was.
-                let has_come = self.content.take().is_none();
-                self.report.prevented += u64::from(has_come);
-                self.report.false_reads += u64::from(!has_come);
-                go_on(reply, has_come.then_some(after));
-                Ok(())
-            }
-            Found::Read(pending) => {
-                go_on(reply, None);
-                self.read(pending)
-            }
-            Found::Nothing => {
-                go_on(reply, None);
-                Ok(())
-            }
-        }
-    }
-
-    /// Nobody is about to overwrite it.
-    fn read(&mut self, pending: Pending) -> io::Result<()> {
-        self.report.undecided += 1;
-        self.book.fault(pending.page, pending.is_store);
-        self.carry_out()
-    }
-
     /// What time brings.
     fn keep_time(&mut self, now: Nanos) -> io::Result<()> {
-        while let Some((since, pages)) = self.held.front()
-            && now >= after(*since, HELD_FOR)
-        {
-            pages.iter().for_each(|page| self.ram.unhold(*page));
-            self.held.pop_front();
-        }
+        self.holds.look(now, &self.ram);
         if let Some(at) = self.retry_at
             && now >= at
         {
@@ -537,10 +392,7 @@ impl Pager {
                 self.carry_out()?;
             }
         }
-        if now >= self.look_at {
-            self.look_at = after(now, LOOK);
-            self.choose_reports();
-        }
+        self.watermark.look(now, &mut self.book, &self.ram);
         Ok(())
     }
 
@@ -558,35 +410,6 @@ impl Pager {
             self.retry_at = None;
             self.machine.resume(&self.report());
         }
-    }
-
-    /// Disks report while memory is short, and until nothing depends on it.
-    fn choose_reports(&mut self) {
-        let old = self.asked.reports();
-        let reports = match old {
-            _ if self.is_short() => Reports::On,
-            Reports::On if self.book.present() < self.book.limit() / 2 => Reports::Draining,
-            Reports::Draining if self.is_seen => {
-                // What has left memory comes back as it is wanted; until then disks go on.
-                self.book.forget_blocks();
-                match self.book.knows_no_disk() {
-                    true => Reports::Off,
-                    false => old,
-                }
-            }
-            Reports::On | Reports::Draining | Reports::Off => old,
-        };
-        if reports != old {
-            self.asked = self.asked.next(reports);
-            self.is_seen = false;
-            self.ram.ask_disks(self.asked);
-        }
-    }
-
-    /// Pages may have to leave soon.
-    fn is_short(&self) -> bool {
-        let limit = self.book.limit();
-        limit < self.ram.pages() && self.book.present() > limit / 4 * 3
     }
 
     fn turn(&mut self, now: Nanos) -> io::Result<bool> {
@@ -658,10 +481,7 @@ impl Poller for Pager {
     type Probe = AlwaysPoll;
 
     fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        // Before anything comes of it: what is present decides whether the next request is reported.
-        if self.asked.reports() == Reports::Off && self.is_short() {
-            self.choose_reports();
-        }
+        self.watermark.rise(&mut self.book, &self.ram);
         match self.turn(turn.now()) {
             Ok(true) => Activity::Busy,
             Ok(false) if self.carrier.is_busy() => Activity::Waiting,
@@ -704,9 +524,9 @@ impl Poller for Pager {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        let held = self.held.front().map(|(since, _)| after(*since, HELD_FOR));
+        let held = self.holds.deadline();
         let ask = self.book.wants_to_ask().then_some(self.ask_at);
-        let look = (self.asked.reports() != Reports::Off).then_some(self.look_at);
+        let look = self.watermark.deadline();
         let preventer = self.preventer.as_ref().and_then(Preventer::deadline);
         let trim = self.book.wants_to_trim().then_some(self.trim_at);
         let all = [held, self.retry_at, ask, look, preventer, trim];
@@ -719,31 +539,14 @@ impl Poller for Pager {
 }
 
 /// Whether two pages, both of which have come, lie side by side in the file.
-fn are_read_together(a: &(Errand, Result<(), Errno>), b: &(Errand, Result<(), Errno>)) -> bool {
+fn are_read_together(a: &(PageOp, Result<(), Errno>), b: &(PageOp, Result<(), Errno>)) -> bool {
     matches!(
         (a, b),
-        ((Errand::Fetch(a, _), Ok(())), (Errand::Fetch(b, _), Ok(()))) if a.0 + 1 == b.0
+        ((PageOp::Fetch(a, _), Ok(())), (PageOp::Fetch(b, _), Ok(()))) if a.0 + 1 == b.0
     )
 }
 
 fn after(now: Nanos, time: Duration) -> Nanos {
     // 500 years.
     Nanos(now.0.saturating_add(time.as_nanos() as u64))
-}
-
-/// The next pages of a memory file that take memory, of those from `at` to `end`.
-fn next_present(file: &OwnedFd, at: u64, end: u64) -> io::Result<Option<Range<u64>>> {
-    use rustix::fs::{SeekFrom, seek};
-    use rustix::io::Errno;
-    let page_size = crate::frames::PAGE as u64;
-    if at >= end {
-        return Ok(None);
-    }
-    let first = match seek(file, SeekFrom::Data(at * page_size)) {
-        // Nothing from there on.
-        Err(Errno::NXIO) => return Ok(None),
-        other => other? / page_size,
-    };
-    let hole = seek(file, SeekFrom::Hole(first * page_size))?;
-    Ok((first < end).then(|| first..hole.div_ceil(page_size).min(end)))
 }

@@ -1,0 +1,98 @@
+//! What processors wait for: absent pages, each read unless a vCPU is found about to overwrite it.
+
+use std::io;
+use std::sync::mpsc;
+
+use sidecore::Nanos;
+
+use super::Pager;
+use crate::book::{Page, Place, State};
+use crate::overwrite::Registers;
+use crate::preventer::{Found, Pending, View, go_on};
+
+/// Faults that are served before anything else is looked at.
+const FAULTS: usize = 32;
+
+impl Pager {
+    pub(super) fn serve_faults(&mut self) -> io::Result<bool> {
+        for nth in 0..FAULTS {
+            let Some(frames) = &self.frames else {
+                return Ok(false);
+            };
+            let Some(fault) = frames.guest().next_fault()? else {
+                return Ok(nth > 0);
+            };
+            self.report.faults += 1;
+            // As many pages as the book has.
+            self.fault(Page(fault.page as u32), fault.is_write)?;
+            // Whoever waits for what has ended waits no longer for the next message.
+            self.take_ended()?;
+        }
+        Ok(true)
+    }
+
+    fn fault(&mut self, page: Page, is_store: bool) -> io::Result<()> {
+        let (state, place) = self.book.look(page);
+        if state == State::Absent
+            && place != Place::Nowhere
+            && is_store
+            && let Some(preventer) = &mut self.preventer
+            && preventer.begin(page, is_store, Nanos::now())
+        {
+            self.machine.stop_vcpus();
+            return Ok(());
+        }
+        self.book.fault(page, is_store);
+        self.carry_out()
+    }
+
+    /// A vCPU says where it stands.
+    pub(super) fn stopped(
+        &mut self,
+        registers: &Registers,
+        reply: &mpsc::Sender<Option<Registers>>,
+    ) -> io::Result<()> {
+        let Some(preventer) = &mut self.preventer else {
+            go_on(reply, None);
+            return Ok(());
+        };
+        let mut view = View {
+            book: &self.book,
+            ram: &self.ram,
+        };
+        match preventer.stopped(registers, &mut view) {
+            Found::Overwritten(page, ..) if self.reads_overwritten => {
+                self.report.false_reads += 1;
+                go_on(reply, None);
+                self.book.fault(page, true);
+                self.carry_out()
+            }
+            Found::Overwritten(page, content, after) => {
+                self.content = Some((page, content));
+                self.book.fault_overwriting(page);
+                self.carry_out()?;
+                // Without room it comes later, as it was.
+                let has_come = self.content.take().is_none();
+                self.report.prevented += u64::from(has_come);
+                self.report.false_reads += u64::from(!has_come);
+                go_on(reply, has_come.then_some(after));
+                Ok(())
+            }
+            Found::Read(pending) => {
+                go_on(reply, None);
+                self.read(pending)
+            }
+            Found::Nothing => {
+                go_on(reply, None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Nobody is about to overwrite it.
+    pub(super) fn read(&mut self, pending: Pending) -> io::Result<()> {
+        self.report.undecided += 1;
+        self.book.fault(pending.page, pending.is_store);
+        self.carry_out()
+    }
+}

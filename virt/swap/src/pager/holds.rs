@@ -1,0 +1,54 @@
+//! Pages that stay in memory for a device that waits for them, until it has had its time to ask again.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use sidecore::Nanos;
+
+use super::after;
+use crate::book::{Page, Ticket};
+use crate::ram::SwappedRam;
+
+/// How long a page that has come for a ticket stays although nobody asks for it: its device may have been reset.
+const HELD_FOR: Duration = Duration::from_secs(2);
+
+/// Tickets and their pages.
+#[derive(Default)]
+pub(super) struct Holds {
+    /// Of tickets that are not done.
+    wanted: HashMap<Ticket, Vec<Page>>,
+    /// Of tickets that are done, and since when.
+    done: VecDeque<(Nanos, Vec<Page>)>,
+}
+
+impl Holds {
+    /// These stay from now on.
+    pub fn begin(&mut self, ticket: Ticket, pages: Vec<Page>, ram: &SwappedRam) {
+        pages.iter().for_each(|page| ram.hold(*page));
+        self.wanted.insert(ticket, pages);
+    }
+
+    /// They are there: whether any are held for this ticket, which may be a balloon's offer.
+    pub fn done(&mut self, ticket: Ticket, now: Nanos) -> bool {
+        let pages = self.wanted.remove(&ticket);
+        let any = pages.is_some();
+        self.done.extend(pages.map(|pages| (now, pages)));
+        any
+    }
+
+    /// Lets go of those whose time is over.
+    pub fn look(&mut self, now: Nanos, ram: &SwappedRam) {
+        while let Some((since, pages)) = self.done.front()
+            && now >= after(*since, HELD_FOR)
+        {
+            pages.iter().for_each(|page| ram.unhold(*page));
+            self.done.pop_front();
+        }
+    }
+
+    /// When to [`look`](Self::look).
+    pub fn deadline(&self) -> Option<Nanos> {
+        let (since, _) = self.done.front()?;
+        Some(after(*since, HELD_FOR))
+    }
+}
