@@ -1,0 +1,53 @@
+//! What its user changes while it runs: the limit, the store's size.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, anyhow};
+use sidecore::Handle;
+use swap::pager::Message;
+use swap::store::Growth;
+
+use super::STORE_FILE;
+use super::status::Status;
+use crate::messages::say;
+use crate::run::followed::follow;
+use crate::values::size;
+
+/// Has the store grow to the size that stands in `file`, at the start and whenever somebody has written it.
+pub fn follow_size(file: PathBuf, growth: Growth, changes: Changes) -> Result<()> {
+    let growth = Mutex::new(growth);
+    follow(STORE_FILE, file, move |text| {
+        let bytes = size::bytes(text)?;
+        // What has failed half way has left it as it was.
+        let mut growth = growth.lock().unwrap_or_else(PoisonError::into_inner);
+        match growth.grow(bytes)? {
+            0 => Ok(()),
+            added => changes.make(Message::AddSlots(added as usize)),
+        }
+    })
+}
+
+/// What its user asks of a pager that runs.
+pub struct Changes {
+    pager: Handle<Message>,
+    status: Arc<Status>,
+}
+
+impl Changes {
+    pub fn new(pager: Handle<Message>, status: Arc<Status>) -> Self {
+        Self { pager, status }
+    }
+
+    /// Tells the pager of a change, and its user what has come of it.
+    pub fn make(&self, change: Message) -> Result<()> {
+        let ended = || anyhow!("the pager has ended");
+        let look = || self.pager.call(Message::Report).map_err(|_| ended());
+        let before = look()?;
+        self.pager.send(change).map_err(|_| ended())?;
+        if let Some(said) = self.status.changed(&before, &look()?) {
+            say!("{said}");
+        }
+        Ok(())
+    }
+}

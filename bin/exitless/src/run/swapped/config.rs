@@ -1,0 +1,218 @@
+//! What is asked for, checked.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use guest_mem::PAGE_SIZE;
+use swap::pager;
+use swap::store::Store;
+use vio_faults::StoreFault;
+
+use super::STORE_FILE;
+use crate::messages::say;
+use crate::resident::Host;
+use crate::run::args::{DmaArg, IdleArg, MapperArg, PreventerArg, RunArgs};
+use crate::run::config::Disk;
+use crate::values::keys::Keys;
+use crate::values::size;
+
+/// What every guest needs: its kernel, and what runs at a time.
+const LEAST: u64 = 16 << 20;
+/// Of each disk: its largest request, and its rings with what their descriptors point to.
+const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
+
+/// A checked request.
+#[derive(Debug)]
+pub struct SwapConfig {
+    /// Bytes that may be in memory.
+    pub(super) limit: Limit,
+    pub(super) store: Store,
+    pub(super) path: PathBuf,
+    /// Where a larger size of the store is read from.
+    pub(super) store_file: Option<PathBuf>,
+    /// What is behind slots that nobody needs any more is given back.
+    pub(super) discards: bool,
+    /// What the store does wrong, for tests.
+    pub(super) fault: Option<StoreFault>,
+    /// Whether disks' blocks may stand for pages.
+    pub(super) mapper: MapperArg,
+    /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
+    pub(super) preventer: Option<(usize, Duration)>,
+    /// What they overwrite is read all the same, and counted.
+    pub(super) reads_overwritten: bool,
+    /// Where a new limit is read from.
+    pub(super) file: Option<PathBuf>,
+    pub(super) idle: IdleArg,
+    /// What its user should know of the host.
+    pub(super) warning: Option<String>,
+}
+
+impl SwapConfig {
+    /// Checks what `--resident` and its companions ask for, of a machine with these disks.
+    ///
+    /// # Errors
+    /// What does not go together, or is too small, or cannot be opened; what the host lacks.
+    pub fn check(args: &RunArgs, memory: u64, disks: &[Disk]) -> Result<Option<Self>> {
+        let Some(resident) = &args.resident else {
+            for (is_given, option) in [
+                (args.swap.is_some(), "--swap"),
+                (args.resident_file.is_some(), "--resident-file"),
+            ] {
+                if is_given {
+                    bail!(
+                        "{option} goes with --resident: say how much of --memory may be in memory"
+                    );
+                }
+            }
+            return Ok(None);
+        };
+        let Some(swap) = &args.swap else {
+            bail!("--resident {resident} needs a place for the rest: --swap path=FILE,size=SIZE");
+        };
+        if args.dma == DmaArg::Bounce {
+            bail!("--resident does not go with --dma bounce: disks read straight into pages");
+        }
+        if args.punch {
+            bail!("--resident does not go with --punch: a page has one pager");
+        }
+        if let Some(Disk::Remote(disk)) = disks.iter().find(|d| matches!(d, Disk::Remote(_))) {
+            bail!(
+                "--disk socket={}: whoever serves it reaches guest memory past the pager, so it does not go with --resident",
+                disk.socket.display()
+            );
+        }
+        let limit = size::bytes(resident).context("--resident")?;
+        let limit = Limit::check(limit, memory, disks.len()).context("--resident")?;
+        let mut keys = Keys::parse("--swap", swap)?;
+        let path = match keys.take("path") {
+            Some(path) if !path.is_empty() => PathBuf::from(path),
+            _ => bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE"),
+        };
+        let bytes = match keys.take("size") {
+            Some(text) => size::bytes(text).context("--swap: size")?,
+            None => memory,
+        };
+        let store_file = match keys.take("file") {
+            Some("") => {
+                bail!("{STORE_FILE} is empty: name the file that a larger size is read from")
+            }
+            file => file.map(PathBuf::from),
+        };
+        let discards = keys.take_optional_switch("discard")?;
+        let fault = keys.take("misbehave").map(fault).transpose()?;
+        keys.finish()?;
+        // Before there is a store.
+        let host = Host::probe();
+        if let Some(why) = host.refusal() {
+            bail!("--resident: {why}");
+        }
+        let store = Store::open(&path, bytes).context("--swap")?;
+        Ok(Some(Self {
+            limit,
+            // A file's blocks were allocated so that a write finds room.
+            discards: discards.unwrap_or(store.is_device()),
+            store,
+            path,
+            store_file,
+            fault,
+            mapper: args.mapper,
+            preventer: (args.preventer != PreventerArg::Off)
+                .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
+            reads_overwritten: args.preventer == PreventerArg::Count,
+            file: args.resident_file.clone(),
+            idle: args.idle,
+            warning: host.warning(),
+        }))
+    }
+
+    /// Says what may make it slower than it has to be.
+    pub fn warn(&self) {
+        if let Some(warning) = &self.warning {
+            say!("warning: {warning}");
+        }
+    }
+}
+
+/// A store's deliberate fault.
+fn fault(text: &str) -> Result<StoreFault> {
+    let nth = |nth: &str| nth.parse::<NonZeroU64>().ok();
+    let fault = text.split_once('@').and_then(|(kind, at)| match kind {
+        "eio" => nth(at).map(StoreFault::Eio),
+        "enospc" => nth(at).map(StoreFault::Enospc),
+        "corrupt" => nth(at).map(StoreFault::Corrupt),
+        _ => None,
+    });
+    fault.with_context(|| {
+        format!("--swap: misbehave is eio@N, enospc@N or corrupt@N, N at least 1, not {text:?}")
+    })
+}
+
+/// How much may be in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    bytes: u64,
+    /// What a limit is at least.
+    least: u64,
+    disks: usize,
+}
+
+impl Limit {
+    /// Checks `bytes` for a machine with so much memory and so many disks.
+    fn check(bytes: u64, memory: u64, disks: usize) -> Result<Self> {
+        let least = LEAST + LEAST_OF_A_DISK * disks as u64 + pager::BATCH_BYTES;
+        let any = Self {
+            bytes: 0,
+            least: least.min(memory),
+            disks,
+        };
+        any.changed(bytes)
+    }
+
+    /// The same machine's with another number of bytes.
+    pub fn changed(self, bytes: u64) -> Result<Self> {
+        if bytes < self.least {
+            bail!(
+                "{bytes} bytes: a guest with {} disks does not get on with less than {} KiB \
+                 (16 MiB, a batch of pages, and 5 MiB for each disk's largest request and rings)",
+                self.disks,
+                self.least.div_ceil(1024)
+            );
+        }
+        Ok(Self { bytes, ..self })
+    }
+
+    pub fn pages(self) -> usize {
+        // Fewer than the machine has memory.
+        (self.bytes / PAGE_SIZE) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_the_store_has_a_kind_and_a_number() {
+        let nth = |n| NonZeroU64::new(n).expect("counted from 1");
+        for (text, wanted) in [
+            ("eio@1", StoreFault::Eio(nth(1))),
+            ("enospc@20", StoreFault::Enospc(nth(20))),
+            ("corrupt@300", StoreFault::Corrupt(nth(300))),
+        ] {
+            assert_eq!(fault(text).expect(text), wanted);
+        }
+    }
+
+    #[test]
+    fn a_changed_limit_keeps_to_the_machines_least() {
+        let limit = Limit::check(64 << 20, 256 << 20, 2).expect("enough");
+        assert_eq!(limit.pages(), 16384);
+        let least = (16 + 2 * 5) * (1 << 20) + pager::BATCH_BYTES;
+        assert!(limit.changed(least).is_ok());
+        limit.changed(least - 1).expect_err("too little");
+        // A machine without that much memory may have all of it.
+        assert!(Limit::check(16 << 20, 16 << 20, 2).is_ok());
+    }
+}
