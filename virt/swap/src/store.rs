@@ -126,11 +126,6 @@ impl Store {
         self.slots
     }
 
-    /// Whether it is a block device.
-    pub fn is_device(&self) -> bool {
-        self.is_device
-    }
-
     /// What makes it larger while [`into_file`](Self::into_file)'s reader and writer use it.
     ///
     /// # Errors

@@ -82,8 +82,8 @@ present one, one that the block device does not have, or that finds no room in t
 nothing changes.
 
 discard gives back what is behind slots that are not needed any more, a MiB at least at a time, while the store is idle: the blocks of \
-a block device that can discard (on, unless given), or those of a file, which others may take then: a guest whose page finds no \
-room is paused until there is some (off, unless given).
+a block device, which the kernel has written with zeroes, and unmapped where the device can; or those of a file, which others may take \
+then: a guest whose page finds no room is paused until there is some. Off unless given, as swapon's.
 
 misbehave makes the store fail once, for tests: its Nth request with EIO, its Nth write with ENOSPC, or its Nth read with a bit \
 that was not written. The guest is paused, with the reason on standard error and in the ledger, and goes on when trying again has \

@@ -100,7 +100,7 @@ impl SwapConfig {
             }
             file => file.map(PathBuf::from),
         };
-        let discards = keys.take_optional_switch("discard")?;
+        let discards = keys.take_switch("discard", false)?;
         let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
         // Before there is a store.
@@ -111,8 +111,7 @@ impl SwapConfig {
         let store = Store::open(&path, bytes).context("--swap")?;
         Ok(Some(Self {
             limit,
-            // A file's blocks were allocated so that a write finds room.
-            discards: discards.unwrap_or(store.is_device()),
+            discards,
             store,
             path,
             store_file,
