@@ -117,6 +117,8 @@ counts! {
         swap_write_requests,
         /// Requests to read it.
         swap_read_requests,
+        /// Pages of it that were given back to what is below it (`--swap …,discard=on`).
+        trimmed,
         /// Read from the images of disks to bring pages back, ahead or not.
         image_pages,
         /// Requests for those.

@@ -129,7 +129,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         );
     }
     type OfSwap = fn(&SwapCounts) -> u64;
-    let swap_rows: [(&str, OfSwap); 24] = [
+    let swap_rows: [(&str, OfSwap); 25] = [
         ("page faults served", |s| s.faults),
         ("  reads prevented", |s| s.prevented),
         ("  looked in vain", |s| s.undecided),
@@ -140,6 +140,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("  requests", |s| s.swap_write_requests),
         ("swapped in", |s| s.swapped_in),
         ("  requests", |s| s.swap_read_requests),
+        ("store given back", |s| s.trimmed),
         ("read from images", |s| s.image_pages),
         ("  requests", |s| s.image_requests),
         ("rescued", |s| s.rescued),

@@ -237,6 +237,7 @@ fn swap_counts(report: Report) -> SwapCounts {
         swapped_in: traffic.store_reads.pages,
         swap_write_requests: traffic.store_writes.requests,
         swap_read_requests: traffic.store_reads.requests,
+        trimmed: traffic.store_trims.pages,
         image_pages: traffic.image_reads.pages,
         image_requests: traffic.image_reads.requests,
         rescued: counts.rescued,
