@@ -7,8 +7,9 @@
 //!
 //! Stopping vCPUs for nothing costs them more than the read that it might save. With an in-kernel APIC a thread of KVM resolves
 //! vCPUs' faults, and the kernel takes each for a store; so whether the guest is overwriting pages or reading them shows only
-//! in what was found last: after two looks in vain faults are let pass, twice as many each time. A page beside the one that was
-//! found last is always looked at: what is allocated together lies together, and is overwritten together.
+//! in what was found last: after a look in vain faults are let pass, twice as many each time. A page beside the one that was
+//! found last is looked at all the same, until two looks were in vain: what is allocated together lies together, and is
+//! overwritten together. For the same reason nothing is read ahead from the store while looks find something.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -21,8 +22,11 @@ use crate::frames::Content;
 use crate::overwrite::{Memory, Registers, decide};
 use crate::ram::SwappedRam;
 
-/// Looks in vain that cost nothing yet.
-const FREE: u32 = 2;
+/// Looks in vain, one after another, by which pages beside the one that was found last are as good as any.
+const LEFT: u32 = 2;
+
+/// Looks in vain, one after another, by which the guest has turned to other things than overwriting pages.
+const LATELY: u32 = 4;
 
 /// Faults that are let pass between two looks, at most, as a power of 2.
 const MOST_PASSED: u32 = 5;
@@ -60,8 +64,10 @@ pub(crate) struct Preventer {
     in_vain: u32,
     /// Faults that are let pass before the next look.
     passes: u32,
-    /// The last page that was found to be overwritten, if the last look was not in vain.
+    /// The last page that was found to be overwritten, if the guest has not left it since.
     last: Option<Page>,
+    /// A look has not been in vain yet.
+    has_found: bool,
 }
 
 impl Preventer {
@@ -74,7 +80,13 @@ impl Preventer {
             in_vain: 0,
             passes: 0,
             last: None,
+            has_found: false,
         }
+    }
+
+    /// Whether pages are being overwritten these days: those beside one that has to be read likely are next.
+    pub fn finds(&self) -> bool {
+        self.has_found && self.in_vain < LATELY
     }
 
     /// Whether `page`, at which a vCPU has faulted, is to wait for a decision; if so, all vCPUs are to be stopped.
@@ -132,16 +144,17 @@ impl Preventer {
         self.in_vain = 0;
         self.passes = 0;
         self.last = Some(page);
+        self.has_found = true;
     }
 
     fn give_up(&mut self) -> Found {
         let Some(pending) = self.pending.take() else {
             return Found::Nothing;
         };
-        self.last = None;
+        self.passes = 1 << self.in_vain.min(MOST_PASSED);
         self.in_vain = self.in_vain.saturating_add(1);
-        if let Some(power) = self.in_vain.checked_sub(FREE) {
-            self.passes = 1 << power.min(MOST_PASSED);
+        if self.in_vain >= LEFT {
+            self.last = None;
         }
         Found::Read(pending)
     }
@@ -223,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_page_that_was_found_all_are_looked_at_until_one_is_not() {
+    fn beside_a_page_that_was_found_all_are_looked_at_until_two_are_not() {
         let mut preventer = Preventer::new(1, LIMIT);
         let mut now = Nanos(0);
         assert!(preventer.begin(Page(7), true, now));
@@ -231,20 +244,33 @@ mod tests {
             look_in_vain(&mut preventer, &mut now);
         }
         preventer.found(Page(100));
-        for _ in 0..2 {
-            assert!(preventer.begin(Page(1000), true, now));
-            preventer.give_up();
-        }
-        assert!(!preventer.begin(Page(1001), true, now));
-        preventer.found(Page(100));
+        assert!(preventer.begin(Page(1000), true, now), "the first");
+        preventer.give_up();
+        assert!(!preventer.begin(Page(109), true, now), "too far away");
         preventer.passes = 32;
-        assert!(!preventer.begin(Page(109), true, now));
-        assert!(preventer.begin(Page(92), true, now));
+        assert!(preventer.begin(Page(92), true, now), "beside it");
         preventer.give_up();
         assert!(
             !preventer.begin(Page(101), true, now),
             "that was the end of it"
         );
+    }
+
+    #[test]
+    fn it_finds_something_until_four_looks_were_in_vain() {
+        let mut preventer = Preventer::new(1, LIMIT);
+        assert!(!preventer.finds(), "nothing yet");
+        let mut now = Nanos(0);
+        preventer.found(Page(100));
+        assert!(preventer.begin(Page(7), true, now));
+        for _ in 0..3 {
+            look_in_vain(&mut preventer, &mut now);
+            assert!(preventer.finds());
+        }
+        look_in_vain(&mut preventer, &mut now);
+        assert!(!preventer.finds());
+        preventer.found(Page(7));
+        assert!(preventer.finds());
     }
 
     #[test]
@@ -255,6 +281,6 @@ mod tests {
         let passed: Vec<u32> = (0..9)
             .map(|_| look_in_vain(&mut preventer, &mut now))
             .collect();
-        assert_eq!(passed, [0, 1, 2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(passed, [1, 2, 4, 8, 16, 32, 32, 32, 32]);
     }
 }

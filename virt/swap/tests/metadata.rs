@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
-use swap::book::{Book, Command, Ended, Page, Seen, Slot};
+use swap::book::{Ahead, Book, Command, Ended, Page, Seen, Slot};
 use swap::ram::SwappedRam;
 
 /// What may be kept of a page.
@@ -99,7 +99,7 @@ fn everywhere(book: &mut Book, pages: u32) {
     let fill = |book: &mut Book| {
         book.set_limit(2 * all);
         for page in 0..pages {
-            book.fault(Page(page), true);
+            book.fault(Page(page), Ahead::InOrder);
             carry_out(book, &mut Vec::new());
         }
         assert_eq!(book.present(), all);

@@ -4,6 +4,18 @@ use super::command::{Command, Errno, Protection, Ticket, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
 use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, ZEROES, mutant};
 
+/// Whether what lies beside a page in the store is read with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// It is: the page is wanted to be read.
+    Always,
+    /// If processors go through the store in order. For a fault that looks like a store: what is stored to is seldom read next, but
+    /// one that a thread of the kernel resolves for a processor always looks so.
+    InOrder,
+    /// It is not: pages are being overwritten, in the order in which they lie there.
+    Never,
+}
+
 impl Book {
     /// The page is in memory already: what was loaded before the guest began, which may be more than the limit.
     pub fn adopt(&mut self, page: Page) {
@@ -12,10 +24,8 @@ impl Book {
         self.settle(page, Protection::Writable);
     }
 
-    /// A processor waits for the page; whether it is about to store, as far as the kernel knows. (For a store nothing is read ahead
-    /// from the store, unless processors go through it in order: what is stored to is seldom read next, but a fault that a
-    /// thread of the kernel resolves for a processor always looks like one.)
-    pub fn fault(&mut self, page: Page, is_store: bool) {
+    /// A processor waits for the page; what else is to be read if it is in the store.
+    pub fn fault(&mut self, page: Page, ahead: Ahead) {
         match self.entry(page).state {
             State::Resident => self.commands.push(Command::Wake(page)),
             State::Absent if self.entry(page).place() == Place::Nowhere => {
@@ -25,7 +35,7 @@ impl Book {
             _ => {
                 let follows = self.follows_in_store(page);
                 self.bring(page, false, Wanter::Processor);
-                if !is_store || follows {
+                if ahead == Ahead::Always || ahead == Ahead::InOrder && follows {
                     self.read_ahead_slots(page);
                 }
                 self.read_ahead_blocks(page);

@@ -28,6 +28,7 @@ use std::collections::{HashMap, VecDeque};
 
 use blocks::Blocks;
 pub use blocks::SHARERS;
+pub use coming::Ahead;
 pub use command::{Command, Counts, Ended, Errno, Protection, Seen, Ticket, Trouble};
 use discards::Discards;
 use entry::Entry;

@@ -43,7 +43,7 @@ fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
         book.take_commands();
     };
     for page in 0..8 {
-        book.fault(Page(page), true);
+        book.fault(Page(page), Ahead::InOrder);
     }
     leave_and_come_overwritten(&mut book);
     let free = book.free_slots();
@@ -149,7 +149,7 @@ fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_ther
     );
     // So has what comes from the store, as far as is known.
     control.set_limit(LIMIT);
-    control.fault(Page(0), true);
+    control.fault(Page(0), Ahead::InOrder);
     control.take_commands();
     control.ended(Ended::Fetched(Page(0), Ok(1)));
     all_leave(&mut control, all_are_clean);
@@ -222,7 +222,7 @@ fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
         examined.collect()
     };
     for page in 0..34 {
-        book.fault(Page(page), true);
+        book.fault(Page(page), Ahead::InOrder);
     }
     book.take_commands();
     let first = ask(&mut book);
@@ -241,7 +241,7 @@ fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
     );
     // They come back, and are let go again.
     for page in &first {
-        book.fault(*page, true);
+        book.fault(*page, Ahead::InOrder);
     }
     book.take_commands();
     while ask(&mut book) != first {
@@ -304,7 +304,7 @@ fn processors_get_in_where_devices_wait_for_room() {
     assert!(for_devices < LIMIT + BATCH, "{for_devices}");
     book.take_commands();
     for page in (0..PAGES).rev() {
-        book.fault(Page(page), true);
+        book.fault(Page(page), Ahead::InOrder);
     }
     assert_eq!(book.present(), LIMIT + BATCH);
     // The last page of all was the first that a processor asked for.
@@ -392,7 +392,7 @@ fn blocks_are_forgotten_once_nothing_is_there_alone() {
 fn with_forty_pages() -> Book {
     let mut book = Book::new(64, 48, 64);
     for page in 0..40 {
-        book.fault(Page(page), true);
+        book.fault(Page(page), Ahead::InOrder);
     }
     book.take_commands();
     book
@@ -494,4 +494,29 @@ fn who_offers_is_told_also_when_nothing_is_carried_out_any_more() {
     book.discard(Ticket(1), &[Page(1)]);
     book.discard(Ticket(2), &[Page(2)]);
     assert_eq!(book.give_up_discards(), [Ticket(1), Ticket(2)]);
+}
+
+/// Pages that are fetched at a fault of the second of pages that lie in the store in order, one having come before it.
+#[test]
+fn the_store_is_read_ahead_when_it_is_gone_through_in_order_and_nothing_is_overwritten() {
+    let fetched = |ahead| {
+        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        for page in 0..16 {
+            book.fault(Page(page), Ahead::InOrder);
+        }
+        all_leave(&mut book, |_| false);
+        book.set_limit(LIMIT);
+        [Page(0), Page(1)].map(|page| {
+            book.fault(page, ahead);
+            let commands = book.take_commands();
+            let fetches = commands
+                .iter()
+                .filter(|command| matches!(command, Command::Fetch(..)));
+            fetches.count()
+        })
+    };
+    let all = CLUSTER as usize;
+    assert_eq!(fetched(Ahead::Always), [all, 0]);
+    assert_eq!(fetched(Ahead::InOrder), [1, all - 1]);
+    assert_eq!(fetched(Ahead::Never), [1, 1]);
 }

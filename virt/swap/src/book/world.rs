@@ -565,7 +565,12 @@ impl World {
                 Some(_) => {}
                 None => {
                     if let Some((page, is_store)) = self.faults.pop_first() {
-                        self.book.fault(page, is_store);
+                        let ahead = match is_store {
+                            true if self.random.chance(0.5) => Ahead::Never,
+                            true => Ahead::InOrder,
+                            false => Ahead::Always,
+                        };
+                        self.book.fault(page, ahead);
                     }
                 }
             },

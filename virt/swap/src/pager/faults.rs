@@ -6,9 +6,9 @@ use std::sync::mpsc;
 use sidecore::Nanos;
 
 use super::Pager;
-use crate::book::{Page, Place, State};
+use crate::book::{Ahead, Page, Place, State};
 use crate::overwrite::Registers;
-use crate::preventer::{Found, Pending, View, go_on};
+use crate::preventer::{Found, Pending, Preventer, View, go_on};
 
 /// Faults that are served before anything else is looked at.
 const FAULTS: usize = 32;
@@ -42,8 +42,18 @@ impl Pager {
             self.machine.stop_vcpus();
             return Ok(());
         }
-        self.book.fault(page, is_store);
+        self.book.fault(page, self.ahead(is_store));
         self.carry_out()
+    }
+
+    /// What is read with a page that is.
+    fn ahead(&self, is_store: bool) -> Ahead {
+        let overwrites = self.preventer.as_ref().is_some_and(Preventer::finds);
+        match is_store {
+            true if overwrites => Ahead::Never,
+            true => Ahead::InOrder,
+            false => Ahead::Always,
+        }
     }
 
     /// A vCPU says where it stands.
@@ -64,7 +74,7 @@ impl Pager {
             Found::Overwritten(page, ..) if self.reads_overwritten => {
                 self.report.false_reads += 1;
                 go_on(reply, None);
-                self.book.fault(page, true);
+                self.book.fault(page, Ahead::Never);
                 self.carry_out()
             }
             Found::Overwritten(page, content, after) => {
@@ -92,7 +102,8 @@ impl Pager {
     /// Nobody is about to overwrite it.
     pub(super) fn read(&mut self, pending: Pending) -> io::Result<()> {
         self.report.undecided += 1;
-        self.book.fault(pending.page, pending.is_store);
+        let ahead = self.ahead(pending.is_store);
+        self.book.fault(pending.page, ahead);
         self.carry_out()
     }
 }
