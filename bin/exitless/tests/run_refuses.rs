@@ -147,6 +147,13 @@ fn disks_of_the_wrong_kind_or_size() {
     );
     files.refuses(&["--disk", "disk"], &["path=FILE"]);
     files.refuses(&["--disk", "path=disk,block=1024"], &["512 or 4096"]);
+    let image = |more: &str, words: &[&str]| {
+        files.refuses(&["--disk", &format!("path=disk,{more}")], words);
+    };
+    image("format=vmdk", &["raw or qcow2", "vmdk"]);
+    image("format=qcow2,direct=on", &["direct", "raw"]);
+    image("backing=on", &["backing", "format=qcow2"]);
+    image("format=raw,barriers=off", &["barriers", "format=qcow2"]);
     files.refuses(&["--disk", "path=disk,queues=0"], &["queues is 1 to 16"]);
     files.refuses(
         &["--disk", "path=disk,colour=red"],

@@ -36,16 +36,19 @@ A signal ends the machine within two seconds; only storage that the host holds m
 error. Another signal, 0.2 s later or more, ends it at once.";
 
 const DISK_HELP: &str = "\
-A virtio disk, on a raw file or behind the vhost-user socket of another process; repeat for more.
+A virtio disk, in a file or behind the vhost-user socket of another process; repeat for more.
 
-path=FILE[,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
-         [,locking=on|off][,latency=MICROSECONDS][,misbehave=unmapped|readonly]
+path=FILE[,format=raw|qcow2][,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
+         [,locking=on|off][,backing=on|off][,barriers=on|off]
+         [,latency=MICROSECONDS][,misbehave=unmapped|readonly]
 socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
 
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
 page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
-and then nothing keeps two writers apart. latency makes each answer take that long, and up to two thirds longer, for measurements. misbehave makes a rogue device \
+and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
+may make it look like an image that names any of your files. backing lets a qcow2 image have a backing file; barriers=off spares it the \
+syncs that keep its tables in order, and then a power cut may leave it corrupt. latency makes each answer take that long, and up to two thirds longer, for measurements. misbehave makes a rogue device \
 for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.
 
 socket is where exitless serve, qemu-storage-daemon or SPDK serves a vhost-user block device. That process reaches all of \

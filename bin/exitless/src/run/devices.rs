@@ -256,8 +256,13 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
         serial,
         ..BlkConfig::default()
     };
-    let file = disk.file.try_clone().context("a second descriptor")?;
-    let mut io: Box<dyn BlockIo> = Box::new(UringFile::from_file(file, options)?);
+    let mut io: Box<dyn BlockIo> = match disk.open_image(DISK_DEPTH)? {
+        Some(image) => Box::new(image),
+        None => {
+            let file = disk.file.try_clone().context("a second descriptor")?;
+            Box::new(UringFile::from_file(file, options)?)
+        }
+    };
     if !disk.latency.is_zero() {
         io = Box::new(LatencyDisk::new(io, disk.latency).context("a timer")?);
     }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use disk_image::lock::Locking;
+use disk_image::{Backing, ImageDisk, ImageOptions};
 
+use crate::ending::signals;
 use crate::image_lock;
 use crate::values::block::BlockSpec;
 use crate::values::keys::Keys;
@@ -22,6 +24,20 @@ pub enum Misbehave {
     ReadOnly,
 }
 
+/// What is in a disk's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The disk's blocks, as they are.
+    Raw,
+    /// A qcow2 image.
+    Qcow2 {
+        /// It may have a backing file.
+        backing: bool,
+        /// Its metadata are kept in order for a power cut.
+        barriers: bool,
+    },
+}
+
 /// One disk.
 #[derive(Debug)]
 pub struct DiskConfig {
@@ -29,6 +45,8 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`. Not locked by the check.
     pub file: File,
+    /// What is in it.
+    pub format: Format,
     /// The file is to be locked.
     pub locking: bool,
     /// The guest may not write.
@@ -48,8 +66,9 @@ pub struct DiskConfig {
 }
 
 /// The keys of a block device that a disk in a file takes here.
-const KEYS: [&str; 7] = [
-    "id", "path", "readonly", "direct", "locking", "block", "queues",
+const KEYS: [&str; 10] = [
+    "id", "path", "format", "readonly", "direct", "backing", "locking", "barriers", "block",
+    "queues",
 ];
 
 /// Says which option a value is of.
@@ -71,6 +90,7 @@ impl DiskConfig {
         let read_only = spec.readonly.unwrap_or(false);
         let direct = spec.direct.unwrap_or(false);
         let locking = spec.locking.unwrap_or(true);
+        let format = of_disk(format(&spec))?;
         let block = of_disk(spec.logical_block())?;
         let queues = of_disk(spec.queues())?;
         let id = spec.id.unwrap_or_else(|| format!("exitless{index}"));
@@ -86,10 +106,13 @@ impl DiskConfig {
         };
         keys.finish()?;
         let file = open(&path, read_only, direct)?;
-        check_size(&file, &path, block)?;
+        if format == Format::Raw {
+            check_size(&file, &path, block)?;
+        }
         Ok(Self {
             path,
             file,
+            format,
             locking,
             read_only,
             block,
@@ -101,8 +124,11 @@ impl DiskConfig {
         })
     }
 
-    /// Locks the file, and waits for a predecessor if it must.
+    /// Locks a raw file, and waits for a predecessor if it must. An image is locked when it is [opened](Self::open_image).
     pub fn lock(self) -> anyhow::Result<Self> {
+        if self.format != Format::Raw {
+            return Ok(self);
+        }
         let locking = Locking {
             is_on: self.locking,
             ..Locking::default()
@@ -114,6 +140,32 @@ impl DiskConfig {
         Ok(Self { file, ..self })
     }
 
+    /// Opens and locks the image that is in the file, with what stands behind it, for so many requests at a time; `None` for a raw
+    /// file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
+    pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
+        let Format::Qcow2 { backing, barriers } = self.format else {
+            return Ok(None);
+        };
+        let options = ImageOptions {
+            read_only: self.read_only,
+            depth,
+            backing: match backing {
+                true => Backing::Follow,
+                false => Backing::Refuse,
+            },
+            locking: Locking {
+                is_on: self.locking,
+                give_up: signals::is_end_asked,
+            },
+            barriers,
+            ..ImageOptions::default()
+        };
+        let image = ImageDisk::open(&self.path, options);
+        image
+            .map(Some)
+            .map_err(|error| image_lock::explain(error, &self.path))
+    }
+
     /// Device and inode: what tells whether two disks are one file.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let meta = self.file.metadata()?;
@@ -122,6 +174,30 @@ impl DiskConfig {
             return Ok((u64::MAX, meta.rdev()));
         }
         Ok((meta.dev(), meta.ino()))
+    }
+}
+
+/// What is said to be in the file.
+fn format(spec: &BlockSpec) -> anyhow::Result<Format> {
+    match spec.format.as_deref() {
+        None | Some("raw") => {
+            for (key, value) in [("backing", spec.backing), ("barriers", spec.barriers)] {
+                if value.is_some() {
+                    bail!("{key} is for images: write format=qcow2");
+                }
+            }
+            Ok(Format::Raw)
+        }
+        Some("qcow2") => {
+            if spec.direct == Some(true) {
+                bail!("direct is for raw files");
+            }
+            Ok(Format::Qcow2 {
+                backing: spec.backing.unwrap_or(false),
+                barriers: spec.barriers.unwrap_or(true),
+            })
+        }
+        Some(other) => bail!("format is raw or qcow2, not {other:?}"),
     }
 }
 

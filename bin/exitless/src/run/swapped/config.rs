@@ -15,6 +15,7 @@ use crate::messages::say;
 use crate::resident::Host;
 use crate::run::args::{DmaArg, IdleArg, MapperArg, PreventerArg, RunArgs};
 use crate::run::config::Disk;
+use crate::run::disk::Format;
 use crate::values::keys::Keys;
 use crate::values::size;
 
@@ -47,6 +48,8 @@ pub struct SwapConfig {
     pub(super) idle: IdleArg,
     /// What its user should know of the host.
     pub(super) warning: Option<String>,
+    /// Disks whose blocks stand for no page.
+    pub(super) unmapped: Vec<PathBuf>,
 }
 
 impl SwapConfig {
@@ -123,6 +126,10 @@ impl SwapConfig {
             file: args.resident_file.clone(),
             idle: args.idle,
             warning: host.warning(),
+            unmapped: match args.mapper {
+                MapperArg::Off => Vec::new(),
+                _ => images(disks),
+            },
         }))
     }
 
@@ -131,7 +138,22 @@ impl SwapConfig {
         if let Some(warning) = &self.warning {
             say!("warning: {warning}");
         }
+        for path in &self.unmapped {
+            say!(
+                "--disk path={} is a qcow2 image: it works, but pages that it holds as well go to --swap (a raw disk's do not)",
+                path.display()
+            );
+        }
     }
+}
+
+/// Those that are in images.
+fn images(disks: &[Disk]) -> Vec<PathBuf> {
+    let images = disks.iter().filter_map(|disk| match disk {
+        Disk::File(disk) if disk.format != Format::Raw => Some(disk.path.clone()),
+        _ => None,
+    });
+    images.collect()
 }
 
 /// A store's deliberate fault.

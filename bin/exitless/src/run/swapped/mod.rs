@@ -25,7 +25,7 @@ use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
 use vio_faults::FaultyStore;
 
 use super::args::MapperArg;
-use super::disk::DiskConfig;
+use super::disk::{DiskConfig, Format};
 use super::followed::follow;
 use super::memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Standing};
 use super::stopped;
@@ -77,7 +77,8 @@ impl Memory for Swapped {
     }
 
     fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
-        if self.config.mapper == MapperArg::Off {
+        // Where an image keeps a block is the image's to change.
+        if self.config.mapper == MapperArg::Off || disk.format != Format::Raw {
             return Ok(io);
         }
         let number = u8::try_from(self.images.len()).context("more disks than can be mapped")?;
