@@ -1,8 +1,10 @@
 //! Guests that start with all of their memory, and get less when they have started: a boot below a limit would be most of a run.
 
+use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::guest::{Guest, Mode, Outcome, RunningGuest};
 use super::host::Host;
@@ -95,11 +97,76 @@ pub struct Verify {
     pub limit: u64,
     /// A balloon takes pages and gives them back meanwhile.
     pub has_balloon: bool,
+    /// What its disk is in.
+    pub disk: VerifiedDisk,
+    /// What its store does wrong, once (`--swap …,misbehave=`).
+    pub fault: Option<&'static str>,
+}
+
+impl Verify {
+    /// On a raw disk and a good store.
+    pub fn new(mode: Mode, cpus: u32, seconds: u32) -> Self {
+        Self {
+            mode,
+            cpus,
+            seconds,
+            limit: 64,
+            has_balloon: false,
+            disk: VerifiedDisk::Raw,
+            fault: None,
+        }
+    }
+}
+
+/// What a verified disk is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerifiedDisk {
+    /// A file with its blocks, which may stand for pages.
+    Raw,
+    /// An image, whose blocks may not.
+    Qcow2,
+}
+
+impl VerifiedDisk {
+    /// Bytes of the disk.
+    const BYTES: u64 = 64 << 20;
+
+    /// Makes it, empty; the value of `--disk`.
+    fn make(self, host: &Host) -> Result<String> {
+        let name = "verified.img";
+        let path = host.path(name);
+        match self {
+            Self::Raw => {
+                host.put_zeroes(name, Self::BYTES)?;
+                Ok(format!("path={path},direct=on,queues=2"))
+            }
+            Self::Qcow2 => {
+                host.put(name, &empty_image(Self::BYTES)?)?;
+                Ok(format!("path={path},format=qcow2,queues=2"))
+            }
+        }
+    }
+}
+
+/// A qcow2 image of so many bytes, all zeroes, as QEMU makes it.
+fn empty_image(bytes: u64) -> Result<Vec<u8>> {
+    let dir = tempfile::tempdir().context("a directory")?;
+    let path = dir.path().join("empty.qcow2");
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&path)
+        .arg(bytes.to_string())
+        .status()
+        .context("starting qemu-img (Debian: qemu-utils)")?;
+    ensure!(made.success(), "qemu-img create: {made}");
+    fs::read(&path).with_context(|| format!("reading {}", path.display()))
 }
 
 /// What came of it.
 pub struct Verified {
-    /// The guest's last word: how many operations.
+    /// Pages and blocks that were compared, in whole or part.
+    pub operations: u64,
+    /// The guest's last word.
     pub line: String,
     /// How often the limit was changed meanwhile.
     pub changes: u32,
@@ -119,18 +186,21 @@ impl Verify {
             seconds,
             limit,
             has_balloon,
+            disk,
+            fault,
         } = self;
         // With a balloon, what is left to the guest at the least.
         let mib = if has_balloon { 56 } else { 100 };
-        host.put_zeroes("verified.img", 64 << 20)?;
         let script = format!(
             "workload verify /dev/vda --seconds {seconds} --mib {mib} --threads {cpus} --seed {SEED}"
         );
-        let store = format!("path={},size=256M", host.path("swap.img"));
+        let mut store = format!("path={},size=256M,discard=on", host.path("swap.img"));
+        if let Some(fault) = fault {
+            store.push_str(&format!(",misbehave={fault}"));
+        }
         let mut guest = guest(host, mode, &script, &store);
         guest.cpus = cpus;
-        let disk = host.path("verified.img");
-        guest.disks.push(format!("path={disk},direct=on,queues=2"));
+        guest.disks.push(disk.make(host)?);
         if has_balloon {
             host.put(BALLOON_FILE, b"")?;
             let balloon = format!("target=0,file={}", host.path(BALLOON_FILE));
@@ -154,7 +224,13 @@ impl Verify {
         outcome.check()?;
         let line = outcome.line("verify ok").map(|line| line.trim().to_owned());
         let line = line.with_context(|| format!("it did not verify\n{}", outcome.tail()))?;
+        let (_, operations) = line.split_once("operations=").context("no operations")?;
+        let operations = operations.split(' ').next().unwrap_or_default();
+        let operations = operations
+            .parse()
+            .with_context(|| format!("no number of operations: {line}"))?;
         Ok(Verified {
+            operations,
             line,
             changes,
             outcome,
