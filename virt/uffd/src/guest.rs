@@ -104,8 +104,7 @@ impl GuestMapping {
         }))
     }
 
-    /// Maps `count` pages that the file has, and wakes who waits for them. Those that are mapped stay as they are. They must not
-    /// reach from one mapping into another.
+    /// Maps `count` pages that the file has, and wakes who waits for them. Those that are mapped stay as they are.
     ///
     /// # Errors
     /// The kernel's.
@@ -113,7 +112,7 @@ impl GuestMapping {
         let (mut page, end) = (first, first + count);
         while page < end {
             let at = self.hva(page);
-            let len = (end - page) * PAGE_SIZE;
+            let len = self.in_one_mapping(page, end - page) * PAGE_SIZE;
             match self.uffd.map_present(at, len, protection) {
                 // Less than all: the address space is changing under us, or the next one is mapped.
                 Ok(done) => page += done / PAGE_SIZE,
@@ -135,7 +134,7 @@ impl GuestMapping {
     pub fn zero(&self, first: u64, count: u64) -> io::Result<u64> {
         let mut done = 0;
         while done < count {
-            let len = (count - done) * PAGE_SIZE;
+            let len = self.in_one_mapping(first + done, count - done) * PAGE_SIZE;
             match self.uffd.zero(self.hva(first + done), len) {
                 // Less than all: the address space is changing under us, or the next one is there.
                 Ok(bytes) => done += bytes / PAGE_SIZE,
@@ -152,9 +151,15 @@ impl GuestMapping {
     /// # Errors
     /// The kernel's.
     pub fn unmap(&self, first: u64, count: u64) -> io::Result<()> {
-        let part = self.part(first);
-        let offset = (first - part.first) * PAGE_SIZE;
-        part.mapping.unmap(offset, count * PAGE_SIZE)
+        let (mut page, end) = (first, first + count);
+        while page < end {
+            let part = self.part(page);
+            let pages = self.in_one_mapping(page, end - page);
+            let offset = (page - part.first) * PAGE_SIZE;
+            part.mapping.unmap(offset, pages * PAGE_SIZE)?;
+            page += pages;
+        }
+        Ok(())
     }
 
     /// Protects a page that is mapped: the next store shows.
@@ -167,7 +172,7 @@ impl GuestMapping {
     }
 
     /// Which of up to 64 pages were protected when they were last mapped or since, and nobody has stored to from here after that;
-    /// the first is the lowest bit. So it stays when a page is unmapped. They must not reach from one mapping into another.
+    /// the first is the lowest bit. So it stays when a page is unmapped.
     ///
     /// # Errors
     /// The kernel's.
@@ -176,9 +181,17 @@ impl GuestMapping {
     /// For more than 64 pages.
     pub fn protected(&self, first: u64, count: u64) -> io::Result<u64> {
         assert!(count <= 64, "{count} pages");
-        if count == 0 {
-            return Ok(0);
+        let (mut found, mut done) = (0, 0);
+        while done < count {
+            let pages = self.in_one_mapping(first + done, count - done);
+            found |= self.protected_in_one(first + done, pages)? << done;
+            done += pages;
         }
+        Ok(found)
+    }
+
+    /// The same of pages of one mapping, of which there is at least one.
+    fn protected_in_one(&self, first: u64, count: u64) -> io::Result<u64> {
         let start = self.hva(first);
         // One that is not in between two that are.
         let mut runs = [[0; 3]; 32];
@@ -205,6 +218,13 @@ impl GuestMapping {
     /// The kernel's.
     pub fn wake(&self, page: u64) -> io::Result<()> {
         self.uffd.wake(self.hva(page), PAGE_SIZE)
+    }
+
+    /// How many of `count` pages from `first` on lie in the mapping that `first` lies in: in the file mappings follow each other, and
+    /// in the address space they do not.
+    fn in_one_mapping(&self, first: u64, count: u64) -> u64 {
+        let part = self.part(first);
+        count.min(part.first + part.mapping.len() / PAGE_SIZE - first)
     }
 
     fn part(&self, page: u64) -> &Part {

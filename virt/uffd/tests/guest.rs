@@ -204,3 +204,38 @@ fn a_range_beyond_the_mapping_is_refused() {
         assert!(guest.mapping.unmap(offset, len).is_err());
     }
 }
+
+/// Memory below and above the hole under 4 GiB: side by side in the file, apart in the address space.
+#[test]
+fn pages_that_lie_across_two_mappings_are_seen_to_together() {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, 2 * PAGES * PAGE).expect("its pages");
+    let half = |offset| {
+        let mapping = SlotMapping::new(file.as_fd(), offset, PAGES * PAGE, HugePages::Never);
+        (offset, Arc::new(mapping.expect("a mapping")))
+    };
+    // The later one is mapped first, or lies beyond it, but not right behind it.
+    let parts = [half(PAGES * PAGE), half(0)];
+    let pages = match GuestMapping::new(parts, Source::User, Stores::Traced) {
+        Ok(pages) => pages,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let (first, count) = (PAGES - 2, 4);
+    for page in first..first + count {
+        assert_eq!(pwrite(&file, &(page + 1).to_ne_bytes(), page * PAGE), Ok(8));
+    }
+    pages.map(first, count, Protection::WriteProtected).unwrap();
+    assert_eq!(pages.protected(first, count).unwrap(), 0b1111);
+    assert_eq!(pages.protected(first - 1, 3).unwrap(), 0b110);
+    assert_eq!(pages.protected(0, 2 * PAGES).unwrap(), 0b1111 << first);
+    pages.unmap(first, count).unwrap();
+    assert_eq!(pages.protected(first, count).unwrap(), 0b1111, "the trace");
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, hole, first * PAGE, count * PAGE).expect("a hole");
+    assert_eq!(pages.zero(first, count).unwrap(), count);
+    assert_eq!(
+        pages.protected(first, count).unwrap(),
+        0,
+        "zeroes, writable"
+    );
+}
