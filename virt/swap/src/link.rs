@@ -26,6 +26,8 @@ pub enum Message {
     /// A vCPU has left the guest as [`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus) asked. The registers that it is to go on
     /// with are sent back, if they are others.
     Stopped(Registers, mpsc::Sender<Option<Registers>>),
+    /// The memory is connected with the pager.
+    Connected,
     /// The machine has ended: no processor enters the guest again, and none is to wait for what cannot come.
     LetGo,
     /// The owner has ended as well. Nothing is begun any more; told when nothing is under way, so that the files can be closed on

@@ -102,6 +102,11 @@ impl SwappedRam {
         assert!(self.0.pager.set(pager).is_ok(), "memory has one pager");
     }
 
+    /// Whether what is said is heard.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.0.pager.get().is_some()
+    }
+
     /// Tells the pager. One that has ended needs to know nothing.
     fn say(&self, said: Said) {
         if let Some(pager) = self.0.pager.get() {
@@ -278,13 +283,16 @@ impl SwappedRam {
     #[inline]
     fn pass(&self, gpa: Gpa, len: u64, intent: Intent, note: u8) -> Access<Hva> {
         let hva = self.0.ram.host(gpa, len, intent)?;
-        let mut is_absent = false;
-        for page in self.pages_of(hva, len) {
-            is_absent |= self.is_absent(page, note);
-        }
-        match is_absent {
-            false => Ok(hva),
-            true => self.wait_for([(hva, len, intent)]).map(|()| hva),
+        loop {
+            let mut is_absent = false;
+            for page in self.pages_of(hva, len) {
+                is_absent |= self.is_absent(page, note);
+            }
+            if !is_absent {
+                return Ok(hva);
+            }
+            // If all have come meanwhile, what is done to them is still to be noted. They stay: this thread alone lets go of them.
+            self.wait_for([(hva, len, intent)])?;
         }
     }
 
@@ -393,5 +401,59 @@ impl PhysMem for SwappedRam {
 
     fn keep_alive(&self) -> KeepAlive {
         self.0.ram.keep_alive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use guest_mem::HugePages;
+    use seeded::Random;
+
+    use super::*;
+
+    /// Without it a page that stands for a block would be dropped with the store.
+    #[test]
+    fn a_store_to_a_page_that_comes_while_it_is_looked_for_is_noted() {
+        const ROUNDS: usize = 20_000;
+        let ram = GuestRam::with_pages(&[(Gpa::new(0), 2 << 20)], HugePages::Never);
+        let ram = SwappedRam::new(ram.expect("memory"));
+        let page = Page(3);
+        let gpa = ram.gpa_of(page);
+        let begin = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random::new(1);
+                for _ in 0..ROUNDS {
+                    begin.wait();
+                    for _ in 0..random.below(64) {
+                        std::hint::spin_loop();
+                    }
+                    ram.show(page);
+                }
+            });
+            // None ends before the other thread does.
+            let mut wrong = Vec::new();
+            for round in 0..ROUNDS {
+                begin.wait();
+                let note = match round % 2 {
+                    0 => {
+                        while ram.write(gpa, &[1]).is_err() {}
+                        WRITTEN
+                    }
+                    _ => {
+                        while ram.host(gpa, 1, Intent::Write).is_err() {}
+                        LENT
+                    }
+                };
+                let flags = ram.flags(page).swap(0, Ordering::Relaxed);
+                if flags != SHOWN | note {
+                    wrong.push((round, flags));
+                }
+            }
+            assert_eq!(wrong, []);
+        });
     }
 }

@@ -41,7 +41,7 @@ pub enum Command {
     Map(Page, Protection),
     /// Write-protect a page that is mapped.
     Protect(Page),
-    /// Wake who waits for a page that is mapped.
+    /// Wake who waits for a page that is mapped; if the host has taken its mapping away, map it writable.
     Wake(Page),
     /// From now on devices may reach it.
     Show(Page),

@@ -52,8 +52,10 @@ const TRIM_PACE: Duration = Duration::from_millis(20);
 /// The pager. See the module's head.
 pub struct Pager {
     book: Book,
-    /// `None` once the guest has been let go.
+    /// `None` once the guest has been let go, or the pager has failed.
     frames: Option<Frames>,
+    /// Of a pager that has failed, until the guest is let go: who waits for a page waits on.
+    failed: Option<Frames>,
     ram: SwappedRam,
     gates: Vec<Arc<Gate>>,
     carrier: Carrier,
@@ -102,6 +104,7 @@ impl Pager {
         let mut pager = Self {
             book: Book::new(pages, limit, slot_count),
             frames: Some(Frames::new(file.try_clone_to_owned()?, guest)),
+            failed: None,
             gates,
             carrier: Carrier::new(store, images, &keep),
             machine,
@@ -150,9 +153,12 @@ impl Pager {
         self.book.trims_slots();
     }
 
-    /// Connects the memory with the pager, which a sidecore now runs as `handle` says.
+    /// Connects the memory with the pager, which a sidecore now runs as `handle` says. Before that it asks for nothing, since it
+    /// would not hear the answer.
     pub fn connect(ram: &SwappedRam, handle: Handle<Message>) {
-        ram.connect(handle);
+        ram.connect(handle.clone());
+        // One that has ended needs no beginning.
+        let _ = handle.send(Message::Connected);
     }
 
     /// Pages that hold something are in memory.
@@ -183,8 +189,10 @@ impl Pager {
             let mut commands = commands.into_iter().peekable();
             while let Some(command) = commands.next() {
                 if let Command::Show(page) = command {
-                    // Devices need no mapping of the guest's.
-                    self.ram.show(page);
+                    // Devices need no mapping of the guest's; what the page holds they do.
+                    if !self.batch.shows_then(page) {
+                        self.ram.show(page);
+                    }
                     continue;
                 }
                 let has_content = |page| self.content.as_ref().is_some_and(|(of, _)| *of == page);
@@ -214,8 +222,11 @@ impl Pager {
     /// Does what has been put together.
     fn finish_batch(&mut self) -> io::Result<()> {
         match &self.frames {
-            Some(frames) => self.batch.finish(frames, &mut self.book),
-            None => Ok(()),
+            Some(frames) => self.batch.finish(frames, &mut self.book, &self.ram),
+            None => {
+                self.batch.give_up(&self.ram);
+                Ok(())
+            }
         }
     }
 
@@ -248,7 +259,8 @@ impl Pager {
             Command::Save(page, slot) => self.carrier.push(PageOp::Save(page, slot)),
             Command::Trim(first, count) => self.carrier.push(PageOp::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
-            Command::Wake(page) => frames.guest().wake(page.0.into())?,
+            // Writable: whether it was stored to between its last mark and the host's taking it away nobody knows.
+            Command::Wake(page) => frames.map(page, 1, Protection::Writable)?,
             Command::Done(ticket) => self.done(ticket),
             Command::Go(op) => {
                 self.gates[usize::from(SwappedRam::disk_of(op))].open(op);
@@ -283,6 +295,7 @@ impl Pager {
     /// Processors do not wait any more: what they find is nobody's to see.
     fn let_go(&mut self) {
         self.is_over = true;
+        self.failed = None;
         if self.report.is_paused {
             // Closing the descriptor wakes all who wait; what is absent is zeroes from then on.
             self.frames = None;
@@ -381,7 +394,7 @@ impl Pager {
         {
             self.read(pending)?;
         }
-        if now >= self.ask_at {
+        if now >= self.ask_at && self.ram.is_connected() {
             self.book.ask();
             self.carry_out()?;
         }
@@ -437,10 +450,13 @@ impl Pager {
             }
             Message::Report(reply) => reply.send(self.report()),
             Message::Stopped(registers, reply) => return self.stopped(&registers, &reply),
+            // The next turn asks for what it could not ask for.
+            Message::Connected => {}
             Message::LetGo => self.let_go(),
             Message::End(end) => {
                 // What the book wants done is not, without them.
                 self.frames = None;
+                self.failed = None;
                 self.end = Some(end);
             }
         }
@@ -467,11 +483,25 @@ impl Pager {
         }
     }
 
-    /// The kernel has refused something: the guest cannot go on, and nobody waits any more.
+    /// The kernel has refused something: the guest cannot go on, and the machine ends. What is absent stays so until its vCPUs are
+    /// to return: they would see zeroes.
     fn end_of(&mut self, error: &io::Error) {
-        if self.frames.take().is_some() {
-            self.machine.fail(error);
-            self.answer_offers();
+        let Some(frames) = self.frames.take() else {
+            return;
+        };
+        if !self.is_over {
+            self.failed = Some(frames);
+        }
+        self.machine.fail(error);
+        self.answer_offers();
+    }
+}
+
+/// A pager that panics does not close its descriptor: who waits for a page waits until the process ends, and sees no zeroes.
+impl Drop for Pager {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::mem::forget((self.frames.take(), self.failed.take()));
         }
     }
 }
@@ -525,7 +555,8 @@ impl Poller for Pager {
 
     fn deadline(&self) -> Option<Nanos> {
         let held = self.holds.deadline();
-        let ask = self.book.wants_to_ask().then_some(self.ask_at);
+        let asks = self.book.wants_to_ask() && self.ram.is_connected();
+        let ask = asks.then_some(self.ask_at);
         let look = self.watermark.deadline();
         let preventer = self.preventer.as_ref().and_then(Preventer::deadline);
         let trim = self.book.wants_to_trim().then_some(self.trim_at);

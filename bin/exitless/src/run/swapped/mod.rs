@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use guest_mem::{Pages, Ticket};
 use kvm::control::{Control, End};
 use machine::Request as Question;
-use sidecore::{Handle, Reply, Sidecore, SidecoreBuilder};
+use sidecore::{Handle, Monitor, Reply, Sidecore, SidecoreBuilder, Stuck, StuckCause};
 use swap::balloon::SwappedBalloon;
 use swap::book::Trouble;
 use swap::disk::MappedDisk;
@@ -113,9 +113,15 @@ impl Memory for Swapped {
 /// The pager, before and while it runs.
 struct Swapper {
     waiting: Option<(Swapped, OwnerHandle<SwappedRam>)>,
-    running: Option<Sidecore<Pager>>,
+    running: Option<Running>,
     names: Names,
     handle: Arc<OnceLock<Handle<Message>>>,
+}
+
+/// The pager's core, and who looks whether it lives.
+struct Running {
+    core: Sidecore<Pager>,
+    _monitor: Monitor,
 }
 
 impl Paging for Swapper {
@@ -180,6 +186,7 @@ impl Paging for Swapper {
             .shares_cpu(true)
             .spawn(vec![pager])
             .context("starting the pager")?;
+        let monitor = monitor(&core, control)?;
         Pager::connect(&ram, core.handle(0));
         let handle = core.handle(0);
         if let Some(file) = config.file {
@@ -194,7 +201,10 @@ impl Paging for Swapper {
         }
         // Once, as this is.
         let _ = self.handle.set(handle);
-        self.running = Some(core);
+        self.running = Some(Running {
+            core,
+            _monitor: monitor,
+        });
         Ok(())
     }
 
@@ -218,7 +228,7 @@ impl Paging for Swapper {
     }
 
     fn stop(self: Box<Self>) -> String {
-        let Some(core) = self.running else {
+        let Some(Running { core, .. }) = self.running else {
             return "the pager did not run".into();
         };
         let cpu = core.thread_cpu_time().unwrap_or_default();
@@ -233,6 +243,19 @@ impl Paging for Swapper {
         };
         said(&pager.report(), cpu)
     }
+}
+
+/// A pager that panics ends the machine, whose vCPUs may wait for it. One that is slow does not: the kernel may have it wait, and so
+/// the guest.
+fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
+    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
+        if stuck.cause == StuckCause::Panicked {
+            control.end(End::Watchdog(format!("{stuck:?}")));
+        }
+    })
+    .context("starting the pager's monitor")?;
+    monitor.watch(core.watch());
+    Ok(monitor)
 }
 
 /// The machine as the pager reaches it.
