@@ -159,7 +159,11 @@ pub struct Swap {
     /// Its counters.
     #[serde(flatten)]
     pub counts: SwapCounts,
-    /// Pages that stand for blocks of disks, in memory or not; of a window, at its end.
+    /// Pages in memory; of a window, at its end, as all that is no count.
+    pub resident: u64,
+    /// Pages of the swap store that hold something.
+    pub stored: u64,
+    /// Pages that stand for blocks of disks, in memory or not.
     pub tracked: u64,
     /// Why the machine was paused the last time; of a window, the last time in it.
     pub pause_reason: Option<String>,
@@ -172,6 +176,8 @@ impl Swap {
         let was_paused = counts.pauses > 0;
         Self {
             counts,
+            resident: self.resident,
+            stored: self.stored,
             tracked: self.tracked,
             pause_reason: self.pause_reason.clone().filter(|_| was_paused),
         }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Account;
-use super::account::{BalloonFigures, SwapCounts, Window};
+use super::account::{BalloonFigures, Swap, SwapCounts, Window};
 
 /// What the figures were measured under.
 #[derive(Clone, Debug, Serialize)]
@@ -157,9 +157,17 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("pauses", |s| s.pauses),
     ];
     if account.whole.swap.is_some() {
-        let tracked = |window: &Window| window.swap.as_ref().map_or(0, |swap| swap.tracked);
-        let cell = |(_, window): &(String, &Window)| tracked(window).to_string();
-        row("stand for blocks", columns.iter().map(cell).collect());
+        type Standing = fn(&Swap) -> u64;
+        let stands: [(&str, Standing); 3] = [
+            ("pages in memory", |swap| swap.resident),
+            ("  in the store", |swap| swap.stored),
+            ("  stand for blocks", |swap| swap.tracked),
+        ];
+        for (name, value) in stands {
+            let of = |window: &Window| window.swap.as_ref().map_or(0, value);
+            let cell = |(_, window): &(String, &Window)| of(window).to_string();
+            row(name, columns.iter().map(cell).collect());
+        }
         for (name, value) in swap_rows {
             let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
             let cell = |window: &Window| of(window).to_string();

@@ -178,6 +178,8 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
 
 fn swap(standing: Standing) -> Swap {
     Swap {
+        resident: standing.report.present as u64,
+        stored: (standing.report.slots - standing.report.free_slots) as u64,
         tracked: standing.report.tracked as u64,
         counts: swap_counts(standing.report),
         pause_reason: standing.pause_reason,

@@ -56,6 +56,8 @@ fn a_pause_is_the_windows_that_it_fell_into() {
                 pauses,
                 ..SwapCounts::default()
             },
+            resident: 3,
+            stored: 4,
             tracked: 5,
             pause_reason: pause_reason.map(String::from),
         }),
@@ -74,7 +76,8 @@ fn a_pause_is_the_windows_that_it_fell_into() {
     assert_eq!(reason(&before, &once), (1, Some("full".into())));
     // What stands is not subtracted.
     let stands = Window::between(&never, &once).swap;
-    assert_eq!(stands.expect("there is a pager").tracked, 5);
+    let stands = stands.expect("there is a pager");
+    assert_eq!((stands.resident, stands.stored, stands.tracked), (3, 4, 5));
 }
 
 #[test]
@@ -82,6 +85,8 @@ fn the_reason_of_a_pause_stands_beside_the_counts_of_swap_or_is_null() {
     let swap = |pause_reason| {
         let swap = Swap {
             counts: SwapCounts::default(),
+            resident: 3,
+            stored: 4,
             tracked: 5,
             pause_reason,
         };
