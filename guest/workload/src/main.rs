@@ -29,8 +29,9 @@ use workload::{BLOCK, echo};
 const HELP: &str = "\
 workload: the program inside the test guest
 
-  workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers]
-      Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers.
+  workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers] [--in-place]
+      Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers. What is read is kept and summed
+      behind the window; with --in-place it is summed where it is read to, and a byte of it changed, so that one page is touched.
       Block numbers ascend, or are chosen by the seed.
       Prints after each window: reads window=I of=WINDOWS
       Prints at the end: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
@@ -175,6 +176,7 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
     } else {
         Some(Markers::open()?)
     };
+    let in_place = options.flag("in-place");
     let device = options.subject("DEV")?;
     let file = device::open(Path::new(&device), false)?;
     let blocks = device::blocks(&file)?;
@@ -187,7 +189,7 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
     let mut buffer = Buffer::new(BLOCK);
     // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
     // with something other than zero, so that its memory exists before the first window.
-    let mut kept = vec![0xff; kept_len];
+    let mut kept = vec![0xff; if in_place { 0 } else { kept_len }];
     let mut sum = Checksum::default();
     for window in 1..=windows {
         for _ in 0..warmup {
@@ -199,6 +201,12 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
         for copy in kept.chunks_mut(BLOCK) {
             device::read(&file, next(), &mut buffer)?;
             copy.copy_from_slice(buffer.bytes());
+        }
+        let times = if in_place { count } else { 0 };
+        for _ in 0..times {
+            device::read(&file, next(), &mut buffer)?;
+            sum.add(buffer.bytes());
+            buffer.bytes_mut()[0] ^= 1;
         }
         if let Some(markers) = &markers {
             markers.write(marker::END);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 const FLAGS: &[&str] = &[
     "bus-master",
     "flush",
+    "in-place",
     "marker",
     "no-markers",
     "power-off",

@@ -211,6 +211,10 @@ pub struct RunArgs {
     #[arg(long, hide = true)]
     pub punch: bool,
 
+    /// Offer the guest no more of KVM's paravirtual features than one under --resident has: to measure beside such a one.
+    #[arg(long, hide = true)]
+    pub as_resident: bool,
+
     /// Where device data goes: straight into guest memory, or through buffers of ours.
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
     pub dma: DmaArg,

@@ -105,6 +105,8 @@ pub struct Config {
     pub any_kvm: bool,
     /// Guest memory comes and goes.
     pub punch: bool,
+    /// The guest is offered what one is whose memory does.
+    pub as_resident: bool,
     /// Where device data goes.
     pub dma: DmaArg,
     /// How long an invalidation waits for a device.
@@ -191,6 +193,7 @@ impl Config {
             force_sleep: args.force_sleep,
             any_kvm: args.any_kvm,
             punch: args.punch,
+            as_resident: args.as_resident,
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
             watchdog: Duration::from_secs(args.watchdog),

@@ -181,7 +181,7 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
 fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<Vcpu>> {
     let cpus = config.cpus;
     let mut supported = cpuid::supported(kvm)?;
-    if config.pages_move() {
+    if config.pages_move() || config.as_resident {
         cpuid::hide_what_moving_pages_disturb(&mut supported);
     }
     let mut vcpus = Vec::new();

@@ -7,7 +7,7 @@ use lab::packages::Version;
 use serde_json::Value;
 
 use super::cases::Case;
-use crate::system::guest::{Mode, Outcome};
+use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 use crate::system::squeezed::{self, Verified, VerifiedDisk, Verify};
 
@@ -49,6 +49,7 @@ pub fn soak() -> Vec<Case> {
             ..Verify::new(Mode::None, 2, 60)
         })
     }));
+    cases.push(beside_one_that_thrashes());
     // As in the paper, half as large.
     cases.push(sequential(Load {
         limit: 55,
@@ -91,8 +92,13 @@ fn verify(verify: Verify) -> Case {
         } = verify.run(host)?;
         let swap = &outcome.ledger["whole"]["swap"];
         have_moved(&outcome, EVERY_WAY)?;
-        if disk == VerifiedDisk::Raw {
-            have_moved(&outcome, BY_DISKS)?;
+        match disk {
+            VerifiedDisk::Raw => have_moved(&outcome, BY_DISKS)?,
+            VerifiedDisk::Qcow2 => ensure!(
+                outcome.log.contains("is a qcow2 image"),
+                "that its pages go to the store is not said\n{}",
+                outcome.tail()
+            ),
         }
         let pauses = count(swap, "pauses", &outcome)?;
         let wanted = u64::from(fault.is_some());
@@ -170,6 +176,87 @@ fn sequential(load: Load) -> Case {
             ));
         }
         Ok(text)
+    };
+    Case::new(name, run).needing(KERNEL)
+}
+
+/// A guest that touches memory far beyond its limit at random is slow; one beside it moves no more than alone.
+fn beside_one_that_thrashes() -> Case {
+    /// MiB in memory, of a guest that uses 100 MiB at random.
+    const LEAST: u64 = 32;
+    /// MiB in memory of the other one, which reads as much in order, twice.
+    const LIMIT: u64 = 56;
+    /// What a guest moves differs by some percent from run to run.
+    const MORE: f64 = 1.25;
+    let name = "a guest beside one that touches memory at random moves no more than alone";
+    let quiet = |host: &Host| -> Result<Outcome> {
+        let script = format!(
+            "workload sequential /dev/vda --mib {LIMIT} --iterations 2 --alloc-mib 0 --seed {SEED}"
+        );
+        let store = format!("path={},size=256M", host.path("quiet.swap"));
+        let mut guest = squeezed::guest(host, Mode::None, &script, &store);
+        let disk = host.path("quiet.img");
+        guest.disks.push(format!("path={disk},direct=on"));
+        guest.limit = Duration::from_secs(1200);
+        let outcome = squeezed::squeezed(host, &guest, LIMIT)?.wait()?;
+        outcome.check()?;
+        Ok(outcome)
+    };
+    let moved = |outcome: &Outcome| -> Result<u64> {
+        let swap = &outcome.ledger["whole"]["swap"];
+        let pauses = count(swap, "pauses", outcome)?;
+        ensure!(pauses == 0, "it was paused: {swap}");
+        let keys = ["swapped_out", "swapped_in", "image_pages"];
+        keys.iter().map(|key| count(swap, key, outcome)).sum()
+    };
+    let run = move |host: &Host| {
+        let bytes = LIMIT << 20;
+        host.put_zeroes("quiet.img", bytes)?;
+        host.script(&format!(
+            "workload write-pattern {} --bytes {bytes} --seed {SEED}",
+            host.path("quiet.img")
+        ))?;
+        let alone = moved(&quiet(host)?)?;
+        host.put_zeroes("noisy.img", 64 << 20)?;
+        let mut noisy = Guest::new(
+            Mode::None,
+            squeezed::begun(&format!(
+                "workload verify /dev/vda --seconds 20 --mib 100 --threads 1 --seed {SEED}"
+            )),
+        );
+        noisy.idle = "sleep";
+        noisy.name = "-noisy".into();
+        let store = format!("path={},size=256M", host.path("noisy.swap"));
+        noisy
+            .flags
+            .extend(squeezed::flags(host, &noisy.name, &store));
+        let disk = host.path("noisy.img");
+        noisy.disks.push(format!("path={disk},direct=on"));
+        noisy.limit = Duration::from_secs(2400);
+        let mut noisy = squeezed::start(host, &noisy)?;
+        squeezed::set_limit_of(host, "-noisy", LEAST)?;
+        squeezed::go_on(&mut noisy)?;
+        noisy.wait_for("verify progress")?;
+        let outcome = quiet(host)?;
+        let beside = moved(&outcome)?;
+        let is_still_there = !noisy.so_far().contains("verify ok");
+        // More memory, so that it comes to its end in time: all it has is right.
+        squeezed::set_limit_of(host, "-noisy", 160)?;
+        let noisy = noisy.wait()?;
+        noisy.check()?;
+        ensure!(is_still_there, "it ended before the other one");
+        let line = noisy.line("verify ok");
+        line.with_context(|| format!("it did not verify\n{}", noisy.tail()))?;
+        let most = (alone as f64 * MORE) as u64;
+        ensure!(
+            beside <= most,
+            "{beside} pages moved beside it, {alone} alone: {}",
+            outcome.ledger["whole"]["swap"]
+        );
+        Ok(format!(
+            "{beside} pages moved beside it, {alone} alone; the noisy one: {}",
+            summary(&noisy.ledger["whole"]["swap"])
+        ))
     };
     Case::new(name, run).needing(KERNEL)
 }

@@ -62,21 +62,18 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     };
     let mut figures: Option<Figures> = None;
     for round in 0..args.rounds {
-        // A lab for each round: what one leaves behind does not meet the next.
-        let host = Host::lab_with_disks(KERNEL, files.disks())?;
-        experiment::prepare(&host)?;
-        let figures = match &mut figures {
-            Some(figures) => figures,
-            None => figures.insert(Figures::new(&host)?),
-        };
+        // A lab for each round, and behind a run that failed: what one leaves behind does not meet the next.
+        let mut lab = None;
         for &way in ways.iter().filter(|way| round < way.rounds(args.rounds)) {
+            let host = in_lab(&mut lab, &files)?;
+            let figures = known(&mut figures, host)?;
             eprintln!(
                 "swap-lab: round {} of {}: {}",
                 round + 1,
                 args.rounds,
                 way.name()
             );
-            match experiment::run(&host, way, &experiment::plan()) {
+            match experiment::run(host, way, &experiment::plan()) {
                 Ok(run) => {
                     eprint!("{}", run.lines());
                     figures.add(way, run);
@@ -84,24 +81,52 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
                 Err(error) => {
                     eprintln!("swap-lab: {}: {error:#}", way.name());
                     figures.failed(way, &error);
-                    // A guest that hangs may hold what the next one needs.
-                    break;
+                    end(lab.take());
                 }
             }
+            // What has been measured is kept if a later run fails.
+            figures.finish(start.elapsed());
+            figures.write(&args.report)?;
         }
         if round == 0 && args.only.is_empty() {
             eprintln!("swap-lab: exits of reads; a minute of verified pages");
-            figures.beside(beside::Exits::count(&host), beside::verify(&host));
+            let host = in_lab(&mut lab, &files)?;
+            let figures = known(&mut figures, host)?;
+            figures.beside(beside::Exits::count(host), beside::verify(host));
+            figures.finish(start.elapsed());
+            figures.write(&args.report)?;
         }
-        host.shutdown()?;
-        // What has been measured is kept if a later round fails.
-        figures.finish(start.elapsed());
-        figures.write(&args.report)?;
+        end(lab.take());
     }
     let figures = figures.context("no round")?;
     print!("{}", figures.table());
     println!("\nfigures: {}", args.report.display());
     Ok(u8::from(figures.has_failed()))
+}
+
+/// The lab, a new one if there is none.
+fn in_lab<'a>(lab: &'a mut Option<Host>, files: &Files) -> Result<&'a Host> {
+    if lab.is_none() {
+        let host = Host::lab_with_disks(KERNEL, files.disks())?;
+        experiment::prepare(&host)?;
+        *lab = Some(host);
+    }
+    Ok(lab.as_ref().expect("made just now"))
+}
+
+/// The figures, with the conditions of the first lab.
+fn known<'a>(figures: &'a mut Option<Figures>, host: &Host) -> Result<&'a mut Figures> {
+    match figures {
+        Some(figures) => Ok(figures),
+        None => Ok(figures.insert(Figures::new(host)?)),
+    }
+}
+
+/// Ends a lab. One that does not answer any more is killed.
+fn end(lab: Option<Host>) {
+    if let Some(Err(error)) = lab.map(Host::shutdown) {
+        eprintln!("swap-lab: {error:#}");
+    }
 }
 
 /// Pages of 4 KiB in so many MiB.

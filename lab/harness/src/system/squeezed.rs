@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use workload::pattern::Random;
 
 use super::guest::{Guest, Mode, Outcome, RunningGuest};
 use super::host::Host;
@@ -14,14 +15,16 @@ fn limit_file(name: &str) -> String {
     format!("limit{name}")
 }
 
-/// MiB that a verifying guest may have beyond its least, one after the other: up and down, in large steps and small ones.
-const LIMITS: [u64; 7] = [32, 4, 64, 48, 0, 96, 8];
-/// MiB that its balloon is to hold, one after the other; what the guest cannot do without it takes back.
-const BALLOONS: [u64; 5] = [48, 0, 64, 32, 16];
+/// Microseconds for which a pager waits for vCPUs to say where they stand: emulated ones take their time.
+pub const PREVENTER_LIMIT_US: u32 = 100_000;
+/// MiB that a verifying guest may have beyond its least, at most: it gets any number of them, anew each few seconds.
+const MORE: u64 = 96;
+/// MiB that its balloon is to hold, at most, likewise; what the guest cannot do without it takes back.
+const BALLOON: u64 = 64;
 /// Where the balloon's size is read from, on its host.
 const BALLOON_FILE: &str = "balloon";
-/// How long one stands.
-const BETWEEN_LIMITS: Duration = Duration::from_secs(11);
+/// Seconds that one stands.
+const STANDS: std::ops::Range<u64> = 3..16;
 const SEED: u64 = 51;
 
 /// A guest with a pager that writes to `store` (the value of `--swap`). It waits for a word on its console before it runs `script`.
@@ -42,9 +45,8 @@ pub fn flags(host: &Host, name: &str, store: &str) -> impl Iterator<Item = Strin
         &limit,
         "--swap",
         store,
-        // An emulated vCPU takes its time to say where it stands.
         "--preventer-limit",
-        "100000",
+        &PREVENTER_LIMIT_US.to_string(),
     ];
     flags.map(String::from).into_iter()
 }
@@ -208,14 +210,18 @@ impl Verify {
         }
         guest.limit = Duration::from_secs(420 + 4 * u64::from(seconds));
         let mut running = squeezed(host, &guest, limit)?;
-        let mut limits = LIMITS.into_iter().cycle();
-        let mut balloons = BALLOONS.into_iter().cycle();
+        let mut random = Random::new(SEED);
         let mut changes = 0;
-        // One that has ended says why below.
-        while let Ok(false) = running.writes_within(BETWEEN_LIMITS, "verify ok") {
-            set_limit(host, limit + limits.next().unwrap_or_default())?;
+        loop {
+            let stands = STANDS.start + random.below(STANDS.end - STANDS.start);
+            // One that has ended says why below.
+            let has_ended = running.writes_within(Duration::from_secs(stands), "verify ok");
+            if !matches!(has_ended, Ok(false)) {
+                break;
+            }
+            set_limit(host, limit + random.below(MORE + 1))?;
             if has_balloon {
-                let size = format!("{}M\n", balloons.next().unwrap_or_default());
+                let size = format!("{}M\n", random.below(BALLOON + 1));
                 host.put(BALLOON_FILE, size.as_bytes())?;
             }
             changes += 1;
