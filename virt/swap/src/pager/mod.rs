@@ -581,3 +581,6 @@ fn after(now: Nanos, time: Duration) -> Nanos {
     // 500 years.
     Nanos(now.0.saturating_add(time.as_nanos() as u64))
 }
+
+#[cfg(test)]
+mod tests;
