@@ -14,6 +14,7 @@
 
 mod apt;
 mod cache;
+mod mend;
 mod needs;
 mod sources;
 
@@ -27,7 +28,11 @@ use crate::LabError;
 use apt::{Apt, Wanted};
 pub use cache::cache_dir;
 pub(crate) use cache::{full_or, unique, workspace_dir};
+use mend::Mended;
 pub use needs::{Needs, Version};
+
+/// Where QEMU is in what was unpacked.
+const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 
 /// The parts, unpacked.
 #[derive(Debug, Clone)]
@@ -100,7 +105,7 @@ impl Packages {
     pub fn get(needs: &Needs, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         if let Some(found) = find(&cache, needs) {
-            return Ok(found);
+            return found.with_qemu_mended(notice);
         }
         let apt = Apt::open(&cache, notice)?;
         // Another start may have fetched them while this one waited for its turn.
@@ -108,11 +113,34 @@ impl Packages {
         if !missing.is_empty() {
             apt.fetch(&missing)?;
         }
-        find(&cache, needs).ok_or_else(|| LabError::Package {
+        let found = find(&cache, needs).ok_or_else(|| LabError::Package {
             what: needs.to_string(),
             reason: format!("{} is damaged", cache.display()),
             hint: "delete it and start again".into(),
-        })
+        });
+        found?.with_qemu_mended(notice)
+    }
+
+    /// The same, whose QEMU delivers interrupts once, if it is one of ours and that can be had ([`mend`]). It is looked at once.
+    fn with_qemu_mended(self, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
+        let Qemu::Unpacked(root, _) = &self.qemu else {
+            return Ok(self);
+        };
+        let stamp = root.join("looked-at");
+        if stamp.exists() {
+            return Ok(self);
+        }
+        let said = match mend::mend(&root.join(QEMU_PROGRAM))? {
+            Mended::Yes => "its interrupts are delivered once (lab/README.md)",
+            Mended::No => {
+                notice(
+                    "QEMU is of a build in which interrupts may be delivered twice (lab/README.md)",
+                );
+                "its interrupts may be delivered twice (lab/README.md)"
+            }
+        };
+        fs::write(&stamp, format!("{said}\n")).map_err(LabError::host("write", &stamp))?;
+        Ok(self)
     }
 
     /// The kernel of the emulated host.
@@ -149,7 +177,7 @@ impl Packages {
         };
         let lib_dirs = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|d| root.join(d));
         let library_path = env::join_paths(&lib_dirs).unwrap_or_default();
-        let program = root.join("usr/bin/qemu-system-x86_64");
+        let program = root.join(QEMU_PROGRAM);
         let firmware = ["usr/share/seabios", "usr/share/qemu"]
             .into_iter()
             .flat_map(|dir| [OsString::from("-L"), root.join(dir).into_os_string()]);
