@@ -5,7 +5,6 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -54,13 +53,6 @@ const REGISTERS: Registers = Registers {
     is_at_instruction: true,
 };
 
-/// Word `index` of a page as the guest sees it.
-fn at(machine: &Machine, page: usize, index: usize) -> &AtomicU64 {
-    let at = machine.mapping().hva().raw() as usize + page * PAGE + index * 8;
-    // SAFETY: aligned, inside the mapping, which lives as long as the machine, and only used atomically.
-    unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
-}
-
 /// Has a vCPU overwrite an absent page. How it is told to go on, what the page's last word is then, and what the pager says; `None`,
 /// said, where that cannot be.
 fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> {
@@ -93,10 +85,10 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
     };
     for page in 0..PAGES {
         for index in [0, PAGE / 8 - 1] {
-            at(&machine, page, index).store(1 + page as u64, Ordering::Relaxed);
+            machine.store(page, index, 1 + page as u64);
         }
     }
-    let put = |page, index, word: u64| at(&machine, page, index).store(word, Ordering::Relaxed);
+    let put = |page, index, word: u64| machine.store(page, index, word);
     for (level, table) in TABLES.into_iter().enumerate() {
         let below = TABLES.get(level + 1).copied().unwrap_or(CODE_PAGE);
         let index = if level == 0 { 256 } else { 0 };
@@ -112,10 +104,10 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
     // Of a page that this thread has had to wait for so far, which has come since.
     while answers.try_recv().is_ok() {}
     // Its first store, as the vCPU makes it once it goes on by itself.
-    at(&machine, TARGET_PAGE, 0).store(FILL, Ordering::Relaxed);
+    machine.store(TARGET_PAGE, 0, FILL);
     let answer = answers.recv_timeout(PATIENCE).expect("it is stopped");
     let after = answer.recv_timeout(PATIENCE).expect("it is answered");
-    let last = at(&machine, TARGET_PAGE, PAGE / 8 - 1).load(Ordering::Relaxed);
+    let last = machine.load(TARGET_PAGE, PAGE / 8 - 1);
     Some((after, last, machine.stop()))
 }
 

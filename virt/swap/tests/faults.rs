@@ -9,16 +9,15 @@ use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_mem::{Gpa, GuestRam};
+use guest_mem::GuestRam;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use seeded::Random;
-use support::{Files, Machine, Shape, Transfer};
+use support::{Files, Machine, Shape};
 use swap::book::{self, Place, Trouble};
 use swap::frames::PAGE;
 use swap::pager::Message;
@@ -68,17 +67,11 @@ impl Guest {
         }
     }
 
-    fn at(&self, page: usize, index: usize) -> &AtomicU64 {
-        let at = self.machine.mapping().hva().raw() as usize + page * PAGE + index * 8;
-        // SAFETY: aligned, inside the mapping, which lives as long as the guest, and only used atomically.
-        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
-    }
-
     fn fill(&self) {
         for page in 0..PAGES {
             for index in 0..WORDS {
                 let value = word(page, index);
-                self.at(page, index).store(value, Ordering::Relaxed);
+                self.machine.store(page, index, value);
             }
         }
     }
@@ -94,7 +87,7 @@ impl Guest {
 
     fn load(&self, page: usize) {
         for index in 0..WORDS {
-            let found = self.at(page, index).load(Ordering::Relaxed);
+            let found = self.machine.load(page, index);
             assert_eq!(found, word(page, index), "page {page}, word {index}");
         }
     }
@@ -102,19 +95,12 @@ impl Guest {
     fn write_to_the_disk(&self, page: usize) {
         let (offset, len) = ((page * PAGE) as u64, PAGE as u32);
         let durable = false;
-        let (done, wait) = channel();
-        self.machine.transfer(Transfer {
-            disk: 0,
-            op: Op::Write {
-                offset,
-                len,
-                durable,
-            },
-            gpa: Some(Gpa::new(offset)),
-            done,
-        });
-        let is_good = wait.recv_timeout(PATIENCE).expect("the request ends");
-        assert!(is_good, "the disk is good");
+        let op = Op::Write {
+            offset,
+            len,
+            durable,
+        };
+        assert!(self.machine.request(op, page), "the disk is good");
         let mut found = vec![0; PAGE];
         self.image
             .read_exact_at(&mut found, offset)

@@ -9,15 +9,15 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_mem::{Gpa, GuestRam, SlotMapping};
+use guest_mem::GuestRam;
 use rustix::fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create, seek};
 use seeded::Random;
-use support::{Files, Machine, Shape, Transfer};
+use support::{Files, Machine, Shape};
 use swap::book::{Page, Trouble};
 use swap::frames::PAGE;
 use swap::pager::Message;
@@ -59,15 +59,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn at(&self, page: usize, index: usize) -> &AtomicU64 {
-        let mapping: &SlotMapping = self.machine.mapping();
-        let at = mapping.hva().raw() as usize + page * PAGE + index * 8;
-        // SAFETY: aligned, inside the mapping, which lives as long as the guest, and only used atomically.
-        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
-    }
-
     fn transfer(&self, is_write: bool, block: usize, page: usize) {
-        let (done, wait) = channel();
         let (offset, len) = ((block * PAGE) as u64, PAGE as u32);
         let op = match is_write {
             true => Op::Write {
@@ -77,14 +69,7 @@ impl Guest {
             },
             false => Op::Read { offset, len },
         };
-        self.machine.transfer(Transfer {
-            disk: 0,
-            op,
-            gpa: Some(Gpa::new((page * PAGE) as u64)),
-            done,
-        });
-        let is_good = wait.recv_timeout(PATIENCE).expect("the request ends");
-        assert!(is_good, "the disk is good");
+        assert!(self.machine.request(op, page), "the disk is good");
     }
 
     fn give_up(&self, page: usize) {
@@ -107,14 +92,13 @@ impl Guest {
                 0..40 => self.check(number, index, &page),
                 40..60 => {
                     let value = random.bits();
-                    self.at(number, index).store(value, Ordering::Relaxed);
+                    self.machine.store(number, index, value);
                     page.stored.push((index, value));
                 }
                 60..62 => {
                     self.give_up(number);
                     // What it holds is any of two things until the guest looks.
-                    let is_zero =
-                        (0..WORDS).all(|at| self.at(number, at).load(Ordering::Relaxed) == 0);
+                    let is_zero = (0..WORDS).all(|at| self.machine.load(number, at) == 0);
                     if is_zero {
                         *page = Model::default();
                     } else {
@@ -126,7 +110,7 @@ impl Guest {
                     page.stored.clear();
                     for index in 0..WORDS {
                         let value = word(page.seed, index);
-                        self.at(number, index).store(value, Ordering::Relaxed);
+                        self.machine.store(number, index, value);
                     }
                 }
                 65..90 => {
@@ -145,7 +129,7 @@ impl Guest {
     }
 
     fn check(&self, number: usize, index: usize, page: &Model) {
-        let found = self.at(number, index).load(Ordering::Relaxed);
+        let found = self.machine.load(number, index);
         assert_eq!(found, page.word(index), "page {number}, word {index}");
     }
 }
@@ -285,9 +269,7 @@ fn a_full_store_pauses_the_guest_until_it_has_grown() {
             for (number, page) in guest.pages.iter().enumerate() {
                 let mut page = page.lock().expect("no thread has failed");
                 page.stored.push((0, 1 + number as u64));
-                guest
-                    .at(number, 0)
-                    .store(1 + number as u64, Ordering::Relaxed);
+                guest.machine.store(number, 0, 1 + number as u64);
             }
         });
         assert_eq!(guest.machine.wait_for_trouble(), Some(Trouble::StoreFull));
@@ -332,14 +314,12 @@ fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
     };
     let store_to_all = |base: u64| {
         for page in 0..MANY {
-            guest
-                .at(page, 7)
-                .store(base + page as u64, Ordering::Relaxed);
+            guest.machine.store(page, 7, base + page as u64);
         }
     };
     let look_at = |base: u64, pages: Range<usize>| {
         for page in pages {
-            let found = guest.at(page, 7).load(Ordering::Relaxed);
+            let found = guest.machine.load(page, 7);
             assert_eq!(found, base + page as u64, "page {page}");
         }
     };

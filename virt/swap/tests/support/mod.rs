@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -383,10 +384,36 @@ impl Machine {
         troubles.recv_timeout(PATIENCE).expect("it is told")
     }
 
-    /// Has a block moved.
-    pub fn transfer(&self, transfer: Transfer) {
+    /// Loads word `index` of a page, as a processor.
+    pub fn load(&self, page: usize, index: usize) -> u64 {
+        self.word(page, index).load(Ordering::Relaxed)
+    }
+
+    /// Stores word `index` of a page, as a processor.
+    pub fn store(&self, page: usize, index: usize, value: u64) {
+        self.word(page, index).store(value, Ordering::Relaxed);
+    }
+
+    fn word(&self, page: usize, index: usize) -> &AtomicU64 {
+        let at = self.mapping.hva().raw() as usize + page * PAGE_SIZE as usize + index * 8;
+        // SAFETY: aligned, inside the mapping, which lives as long as the machine, and only used atomically.
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
+    }
+
+    /// Has the first disk do this, from or to memory from this page on, and waits: whether it was done.
+    pub fn request(&self, op: Op, page: usize) -> bool {
+        let (done, wait) = channel();
+        let gpa = Some(Gpa::new(page as u64 * PAGE_SIZE));
+        let disk = 0;
+        let transfer = Transfer {
+            disk,
+            op,
+            gpa,
+            done,
+        };
         let sent = self.requests().send(Request::Transfer(transfer));
         assert!(sent.is_ok(), "the owner lives");
+        wait.recv_timeout(PATIENCE).expect("the request ends")
     }
 
     /// Has the guest do without a page; told when it may use it again, if it was asked in time.
