@@ -327,7 +327,12 @@ impl Book {
                 break;
             }
             self.starved.pop_front();
-            if self.entry(page).state == State::Absent {
+            // One that a processor brought meanwhile may have left again, and no device waits for it.
+            let is_wanted = match wanter {
+                Wanter::Processor => true,
+                Wanter::Device => self.waiters.contains_key(&page),
+            };
+            if self.entry(page).state == State::Absent && is_wanted {
                 // Whether it is overwritten may have been true once; reading it is always right.
                 self.bring(page, false, wanter);
             }

@@ -1,5 +1,7 @@
 //! Runs of the small world ([`world`](super::world)), and what single steps of the book come to.
 
+use seeded::Random;
+
 use super::world::{LIMIT, PAGES, SLOTS, World};
 use super::*;
 
@@ -61,7 +63,7 @@ fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
 fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
     world.book.reads_before_overwrites();
-    if let Err(wrong) = world.run(100_000) {
+    if let Err(wrong) = world.run(200_000) {
         panic!("after {} events: {wrong}", world.events);
     }
     assert!(world.book.counts().stale > 10, "{:?}", world.book.counts());
@@ -309,6 +311,91 @@ fn processors_get_in_where_devices_wait_for_room() {
     assert_eq!(book.present(), LIMIT + BATCH);
     // The last page of all was the first that a processor asked for.
     assert_eq!(book.look(Page(PAGES - 1)).0, State::Resident);
+}
+
+/// A change of all blocks that pages stand for, `sharers` pages for each, while none of them is in memory; and a fault at one of
+/// them meanwhile.
+fn change_all_blocks_at_once(sharers: u32) {
+    let pages = PAGES as usize;
+    let mut book = Book::new(PAGES, pages, SLOTS);
+    for page in 0..PAGES {
+        let op = Op(page.into());
+        book.begin_read(op, &one(page / sharers, page));
+        book.end_read(op, true);
+    }
+    assert_eq!(book.tracked(), pages);
+    all_leave(&mut book, |_| true);
+    book.set_limit(LIMIT);
+
+    let all = Span {
+        count: PAGES / sharers,
+        pages: Vec::new(),
+        ..one(0, 0)
+    };
+    let op = Op(1_000);
+    book.begin_write(op, &all);
+    let mut commands = VecDeque::from(book.take_commands());
+    // One of the last that would come for the change.
+    let wanted = Page(PAGES - 1);
+    let is_its_fetch =
+        |command: &Command| matches!(command, Command::Fetch(page, _) if *page == wanted);
+    assert!(!commands.iter().any(is_its_fetch));
+    book.fault(wanted, Ahead::InOrder);
+    commands.extend(book.take_commands());
+    assert!(commands.iter().any(is_its_fetch), "it waits for devices");
+
+    let mut random = Random::new(sharers.into());
+    let mut under_way = Vec::new();
+    let mut fetches = 0;
+    let mut has_gone = false;
+    while !commands.is_empty() || !under_way.is_empty() {
+        for command in std::mem::take(&mut commands) {
+            match command {
+                Command::Ask(_) => book.answered(u32::MAX, 0),
+                Command::Examine(page) => {
+                    let seen = Seen {
+                        is_clean: false,
+                        is_zero: false,
+                        crc: 2,
+                    };
+                    book.examined(page, seen);
+                }
+                Command::Fetch(page, place) => {
+                    assert!(matches!(place, Place::Block(_)), "{page:?} comes once");
+                    fetches += 1;
+                    under_way.push(Ended::Fetched(page, Ok(1)));
+                }
+                Command::Save(page, slot) => under_way.push(Ended::Saved(page, slot, Ok(()))),
+                Command::Go(gone) => {
+                    assert_eq!((gone, has_gone), (op, false));
+                    assert_eq!(book.tracked(), 0, "what depends on the blocks is not safe");
+                    has_gone = true;
+                }
+                Command::Stop(trouble) => panic!("{trouble:?}"),
+                _ => {}
+            }
+            assert!(book.present() <= LIMIT + BATCH, "{}", book.summary());
+        }
+        // Few enough that others are asked for meanwhile.
+        for _ in 0..under_way.len().min(4) {
+            let at = random.below(under_way.len() as u64) as usize;
+            book.ended(under_way.swap_remove(at));
+        }
+        book.balance();
+        book.ask();
+        commands.extend(book.take_commands());
+        assert!(book.present() <= LIMIT + BATCH, "{}", book.summary());
+    }
+    assert!(has_gone, "{}", book.summary());
+    assert_eq!(fetches, PAGES);
+    assert!(book.present() <= LIMIT, "{}", book.summary());
+}
+
+#[test]
+fn a_change_of_all_blocks_brings_each_page_once_and_no_more_at_a_time_than_others_do() {
+    change_all_blocks_at_once(1);
+    // As many fetches for each block.
+    change_all_blocks_at_once(SHARERS as u32);
 }
 
 #[test]
