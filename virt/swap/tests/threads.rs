@@ -355,3 +355,56 @@ fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
     let report = guest.machine.stop();
     assert_eq!(report.pauses, 0, "{report:?}");
 }
+
+/// A guest whose limit is raised above all of its pages, and lowered again.
+#[test]
+fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itself_behind_that() {
+    /// Read from the disk one by one: some of them are in memory.
+    const READ: usize = 2 * LIMIT;
+    let (image, blocks) = image();
+    let Some((machine, _)) = machine(&image, PAGES, PAGES, None) else {
+        return;
+    };
+    let guest = Guest {
+        machine,
+        pages: Vec::new(),
+        blocks,
+    };
+    let machine = &guest.machine;
+    let check_all = || {
+        for page in 0..READ {
+            let block = guest.blocks[page].lock();
+            let block = block.expect("no thread has failed");
+            (0..WORDS).for_each(|index| guest.check(page, index, &block));
+        }
+    };
+    let eventually = |what: &str, holds: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds() {
+            assert!(Instant::now() < deadline, "{what}: {:?}", machine.report());
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let all_are_read_and_tracked = || {
+        (0..READ).for_each(|page| guest.transfer(false, page, page));
+        machine.report().tracked == READ
+    };
+    // So many that disks are asked to.
+    (0..PAGES as usize).for_each(|page| machine.store(page, 0, 1));
+    eventually("disks report", &all_are_read_and_tracked);
+    machine.tell(Message::SetLimit(4 * PAGES as usize));
+    // A disk sees what it is asked when it has a request. Pages that have left come back as they are wanted.
+    eventually("disks drain", &|| {
+        guest.transfer(false, 0, READ);
+        check_all();
+        machine.report().tracked == 0
+    });
+    check_all();
+    guest.transfer(false, 7, 7);
+    assert_eq!(machine.report().tracked, 0);
+    machine.tell(Message::SetLimit(LIMIT));
+    eventually("disks report again", &all_are_read_and_tracked);
+    check_all();
+    let report = guest.machine.stop();
+    assert_eq!(report.pauses, 0, "{report:?}");
+}

@@ -84,3 +84,6 @@ fn is_short(book: &Book, ram: &SwappedRam) -> bool {
     let limit = book.limit();
     limit < ram.pages() && book.present() > limit / 4 * 3
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! What disks are asked as pages come and the limit changes, by a clock that stands at the looks.
+
+use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
+
+use super::*;
+use crate::book::{Ahead, Block, Command, Ended, Op, Page, Seen, Span};
+
+const PAGES: u32 = 64;
+const LIMIT: usize = 32;
+
+/// What there is around a watermark, with a clock that stands at its looks.
+struct Fixture {
+    watermark: Watermark,
+    book: Book,
+    ram: SwappedRam,
+    now: Nanos,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let size = u64::from(PAGES) * PAGE_SIZE;
+        let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never).unwrap();
+        Self {
+            watermark: Watermark::default(),
+            book: Book::new(PAGES, LIMIT, 0),
+            ram: SwappedRam::new(ram),
+            now: Nanos(0),
+        }
+    }
+
+    fn rise(&mut self) {
+        self.watermark.rise(&mut self.book, &self.ram);
+    }
+
+    /// The next look is due.
+    fn look(&mut self) {
+        self.now = after(self.now, LOOK);
+        self.watermark.look(self.now, &mut self.book, &self.ram);
+    }
+
+    /// What a disk does at its next request; it says what it has seen.
+    fn reports(&mut self) -> Reports {
+        let reports = self.ram.reports();
+        self.watermark.seen(self.watermark.asked);
+        reports
+    }
+
+    /// A disk has read a block for each of these pages.
+    fn read(&mut self, pages: std::ops::Range<u32>) {
+        for page in pages {
+            let first = Block {
+                disk: 0,
+                number: page,
+            };
+            let span = Span {
+                first,
+                count: 1,
+                pages: vec![Page(page)],
+                is_whole: true,
+            };
+            self.book.begin_read(Op(page.into()), &span);
+            self.book.end_read(Op(page.into()), true);
+        }
+    }
+
+    /// So many of the pages that came first leave for their blocks.
+    fn leave(&mut self, count: usize) {
+        let present = self.book.present();
+        self.book.set_limit(present - count);
+        while self.book.present() > present - count {
+            self.book.ask();
+            for command in self.book.take_commands() {
+                match command {
+                    Command::Ask(_) => self.book.answered(u32::MAX, 0),
+                    Command::Examine(page) => {
+                        let seen = Seen {
+                            is_clean: true,
+                            is_zero: false,
+                            crc: 1,
+                        };
+                        self.book.examined(page, seen);
+                    }
+                    Command::Stop(trouble) => panic!("{trouble:?}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one_begins_them() {
+    let mut own = Fixture::new();
+    own.rise();
+    assert_eq!(own.reports(), Reports::Off);
+    own.read(0..25);
+    assert_eq!(own.reports(), Reports::Off, "not before the turn after");
+    own.rise();
+    assert_eq!(own.reports(), Reports::On);
+    own.leave(5);
+    own.look();
+    assert_eq!(own.reports(), Reports::On);
+
+    // Plenty, until something leaves again.
+    own.book.set_limit(2 * PAGES as usize);
+    assert_eq!(own.ram.reports(), Reports::On, "a look decides it");
+    own.look();
+    assert_eq!(own.ram.reports(), Reports::Draining);
+    // The disks have not said that they have seen it.
+    own.look();
+    assert_eq!(
+        (own.ram.reports(), own.book.tracked()),
+        (Reports::Draining, 25)
+    );
+    assert_eq!(own.reports(), Reports::Draining);
+    // Five are on the disk alone.
+    own.look();
+    assert_eq!((own.reports(), own.book.tracked()), (Reports::Draining, 25));
+    for page in 0..5 {
+        own.book.fault(Page(page), Ahead::InOrder);
+    }
+    let fetches = own.book.take_commands().into_iter();
+    for command in fetches {
+        if let Command::Fetch(page, _) = command {
+            own.book.ended(Ended::Fetched(page, Ok(1)));
+        }
+    }
+    own.look();
+    assert_eq!(own.reports(), Reports::Off);
+    assert!(own.book.knows_no_disk());
+    assert_eq!(own.watermark.deadline(), None);
+
+    // Not by time, but by the first turn that finds too little.
+    own.look();
+    assert_eq!(own.reports(), Reports::Off);
+    own.book.set_limit(LIMIT);
+    own.rise();
+    assert_eq!(own.reports(), Reports::On);
+    assert!(own.watermark.deadline().is_some());
+}
+
+#[test]
+fn a_disk_that_drains_when_pages_are_short_again_goes_on_and_its_answer_comes_too_late() {
+    let mut own = Fixture::new();
+    own.read(0..25);
+    own.rise();
+    own.book.set_limit(2 * PAGES as usize);
+    own.look();
+    let first = own.watermark.asked;
+    assert_eq!(own.reports(), Reports::Draining);
+    own.book.set_limit(LIMIT);
+    own.look();
+    assert_eq!(own.ram.reports(), Reports::On);
+    own.book.set_limit(2 * PAGES as usize);
+    own.look();
+    assert_eq!(own.ram.reports(), Reports::Draining);
+    // Requests that began in between let pages stand for blocks. Another disk's answer says no more than the first one's.
+    own.watermark.seen(first);
+    own.look();
+    assert_eq!(
+        (own.ram.reports(), own.book.tracked()),
+        (Reports::Draining, 25)
+    );
+    own.watermark.seen(own.watermark.asked);
+    own.look();
+    assert_eq!(own.ram.reports(), Reports::Off);
+    assert!(own.book.knows_no_disk());
+}
+
+#[test]
+fn where_all_pages_may_be_in_memory_disks_are_not_asked() {
+    let mut own = Fixture::new();
+    own.book.set_limit(PAGES as usize);
+    own.read(0..PAGES);
+    own.rise();
+    own.look();
+    assert_eq!(own.reports(), Reports::Off);
+}
+
+#[test]
+fn disks_go_on_while_a_request_is_under_way() {
+    let mut own = Fixture::new();
+    own.read(0..25);
+    own.rise();
+    let op = Op(100);
+    let change = Span {
+        first: Block { disk: 0, number: 3 },
+        count: 1,
+        pages: Vec::new(),
+        is_whole: true,
+    };
+    own.book.begin_write(op, &change);
+    own.book.set_limit(2 * PAGES as usize);
+    own.look();
+    assert_eq!(own.reports(), Reports::Draining);
+    own.look();
+    assert_eq!((own.reports(), own.book.tracked()), (Reports::Draining, 0));
+    own.book.end_write(op, true);
+    own.look();
+    assert_eq!(own.reports(), Reports::Off);
+}
