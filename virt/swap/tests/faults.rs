@@ -1,5 +1,5 @@
-//! A store that fails once, over real memory: the guest is paused with the reason, and goes on with all that it had once the limit
-//! has changed.
+//! A store or an image that fails once, over real memory: the guest is paused with the reason, and goes on with all that it had once
+//! the limit has changed. So it is with an image that somebody else has changed, once it is as it was.
 //!
 //! The guest fills more pages than may be in memory, then looks at each: with loads, and with a disk's writes.
 
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use seeded::Random;
 use support::{Files, Machine, Shape};
-use swap::book::{self, Place, Trouble};
+use swap::book::{self, Block, Place, Trouble};
 use swap::frames::PAGE;
 use swap::pager::Message;
 use vio::blk::Op;
@@ -34,14 +34,24 @@ fn word(page: usize, at: usize) -> u64 {
     Random::new((page * WORDS + at) as u64).bits() | 1
 }
 
+/// What fails.
+#[derive(Clone, Copy, Debug)]
+enum Fails {
+    Store(StoreFault),
+    /// As the pager reads it.
+    Image(StoreFault),
+    Nothing,
+}
+
 struct Guest {
     machine: Machine,
     image: File,
+    fails: Fails,
 }
 
 impl Guest {
     /// `None`, said, where that cannot be.
-    fn new(fault: StoreFault) -> Option<Self> {
+    fn new(fails: Fails) -> Option<Self> {
         let image = memfd_create("image", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&image, (PAGES * PAGE) as u64).expect("its blocks");
         let image = File::from(image);
@@ -50,19 +60,45 @@ impl Guest {
             limit: LIMIT,
         };
         let files = |ram: &GuestRam| {
-            let store = support::store(PAGES as u32)?;
+            let mut store = support::store(PAGES as u32)?;
+            let mut disk = support::disk(&image)?;
+            match fails {
+                Fails::Store(fault) => {
+                    store = Box::new(FaultyStore::new(store, ram.clone(), fault));
+                }
+                Fails::Image(fault) => {
+                    disk.image = Box::new(FaultyStore::new(disk.image, ram.clone(), fault));
+                }
+                Fails::Nothing => {}
+            }
             Ok(Files {
-                store: Box::new(FaultyStore::new(store, ram.clone(), fault)),
+                store,
                 slots: PAGES,
                 trims: false,
-                disks: vec![support::disk(&image)?],
+                disks: vec![disk],
             })
         };
         match Machine::over(&shape, files) {
-            Ok(machine) => Some(Self { machine, image }),
+            Ok(machine) => Some(Self {
+                machine,
+                image,
+                fails,
+            }),
             Err(error) => {
                 eprintln!("skipped: {error}");
                 None
+            }
+        }
+    }
+
+    /// Fills all pages, and has each come back from where it has failed to.
+    fn work(&self) {
+        self.fill();
+        match self.fails {
+            Fails::Store(_) | Fails::Nothing => self.look_at_all(),
+            Fails::Image(_) => {
+                (0..PAGES).for_each(|page| self.write_to_the_disk(page));
+                (0..PAGES).for_each(|page| self.load(page));
             }
         }
     }
@@ -101,51 +137,54 @@ impl Guest {
             durable,
         };
         assert!(self.machine.request(op, page), "the disk is good");
+        self.assert_block_holds(page, page);
+    }
+
+    fn assert_block_holds(&self, block: usize, page: usize) {
         let mut found = vec![0; PAGE];
         self.image
-            .read_exact_at(&mut found, offset)
+            .read_exact_at(&mut found, (block * PAGE) as u64)
             .expect("a block");
         let words = (0..WORDS).flat_map(|index| word(page, index).to_ne_bytes());
-        assert!(found.into_iter().eq(words), "block of page {page}");
+        assert!(found.into_iter().eq(words), "block {block}");
     }
 }
 
-/// Runs a guest whose store has this fault: it is paused once, for this reason, and has lost nothing. How long it took to go on when
+/// Runs a guest of which this fails: it is paused once, for this reason, and has lost nothing. How long it took to go on when
 /// it was told a new limit; `None` where that cannot be.
-fn pause(fault: StoreFault, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
-    let guest = Arc::new(Guest::new(fault)?);
+fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
+    let guest = Arc::new(Guest::new(fails)?);
     let (done, all_is_there) = channel();
     // Not scoped: one that waits for a page for ever must not hold up who says so.
     let worker = thread::spawn({
         let guest = guest.clone();
         move || {
-            guest.fill();
-            guest.look_at_all();
+            guest.work();
             drop(guest);
             done.send(()).expect("the test waits");
         }
     });
     let trouble = guest.machine.wait_for_trouble();
-    assert!(trouble.is_some_and(&is_right), "{fault:?}: {trouble:?}");
-    assert!(!worker.is_finished(), "{fault:?}: nobody waits");
+    assert!(trouble.is_some_and(&is_right), "{fails:?}: {trouble:?}");
+    assert!(!worker.is_finished(), "{fails:?}: nobody waits");
     let start = Instant::now();
     guest.machine.tell(Message::SetLimit(LIMIT + 32));
-    assert_eq!(guest.machine.wait_for_trouble(), None, "{fault:?}");
+    assert_eq!(guest.machine.wait_for_trouble(), None, "{fails:?}");
     let took = start.elapsed();
     let outcome = all_is_there.recv_timeout(PATIENCE);
     outcome.expect("the guest finds all that it stored");
     let guest = Arc::into_inner(guest).expect("the worker has let go");
     let report = guest.machine.stop();
-    assert_eq!(report.pauses, 1, "{fault:?}");
-    assert!(report.last_pause.is_some_and(is_right), "{fault:?}");
-    assert!(!report.is_paused, "{fault:?}");
+    assert_eq!(report.pauses, 1, "{fails:?}");
+    assert!(report.last_pause.is_some_and(is_right), "{fails:?}");
+    assert!(!report.is_paused, "{fails:?}");
     Some(took)
 }
 
 /// The same with faults at several requests. A new limit is one of two reasons to try again; the other comes after a second, so the
 /// quickest tells them apart.
-fn pauses(faults: impl IntoIterator<Item = StoreFault>, is_right: impl Fn(Trouble) -> bool) {
-    let took = faults.into_iter().map(|fault| pause(fault, &is_right));
+fn pauses(faults: impl IntoIterator<Item = Fails>, is_right: impl Fn(Trouble) -> bool) {
+    let took = faults.into_iter().map(|fails| pause(fails, &is_right));
     let took: Option<Vec<Duration>> = took.collect();
     if let Some(took) = took {
         let quickest = took.iter().min().expect("there are faults");
@@ -162,12 +201,12 @@ const ENOSPC: book::Errno = book::Errno(Errno::NOSPC.raw_os_error());
 
 #[test]
 fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
-    let early = [1, 3].map(|n| StoreFault::Eio(nth(n)));
+    let early = [1, 3].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
     pauses(early, |trouble| {
         matches!(trouble, Trouble::CannotSave(_, EIO))
     });
     // These read or write.
-    let late = [20, 60, 120].map(|n| StoreFault::Eio(nth(n)));
+    let late = [20, 60, 120].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
     pauses(late, |trouble| {
         matches!(
             trouble,
@@ -178,7 +217,7 @@ fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
 
 #[test]
 fn a_store_without_room_behind_it_pauses_the_guest_until_there_is() {
-    let faults = [1, 3, 6].map(|n| StoreFault::Enospc(nth(n)));
+    let faults = [1, 3, 6].map(|n| Fails::Store(StoreFault::Enospc(nth(n))));
     pauses(faults, |trouble| {
         matches!(trouble, Trouble::CannotSave(_, ENOSPC))
     });
@@ -186,8 +225,105 @@ fn a_store_without_room_behind_it_pauses_the_guest_until_there_is() {
 
 #[test]
 fn a_slot_that_comes_back_wrong_is_shown_to_nobody_and_read_again() {
-    let faults = [1, 2, 25].map(|n| StoreFault::Corrupt(nth(n)));
+    let faults = [1, 2, 25].map(|n| Fails::Store(StoreFault::Corrupt(nth(n))));
     pauses(faults, |trouble| {
         matches!(trouble, Trouble::Changed(Place::Slot(_)))
     });
+}
+
+#[test]
+fn an_image_that_cannot_be_read_pauses_the_guest_until_it_can() {
+    let faults = [1, 4].map(|n| Fails::Image(StoreFault::Eio(nth(n))));
+    pauses(faults, |trouble| {
+        matches!(trouble, Trouble::CannotFetch(Place::Block(_), EIO))
+    });
+    let faults = [1, 4].map(|n| Fails::Image(StoreFault::Corrupt(nth(n))));
+    pauses(faults, |trouble| {
+        matches!(trouble, Trouble::Changed(Place::Block(_)))
+    });
+}
+
+/// The block that somebody else changes.
+const CHANGED: usize = 40;
+
+/// Has somebody else change a block that a page stands for, and then `act`, which needs what the page held. It is done when the
+/// block is as it was, and not before.
+fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 'static) {
+    guest.machine.empty(LIMIT);
+    let offset = (CHANGED * PAGE) as u64;
+    let block = |guest: &Guest| {
+        let mut bytes = vec![0; PAGE];
+        let read = guest.image.read_exact_at(&mut bytes, offset);
+        read.map(|()| bytes).expect("a block")
+    };
+    let put = |bytes: &[u8]| guest.image.write_all_at(bytes, offset).expect("a block");
+    let old = block(guest);
+    let mut new = old.clone();
+    new[PAGE / 2] ^= 1;
+    put(&new);
+
+    let (done, is_done) = channel();
+    thread::spawn({
+        let guest = guest.clone();
+        move || {
+            act(&guest);
+            drop(guest);
+            done.send(()).expect("the test waits");
+        }
+    });
+    let number = CHANGED as u32;
+    let named = Trouble::Changed(Place::Block(Block { disk: 0, number }));
+    assert_eq!(guest.machine.wait_for_trouble(), Some(named));
+    // It is read again, twice: the first time has ended then.
+    let reads = || guest.machine.report().traffic.image_reads.requests;
+    let (before, deadline) = (reads(), Instant::now() + PATIENCE);
+    while reads() < before + 2 {
+        assert!(Instant::now() < deadline, "it is tried again");
+        guest.machine.tell(Message::SetLimit(LIMIT));
+    }
+    assert!(guest.machine.report().is_paused);
+    assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
+    assert!(block(guest) == new, "nothing goes down meanwhile");
+
+    put(&old);
+    guest.machine.tell(Message::SetLimit(LIMIT));
+    assert_eq!(guest.machine.wait_for_trouble(), None);
+    let outcome = is_done.recv_timeout(PATIENCE);
+    outcome.expect("it goes on with what the page held");
+}
+
+#[test]
+fn an_image_that_somebody_else_changes_pauses_the_guest_until_it_is_as_it_was() {
+    /// Whose memory is written to the block.
+    const OTHER: usize = 200;
+    let Some(guest) = Guest::new(Fails::Nothing) else {
+        return;
+    };
+    let guest = Arc::new(guest);
+    guest.fill();
+    (0..PAGES).for_each(|page| guest.write_to_the_disk(page));
+    guest.machine.empty(LIMIT);
+    assert_eq!(guest.machine.report().tracked, PAGES);
+
+    change_behind_its_back(&guest, |guest| guest.load(CHANGED));
+    // It is read ahead with one that has not changed.
+    change_behind_its_back(&guest, |guest| {
+        guest.load(CHANGED - 3);
+        guest.load(CHANGED);
+    });
+    // The guest changes the block as well.
+    change_behind_its_back(&guest, |guest| {
+        let op = Op::Write {
+            offset: (CHANGED * PAGE) as u64,
+            len: PAGE as u32,
+            durable: false,
+        };
+        assert!(guest.machine.request(op, OTHER), "the disk is good");
+    });
+    guest.assert_block_holds(CHANGED, OTHER);
+    (0..PAGES).for_each(|page| guest.load(page));
+    let guest = Arc::into_inner(guest).expect("the others have let go");
+    let report = guest.machine.stop();
+    assert_eq!(report.pauses, 3);
+    assert_eq!(report.counts.fetched_before_a_write, 1);
 }

@@ -9,7 +9,8 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use guest_mem::{
     Gpa, GuestRam, HugePages, Intent, PAGE_SIZE, Pages, PhysMem, SlotMapping, Stop, Ticket,
@@ -425,6 +426,17 @@ impl Machine {
     /// Tells the pager.
     pub fn tell(&self, message: Message) {
         assert!(self.pager.handle(0).send(message).is_ok(), "it lives");
+    }
+
+    /// Has every page leave memory, where so many may be from then on.
+    pub fn empty(&self, limit: usize) {
+        self.tell(Message::SetLimit(0));
+        let deadline = Instant::now() + PATIENCE;
+        while self.report().present > 0 {
+            assert!(Instant::now() < deadline, "{:?}", self.report());
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.tell(Message::SetLimit(limit));
     }
 
     /// How things stand.
