@@ -84,48 +84,52 @@ impl Guest {
         let mut steps = 0;
         while !is_over.load(Ordering::Relaxed) {
             steps += 1;
-            let number = random.below(u64::from(PAGES)) as usize;
-            let mut page = self.pages[number].lock().expect("no thread has failed");
-            let index = random.below(WORDS as u64) as usize;
-            let at = random.below(u64::from(BLOCKS)) as usize;
-            match random.below(100) {
-                0..40 => self.check(number, index, &page),
-                40..60 => {
-                    let value = random.bits();
-                    self.machine.store(number, index, value);
-                    page.stored.push((index, value));
-                }
-                60..62 => {
-                    self.give_up(number);
-                    // What it holds is any of two things until the guest looks.
-                    let is_zero = (0..WORDS).all(|at| self.machine.load(number, at) == 0);
-                    if is_zero {
-                        *page = Model::default();
-                    } else {
-                        (0..WORDS).for_each(|at| self.check(number, at, &page));
-                    }
-                }
-                62..65 => {
-                    page.seed = random.below(2) * random.bits();
-                    page.stored.clear();
-                    for index in 0..WORDS {
-                        let value = word(page.seed, index);
-                        self.machine.store(number, index, value);
-                    }
-                }
-                65..90 => {
-                    let block = self.blocks[at].lock().expect("no thread has failed");
-                    self.transfer(false, at, number);
-                    page.clone_from(&block);
-                }
-                _ => {
-                    let mut block = self.blocks[at].lock().expect("no thread has failed");
-                    self.transfer(true, at, number);
-                    block.clone_from(&page);
-                }
-            }
+            self.step(&mut random);
         }
         steps
+    }
+
+    fn step(&self, random: &mut Random) {
+        let number = random.below(u64::from(PAGES)) as usize;
+        let mut page = self.pages[number].lock().expect("no thread has failed");
+        let index = random.below(WORDS as u64) as usize;
+        let at = random.below(u64::from(BLOCKS)) as usize;
+        match random.below(100) {
+            0..40 => self.check(number, index, &page),
+            40..60 => {
+                let value = random.bits();
+                self.machine.store(number, index, value);
+                page.stored.push((index, value));
+            }
+            60..62 => {
+                self.give_up(number);
+                // What it holds is any of two things until the guest looks.
+                let is_zero = (0..WORDS).all(|at| self.machine.load(number, at) == 0);
+                if is_zero {
+                    *page = Model::default();
+                } else {
+                    (0..WORDS).for_each(|at| self.check(number, at, &page));
+                }
+            }
+            62..65 => {
+                page.seed = random.below(2) * random.bits();
+                page.stored.clear();
+                for index in 0..WORDS {
+                    let value = word(page.seed, index);
+                    self.machine.store(number, index, value);
+                }
+            }
+            65..90 => {
+                let block = self.blocks[at].lock().expect("no thread has failed");
+                self.transfer(false, at, number);
+                page.clone_from(&block);
+            }
+            _ => {
+                let mut block = self.blocks[at].lock().expect("no thread has failed");
+                self.transfer(true, at, number);
+                block.clone_from(&page);
+            }
+        }
     }
 
     fn check(&self, number: usize, index: usize, page: &Model) {
@@ -407,4 +411,50 @@ fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itsel
     check_all();
     let report = guest.machine.stop();
     assert_eq!(report.pauses, 0, "{report:?}");
+}
+
+/// A guest that has moved pages in all ways, and does nothing more.
+#[test]
+fn a_pager_without_work_sleeps() {
+    const STEPS: usize = 2_000;
+    const QUIET: Duration = Duration::from_millis(50);
+    const IDLE: Duration = Duration::from_secs(1);
+    /// A look at what disks report is one; pages that were held for a device are others, until two seconds behind the work.
+    const TIMES: u64 = 8;
+    /// Each time about as long as it takes to fall asleep, a millisecond at most.
+    const CPU: Duration = Duration::from_millis(TIMES);
+    let (image, blocks) = image();
+    let Some((machine, _)) = machine(&image, PAGES, PAGES, Some(&mut None)) else {
+        return;
+    };
+    let guest = Guest {
+        machine,
+        pages: (0..PAGES).map(|_| Mutex::default()).collect(),
+        blocks,
+    };
+    let mut random = Random::new(1);
+    (0..STEPS).for_each(|_| guest.step(&mut random));
+    let core = guest.machine.pager();
+    // How often it falls asleep in this time, and what it uses.
+    let during = |time| {
+        let cpu = || core.thread_cpu_time().expect("a clock");
+        let before = (core.stats().core.sleeps, cpu());
+        thread::sleep(time);
+        (core.stats().core.sleeps - before.0, cpu() - before.1)
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        while during(QUIET).0 > 0 || !core.watch().is_asleep() {
+            assert!(Instant::now() < deadline, "{:?}", core.stats());
+        }
+        let (times, cpu) = during(IDLE);
+        println!("awake {times} times, for {cpu:?}");
+        if times <= TIMES && cpu <= CPU {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{:?}", core.stats());
+    }
+    let report = guest.machine.stop();
+    let is_at_it = report.tracked > 0 && report.present > LIMIT / 2;
+    assert!(is_at_it, "{report:?}");
 }

@@ -326,6 +326,7 @@ impl Machine {
             begun: HashMap::new(),
             done: Vec::new(),
         };
+        // As a machine has it unless it is told otherwise.
         let spawn = |name: &str| {
             let core = SidecoreBuilder::new(name).idle(IdlePolicy::adaptive());
             core.shares_cpu(true)
@@ -372,6 +373,11 @@ impl Machine {
     /// What the guest has mapped.
     pub fn mapping(&self) -> &Arc<SlotMapping> {
         &self.mapping
+    }
+
+    /// What runs the pager.
+    pub fn pager(&self) -> &Sidecore<Pager> {
+        &self.pager
     }
 
     /// Where the guest's requests go.
