@@ -477,8 +477,20 @@ pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth, File)> {
 
 /// A disk with this image.
 pub fn disk(image: &File) -> Made<Disk> {
+    disk_with(image, UringOptions::default())
+}
+
+/// The same, that refuses to be written.
+pub fn read_only_disk(image: &File) -> Made<Disk> {
+    let options = UringOptions {
+        read_only: true,
+        ..UringOptions::default()
+    };
+    disk_with(image, options)
+}
+
+fn disk_with(image: &File, options: UringOptions) -> Made<Disk> {
     let file = || -> Made<Box<dyn BlockIo>> {
-        let options = UringOptions::default();
         Ok(Box::new(UringFile::from_file(image.try_clone()?, options)?))
     };
     Ok(Disk {
