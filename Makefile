@@ -80,18 +80,20 @@ bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random wri
 	cargo run --release --quiet -p disk-image --example barriers -- target
 
 bench-swap: build ## what guests with too little memory move, in the lab: the host's swap, a balloon, the pager with and without its parts, three rounds; then bench-swap-native: 45 minutes -> target/report/swap.json
-	$(EXITLESS) swap-lab --report $(REPORT)/swap.json
-	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json --into $(REPORT)/swap.json
+	status=0; $(EXITLESS) swap-lab --report $(REPORT)/swap.json || status=$$?; \
+	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json --into $(REPORT)/swap.json; exit $$status
 
 bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
 	$(EXITLESS) swap-figures --report $(REPORT)/swap-figures.json
 
-soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, an hour of each fuzz target
+soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	cargo build --release --quiet -p exitless --features punch
 	$(EXITLESS) selftest --soak
 	$(EXITLESS) selftest --soak --kernel 6.12 --only "taken away"
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
+	SWAP_EVENTS=$${SWAP_EVENTS:-100000000} cargo test --release --quiet -p swap --lib book
+	SWAP_SECONDS=$${SWAP_SECONDS:-300} cargo test --release --quiet -p swap --test threads
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
 
 clean: ## removes everything built; what the lab downloaded is in the cache that `exitless lab --help` names

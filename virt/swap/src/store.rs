@@ -240,6 +240,8 @@ fn options(more: OFlags) -> OpenOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -264,6 +266,8 @@ mod tests {
         assert_eq!(store.slots(), 64);
         assert!(!path.exists());
         let file = store.into_file();
+        let mode = file.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "for its owner's eyes only");
         for slot in [0, 63, 7] {
             let content = filled(slot as u8 + 1);
             file.write_all_at(&content[..], slot * PAGE as u64).unwrap();
