@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use guest_mem::GuestRam;
-use support::{Files, Machine, Shape, Vcpu};
+use support::{Files, Machine, Shape, Stops, Vcpu};
 use swap::frames::PAGE;
 use swap::overwrite::Registers;
 use swap::pager::Report;
@@ -58,9 +58,8 @@ const REGISTERS: Registers = Registers {
 fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> {
     let (stops, answers) = channel();
     let vcpu = Vcpu {
-        registers: REGISTERS,
         is_only_counted,
-        stops,
+        stops: Stops::AtOnce(REGISTERS, stops),
     };
     let shape = Shape {
         pages: PAGES as u32,

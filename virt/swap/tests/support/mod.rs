@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use guest_mem::{
     Gpa, GuestRam, HugePages, Intent, PAGE_SIZE, Pages, PhysMem, SlotMapping, Stop, Ticket,
 };
+use rustix::fs::{SeekFrom, seek};
 use sidecore::{
     Activity, AlwaysPoll, ArmError, Handle, IdlePolicy, Poller, Sidecore, SidecoreBuilder, Turn,
     Wakes,
@@ -222,14 +224,31 @@ impl Poller for Owner {
     }
 }
 
-/// What stands for a vCPU: where it is whenever it is stopped, and how it is told to go on.
+/// What stands for a vCPU.
 pub struct Vcpu {
-    /// Where it is.
-    pub registers: Registers,
     /// What it is about to overwrite is read all the same.
     pub is_only_counted: bool,
-    /// Who waits for each answer.
-    pub stops: Sender<Receiver<Option<Registers>>>,
+    /// How it says where it is.
+    pub stops: Stops,
+}
+
+/// How a vCPU says where it is, when it is to stop.
+pub enum Stops {
+    /// It is always here, and says so at once; where each answer comes.
+    AtOnce(Registers, Sender<Receiver<Option<Registers>>>),
+    /// The test is told, and says it when it likes ([`Message::Stopped`]).
+    ByTest(Sender<()>),
+}
+
+/// Where a page is, as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// The guest reaches it.
+    Mapped,
+    /// In memory, and not mapped: soft, or on its way in or out.
+    Unmapped,
+    /// Not in memory.
+    Absent,
 }
 
 /// The owner as the pager reaches it, and what it hears.
@@ -266,10 +285,15 @@ impl pager::Machine for Door {
         let (Some(vcpu), Some(pager)) = (&self.vcpu, self.pager.get()) else {
             return;
         };
-        let (reply, answer) = channel();
-        let _ = pager.send(Message::Stopped(vcpu.registers, reply));
-        // A test that does not care.
-        let _ = vcpu.stops.send(answer);
+        // A test that does not care has gone.
+        match &vcpu.stops {
+            Stops::AtOnce(registers, stops) => {
+                let (reply, answer) = channel();
+                let _ = pager.send(Message::Stopped(*registers, reply));
+                let _ = stops.send(answer);
+            }
+            Stops::ByTest(stops) => drop(stops.send(())),
+        }
     }
 
     fn pause(&self, trouble: Trouble, _: &Report) {
@@ -287,7 +311,9 @@ impl pager::Machine for Door {
 
 /// All of it.
 pub struct Machine {
+    ram: GuestRam,
     mapping: Arc<SlotMapping>,
+    pagemap: File,
     owner: Sidecore<Owner>,
     pager: Sidecore<Pager>,
     troubles: Mutex<Receiver<Option<Trouble>>>,
@@ -309,6 +335,7 @@ impl Machine {
         let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never)?;
         let mapping = Arc::new(ram.slot_mapping(&ram.regions()[0])?);
         let files = files(&ram)?;
+        let memory = ram.clone();
         let ram = SwappedRam::new(ram);
         let (mut disks, mut images) = (Vec::new(), Vec::new());
         for (number, disk) in (0..).zip(files.disks) {
@@ -363,7 +390,9 @@ impl Machine {
         let _ = own_handle.set(pager.handle(0));
         Pager::connect(&ram, pager.handle(0));
         Ok(Self {
+            ram: memory,
             mapping,
+            pagemap: File::open("/proc/self/pagemap")?,
             owner,
             pager,
             troubles: Mutex::new(troubles),
@@ -405,6 +434,22 @@ impl Machine {
         let at = self.mapping.hva().raw() as usize + page * PAGE_SIZE as usize + index * 8;
         // SAFETY: aligned, inside the mapping, which lives as long as the machine, and only used atomically.
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
+    }
+
+    /// Where a page is.
+    pub fn whereabouts(&self, page: usize) -> Whereabouts {
+        let (hva, offset) = (self.mapping.hva().raw(), page as u64 * PAGE_SIZE);
+        // 8 bytes for each page of the process, of which the highest bit says that it is mapped.
+        let mut entry = [0; 8];
+        let at = (hva + offset) / PAGE_SIZE * 8;
+        let read = self.pagemap.read_exact_at(&mut entry, at);
+        read.expect("an entry for each page");
+        let file = self.ram.memfd().expect("guest memory is a file");
+        match seek(file, SeekFrom::Data(offset)) {
+            _ if u64::from_ne_bytes(entry) >> 63 != 0 => Whereabouts::Mapped,
+            Ok(found) if found == offset => Whereabouts::Unmapped,
+            _ => Whereabouts::Absent,
+        }
     }
 
     /// Has the first disk do this, from or to memory from this page on, and waits: whether it was done.
