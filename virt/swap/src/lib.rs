@@ -37,4 +37,5 @@ pub mod pager;
 mod preventer;
 pub mod ram;
 pub mod report;
+pub mod stopped;
 pub mod store;

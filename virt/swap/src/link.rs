@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use sidecore::Reply;
 
 use crate::book::{Op, Page, Span, Ticket};
-use crate::overwrite::Registers;
 use crate::report::Report;
+use crate::stopped::Stopped;
 
 /// What others tell the pager.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub enum Message {
     Report(Reply<Report>),
     /// A vCPU has left the guest as [`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus) asked. The registers that it is to go on
     /// with are sent back, if they are others.
-    Stopped(Registers, mpsc::Sender<Option<Registers>>),
+    Stopped(Stopped),
     /// The memory is connected with the pager.
     Connected,
     /// The machine has ended: no processor enters the guest again, and none is to wait for what cannot come.

@@ -11,7 +11,6 @@
 //! found last is looked at all the same, until two looks were in vain: what is allocated together lies together, and is
 //! overwritten together. For the same reason nothing is read ahead from the store while looks find something.
 
-use std::sync::mpsc;
 use std::time::Duration;
 
 use guest_mem::{Gpa, PhysMem};
@@ -196,11 +195,6 @@ impl Memory for View<'_> {
         self.page(at)?;
         self.ram.ram().read(at, into).ok()
     }
-}
-
-/// Tells a vCPU how to go on. One that did not wait stands where it stood, and does the same itself.
-pub(crate) fn go_on(reply: &mpsc::Sender<Option<Registers>>, registers: Option<Registers>) {
-    let _ = reply.send(registers);
 }
 
 #[cfg(test)]

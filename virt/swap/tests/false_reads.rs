@@ -105,7 +105,7 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
     // Its first store, as the vCPU makes it once it goes on by itself.
     machine.store(TARGET_PAGE, 0, FILL);
     let answer = answers.recv_timeout(PATIENCE).expect("it is stopped");
-    let after = answer.recv_timeout(PATIENCE).expect("it is answered");
+    let after = answer.wait(PATIENCE);
     let last = machine.load(TARGET_PAGE, PAGE / 8 - 1);
     Some((after, last, machine.stop()))
 }

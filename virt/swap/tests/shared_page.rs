@@ -20,6 +20,7 @@ use swap::book::Counts;
 use swap::frames::PAGE;
 use swap::overwrite::Registers;
 use swap::pager::Message;
+use swap::stopped::{Answer, Stopped};
 use vio::blk::Op;
 use vio_faults::LatencyDisk;
 
@@ -468,8 +469,8 @@ fn registers(page: usize) -> Registers {
 }
 
 /// Whether the vCPU was told that the page has been overwritten; else it does that itself.
-fn is_overwritten(answer: &Receiver<Option<Registers>>, page: usize) -> bool {
-    let after = answer.recv_timeout(PATIENCE).expect("it is answered");
+fn is_overwritten(answer: Answer, page: usize) -> bool {
+    let after = answer.wait(PATIENCE);
     let wanted = (0, BASE + ((page + 1) * PAGE) as u64);
     after
         .inspect(|after| assert_eq!((after.rcx, after.rdi), wanted))
@@ -506,8 +507,8 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
     guest.begin();
     let machine = guest.machine.clone();
     let say_where = |page| {
-        let (reply, answer) = channel();
-        machine.tell(Message::Stopped(registers(page), reply));
+        let (stopped, answer) = Stopped::new(registers(page));
+        machine.tell(Message::Stopped(stopped));
         answer
     };
     let (mut overwritten, mut raced) = (0, 0);
@@ -524,10 +525,10 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
         let is_given = match nth % 4 {
             // Others store behind it, and then the vCPU says again where it was.
             0 | 2 => {
-                assert!(is_overwritten(&say_where(page), page), "page {page}");
+                assert!(is_overwritten(say_where(page), page), "page {page}");
                 words.extend(guest.store(others, page, &gate));
                 guest.wait();
-                assert!(!is_overwritten(&say_where(page), page), "page {page}");
+                assert!(!is_overwritten(say_where(page), page), "page {page}");
                 true
             }
             // At about the same time, a little later or earlier.
@@ -549,7 +550,7 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
                     }
                 };
                 guest.wait();
-                let is_given = is_overwritten(&answer, page);
+                let is_given = is_overwritten(answer, page);
                 raced += u64::from(is_given);
                 is_given
             }
@@ -566,7 +567,7 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
                 if is_late {
                     guest.wait();
                 }
-                assert!(!is_overwritten(&say_where(page), page), "page {page}");
+                assert!(!is_overwritten(say_where(page), page), "page {page}");
                 if !is_late {
                     guest.wait();
                 }

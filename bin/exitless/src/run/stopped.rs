@@ -1,6 +1,5 @@
 //! Where a vCPU stands, for the swapper's Preventer: on the vCPU's own thread, outside the guest.
 
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
@@ -8,8 +7,9 @@ use kvm_ioctls::VcpuFd;
 use sidecore::Handle;
 use swap::overwrite::Registers;
 use swap::pager::Message;
+use swap::stopped::Stopped;
 
-/// How long a vCPU waits for the pager's answer. Without one it does itself what it was about to do.
+/// How long a vCPU waits for the pager to act. If it does not, the vCPU does itself what it was about to do.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Tells the pager where `vcpu` stands, and has it go on where the pager says.
@@ -17,11 +17,11 @@ pub fn tell(vcpu: &VcpuFd, is_complete: bool, pager: &Handle<Message>) {
     let Some(registers) = registers(vcpu, is_complete) else {
         return;
     };
-    let (reply, answer) = channel();
-    if pager.send(Message::Stopped(registers, reply)).is_err() {
+    let (stopped, answer) = Stopped::new(registers);
+    if pager.send(Message::Stopped(stopped)).is_err() {
         return;
     }
-    if let Ok(Some(after)) = answer.recv_timeout(PATIENCE) {
+    if let Some(after) = answer.wait(PATIENCE) {
         go_on(vcpu, &after);
     }
 }

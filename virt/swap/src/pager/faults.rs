@@ -1,14 +1,13 @@
 //! What processors wait for: absent pages, each read unless a vCPU is found about to overwrite it.
 
 use std::io;
-use std::sync::mpsc;
 
 use sidecore::Nanos;
 
 use super::Pager;
 use crate::book::{Ahead, Page, Place, State};
-use crate::overwrite::Registers;
-use crate::preventer::{Found, Pending, Preventer, View, go_on};
+use crate::preventer::{Found, Pending, Preventer, View};
+use crate::stopped::Stopped;
 
 /// Faults that are served before anything else is looked at.
 const FAULTS: usize = 32;
@@ -57,23 +56,23 @@ impl Pager {
     }
 
     /// A vCPU says where it stands.
-    pub(super) fn stopped(
-        &mut self,
-        registers: &Registers,
-        reply: &mpsc::Sender<Option<Registers>>,
-    ) -> io::Result<()> {
+    pub(super) fn stopped(&mut self, vcpu: Stopped) -> io::Result<()> {
         let Some(preventer) = &mut self.preventer else {
-            go_on(reply, None);
+            vcpu.answer(None);
+            return Ok(());
+        };
+        // One that has gone on counts as one that has not said anything.
+        let Some(registers) = vcpu.take() else {
             return Ok(());
         };
         let mut view = View {
             book: &self.book,
             ram: &self.ram,
         };
-        match preventer.stopped(registers, &mut view) {
+        match preventer.stopped(&registers, &mut view) {
             Found::Overwritten(page, ..) if self.reads_overwritten => {
                 self.report.false_reads += 1;
-                go_on(reply, None);
+                vcpu.answer(None);
                 self.book.fault(page, Ahead::Never);
                 self.carry_out()
             }
@@ -85,15 +84,15 @@ impl Pager {
                 let has_come = self.content.take().is_none();
                 self.report.prevented += u64::from(has_come);
                 self.report.false_reads += u64::from(!has_come);
-                go_on(reply, has_come.then_some(after));
+                vcpu.answer(has_come.then_some(after));
                 Ok(())
             }
             Found::Read(pending) => {
-                go_on(reply, None);
+                vcpu.answer(None);
                 self.read(pending)
             }
             Found::Nothing => {
-                go_on(reply, None);
+                vcpu.answer(None);
                 Ok(())
             }
         }

@@ -449,7 +449,7 @@ impl Pager {
                 self.retry_if_paused();
             }
             Message::Report(reply) => reply.send(self.report()),
-            Message::Stopped(registers, reply) => return self.stopped(&registers, &reply),
+            Message::Stopped(vcpu) => return self.stopped(vcpu),
             // The next turn asks for what it could not ask for.
             Message::Connected => {}
             Message::LetGo => self.let_go(),

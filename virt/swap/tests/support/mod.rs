@@ -27,6 +27,7 @@ use swap::disk::MappedDisk;
 use swap::overwrite::Registers;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
+use swap::stopped::{Answer, Stopped};
 use swap::store::{Growth, Store};
 use uffd::Source;
 use vio::balloon::{BalloonIo, PageRange};
@@ -235,7 +236,7 @@ pub struct Vcpu {
 /// How a vCPU says where it is, when it is to stop.
 pub enum Stops {
     /// It is always here, and says so at once; where each answer comes.
-    AtOnce(Registers, Sender<Receiver<Option<Registers>>>),
+    AtOnce(Registers, Sender<Answer>),
     /// The test is told, and says it when it likes ([`Message::Stopped`]).
     ByTest(Sender<()>),
 }
@@ -288,8 +289,8 @@ impl pager::Machine for Door {
         // A test that does not care has gone.
         match &vcpu.stops {
             Stops::AtOnce(registers, stops) => {
-                let (reply, answer) = channel();
-                let _ = pager.send(Message::Stopped(*registers, reply));
+                let (stopped, answer) = Stopped::new(*registers);
+                let _ = pager.send(Message::Stopped(stopped));
                 let _ = stops.send(answer);
             }
             Stops::ByTest(stops) => drop(stops.send(())),
