@@ -140,7 +140,7 @@ fn run(seed: u64, stop_at: u64) -> Made<Ran> {
     let workers = start(&guest, seed, &tell);
     wait(&ended, &media);
     // Who waits for a page that cannot come goes on when the pager has ended.
-    let report = machine.stop();
+    let report = machine.cut_off();
     for worker in workers {
         // Whether it came to its end does not matter.
         let _ = worker.join().expect("it found what it stored");

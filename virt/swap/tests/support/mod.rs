@@ -499,8 +499,21 @@ impl Machine {
             .expect("it lives")
     }
 
-    /// Ends both; how things stood.
+    /// Ends both, when nothing is under way any more; how things stood.
     pub fn stop(self) -> Report {
+        let Self { owner, pager, .. } = self;
+        drop(owner.stop());
+        let (tell, ended) = channel();
+        let sent = pager.handle(0).send(Message::End(tell));
+        assert!(sent.is_ok(), "it lives");
+        // Else files are closed on this thread, which cannot see requests of another's end and waits two seconds for them.
+        let outcome = ended.recv_timeout(PATIENCE);
+        outcome.expect("all that is under way ends");
+        pager.stop()[0].report()
+    }
+
+    /// The same, of which nothing that is under way will end.
+    pub fn cut_off(self) -> Report {
         drop(self.owner.stop());
         self.pager.stop()[0].report()
     }
