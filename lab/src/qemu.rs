@@ -14,7 +14,7 @@ use crate::packages::Needs;
 /// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills up while guests run:
 /// an emulated processor that stops the others to empty it may make them take an interrupt twice (see the README,
 /// «What QEMU gets wrong»). A guest adds some 70 MiB; what a lab has not translated takes no memory.
-const TCG: &str = "tcg,thread=multi,tb-size=2047";
+const TCG: &str = "tcg,tb-size=2047";
 
 /// What a lab consists of.
 #[derive(Debug, Clone)]
@@ -26,6 +26,9 @@ pub struct LabConfig {
     /// Its processors, 1 to 16. With three or more the last is kept free of other work, for a
     /// sidecore, and the last two take no timer ticks while they run a single thread.
     pub cpus: u32,
+    /// They take turns in one thread instead of having one each: as little in parallel as that is, a guest whose pages are
+    /// taken away while it runs is only right so (see the README, «What QEMU gets wrong»). If QEMU delivers interrupts once.
+    pub one_thread: bool,
     /// The `exitless` program to run inside; none if only other programs are of interest.
     pub exitless: Option<PathBuf>,
     /// More files to include: path here, path inside. Programs bring the libraries they link to. All of them lie
@@ -50,6 +53,7 @@ impl Default for LabConfig {
             needs: Needs::default(),
             memory_mib: 2048,
             cpus: 3,
+            one_thread: false,
             exitless: None,
             files: Vec::new(),
             disks: Vec::new(),
@@ -151,12 +155,23 @@ impl LabConfig {
         line
     }
 
-    /// QEMU's arguments; `scratch` holds the initramfs and the two sockets.
-    pub(crate) fn qemu_args(&self, kernel: &Path, scratch: &Scratch) -> Vec<OsString> {
+    /// QEMU's arguments; `scratch` holds the initramfs and the two sockets. Without `interrupts_once` each processor has a thread
+    /// whatever is asked for: taking turns, they are asked to leave so often that hardly a guest would live.
+    pub(crate) fn qemu_args(
+        &self,
+        kernel: &Path,
+        scratch: &Scratch,
+        interrupts_once: bool,
+    ) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |items: &[&str]| args.extend(items.iter().map(OsString::from));
         // AMD's virtualization with nested paging is part of `max`; Intel's cannot be emulated.
-        add(&["-machine", "q35", "-accel", TCG, "-cpu", "max"]);
+        add(&["-machine", "q35", "-cpu", "max"]);
+        let threads = match self.one_thread && interrupts_once {
+            true => "single",
+            false => "multi",
+        };
+        add(&["-accel", &format!("{TCG},thread={threads}")]);
         add(&[
             "-smp",
             &self.cpus.to_string(),

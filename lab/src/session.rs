@@ -142,7 +142,11 @@ impl Lab {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", KEEPER, "sh"]).arg(&program).args(args);
         command
-            .args(config.qemu_args(&packages.host().vmlinux(), &scratch))
+            .args(config.qemu_args(
+                &packages.host().vmlinux(),
+                &scratch,
+                packages.delivers_interrupts_once(),
+            ))
             .envs(environment);
         command
             .stdin(Stdio::piped())

@@ -34,6 +34,11 @@ pub use needs::{Needs, Version};
 /// Where QEMU is in what was unpacked.
 const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 
+/// What was found when QEMU's program was looked at, beside what was unpacked.
+const STAMP: &str = "interrupts-delivered-once";
+/// It says so.
+const MENDED: &str = "yes\n";
+
 /// The parts, unpacked.
 #[derive(Debug, Clone)]
 pub struct Packages {
@@ -126,21 +131,30 @@ impl Packages {
         let Qemu::Unpacked(root, _) = &self.qemu else {
             return Ok(self);
         };
-        let stamp = root.join("looked-at");
+        let stamp = root.join(STAMP);
         if stamp.exists() {
             return Ok(self);
         }
         let said = match mend::mend(&root.join(QEMU_PROGRAM))? {
-            Mended::Yes => "its interrupts are delivered once (lab/README.md)",
+            Mended::Yes => MENDED,
             Mended::No => {
-                notice(
-                    "QEMU is of a build in which interrupts may be delivered twice (lab/README.md)",
-                );
-                "its interrupts may be delivered twice (lab/README.md)"
+                notice("this build of QEMU may deliver an interrupt twice (lab/README.md)");
+                "not found: another build\n"
             }
         };
-        fs::write(&stamp, format!("{said}\n")).map_err(LabError::host("write", &stamp))?;
+        fs::write(&stamp, said).map_err(LabError::host("write", &stamp))?;
         Ok(self)
+    }
+
+    /// Whether QEMU is known to deliver an interrupt once.
+    #[must_use]
+    pub fn delivers_interrupts_once(&self) -> bool {
+        match &self.qemu {
+            Qemu::Installed(..) => false,
+            Qemu::Unpacked(root, _) => {
+                fs::read_to_string(root.join(STAMP)).is_ok_and(|said| said == MENDED)
+            }
+        }
     }
 
     /// The kernel of the emulated host.

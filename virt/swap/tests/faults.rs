@@ -20,7 +20,7 @@ use seeded::Random;
 use support::{Files, Machine, Shape};
 use swap::book::{self, Block, Place, Trouble};
 use swap::frames::PAGE;
-use swap::pager::Message;
+use swap::pager::{Message, Report};
 use vio::blk::Op;
 use vio_faults::{FaultyStore, StoreFault};
 
@@ -274,19 +274,24 @@ fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 
     let number = CHANGED as u32;
     let named = Trouble::Changed(Place::Block(Block { disk: 0, number }));
     assert_eq!(guest.machine.wait_for_trouble(), Some(named));
-    // It is read again, twice: the first time has ended then.
-    let reads = || guest.machine.report().traffic.image_reads.requests;
-    let (before, deadline) = (reads(), Instant::now() + PATIENCE);
-    while reads() < before + 2 {
-        assert!(Instant::now() < deadline, "it is tried again");
-        guest.machine.tell(Message::SetLimit(LIMIT));
-    }
+    // A new limit has what failed tried again, unless that is under way.
+    let retry_until = |holds: &dyn Fn(Report) -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(guest.machine.report()) {
+            assert!(Instant::now() < deadline, "{:?}", guest.machine.report());
+            guest.machine.tell(Message::SetLimit(LIMIT));
+        }
+    };
+    // Once the second try has begun the first one has ended.
+    let reads = |report: Report| report.traffic.image_reads.requests;
+    let before = reads(guest.machine.report());
+    retry_until(&|report| reads(report) >= before + 2);
     assert!(guest.machine.report().is_paused);
     assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
     assert!(block(guest) == new, "nothing goes down meanwhile");
 
     put(&old);
-    guest.machine.tell(Message::SetLimit(LIMIT));
+    retry_until(&|report| !report.is_paused);
     assert_eq!(guest.machine.wait_for_trouble(), None);
     let outcome = is_done.recv_timeout(PATIENCE);
     outcome.expect("it goes on with what the page held");

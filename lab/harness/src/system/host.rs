@@ -60,6 +60,8 @@ impl Host {
         };
         Self::lab_with(LabConfig {
             needs,
+            // Cases that ask for a kernel are those of a pager.
+            one_thread: true,
             ..LabConfig::default()
         })
     }
@@ -90,6 +92,7 @@ impl Host {
         Self::lab_with(LabConfig {
             needs,
             disks,
+            one_thread: true,
             ..LabConfig::default()
         })
     }
