@@ -14,7 +14,7 @@ use crate::ram::SwappedRam;
 
 /// What the pager needs of the machine. No call waits for the owner or for a processor.
 pub trait Machine: Send {
-    /// Has the owner let go of as many of these pages as it can ([`PhysMem::let_go`]).
+    /// Has the owner let go of as many of these pages as it can ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
     fn evict(&self, pages: Pages);
 
     /// Tells the owner that the memory of a ticket is there.
@@ -23,7 +23,7 @@ pub trait Machine: Send {
     /// Has the owner look at its disks.
     fn wake(&self);
 
-    /// Has every vCPU leave the guest, say where it stands ([`Message::Stopped`]), and go on with what it is answered.
+    /// Has every vCPU leave the guest, say where it stands ([`Message::Stopped`](super::Message::Stopped)), and go on with what it is answered.
     fn stop_vcpus(&self);
 
     /// Stops the guest, which cannot go on, before it notices: why, and how things stand, for its user.
