@@ -20,20 +20,18 @@ pub struct Exits {
     pub plain: PerRead,
     /// With one, and plenty of memory.
     pub disarmed: PerRead,
-    /// With memory short, so that disks report.
+    /// With most of its memory used, so that disks report, and none leaving yet: what pages that come and go cost is not in it.
     pub armed: PerRead,
 }
 
 impl Exits {
     /// Four guests.
     pub fn count(host: &Host) -> Result<Self> {
-        let limited = |mib| reads(host, Pager::Limited(mib));
         Ok(Self {
             free: reads(host, Pager::None)?,
             plain: reads(host, Pager::Pretended)?,
-            // Less than all, or nobody looks how much there is.
-            disarmed: limited(250)?,
-            armed: limited(55)?,
+            disarmed: reads(host, Pager::Disarmed)?,
+            armed: reads(host, Pager::Armed)?,
         })
     }
 }
@@ -44,22 +42,33 @@ enum Pager {
     None,
     /// It has none, and is offered what one that has is.
     Pretended,
-    /// With so many MiB in memory.
-    Limited(u64),
+    /// With one that has seen little memory used.
+    Disarmed,
+    /// With one that has seen most of it used.
+    Armed,
 }
+
+/// MiB that may be in memory: less than all, or nobody looks how much there is.
+const MOST: u64 = 250;
+/// MiB that a guest uses so that more than three quarters of that are in memory, and not all of it.
+const USED: u64 = 150;
 
 fn reads(host: &Host, pager: Pager) -> Result<PerRead> {
     let script = format!("workload reads /dev/vda --count {READS} --warmup 100 --in-place");
+    let script = match pager {
+        Pager::Armed => format!("workload age --mib {USED} && {script}"),
+        Pager::None | Pager::Pretended | Pager::Disarmed => script,
+    };
     let mut guest = squeezed::guest(host, Mode::None, &script, "path=/dev/vda,size=256M");
     match pager {
         Pager::None => guest.flags.clear(),
         Pager::Pretended => guest.flags = vec!["--as-resident".into()],
-        Pager::Limited(_) => {}
+        Pager::Disarmed | Pager::Armed => {}
     }
     guest.disks.push("path=/dev/vdb,direct=on".into());
     guest.limit = Duration::from_secs(300);
     let outcome = match pager {
-        Pager::Limited(limit) => squeezed::squeezed(host, &guest, limit)?.wait()?,
+        Pager::Disarmed | Pager::Armed => squeezed::squeezed(host, &guest, MOST)?.wait()?,
         Pager::None | Pager::Pretended => {
             let mut running = squeezed::start(host, &guest)?;
             squeezed::go_on(&mut running)?;
