@@ -32,7 +32,9 @@ pub fn quick() -> Vec<Case> {
 pub fn soak() -> Vec<Case> {
     let modes = [Mode::None, Mode::Shared].into_iter();
     let mut cases: Vec<Case> = modes
-        .flat_map(|mode| [1, 4].map(|cpus| verify(Verify::new(mode, cpus, 480))))
+        .flat_map(|mode| {
+            [1, 4].map(|cpus| verify(Verify::new(mode, cpus, long_enough(mode, cpus))))
+        })
         .collect();
     cases.push(verify(Verify {
         has_balloon: true,
@@ -59,6 +61,15 @@ pub fn soak() -> Vec<Case> {
         alloc: 80,
     }));
     cases
+}
+
+/// Seconds of a long run: eight minutes, and twice as many where all vCPUs and a sidecore that polls for a remapping unit share one
+/// thread of this machine, which made 46,000 to 49,000 comparisons in eight.
+fn long_enough(mode: Mode, cpus: u32) -> u32 {
+    match (mode, cpus) {
+        (Mode::Shared, 4) => 960,
+        _ => 480,
+    }
 }
 
 /// See [`Verify`].
@@ -103,7 +114,7 @@ fn verify(verify: Verify) -> Case {
         let pauses = count(swap, "pauses", &outcome)?;
         let wanted = u64::from(fault.is_some());
         ensure!(pauses == wanted, "{pauses} pauses: {swap}");
-        let least = LEAST_IN_8_MINUTES * u64::from(seconds) / 480;
+        let least = LEAST_IN_8_MINUTES * u64::from(seconds.min(480)) / 480;
         ensure!(operations >= least, "fewer than {least}: {line}");
         let trimmed = count(swap, "trimmed", &outcome)?;
         ensure!(trimmed > 0, "no slot was given back: {swap}");
