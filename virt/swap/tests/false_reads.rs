@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use guest_mem::GuestRam;
-use support::{Files, Machine, Shape, Stops, Vcpu};
+use support::{Files, IN_KERNEL, Machine, Shape, Stops, Vcpu};
 use swap::frames::PAGE;
 use swap::overwrite::Registers;
 use swap::pager::Report;
@@ -33,24 +33,14 @@ const KERNEL: u64 = 0x063;
 /// What it stores.
 const FILL: u64 = 0x1122_3344_5566_7788;
 
-/// A Linux kernel's, in 64-bit mode with 4-level paging.
+/// Where it is when it is about to overwrite the target.
 const REGISTERS: Registers = Registers {
     rip: CODE + 0x100,
     rax: FILL,
     rcx: (PAGE / 8) as u64,
-    rsi: 0,
     rdi: TARGET,
-    rflags: 0x246,
-    cr0: 0x8005_0033,
     cr3: (TABLES[0] * PAGE) as u64,
-    cr4: 0x0037_0ef0,
-    efer: 0xd01,
-    dr7: 0x400,
-    pkru: None,
-    cpl: 0,
-    cs_l: true,
-    cs_d: false,
-    is_at_instruction: true,
+    ..IN_KERNEL
 };
 
 /// Has a vCPU overwrite an absent page. How it is told to go on, what the page's last word is then, and what the pager says; `None`,

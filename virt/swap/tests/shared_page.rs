@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use guest_mem::GuestRam;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use seeded::Random;
-use support::{Files, Machine, Shape, Stops, Vcpu, Whereabouts};
+use support::{Files, IN_KERNEL, Machine, Shape, Stops, Vcpu, Whereabouts};
 use swap::book::Counts;
 use swap::frames::PAGE;
 use swap::overwrite::Registers;
@@ -446,25 +446,15 @@ const KERNEL: u64 = 0x063;
 const CODE: usize = ROUNDS;
 const TABLES: [usize; 4] = [ROUNDS + 1, ROUNDS + 2, ROUNDS + 3, ROUNDS + 4];
 
-/// Where it is when it is about to overwrite this page. A Linux kernel's, in 64-bit mode with 4-level paging.
+/// Where it is when it is about to overwrite this page.
 fn registers(page: usize) -> Registers {
     Registers {
         rip: BASE + (CODE * PAGE) as u64,
         rax: FILL,
         rcx: WORDS as u64,
-        rsi: 0,
         rdi: BASE + (page * PAGE) as u64,
-        rflags: 0x246,
-        cr0: 0x8005_0033,
         cr3: (TABLES[0] * PAGE) as u64,
-        cr4: 0x0037_0ef0,
-        efer: 0xd01,
-        dr7: 0x400,
-        pkru: None,
-        cpl: 0,
-        cs_l: true,
-        cs_d: false,
-        is_at_instruction: true,
+        ..IN_KERNEL
     }
 }
 

@@ -225,6 +225,26 @@ impl Poller for Owner {
     }
 }
 
+/// Of a Linux kernel in 64-bit mode with 4-level paging, at an instruction; where that is and what it does is the test's.
+pub const IN_KERNEL: Registers = Registers {
+    rip: 0,
+    rax: 0,
+    rcx: 0,
+    rsi: 0,
+    rdi: 0,
+    rflags: 0x246,
+    cr0: 0x8005_0033,
+    cr3: 0,
+    cr4: 0x0037_0ef0,
+    efer: 0xd01,
+    dr7: 0x400,
+    pkru: None,
+    cpl: 0,
+    cs_l: true,
+    cs_d: false,
+    is_at_instruction: true,
+};
+
 /// What stands for a vCPU.
 pub struct Vcpu {
     /// What it is about to overwrite is read all the same.
