@@ -154,20 +154,20 @@ impl Figures {
 
     /// A run came to no end, or a figure that there is is not what it is to be.
     pub fn has_failed(&self) -> bool {
-        let missed = self.judged().any(|(.., verdict)| verdict == "MISSED");
-        !self.failed.is_empty() || missed
+        let is_missed = self.judged().any(|(_, found, bar)| !bar.holds(found));
+        !self.failed.is_empty() || is_missed
     }
 
-    /// Each judged figure there is, its bar, and how they compare.
-    fn judged(&self) -> impl Iterator<Item = (&'static str, f64, Bar, &'static str)> {
-        BARS.iter().filter_map(|&(key, bar)| {
-            let found = self.values.get(key)?.as_f64()?;
-            let verdict = match bar.holds(found) {
-                true => "holds",
-                false => "MISSED",
-            };
-            Some((key, found, bar, verdict))
-        })
+    /// Each judged figure there is, and its bar.
+    fn judged(&self) -> impl Iterator<Item = (&'static str, f64, Bar)> {
+        BARS.iter()
+            .filter_map(|&(key, bar)| Some((key, self.values.get(key)?.as_f64()?, bar)))
+    }
+
+    /// All runs with a pager.
+    fn paged(&self) -> impl Iterator<Item = &Run> {
+        let runs = self.runs.iter().filter(|(way, _)| way.has_pager());
+        runs.flat_map(|(_, runs)| runs)
     }
 
     /// The median over a way's runs; `None` if there is none.
@@ -199,19 +199,9 @@ impl Figures {
         };
         let both = |key| self.counted(Way::Both, key);
         let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
-        let most = |of: fn(&Run) -> u64| {
-            let runs = self.runs.iter().filter(|(way, _)| way.has_pager());
-            runs.flat_map(|(_, runs)| runs)
-                .map(of)
-                .max()
-                .map(|it| it as f64)
-        };
+        let most = |of: fn(&Run) -> u64| self.paged().map(of).max().map(|it| it as f64);
         let decay = self.median(Way::Baseline, requests);
-        let killed = self.runs.iter().filter(|(way, _)| way.has_pager());
-        let killed = killed
-            .flat_map(|(_, runs)| runs)
-            .filter(|run| run.is_killed);
-        let killed = killed.count() as f64;
+        let killed = self.paged().filter(|run| run.is_killed).count() as f64;
         let figures = [
             (
                 "mapper_vs_baseline_percent",
@@ -270,10 +260,7 @@ impl Figures {
         let is_void = decay.is_some_and(|decay| decay < DECAY);
         self.values.insert("is_void".into(), json!(is_void));
         self.values.insert("hangs".into(), json!(self.hangs));
-        let runs = |runs: &Vec<Run>| runs.len();
-        let pager = self.runs.iter().filter(|(way, _)| way.has_pager());
-        let pager: usize = pager.map(|(_, it)| runs(it)).sum();
-        let pager = pager as u64 + self.hangs;
+        let pager = self.paged().count() as u64 + self.hangs;
         self.values.insert("pager_runs".into(), json!(pager));
         // Three rounds of three ways, and the control.
         let hangs = (pager >= 10).then_some(self.hangs);
@@ -321,7 +308,8 @@ impl Figures {
             let _ = writeln!(text, "  {key:<28} {value}");
         }
         text.push('\n');
-        for (key, found, bar, verdict) in self.judged() {
+        for (key, found, bar) in self.judged() {
+            let verdict = if bar.holds(found) { "holds" } else { "MISSED" };
             let (most, bar) = match bar {
                 Bar::AtMost(bar) => ("at most", bar),
                 Bar::AtLeast(bar) => ("at least", bar),
