@@ -1,0 +1,626 @@
+//! The mode machine, and the model of what is requested and in service.
+
+mod counts;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod world;
+
+pub use counts::Counts;
+
+use crate::event::{self, Event, Kind};
+use crate::gate::{self, Gate};
+use crate::hosts::{Full, Hosts, Relocation, Source};
+use crate::policy;
+use crate::vectors::class;
+use crate::{Vector, VectorSet};
+
+/// A mistake, made on purpose to see a test find it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    OldestFirst,
+    ExtIntInService,
+    GateType0,
+    DirectWhileVirtual,
+    AgainAsException,
+    OwnGateNotReflected,
+}
+
+/// Asks whether the machine makes a mistake on purpose; never outside tests.
+macro_rules! mutant {
+    ($core:expr, $mutant:ident) => {{
+        #[cfg(test)]
+        {
+            $core.mutant == Some(Mutant::$mutant)
+        }
+        #[cfg(not(test))]
+        {
+            false
+        }
+    }};
+}
+
+/// What goes without an exit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ways {
+    /// Assigned interrupts are delivered directly (§3.5.1).
+    pub delivery: bool,
+    /// The guest ends them at the real local APIC (§3.5.4).
+    pub completion: bool,
+}
+
+/// The guest's processor, at an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// RFLAGS.IF.
+    pub interrupts: bool,
+    /// The instruction behind STI or a load of SS: interrupts wait.
+    pub shadow: bool,
+    /// The entry begins with an event already (EVENTINJ).
+    pub event: bool,
+    /// It is to run one instruction only, with interrupts masked.
+    pub stepping: bool,
+}
+
+/// A vector that the processor acknowledged on the host's behalf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Which.
+    pub vector: Vector,
+    /// Its bit in the local APIC's in-service register; without it, it is an 8259's (ExtINT) and gets no EOI.
+    pub in_service: bool,
+    /// Its bit in the trigger-mode register: its source sends again at the EOI, unless it is quiet by then.
+    pub level: bool,
+}
+
+/// What became of such a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// How many EOIs the real local APIC gets now.
+    pub eois: u8,
+    /// Whose it is, if the host's; else the guest's, requested virtually.
+    pub to: Option<Source>,
+}
+
+/// What an EOI of the guest's comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// How many EOIs the real local APIC gets.
+    pub eois: u8,
+    /// What it ended.
+    pub ended: Ended,
+}
+
+/// What an EOI ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A virtual one.
+    Virtual(Vector),
+    /// One that was delivered directly.
+    Real(Vector),
+    /// Nothing was in service.
+    Nothing,
+}
+
+/// An event to begin an entry with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// It.
+    pub event: Event,
+    /// Its gate is hidden in the shadow, and must be open for it.
+    pub opens: bool,
+}
+
+/// How the guest runs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Real interrupts are the guest's: none exits but by a fault. Else all exit.
+    pub direct: bool,
+    /// EOI exits.
+    pub eoi_exits: bool,
+    /// The limit of the guest's interrupt descriptor table.
+    pub limit: u32,
+    /// An interrupt to begin with.
+    pub inject: Option<Injection>,
+    /// Exit when the guest can take one.
+    pub window: bool,
+    /// Gates that were opened, to be hidden again.
+    pub hide: VectorSet,
+}
+
+/// A fault of which the exit may be an interrupt's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// #NP or #GP, with its code.
+    pub fault: Event,
+    /// What was being delivered ([`Event::from_field`] of EXITINTINFO).
+    pub during: Option<Event>,
+    /// The guest's own gate for that vector.
+    pub gate: Gate,
+    /// The guest's privilege level.
+    pub privilege: u8,
+}
+
+/// What such a fault is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reflection {
+    /// A real interrupt, acknowledged: to be handed to [`Core::took`].
+    Interrupt(Vector),
+    /// An INT instruction whose gate is hidden from it: to be injected, with the instruction pointer behind the instruction.
+    Software(Injection),
+    /// The guest's own fault, to be injected.
+    Guest(Event),
+    /// The guest's third fault in a row.
+    Shutdown,
+}
+
+const EXTERNALS: usize = 16;
+
+/// The mode machine of one guest processor.
+#[derive(Clone, Debug)]
+pub struct Core {
+    ways: Ways,
+    /// Whose vector is which.
+    pub hosts: Hosts,
+    /// A shadow of the guest's table stands.
+    engaged: bool,
+    /// The guest held a vector too long: no direct mode any more.
+    fallen: bool,
+    assigned: VectorSet,
+    guest_limit: u32,
+    task_priority: u8,
+    /// Virtual.
+    requested: VectorSet,
+    in_service: VectorSet,
+    /// Of 8259s, in service there. The newest, which is last, has their highest priority.
+    externals: [Vector; EXTERNALS],
+    externals_len: usize,
+    /// In service at the real local APIC, with an EOI that is owed to it.
+    owed: VectorSet,
+    /// Of these, those that are over, but had another above them.
+    over: VectorSet,
+    /// Gates of the shadow that are open though not assigned.
+    opened: VectorSet,
+    /// How the guest ran last.
+    last: Plan,
+    counts: Counts,
+    #[cfg(test)]
+    pub(crate) mutant: Option<Mutant>,
+}
+
+impl Core {
+    /// A processor that has taken nothing yet, and whose guest has no table yet.
+    #[must_use]
+    pub fn new(ways: Ways) -> Self {
+        Self {
+            ways,
+            hosts: Hosts::default(),
+            engaged: false,
+            fallen: false,
+            assigned: VectorSet::EMPTY,
+            guest_limit: 0,
+            task_priority: 0,
+            requested: VectorSet::EMPTY,
+            in_service: VectorSet::EMPTY,
+            externals: [0; EXTERNALS],
+            externals_len: 0,
+            owed: VectorSet::EMPTY,
+            over: VectorSet::EMPTY,
+            opened: VectorSet::EMPTY,
+            last: Plan {
+                direct: false,
+                eoi_exits: true,
+                limit: 0,
+                inject: None,
+                window: false,
+                hide: VectorSet::EMPTY,
+            },
+            counts: Counts::default(),
+            #[cfg(test)]
+            mutant: None,
+        }
+    }
+
+    /// Vectors that are delivered directly from now on. Those of the host's are not among them: [`Hosts::claim`] first.
+    pub fn assign(&mut self, vectors: VectorSet) {
+        self.assigned = vectors
+            .iter()
+            .filter(|vector| self.hosts.source(*vector).is_none())
+            .collect();
+    }
+
+    /// They.
+    #[must_use]
+    pub const fn assigned(&self) -> VectorSet {
+        self.assigned
+    }
+
+    /// The guest uses `vector` from now on.
+    ///
+    /// # Errors
+    /// It cannot have it.
+    pub fn claim(&mut self, vector: Vector) -> Result<Option<Relocation>, Full> {
+        let moved = self.hosts.claim(vector)?;
+        self.counts.relocated += u64::from(moved.is_some());
+        Ok(moved)
+    }
+
+    /// The guest loaded a table of this limit; whether it has a shadow now.
+    pub fn load_table(&mut self, limit: u32, shadowed: bool) {
+        self.guest_limit = limit;
+        self.engaged = shadowed;
+        self.opened = VectorSet::EMPTY;
+    }
+
+    /// Whether a shadow stands.
+    #[must_use]
+    pub const fn is_engaged(&self) -> bool {
+        self.engaged
+    }
+
+    /// How the guest ran last.
+    #[must_use]
+    pub const fn last(&self) -> &Plan {
+        &self.last
+    }
+
+    /// What has been done.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// No direct mode from now on; what was in service is ended by the caller, `eois` of it.
+    pub fn fall_back(&mut self, eois: u8) {
+        self.fallen = true;
+        self.owed = VectorSet::EMPTY;
+        self.over = VectorSet::EMPTY;
+        self.counts.forced += u64::from(eois);
+    }
+
+    /// The guest's task priority (CR8 is its upper half); what the real register gets.
+    pub fn set_task_priority(&mut self, priority: u8) -> u8 {
+        self.task_priority = priority;
+        policy::real_task_priority(priority)
+    }
+
+    /// It.
+    #[must_use]
+    pub const fn task_priority(&self) -> u8 {
+        self.task_priority
+    }
+
+    /// What the guest reads in its request register, beside what the real one has.
+    #[must_use]
+    pub const fn requested(&self) -> VectorSet {
+        self.requested
+    }
+
+    /// What it reads in its in-service register, where the real one has `real`: bug 7 is to show that alone. What is owed is
+    /// there really, but the guest may not have got it yet.
+    #[must_use]
+    pub fn in_service(&self, real: VectorSet) -> VectorSet {
+        real.without(self.owed).union(self.in_service)
+    }
+
+    /// The gate of `vector` in the shadow: the guest's own, or hidden.
+    #[must_use]
+    pub fn shadow(&self, vector: Vector, guests: Gate) -> Gate {
+        let is_seen = vector < gate::FIRST_INTERRUPT
+            || self.assigned.contains(vector)
+            || self.opened.contains(vector);
+        if is_seen {
+            guests
+        } else if mutant!(self, GateType0) {
+            Gate([guests.0[0] & !(1 << 47), guests.0[1]])
+        } else {
+            guests.hidden()
+        }
+    }
+
+    /// Vectors that the processor acknowledged, in this order, while the real in-service register came to be `real`. `each` hears
+    /// what became of them, and carries out EOIs at once.
+    ///
+    /// An EOI ends the *highest* in service, and a vector that was taken inside another's window is the higher one. So the newest
+    /// come first: the other way round the wrong one is ended and the device's stays in service for ever (bug 3).
+    pub fn took(
+        &mut self,
+        taken: &[Taken],
+        mut real: VectorSet,
+        mut each: impl FnMut(Vector, Handed),
+    ) {
+        let oldest_first = mutant!(self, OldestFirst);
+        for index in 0..taken.len() {
+            let index = if oldest_first {
+                index
+            } else {
+                taken.len() - 1 - index
+            };
+            let one = taken[index];
+            let handed = self.took_one(one, &mut real);
+            each(one.vector, handed);
+        }
+    }
+
+    fn took_one(&mut self, taken: Taken, real: &mut VectorSet) -> Handed {
+        let vector = taken.vector;
+        // The one in service is not the local APIC's, and none must wait for its end there (bug 2).
+        if !taken.in_service && !mutant!(self, ExtIntInService) {
+            self.counts.caught_external += 1;
+            // Sixteen lines: more there cannot be, since each is in service in its 8259 until the guest ends it.
+            if self.externals_len < EXTERNALS {
+                self.externals[self.externals_len] = vector;
+                self.externals_len += 1;
+            }
+            return Handed { eois: 0, to: None };
+        }
+        let to = self.hosts.source(vector);
+        // A level-triggered one of the guest's is ended when the guest does so; sooner, and its source sends it again (bug 5).
+        let waits = taken.level && to.is_none();
+        let eois = if mutant!(self, OldestFirst) {
+            real.remove(vector);
+            u8::from(!waits)
+        } else if waits {
+            self.owed.insert(vector);
+            0
+        } else if real.highest() == Some(vector) || !taken.in_service {
+            self.end(real)
+        } else {
+            self.owed.insert(vector);
+            self.over.insert(vector);
+            0
+        };
+        match to {
+            Some(_) => self.counts.hosts += 1,
+            None => {
+                self.counts.caught += 1;
+                self.requested.insert(vector);
+            }
+        }
+        Handed { eois, to }
+    }
+
+    /// Ends the highest in service, and those below it that only waited for that.
+    fn end(&mut self, real: &mut VectorSet) -> u8 {
+        let mut eois = 0;
+        loop {
+            if let Some(highest) = real.highest() {
+                real.remove(highest);
+                self.owed.remove(highest);
+                self.over.remove(highest);
+            }
+            eois += 1;
+            match real.highest() {
+                Some(next) if self.over.contains(next) => {}
+                _ => return eois,
+            }
+        }
+    }
+
+    /// The guest ends an interrupt while the real in-service register has `real`.
+    pub fn guest_eoi(&mut self, mut real: VectorSet) -> Completed {
+        let virtually = self.in_service.highest();
+        let really = real.without(self.owed).highest();
+        match (virtually, really) {
+            (Some(vector), _) if really.is_none_or(|other| other < vector) => {
+                self.in_service.remove(vector);
+                self.counts.completed_virtual += 1;
+                let eois = match self.owed.contains(vector) && !self.over.contains(vector) {
+                    true => self.end_of(vector, &mut real),
+                    false => 0,
+                };
+                Completed {
+                    eois,
+                    ended: Ended::Virtual(vector),
+                }
+            }
+            (_, Some(vector)) => {
+                self.counts.completed_real += 1;
+                let eois = self.end_of(vector, &mut real);
+                Completed {
+                    eois,
+                    ended: Ended::Real(vector),
+                }
+            }
+            _ => Completed {
+                eois: 0,
+                ended: Ended::Nothing,
+            },
+        }
+    }
+
+    /// Ends `vector`, now or behind what is above it.
+    fn end_of(&mut self, vector: Vector, real: &mut VectorSet) -> u8 {
+        if real.highest() == Some(vector) {
+            return self.end(real);
+        }
+        self.owed.insert(vector);
+        self.over.insert(vector);
+        0
+    }
+
+    /// How the guest runs next, with `real` in service at the real local APIC.
+    pub fn plan(&mut self, cpu: Cpu, real: VectorSet) -> Plan {
+        let direct = self.may_be_direct() && !cpu.stepping && !self.opens_now(cpu);
+        let mut plan = Plan {
+            direct,
+            eoi_exits: !(direct && self.ways.completion),
+            limit: self.guest_limit,
+            inject: None,
+            window: false,
+            hide: VectorSet::EMPTY,
+        };
+        if direct {
+            let critical = u32::from(crate::hosts::CRITICAL) * u32::from(gate::GATE_LEN) - 1;
+            plan.limit = self.guest_limit.min(critical);
+            plan.hide = self.opened;
+            self.opened = VectorSet::EMPTY;
+        } else if !cpu.stepping {
+            self.choose(cpu, real, &mut plan);
+        }
+        self.counts.entries_direct += u64::from(direct);
+        self.last = plan;
+        plan
+    }
+
+    /// Nothing is virtual.
+    fn may_be_direct(&self) -> bool {
+        let quiet = self.externals_len == 0
+            && self.requested.is_empty()
+            && (self.in_service.is_empty() || mutant!(self, DirectWhileVirtual))
+            && self.owed.is_empty();
+        // A task priority that the real register does not have must not let its own class through.
+        let blocked = class(policy::real_task_priority(self.task_priority))
+            < class(self.task_priority)
+            && self
+                .assigned
+                .highest()
+                .is_some_and(|vector| vector >= crate::hosts::CRITICAL);
+        self.ways.delivery && self.engaged && !self.fallen && quiet && !blocked
+    }
+
+    /// The entry begins with an INT instruction's event, whose gate must stay open for it.
+    fn opens_now(&self, cpu: Cpu) -> bool {
+        cpu.event && !self.opened.is_empty()
+    }
+
+    fn choose(&mut self, cpu: Cpu, real: VectorSet, plan: &mut Plan) {
+        let can = cpu.interrupts && !cpu.shadow && !cpu.event;
+        if let Some(last) = self.externals_len.checked_sub(1) {
+            if can {
+                self.externals_len = last;
+                plan.inject = Some(self.inject(self.externals[last]));
+            }
+            plan.window = !can;
+            return;
+        }
+        let Some(vector) = self.requested.highest() else {
+            return;
+        };
+        let in_service = self.in_service(real).highest().map_or(0, class);
+        if class(vector) <= in_service.max(class(self.task_priority)) {
+            return;
+        }
+        if can {
+            self.requested.remove(vector);
+            self.in_service.insert(vector);
+            plan.inject = Some(self.inject(vector));
+        }
+        plan.window = !can;
+    }
+
+    fn inject(&mut self, vector: Vector) -> Injection {
+        self.counts.injected += 1;
+        let kind = match mutant!(self, AgainAsException) {
+            true => Kind::Exception,
+            false => Kind::External,
+        };
+        let event = Event {
+            vector,
+            kind,
+            code: None,
+        };
+        Injection {
+            event,
+            opens: self.open(vector),
+        }
+    }
+
+    /// Whether the gate of `vector` has to be opened.
+    fn open(&mut self, vector: Vector) -> bool {
+        let is_hidden = self.engaged && !self.assigned.contains(vector);
+        if is_hidden {
+            self.opened.insert(vector);
+        }
+        is_hidden
+    }
+
+    /// What a #NP or #GP of the guest's is.
+    pub fn reflect(&mut self, fault: Fault) -> Reflection {
+        let Some(during) = fault.during else {
+            return Reflection::Guest(fault.fault);
+        };
+        let vector = during.vector;
+        let names_gate = fault
+            .fault
+            .code
+            .is_some_and(|code| code & event::CODE_IDT != 0);
+        match during.kind {
+            Kind::External if names_gate => self.reflect_external(vector, fault),
+            Kind::Software if names_gate && vector >= gate::FIRST_INTERRUPT => {
+                self.reflect_software(vector, fault)
+            }
+            _ => match during.then(fault.fault) {
+                Some(event) => Reflection::Guest(event),
+                None => Reflection::Shutdown,
+            },
+        }
+    }
+
+    fn reflect_external(&mut self, vector: Vector, fault: Fault) -> Reflection {
+        let was_injected = self
+            .last
+            .inject
+            .is_some_and(|injection| injection.event.vector == vector);
+        // A gate that the shadow shows as it is: it is the guest's own that is not present. The interrupt is in service, as it
+        // would be without a host, and the guest is told. Injected again it would fault again, for ever.
+        let is_own = was_injected || self.last.direct && self.assigned.contains(vector);
+        if is_own && !mutant!(self, OwnGateNotReflected) {
+            self.counts.own_gates += 1;
+            let code = u32::from(vector) << 3 | event::CODE_IDT | event::CODE_EXTERNAL;
+            return Reflection::Guest(Event::exception(fault.fault.vector, Some(code)));
+        }
+        self.counts.reflected += 1;
+        Reflection::Interrupt(vector)
+    }
+
+    fn reflect_software(&mut self, vector: Vector, fault: Fault) -> Reflection {
+        let code = u32::from(vector) << 3 | event::CODE_IDT;
+        let guest = |vector| Reflection::Guest(Event::exception(vector, Some(code)));
+        // In the processor's order: limit, type, privilege, presence.
+        if !self.engaged || !gate::is_within(self.guest_limit, vector) || !fault.gate.is_gate() {
+            return guest(event::PROTECTION);
+        }
+        if fault.gate.privilege() < fault.privilege {
+            return guest(event::PROTECTION);
+        }
+        if !fault.gate.is_present() {
+            return guest(event::NOT_PRESENT);
+        }
+        self.counts.software += 1;
+        let event = Event {
+            vector,
+            kind: Kind::Software,
+            code: None,
+        };
+        Reflection::Software(Injection {
+            event,
+            opens: self.open(vector),
+        })
+    }
+
+    /// What an exit cut off, if the next entry must begin with it again.
+    ///
+    /// An INT instruction is run again by the guest, since the instruction pointer still stands before it; unless it was we who
+    /// injected it, with the pointer behind it.
+    #[must_use]
+    pub fn again(&self, cut_off: Option<Event>, was_injected: bool) -> Option<Event> {
+        let mut event = cut_off.filter(|event| event.kind != Kind::Software || was_injected)?;
+        if mutant!(self, AgainAsException) {
+            event.kind = Kind::Exception;
+        }
+        Some(event)
+    }
+
+    /// Looks at what is really in service at an exit: what is there and neither the guest's nor owed was meant for the host, and
+    /// the guest took it.
+    pub fn audit(&mut self, real: VectorSet) -> Option<Vector> {
+        let stolen = real.without(self.owed).without(self.assigned);
+        let vector = stolen
+            .iter()
+            .find(|vector| self.hosts.source(*vector).is_some())?;
+        self.counts.stolen += 1;
+        Some(vector)
+    }
+}

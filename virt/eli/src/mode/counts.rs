@@ -1,0 +1,32 @@
+//! What the mode machine has done.
+
+/// Counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Entries in direct mode.
+    pub entries_direct: u64,
+    /// Interrupts that were acknowledged for the guest, and requested virtually.
+    pub caught: u64,
+    /// Of 8259s.
+    pub caught_external: u64,
+    /// The host's own.
+    pub hosts: u64,
+    /// Interrupts injected.
+    pub injected: u64,
+    /// Faults that were interrupts.
+    pub reflected: u64,
+    /// INT instructions whose gate was hidden.
+    pub software: u64,
+    /// Interrupts that met the guest's own absent gate.
+    pub own_gates: u64,
+    /// EOIs that exited and ended a virtual one.
+    pub completed_virtual: u64,
+    /// EOIs that exited and ended a real one.
+    pub completed_real: u64,
+    /// EOIs made for a guest that made none.
+    pub forced: u64,
+    /// Vectors of the host's that gave way.
+    pub relocated: u64,
+    /// Interrupts of the host's found in the guest's service.
+    pub stolen: u64,
+}

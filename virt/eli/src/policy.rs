@@ -1,0 +1,375 @@
+//! Which writes of a guest that has real interrupt hardware are let through (§3.6, and what x2APIC adds).
+//!
+//! Each function looks at one write and says what the real register may hold: the same, a masked version, or nothing. What the
+//! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never let through, since the host
+//! would take it for an exception of its own.
+
+use crate::Vector;
+use crate::gate::FIRST_INTERRUPT;
+
+/// Why a write did not go through as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A delivery mode that is not the guest's to use: NMI, SMI, INIT, start-up, or ExtINT where there is no such line.
+    DeliveryMode(u8),
+    /// Another processor.
+    Destination(u32),
+    /// A vector that is an exception's.
+    Exception(Vector),
+}
+
+impl core::fmt::Display for Why {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::DeliveryMode(mode) => {
+                let name = match mode {
+                    2 => "SMI",
+                    4 => "NMI",
+                    5 => "INIT",
+                    6 => "start-up",
+                    7 => "ExtINT",
+                    _ => "reserved",
+                };
+                write!(f, "delivery mode {mode} ({name})")
+            }
+            Self::Destination(to) => write!(f, "destination {to:#x} is another processor"),
+            Self::Exception(vector) => write!(f, "vector {vector:#x} is an exception's"),
+        }
+    }
+}
+
+const FIXED: u8 = 0;
+const LOWEST_PRIORITY: u8 = 1;
+const EXT_INT: u8 = 7;
+
+const fn delivery_mode(word: u32) -> u8 {
+    (word >> 8 & 7) as u8
+}
+
+/// An entry of the local vector table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lvt {
+    /// The timer: always fixed.
+    Timer,
+    /// The 8259s' line: fixed or ExtINT.
+    Lint0,
+    /// The NMI line: never let through but fixed, since what it would be is an NMI.
+    Lint1,
+    /// Thermal sensor.
+    Thermal,
+    /// Performance counters: as NMIs they would be the watchdog's.
+    Performance,
+    /// Errors of the local APIC.
+    Error,
+}
+
+/// Masked, in a local vector table's entry.
+pub const LVT_MASKED: u32 = 1 << 16;
+
+/// What the real entry gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LvtWrite {
+    /// The value for it.
+    pub real: u32,
+    /// The vector that the guest wants for its own.
+    pub wants: Option<Vector>,
+    /// Why it is masked, if the guest did not want it so.
+    pub why: Option<Why>,
+}
+
+/// A write to the local vector table.
+#[must_use]
+pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
+    let vector = value as Vector;
+    if value & LVT_MASKED != 0 {
+        // A masked entry's vector is not used; one below 16 would be noted as an error of the local APIC.
+        return LvtWrite {
+            real: value,
+            wants: None,
+            why: None,
+        };
+    }
+    let masked = |why| LvtWrite {
+        real: LVT_MASKED,
+        wants: None,
+        why: Some(why),
+    };
+    let mode = match entry {
+        // It has no delivery mode; what stands there is reserved.
+        Lvt::Timer => FIXED,
+        Lvt::Error if delivery_mode(value) == FIXED => FIXED,
+        _ => delivery_mode(value),
+    };
+    match mode {
+        EXT_INT if entry == Lvt::Lint0 => LvtWrite {
+            real: value,
+            wants: None,
+            why: None,
+        },
+        FIXED if vector < FIRST_INTERRUPT => masked(Why::Exception(vector)),
+        FIXED => LvtWrite {
+            real: value,
+            wants: Some(vector),
+            why: None,
+        },
+        other => masked(Why::DeliveryMode(other)),
+    }
+}
+
+/// What becomes of an interrupt command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// An interrupt to the guest's own processor.
+    ToSelf(Vector),
+    /// Nobody is meant, or nothing: "all but self" with one processor, a de-assert.
+    ToNobody,
+    /// Refused.
+    Refused(Why),
+}
+
+/// A write to the interrupt command register of an x2APIC, whose own identifier is `own`.
+#[must_use]
+pub fn command(value: u64, own: u32) -> Command {
+    const LOGICAL: u64 = 1 << 11;
+    const INIT: u8 = 5;
+    let low = value as u32;
+    let (mode, vector, to) = (delivery_mode(low), low as Vector, (value >> 32) as u32);
+    let is_deassert = mode == INIT && low >> 14 & 1 == 0 && low >> 15 & 1 == 1;
+    let reaches_self = match low >> 18 & 3 {
+        1 | 2 => true,
+        3 => false,
+        _ if value & LOGICAL != 0 => to >> 16 == own >> 4 && to >> (own & 15) & 1 != 0,
+        _ => to == own || to == u32::MAX,
+    };
+    let goes_elsewhere = match low >> 18 & 3 {
+        1 | 2 => false,
+        3 => true,
+        _ if value & LOGICAL != 0 => to >> 16 != own >> 4 || to & 0xffff & !(1 << (own & 15)) != 0,
+        _ => to != own && to != u32::MAX,
+    };
+    match mode {
+        _ if is_deassert => Command::ToNobody,
+        FIXED | LOWEST_PRIORITY if !reaches_self => {
+            if goes_elsewhere && low >> 18 & 3 != 3 {
+                Command::Refused(Why::Destination(to))
+            } else {
+                Command::ToNobody
+            }
+        }
+        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => {
+            Command::Refused(Why::Exception(vector))
+        }
+        FIXED | LOWEST_PRIORITY => Command::ToSelf(vector),
+        other => Command::Refused(Why::DeliveryMode(other)),
+    }
+}
+
+/// An interrupt message, as a device or the I/O APIC sends it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// The address to which it is written; interrupts are at 0xfee0_0000.
+    pub address: u64,
+    /// What is written.
+    pub data: u32,
+}
+
+/// Who gets a message, if it goes through.
+///
+/// # Errors
+/// Why it does not: it is no interrupt message, or not a fixed one to the guest's processor, or has an exception's vector.
+pub fn message(message: Message, own: u32) -> Result<Vector, Why> {
+    const LOGICAL: u64 = 1 << 2;
+    let to = (message.address >> 12 & 0xff) as u32;
+    if message.address >> 20 != 0xfee {
+        // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an entry of ours.
+        return Err(Why::Destination((message.address >> 12) as u32));
+    }
+    let is_own = match message.address & LOGICAL {
+        0 => to == own || to == 0xff,
+        // The flat model has a bit per processor. Linux asks for "any" with 0xff, and with one processor that is this one.
+        _ => to & 1 << (own & 7) != 0 && (to == 0xff || to.count_ones() == 1),
+    };
+    if !is_own {
+        return Err(Why::Destination(to));
+    }
+    fixed(message.data)
+}
+
+/// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed interrupt.
+///
+/// # Errors
+/// Its delivery mode is another, or its vector an exception's.
+pub fn fixed(data: u32) -> Result<Vector, Why> {
+    let vector = data as Vector;
+    match delivery_mode(data) {
+        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => Err(Why::Exception(vector)),
+        FIXED | LOWEST_PRIORITY => Ok(vector),
+        other => Err(Why::DeliveryMode(other)),
+    }
+}
+
+/// The task priority that the real register may have: the guest's, but never so high that the host's class is blocked.
+///
+/// What the guest asked for beyond that is kept by the model: no interrupt of its own reaches it then ([`Core`](crate::Core)).
+#[must_use]
+pub const fn real_task_priority(guests: u8) -> u8 {
+    const HIGHEST: u8 = (crate::hosts::CRITICAL >> 4) - 1;
+    if guests >> 4 > HIGHEST {
+        HIGHEST << 4
+    } else {
+        guests
+    }
+}
+
+/// A pair of 8259s, so far as their vectors go: what is written to either's ports is looked at before it goes through.
+///
+/// Left to itself firmware puts them at vectors 8 to 15, and a guest could again: an interrupt that the host takes there would look
+/// like a double fault of its own.
+#[derive(Clone, Debug, Default)]
+pub struct Pics([Initialising; 2]);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Initialising {
+    #[default]
+    No,
+    /// The next byte to the data port is the base vector.
+    Base,
+    Rest,
+}
+
+impl Pics {
+    /// A byte that the guest writes to `port` (0x20, 0x21, 0xa0, 0xa1); what the real one gets.
+    ///
+    /// # Errors
+    /// A base that is an exception's: nothing may be written.
+    pub fn write(&mut self, port: u16, value: u8) -> Result<u8, Why> {
+        const INITIALISE: u8 = 1 << 4;
+        let state = &mut self.0[usize::from(port >> 7 & 1)];
+        let is_command = port & 1 == 0;
+        if is_command && value & INITIALISE != 0 {
+            *state = Initialising::Base;
+        } else if !is_command && *state == Initialising::Base {
+            if value & 0xf8 < FIRST_INTERRUPT {
+                return Err(Why::Exception(value & 0xf8));
+            }
+            *state = Initialising::Rest;
+        }
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e9_entries_of_the_local_vector_table_are_fixed_or_masked() {
+        let of = |vector: u32, mode: u32| vector | mode << 8;
+        for entry in [
+            Lvt::Lint0,
+            Lvt::Lint1,
+            Lvt::Thermal,
+            Lvt::Performance,
+            Lvt::Error,
+        ] {
+            for (mode, is_through) in [
+                (0, true),
+                (2, false),
+                (4, false),
+                (5, false),
+                (7, entry == Lvt::Lint0),
+            ] {
+                let write = lvt(entry, of(0x51, mode));
+                assert_eq!(
+                    write.real & LVT_MASKED == 0,
+                    is_through,
+                    "{entry:?} mode {mode}"
+                );
+                assert_eq!(write.why.is_none(), is_through, "{entry:?} mode {mode}");
+            }
+            assert_eq!(lvt(entry, of(0x51, 0)).wants, Some(0x51));
+            // What is masked may hold anything.
+            assert_eq!(lvt(entry, of(0x51, 4) | LVT_MASKED).why, None);
+        }
+        // A host's vector is wanted like any other; `Hosts::claim` gives way.
+        assert_eq!(lvt(Lvt::Timer, 0xf1 | 1 << 17).wants, Some(0xf1));
+        assert_eq!(lvt(Lvt::Timer, 0x0e).why, Some(Why::Exception(0x0e)));
+        assert_eq!(lvt(Lvt::Lint1, of(0, 4)).real, LVT_MASKED);
+    }
+
+    #[test]
+    fn e8_commands_reach_nobody_else() {
+        let to = |id: u64, low: u64| command(id << 32 | low, 0);
+        assert_eq!(to(0, 0x41), Command::ToSelf(0x41));
+        assert_eq!(to(0, 0x41 | 1 << 18), Command::ToSelf(0x41));
+        assert_eq!(to(7, 0x41 | 2 << 18), Command::ToSelf(0x41));
+        assert_eq!(to(1, 0x41 | 1 << 11), Command::ToSelf(0x41));
+        assert_eq!(to(2, 0x41 | 1 << 11), Command::Refused(Why::Destination(2)));
+        assert_eq!(to(1, 0x41), Command::Refused(Why::Destination(1)));
+        assert_eq!(to(0, 0x41 | 3 << 18), Command::ToNobody);
+        for (low, mode) in [
+            (0x4500, 5),
+            (0x400, 4),
+            (0x608, 6),
+            (0x200, 2),
+            (0xc4500, 5),
+            (0xc0400, 4),
+        ] {
+            for id in [0, 1, 0xffff_ffff] {
+                assert_eq!(
+                    to(id, low),
+                    Command::Refused(Why::DeliveryMode(mode)),
+                    "{low:#x} to {id}"
+                );
+            }
+        }
+        // The de-assert that Linux sends after INIT means nobody.
+        assert_eq!(to(1, 0x8500), Command::ToNobody);
+        assert_eq!(to(0, 8), Command::Refused(Why::Exception(8)));
+    }
+
+    #[test]
+    fn e10_messages_are_fixed_and_for_the_guests_processor() {
+        let of = |address: u64, data: u32| message(Message { address, data }, 0);
+        assert_eq!(of(0xfee0_0000, 0x41), Ok(0x41));
+        assert_eq!(of(0xfee0_1004, 0x41), Ok(0x41));
+        assert_eq!(of(0xfeef_f00c, 0x141), Ok(0x41));
+        assert_eq!(of(0xfee0_1000, 0x41), Err(Why::Destination(1)));
+        assert_eq!(of(0xfee0_2004, 0x41), Err(Why::Destination(2)));
+        assert_eq!(of(0xfee0_3004, 0x41), Err(Why::Destination(3)));
+        assert_eq!(of(0xfee0_0000, 0x441), Err(Why::DeliveryMode(4)));
+        assert_eq!(of(0xfee0_0000, 0x241), Err(Why::DeliveryMode(2)));
+        assert_eq!(of(0xfee0_0000, 0x08), Err(Why::Exception(8)));
+        assert!(of(0x1000, 0x41).is_err() && of(1 << 32 | 0xfee0_0000, 0x41).is_err());
+    }
+
+    #[test]
+    fn e7_the_real_task_priority_leaves_the_hosts_class_open() {
+        assert_eq!(real_task_priority(0xff), 0xe0);
+        assert_eq!(real_task_priority(0xf0), 0xe0);
+        assert_eq!(real_task_priority(0xe5), 0xe5);
+        assert_eq!(real_task_priority(0x10), 0x10);
+    }
+
+    #[test]
+    fn bug_1_the_8259s_never_have_vectors_of_exceptions() {
+        let mut pics = Pics::default();
+        // Linux: initialise, base 0x30, cascade, mode, mask.
+        for (port, value) in [
+            (0x20, 0x11),
+            (0x21, 0x30),
+            (0x21, 4),
+            (0x21, 1),
+            (0x21, 0xfb),
+            (0x20, 0x60),
+        ] {
+            assert_eq!(pics.write(port, value), Ok(value));
+        }
+        // Firmware's way.
+        assert_eq!(pics.write(0xa0, 0x11), Ok(0x11));
+        assert_eq!(pics.write(0xa1, 0x08), Err(Why::Exception(8)));
+        assert_eq!(pics.write(0xa1, 0x38), Ok(0x38));
+        // A mask is no base.
+        assert_eq!(pics.write(0xa1, 0x08), Ok(0x08));
+    }
+}
