@@ -1,0 +1,79 @@
+//! I/O ports.
+
+use core::arch::asm;
+
+/// Writes a byte.
+///
+/// # Safety
+/// The device at `port` must not do with it what memory safety forbids.
+pub unsafe fn out8(port: u16, value: u8) {
+    // SAFETY: the caller's.
+    unsafe { asm!("out dx, al", in("dx") port, in("al") value, options(nostack, preserves_flags)) }
+}
+
+/// Writes two bytes.
+///
+/// # Safety
+/// As [`out8`].
+pub unsafe fn out16(port: u16, value: u16) {
+    // SAFETY: the caller's.
+    unsafe { asm!("out dx, ax", in("dx") port, in("ax") value, options(nostack, preserves_flags)) }
+}
+
+/// Writes four bytes.
+///
+/// # Safety
+/// As [`out8`].
+pub unsafe fn out32(port: u16, value: u32) {
+    // SAFETY: the caller's.
+    unsafe { asm!("out dx, eax", in("dx") port, in("eax") value, options(nostack, preserves_flags)) }
+}
+
+/// Reads a byte.
+///
+/// # Safety
+/// As [`out8`].
+#[must_use]
+pub unsafe fn in8(port: u16) -> u8 {
+    let value;
+    // SAFETY: the caller's.
+    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nostack, preserves_flags)) }
+    value
+}
+
+/// Reads four bytes.
+///
+/// # Safety
+/// As [`out8`].
+#[must_use]
+pub unsafe fn in32(port: u16) -> u32 {
+    let value;
+    // SAFETY: the caller's.
+    unsafe { asm!("in eax, dx", in("dx") port, out("eax") value, options(nostack, preserves_flags)) }
+    value
+}
+
+/// A register of a PCI function, by bus << 8 | device << 3 | function.
+///
+/// # Safety
+/// As [`out8`]; nobody else uses the two ports meanwhile.
+#[must_use]
+pub unsafe fn pci_read(function: u16, register: u8) -> u32 {
+    // SAFETY: the caller's.
+    unsafe {
+        out32(0xcf8, 1 << 31 | u32::from(function) << 8 | u32::from(register & !3));
+        in32(0xcfc)
+    }
+}
+
+/// Writes a register of a PCI function.
+///
+/// # Safety
+/// As [`pci_read`].
+pub unsafe fn pci_write(function: u16, register: u8, value: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        out32(0xcf8, 1 << 31 | u32::from(function) << 8 | u32::from(register & !3));
+        out32(0xcfc, value);
+    }
+}
