@@ -167,6 +167,8 @@ pub struct Core {
     engaged: bool,
     /// The guest held a vector too long: no direct mode any more.
     fallen: bool,
+    /// It masks interrupts for too long: none while it does.
+    suspended: bool,
     assigned: VectorSet,
     guest_limit: u32,
     task_priority: u8,
@@ -198,6 +200,7 @@ impl Core {
             hosts: Hosts::default(),
             engaged: false,
             fallen: false,
+            suspended: false,
             assigned: VectorSet::EMPTY,
             guest_limit: 0,
             task_priority: 0,
@@ -277,6 +280,12 @@ impl Core {
         self.owed = VectorSet::EMPTY;
         self.over = VectorSet::EMPTY;
         self.counts.forced += u64::from(eois);
+    }
+
+    /// No direct mode until the guest takes interrupts.
+    pub fn suspend(&mut self) {
+        self.suspended = true;
+        self.counts.suspended += 1;
     }
 
     /// The guest's task priority (CR8 is its upper half); what the real register gets.
@@ -442,6 +451,7 @@ impl Core {
 
     /// How the guest runs next, with `real` in service at the real local APIC.
     pub fn plan(&mut self, cpu: Cpu, real: VectorSet) -> Plan {
+        self.suspended &= !cpu.interrupts;
         let direct = self.may_be_direct() && !cpu.stepping && !self.opens_now(cpu);
         let mut plan = Plan {
             direct,
@@ -477,7 +487,7 @@ impl Core {
                 .assigned
                 .highest()
                 .is_some_and(|vector| vector >= crate::hosts::CRITICAL);
-        self.ways.delivery && self.engaged && !self.fallen && quiet && !blocked
+        self.ways.delivery && self.engaged && !self.fallen && !self.suspended && quiet && !blocked
     }
 
     /// The entry begins with an INT instruction's event, whose gate must stay open for it.

@@ -25,6 +25,8 @@ pub struct Counts {
     pub completed_real: u64,
     /// EOIs made for a guest that made none.
     pub forced: u64,
+    /// Times that the guest masked interrupts for too long.
+    pub suspended: u64,
     /// Vectors of the host's that gave way.
     pub relocated: u64,
     /// Interrupts of the host's found in the guest's service.

@@ -1,0 +1,115 @@
+//! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
+//!
+//! The HPET is ours, and a second core is not the guest's: the table of the one is given another name, and the entry of the other
+//! is marked not enabled, where they lie.
+
+use crate::memory;
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tables {
+    /// The port to which power-off is written (PM1a control).
+    pub power: Option<u16>,
+    /// The HPET's registers.
+    pub hpet: Option<u64>,
+    /// The I/O APIC's.
+    pub io_apic: Option<u64>,
+    /// The APIC identifier of another processor.
+    pub other: Option<u32>,
+}
+
+const HEADER: u64 = 36;
+/// The most tables, and the most entries of one, that are looked at.
+const ITEMS_MAX: usize = 64;
+/// The longest table that is believed, bytes.
+const LEN_MAX: u32 = 1 << 20;
+
+impl Tables {
+    /// Firmware's, hidden from the guest as far as they must be.
+    ///
+    /// # Safety
+    /// The guest does not run yet; firmware's tables are what it says.
+    pub unsafe fn find_and_hide(own: u32) -> Self {
+        let mut tables = Self::default();
+        // The root pointer is in the BIOS's last 128 KiB, at a multiple of 16.
+        let is_root = |address: &u64| read64(*address) == u64::from_le_bytes(*b"RSD PTR ");
+        let Some(root) = (0xe_0000..0x10_0000_u64).step_by(16).find(is_root) else {
+            return tables;
+        };
+        let rsdt = u64::from(read32(root + 16));
+        let count = (u64::from(length(rsdt)).saturating_sub(HEADER) / 4) as usize;
+        for index in (0..count.min(ITEMS_MAX)).map(|index| index as u64) {
+            let table = u64::from(read32(rsdt + HEADER + index * 4));
+            match &read32(table).to_le_bytes() {
+                b"FACP" => tables.power = Some(read32(table + 64) as u16),
+                b"HPET" => {
+                    tables.hpet = Some(read64(table + 44));
+                    // SAFETY: the caller's: the table is memory, and nobody reads it yet.
+                    unsafe { memory::write32(table, u32::from_le_bytes(*b"----")) };
+                    // SAFETY: as above.
+                    unsafe { check(table) };
+                }
+                // SAFETY: as above.
+                b"APIC" => unsafe { tables.processors(table, own) },
+                _ => {}
+            }
+        }
+        tables
+    }
+
+    /// # Safety
+    /// As [`find_and_hide`](Self::find_and_hide).
+    unsafe fn processors(&mut self, table: u64, own: u32) {
+        let (mut at, end) = (table + 44, table + u64::from(length(table)));
+        for _ in 0..ITEMS_MAX {
+            if at + 2 > end {
+                break;
+            }
+            let [kind, len, ..] = read32(at).to_le_bytes();
+            match kind {
+                // A local APIC: identifier, flags.
+                0 => {
+                    let id = u32::from(read32(at).to_le_bytes()[3]);
+                    let flags = read32(at + 4);
+                    if id != own && flags & 1 != 0 {
+                        self.other = self.other.or(Some(id));
+                        // SAFETY: as for the HPET's table.
+                        unsafe { memory::write32(at + 4, flags & !3) };
+                    }
+                }
+                1 => self.io_apic = self.io_apic.or(Some(u64::from(read32(at + 4)))),
+                _ => {}
+            }
+            at += u64::from(len.max(2));
+        }
+        // SAFETY: as above.
+        unsafe { check(table) };
+    }
+}
+
+/// Makes a table's bytes sum up to 0 again.
+///
+/// # Safety
+/// As [`Tables::find_and_hide`].
+unsafe fn check(table: u64) {
+    const SUM: u64 = 9;
+    // SAFETY: the caller's.
+    let bytes = unsafe { memory::bytes(table, u64::from(length(table))) };
+    let sum = bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+    let slot = (table + SUM) as *mut u8;
+    // SAFETY: the caller's; the slice above is not used any more.
+    unsafe { slot.write(slot.read().wrapping_sub(sum)) };
+}
+
+fn length(table: u64) -> u32 {
+    read32(table + 4).min(LEN_MAX)
+}
+
+fn read32(address: u64) -> u32 {
+    // SAFETY: below 4 GiB everything is mapped, and firmware's tables, and what they point to, are memory.
+    unsafe { (address as *const u32).read_unaligned() }
+}
+
+fn read64(address: u64) -> u64 {
+    u64::from(read32(address)) | u64::from(read32(address + 4)) << 32
+}

@@ -1,0 +1,120 @@
+//! Physical memory: the hypervisor's own pages, and the guest's, of which none is the hypervisor's.
+
+use bare::multiboot::Range;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// What the hypervisor keeps for itself, with the modules that its loader put behind it: 64 MiB.
+pub const OWN: core::ops::Range<u64> = 0x3000_0000..0x3400_0000;
+/// Beyond this nothing is mapped, neither here (`boot.s`) nor for the guest.
+pub const MAPPED: u64 = 512 << 30;
+
+/// A page.
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+pub struct Page(pub [u8; 4096]);
+
+impl Page {
+    /// Of zeroes.
+    pub const ZERO: Self = Self([0; 4096]);
+
+    /// Its physical address.
+    pub fn address(&self) -> u64 {
+        core::ptr::from_ref(self) as u64
+    }
+}
+
+const RANGES: usize = 32;
+
+/// The guest's memory: what the loader's map calls memory, without the hypervisor's.
+pub struct Guest {
+    ranges: [(u64, u64); RANGES],
+    len: usize,
+}
+
+impl Guest {
+    /// Of the loader's map.
+    pub fn new(map: impl Iterator<Item = Range>) -> Self {
+        let mut guest = Self { ranges: [(0, 0); RANGES], len: 0 };
+        for range in map.filter(|range| range.kind == 1) {
+            let end = range.start.saturating_add(range.len).min(MAPPED);
+            guest.add(range.start, end.min(OWN.start));
+            guest.add(range.start.max(OWN.end), end);
+        }
+        guest
+    }
+
+    fn add(&mut self, start: u64, end: u64) {
+        if start < end && self.len < RANGES {
+            self.ranges[self.len] = (start, end);
+            self.len += 1;
+        }
+    }
+
+    /// The ranges, first and last byte + 1.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.ranges[..self.len].iter().copied()
+    }
+
+    /// Whether `len` bytes from `address` on are the guest's.
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        let end = address.checked_add(len);
+        end.is_some_and(|end| self.ranges().any(|(first, last)| first <= address && end <= last))
+    }
+
+    /// Eight bytes, if they are the guest's.
+    pub fn read(&self, address: u64) -> Option<u64> {
+        if !self.contains(address, 8) {
+            return None;
+        }
+        // SAFETY: it is memory, mapped, and the guest's: nothing of ours is there, and the guest does not run now. A device that
+        // writes there meanwhile makes it any value, which is what a guest's memory holds.
+        Some(unsafe { (address as *const u64).read_unaligned() })
+    }
+
+    /// A byte, likewise.
+    pub fn read8(&self, address: u64) -> Option<u8> {
+        if !self.contains(address, 1) {
+            return None;
+        }
+        // SAFETY: as in `read`.
+        Some(unsafe { (address as *const u8).read_volatile() })
+    }
+
+    /// Copies `bytes` there, if all of it is the guest's.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Option<()> {
+        if !self.contains(address, bytes.len() as u64) {
+            return None;
+        }
+        // SAFETY: as in `read`; `bytes` is ours, so the two do not overlap.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        Some(())
+    }
+}
+
+/// Bytes that a loader, or firmware, left in memory.
+///
+/// # Safety
+/// They are there, and nobody writes them while the slice lives.
+pub unsafe fn bytes<'a>(address: u64, len: u64) -> &'a [u8] {
+    // SAFETY: the caller's.
+    unsafe { core::slice::from_raw_parts(address as *const u8, len as usize) }
+}
+
+/// A register in memory, 32 bits.
+///
+/// # Safety
+/// One is there, and reading it does no harm.
+pub unsafe fn read32(address: u64) -> u32 {
+    // SAFETY: the caller's.
+    unsafe { (address as *const u32).read_volatile() }
+}
+
+/// Writes one.
+///
+/// # Safety
+/// One is there, and what the write brings about is wanted.
+pub unsafe fn write32(address: u64, value: u32) {
+    // SAFETY: the caller's.
+    unsafe { (address as *mut u32).write_volatile(value) }
+}

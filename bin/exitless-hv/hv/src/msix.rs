@@ -1,0 +1,143 @@
+//! The assigned device's message table: the guest sees a copy of its page, and what it writes there goes to the device when it has
+//! been looked at.
+
+use bare::port::pci_read;
+use eli::policy::Message;
+
+use crate::memory::{self, PAGE, Page};
+
+/// Class codes of what is assigned: the first NVMe controller.
+const CLASS_NVME: u32 = 0x01_0802;
+const ENTRIES_MAX: usize = (PAGE / 16) as usize;
+
+/// A device's table.
+pub struct Msix {
+    /// Bus << 8 | device << 3 | function.
+    pub function: u16,
+    /// The page that it is in.
+    pub page: u64,
+    /// Bytes before it in there.
+    offset: usize,
+    entries: usize,
+}
+
+/// Why no device is assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// There is none of the class.
+    NoDevice,
+    /// It has no MSI-X.
+    NoMsix,
+    /// Its table is not in memory below 512 GiB, or longer than its page.
+    Place,
+    /// Its pending bits, or its registers, are in the same page.
+    Shared,
+}
+
+impl core::fmt::Display for Unfit {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::NoDevice => "there is no NVMe controller",
+            Self::NoMsix => "the NVMe controller has no MSI-X",
+            Self::Place => "its MSI-X table is longer than a page, or not mapped",
+            Self::Shared => "its MSI-X table shares its page with its registers or its pending bits",
+        })
+    }
+}
+
+/// An entry, as four words: address, upper address, data, control.
+pub type Entry = [u32; 4];
+
+/// In an entry's control word.
+pub const MASKED: u32 = 1;
+
+/// The message of an entry.
+pub fn message(entry: Entry) -> Message {
+    Message {
+        address: u64::from(entry[1]) << 32 | u64::from(entry[0]),
+        data: entry[2],
+    }
+}
+
+impl Msix {
+    /// That of the first controller on bus 0.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn find() -> Result<Self, Unfit> {
+        // SAFETY: reading configuration space changes nothing, and nobody else runs yet.
+        let read = |function, register| unsafe { pci_read(function, register) };
+        let is_wanted = |function: &u16| read(*function, 8) >> 8 == CLASS_NVME;
+        let function = (0..256).find(is_wanted).ok_or(Unfit::NoDevice)?;
+        let mut at = read(function, 0x34) as u8 & 0xfc;
+        // The list has 48 entries at most.
+        for _ in 0..48 {
+            let word = read(function, at);
+            if at == 0 {
+                break;
+            }
+            if word as u8 == 0x11 {
+                let (table, pending) = (read(function, at + 4), read(function, at + 8));
+                let entries = (word >> 16 & 0x7ff) as usize + 1;
+                return Self::of(function, entries, table, pending);
+            }
+            at = (word >> 8) as u8 & 0xfc;
+        }
+        Err(Unfit::NoMsix)
+    }
+
+    fn of(function: u16, entries: usize, table: u32, pending: u32) -> Result<Self, Unfit> {
+        let bar = |index: u32| {
+            let register = 0x10 + index as u8 * 4;
+            // SAFETY: as in `find`.
+            let read = |register| u64::from(unsafe { pci_read(function, register) });
+            let low = read(register);
+            let high = if low & 6 == 4 { read(register + 4) } else { 0 };
+            high << 32 | low & !0xf
+        };
+        let start = bar(table & 7) + u64::from(table & !7);
+        let bits = bar(pending & 7) + u64::from(pending & !7);
+        let (page, offset) = (start & !(PAGE - 1), (start % PAGE) as usize);
+        if entries > ENTRIES_MAX - offset / 16 || start == 0 || start >= memory::MAPPED {
+            return Err(Unfit::Place);
+        }
+        // Registers begin at the BAR's start. What else is behind the table is not known; NVMe has its doorbells in front of it.
+        if bits & !(PAGE - 1) == page || bar(table & 7) == page {
+            return Err(Unfit::Shared);
+        }
+        Ok(Self { function, page, offset, entries })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// The guest's view of an entry.
+    pub fn entry(&self, copy: &Page, index: usize) -> Entry {
+        [0, 4, 8, 12].map(|word| {
+            let at = self.offset + index * 16 + word;
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(&copy.0[at..at + 4]);
+            u32::from_le_bytes(bytes)
+        })
+    }
+
+    /// The guest's view, as the device has it now.
+    pub fn copy(&self, copy: &mut Page) {
+        for (word, slot) in copy.0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            // SAFETY: the page has the table, and reading it changes nothing.
+            *slot = unsafe { memory::read32(self.page + word as u64 * 4) }.to_le_bytes();
+        }
+    }
+
+    /// Gives the device an entry: masked, changed, and then as it is to be.
+    pub fn write(&self, index: usize, entry: Entry) {
+        let at = self.page + (self.offset + index * 16) as u64;
+        let [address, upper, data, control] = entry;
+        for (offset, value) in [(12, control | MASKED), (0, address), (4, upper), (8, data), (12, control)] {
+            // SAFETY: it is an entry of the table, and policy has seen what it holds.
+            unsafe { memory::write32(at + offset, value) }
+        }
+    }
+}

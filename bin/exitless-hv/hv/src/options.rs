@@ -1,0 +1,109 @@
+//! The command line.
+
+use eli::{VectorSet, Ways};
+
+/// Said when it makes no sense.
+pub const HELP: &str = "\
+exitless-hv: runs one guest on one core, with an assigned device's interrupts delivered and completed without an exit
+  mode=baseline|delivery|eli|eli+timer   what goes without an exit (eli)
+  watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20)
+  tick=MS           an interrupt of the host's own, 1 to 1000, 0 for none (0)
+  assign=HEX,...    vectors that are assigned beside the device's (none)
+  defend=on|off     off: what contains a hostile guest is left out, to show that it is needed (on)
+  trace=N           the first N events of interest are logged (40)
+modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
+
+/// What goes without an exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    Baseline,
+    /// Delivery (§3.5.1).
+    Delivery,
+    /// And completion (§3.5.4).
+    Eli,
+    /// And the local APIC's timer (§3.9).
+    EliTimer,
+}
+
+impl Mode {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Delivery => "delivery",
+            Self::Eli => "eli",
+            Self::EliTimer => "eli+timer",
+        }
+    }
+
+    /// For the mode machine.
+    pub const fn ways(self) -> Ways {
+        Ways {
+            delivery: !matches!(self, Self::Baseline),
+            completion: matches!(self, Self::Eli | Self::EliTimer),
+        }
+    }
+}
+
+/// The command line.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What goes without an exit.
+    pub mode: Mode,
+    /// Milliseconds; 0: none.
+    pub watchdog: u32,
+    /// Milliseconds; 0: none.
+    pub tick: u32,
+    /// Assigned beside the device's.
+    pub assign: VectorSet,
+    /// What contains a hostile guest is on.
+    pub defend: bool,
+    /// Events that are still logged.
+    pub trace: u32,
+}
+
+impl Options {
+    /// From the words behind the image's name.
+    ///
+    /// # Errors
+    /// The word that is not understood.
+    pub fn parse(line: &'static str) -> Result<Self, &'static str> {
+        let mut options = Self {
+            mode: Mode::Eli,
+            watchdog: 20,
+            tick: 0,
+            assign: VectorSet::EMPTY,
+            defend: true,
+            trace: 40,
+        };
+        for word in line.split_ascii_whitespace().skip(1) {
+            options.word(word).ok_or(word)?;
+        }
+        Ok(options)
+    }
+
+    fn word(&mut self, word: &str) -> Option<()> {
+        let (key, value) = word.split_once('=')?;
+        let milliseconds = || value.parse().ok().filter(|ms| *ms <= 1000);
+        match key {
+            "mode" => {
+                let modes = [Mode::Baseline, Mode::Delivery, Mode::Eli, Mode::EliTimer];
+                self.mode = modes.into_iter().find(|mode| mode.name() == value)?;
+            }
+            "watchdog" => self.watchdog = milliseconds()?,
+            "tick" => self.tick = milliseconds()?,
+            "trace" => self.trace = value.parse().ok()?,
+            "defend" if value == "on" => self.defend = true,
+            "defend" if value == "off" => self.defend = false,
+            "assign" => {
+                for vector in value.split(',') {
+                    let vector = u8::from_str_radix(vector, 16).ok().filter(|v| *v >= 32)?;
+                    self.assign.insert(vector);
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}

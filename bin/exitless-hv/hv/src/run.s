@@ -1,0 +1,211 @@
+# Entering the guest, and the handlers of the host's interrupts.
+#
+# The host takes interrupts in one place only, `host_window`: elsewhere they are held by the global interrupt flag. So the
+# precompiled core library, which has a red zone and uses SSE, is never interrupted by one, and the handlers below save no more
+# than they use.
+
+.text
+
+# Handlers of the first core: note the vector and return.
+.global host_stubs
+.balign 16
+host_stubs:
+.set vector, 0
+.rept 256
+  .balign 16
+  .if (vector == 8) || ((vector >= 10) && (vector <= 14)) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
+  .else
+  pushq $0
+  .endif
+  pushq $vector
+  jmp host_common
+.set vector, vector + 1
+.endr
+host_common:
+  pushq %rax
+  pushq %rcx
+  movq 16(%rsp), %rax
+  cmpq $32, %rax
+  jae 2f
+  cmpq $2, %rax
+  je 3f
+  movq 16(%rsp), %rdi            # vector, code, address: an exception of the hypervisor's own
+  movq 24(%rsp), %rsi
+  movq 32(%rsp), %rdx
+  andq $-16, %rsp
+  call host_fault
+3:
+  lock incq HOST_NMIS(%rip)
+  jmp 4f
+2:
+  movq HOST_TAKEN_LEN(%rip), %rcx
+  andq $255, %rcx
+  movb %al, HOST_TAKEN(%rcx)
+  incq HOST_TAKEN_LEN(%rip)
+4:
+  popq %rcx
+  popq %rax
+  addq $16, %rsp
+  iretq
+
+# Lets pending interrupts in, through the handlers above.
+.global host_window
+host_window:
+  stgi
+  sti
+  nop
+  nop
+  nop
+  cli
+  clgi
+  ret
+
+# Lets a pending non-maskable interrupt in.
+.global host_window_nmi
+host_window_nmi:
+  stgi
+  nop
+  nop
+  clgi
+  ret
+
+# guest_run(rdi = guest's control block, rsi = its registers, rdx = host's control block)
+#
+# Registers: 16 words in the order of their numbers (rax and rsp are in the block), then 512 bytes for FXSAVE.
+.global guest_run
+guest_run:
+  pushq %rbx
+  pushq %rbp
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  pushq %rsi
+  pushq %rdx
+  pushq %rdi
+  clgi
+  sti                            # with the guest's flag not masking them, physical interrupts ask the host's
+  fxrstor64 128(%rsi)
+  movq %rdi, %rax
+  vmload %rax
+  movq 8(%rsi), %rcx
+  movq 16(%rsi), %rdx
+  movq 24(%rsi), %rbx
+  movq 40(%rsi), %rbp
+  movq 56(%rsi), %rdi
+  movq 64(%rsi), %r8
+  movq 72(%rsi), %r9
+  movq 80(%rsi), %r10
+  movq 88(%rsi), %r11
+  movq 96(%rsi), %r12
+  movq 104(%rsi), %r13
+  movq 112(%rsi), %r14
+  movq 120(%rsi), %r15
+  movq 48(%rsi), %rsi
+  vmrun %rax
+  pushq %rdi
+  movq 24(%rsp), %rdi
+  movq %rcx, 8(%rdi)
+  movq %rdx, 16(%rdi)
+  movq %rbx, 24(%rdi)
+  movq %rbp, 40(%rdi)
+  movq %rsi, 48(%rdi)
+  movq %r8, 64(%rdi)
+  movq %r9, 72(%rdi)
+  movq %r10, 80(%rdi)
+  movq %r11, 88(%rdi)
+  movq %r12, 96(%rdi)
+  movq %r13, 104(%rdi)
+  movq %r14, 112(%rdi)
+  movq %r15, 120(%rdi)
+  popq %rax
+  movq %rax, 56(%rdi)
+  fxsave64 128(%rdi)
+  movq (%rsp), %rax
+  vmsave %rax
+  movq 8(%rsp), %rax
+  vmload %rax
+  cli
+  cld
+  addq $24, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbp
+  popq %rbx
+  ret
+
+# The second core: from real mode, at a page below 1 MiB to which this is copied.
+.global core1_begin, core1_end
+.balign 16
+core1_begin:
+.code16
+  cli
+  xorw %ax, %ax
+  movw %ax, %ds
+  lgdtl 0x8000 + core1_gdt_pointer - core1_begin
+  movl %cr0, %eax
+  orl $1, %eax
+  movl %eax, %cr0
+  ljmpl $8, $(0x8000 + core1_protected - core1_begin)
+.code32
+core1_protected:
+  movw $16, %ax
+  movw %ax, %ds
+  movw %ax, %es
+  movw %ax, %ss
+  movl $core1_stack_top, %esp
+  movl $bare_long_mode, %eax
+  call *%eax
+  ljmp $8, $core1_start64
+.balign 8
+core1_gdt:
+  .quad 0
+  .quad 0x00cf9b000000ffff
+  .quad 0x00cf93000000ffff
+core1_gdt_pointer:
+  .word 23
+  .long 0x8000 + core1_gdt - core1_begin
+core1_end:
+.code64
+core1_start64:
+  movw $16, %ax
+  movw %ax, %ds
+  movw %ax, %es
+  movw %ax, %ss
+  movl $core1_stack_top, %esp
+  call core1_main
+1:
+  sti
+  hlt
+  jmp 1b
+
+# Its handlers: nothing runs between them but the loop above, so all registers are free.
+.global core1_stubs
+.balign 16
+core1_stubs:
+.set vector, 0
+.rept 256
+  .balign 16
+  .if (vector == 8) || ((vector >= 10) && (vector <= 14)) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
+  .else
+  pushq $0
+  .endif
+  pushq $vector
+  jmp core1_common
+.set vector, vector + 1
+.endr
+core1_common:
+  movq (%rsp), %rdi
+  movq %rsp, %rbp
+  andq $-16, %rsp
+  call core1_interrupt
+  movq %rbp, %rsp
+  addq $16, %rsp
+  iretq
+
+.bss
+.balign 16
+.skip 16384
+core1_stack_top:
