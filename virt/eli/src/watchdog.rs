@@ -15,11 +15,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// With a tick of 20 ms: 0.2 s, and 40 ms. The latter costs an honest guest an exit or two.
+    /// With a tick of 20 ms: 0.2 s, and 0.1 s. The latter costs a guest a few exits that masks interrupts at five ticks by chance.
     fn default() -> Self {
         Self {
             held: 10,
-            masked: 2,
+            masked: 5,
         }
     }
 }
