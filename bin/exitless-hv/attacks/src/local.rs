@@ -1,0 +1,119 @@
+//! The local APIC: commands to another processor (e8init, e8nmi), and sources of its own (e9lint0, e9timer).
+
+use bare::{apic, port};
+
+use crate::interrupts::{self, HOST, OWN};
+use crate::{Run, time};
+
+/// The processor that is not the guest's.
+const OTHER: u64 = 1 << 32;
+/// In a command: NMI (in a line of the vector table, too), INIT, the line is asserted, it is a level.
+const NMI: u64 = 4 << 8;
+const INIT: u64 = 5 << 8;
+const ASSERT: u64 = 1 << 14;
+const LEVEL: u64 = 1 << 15;
+/// In a line of the vector table: masked; periodic (the timer's).
+const MASKED: u64 = 1 << 16;
+const PERIODIC: u64 = 1 << 17;
+/// The first 8259's data and command, the timer chip's channel 0 and command.
+const MASTER: u16 = 0x20;
+const CHANNEL: u16 = 0x40;
+
+/// INIT to another processor.
+pub fn e8init(run: &Run) {
+    command(run, INIT | ASSERT | LEVEL, 1, 1000);
+}
+
+/// NMI to another processor, 20 times in a second.
+pub fn e8nmi(run: &Run) {
+    command(run, NMI | ASSERT, 20, 50);
+}
+
+fn command(run: &Run, command: u64, times: u32, pause: u64) {
+    let (sent, faults) = run.measured(|| {
+        (0..times).fold((0, 0), |(sent, faults), _| {
+            let is_sent = !run.is_calm && interrupts::try_write(apic::ICR, OTHER | command);
+            time::wait(pause);
+            (
+                sent + u32::from(is_sent),
+                faults + u32::from(!run.is_calm && !is_sent),
+            )
+        })
+    });
+    run.result(format_args!("sent={sent} faults={faults}"));
+}
+
+/// The timer chip through the 8259 as NMI, about 1000 of them in a second.
+pub fn e9lint0(run: &Run) {
+    let (nmis, faults) = run.measured(|| {
+        let (before, mut faults) = (interrupts::non_maskable(), 0);
+        let mut set_line =
+            |value| faults += u32::from(!interrupts::try_write(apic::LVT_LINT0, value));
+        set_timer_chip(true);
+        set_line(if run.is_calm { MASKED } else { NMI });
+        for _ in 0..1000 {
+            time::wait(1);
+            acknowledge();
+        }
+        set_line(MASKED);
+        set_timer_chip(false);
+        (interrupts::non_maskable() - before, faults)
+    });
+    run.result(format_args!("nmis={nmis} faults={faults}"));
+}
+
+/// Starts the timer chip at 1 kHz and lets its line through the first 8259, or stops both.
+fn set_timer_chip(is_on: bool) {
+    let (mode, divisor) = (0x34, 1193_u16.to_le_bytes());
+    // SAFETY: the chips' own registers. The line reaches the local APIC's LINT0, as what that is set to.
+    unsafe {
+        if is_on {
+            port::out8(CHANNEL + 3, mode);
+            port::out8(CHANNEL, divisor[0]);
+            port::out8(CHANNEL, divisor[1]);
+            port::out8(MASTER + 1, 0xfe);
+        } else {
+            port::out8(MASTER + 1, 0xff);
+            // Mode 0 without a count: it stands.
+            port::out8(CHANNEL + 3, 0x30);
+        }
+    }
+}
+
+/// Acknowledges what the first 8259 asks for (its poll command), and ends it: as an NMI, nobody else does, and its line
+/// would stay up.
+fn acknowledge() {
+    // SAFETY: as above.
+    unsafe {
+        port::out8(MASTER, 0x0c);
+        if port::in8(MASTER) & 0x80 != 0 {
+            port::out8(MASTER, 0x20);
+        }
+    }
+}
+
+/// The local APIC's timer, about 1000 times in a second, on the host's vector. The host must have moved its tick away.
+pub fn e9timer(run: &Run) {
+    let vector = if run.is_calm { OWN } else { HOST };
+    let (ran, faults) = run.measured(|| {
+        let mut faults = 0;
+        let mut set =
+            |register, value| faults += u32::from(!interrupts::try_write(register, value));
+        // How many counts a millisecond has, at a divisor of 1.
+        set(apic::LVT_TIMER, MASKED);
+        set(apic::TIMER_DIVIDE, 0xb);
+        set(apic::TIMER_INITIAL, 0xffff_ffff);
+        time::wait(20);
+        let counts = (0xffff_ffff - apic::read(apic::TIMER_CURRENT).min(0xffff_ffff)) / 20;
+        set(apic::TIMER_INITIAL, 0);
+
+        let before = interrupts::count(vector);
+        set(apic::LVT_TIMER, PERIODIC | u64::from(vector));
+        set(apic::TIMER_INITIAL, counts.clamp(10_000, 0xffff_ffff));
+        time::wait(1000);
+        set(apic::LVT_TIMER, MASKED);
+        set(apic::TIMER_INITIAL, 0);
+        (interrupts::count(vector) - before, faults)
+    });
+    run.result(format_args!("ran={ran} faults={faults}"));
+}

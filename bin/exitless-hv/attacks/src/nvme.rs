@@ -1,0 +1,223 @@
+//! The least of an NVMe driver (NVM Express 1.4): the admin queue, Identify, and the first MSI-X entry. It polls.
+
+use core::arch::asm;
+use core::sync::atomic::{Ordering::SeqCst, fence};
+
+use bare::port::{pci_read, pci_write};
+
+use crate::tables::Page;
+use crate::time;
+
+/// Mass storage, NVM Express.
+const CLASS: u32 = 0x01_0802;
+/// PCI: command and its memory and bus master switches, class, header, first capability.
+const COMMAND: u8 = 4;
+const COMMAND_ON: u32 = 6;
+const CLASS_REGISTER: u8 = 8;
+const HEADER: u8 = 12;
+const BAR: u8 = 0x10;
+const CAPABILITIES: u8 = 0x34;
+/// The capability of MSI-X, its switches, and its table's place.
+const MSIX: u32 = 0x11;
+const MSIX_ENABLE: u32 = 1 << 31;
+const MSIX_MASKED: u32 = 1 << 30;
+/// What boot.s maps.
+const MAPPED_END: u64 = 512 << 30;
+/// Registers: capabilities' high half, configuration, status, queue sizes, queue addresses, the first doorbells.
+const CAP_HIGH: u64 = 4;
+const CC: u64 = 0x14;
+const CSTS: u64 = 0x1c;
+const AQA: u64 = 0x24;
+const ASQ: u64 = 0x28;
+const ACQ: u64 = 0x30;
+const DOORBELLS: u64 = 0x1000;
+/// Configuration: on, entries of 64 and 16 bytes.
+const CC_ON: u32 = 1 | 6 << 16 | 4 << 20;
+const IDENTIFY: u64 = 6;
+/// Identify: the controller.
+const OF_CONTROLLER: u64 = 1;
+/// Entries of either queue: a page holds the submissions.
+const ENTRIES: u32 = 64;
+
+static SUBMISSIONS: Page = Page::new();
+static COMPLETIONS: Page = Page::new();
+static BUFFER: Page = Page::new();
+
+/// A controller with its admin queue.
+pub struct Nvme {
+    registers: u64,
+    /// The first MSI-X entry.
+    entry: u64,
+    function: u16,
+    capability: u8,
+    /// Bytes from a doorbell to the next.
+    stride: u64,
+    /// Commands so far.
+    commands: u32,
+}
+
+impl Nvme {
+    /// Finds the first controller, and starts it, with MSI-X on but masked.
+    pub fn find() -> Result<Self, &'static str> {
+        let function = (0..=u16::MAX).find(is_nvme).ok_or("no NVMe function")?;
+        let registers = bar(function, 0).ok_or("no memory at BAR 0")?;
+        let capability = find_msix(function).ok_or("no MSI-X capability")?;
+        let place = read(function, capability + 4);
+        let entry = bar(function, place as u8 & 7).ok_or("no memory at the MSI-X table's BAR")?
+            + u64::from(place & !7);
+        write(
+            function,
+            COMMAND,
+            read(function, COMMAND) & 0xffff | COMMAND_ON,
+        );
+        let stride = 4 << (peek(registers + CAP_HIGH) & 0xf);
+        let nvme = Self {
+            registers,
+            entry,
+            function,
+            capability,
+            stride,
+            commands: 0,
+        };
+        nvme.start()?;
+        Ok(nvme)
+    }
+
+    fn start(&self) -> Result<(), &'static str> {
+        let is_ready = |ready| peek(self.registers + CSTS) & 1 == ready;
+        poke(self.registers + CC, 0);
+        if !time::until(5000, || is_ready(0)) {
+            return Err("the controller does not stop");
+        }
+        // MSI-X comes before the queue: QEMU's controller looks at it when it makes one.
+        self.set_msix(MSIX_ENABLE | MSIX_MASKED);
+        poke(self.entry + 12, 1);
+        poke(self.registers + AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
+        for (register, page) in [(ASQ, &SUBMISSIONS), (ACQ, &COMPLETIONS)] {
+            poke(self.registers + register, page.address() as u32);
+            poke(self.registers + register + 4, (page.address() >> 32) as u32);
+        }
+        poke(self.registers + CC, CC_ON);
+        if !time::until(5000, || is_ready(1)) {
+            return Err("the controller does not start");
+        }
+        Ok(())
+    }
+
+    /// Sets the first MSI-X entry, and unmasks it. The table is written by plain 32-bit moves only.
+    pub fn set_interrupt(&self, apic: u32, vector: u8) {
+        poke(self.entry, 0xfee0_0000 | apic << 12);
+        poke(self.entry + 4, 0);
+        poke(self.entry + 8, u32::from(vector));
+        poke(self.entry + 12, 0);
+        self.set_msix(MSIX_ENABLE);
+    }
+
+    /// Masks the first entry, and turns MSI-X off.
+    pub fn clear_interrupt(&self) {
+        poke(self.entry + 12, 1);
+        self.set_msix(0);
+    }
+
+    fn set_msix(&self, switches: u32) {
+        let others = read(self.function, self.capability) & !(MSIX_ENABLE | MSIX_MASKED);
+        write(self.function, self.capability, others | switches);
+    }
+
+    /// Identifies the controller. Returns whether it did, within a second.
+    pub fn identify(&mut self) -> bool {
+        let (index, round) = (self.commands % ENTRIES, self.commands / ENTRIES);
+        let words = [
+            IDENTIFY | u64::from(index) << 16,
+            0,
+            0,
+            BUFFER.address(),
+            0,
+            OF_CONTROLLER,
+        ];
+        for at in 0..8 {
+            SUBMISSIONS.set(
+                8 * index as usize + at,
+                words.get(at).map_or(0, |word| *word),
+            );
+        }
+        self.commands += 1;
+        fence(SeqCst);
+        poke(self.registers + DOORBELLS, self.commands % ENTRIES);
+
+        // The last word of a completion: in bits 32 to 47 the command, then the phase, which is 1 in the first round.
+        let last = || COMPLETIONS.get(2 * index as usize + 1);
+        let is_done = || last() >> 48 & 1 == u64::from(round + 1) & 1;
+        if !time::until(1000, is_done) {
+            return false;
+        }
+        let is_good = last() >> 49 == 0 && last() >> 32 & 0xffff == u64::from(index);
+        poke(
+            self.registers + DOORBELLS + self.stride,
+            self.commands % ENTRIES,
+        );
+        is_good
+    }
+}
+
+fn read(function: u16, register: u8) -> u32 {
+    // SAFETY: reading configuration registers has no effect; one processor uses the ports, outside of handlers.
+    unsafe { pci_read(function, register) }
+}
+
+fn write(function: u16, register: u8, value: u32) {
+    // SAFETY: as above; the function is the driver's, and does only what it tells it to.
+    unsafe { pci_write(function, register, value) }
+}
+
+fn is_nvme(function: &u16) -> bool {
+    // What is no function reads as all ones.
+    read(*function, CLASS_REGISTER) >> 8 == CLASS
+}
+
+/// The address in a BAR that is memory, and mapped.
+fn bar(function: u16, index: u8) -> Option<u64> {
+    if read(function, HEADER) >> 16 & 0x7f != 0 || index > 5 {
+        return None;
+    }
+    let low = read(function, BAR + 4 * index);
+    let is_wide = low >> 1 & 3 == 2 && index < 5;
+    let high = if is_wide {
+        read(function, BAR + 4 * index + 4)
+    } else {
+        0
+    };
+    let address = u64::from(high) << 32 | u64::from(low & !0xf);
+    (low & 1 == 0 && address != 0 && address < MAPPED_END).then_some(address)
+}
+
+fn find_msix(function: u16) -> Option<u8> {
+    let mut at = read(function, CAPABILITIES) as u8 & !3;
+    for _ in 0..48 {
+        if at == 0 {
+            return None;
+        }
+        let word = read(function, at);
+        if word & 0xff == MSIX {
+            return Some(at);
+        }
+        at = (word >> 8) as u8 & !3;
+    }
+    None
+}
+
+fn peek(address: u64) -> u32 {
+    let value;
+    // SAFETY: the address is in a BAR of the driver's function, below 512 GiB, which is mapped as it is.
+    unsafe {
+        asm!("mov {:e}, [{}]", out(reg) value, in(reg) address, options(nostack, preserves_flags))
+    }
+    value
+}
+
+fn poke(address: u64, value: u32) {
+    // SAFETY: as above; the queues and the buffer that the device is told of are pages that nothing else uses.
+    unsafe {
+        asm!("mov [{}], {:e}", in(reg) address, in(reg) value, options(nostack, preserves_flags))
+    }
+}

@@ -1,0 +1,68 @@
+# The way into interrupts.rs, once for each vector of each of the two tables (numbers 256 and up are the thief's).
+#
+# Each entry is 16 bytes long, and leaves the same on the stack: a number, and an error code.
+.text
+.balign 16
+.global attacks_stubs
+attacks_stubs:
+.set number, 0
+.rept 512
+  .balign 16
+  .set vector, number & 255
+  # These push an error code by themselves: 8, 10 to 14, 17, 21, 29, 30.
+  .if (vector > 31) || (((0x60227d00 >> vector) & 1) == 0)
+  pushq $0
+  .endif
+  pushq $number
+  jmp attacks_common
+  .set number, number + 1
+.endr
+
+# Saves what a function may change, the x87's and SSE's state among it: the precompiled core uses SSE.
+attacks_common:
+  pushq %rax
+  pushq %rcx
+  pushq %rdx
+  pushq %rsi
+  pushq %rdi
+  pushq %r8
+  pushq %r9
+  pushq %r10
+  pushq %r11
+  pushq %rbp
+  movq %rsp, %rbp
+  cld
+  subq $512, %rsp
+  andq $-16, %rsp
+  fxsave64 (%rsp)
+  movq %rbp, %rdi
+  call attacks_interrupt
+  fxrstor64 (%rsp)
+  movq %rbp, %rsp
+  popq %rbp
+  popq %r11
+  popq %r10
+  popq %r9
+  popq %r8
+  popq %rdi
+  popq %rsi
+  popq %rdx
+  popq %rcx
+  popq %rax
+  addq $16, %rsp                 # number, error code
+  iretq
+
+# u32 attacks_wrmsr(u32 register, u64 value): 1, or 0 if the processor refused (the handler of #GP goes on behind it).
+.global attacks_wrmsr, attacks_wrmsr_here, attacks_wrmsr_refused
+attacks_wrmsr:
+  movl %edi, %ecx
+  movl %esi, %eax
+  movq %rsi, %rdx
+  shrq $32, %rdx
+attacks_wrmsr_here:
+  wrmsr
+  movl $1, %eax
+  ret
+attacks_wrmsr_refused:
+  xorl %eax, %eax
+  ret
