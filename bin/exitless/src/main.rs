@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use harness::{demo, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
+use harness::{demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
 
 /// Virtual machines whose I/O does not exit.
 #[derive(Parser)]
@@ -37,6 +37,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
     Demo(demo::DemoArgs),
+    /// Count the exits of an assigned device's interrupts under the micro-hypervisor, in four modes, and attack it.
+    Eli(eli::EliArgs),
     /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
     Selftest(selftest::SelftestArgs),
     /// Run an exitless command inside an emulated AMD host, where KVM is complete.
@@ -123,6 +125,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(&args),
         Command::Serve(args) => serve::main(&args),
         Command::Demo(args) => demo::main(&args),
+        Command::Eli(args) => eli::main(&args),
         Command::Selftest(args) => selftest::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -29,9 +29,10 @@ use workload::{BLOCK, echo};
 const HELP: &str = "\
 workload: the program inside the test guest
 
-  workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers] [--in-place]
+  workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers] [--in-place] [--pause-us US]
       Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers. What is read is kept and summed
       behind the window; with --in-place it is summed where it is read to, and a byte of it changed, so that one page is touched.
+      With --pause-us the processor computes that long before each of them.
       Block numbers ascend, or are chosen by the seed.
       Prints after each window: reads window=I of=WINDOWS
       Prints at the end: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
@@ -158,6 +159,14 @@ impl From<options::Wrong> for Failure {
 /// Reads in one window at most: 64 MiB of data kept.
 const COUNT_MAX: usize = 1 << 14;
 
+/// Computes for `time`; sleeping would arm a timer.
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
 fn reads(options: &mut Options) -> Result<(), Failure> {
     let count = options.number("count", Some(400))?;
     let kept_len = usize::try_from(count)
@@ -177,6 +186,7 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
         Some(Markers::open()?)
     };
     let in_place = options.flag("in-place");
+    let pause = Duration::from_micros(options.number("pause-us", Some(0))?);
     let device = options.subject("DEV")?;
     let file = device::open(Path::new(&device), false)?;
     let blocks = device::blocks(&file)?;
@@ -199,11 +209,13 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
             markers.write(marker::BEGIN);
         }
         for copy in kept.chunks_mut(BLOCK) {
+            spin(pause);
             device::read(&file, next(), &mut buffer)?;
             copy.copy_from_slice(buffer.bytes());
         }
         let times = if in_place { count } else { 0 };
         for _ in 0..times {
+            spin(pause);
             device::read(&file, next(), &mut buffer)?;
             sum.add(buffer.bytes());
             buffer.bytes_mut()[0] ^= 1;

@@ -26,6 +26,7 @@ const NUMBERS: &[&str] = &[
     "depth",
     "iterations",
     "mib",
+    "pause-us",
     "phases",
     "progress-ms",
     "random",

@@ -9,12 +9,14 @@
 //! * [`serve_lab`]: exits of guests that share one daemon.
 //! * [`swap_lab`]: what guests with too little memory move.
 //! * [`swap_figures`]: the same by memory allowed, by program, and of four at once.
+//! * [`eli`]: exits of a guest under `exitless-hv`, and attacks on that.
 //! * [`lab_cmd`]: a command of the user's in the lab.
 //!
 //! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel, makes a machine of the
 //! library's parts itself.
 
 pub mod demo;
+pub mod eli;
 pub mod lab_cmd;
 pub mod selftest;
 pub mod serve_lab;

@@ -225,12 +225,13 @@ impl Core {
         }
     }
 
-    /// Vectors that are delivered directly from now on. Those of the host's are not among them: [`Hosts::claim`] first.
+    /// Vectors that are delivered directly from now on: not those of the host's ([`Hosts::claim`] first), nor of its class, which is behind
+    /// the limit of the table; a guest that wants such a one gets it by injection.
     pub fn assign(&mut self, vectors: VectorSet) {
-        self.assigned = vectors
-            .iter()
-            .filter(|vector| self.hosts.source(*vector).is_none())
-            .collect();
+        let may = |vector: &Vector| {
+            *vector < crate::hosts::CRITICAL && self.hosts.source(*vector).is_none()
+        };
+        self.assigned = vectors.iter().filter(may).collect();
     }
 
     /// They.

@@ -3,13 +3,13 @@
 //! It shows that a guest reaches no processor that is not its own, and it watches the first core: when that one has not exited for
 //! two seconds, nothing else could say so.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use bare::apic;
 
 use crate::host;
 use crate::log::say;
-use crate::memory::{self, Page};
+use crate::memory::Page;
 
 unsafe extern "C" {
     static core1_begin: u8;
@@ -32,19 +32,12 @@ pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
 /// The first core says that it is alive, by counting exits.
 pub static ALIVE: AtomicU64 = AtomicU64::new(0);
-/// There is such a core.
-static STARTED: AtomicBool = AtomicBool::new(false);
 /// When `ALIVE` changed, in beats.
 static SEEN: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 /// Counts of the timer between beats.
 static COUNTS: AtomicU64 = AtomicU64::new(0);
 
 static mut TABLE: Page = Page::ZERO;
-
-/// Whether it runs.
-pub fn is_there() -> bool {
-    STARTED.load(Ordering::Relaxed)
-}
 
 /// Starts it (INIT, start-up); whether it came.
 ///
@@ -68,9 +61,7 @@ pub unsafe fn start(id: u32, hpet: &crate::hpet::Hpet) -> bool {
             wait(ms);
         }
     }
-    let came = BEATS.load(Ordering::Acquire) != 0;
-    STARTED.store(came, Ordering::Relaxed);
-    came
+    BEATS.load(Ordering::Acquire) != 0
 }
 
 /// What the local APIC's timer counts in a beat; all cores' count alike.
@@ -136,9 +127,4 @@ fn watch() {
         say!("{{\"report\":\"lost\",\"exits\":{alive},\"core1_beats\":{beats}}}");
         crate::power::off();
     }
-}
-
-/// Addresses that nobody else uses until it has started.
-pub fn needs() -> (u64, u64) {
-    (TRAMPOLINE, memory::PAGE)
 }

@@ -92,7 +92,9 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     }
     // SAFETY: the guest does not run yet.
     let tables = unsafe { Tables::find_and_hide(apic::read(apic::ID) as u32) };
-    tables.power.map_or((), power::set_port);
+    if let Some(port) = tables.power {
+        power::set_port(port);
+    }
     let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
     if vm.pages.nested.init().is_err() {
         refuse(&"nested page tables");
@@ -193,6 +195,7 @@ fn assign(vm: &mut Vm, tables: &Tables) {
         }
         Err(why) => say!("hv: no device is assigned: {why}"),
     }
+    vm.assigned_changed();
     if let Some(page) = tables.io_apic.filter(|_| vm.options.defend) {
         // SAFETY: ACPI says so.
         vm.io_apic = Some(unsafe { IoApic::new(page) });

@@ -6,10 +6,11 @@ use eli::{VectorSet, Ways};
 pub const HELP: &str = "\
 exitless-hv: runs one guest on one core, with an assigned device's interrupts delivered and completed without an exit
   mode=baseline|delivery|eli|eli+timer   what goes without an exit (eli)
-  watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20)
+  watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20; without defences there is none)
   tick=MS           an interrupt of the host's own, 1 to 1000, 0 for none (0)
   assign=HEX,...    vectors that are assigned beside the device's (none)
   defend=on|off     off: what contains a hostile guest is left out, to show that it is needed (on)
+  until=MS          ends the machine then, 0: never (0)
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
 
@@ -59,6 +60,8 @@ pub struct Options {
     pub assign: VectorSet,
     /// What contains a hostile guest is on.
     pub defend: bool,
+    /// Milliseconds after which the machine ends; 0: never.
+    pub until: u32,
     /// Events that are still logged.
     pub trace: u32,
 }
@@ -75,10 +78,14 @@ impl Options {
             tick: 0,
             assign: VectorSet::EMPTY,
             defend: true,
+            until: 0,
             trace: 40,
         };
         for word in line.split_ascii_whitespace().skip(1) {
             options.word(word).ok_or(word)?;
+        }
+        if !options.defend {
+            options.watchdog = 0;
         }
         Ok(options)
     }
@@ -93,6 +100,7 @@ impl Options {
             }
             "watchdog" => self.watchdog = milliseconds()?,
             "tick" => self.tick = milliseconds()?,
+            "until" => self.until = value.parse().ok()?,
             "trace" => self.trace = value.parse().ok()?,
             "defend" if value == "on" => self.defend = true,
             "defend" if value == "off" => self.defend = false,

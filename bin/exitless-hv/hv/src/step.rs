@@ -23,8 +23,6 @@ pub enum What {
     IoApic(u64, bool),
     /// An access to CR8.
     Cr8(bool),
-    /// An access to the HPET that is not there.
-    Nothing,
 }
 
 /// An instruction under way.
@@ -84,7 +82,7 @@ impl Vm {
                     let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
                     self.set_task_priority((class << 4) as u8);
                 }
-                What::Table(false) | What::Cr8(false) | What::IoApic(_, false) | What::Nothing => {}
+                What::Table(false) | What::Cr8(false) | What::IoApic(_, false) => {}
             }
         }
         (Kind::Step, Cause::Guest)
@@ -131,7 +129,7 @@ impl Vm {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            What::Table(_) | What::Cr8(_) | What::Nothing => {}
+            What::Table(_) | What::Cr8(_) => {}
         }
     }
 

@@ -279,6 +279,7 @@ impl Vm {
         };
         self.counts.add(kind, cause);
         self.audit();
+        self.look_at_the_clock();
     }
 
     /// On whose account a vector's exits are.
@@ -331,9 +332,6 @@ impl Vm {
 
     fn nmi(&mut self) -> Cause {
         self.counts.nmis += host::window_nmi();
-        if !self.options.defend {
-            return Cause::Watchdog;
-        }
         let is_direct = self.core.last().direct;
         let masked = is_direct && !self.pages.vmcb.interrupts();
         let held = if is_direct { host::in_service().highest() } else { None };
@@ -371,7 +369,10 @@ impl Vm {
         };
         let mut reflection = self.core.reflect(fault);
         if !self.options.defend {
-            reflection = self.undefended(fault, reflection);
+            match self.undefended(fault, reflection) {
+                Some(other) => reflection = other,
+                None => return (kind, Cause::Guest),
+            }
         }
         match reflection {
             Reflection::Interrupt(vector) => {
@@ -406,20 +407,19 @@ impl Vm {
 
     /// What was done before the defences were there (`defend=off`): INT instructions and the guest's own absent gates taken for
     /// interrupts.
-    fn undefended(&mut self, fault: Fault, reflection: Reflection) -> Reflection {
+    fn undefended(&mut self, fault: Fault, reflection: Reflection) -> Option<Reflection> {
         const LOOP: u32 = 100_000;
         let Some(during) = fault.during else {
-            return reflection;
+            return Some(reflection);
         };
-        match (during.kind, reflection) {
+        Some(match (during.kind, reflection) {
             (EventKind::Software, Reflection::Software(injection)) => {
                 if self.core.hosts.source(during.vector) == Some(Source::Tick) {
                     // Counted as the host's, and the guest goes on behind it.
                     self.counts.ticks += 1;
-                    if let Some(len) = self.software_len() {
-                        self.pages.vmcb.skip(len);
-                    }
-                    return Reflection::Guest(Event::exception(3, None));
+                    let len = self.software_len().unwrap_or(0);
+                    self.pages.vmcb.skip(len);
+                    return None;
                 }
                 Reflection::Software(injection)
             }
@@ -435,7 +435,7 @@ impl Vm {
                 }
             }
             _ => reflection,
-        }
+        })
     }
 
     /// The length of the INT instruction at the guest's instruction pointer.
@@ -451,6 +451,18 @@ impl Vm {
             len += 1;
         }
         event::software_len(&code[..len]).map(u64::from)
+    }
+
+    /// The end of a run that has a time (`until=`).
+    fn look_at_the_clock(&mut self) {
+        if self.options.until != 0
+            && let Some(hpet) = self.hpet
+            && hpet.milliseconds() >= u64::from(self.options.until)
+        {
+            say!("hv: {} ms are over", self.options.until);
+            self.report("time", &self.counts.clone(), (0, 0));
+            power::off();
+        }
     }
 
     /// What is really in service must be the guest's, or owed.

@@ -1,0 +1,300 @@
+//! One run of `exitless-hv` under QEMU, from power-on to power-off.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::packages::{Needs, Packages, Version};
+use serde_json::{Map, Value};
+
+/// The oldest QEMU whose processor has x2APIC in software.
+pub const QEMU: Version = Version::new(10, 0);
+
+/// What runs need, made once.
+pub struct Machine {
+    packages: Packages,
+    hypervisor: PathBuf,
+    attacks: PathBuf,
+    initrd: PathBuf,
+    disk: PathBuf,
+    scratch: tempfile::TempDir,
+}
+
+/// What a run is given.
+pub struct Run<'a> {
+    /// The hypervisor's command line.
+    pub options: String,
+    /// The guest.
+    pub guest: Guest<'a>,
+    /// With the NVMe controller.
+    pub nvme: bool,
+    /// Processors.
+    pub cpus: u32,
+    /// How long it may take on an idle machine.
+    pub limit: Duration,
+}
+
+/// Who runs.
+pub enum Guest<'a> {
+    /// Linux; more of its command line, and a script.
+    Linux(&'a str, &'a str),
+    /// The guest that attacks; its command line.
+    Attack(&'a str),
+}
+
+/// What came of it.
+pub struct Ran {
+    /// The guest's serial line.
+    pub console: String,
+    /// The hypervisor's log.
+    pub log: String,
+    /// It ended by itself.
+    pub ended: bool,
+}
+
+impl Machine {
+    /// With the distribution's kernel, or one of `series`; a disk of `disk_bytes` with the pattern of [`SEED`].
+    pub fn new(
+        hypervisor: Option<&Path>,
+        series: Option<Version>,
+        disk_bytes: usize,
+    ) -> Result<Self> {
+        let needs = Needs {
+            qemu: QEMU,
+            guest_kernel: series,
+            ..Needs::default()
+        };
+        let packages = Packages::get(&needs, &|line| eprintln!("{line}"))?;
+        let hypervisor = match hypervisor {
+            Some(path) => path.to_owned(),
+            None => beside("exitless-hv")?,
+        };
+        ensure!(
+            hypervisor.is_file(),
+            "no such file: {}",
+            hypervisor.display()
+        );
+        let scratch = tempfile::Builder::new()
+            .prefix("exitless-eli-")
+            .tempdir()
+            .context("a directory")?;
+        let initrd = scratch.path().join("guest.img");
+        fs::write(&initrd, lab::guest_image::build(&packages)?.to_bytes())
+            .context("writing the guest's image")?;
+        let disk = scratch.path().join("disk.img");
+        let mut content = vec![0; disk_bytes];
+        workload::pattern::fill(SEED, 0, &mut content);
+        fs::write(&disk, content).context("writing the disk")?;
+        Ok(Self {
+            packages,
+            hypervisor,
+            attacks: beside("eli-attacks")?,
+            initrd,
+            disk,
+            scratch,
+        })
+    }
+
+    /// The release of Linux that it boots.
+    pub fn kernel(&self) -> &str {
+        self.packages.guest().release()
+    }
+
+    /// QEMU's version.
+    pub fn qemu(&self) -> Version {
+        self.packages.qemu_version()
+    }
+
+    /// Runs it.
+    pub fn run(&self, run: &Run<'_>) -> Result<Ran> {
+        let file = |name: &str| self.scratch.path().join(name);
+        let (console, log) = (file("console"), file("log"));
+        for old in [&console, &log] {
+            let _ = fs::remove_file(old);
+        }
+        let (program, arguments, environment) = self.packages.qemu();
+        let mut command = Command::new(program);
+        command.args(arguments).envs(environment);
+        command.args(["-machine", "q35,hpet=on", "-global", "hpet.msi=on"]);
+        command.args([
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "EPYC,+x2apic",
+            "-m",
+            "1024",
+        ]);
+        command.args(["-smp", &run.cpus.to_string()]);
+        command.args([
+            "-display",
+            "none",
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+        ]);
+        command.arg("-serial").arg(with_path("file:", &console, ""));
+        command.arg("-debugcon").arg(with_path("file:", &log, ""));
+        if run.nvme {
+            command.arg("-drive").arg(with_path(
+                "if=none,id=disk,format=raw,snapshot=on,file=",
+                &self.disk,
+                "",
+            ));
+            command.args(["-device", "nvme,drive=disk,serial=exitless"]);
+        }
+        command.arg("-kernel").arg(&self.hypervisor);
+        command.args(["-append", &run.options]);
+        command.arg("-initrd").arg(self.modules(&run.guest)?);
+        let stderr = file("qemu");
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(fs::File::create(&stderr).context("a file for QEMU's messages")?);
+        let child = command.spawn().context("starting QEMU")?;
+        let ended = wait(child, run.limit)?;
+        let read =
+            |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let ran = Ran {
+            console: read(&console).unwrap_or_default(),
+            log: read(&log).unwrap_or_default(),
+            ended,
+        };
+        if ran.log.is_empty() {
+            bail!(
+                "the hypervisor said nothing; QEMU: {}",
+                read(&stderr).unwrap_or_default()
+            );
+        }
+        Ok(ran)
+    }
+
+    /// QEMU's `-initrd` for a multiboot image: files with their command lines, commas doubled.
+    fn modules(&self, guest: &Guest<'_>) -> Result<OsString> {
+        let doubled = |text: &str| text.replace(',', ",,");
+        Ok(match guest {
+            Guest::Attack(line) => with_path("", &self.attacks, &format!(" {}", doubled(line))),
+            Guest::Linux(more, script) => {
+                let run = lab::guest_image::run_option(script)?;
+                let line = format!(" console=ttyS0 quiet panic=-1 {more} {run},");
+                // One comma ends the kernel's; those inside are doubled.
+                let line = doubled(line.trim_end_matches(',')) + ",";
+                let mut text = with_path("", &self.packages.guest().vmlinuz(), &line);
+                text.push(with_path("", &self.initrd, ""));
+                text
+            }
+        })
+    }
+}
+
+/// Of the disk's pattern.
+pub const SEED: u64 = 1;
+
+/// A file of this name where this program is, or where cargo put it.
+fn beside(name: &str) -> Result<PathBuf> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let directory = program
+        .parent()
+        .context("this program is in no directory")?;
+    let path = directory.join(name);
+    ensure!(
+        path.is_file(),
+        "there is no {name} beside this program, in {}: `make build` makes it, `--hypervisor IMAGE` names another",
+        directory.display()
+    );
+    Ok(path)
+}
+
+/// A path in QEMU's option syntax, in which a comma inside is two.
+fn with_path(before: &str, path: &Path, behind: &str) -> OsString {
+    let path = path.display().to_string().replace(',', ",,");
+    OsString::from(format!("{before}{path}{behind}"))
+}
+
+/// Whether it ended before its time; a busy machine gives it more ([`lab::patience`]).
+fn wait(mut child: Child, limit: Duration) -> Result<bool> {
+    let start = Instant::now();
+    loop {
+        if child.try_wait().context("waiting for QEMU")?.is_some() {
+            return Ok(true);
+        }
+        if start.elapsed() > limit.mul_f64(lab::patience::stretch()) {
+            // Only a machine that hangs is ended so, and it has nothing to save.
+            child.kill().context("ending QEMU")?;
+            child.wait().context("waiting for QEMU")?;
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Ran {
+    /// The last report of this kind.
+    pub fn report(&self, kind: &str) -> Result<Report> {
+        let last = self
+            .reports()
+            .filter(|report| report.0["report"] == kind)
+            .last();
+        last.with_context(|| {
+            format!(
+                "the hypervisor's log has no report {kind:?}\n{}",
+                self.tail()
+            )
+        })
+    }
+
+    /// All of them.
+    pub fn reports(&self) -> impl Iterator<Item = Report> {
+        let lines = self.log.lines().filter(|line| line.starts_with('{'));
+        lines
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .map(Report)
+    }
+
+    /// The end of both logs, for an error.
+    pub fn tail(&self) -> String {
+        let last = |text: &str| {
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(12)..].join("\n  ")
+        };
+        format!(
+            "hypervisor:\n  {}\nguest:\n  {}",
+            last(&self.log),
+            last(&self.console)
+        )
+    }
+}
+
+/// A line of the hypervisor's counts.
+pub struct Report(Map<String, Value>);
+
+impl Report {
+    /// A count; what the hypervisor did not see it leaves out.
+    pub fn count(&self, key: &str) -> u64 {
+        self.0.get(key).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// Exits on this account, by kind.
+    pub fn exits_of(&self, cause: &str) -> Vec<(String, u64)> {
+        let ending = format!("_{cause}");
+        let of = |(key, value): (&String, &Value)| {
+            let kind = key.strip_suffix(&ending)?;
+            KINDS
+                .contains(&kind)
+                .then(|| (kind.to_owned(), value.as_u64().unwrap_or(0)))
+        };
+        self.0.iter().filter_map(of).collect()
+    }
+
+    /// Their sum.
+    pub fn sum_of(&self, cause: &str) -> u64 {
+        self.exits_of(cause).iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// Kinds of exits, as the hypervisor names them.
+pub const KINDS: [&str; 16] = [
+    "intr", "nmi", "vintr", "np", "gp", "eoi", "timer", "apic", "msr", "cr8", "cpuid", "io", "npf",
+    "idtr", "step", "other",
+];
