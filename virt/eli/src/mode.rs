@@ -233,6 +233,10 @@ impl Core {
             .iter()
             .filter(|vector| *vector < CRITICAL && self.hosts.source(*vector).is_none())
             .collect();
+        // Its delivery may have been cut off: it goes again, through a gate that must not be hidden from it meanwhile.
+        if let Some(vector) = self.injected {
+            self.open(vector);
+        }
     }
 
     /// They.

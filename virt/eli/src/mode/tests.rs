@@ -320,6 +320,25 @@ fn an_own_gate_is_met_after_a_delivery_that_was_cut_off() {
 }
 
 #[test]
+fn what_is_no_longer_assigned_while_it_is_injected_keeps_its_gate() {
+    let mut core = engaged();
+    took(&mut core, &[edge(0x61)]);
+    assert_eq!(injected(&mut core, &[]), Some(0x61));
+    // Its delivery was cut off, and goes again.
+    core.assign(set(&[0x41]));
+    let again = Cpu {
+        event: true,
+        ..READY
+    };
+    assert!(!core.plan(again, set(&[])).direct);
+    assert_eq!(core.shadow(0x61, present(0)), present(0));
+    core.guest_eoi(set(&[]));
+    let plan = core.plan(READY, set(&[]));
+    assert!(plan.direct && plan.hide == set(&[0x61]));
+    assert_eq!(core.shadow(0x61, present(0)), present(0).hidden());
+}
+
+#[test]
 fn an_int_instruction_meets_what_the_guests_own_table_has() {
     let mut core = engaged();
     let int = |vector| Event {

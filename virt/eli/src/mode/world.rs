@@ -659,6 +659,10 @@ impl World {
             return Err(format!("{going:x?} is lost"));
         };
         self.going = Some(Going { event, ..going });
+        // What is assigned may change before it goes again.
+        if self.random.chance(0.3) {
+            self.assign();
+        }
         Ok(())
     }
 
