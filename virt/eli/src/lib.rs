@@ -26,7 +26,7 @@
 //! **Left out.** Instructions, registers and memory: `bin/exitless-hv` has them. More than one guest processor; devices of which
 //! the interrupts cannot be told apart by vector. Containing the device's own DMA, by which it can forge any message: that needs
 //! an IOMMU.
-#![no_std]
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
 pub mod event;

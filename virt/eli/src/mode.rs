@@ -10,7 +10,7 @@ pub use counts::Counts;
 
 use crate::event::{self, Event, Kind};
 use crate::gate::{self, Gate};
-use crate::hosts::{Full, Hosts, Relocation, Source};
+use crate::hosts::{CRITICAL, Full, Hosts, Relocation, Source};
 use crate::policy;
 use crate::vectors::class;
 use crate::{Vector, VectorSet};
@@ -184,6 +184,8 @@ pub struct Core {
     over: VectorSet,
     /// Gates of the shadow that are open though not assigned.
     opened: VectorSet,
+    /// The interrupt that the last entry began with; also if it did so again, its delivery having been cut off.
+    injected: Option<Vector>,
     /// How the guest ran last.
     last: Plan,
     counts: Counts,
@@ -211,6 +213,7 @@ impl Core {
             owed: VectorSet::EMPTY,
             over: VectorSet::EMPTY,
             opened: VectorSet::EMPTY,
+            injected: None,
             last: Plan {
                 direct: false,
                 eoi_exits: true,
@@ -225,13 +228,18 @@ impl Core {
         }
     }
 
-    /// Vectors that are delivered directly from now on: not those of the host's ([`Hosts::claim`] first), nor of its class, which is behind
-    /// the limit of the table; a guest that wants such a one gets it by injection.
+    /// Vectors that are delivered directly from now on. Those of the host's are not among them: [`Hosts::claim`] first.
+    ///
+    /// Nor are those of its class, which lie behind the limit in direct mode: the fault would look like the guest's own.
     pub fn assign(&mut self, vectors: VectorSet) {
-        let may = |vector: &Vector| {
-            *vector < crate::hosts::CRITICAL && self.hosts.source(*vector).is_none()
-        };
-        self.assigned = vectors.iter().filter(may).collect();
+        self.assigned = vectors
+            .iter()
+            .filter(|vector| *vector < CRITICAL && self.hosts.source(*vector).is_none())
+            .collect();
+        // Its delivery may have been cut off: it goes again, through a gate that must not be hidden from it meanwhile.
+        if let Some(vector) = self.injected {
+            self.open(vector);
+        }
     }
 
     /// They.
@@ -275,12 +283,23 @@ impl Core {
         &self.counts
     }
 
-    /// No direct mode from now on; what was in service is ended by the caller, `eois` of it.
-    pub fn fall_back(&mut self, eois: u8) {
+    /// No direct mode from now on: what is in service at the real local APIC, `real`, is virtual from here, and ended there; how
+    /// many EOIs that takes now.
+    ///
+    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they come after all. What stands
+    /// below a level-triggered one that waits for the guest is ended with that one.
+    pub fn fall_back(&mut self, mut real: VectorSet) -> u8 {
         self.fallen = true;
-        self.owed = VectorSet::EMPTY;
-        self.over = VectorSet::EMPTY;
+        let guests = real.without(self.owed);
+        self.in_service = self.in_service.union(guests);
+        self.owed = self.owed.union(guests);
+        self.over = self.over.union(guests);
+        let eois = match real.highest() {
+            Some(highest) if self.over.contains(highest) => self.end(&mut real),
+            _ => 0,
+        };
         self.counts.forced += u64::from(eois);
+        eois
     }
 
     /// No direct mode until the guest takes interrupts.
@@ -341,6 +360,7 @@ impl Core {
         mut each: impl FnMut(Vector, Handed),
     ) {
         let oldest_first = mutant!(self, OldestFirst);
+        let older = self.externals_len;
         for index in 0..taken.len() {
             let index = if oldest_first {
                 index
@@ -348,19 +368,22 @@ impl Core {
                 taken.len() - 1 - index
             };
             let one = taken[index];
-            let handed = self.took_one(one, &mut real);
+            let handed = self.took_one(one, &mut real, older);
             each(one.vector, handed);
         }
     }
 
-    fn took_one(&mut self, taken: Taken, real: &mut VectorSet) -> Handed {
+    fn took_one(&mut self, taken: Taken, real: &mut VectorSet, older: usize) -> Handed {
         let vector = taken.vector;
         // The one in service is not the local APIC's, and none must wait for its end there (bug 2).
         if !taken.in_service && !mutant!(self, ExtIntInService) {
             self.counts.caught_external += 1;
             // Sixteen lines: more there cannot be, since each is in service in its 8259 until the guest ends it.
             if self.externals_len < EXTERNALS {
-                self.externals[self.externals_len] = vector;
+                // Behind what was there, but before those of this window, which are newer: they have been looked at already.
+                self.externals
+                    .copy_within(older..self.externals_len, older + 1);
+                self.externals[older] = vector;
                 self.externals_len += 1;
             }
             return Handed { eois: 0, to: None };
@@ -463,13 +486,18 @@ impl Core {
             hide: VectorSet::EMPTY,
         };
         if direct {
-            let critical = u32::from(crate::hosts::CRITICAL) * u32::from(gate::GATE_LEN) - 1;
+            let critical = u32::from(CRITICAL) * u32::from(gate::GATE_LEN) - 1;
             plan.limit = self.guest_limit.min(critical);
             plan.hide = self.opened;
             self.opened = VectorSet::EMPTY;
         } else if !cpu.stepping {
             self.choose(cpu, real, &mut plan);
         }
+        // An event without an injection of now is the last one again, or another while none is to be delivered by the processor.
+        self.injected = match plan.inject {
+            Some(injection) => Some(injection.event.vector),
+            None => self.injected.filter(|_| cpu.event && !direct),
+        };
         self.counts.entries_direct += u64::from(direct);
         self.last = plan;
         plan
@@ -481,14 +509,7 @@ impl Core {
             && self.requested.is_empty()
             && (self.in_service.is_empty() || mutant!(self, DirectWhileVirtual))
             && self.owed.is_empty();
-        // A task priority that the real register does not have must not let its own class through.
-        let blocked = class(policy::real_task_priority(self.task_priority))
-            < class(self.task_priority)
-            && self
-                .assigned
-                .highest()
-                .is_some_and(|vector| vector >= crate::hosts::CRITICAL);
-        self.ways.delivery && self.engaged && !self.fallen && !self.suspended && quiet && !blocked
+        self.ways.delivery && self.engaged && !self.fallen && !self.suspended && quiet
     }
 
     /// The entry begins with an INT instruction's event, whose gate must stay open for it.
@@ -503,22 +524,26 @@ impl Core {
                 self.externals_len = last;
                 plan.inject = Some(self.inject(self.externals[last]));
             }
-            plan.window = !can;
+            // Its end goes to the 8259 without an exit: what else waits must have one as soon as it can be taken.
+            plan.window = !can || self.externals_len > 0 || self.next(real).is_some();
             return;
         }
-        let Some(vector) = self.requested.highest() else {
+        let Some(vector) = self.next(real) else {
             return;
         };
-        let in_service = self.in_service(real).highest().map_or(0, class);
-        if class(vector) <= in_service.max(class(self.task_priority)) {
-            return;
-        }
         if can {
             self.requested.remove(vector);
             self.in_service.insert(vector);
             plan.inject = Some(self.inject(vector));
         }
         plan.window = !can;
+    }
+
+    /// The highest that is requested virtually, if its priority is above what is in service and the task's.
+    fn next(&self, real: VectorSet) -> Option<Vector> {
+        let vector = self.requested.highest()?;
+        let in_service = self.in_service(real).highest().map_or(0, class);
+        (class(vector) > in_service.max(class(self.task_priority))).then_some(vector)
     }
 
     fn inject(&mut self, vector: Vector) -> Injection {
@@ -570,10 +595,7 @@ impl Core {
     }
 
     fn reflect_external(&mut self, vector: Vector, fault: Fault) -> Reflection {
-        let was_injected = self
-            .last
-            .inject
-            .is_some_and(|injection| injection.event.vector == vector);
+        let was_injected = self.injected == Some(vector);
         // A gate that the shadow shows as it is: it is the guest's own that is not present. The interrupt is in service, as it
         // would be without a host, and the guest is told. Injected again it would fault again, for ever.
         let is_own = was_injected || self.last.direct && self.assigned.contains(vector);
@@ -589,8 +611,12 @@ impl Core {
     fn reflect_software(&mut self, vector: Vector, fault: Fault) -> Reflection {
         let code = u32::from(vector) << 3 | event::CODE_IDT;
         let guest = |vector| Reflection::Guest(Event::exception(vector, Some(code)));
+        if !self.engaged {
+            // Through the guest's own table: whatever it met there is right.
+            return guest(fault.fault.vector);
+        }
         // In the processor's order: limit, type, privilege, presence.
-        if !self.engaged || !gate::is_within(self.guest_limit, vector) || !fault.gate.is_gate() {
+        if !gate::is_within(self.guest_limit, vector) || !fault.gate.is_gate() {
             return guest(event::PROTECTION);
         }
         if fault.gate.privilege() < fault.privilege {

@@ -62,7 +62,11 @@ impl Information {
     /// The modules.
     pub fn modules(self) -> impl Iterator<Item = Module> {
         let is_there = self.word(0) & HAS_MODULES != 0;
-        let count = if is_there { self.word(20).min(ITEMS_MAX) } else { 0 };
+        let count = if is_there {
+            self.word(20).min(ITEMS_MAX)
+        } else {
+            0
+        };
         let first = u64::from(self.word(24));
         (0..u64::from(count)).map(move |index| {
             let at = first + index * 16;
@@ -77,7 +81,11 @@ impl Information {
     /// The memory map.
     pub fn memory(self) -> impl Iterator<Item = Range> {
         let is_there = self.word(0) & HAS_MEMORY_MAP != 0;
-        let len = if is_there { u64::from(self.word(44)) } else { 0 };
+        let len = if is_there {
+            u64::from(self.word(44))
+        } else {
+            0
+        };
         let first = u64::from(self.word(48));
         let mut offset = 0;
         (0..ITEMS_MAX).map_while(move |_| {
@@ -87,7 +95,11 @@ impl Information {
             let at = first + offset;
             offset += u64::from(peek32(at)) + 4;
             let pair = |at| u64::from(peek32(at)) | u64::from(peek32(at + 4)) << 32;
-            Some(Range { start: pair(at + 4), len: pair(at + 12), kind: peek32(at + 20) })
+            Some(Range {
+                start: pair(at + 4),
+                len: pair(at + 12),
+                kind: peek32(at + 20),
+            })
         })
     }
 }

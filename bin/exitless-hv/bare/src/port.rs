@@ -26,7 +26,9 @@ pub unsafe fn out16(port: u16, value: u16) {
 /// As [`out8`].
 pub unsafe fn out32(port: u16, value: u32) {
     // SAFETY: the caller's.
-    unsafe { asm!("out dx, eax", in("dx") port, in("eax") value, options(nostack, preserves_flags)) }
+    unsafe {
+        asm!("out dx, eax", in("dx") port, in("eax") value, options(nostack, preserves_flags))
+    }
 }
 
 /// Reads a byte.
@@ -49,7 +51,9 @@ pub unsafe fn in8(port: u16) -> u8 {
 pub unsafe fn in32(port: u16) -> u32 {
     let value;
     // SAFETY: the caller's.
-    unsafe { asm!("in eax, dx", in("dx") port, out("eax") value, options(nostack, preserves_flags)) }
+    unsafe {
+        asm!("in eax, dx", in("dx") port, out("eax") value, options(nostack, preserves_flags))
+    }
     value
 }
 
@@ -61,7 +65,10 @@ pub unsafe fn in32(port: u16) -> u32 {
 pub unsafe fn pci_read(function: u16, register: u8) -> u32 {
     // SAFETY: the caller's.
     unsafe {
-        out32(0xcf8, 1 << 31 | u32::from(function) << 8 | u32::from(register & !3));
+        out32(
+            0xcf8,
+            1 << 31 | u32::from(function) << 8 | u32::from(register & !3),
+        );
         in32(0xcfc)
     }
 }
@@ -73,7 +80,10 @@ pub unsafe fn pci_read(function: u16, register: u8) -> u32 {
 pub unsafe fn pci_write(function: u16, register: u8, value: u32) {
     // SAFETY: the caller's.
     unsafe {
-        out32(0xcf8, 1 << 31 | u32::from(function) << 8 | u32::from(register & !3));
+        out32(
+            0xcf8,
+            1 << 31 | u32::from(function) << 8 | u32::from(register & !3),
+        );
         out32(0xcfc, value);
     }
 }

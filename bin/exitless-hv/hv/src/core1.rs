@@ -47,14 +47,20 @@ pub unsafe fn start(id: u32, hpet: &crate::hpet::Hpet) -> bool {
     let code = &raw const core1_begin as u64;
     let len = &raw const core1_end as u64 - code;
     // SAFETY: the caller's; the code is ours, and both are mapped.
-    unsafe { core::ptr::copy_nonoverlapping(code as *const u8, TRAMPOLINE as *mut u8, len as usize) };
+    unsafe {
+        core::ptr::copy_nonoverlapping(code as *const u8, TRAMPOLINE as *mut u8, len as usize)
+    };
     COUNTS.store(timer_counts(hpet), Ordering::Relaxed);
     let to = u64::from(id) << 32;
     let wait = |ms: u64| {
         let start = hpet.milliseconds();
         while hpet.milliseconds().wrapping_sub(start) < ms {}
     };
-    for (command, ms) in [(0x4500, 10), (0x4600 | TRAMPOLINE >> 12, 1), (0x4600 | TRAMPOLINE >> 12, 100)] {
+    for (command, ms) in [
+        (0x4500, 10),
+        (0x4600 | TRAMPOLINE >> 12, 1),
+        (0x4600 | TRAMPOLINE >> 12, 100),
+    ] {
         if BEATS.load(Ordering::Acquire) == 0 {
             // SAFETY: the caller's.
             unsafe { apic::write(apic::ICR, to | command) };
@@ -123,7 +129,10 @@ fn watch() {
     if alive == 0 || alive != SEEN[0].swap(alive, Ordering::Relaxed) {
         SEEN[1].store(beats, Ordering::Relaxed);
     } else if beats - SEEN[1].load(Ordering::Relaxed) == LOST {
-        say!("core1: the first core has not exited for {} ms: lost", LOST * BEAT_MS);
+        say!(
+            "core1: the first core has not exited for {} ms: lost",
+            LOST * BEAT_MS
+        );
         say!("{{\"report\":\"lost\",\"exits\":{alive},\"core1_beats\":{beats}}}");
         crate::power::off();
     }

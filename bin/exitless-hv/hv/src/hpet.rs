@@ -41,14 +41,23 @@ impl Hpet {
     /// ACPI says that one is there, and nobody else uses it.
     pub unsafe fn new(base: u64) -> Result<Self, Unfit> {
         // SAFETY: the caller's.
-        let (period, timers) = unsafe { (memory::read32(base + PERIOD), memory::read32(base) >> 8 & 31) };
+        let (period, timers) = unsafe {
+            (
+                memory::read32(base + PERIOD),
+                memory::read32(base) >> 8 & 31,
+            )
+        };
         if period == 0 || period > 100_000_000 {
             return Err(Unfit("it has no period"));
         }
         if u64::from(timers) < TICK {
             return Err(Unfit("it has fewer than three timers"));
         }
-        let hpet = Self { base, period: u64::from(period), tick: None };
+        let hpet = Self {
+            base,
+            period: u64::from(period),
+            tick: None,
+        };
         hpet.write(CONFIGURATION, 0);
         Ok(hpet)
     }
@@ -83,7 +92,9 @@ impl Hpet {
     /// Ticks made so far.
     pub fn ticks(&self) -> u64 {
         match self.tick {
-            Some((start, ticks)) => (u64::from(self.read(COUNTER)).wrapping_sub(start) & 0xffff_ffff) / ticks,
+            Some((start, ticks)) => {
+                (u64::from(self.read(COUNTER)).wrapping_sub(start) & 0xffff_ffff) / ticks
+            }
             None => 0,
         }
     }
@@ -101,7 +112,9 @@ impl Hpet {
         let registers = 0x100 + timer * 0x20;
         let can = self.read(registers);
         if can & CAN_MESSAGE == 0 {
-            return Err(Unfit("its timers send no messages (QEMU: -global hpet.msi=on)"));
+            return Err(Unfit(
+                "its timers send no messages (QEMU: -global hpet.msi=on)",
+            ));
         }
         if can & CAN_PERIODIC == 0 {
             return Err(Unfit("its timers are not periodic"));

@@ -42,7 +42,8 @@ impl Lapic {
     /// The timer's vector, if it is not masked.
     pub fn timer_vector(&self) -> Option<Vector> {
         let entry = self.lvt[0];
-        (entry & LVT_MASKED == 0 && entry as Vector >= eli::gate::FIRST_INTERRUPT).then_some(entry as Vector)
+        (entry & LVT_MASKED == 0 && entry as Vector >= eli::gate::FIRST_INTERRUPT)
+            .then_some(entry as Vector)
     }
 }
 
@@ -93,7 +94,8 @@ impl Vm {
 
     /// A read.
     pub fn apic_read(&mut self, register: u32) -> Outcome {
-        let word = |set: eli::VectorSet, first: u32| u64::from(set.word((register - first) as usize));
+        let word =
+            |set: eli::VectorSet, first: u32| u64::from(set.word((register - first) as usize));
         let value = match register {
             apic::TPR => u64::from(self.core.task_priority()),
             apic::SPURIOUS => self.lapic.spurious,
@@ -103,7 +105,9 @@ impl Vm {
             apic::TIMER_CURRENT | apic::TIMER_INITIAL => {
                 return (Some(apic::read(register)), Kind::Timer, Cause::Timer);
             }
-            0x802 | 0x803 | 0x80a | 0x80d | 0x818..=0x81f | 0x828 | apic::TIMER_DIVIDE => apic::read(register),
+            0x802 | 0x803 | 0x80a | 0x80d | 0x818..=0x81f | 0x828 | apic::TIMER_DIVIDE => {
+                apic::read(register)
+            }
             _ => match LVTS.iter().position(|lvt| lvt.0 == register) {
                 Some(index) => u64::from(self.lapic.lvt[index]),
                 None => return (None, Kind::Apic, Cause::Guest),
@@ -149,11 +153,12 @@ impl Vm {
         self.lapic.spurious = value & (SPURIOUS_ON | SPURIOUS_VECTOR);
         let wanted = value as Vector;
         // It stays on: the host's interrupts come this way too.
-        let vector = if wanted < eli::gate::FIRST_INTERRUPT || !self.claim("the spurious vector", wanted) {
-            SPURIOUS_VECTOR
-        } else {
-            u64::from(wanted)
-        };
+        let vector =
+            if wanted < eli::gate::FIRST_INTERRUPT || !self.claim("the spurious vector", wanted) {
+                SPURIOUS_VECTOR
+            } else {
+                u64::from(wanted)
+            };
         // SAFETY: a vector that has a handler.
         unsafe { apic::write(apic::SPURIOUS, SPURIOUS_ON | vector) }
     }

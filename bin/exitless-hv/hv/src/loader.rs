@@ -66,12 +66,14 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
     let setup = (match file[0x1f1] {
         0 => 4,
         sectors => usize::from(sectors),
-    } + 1) * 512;
+    } + 1)
+        * 512;
     let code = file.get(setup..).ok_or(Unfit::Unknown)?;
     // As it unpacks itself it takes `init_size` bytes from where it prefers to be (protocol 2.10).
     if half(0x206) >= 0x20a {
         let start = u64::from(word(0x258)).max(KERNEL);
-        if !guest.contains(start, u64::from(word(0x260))) || start + u64::from(word(0x260)) > INITRD {
+        if !guest.contains(start, u64::from(word(0x260))) || start + u64::from(word(0x260)) > INITRD
+        {
             return Err(Unfit::Kernel);
         }
     }
@@ -81,7 +83,8 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
     let mut parameters = [0; 4096];
     let header = 0x1f1..(0x202 + usize::from(file[0x201])).min(0x290);
     parameters[header.clone()].copy_from_slice(&file[header]);
-    let mut set = |at: usize, value: u32| parameters[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    let mut set =
+        |at: usize, value: u32| parameters[at..at + 4].copy_from_slice(&value.to_le_bytes());
     set(0x228, COMMAND_LINE as u32);
     if let Some(initrd) = initrd {
         let len = initrd.end.saturating_sub(initrd.start);
@@ -89,7 +92,11 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
             return Err(Unfit::Initrd);
         }
         // SAFETY: the caller's.
-        put(INITRD, unsafe { memory::bytes(initrd.start, len) }, Unfit::Initrd)?;
+        put(
+            INITRD,
+            unsafe { memory::bytes(initrd.start, len) },
+            Unfit::Initrd,
+        )?;
         set(0x218, INITRD as u32);
         set(0x21c, len as u32);
     }
@@ -110,8 +117,15 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
     put(KERNEL, code, Unfit::Kernel)?;
     put(PARAMETERS, &parameters, Unfit::Kernel)?;
     put(COMMAND_LINE, arguments.as_bytes(), Unfit::CommandLine)?;
-    put(COMMAND_LINE + arguments.len() as u64, &[0], Unfit::CommandLine)?;
-    Ok(Start { entry: KERNEL, registers: [0, 0, PARAMETERS] })
+    put(
+        COMMAND_LINE + arguments.len() as u64,
+        &[0],
+        Unfit::CommandLine,
+    )?;
+    Ok(Start {
+        entry: KERNEL,
+        registers: [0, 0, PARAMETERS],
+    })
 }
 
 /// Where a multiboot header with addresses is: in the first 8 KiB, at a multiple of 4.
@@ -127,16 +141,22 @@ fn multiboot_header(file: &[u8]) -> Option<usize> {
 fn image(guest: &Guest, file: &[u8], header: usize, arguments: &str) -> Result<Start, Unfit> {
     let word = |index: usize| -> Option<u64> {
         let at = header + index * 4;
-        Some(u64::from(u32::from_le_bytes(file.get(at..at + 4)?.try_into().ok()?)))
+        Some(u64::from(u32::from_le_bytes(
+            file.get(at..at + 4)?.try_into().ok()?,
+        )))
     };
     let words = [3, 4, 5, 6, 7].map(word);
     let [Some(at), Some(start), Some(end), Some(_), Some(entry)] = words else {
         return Err(Unfit::Unknown);
     };
-    let skipped = at.checked_sub(start).and_then(|before| (header as u64).checked_sub(before));
+    let skipped = at
+        .checked_sub(start)
+        .and_then(|before| (header as u64).checked_sub(before));
     let first = skipped.ok_or(Unfit::Unknown)? as usize;
     let len = end.checked_sub(start).ok_or(Unfit::Unknown)? as usize;
-    let bytes = file.get(first..first.saturating_add(len)).ok_or(Unfit::Unknown)?;
+    let bytes = file
+        .get(first..first.saturating_add(len))
+        .ok_or(Unfit::Unknown)?;
     guest.write(start, bytes).ok_or(Unfit::Kernel)?;
     if arguments.len() > COMMAND_LINE_MAX {
         return Err(Unfit::CommandLine);
@@ -147,8 +167,15 @@ fn image(guest: &Guest, file: &[u8], header: usize, arguments: &str) -> Result<S
     information[16..20].copy_from_slice(&(COMMAND_LINE as u32).to_le_bytes());
     guest.write(PARAMETERS, &information).ok_or(Unfit::Kernel)?;
     for (offset, text) in [(0, "guest "), (6, arguments)] {
-        guest.write(COMMAND_LINE + offset, text.as_bytes()).ok_or(Unfit::CommandLine)?;
+        guest
+            .write(COMMAND_LINE + offset, text.as_bytes())
+            .ok_or(Unfit::CommandLine)?;
     }
-    guest.write(COMMAND_LINE + 6 + arguments.len() as u64, &[0]).ok_or(Unfit::CommandLine)?;
-    Ok(Start { entry, registers: [u64::from(MAGIC), PARAMETERS, 0] })
+    guest
+        .write(COMMAND_LINE + 6 + arguments.len() as u64, &[0])
+        .ok_or(Unfit::CommandLine)?;
+    Ok(Start {
+        entry,
+        registers: [u64::from(MAGIC), PARAMETERS, 0],
+    })
 }

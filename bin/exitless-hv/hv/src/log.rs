@@ -17,7 +17,11 @@ pub fn output() -> Output {
         SERIAL => Output::Serial(COM2),
         _ => {
             let found = Output::find(COM2);
-            let chosen = if found == Output::Debug { DEBUG } else { SERIAL };
+            let chosen = if found == Output::Debug {
+                DEBUG
+            } else {
+                SERIAL
+            };
             CHOSEN.store(chosen, Ordering::Relaxed);
             found
         }

@@ -78,8 +78,14 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         say!("hv: {word:?} is not understood\n{}", options::HELP);
         refuse(&"the command line")
     });
-    say!("hv: mode {}, defences {}", options.mode.name(), if options.defend { "on" } else { "off" });
-    say!("hv: contained_dma=false: there is no IOMMU between the assigned device and this memory: device trusted");
+    say!(
+        "hv: mode {}, defences {}",
+        options.mode.name(),
+        if options.defend { "on" } else { "off" }
+    );
+    say!(
+        "hv: contained_dma=false: there is no IOMMU between the assigned device and this memory: device trusted"
+    );
     check_processor();
     host::quiet_8259s();
     // SAFETY: here alone, once.
@@ -159,7 +165,14 @@ fn start_timers(vm: &mut Vm, tables: &Tables) {
     if let Some(id) = tables.other {
         // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in yet.
         let came = unsafe { core1::start(id, &hpet) };
-        say!("hv: core {id} is {}", if came { "parked, and watches" } else { "not to be had" });
+        say!(
+            "hv: core {id} is {}",
+            if came {
+                "parked, and watches"
+            } else {
+                "not to be had"
+            }
+        );
     }
     vm.hpet = Some(hpet);
     let nothing = vm.pages.no_hpet.address();
@@ -173,11 +186,17 @@ fn load(vm: &Vm, information: Information) -> loader::Start {
         refuse(&"no kernel: a multiboot module")
     };
     let initrd = modules.next();
-    let last = initrd.map_or(kernel.end, |initrd| initrd.end).max(kernel.end);
+    let last = initrd
+        .map_or(kernel.end, |initrd| initrd.end)
+        .max(kernel.end);
     if last > OWN.end {
         refuse(&loader::Unfit::Initrd);
     }
-    say!("hv: kernel of {} bytes, {:?}", kernel.end - kernel.start, kernel.text);
+    say!(
+        "hv: kernel of {} bytes, {:?}",
+        kernel.end - kernel.start,
+        kernel.text
+    );
     // SAFETY: they are where the loader says, behind this image.
     unsafe { loader::load(&vm.memory, kernel, initrd) }.unwrap_or_else(|why| refuse(&why))
 }
@@ -186,7 +205,13 @@ fn load(vm: &Vm, information: Information) -> loader::Start {
 fn assign(vm: &mut Vm, tables: &Tables) {
     match Msix::find() {
         Ok(table) => {
-            say!("hv: assigned: {:02x}.{}, {} messages, table in page {:#x}", table.function >> 3, table.function & 7, table.len(), table.page);
+            say!(
+                "hv: assigned: {:02x}.{}, {} messages, table in page {:#x}",
+                table.function >> 3,
+                table.function & 7,
+                table.len(),
+                table.page
+            );
             let page = table.page;
             table.copy(&mut vm.pages.messages);
             vm.msix = Some(table);
@@ -208,7 +233,15 @@ fn set_up(vm: &mut Vm, start: loader::Start) {
     const VM_HSAVE: u32 = 0xc001_0117;
     const EFER: u32 = 0xc000_0080;
     const SVME: u64 = 1 << 12;
-    let ports = [MARKERS, 0x20, 0x21, 0xa0, 0xa1, power::port(), power::port() + 1];
+    let ports = [
+        MARKERS,
+        0x20,
+        0x21,
+        0xa0,
+        0xa1,
+        power::port(),
+        power::port() + 1,
+    ];
     for port in ports {
         vm.pages.io_map[0].0[usize::from(port) / 8] |= 1 << (port % 8);
     }
@@ -217,18 +250,29 @@ fn set_up(vm: &mut Vm, start: loader::Start) {
     }
     vm.let_through(apic::BASE, false, false);
     // EFER, and SVM's own, 0xc001_0114 to 0xc001_0117: in the second and third 2 KiB of the map.
-    for (base, register) in [(0x800, 0x80), (0x1000, 0x114), (0x1000, 0x115), (0x1000, 0x116), (0x1000, 0x117)] {
+    for (base, register) in [
+        (0x800, 0x80),
+        (0x1000, 0x114),
+        (0x1000, 0x115),
+        (0x1000, 0x116),
+        (0x1000, 0x117),
+    ] {
         let at = base + register / 4;
         vm.pages.msr_map[at / 4096].0[at % 4096] |= 3 << (register % 4 * 2);
     }
     let (io_map, msr_map) = (vm.pages.io_map[0].address(), vm.pages.msr_map[0].address());
     let nested = vm.pages.nested.address();
     let exceptions = vm.exceptions();
-    let intercepts = intercept::NMI | intercept::CPUID | intercept::IO | intercept::MSR | intercept::SHUTDOWN;
+    let intercepts =
+        intercept::NMI | intercept::CPUID | intercept::IO | intercept::MSR | intercept::SHUTDOWN;
     let vmcb = &mut vm.pages.vmcb;
     vmcb.protected_mode(start.entry);
     vmcb.set(vmcb::INTERCEPTS, intercepts);
-    vmcb.put(vmcb::INTERCEPTS, intercept::IDTR_READ | intercept::IDTR_WRITE, vm.options.mode.ways().delivery);
+    vmcb.put(
+        vmcb::INTERCEPTS,
+        intercept::IDTR_READ | intercept::IDTR_WRITE,
+        vm.options.mode.ways().delivery,
+    );
     vmcb.put(vmcb::CR, intercept::CR8, vm.options.defend);
     vmcb.set(vmcb::INTERCEPTS_SVM, intercept::SVM);
     vmcb.set(vmcb::EXCEPTIONS, exceptions);

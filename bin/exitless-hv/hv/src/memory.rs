@@ -35,7 +35,10 @@ pub struct Guest {
 impl Guest {
     /// Of the loader's map.
     pub fn new(map: impl Iterator<Item = Range>) -> Self {
-        let mut guest = Self { ranges: [(0, 0); RANGES], len: 0 };
+        let mut guest = Self {
+            ranges: [(0, 0); RANGES],
+            len: 0,
+        };
         for range in map.filter(|range| range.kind == 1) {
             let end = range.start.saturating_add(range.len).min(MAPPED);
             guest.add(range.start, end.min(OWN.start));
@@ -59,7 +62,10 @@ impl Guest {
     /// Whether `len` bytes from `address` on are the guest's.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         let end = address.checked_add(len);
-        end.is_some_and(|end| self.ranges().any(|(first, last)| first <= address && end <= last))
+        end.is_some_and(|end| {
+            self.ranges()
+                .any(|(first, last)| first <= address && end <= last)
+        })
     }
 
     /// Eight bytes, if they are the guest's.

@@ -40,7 +40,11 @@ impl IoApic {
     /// # Safety
     /// One is there (ACPI says so).
     pub unsafe fn new(page: u64) -> Self {
-        Self { page, select: 0, entries: [ENTRY_MASKED; PINS] }
+        Self {
+            page,
+            select: 0,
+            entries: [ENTRY_MASKED; PINS],
+        }
     }
 
     fn read(&self, register: u32) -> u32 {
@@ -74,7 +78,10 @@ impl Vm {
                 {
                     hpet.move_tick(moved.to);
                 }
-                say!("vectors: {what} wants {vector:#x}, which was the host's: that is {:#x} now", moved.to);
+                say!(
+                    "vectors: {what} wants {vector:#x}, which was the host's: that is {:#x} now",
+                    moved.to
+                );
                 true
             }
             Err(_) => {
@@ -176,7 +183,13 @@ impl Vm {
         }
         let is_logical = u64::from(low >> 11 & 1);
         let address = 0xfee0_0000 | entry >> 56 << 12 | is_logical << 2;
-        match policy::message(Message { address, data: low & 0x7ff }, self.lapic.id) {
+        match policy::message(
+            Message {
+                address,
+                data: low & 0x7ff,
+            },
+            self.lapic.id,
+        ) {
             Ok(vector) if self.claim("the I/O APIC", vector) => entry,
             Ok(_) => entry | ENTRY_MASKED,
             Err(why) => {

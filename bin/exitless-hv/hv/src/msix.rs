@@ -40,7 +40,9 @@ impl core::fmt::Display for Unfit {
             Self::NoDevice => "there is no NVMe controller",
             Self::NoMsix => "the NVMe controller has no MSI-X",
             Self::Place => "its MSI-X table is longer than a page, or not mapped",
-            Self::Shared => "its MSI-X table shares its page with its registers or its pending bits",
+            Self::Shared => {
+                "its MSI-X table shares its page with its registers or its pending bits"
+            }
         })
     }
 }
@@ -105,7 +107,12 @@ impl Msix {
         if bits & !(PAGE - 1) == page || bar(table & 7) == page {
             return Err(Unfit::Shared);
         }
-        Ok(Self { function, page, offset, entries })
+        Ok(Self {
+            function,
+            page,
+            offset,
+            entries,
+        })
     }
 
     /// How many.
@@ -135,7 +142,13 @@ impl Msix {
     pub fn write(&self, index: usize, entry: Entry) {
         let at = self.page + (self.offset + index * 16) as u64;
         let [address, upper, data, control] = entry;
-        for (offset, value) in [(12, control | MASKED), (0, address), (4, upper), (8, data), (12, control)] {
+        for (offset, value) in [
+            (12, control | MASKED),
+            (0, address),
+            (4, upper),
+            (8, data),
+            (12, control),
+        ] {
             // SAFETY: it is an entry of the table, and policy has seen what it holds.
             unsafe { memory::write32(at + offset, value) }
         }

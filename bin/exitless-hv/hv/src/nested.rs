@@ -53,7 +53,12 @@ impl Nested {
         self.root[0] = self.giants.as_ptr() as u64 | ALL;
         for address in OWN.step_by(2 << 20) {
             let giant = (address >> 30) as usize;
-            let table = Self::table(&mut self.pool, &mut self.used, &mut self.giants[giant], 1 << 21)?;
+            let table = Self::table(
+                &mut self.pool,
+                &mut self.used,
+                &mut self.giants[giant],
+                1 << 21,
+            )?;
             self.pool[table][(address >> 21) as usize & 511] = 0;
         }
         Ok(())
@@ -70,7 +75,12 @@ impl Nested {
     /// The tables are full: nothing changed.
     pub fn map(&mut self, guest: u64, real: u64, access: Access) -> Result<(), Exhausted> {
         let giant = (guest >> 30) as usize & 511;
-        let middle = Self::table(&mut self.pool, &mut self.used, &mut self.giants[giant], 1 << 21)?;
+        let middle = Self::table(
+            &mut self.pool,
+            &mut self.used,
+            &mut self.giants[giant],
+            1 << 21,
+        )?;
         let at = (guest >> 21) as usize & 511;
         // Out of the pool and back, since the table that it points to is in the pool too.
         let mut entry = self.pool[middle][at];

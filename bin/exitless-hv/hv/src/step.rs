@@ -51,7 +51,11 @@ impl Vm {
     pub fn exceptions(&self) -> u32 {
         const NOT_PRESENT: u32 = 1 << 11;
         const PROTECTION: u32 = 1 << 13;
-        if self.options.mode.ways().delivery { NOT_PRESENT | PROTECTION } else { 0 }
+        if self.options.mode.ways().delivery {
+            NOT_PRESENT | PROTECTION
+        } else {
+            0
+        }
     }
 
     fn restore(&mut self) -> Option<Step> {
@@ -64,8 +68,14 @@ impl Vm {
         vmcb.set(vmcb::EXCEPTIONS, exceptions);
         let status = vmcb.get(vmcb::DR6) & !DEBUG_STATUS_STEP;
         vmcb.set(vmcb::DR6, status);
-        self.pages.vmcb.put(vmcb::INTERCEPTS, intercept::IDTR_READ | intercept::IDTR_WRITE, self.options.mode.ways().delivery);
-        self.pages.vmcb.put(vmcb::CR, intercept::CR8, self.options.defend);
+        self.pages.vmcb.put(
+            vmcb::INTERCEPTS,
+            intercept::IDTR_READ | intercept::IDTR_WRITE,
+            self.options.mode.ways().delivery,
+        );
+        self.pages
+            .vmcb
+            .put(vmcb::CR, intercept::CR8, self.options.defend);
         Some(step)
     }
 
@@ -101,7 +111,11 @@ impl Vm {
             let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);
             self.pages.vmcb.set(vmcb::CR2, address);
         }
-        let fault = Event { vector: number, kind: EventKind::Exception, code: has_code.then_some(word) };
+        let fault = Event {
+            vector: number,
+            kind: EventKind::Exception,
+            code: has_code.then_some(word),
+        };
         match during.map_or(Some(fault), |first| first.then(fault)) {
             Some(event) => self.raise(event),
             None => self.stop("the guest shut down (triple fault)"),
@@ -135,7 +149,11 @@ impl Vm {
 
     /// LIDT or SIDT.
     pub fn start_table(&mut self, is_load: bool) -> Cause {
-        let bit = if is_load { intercept::IDTR_WRITE } else { intercept::IDTR_READ };
+        let bit = if is_load {
+            intercept::IDTR_WRITE
+        } else {
+            intercept::IDTR_READ
+        };
         self.pages.vmcb.put(vmcb::INTERCEPTS, bit, false);
         if self.core.is_engaged() {
             let limit = self.table.limit;
@@ -149,7 +167,9 @@ impl Vm {
     pub fn start_cr8(&mut self) -> Cause {
         let is_write = self.pages.vmcb.get(vmcb::EXIT) == 0x18;
         let class = u32::from(self.core.task_priority() >> 4);
-        self.pages.vmcb.put(vmcb::INTERRUPTS, interrupts::TPR, false);
+        self.pages
+            .vmcb
+            .put(vmcb::INTERRUPTS, interrupts::TPR, false);
         self.pages.vmcb.put(vmcb::INTERRUPTS, class, true);
         self.pages.vmcb.put(vmcb::CR, intercept::CR8, false);
         self.start(What::Cr8(is_write));
@@ -167,7 +187,10 @@ impl Vm {
             if let Some(step) = self.restore() {
                 self.protect(step.what);
             }
-            self.refuse("an instruction that touches two protected pages", &"general protection");
+            self.refuse(
+                "an instruction that touches two protected pages",
+                &"general protection",
+            );
             self.raise(Event::exception(eli::event::PROTECTION, Some(0)));
             return Cause::Guest;
         }
@@ -186,7 +209,10 @@ impl Vm {
             self.start(What::IoApic(offset, is_write));
         } else {
             // The hypervisor's own memory. There is nothing for the guest.
-            self.refuse("an access outside of the guest's memory", &messages::Hex(address));
+            self.refuse(
+                "an access outside of the guest's memory",
+                &messages::Hex(address),
+            );
             self.raise(Event::exception(eli::event::PROTECTION, Some(0)));
         }
         Cause::Guest

@@ -31,7 +31,11 @@ impl Vm {
     pub fn translate(&self, linear: u64) -> Option<u64> {
         const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
         let vmcb = &self.pages.vmcb;
-        let levels = if vmcb.get(vmcb::CR4) & 1 << 12 != 0 { 5 } else { 4 };
+        let levels = if vmcb.get(vmcb::CR4) & 1 << 12 != 0 {
+            5
+        } else {
+            4
+        };
         let mut table = vmcb.get(vmcb::CR3) & ADDRESS;
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
@@ -82,7 +86,11 @@ impl Vm {
             self.map(page, page, Access::All);
         }
         let long_mode = self.pages.vmcb.get(vmcb::EFER) & LONG_MODE != 0;
-        let physical = if long_mode { self.translate(self.table.base) } else { None };
+        let physical = if long_mode {
+            self.translate(self.table.base)
+        } else {
+            None
+        };
         let own = physical.filter(|page| self.memory.contains(*page, PAGE));
         match gate::placement(long_mode, self.table.limit, own, self.core.assigned()) {
             Ok(page) => {
@@ -92,13 +100,21 @@ impl Vm {
                 let shadow = self.pages.shadow.address();
                 self.map(page, shadow, Access::Read);
                 if self.traces() {
-                    say!("mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}", self.table.base, Vectors(self.core.assigned()));
+                    say!(
+                        "mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}",
+                        self.table.base,
+                        Vectors(self.core.assigned())
+                    );
                 }
             }
             Err(why) => {
                 self.core.load_table(self.table.limit, false);
                 if self.traces() {
-                    say!("mode: injection: {why} (table at {:#x}, limit {:#x})", self.table.base, self.table.limit);
+                    say!(
+                        "mode: injection: {why} (table at {:#x}, limit {:#x})",
+                        self.table.base,
+                        self.table.limit
+                    );
                 }
             }
         }
@@ -115,7 +131,12 @@ impl Vm {
     /// The guest's own gate.
     pub fn guests_gate(&self, vector: Vector) -> Gate {
         let offset = u64::from(vector) * u64::from(GATE_LEN);
-        let word = |at: u64| self.table.page.and_then(|page| self.memory.read(page + at)).unwrap_or(0);
+        let word = |at: u64| {
+            self.table
+                .page
+                .and_then(|page| self.memory.read(page + at))
+                .unwrap_or(0)
+        };
         Gate([word(offset), word(offset + 8)])
     }
 
@@ -143,6 +164,8 @@ struct Vectors(VectorSet);
 impl core::fmt::Display for Vectors {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("vectors")?;
-        self.0.iter().try_for_each(|vector| write!(f, " {vector:#x}"))
+        self.0
+            .iter()
+            .try_for_each(|vector| write!(f, " {vector:#x}"))
     }
 }

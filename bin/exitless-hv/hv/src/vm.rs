@@ -88,7 +88,10 @@ impl Pages {
         scratch: Page::ZERO,
         no_hpet: Page::ZERO,
         nested: Nested::EMPTY,
-        registers: Registers { words: [0; 16], sse: [0; 512] },
+        registers: Registers {
+            words: [0; 16],
+            sse: [0; 512],
+        },
     };
 }
 
@@ -216,7 +219,11 @@ impl Vm {
         let kept = vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
         vmcb.set(vmcb::INTERRUPTS, kept | masking);
         if self.core.is_engaged() {
-            let limit = if self.options.defend { plan.limit } else { self.table.limit };
+            let limit = if self.options.defend {
+                plan.limit
+            } else {
+                self.table.limit
+            };
             vmcb.set(vmcb::IDTR_LIMIT, limit);
         }
         self.let_through(apic::EOI, !plan.eoi_exits, true);
@@ -300,7 +307,11 @@ impl Vm {
 
     /// Physical interrupts while all exit.
     fn interrupt(&mut self) -> Cause {
-        const NONE: Taken = Taken { vector: 0, in_service: false, level: false };
+        const NONE: Taken = Taken {
+            vector: 0,
+            in_service: false,
+            level: false,
+        };
         let mut buffer = [NONE; WINDOW_MAX];
         let mut real = VectorSet::EMPTY;
         let taken = host::window(&mut buffer);
@@ -334,23 +345,28 @@ impl Vm {
         self.counts.nmis += host::window_nmi();
         let is_direct = self.core.last().direct;
         let masked = is_direct && !self.pages.vmcb.interrupts();
-        let held = if is_direct { host::in_service().highest() } else { None };
+        let held = if is_direct {
+            host::in_service().highest()
+        } else {
+            None
+        };
         match self.watchdog.tick(masked, held) {
             Verdict::Fine => {}
             Verdict::Inject => {
                 self.core.suspend();
                 if self.traces() {
-                    say!("mode: injection while the guest masks interrupts, at {:#x}", self.pages.vmcb.get(vmcb::RIP));
+                    say!(
+                        "mode: injection while the guest masks interrupts, at {:#x}",
+                        self.pages.vmcb.get(vmcb::RIP)
+                    );
                 }
             }
             Verdict::ForceEoi(vector) => {
-                let mut eois = 0;
-                while !host::in_service().is_empty() && eois < 16 {
-                    apic::eoi();
-                    eois += 1;
-                }
-                self.core.fall_back(eois);
-                say!("mode: injection for good: the guest held vector {vector:#x} in service; {eois} ended for it");
+                let eois = self.core.fall_back(host::in_service());
+                (0..eois).for_each(|_| apic::eoi());
+                say!(
+                    "mode: injection for good: the guest held vector {vector:#x} in service; {eois} ended for it"
+                );
             }
         }
         Cause::Watchdog
@@ -359,7 +375,11 @@ impl Vm {
     /// #NP or #GP: an interrupt in disguise, an INT instruction, or the guest's own.
     fn fault(&mut self, code: u64, during: Option<Event>) -> (Kind, Cause) {
         let number = (code - 0x40) as Vector;
-        let kind = if number == event::NOT_PRESENT { Kind::NotPresent } else { Kind::Protection };
+        let kind = if number == event::NOT_PRESENT {
+            Kind::NotPresent
+        } else {
+            Kind::Protection
+        };
         let vmcb = &self.pages.vmcb;
         let fault = Fault {
             fault: Event::exception(number, Some(vmcb.get(vmcb::EXIT_INFO1) as u32)),
@@ -377,8 +397,11 @@ impl Vm {
         match reflection {
             Reflection::Interrupt(vector) => {
                 let cause = self.cause(Some(vector));
-                self.counts.device_exits_direct +=
-                    u64::from(self.core.last().direct && self.core.assigned().contains(vector) && self.device.contains(vector));
+                self.counts.device_exits_direct += u64::from(
+                    self.core.last().direct
+                        && self.core.assigned().contains(vector)
+                        && self.device.contains(vector),
+                );
                 let taken = host::taken(vector);
                 self.took(&[taken], host::in_service());
                 (kind, cause)
@@ -426,7 +449,9 @@ impl Vm {
             (EventKind::External, _) if !fault.gate.is_present() => {
                 self.own_gates += 1;
                 if self.own_gates == LOOP {
-                    self.stop("the guest's own absent gate: the same interrupt met it 100000 times");
+                    self.stop(
+                        "the guest's own absent gate: the same interrupt met it 100000 times",
+                    );
                 }
                 if host::in_service().contains(during.vector) {
                     Reflection::Interrupt(during.vector)
@@ -444,7 +469,10 @@ impl Vm {
         let mut code = [0; 15];
         let mut len = 0;
         for slot in &mut code {
-            let Some(byte) = self.translate(address + len as u64).and_then(|at| self.memory.read8(at)) else {
+            let Some(byte) = self
+                .translate(address + len as u64)
+                .and_then(|at| self.memory.read8(at))
+            else {
                 break;
             };
             *slot = byte;
@@ -521,7 +549,11 @@ impl Vm {
                 self.pages.vmcb.set(vmcb::EFER, value | SVME);
                 (Some(0), Kind::Msr, Cause::Guest)
             }
-            (EFER, false) => (Some(self.pages.vmcb.get(vmcb::EFER) & !SVME), Kind::Msr, Cause::Guest),
+            (EFER, false) => (
+                Some(self.pages.vmcb.get(vmcb::EFER) & !SVME),
+                Kind::Msr,
+                Cause::Guest,
+            ),
             // It stays as it is: on, and in x2APIC mode.
             (apic::BASE, true) => (Some(0), Kind::Msr, Cause::Guest),
             (apic::BASE, false) => (Some(apic::read(apic::BASE)), Kind::Msr, Cause::Guest),
@@ -547,7 +579,10 @@ impl Vm {
         let number = (info >> 16) as u16;
         let (is_in, is_string) = (info & 1 != 0, info & 4 != 0);
         if is_string {
-            self.refuse("a string instruction on a port of the hypervisor's", &number);
+            self.refuse(
+                "a string instruction on a port of the hypervisor's",
+                &number,
+            );
             self.raise(Event::exception(event::PROTECTION, Some(0)));
             return Cause::Guest;
         }
@@ -558,7 +593,9 @@ impl Vm {
         if is_in {
             // SAFETY: the 8259s' registers, and power's: reading them does no harm.
             let byte = unsafe { port::in8(number) };
-            self.pages.vmcb.set(vmcb::RAX, rax & !0xff | u64::from(byte));
+            self.pages
+                .vmcb
+                .set(vmcb::RAX, rax & !0xff | u64::from(byte));
             return Cause::Guest;
         }
         match number {
@@ -580,7 +617,9 @@ impl Vm {
     }
 
     fn marker(&mut self, marker: u8) {
-        let now = self.hpet.map_or((0, 0), |hpet| (hpet.milliseconds(), hpet.ticks()));
+        let now = self
+            .hpet
+            .map_or((0, 0), |hpet| (hpet.milliseconds(), hpet.ticks()));
         match marker {
             1 => {
                 self.window = self.counts;
@@ -603,10 +642,22 @@ impl Vm {
     fn report(&self, what: &str, counts: &Counts, since: (u64, u64)) {
         use core::fmt::Write;
         let mut out = crate::log::output();
-        let (ms, ticks) = self.hpet.map_or((0, 0), |hpet| (hpet.milliseconds(), hpet.ticks()));
+        let (ms, ticks) = self
+            .hpet
+            .map_or((0, 0), |hpet| (hpet.milliseconds(), hpet.ticks()));
         let core = self.core.counts();
-        let _ = write!(out, "{{\"report\":\"{what}\",\"mode\":\"{}\",\"windows\":{},", self.options.mode.name(), self.windows);
-        let _ = write!(out, "\"ms\":{},\"host_ticks_made\":{},", ms.wrapping_sub(since.0), ticks.wrapping_sub(since.1));
+        let _ = write!(
+            out,
+            "{{\"report\":\"{what}\",\"mode\":\"{}\",\"windows\":{},",
+            self.options.mode.name(),
+            self.windows
+        );
+        let _ = write!(
+            out,
+            "\"ms\":{},\"host_ticks_made\":{},",
+            ms.wrapping_sub(since.0),
+            ticks.wrapping_sub(since.1)
+        );
         let _ = counts.keys(&mut out);
         for (key, value) in [
             ("total_injected", core.injected),
