@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native soak clean
+.PHONY: help setup setup-clients build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,9 @@ setup:
 setup-clients: setup
 	@./scripts/setup.sh clients
 
-build: setup ## the program, in target/release
+build: setup ## the program and the micro-hypervisor, in target/release
 	cargo build --release --quiet -p exitless
+	@./scripts/hypervisor.sh
 
 demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
 	$(EXITLESS) demo --report $(REPORT)/demo.json
@@ -32,6 +33,7 @@ test: setup-clients ## all tests, suite by suite, with the seconds and the budge
 check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	@./scripts/hypervisor.sh check
 	cargo clippy --release -p dma-lines --features probe --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p sidecore --lib --release model
@@ -85,6 +87,12 @@ bench-swap: build ## what guests with too little memory move, in the lab: the ho
 
 bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
 	$(EXITLESS) swap-figures --report $(REPORT)/swap-figures.json
+
+eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate; nine attacks, each without its defence and with it; 30 minutes -> target/report/eli.json
+	$(EXITLESS) eli --all --reads 20000 --report $(REPORT)/eli.json
+
+eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 40 minutes -> target/report/eli-soak.json
+	$(EXITLESS) eli --soak --report $(REPORT)/eli-soak.json
 
 soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma

@@ -21,7 +21,7 @@ trap 'rm -rf "$scratch"' EXIT
 budget() { awk -v name="$1" '$1 == name || ($1 == "default" && s == "") { s = $2 } END { print s }' "$budgets"; }
 is_beside() { grep -q "^$1 .* beside$" "$budgets"; }
 
-# suite NAME COMMAND…: runs it and says what it took. What it printed is shown if it failed, or is the self-test.
+# suite NAME COMMAND…: runs it and says what it took. What it printed is shown if it failed, or counts by itself (selftest, eli).
 suite() {
     local name=$1 log=$scratch/${1//\//,} verdict=ok real user system cpu may
     shift
@@ -34,7 +34,7 @@ suite() {
     if [ $verdict = ok ] && awk "BEGIN { exit !($cpu > $may) }"; then
         verdict="FAILED: it outgrew its budget ($budgets):"
     fi
-    [ "$verdict" = ok ] && [ "$name" != selftest ] || cat "$log"
+    [ "$verdict" = ok ] && [[ $name != @(selftest|eli) ]] || cat "$log"
     printf '%s %s: %.0f s, processor %.1f of %d s\n' "$verdict" "$name" "$real" "$cpu" "$may"
     [ "$verdict" = ok ] || echo "$name" >>"$scratch/failed"
 }
@@ -70,6 +70,8 @@ while read -r -u 3 dir kind name file; do
 done 3<"$scratch/binaries"
 suite doc cargo test --release "${crates[@]}" --doc --quiet
 suite selftest target/release/exitless selftest
+scripts/hypervisor.sh
+suite eli target/release/exitless eli --quick --report target/report/eli-quick.json
 
 echo "all suites: $((SECONDS - start)) s, load $(cut -d' ' -f1 /proc/loadavg)"
 if [ -e "$scratch/failed" ]; then

@@ -169,14 +169,6 @@ fn spin(time: Duration) {
 
 fn reads(options: &mut Options) -> Result<(), Failure> {
     let count = options.number("count", Some(400))?;
-    let kept_len = usize::try_from(count)
-        .ok()
-        .filter(|count| *count <= COUNT_MAX);
-    let kept_len = kept_len.ok_or_else(|| {
-        Failure::Usage(format!(
-            "--count {count} is above {COUNT_MAX}: take more windows"
-        ))
-    })? * BLOCK;
     let warmup = options.number("warmup", Some(120))?;
     let windows = options.number("windows", Some(1))?;
     let seed = options.maybe_number("random")?;
@@ -186,6 +178,15 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
         Some(Markers::open()?)
     };
     let in_place = options.flag("in-place");
+    let kept = if in_place { 0 } else { count };
+    let kept_len = usize::try_from(kept)
+        .ok()
+        .filter(|count| *count <= COUNT_MAX);
+    let kept_len = kept_len.ok_or_else(|| {
+        Failure::Usage(format!(
+            "--count {count} is above {COUNT_MAX}: take more windows, or --in-place"
+        ))
+    })? * BLOCK;
     let pause = Duration::from_micros(options.number("pause-us", Some(0))?);
     let device = options.subject("DEV")?;
     let file = device::open(Path::new(&device), false)?;
@@ -199,7 +200,7 @@ fn reads(options: &mut Options) -> Result<(), Failure> {
     let mut buffer = Buffer::new(BLOCK);
     // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
     // with something other than zero, so that its memory exists before the first window.
-    let mut kept = vec![0xff; if in_place { 0 } else { kept_len }];
+    let mut kept = vec![0xff; kept_len];
     let mut sum = Checksum::default();
     for window in 1..=windows {
         for _ in 0..warmup {

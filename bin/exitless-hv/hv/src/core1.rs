@@ -90,8 +90,9 @@ fn timer_counts(hpet: &crate::hpet::Hpet) -> u64 {
 /// The second core's start.
 #[unsafe(no_mangle)]
 extern "C" fn core1_main() {
+    let table = &raw mut TABLE;
     // SAFETY: only this core uses it, and only here.
-    host::load_handlers_core1(unsafe { &mut *(&raw mut TABLE) });
+    host::load_handlers_core1(unsafe { &mut *table });
     // SAFETY: its handlers are there.
     unsafe {
         apic::enable();

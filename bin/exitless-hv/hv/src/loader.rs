@@ -92,11 +92,8 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
             return Err(Unfit::Initrd);
         }
         // SAFETY: the caller's.
-        put(
-            INITRD,
-            unsafe { memory::bytes(initrd.start, len) },
-            Unfit::Initrd,
-        )?;
+        let bytes = unsafe { memory::bytes(initrd.start, len) };
+        put(INITRD, bytes, Unfit::Initrd)?;
         set(0x218, INITRD as u32);
         set(0x21c, len as u32);
     }

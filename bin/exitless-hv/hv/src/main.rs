@@ -88,8 +88,9 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     );
     check_processor();
     host::quiet_8259s();
+    let pages = &raw mut PAGES;
     // SAFETY: here alone, once.
-    let pages = unsafe { &mut *(&raw mut PAGES) };
+    let pages = unsafe { &mut *pages };
     host::load_handlers(&mut pages.handlers);
     // SAFETY: the processor has it, and its interrupts have handlers.
     unsafe {

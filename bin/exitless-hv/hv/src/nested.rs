@@ -110,7 +110,7 @@ impl Nested {
         let table = pool.get_mut(index).ok_or(Exhausted)?;
         let large = if step == PAGE { 0 } else { LARGE };
         for (part, slot) in (0..).zip(table.iter_mut()) {
-            *slot = (*entry & ADDRESS & !(step * 512 - 1)) + part * step | ALL | large;
+            *slot = ((*entry & ADDRESS & !(step * 512 - 1)) + part * step) | ALL | large;
         }
         *used += 1;
         *entry = table.as_ptr() as u64 | ALL;

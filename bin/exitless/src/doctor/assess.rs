@@ -65,6 +65,7 @@ pub fn assess(facts: &Facts) -> Report {
         kvm(facts),
         nested_paging(facts),
         posted_interrupts(facts),
+        exitless_interrupts(facts),
         processors(facts),
         idle_instructions(facts),
         userfaultfd(facts),
@@ -235,6 +236,31 @@ fn posted_interrupts(facts: &Facts) -> Finding {
         why: "completion interrupts reach a running guest without an exit; requests need none \
               either way, and reports keep the two apart",
         next: "load the module with avic=1 or enable_apicv=1, where the processor has it",
+    }
+}
+
+/// Of an assigned device: the processor's own way, or `exitless-hv`'s.
+fn exitless_interrupts(facts: &Facts) -> Finding {
+    let has_svm = facts.cpu_flags.contains("svm");
+    let (state, value) = match facts.posted_interrupts {
+        Some(true) => (State::Good, "AVIC / APICv delivers them: ELI is not needed"),
+        _ if has_svm => (
+            State::Limited,
+            "not by the processor; ELI would save two exits each (AMD)",
+        ),
+        _ => (
+            State::Limited,
+            "not by the processor; exitless-hv runs on AMD only, and under QEMU anywhere",
+        ),
+    };
+    Finding {
+        key: "exitless_interrupts",
+        name: "device interrupts",
+        state,
+        value: value.into(),
+        why: "an interrupt of an assigned device exits twice where neither AVIC / APICv nor ELI is: \
+              for its delivery and for its completion",
+        next: "`exitless eli` counts it under QEMU; docs/eli.md has a stanza for GRUB",
     }
 }
 
