@@ -2,7 +2,7 @@
 //!
 //! **What.** `boot.s` takes over from a multiboot loader and calls the program's `bare_main(magic, information)` in 64-bit mode,
 //! with the first 512 GiB mapped as they are, interrupts off, and a stack of 64 KiB. The program defines that function and a
-//! panic handler; [`mem`] is what the compiler calls by name.
+//! panic handler; `mem` is what the compiler calls by name.
 //!
 //! **Who.** `exitless-hv`, and the guests that attack it. One processor; other processors enter by `bare_long_mode`.
 //!

@@ -18,6 +18,9 @@ unsafe extern "C" {
 /// Non-maskable interrupts that the host took; counted by `run.s`.
 #[unsafe(no_mangle)]
 pub static HOST_NMIS: AtomicU64 = AtomicU64::new(0);
+/// Interrupts of QEMU's that were gone when they were taken; counted by `run.s`.
+#[unsafe(no_mangle)]
+pub static HOST_SPURIOUS: AtomicU64 = AtomicU64::new(0);
 /// Vectors in the order in which they were acknowledged; written by `run.s`.
 #[unsafe(no_mangle)]
 static mut HOST_TAKEN: [u8; 256] = [0; 256];
@@ -32,7 +35,7 @@ pub const WINDOW_MAX: usize = 32;
 #[unsafe(no_mangle)]
 extern "C" fn host_fault(vector: u64, code: u64, address: u64) -> ! {
     say!("hv: fault {vector} in the hypervisor, code {code:#x}, at {address:#x}");
-    bare::processor::stop()
+    crate::power::off()
 }
 
 /// Loads a descriptor table whose gates lead to `stubs`, which are 16 bytes apart.

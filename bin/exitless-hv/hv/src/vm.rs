@@ -668,6 +668,7 @@ impl Vm {
             ("total_forced", core.forced),
             ("total_suspended", core.suspended),
             ("total_relocated", core.relocated),
+            ("qemu_spurious", host::HOST_SPURIOUS.load(Ordering::Relaxed)),
             ("core1_beats", core1::BEATS.load(Ordering::Relaxed)),
             ("core1_foreign", core1::FOREIGN.load(Ordering::Relaxed)),
             ("core1_nmis", core1::NMIS.load(Ordering::Relaxed)),
