@@ -120,12 +120,14 @@ impl Hpet {
             return Err(Unfit("its timers are not periodic"));
         }
         let ticks = u64::from(ms) * FEMTOSECONDS_PER_MS / self.period;
+        // While the counter stands still: a comparator behind it would be met when it has wrapped, after 42 s.
+        self.write(CONFIGURATION, 0);
         let first = u64::from(self.read(COUNTER)) + ticks;
         self.write(registers + 0x10, data);
         self.write(registers + 0x14, INTERRUPTS);
         self.write(registers, GO);
+        // The first write behind GO sets the comparator, the second the period (§2.3.9.2.2).
         self.write(registers + 8, first as u32);
-        self.write(registers, GO);
         self.write(registers + 8, ticks as u32);
         self.write(CONFIGURATION, 1);
         Ok(ticks)
