@@ -49,8 +49,9 @@ pub fn e9lint0(run: &Run) {
         let (before, mut faults) = (interrupts::non_maskable(), 0);
         let mut set_line =
             |value| faults += u32::from(!interrupts::try_write(apic::LVT_LINT0, value));
-        set_timer_chip(true);
+        // The line first: firmware leaves it as ExtINT, and an interrupt taken so would stay in service in the 8259.
         set_line(if run.is_calm { MASKED } else { NMI });
+        set_timer_chip(true);
         for _ in 0..1000 {
             time::wait(1);
             acknowledge();

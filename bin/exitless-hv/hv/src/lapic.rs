@@ -29,11 +29,11 @@ pub struct Lapic {
 }
 
 impl Lapic {
-    /// As after a reset.
+    /// As firmware left it.
     pub fn new() -> Self {
         Self {
             id: apic::read(apic::ID) as u32,
-            lvt: [LVT_MASKED; LVTS.len()],
+            lvt: LVTS.map(|(register, _)| apic::read(register) as u32),
             spurious: SPURIOUS_VECTOR,
             command: 0,
         }
@@ -161,6 +161,14 @@ impl Vm {
             };
         // SAFETY: a vector that has a handler.
         unsafe { apic::write(apic::SPURIOUS, SPURIOUS_ON | vector) }
+    }
+
+    /// What firmware left is looked at like what the guest writes: LINT1 is an NMI, mostly.
+    pub fn adopt_lvts(&mut self) {
+        for index in 0..LVTS.len() {
+            let value = self.lapic.lvt[index];
+            self.write_lvt(index, value);
+        }
     }
 
     fn write_lvt(&mut self, index: usize, value: u32) {

@@ -250,6 +250,7 @@ fn set_up(vm: &mut Vm, start: loader::Start) {
         vm.let_through(register, false, false);
     }
     vm.let_through(apic::BASE, false, false);
+    vm.adopt_lvts();
     // EFER, and SVM's own, 0xc001_0114 to 0xc001_0117: in the second and third 2 KiB of the map.
     for (base, register) in [
         (0x800, 0x80),

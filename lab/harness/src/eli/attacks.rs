@@ -31,7 +31,7 @@ pub const ATTACKS: [Attack; 9] = [
     },
     Attack {
         name: "e4",
-        what: "never ends an assigned interrupt",
+        what: "never ends an assigned interrupt: lower classes are blocked",
         payloads: &["e4"],
     },
     Attack {
@@ -162,10 +162,18 @@ pub fn judge(ran: &Ran, payload: &str) -> Outcome {
             number("stolen") > Some(0),
             number("stolen") == Some(0) && alive(&window) && done,
         ),
-        "e4" => (
-            number("blocked") == Some(1),
-            number("blocked") == Some(0) && of("total_forced") > 0 && alive(&window),
-        ),
+        "e4" => {
+            // The lower vector, which goes to the guest by the host if it can be acknowledged at all. That the guest does not get it,
+            // whose own higher one is in service as far as it goes, is its own affair.
+            let reached = window
+                .as_ref()
+                .is_some_and(|window| window.count("intr_guest") > 0);
+            let forced = of("total_forced") > 0;
+            (
+                !reached && !forced && done,
+                reached && forced && alive(&window),
+            )
+        }
         "e6" => (
             forged(&window),
             alive(&window) && number("ran") == Some(100),
