@@ -262,7 +262,9 @@ impl Core {
     pub fn load_table(&mut self, limit: u32, shadowed: bool) {
         self.guest_limit = limit;
         self.engaged = shadowed;
-        self.opened = VectorSet::EMPTY;
+        if !shadowed {
+            self.opened = VectorSet::EMPTY;
+        }
     }
 
     /// Whether a shadow stands.
@@ -475,7 +477,8 @@ impl Core {
 
     /// How the guest runs next, with `real` in service at the real local APIC.
     pub fn plan(&mut self, cpu: Cpu, real: VectorSet) -> Plan {
-        self.suspended &= !cpu.interrupts;
+        // Not in the shadow of an STI, behind which a CLI may stand.
+        self.suspended &= !cpu.interrupts || cpu.shadow;
         let direct = self.may_be_direct() && !cpu.stepping && !self.opens_now(cpu);
         let mut plan = Plan {
             direct,

@@ -232,29 +232,84 @@ pub struct Pics([Initialising; 2]);
 enum Initialising {
     #[default]
     No,
-    /// The next byte to the data port is the base vector.
-    Base,
-    Rest,
+    /// The next byte to the data port is the base vector; this one, which began it, has been held back.
+    Base(u8),
+    /// The wiring of the cascade.
+    Cascade(u8),
+    /// The mode.
+    Mode,
+}
+
+/// What the real one gets, in order: the byte to its command port that was held back, and this byte to where it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PicWrites {
+    /// To the command port.
+    pub first: Option<u8>,
+    /// To the port that was written.
+    pub then: Option<u8>,
 }
 
 impl Pics {
-    /// A byte that the guest writes to `port` (0x20, 0x21, 0xa0, 0xa1); what the real one gets.
+    /// A byte that the guest writes to `port` (0x20, 0x21, 0xa0, 0xa1).
+    ///
+    /// The first byte of an initialisation is held back until the base vector is known: between the two QEMU's has base 0 and no mask. That
+    /// the chip ends interrupts for itself is taken out of the last: a level would never end then.
     ///
     /// # Errors
-    /// A base that is an exception's: nothing may be written.
-    pub fn write(&mut self, port: u16, value: u8) -> Result<u8, Why> {
+    /// A base that is an exception's, or in the host's class. Nothing is written.
+    pub fn write(&mut self, port: u16, value: u8) -> Result<PicWrites, Why> {
         const INITIALISE: u8 = 1 << 4;
+        const HAS_MODE: u8 = 1;
+        const SINGLE: u8 = 1 << 1;
+        const AUTOMATIC_EOI: u8 = 1 << 1;
         let state = &mut self.0[usize::from(port >> 7 & 1)];
-        let is_command = port & 1 == 0;
-        if is_command && value & INITIALISE != 0 {
-            *state = Initialising::Base;
-        } else if !is_command && *state == Initialising::Base {
-            if value & 0xf8 < FIRST_INTERRUPT {
-                return Err(Why::Exception(value & 0xf8));
+        let plain = PicWrites {
+            first: None,
+            then: Some(value),
+        };
+        if port & 1 == 0 {
+            if value & INITIALISE == 0 {
+                return Ok(plain);
             }
-            *state = Initialising::Rest;
+            *state = Initialising::Base(value);
+            return Ok(PicWrites {
+                first: None,
+                then: None,
+            });
         }
-        Ok(value)
+        match *state {
+            Initialising::No => Ok(plain),
+            Initialising::Base(begun) => {
+                let base = value & 0xf8;
+                if !(FIRST_INTERRUPT..crate::hosts::CRITICAL).contains(&base) {
+                    return Err(Why::Exception(base));
+                }
+                *state = match begun {
+                    begun if begun & SINGLE == 0 => Initialising::Cascade(begun),
+                    begun if begun & HAS_MODE != 0 => Initialising::Mode,
+                    _ => Initialising::No,
+                };
+                Ok(PicWrites {
+                    first: Some(begun),
+                    then: Some(value),
+                })
+            }
+            Initialising::Cascade(begun) => {
+                *state = if begun & HAS_MODE != 0 {
+                    Initialising::Mode
+                } else {
+                    Initialising::No
+                };
+                Ok(plain)
+            }
+            Initialising::Mode => {
+                *state = Initialising::No;
+                Ok(PicWrites {
+                    first: None,
+                    then: Some(value & !AUTOMATIC_EOI),
+                })
+            }
+        }
     }
 }
 
@@ -354,22 +409,43 @@ mod tests {
     #[test]
     fn bug_1_the_8259s_never_have_vectors_of_exceptions() {
         let mut pics = Pics::default();
+        let plain = |value| {
+            Ok(PicWrites {
+                first: None,
+                then: Some(value),
+            })
+        };
+        let held = Ok(PicWrites {
+            first: None,
+            then: None,
+        });
         // Linux: initialise, base 0x30, cascade, mode, mask.
-        for (port, value) in [
-            (0x20, 0x11),
-            (0x21, 0x30),
-            (0x21, 4),
-            (0x21, 1),
-            (0x21, 0xfb),
-            (0x20, 0x60),
-        ] {
-            assert_eq!(pics.write(port, value), Ok(value));
+        assert_eq!(pics.write(0x20, 0x11), held);
+        assert_eq!(
+            pics.write(0x21, 0x30),
+            Ok(PicWrites {
+                first: Some(0x11),
+                then: Some(0x30)
+            })
+        );
+        for (port, value) in [(0x21, 4), (0x21, 1), (0x21, 0xfb), (0x20, 0x60)] {
+            assert_eq!(pics.write(port, value), plain(value));
         }
-        // Firmware's way.
-        assert_eq!(pics.write(0xa0, 0x11), Ok(0x11));
+        // Firmware's way, and the host's class.
+        assert_eq!(pics.write(0xa0, 0x11), held);
         assert_eq!(pics.write(0xa1, 0x08), Err(Why::Exception(8)));
-        assert_eq!(pics.write(0xa1, 0x38), Ok(0x38));
+        assert_eq!(pics.write(0xa1, 0xf0), Err(Why::Exception(0xf0)));
+        assert_eq!(
+            pics.write(0xa1, 0x38),
+            Ok(PicWrites {
+                first: Some(0x11),
+                then: Some(0x38)
+            })
+        );
+        assert_eq!(pics.write(0xa1, 2), plain(2));
+        // A level that nobody ends interrupts for ever.
+        assert_eq!(pics.write(0xa1, 3), plain(1));
         // A mask is no base.
-        assert_eq!(pics.write(0xa1, 0x08), Ok(0x08));
+        assert_eq!(pics.write(0xa1, 0x08), plain(8));
     }
 }

@@ -43,6 +43,18 @@ pub unsafe fn in8(port: u16) -> u8 {
     value
 }
 
+/// Reads two bytes.
+///
+/// # Safety
+/// As [`out8`].
+#[must_use]
+pub unsafe fn in16(port: u16) -> u16 {
+    let value;
+    // SAFETY: the caller's.
+    unsafe { asm!("in ax, dx", in("dx") port, out("ax") value, options(nostack, preserves_flags)) }
+    value
+}
+
 /// Reads four bytes.
 ///
 /// # Safety

@@ -41,6 +41,14 @@ impl Output {
         Self::Serial(line)
     }
 
+    /// Its ports.
+    pub fn ports(self) -> core::ops::Range<u16> {
+        match self {
+            Self::Debug => DEBUG_CONSOLE..DEBUG_CONSOLE + 1,
+            Self::Serial(line) => line..line + 8,
+        }
+    }
+
     fn byte(self, byte: u8) {
         match self {
             // SAFETY: the debug console takes any byte.

@@ -8,8 +8,8 @@ use crate::memory;
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tables {
-    /// The port to which power-off is written (PM1a control).
-    pub power: Option<u16>,
+    /// The ports to which power-off is written (PM1a and PM1b control); 0: none.
+    pub power: [u16; 2],
     /// The HPET's registers.
     pub hpet: Option<u64>,
     /// The I/O APIC's.
@@ -41,7 +41,7 @@ impl Tables {
         for index in (0..count.min(ITEMS_MAX)).map(|index| index as u64) {
             let table = u64::from(read32(rsdt + HEADER + index * 4));
             match &read32(table).to_le_bytes() {
-                b"FACP" => tables.power = Some(read32(table + 64) as u16),
+                b"FACP" => tables.power = [64, 68].map(|at| read32(table + at) as u16),
                 b"HPET" => {
                     tables.hpet = Some(read64(table + 44));
                     // SAFETY: the caller's: the table is memory, and nobody reads it yet.

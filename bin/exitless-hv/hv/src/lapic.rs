@@ -75,8 +75,13 @@ impl Vm {
                 return self.command(command);
             }
             apic::TIMER_INITIAL | apic::TIMER_DIVIDE => {
+                let bits = if register == apic::TIMER_DIVIDE {
+                    0xb
+                } else {
+                    0xffff_ffff
+                };
                 // SAFETY: when the timer interrupts is the guest's; with which vector was looked at.
-                unsafe { apic::write(register, value) }
+                unsafe { apic::write(register, value & bits) }
                 return (Some(0), Kind::Timer, Cause::Timer);
             }
             // Error status: written before it is read.
@@ -174,6 +179,12 @@ impl Vm {
     fn write_lvt(&mut self, index: usize, value: u32) {
         let (register, entry) = LVTS[index];
         self.lapic.lvt[index] = value;
+        // What no entry has would raise #GP here: vector, mode, polarity and trigger, mask; the timer's has its own.
+        let bits = if entry == Lvt::Timer {
+            0x3_00ff
+        } else {
+            0x1_a7ff
+        };
         let mut write = policy::lvt(entry, value);
         if !self.options.defend {
             write.real = value;
@@ -188,7 +199,7 @@ impl Vm {
             write.real = value | LVT_MASKED;
         }
         // SAFETY: masked, or fixed with a vector that is the guest's; ExtINT, whose vectors are looked at elsewhere.
-        unsafe { apic::write(register, u64::from(write.real)) }
+        unsafe { apic::write(register, u64::from(write.real & bits)) }
         if entry == Lvt::Timer {
             let through = self.assigns_timer() && self.lapic.timer_vector().is_some();
             for count in [apic::TIMER_INITIAL, apic::TIMER_CURRENT] {

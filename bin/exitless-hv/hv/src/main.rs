@@ -52,6 +52,9 @@ use crate::vmcb::intercept;
 
 global_asm!(include_str!("run.s"), options(att_syntax));
 
+/// Where interrupts are written to, and where a local APIC has its registers in memory.
+const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
+
 static mut PAGES: Pages = Pages::ZERO;
 
 #[panic_handler]
@@ -99,9 +102,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     }
     // SAFETY: the guest does not run yet.
     let tables = unsafe { Tables::find_and_hide(apic::read(apic::ID) as u32) };
-    if let Some(port) = tables.power {
-        power::set_port(port);
-    }
+    power::set_ports(tables.power);
     let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
     if vm.pages.nested.init().is_err() {
         refuse(&"nested page tables");
@@ -176,7 +177,7 @@ fn start_timers(vm: &mut Vm, tables: &Tables) {
         );
     }
     vm.hpet = Some(hpet);
-    let nothing = vm.pages.no_hpet.address();
+    let nothing = vm.pages.nothing.address();
     vm.map(base & !(PAGE - 1), nothing, Access::All);
 }
 
@@ -222,6 +223,12 @@ fn assign(vm: &mut Vm, tables: &Tables) {
         Err(why) => say!("hv: no device is assigned: {why}"),
     }
     vm.assigned_changed();
+    // Registers of the local APIC in memory, and what a write there sends: not the guest's. It has the model-specific ones.
+    let nothing = vm.pages.nothing.address();
+    let hides = vm.options.defend;
+    for page in LOCAL_APIC.step_by(PAGE as usize).filter(|_| hides) {
+        vm.map(page, nothing, Access::All);
+    }
     if let Some(page) = tables.io_apic.filter(|_| vm.options.defend) {
         // SAFETY: ACPI says so.
         vm.io_apic = Some(unsafe { IoApic::new(page) });
@@ -234,17 +241,12 @@ fn set_up(vm: &mut Vm, start: loader::Start) {
     const VM_HSAVE: u32 = 0xc001_0117;
     const EFER: u32 = 0xc000_0080;
     const SVME: u64 = 1 << 12;
-    let ports = [
-        MARKERS,
-        0x20,
-        0x21,
-        0xa0,
-        0xa1,
-        power::port(),
-        power::port() + 1,
-    ];
-    for port in ports {
-        vm.pages.io_map[0].0[usize::from(port) / 8] |= 1 << (port % 8);
+    let powers = power::ports().into_iter().filter(|port| *port != 0);
+    let powers = powers.flat_map(|port| [port, port + 1]);
+    let fixed = [MARKERS, 0x20, 0x21, 0xa0, 0xa1];
+    for port in fixed.into_iter().chain(powers).chain(log::output().ports()) {
+        let at = usize::from(port) / 8;
+        vm.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
     }
     for register in 0x800..0x900 {
         vm.let_through(register, false, false);
@@ -273,6 +275,11 @@ fn set_up(vm: &mut Vm, start: loader::Start) {
     vmcb.put(
         vmcb::INTERCEPTS,
         intercept::IDTR_READ | intercept::IDTR_WRITE,
+        vm.options.mode.ways().delivery,
+    );
+    vmcb.put(
+        vmcb::INTERCEPTS,
+        intercept::CR0_WRITE,
         vm.options.mode.ways().delivery,
     );
     vmcb.put(vmcb::CR, intercept::CR8, vm.options.defend);

@@ -163,7 +163,8 @@ impl Vm {
                 chip.write(low + 1, (real >> 32) as u32);
                 chip.write(low, real as u32);
             }
-            WINDOW => chip.write(chip.select, value),
+            // Identifier and arbitration; there are no others that are written.
+            WINDOW if chip.select < FIRST_ENTRY => chip.write(chip.select, value),
             // SAFETY: an end of interrupt for a pin; at worst the pin interrupts again.
             EOI => unsafe { memory::write32(chip.page + EOI, value) },
             _ => {}
@@ -177,19 +178,13 @@ impl Vm {
             return entry;
         }
         let low = entry as u32;
-        if low >> 8 & 7 == EXT_INT {
-            // The 8259s' line by this way; their vectors are looked at where they are set.
-            return entry;
-        }
+        // The 8259s' line by this way: their vectors are looked at where they are set, so only its destination is here.
+        let is_external = low >> 8 & 7 == EXT_INT;
+        let data = if is_external { 0x20 } else { low & 0x7ff };
         let is_logical = u64::from(low >> 11 & 1);
         let address = 0xfee0_0000 | entry >> 56 << 12 | is_logical << 2;
-        match policy::message(
-            Message {
-                address,
-                data: low & 0x7ff,
-            },
-            self.lapic.id,
-        ) {
+        match policy::message(Message { address, data }, self.lapic.id) {
+            Ok(_) if is_external => entry,
             Ok(vector) if self.claim("the I/O APIC", vector) => entry,
             Ok(_) => entry | ENTRY_MASKED,
             Err(why) => {

@@ -64,6 +64,11 @@ impl Nested {
         Ok(())
     }
 
+    /// Whether another page can be told apart from its neighbours, wherever it is.
+    pub fn has_room(&self) -> bool {
+        self.used + 2 <= POOL
+    }
+
     /// For the control block.
     pub fn address(&self) -> u64 {
         self.root.as_ptr() as u64

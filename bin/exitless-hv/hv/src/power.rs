@@ -2,27 +2,29 @@
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
-/// PM1a control, or 0.
-static PORT: AtomicU16 = AtomicU16::new(0);
+/// PM1a and PM1b control, or 0.
+static PORTS: [AtomicU16; 2] = [AtomicU16::new(0), AtomicU16::new(0)];
 /// In what is written there: sleep now.
 pub const SLEEP: u16 = 1 << 13;
 
-/// Power goes off at this port.
-pub fn set_port(port: u16) {
-    PORT.store(port, Ordering::Relaxed);
+/// Power goes off at these ports; 0 is none.
+pub fn set_ports(ports: [u16; 2]) {
+    for (slot, port) in PORTS.iter().zip(ports) {
+        slot.store(port, Ordering::Relaxed);
+    }
 }
 
-/// It.
-pub fn port() -> u16 {
-    PORT.load(Ordering::Relaxed)
+/// They.
+pub fn ports() -> [u16; 2] {
+    [0, 1].map(|index: usize| PORTS[index].load(Ordering::Relaxed))
 }
 
 /// Switches it off, or stops.
 pub fn off() -> ! {
-    if port() != 0 {
-        // Sleep type 0: what QEMU and most chipsets call S5.
+    for port in ports().into_iter().filter(|port| *port != 0) {
+        // Sleep type 0: QEMU's S5. A machine that has another stays on, stopped.
         // SAFETY: nothing runs any more.
-        unsafe { bare::port::out16(port(), SLEEP) }
+        unsafe { bare::port::out16(port, SLEEP) }
     }
     bare::processor::stop()
 }

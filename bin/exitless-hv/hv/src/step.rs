@@ -23,6 +23,8 @@ pub enum What {
     IoApic(u64, bool),
     /// An access to CR8.
     Cr8(bool),
+    /// A write to CR0: the guest may leave long mode, in which gates have 16 bytes.
+    Cr0,
 }
 
 /// An instruction under way.
@@ -37,6 +39,10 @@ const DEBUG_STATUS_STEP: u64 = 1 << 14;
 
 impl Vm {
     fn start(&mut self, what: What) {
+        // One that met no trap, since its instruction gave the flag up, ends now.
+        if let Some(step) = self.restore() {
+            self.protect(step.what);
+        }
         let vmcb = &mut self.pages.vmcb;
         let flags = vmcb.get(vmcb::RFLAGS);
         self.step = Some(Step { what, flags });
@@ -70,6 +76,10 @@ impl Vm {
             intercept::IDTR_READ | intercept::IDTR_WRITE,
             self.options.mode.ways().delivery,
         );
+        let delivery = self.options.mode.ways().delivery;
+        self.pages
+            .vmcb
+            .put(vmcb::INTERCEPTS, intercept::CR0_WRITE, delivery);
         self.pages
             .vmcb
             .put(vmcb::CR, intercept::CR8, self.options.defend);
@@ -82,6 +92,7 @@ impl Vm {
             self.protect(step.what);
             match step.what {
                 What::Table(true) => self.table_loaded(),
+                What::Cr0 => self.engage(),
                 What::Gate(_) => self.show_all(),
                 What::Message => self.messages_written(),
                 What::IoApic(offset, true) => self.io_apic_written(offset),
@@ -101,6 +112,12 @@ impl Vm {
         let number = (code - 0x40) as u8;
         if let Some(step) = self.restore() {
             self.protect(step.what);
+            // The instruction may have run, and the exception be the next one's.
+            match step.what {
+                What::Table(true) => self.table_loaded(),
+                What::Cr0 => self.engage(),
+                _ => {}
+            }
         }
         let has_code = matches!(number, 8 | 10..=14 | 17 | 21 | 29 | 30);
         let word = self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32;
@@ -140,7 +157,7 @@ impl Vm {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            What::Table(_) | What::Cr8(_) => {}
+            What::Table(_) | What::Cr8(_) | What::Cr0 => {}
         }
     }
 
@@ -157,6 +174,15 @@ impl Vm {
             self.pages.vmcb.set(vmcb::IDTR_LIMIT, limit);
         }
         self.start(What::Table(is_load));
+        Cause::Guest
+    }
+
+    /// A write to CR0.
+    pub fn start_cr0(&mut self) -> Cause {
+        self.pages
+            .vmcb
+            .put(vmcb::INTERCEPTS, intercept::CR0_WRITE, false);
+        self.start(What::Cr0);
         Cause::Guest
     }
 
@@ -179,6 +205,12 @@ impl Vm {
         let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);
         let is_write = self.pages.vmcb.get(vmcb::EXIT_INFO1) & WRITE != 0;
         let page = address & !(PAGE - 1);
+        if self.pages.vmcb.get(vmcb::EVENT) >> 31 & 1 != 0 {
+            // An event whose frame, or whose gate, lies in a protected page: no instruction of the guest's runs first.
+            self.refuse("a stack in a protected page", &"general protection");
+            self.raise(Event::exception(eli::event::PROTECTION, Some(0)));
+            return Cause::Guest;
+        }
         if self.step.is_some() {
             // One instruction that touches two of them. None of a guest's that means well does.
             if let Some(step) = self.restore() {

@@ -78,7 +78,7 @@ impl Vm {
     }
 
     /// A shadow for the guest's table, or none.
-    fn engage(&mut self) {
+    pub fn engage(&mut self) {
         if !self.options.mode.ways().delivery {
             return;
         }
@@ -93,6 +93,12 @@ impl Vm {
         };
         let own = physical.filter(|page| self.memory.contains(*page, PAGE));
         match gate::placement(long_mode, self.table.limit, own, self.core.assigned()) {
+            Ok(page) if !self.pages.nested.has_room() => {
+                self.core.load_table(self.table.limit, false);
+                say!(
+                    "mode: injection: no nested page table is left for the table's page {page:#x}"
+                );
+            }
             Ok(page) => {
                 self.table.page = Some(page);
                 self.core.load_table(self.table.limit, true);

@@ -66,8 +66,8 @@ pub struct Pages {
     pub messages: Page,
     /// What an instruction meets that is let through to no device.
     pub scratch: Page,
-    /// What the guest sees where the HPET is.
-    pub no_hpet: Page,
+    /// What the guest sees where the HPET is, and the local APIC's registers in memory.
+    pub nothing: Page,
     /// Nested page tables.
     pub nested: Nested,
     /// The guest's registers.
@@ -86,7 +86,7 @@ impl Pages {
         shadow: Page::ZERO,
         messages: Page::ZERO,
         scratch: Page::ZERO,
-        no_hpet: Page::ZERO,
+        nothing: Page::ZERO,
         nested: Nested::EMPTY,
         registers: Registers {
             words: [0; 16],
@@ -270,6 +270,7 @@ impl Vm {
             0x41 if self.step.is_some() => self.end_step(),
             0x40..=0x5f if self.step.is_some() => (Kind::Step, self.cancel_step(code, during)),
             0x4b | 0x4d => self.fault(code, during),
+            0x65 => (Kind::Table, self.start_cr0()),
             0x66 => (Kind::Table, self.start_table(false)),
             0x6a => (Kind::Table, self.start_table(true)),
             0x72 => (Kind::Cpuid, self.cpuid()),
@@ -344,7 +345,9 @@ impl Vm {
     fn nmi(&mut self) -> Cause {
         self.counts.nmis += host::window_nmi();
         let is_direct = self.core.last().direct;
-        let masked = is_direct && !self.pages.vmcb.interrupts();
+        // With IF set only in the shadow of STI no interrupt is ever taken.
+        let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
+        let masked = is_direct && (shadow || !self.pages.vmcb.interrupts());
         let held = if is_direct {
             host::in_service().highest()
         } else {
@@ -368,6 +371,15 @@ impl Vm {
                     "mode: injection for good: the guest held vector {vector:#x} in service; {eois} ended for it"
                 );
             }
+        }
+        // The host's do not wait for the guest longer than to the next tick.
+        let requested = VectorSet::from_words(apic::words(apic::IRR));
+        if is_direct
+            && requested
+                .iter()
+                .any(|vector| self.core.hosts.source(vector).is_some())
+        {
+            self.interrupt();
         }
         Cause::Watchdog
     }
@@ -418,6 +430,8 @@ impl Vm {
                         self.show_gate(injection.event.vector);
                     }
                     self.pages.vmcb.skip(len);
+                    let next = self.pages.vmcb.get(vmcb::RIP);
+                    self.pages.vmcb.set(vmcb::NEXT_RIP, next);
                     self.raise(injection.event);
                     self.software = true;
                 } else {
@@ -551,6 +565,8 @@ impl Vm {
         let low = self.pages.vmcb.get(vmcb::RAX) & 0xffff_ffff;
         let value = self.pages.registers.words[RDX] << 32 | low;
         let (read, kind, cause) = match (register, is_write) {
+            // SCE, LME, LMA, NXE, FFXSR, TCE: another bit would end the next entry.
+            (EFER, true) if value & !0xcd01 != 0 => (None, Kind::Msr, Cause::Guest),
             (EFER, true) => {
                 self.pages.vmcb.set(vmcb::EFER, value | SVME);
                 (Some(0), Kind::Msr, Cause::Guest)
@@ -584,40 +600,65 @@ impl Vm {
         let info = self.pages.vmcb.get(vmcb::EXIT_INFO1);
         let number = (info >> 16) as u16;
         let (is_in, is_string) = (info & 1 != 0, info & 4 != 0);
-        if is_string {
+        let size = (info >> 4 & 7) as u32;
+        let next = self.pages.vmcb.get(vmcb::EXIT_INFO2);
+        let rax = self.pages.vmcb.get(vmcb::RAX);
+        // Whole accesses of one of our ports: anything else would reach its neighbour unseen.
+        let is_power = number != 0 && power::ports().contains(&number);
+        let is_pic = matches!(number, 0x20 | 0x21 | 0xa0 | 0xa1);
+        let fits = match number {
+            MARKERS => size == 1,
+            _ if is_pic => size == 1,
+            _ if is_power => size == 2,
+            _ => true,
+        };
+        if is_string || !fits {
             self.refuse(
-                "a string instruction on a port of the hypervisor's",
-                &number,
+                "an access to a port of the hypervisor's",
+                &crate::messages::Hex(u64::from(number)),
             );
             self.raise(Event::exception(event::PROTECTION, Some(0)));
             return Cause::Guest;
         }
-        let next = self.pages.vmcb.get(vmcb::EXIT_INFO2);
-        let rax = self.pages.vmcb.get(vmcb::RAX);
         self.pages.vmcb.set(vmcb::RIP, next);
         self.pages.vmcb.set(vmcb::SHADOW, 0);
         if is_in {
-            // SAFETY: the 8259s' registers, and power's: reading them does no harm.
-            let byte = unsafe { port::in8(number) };
-            self.pages
-                .vmcb
-                .set(vmcb::RAX, rax & !0xff | u64::from(byte));
+            let (value, mask) = match size {
+                // SAFETY: the 8259s' registers: reading them does no harm.
+                1 if is_pic => (u64::from(unsafe { port::in8(number) }), 0xff),
+                // SAFETY: power's: as above.
+                2 if is_power => (u64::from(unsafe { port::in16(number) }), 0xffff),
+                1 => (0xff, 0xff),
+                2 => (0xffff, 0xffff),
+                _ => (0xffff_ffff, u64::MAX),
+            };
+            self.pages.vmcb.set(vmcb::RAX, rax & !mask | value);
             return Cause::Guest;
         }
         match number {
             MARKERS => self.marker(rax as u8),
-            0x20 | 0x21 | 0xa0 | 0xa1 => match self.pics.write(number, rax as u8) {
-                // SAFETY: the 8259s' vectors stay above the exceptions'.
-                Ok(byte) => unsafe { port::out8(number, byte) },
-                Err(why) => self.refuse("an 8259's base", &why),
+            _ if is_pic => match self.pics.write(number, rax as u8) {
+                Ok(writes) => {
+                    for (port, byte) in [(number & !1, writes.first), (number, writes.then)] {
+                        if let Some(byte) = byte {
+                            // SAFETY: the 8259s' vectors stay above the exceptions'.
+                            unsafe { port::out8(port, byte) }
+                        }
+                    }
+                }
+                Err(why) => self.refuse("the setting of an 8259", &why),
             },
-            _ => {
+            _ if is_power => {
                 if rax as u16 & power::SLEEP != 0 {
                     self.report("end", &self.counts.clone(), (0, 0));
+                    // Whatever kind of sleep it asks for: from any other than the last, firmware would go on without us.
+                    power::off()
                 }
-                // SAFETY: the guest switches its machine off; it has no other.
+                // SAFETY: no sleep.
                 unsafe { port::out16(number, rax as u16) }
             }
+            // The log's: the guest writes no line of it.
+            _ => {}
         }
         Cause::Guest
     }

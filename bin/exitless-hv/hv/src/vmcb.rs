@@ -39,6 +39,8 @@ pub const EXIT_INFO2: Field<u64> = at(0x80);
 pub const EXIT_DURING: Field<u64> = at(0x88);
 /// Nested paging.
 pub const NESTED: Field<u64> = at(0x90);
+/// Where an INT instruction's event that is injected returns to, for processors that save it.
+pub const NEXT_RIP: Field<u64> = at(0xc8);
 /// An event to begin with.
 pub const EVENT: Field<u64> = at(0xa8);
 /// Physical address of the nested page tables.
@@ -83,6 +85,8 @@ pub mod intercept {
     pub const NMI: u32 = 1 << 1;
     /// The guest could take the virtual interrupt.
     pub const VINTR: u32 = 1 << 4;
+    /// Writes of CR0 that change more than TS and MP.
+    pub const CR0_WRITE: u32 = 1 << 5;
     /// SIDT.
     pub const IDTR_READ: u32 = 1 << 6;
     /// LIDT.
