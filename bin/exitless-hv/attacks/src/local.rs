@@ -1,4 +1,4 @@
-//! The local APIC: commands to another processor (e8init, e8nmi), and sources of its own (e9lint0, e9timer).
+//! The local APIC: commands to another processor (e8init, e8nmi, e8memory), and sources of its own (e9lint0, e9timer).
 
 use bare::{apic, port};
 
@@ -27,6 +27,23 @@ pub fn e8init(run: &Run) {
 /// NMI to another processor, 20 times in a second.
 pub fn e8nmi(run: &Run) {
     command(run, NMI | ASSERT, 20, 50);
+}
+
+/// The same as an interrupt message, written to where a local APIC has its registers in memory: where the processor's own writes there
+/// are messages too (QEMU), it needs no command register.
+pub fn e8memory(run: &Run) {
+    const MESSAGE: *mut u32 = 0xfee0_1000 as *mut u32;
+    let sent = run.measured(|| {
+        (0..20).fold(0, |sent, _| {
+            if !run.is_calm {
+                // SAFETY: mapped, and no memory.
+                unsafe { MESSAGE.write_volatile(NMI as u32) }
+            }
+            time::wait(50);
+            sent + u32::from(!run.is_calm)
+        })
+    });
+    run.result(format_args!("sent={sent} faults=0"));
 }
 
 fn command(run: &Run, command: u64, times: u32, pause: u64) {

@@ -29,7 +29,7 @@ use bare::text::{COM1, Output};
 type Payload = fn(&Run);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Payload); 16] = [
+const ATTACKS: [(&str, Payload); 17] = [
     ("e1", ipi::e1),
     ("e2", mask::e2),
     ("e3", gates::e3),
@@ -41,6 +41,7 @@ const ATTACKS: [(&str, Payload); 16] = [
     ("gate", gates::gate),
     ("e8init", local::e8init),
     ("e8nmi", local::e8nmi),
+    ("e8memory", local::e8memory),
     ("e9lint0", local::e9lint0),
     ("e9timer", local::e9timer),
     ("e10vector", device::e10vector),

@@ -52,7 +52,7 @@ pub const ATTACKS: [Attack; 9] = [
     Attack {
         name: "e8",
         what: "INIT and NMI to another core",
-        payloads: &["e8init", "e8nmi"],
+        payloads: &["e8init", "e8nmi", "e8memory"],
     },
     Attack {
         name: "e9",
@@ -195,7 +195,7 @@ pub fn judge(ran: &Ran, payload: &str) -> Outcome {
             let (beats, ms) = (of("core1_beats"), of("ms"));
             (done && beats * 40 < ms, done && beats * 20 >= ms)
         }
-        "e8nmi" => (of("core1_nmis") > 0, done && of("core1_nmis") == 0),
+        "e8nmi" | "e8memory" => (of("core1_nmis") > 0, done && of("core1_nmis") == 0),
         "e9lint0" => {
             // Without defences there is no watchdog, and so no NMI but the guest's; with them, one every 20 ms.
             let is_off = ran.log.contains("defences off");
