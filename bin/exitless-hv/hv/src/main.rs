@@ -8,8 +8,8 @@
 //! set up, and [`Vm::run`](vm::Vm::run) enters and exits for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.2, vectors
 //! §3.5.3, completion §3.5.4, protection §3.6, timers and interrupts to oneself §3.9.
 //!
-//! **Trust.** The guest is hostile; firmware and the assigned *device* are not: without an IOMMU, the device can reach this memory by DMA
-//! and forge any message. It says so at start.
+//! **Trust.** The guest is hostile to interrupts: that is what is contained. Firmware and *devices* are trusted: without an IOMMU the
+//! guest reaches this memory by any DMA that it programs, and a device can forge any message. It says so at start.
 //!
 //! **Left out.** More than one processor for the guest (a second one is parked, and watches); devices other than NVMe; Intel's VMX.
 #![no_std]
@@ -87,7 +87,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         if options.defend { "on" } else { "off" }
     );
     say!(
-        "hv: contained_dma=false: there is no IOMMU between the assigned device and this memory: device trusted"
+        "hv: contained_dma=false: there is no IOMMU between devices and this memory: device trusted"
     );
     check_processor();
     host::quiet_8259s();
