@@ -86,6 +86,8 @@ const CAUSES: [(Cause, &str); 5] = [
 pub struct Counts {
     /// VMRUNs.
     pub runs: u64,
+    /// Cycles of the time-stamp counter between entries and exits.
+    pub guest_cycles: u64,
     exits: [[u64; CAUSES.len()]; KINDS.len()],
     /// The host's ticks that it handled.
     pub ticks: u64,
@@ -111,6 +113,7 @@ impl Counts {
     /// None.
     pub const ZERO: Self = Self {
         runs: 0,
+        guest_cycles: 0,
         exits: [[0; CAUSES.len()]; KINDS.len()],
         ticks: 0,
         nmis: 0,
@@ -143,6 +146,7 @@ impl Counts {
         }
         Self {
             runs: self.runs - before.runs,
+            guest_cycles: self.guest_cycles - before.guest_cycles,
             exits,
             ticks: self.ticks - before.ticks,
             nmis: self.nmis - before.nmis,
@@ -160,6 +164,7 @@ impl Counts {
     pub fn keys(&self, out: &mut impl fmt::Write) -> fmt::Result {
         for (key, value) in [
             ("runs", self.runs),
+            ("guest_cycles", self.guest_cycles),
             ("exits", self.sum()),
             ("host_ticks", self.ticks),
             ("nmis", self.nmis),

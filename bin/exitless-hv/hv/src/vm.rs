@@ -132,6 +132,7 @@ pub struct Vm {
     pub counts: Counts,
     window: Counts,
     window_start: (u64, u64),
+    window_cycles: u64,
     windows: u32,
     own_gates: u32,
 }
@@ -157,6 +158,7 @@ impl Vm {
             counts: Counts::ZERO,
             window: Counts::ZERO,
             window_start: (0, 0),
+            window_cycles: 0,
             windows: 0,
             own_gates: 0,
         }
@@ -228,6 +230,7 @@ impl Vm {
         }
         self.let_through(apic::EOI, !plan.eoi_exits, true);
         self.counts.runs += 1;
+        let start = processor::cycles();
         // SAFETY: the block describes a guest whose memory, ports and registers are its own (`main.rs`); the pages stay.
         unsafe {
             guest_run(
@@ -236,6 +239,7 @@ impl Vm {
                 self.pages.host.0.address(),
             );
         }
+        self.counts.guest_cycles += processor::cycles() - start;
         self.pages.vmcb.set(vmcb::TLB, 0);
     }
 
@@ -671,6 +675,7 @@ impl Vm {
             1 => {
                 self.window = self.counts;
                 self.window_start = now;
+                self.window_cycles = processor::cycles();
             }
             2 => {
                 let counts = self.counts.since(&self.window);
@@ -705,6 +710,8 @@ impl Vm {
             ms.wrapping_sub(since.0),
             ticks.wrapping_sub(since.1)
         );
+        let cycles = processor::cycles() - self.window_cycles;
+        let _ = write!(out, "\"cycles\":{cycles},");
         let _ = counts.keys(&mut out);
         for (key, value) in [
             ("total_injected", core.injected),

@@ -122,6 +122,8 @@ impl Figures {
             1,
         );
         row(&mut text, "in ms", &|run| run.ms as f64, 1);
+        row(&mut text, "% in guest *", &|run| run.in_guest * 100.0, 1);
+        text.push_str("\n  * emulated: what an exit costs is what it costs the emulator");
         self.say(&text);
         for run in runs {
             self.mode(suffix, run);
@@ -133,6 +135,10 @@ impl Figures {
         let per_1000 = run.exits_per_1000();
         self.set(&format!("exits_per_1000_{key}{suffix}"), round(per_1000));
         self.set(&format!("reads_verified_{key}{suffix}"), run.reads as f64);
+        self.set(
+            &format!("emulated_in_guest_percent_{key}{suffix}"),
+            round(run.in_guest * 100.0),
+        );
         self.set(
             &format!("ticks_per_1000_{key}{suffix}"),
             round(run.ticks_per_1000()),

@@ -97,6 +97,8 @@ pub struct Figures {
     pub direct_exits: u64,
     /// Timer interrupts that the host saw.
     pub ticks: u64,
+    /// Of the window's time that part which the guest had: the emulator's, and so no measure of a machine's.
+    pub in_guest: f64,
     /// The window, ms of the emulated machine.
     pub ms: u64,
 }
@@ -188,6 +190,7 @@ fn figures(mode: Mode, reads: u64, interrupts: u64, asked: u64, window: &Report)
         completed: window.count("device_completed"),
         direct_exits: window.count("device_exits_direct"),
         ticks: window.count("timer_caught"),
+        in_guest: window.count("guest_cycles") as f64 / window.count("cycles").max(1) as f64,
         ms: window.count("ms"),
     }
 }
