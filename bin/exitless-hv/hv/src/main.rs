@@ -75,6 +75,11 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     if magic != MAGIC {
         refuse(&"no multiboot loader");
     }
+    // First of all, so that whatever is refused ends the machine.
+    let own = processor::cpuid(1, 0)[1] >> 24;
+    // SAFETY: the guest does not run yet.
+    let tables = unsafe { Tables::find_and_hide(own) };
+    power::set_ports(tables.power);
     // SAFETY: the loader left it; nothing is changed there.
     let information = unsafe { Information::new(information) };
     let options = Options::parse(information.command_line()).unwrap_or_else(|word| {
@@ -100,9 +105,6 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         apic::enable();
         apic::write(apic::SPURIOUS, 0x1ff);
     }
-    // SAFETY: the guest does not run yet.
-    let tables = unsafe { Tables::find_and_hide(apic::read(apic::ID) as u32) };
-    power::set_ports(tables.power);
     let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
     if vm.pages.nested.init().is_err() {
         refuse(&"nested page tables");

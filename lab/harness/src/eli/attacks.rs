@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::machine::{Guest, Machine, Ran, Report, Run};
+use super::machine::{CPU, Guest, Machine, Ran, Report, Run};
 
 /// An attack, and the payloads that make it.
 pub struct Attack {
@@ -107,6 +107,7 @@ pub fn run(machine: &Machine, payload: &str, way: Way, mode: &str) -> Result<Ran
     machine.run(&Run {
         options: format!("mode={mode} tick={TICK} assign=31,41,61 defend={defend} until={UNTIL}"),
         guest: Guest::Attack(&line),
+        cpu: CPU,
         nvme: payload.starts_with("e10"),
         cpus: 2,
         limit: Duration::from_secs(40),

@@ -151,6 +151,16 @@ impl Figures {
             &format!("watchdog_exits_per_s_{key}{suffix}"),
             per_second(run.watchdog, run.ms),
         );
+        if run.mode == Mode::Eli {
+            self.set(
+                &format!("timer_exits_per_s{suffix}"),
+                per_second(run.timer, run.ms),
+            );
+            self.set(
+                &format!("watchdog_exits_per_s{suffix}"),
+                per_second(run.watchdog, run.ms),
+            );
+        }
         for (sum, value) in [
             ("unattributed_exits", run.unattributed()),
             ("direct_mode_device_exits", run.direct_exits),

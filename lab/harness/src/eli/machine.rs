@@ -30,6 +30,8 @@ pub struct Run<'a> {
     pub options: String,
     /// The guest.
     pub guest: Guest<'a>,
+    /// QEMU's processor.
+    pub cpu: &'a str,
     /// With the NVMe controller.
     pub nvme: bool,
     /// Processors.
@@ -38,12 +40,20 @@ pub struct Run<'a> {
     pub limit: Duration,
 }
 
+/// A processor with all that is needed.
+pub const CPU: &str = "EPYC,+x2apic";
+
 /// Who runs.
+#[derive(Clone, Copy)]
 pub enum Guest<'a> {
     /// Linux; more of its command line, and a script.
     Linux(&'a str, &'a str),
     /// The guest that attacks; its command line.
     Attack(&'a str),
+    /// A file that is no kernel.
+    NoKernel,
+    /// Linux, with a command line that is too long for it.
+    LongLine,
 }
 
 /// What came of it.
@@ -120,14 +130,7 @@ impl Machine {
         let mut command = Command::new(program);
         command.args(arguments).envs(environment);
         command.args(["-machine", "q35,hpet=on", "-global", "hpet.msi=on"]);
-        command.args([
-            "-accel",
-            "tcg,thread=multi",
-            "-cpu",
-            "EPYC,+x2apic",
-            "-m",
-            "1024",
-        ]);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", run.cpu, "-m", "1024"]);
         command.args(["-smp", &run.cpus.to_string()]);
         command.args([
             "-display",
@@ -174,6 +177,10 @@ impl Machine {
     fn modules(&self, guest: &Guest<'_>) -> Result<OsString> {
         let doubled = |text: &str| text.replace(',', ",,");
         Ok(match guest {
+            Guest::NoKernel => with_path("", &self.initrd, ""),
+            Guest::LongLine => {
+                with_path("", &self.packages.guest().vmlinuz(), &" long".repeat(600))
+            }
             Guest::Attack(line) => with_path("", &self.attacks, &format!(" {}", doubled(line))),
             Guest::Linux(more, script) => {
                 let run = lab::guest_image::run_option(script)?;

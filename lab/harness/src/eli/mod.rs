@@ -1,7 +1,7 @@
 //! `exitless eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`, mode by mode, and attacks on it.
 //!
 //! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel ([`machine`]). [`modes`] boots Debian's kernel
-//! and reads; [`churn`] moves vectors about; [`attacks`] runs the hostile guest. Counts come from the hypervisor's log, and are held
+//! and reads; [`churn`] moves vectors about; [`refusals`] is what it cannot do; [`attacks`] runs the hostile guest. Counts come from the hypervisor's log, and are held
 //! against what the guest counted: its interrupts, and what it read.
 //!
 //! Left out: time. What the thesis measures in time (Table 3.2, Figure 3.4, throughput) an emulator cannot show.
@@ -11,6 +11,7 @@ mod churn;
 mod figures;
 mod machine;
 mod modes;
+mod refusals;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -43,7 +44,7 @@ pub struct EliArgs {
     /// The attacks alone.
     #[arg(long, conflicts_with = "all")]
     attacks: bool,
-    /// Modes and three attacks, shortly: what `make test` runs.
+    /// Modes, three attacks and what is refused, shortly: what `make test` runs.
     #[arg(long, conflicts_with_all = ["all", "attacks"])]
     quick: bool,
     /// Twenty rounds of the modes and of three attacks, and 200,000 interrupts: what `make eli-soak` runs.
@@ -99,6 +100,9 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             table(&other, args, reads, "_linux_6_12", &mut figures);
             rates(&machine, &mut figures);
             churn(&machine, &mut figures);
+        }
+        if args.all || args.quick {
+            refusals(&machine, &mut figures);
         }
         if args.all || args.attacks || args.quick {
             conformance(&machine, &mut figures);
@@ -198,6 +202,17 @@ fn churn(machine: &Machine, figures: &mut Figures) {
             churn::run(machine, &churn, mode),
         );
     }
+}
+
+/// What it cannot do it refuses.
+fn refusals(machine: &Machine, figures: &mut Figures) {
+    for refusal in &refusals::REFUSALS {
+        eprintln!("eli: {}", refusal.what);
+        let checked = refusals::check(machine, refusal);
+        figures.claim_ok(&format!("{} is refused", refusal.what), checked);
+    }
+    let ran = refusals::without_device(machine);
+    figures.claim_ok("without a device there is injection", ran);
 }
 
 /// An honest guest gets what it is due.

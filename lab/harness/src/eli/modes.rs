@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use workload::BLOCK;
 use workload::pattern::Checksum;
 
-use super::machine::{Guest, Machine, Ran, Report, Run, SEED};
+use super::machine::{CPU, Guest, Machine, Ran, Report, Run, SEED};
 
 /// What goes without an exit, as the hypervisor's command line has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -200,6 +200,7 @@ pub fn run(machine: &Machine, mode: Mode, kernel: &str, script: &str, work: u64)
     let ran = machine.run(&Run {
         options: format!("mode={} trace=100", mode.option()),
         guest: Guest::Linux(kernel, script),
+        cpu: CPU,
         nvme: true,
         cpus: 1,
         limit: Duration::from_secs(90 + work / 200),

@@ -1,0 +1,103 @@
+//! What the hypervisor cannot do: it says so, and ends the machine.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::machine::{CPU, Guest, Machine, Run};
+
+/// What is wrong, and what is said of it.
+pub struct Refusal {
+    /// For people.
+    pub what: &'static str,
+    cpu: &'static str,
+    options: &'static str,
+    guest: Guest<'static>,
+    said: &'static str,
+}
+
+/// All of them.
+pub const REFUSALS: [Refusal; 6] = [
+    Refusal {
+        what: "a processor without SVM",
+        cpu: "EPYC,+x2apic,-svm",
+        options: "",
+        guest: Guest::Attack("e1"),
+        said: "no SVM",
+    },
+    Refusal {
+        what: "a processor without nested paging",
+        cpu: "EPYC,+x2apic,-npt",
+        options: "",
+        guest: Guest::Attack("e1"),
+        said: "no nested paging",
+    },
+    Refusal {
+        what: "a processor without x2APIC",
+        cpu: "EPYC,-x2apic",
+        options: "",
+        guest: Guest::Attack("e1"),
+        said: "no x2APIC",
+    },
+    Refusal {
+        what: "a mode that there is not",
+        cpu: CPU,
+        options: "mode=fast",
+        guest: Guest::Attack("e1"),
+        said: "\"mode=fast\" is not understood",
+    },
+    Refusal {
+        what: "a kernel that is none",
+        cpu: CPU,
+        options: "",
+        guest: Guest::NoKernel,
+        said: "neither a bzImage",
+    },
+    Refusal {
+        what: "a command line that the kernel does not take",
+        cpu: CPU,
+        options: "",
+        guest: Guest::LongLine,
+        said: "command line is longer",
+    },
+];
+
+/// Whether it is refused, and the machine ends.
+pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
+    let ran = machine.run(&Run {
+        options: refusal.options.to_owned(),
+        guest: refusal.guest,
+        cpu: refusal.cpu,
+        nvme: false,
+        cpus: 1,
+        limit: Duration::from_secs(30),
+    })?;
+    ensure!(
+        ran.log.contains(refusal.said),
+        "no {:?}\n{}",
+        refusal.said,
+        ran.tail()
+    );
+    ensure!(ran.ended, "the machine did not end\n{}", ran.tail());
+    Ok(())
+}
+
+/// Without a controller, or with one whose table cannot be had, the guest runs by injection and the log says why.
+pub fn without_device(machine: &Machine) -> Result<()> {
+    let ran = machine.run(&Run {
+        options: "mode=eli".to_owned(),
+        guest: Guest::Attack("e1"),
+        cpu: CPU,
+        nvme: false,
+        cpus: 1,
+        limit: Duration::from_secs(30),
+    })?;
+    ensure!(
+        ran.log
+            .contains("no device is assigned: there is no NVMe controller"),
+        "{}",
+        ran.tail()
+    );
+    ensure!(super::attacks::conforms(&ran, "e1"), "{}", ran.tail());
+    Ok(())
+}
