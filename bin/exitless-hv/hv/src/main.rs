@@ -19,6 +19,8 @@ mod acpi;
 mod core1;
 mod host;
 mod hpet;
+mod instructions;
+mod interrupts;
 mod lapic;
 mod loader;
 mod log;
@@ -33,6 +35,7 @@ mod step;
 mod tables;
 mod vm;
 mod vmcb;
+mod window;
 
 use core::arch::{asm, global_asm};
 

@@ -1,0 +1,238 @@
+//! Interrupts of every kind, and the faults that may be some: what the processor acknowledged is handed to the mode machine, and what
+//! that says is carried out.
+
+use core::sync::atomic::Ordering;
+
+use bare::apic;
+use eli::event::{self, Event, Kind as EventKind};
+use eli::hosts::Source;
+use eli::watchdog::Verdict;
+use eli::{Fault, Handed, Reflection, Taken, Vector, VectorSet};
+
+use crate::host::{self, WINDOW_MAX};
+use crate::log::say;
+use crate::report::{Cause, Kind};
+use crate::vm::Vm;
+use crate::vmcb;
+
+impl Vm {
+    /// On whose account a vector's exits are.
+    pub fn cause(&self, vector: Option<Vector>) -> Cause {
+        match vector {
+            Some(vector) if self.device.contains(vector) => Cause::Device,
+            Some(vector) if self.lapic.timer_vector() == Some(vector) => Cause::Timer,
+            Some(vector) if self.core.hosts.source(vector).is_some() => Cause::Host,
+            _ => Cause::Guest,
+        }
+    }
+
+    /// Physical interrupts while all exit.
+    pub fn interrupt(&mut self) -> Cause {
+        const NONE: Taken = Taken {
+            vector: 0,
+            in_service: false,
+            level: false,
+        };
+        let mut buffer = [NONE; WINDOW_MAX];
+        let mut real = VectorSet::EMPTY;
+        let taken = host::window(&mut buffer);
+        for one in taken.iter().filter(|one| one.in_service) {
+            real.insert(one.vector);
+        }
+        let first = taken.last().map(|one| one.vector);
+        let cause = self.cause(first);
+        let real = real.union(host::in_service());
+        self.took(taken, real);
+        cause
+    }
+
+    pub fn took(&mut self, taken: &[Taken], real: VectorSet) {
+        let (device, timer) = (self.device, self.lapic.timer_vector());
+        let counts = &mut self.counts;
+        self.core.took(taken, real, |vector, Handed { eois, to }| {
+            (0..eois).for_each(|_| apic::eoi());
+            match to {
+                Some(Source::Tick) => counts.ticks += 1,
+                Some(Source::Message) => {}
+                None => {
+                    counts.device_caught += u64::from(device.contains(vector));
+                    counts.timer_caught += u64::from(timer == Some(vector));
+                }
+            }
+        });
+    }
+
+    pub fn nmi(&mut self) -> Cause {
+        self.counts.nmis += host::window_nmi();
+        let is_direct = self.core.last().direct;
+        // With IF set only in the shadow of STI no interrupt is ever taken.
+        let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
+        let masked = is_direct && (shadow || !self.pages.vmcb.interrupts());
+        let held = if is_direct {
+            host::in_service().highest()
+        } else {
+            None
+        };
+        match self.watchdog.tick(masked, held) {
+            Verdict::Fine => {}
+            Verdict::Inject => {
+                self.core.suspend();
+                if self.traces() {
+                    say!(
+                        "mode: injection while the guest masks interrupts, at {:#x}",
+                        self.pages.vmcb.get(vmcb::RIP)
+                    );
+                }
+            }
+            Verdict::ForceEoi(vector) => {
+                let eois = self.core.fall_back(host::in_service());
+                (0..eois).for_each(|_| apic::eoi());
+                say!(
+                    "mode: injection for good: the guest held vector {vector:#x} in service; {eois} ended for it"
+                );
+            }
+        }
+        // The host's do not wait for the guest longer than to the next tick.
+        let requested = VectorSet::from_words(apic::words(apic::IRR));
+        if is_direct
+            && requested
+                .iter()
+                .any(|vector| self.core.hosts.source(vector).is_some())
+        {
+            self.interrupt();
+        }
+        Cause::Watchdog
+    }
+
+    /// #NP or #GP: an interrupt in disguise, an INT instruction, or the guest's own.
+    pub fn fault(&mut self, code: u64, during: Option<Event>) -> (Kind, Cause) {
+        // See `run.s`: an interrupt of QEMU's that was gone when it was taken, met by the guest.
+        const GONE: u32 = 0xffff_fffa;
+        let number = (code - 0x40) as Vector;
+        if number == event::PROTECTION && self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32 == GONE {
+            host::HOST_SPURIOUS.fetch_add(1, Ordering::Relaxed);
+            return (Kind::Protection, Cause::Host);
+        }
+        let kind = if number == event::NOT_PRESENT {
+            Kind::NotPresent
+        } else {
+            Kind::Protection
+        };
+        let vmcb = &self.pages.vmcb;
+        let fault = Fault {
+            fault: Event::exception(number, Some(vmcb.get(vmcb::EXIT_INFO1) as u32)),
+            during,
+            gate: during.map_or_else(Default::default, |event| self.guests_gate(event.vector)),
+            privilege: vmcb.get(vmcb::CPL),
+        };
+        let mut reflection = self.core.reflect(fault);
+        if !self.options.defend {
+            match self.undefended(fault, reflection) {
+                Some(other) => reflection = other,
+                None => return (kind, Cause::Guest),
+            }
+        }
+        match reflection {
+            Reflection::Interrupt(vector) => {
+                let cause = self.cause(Some(vector));
+                self.counts.device_exits_direct += u64::from(
+                    self.core.last().direct
+                        && self.core.assigned().contains(vector)
+                        && self.device.contains(vector),
+                );
+                let taken = host::taken(vector);
+                self.took(&[taken], host::in_service());
+                (kind, cause)
+            }
+            Reflection::Software(injection) => {
+                if let Some(len) = self.software_len() {
+                    if injection.opens {
+                        self.show_gate(injection.event.vector);
+                    }
+                    self.pages.vmcb.skip(len);
+                    let next = self.pages.vmcb.get(vmcb::RIP);
+                    self.pages.vmcb.set(vmcb::NEXT_RIP, next);
+                    self.raise(injection.event);
+                    self.software = true;
+                } else {
+                    // No INT instruction stands there any more: another processor of the guest's would have changed it.
+                    self.raise(fault.fault);
+                }
+                (kind, Cause::Guest)
+            }
+            Reflection::Guest(event) => {
+                self.raise(event);
+                (kind, Cause::Guest)
+            }
+            Reflection::Shutdown => self.stop("the guest shut down (triple fault)"),
+        }
+    }
+
+    /// What was done before the defences were there (`defend=off`): INT instructions and the guest's own absent gates taken for
+    /// interrupts.
+    pub fn undefended(&mut self, fault: Fault, reflection: Reflection) -> Option<Reflection> {
+        const LOOP: u32 = 100_000;
+        let Some(during) = fault.during else {
+            return Some(reflection);
+        };
+        Some(match (during.kind, reflection) {
+            (EventKind::Software, Reflection::Software(injection)) => {
+                if self.core.hosts.source(during.vector) == Some(Source::Tick) {
+                    // Counted as the host's, and the guest goes on behind it.
+                    self.counts.ticks += 1;
+                    let len = self.software_len().unwrap_or(0);
+                    self.pages.vmcb.skip(len);
+                    return None;
+                }
+                Reflection::Software(injection)
+            }
+            (EventKind::External, _) if !fault.gate.is_present() => {
+                self.own_gates += 1;
+                if self.own_gates == LOOP {
+                    self.stop(
+                        "the guest's own absent gate: the same interrupt met it 100000 times",
+                    );
+                }
+                if host::in_service().contains(during.vector) {
+                    Reflection::Interrupt(during.vector)
+                } else {
+                    Reflection::Guest(during)
+                }
+            }
+            _ => reflection,
+        })
+    }
+
+    /// The length of the INT instruction at the guest's instruction pointer.
+    pub fn software_len(&self) -> Option<u64> {
+        let address = self.pages.vmcb.get(vmcb::RIP);
+        let mut code = [0; 15];
+        let mut len = 0;
+        for slot in &mut code {
+            let Some(byte) = self
+                .translate(address + len as u64)
+                .and_then(|at| self.memory.read8(at))
+            else {
+                break;
+            };
+            *slot = byte;
+            len += 1;
+        }
+        event::software_len(&code[..len]).map(u64::from)
+    }
+
+    /// What is really in service must be the guest's, or owed.
+    pub fn audit(&mut self) {
+        if !self.options.defend {
+            return;
+        }
+        let real = host::in_service();
+        if !real.is_empty()
+            && let Some(vector) = self.core.audit(real)
+        {
+            self.counts.ticks += u64::from(self.core.hosts.source(vector) == Some(Source::Tick));
+            say!("audit: the guest has the host's vector {vector:#x} in service");
+            apic::eoi();
+        }
+    }
+}
