@@ -29,9 +29,10 @@ use bare::text::{COM1, Output};
 type Payload = fn(&Run);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Payload); 17] = [
+const ATTACKS: [(&str, Payload); 18] = [
     ("e1", ipi::e1),
     ("e2", mask::e2),
+    ("e2shadow", mask::e2shadow),
     ("e3", gates::e3),
     ("e4", mask::e4),
     ("e5", ipi::e5),

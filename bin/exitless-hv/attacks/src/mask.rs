@@ -1,4 +1,4 @@
-//! Keeping interrupts out: by the flag (e2), by none being ended (e4), by priority (e7, e7tpr).
+//! Keeping interrupts out: by the flag (e2, e2shadow), by none being ended (e4), by priority (e7, e7tpr).
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -10,15 +10,37 @@ use crate::{Run, time};
 
 /// Spins for ever with interrupts off.
 pub fn e2(run: &Run) {
+    spin(run, || {
+        interrupts::set_enabled(false);
+        loop {
+            core::hint::spin_loop();
+        }
+    });
+}
+
+/// Spins for ever with interrupts on, as the flag says, but only in the shadow of the instruction that sets it: none is ever taken.
+pub fn e2shadow(run: &Run) {
+    spin(run, || {
+        // SAFETY: no register, memory or stack is touched, and it does not return.
+        unsafe {
+            asm!(
+                "cli",
+                "2: sti",
+                "cli",
+                "jmp 2b",
+                options(noreturn, nomem, nostack)
+            )
+        }
+    });
+}
+
+fn spin(run: &Run, for_ever: impl Fn()) {
     run.result(format_args!("spinning"));
     run.measured(|| {
         if run.is_calm {
             time::wait(200);
-            return;
-        }
-        interrupts::set_enabled(false);
-        loop {
-            core::hint::spin_loop();
+        } else {
+            for_ever();
         }
     });
     run.result(format_args!("ended=1"));

@@ -22,7 +22,7 @@ pub const ATTACKS: [Attack; 9] = [
     Attack {
         name: "e2",
         what: "masks interrupts and spins",
-        payloads: &["e2"],
+        payloads: &["e2", "e2shadow"],
     },
     Attack {
         name: "e3",
@@ -155,7 +155,7 @@ pub fn judge(ran: &Ran, payload: &str) -> Outcome {
         |report: &Option<Report>| ticks(report).is_some_and(|(seen, made)| seen > made + 1);
     let of = |key: &str| end.as_ref().map_or(0, |report| report.count(key));
     let (succeeded, contained) = match payload {
-        "e2" => {
+        "e2" | "e2shadow" => {
             let time = last("time");
             (last("lost").is_some(), time.is_some() && alive(&time))
         }
@@ -220,7 +220,7 @@ pub fn judge(ran: &Ran, payload: &str) -> Outcome {
         ),
         _ => (false, false),
     };
-    match (succeeded, contained && (done || payload == "e2")) {
+    match (succeeded, contained && (done || payload.starts_with("e2"))) {
         (true, _) => Outcome::Succeeded,
         (false, true) => Outcome::Contained,
         _ => Outcome::Unclear,
