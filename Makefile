@@ -88,10 +88,10 @@ bench-swap: build ## what guests with too little memory move, in the lab: the ho
 bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
 	$(EXITLESS) swap-figures --report $(REPORT)/swap-figures.json
 
-eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate; nine attacks, each without its defence and with it; 30 minutes -> target/report/eli.json
+eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate; nine attacks, each without its defence and with it; 8 minutes -> target/report/eli.json
 	$(EXITLESS) eli --all --reads 20000 --report $(REPORT)/eli.json
 
-eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 40 minutes -> target/report/eli-soak.json
+eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 11 minutes -> target/report/eli-soak.json
 	$(EXITLESS) eli --soak --report $(REPORT)/eli-soak.json
 
 soak: setup-clients ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, daemon killed 35 times, 5-minute verified I/O, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
