@@ -1,7 +1,7 @@
 //! `exitless eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`, mode by mode, and attacks on it.
 //!
-//! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel ([`machine`]). [`modes`] boots Debian's kernel
-//! and reads; [`churn`] moves vectors about; [`refusals`] is what it cannot do; [`attacks`] runs the hostile guest. Counts come from the hypervisor's log, and are held
+//! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel (`machine`). `modes` boots Debian's kernel
+//! and reads; `churn` moves vectors about; `refusals` is what it cannot do; `attacks` runs the hostile guest. Counts come from the hypervisor's log, and are held
 //! against what the guest counted: its interrupts, and what it read.
 //!
 //! Left out: time. What the thesis measures in time (Table 3.2, Figure 3.4, throughput) an emulator cannot show.
