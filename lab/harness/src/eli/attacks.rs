@@ -238,3 +238,62 @@ pub fn conforms(ran: &Ran, payload: &str) -> bool {
             _ => false,
         }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ran(console: &str, log: &str) -> Ran {
+        Ran {
+            console: console.into(),
+            log: log.into(),
+            ended: true,
+        }
+    }
+
+    fn window(ticks: u64, made: u64) -> String {
+        format!(
+            "hv: x\n{{\"report\":\"window\",\"host_ticks\":{ticks},\"host_ticks_made\":{made}}}\n"
+        )
+    }
+
+    #[test]
+    fn a_stolen_tick_a_starved_host_and_a_forged_tick_are_told_from_a_healthy_run() {
+        let e3 = |stolen, ticks| {
+            let console = format!("attack e3: stolen={stolen} own=100\nattack e3: done\n");
+            judge(&ran(&console, &window(ticks, 200)), "e3")
+        };
+        assert_eq!(e3(190, 0), Outcome::Succeeded);
+        assert_eq!(e3(0, 198), Outcome::Contained);
+        // Nothing was stolen, but nothing reached the host either.
+        assert_eq!(e3(0, 0), Outcome::Unclear);
+        let e6 = |ticks| {
+            let console = "attack e6: ran=100\nattack e6: done\n";
+            judge(&ran(console, &window(ticks, 2)), "e6")
+        };
+        assert_eq!(e6(102), Outcome::Succeeded);
+        assert_eq!(e6(2), Outcome::Contained);
+    }
+
+    #[test]
+    fn a_hang_proves_nothing() {
+        // The machine is gone, and nobody saw why.
+        let mut hung = ran("attack e2: spinning\n", "hv: entering the guest\n");
+        hung.ended = false;
+        assert_eq!(judge(&hung, "e2"), Outcome::Unclear);
+        let lost = ran(
+            "attack e2: spinning\n",
+            "{\"report\":\"lost\",\"exits\":23}\n",
+        );
+        assert_eq!(judge(&lost, "e2"), Outcome::Succeeded);
+        assert!(!is_done(&lost));
+    }
+
+    #[test]
+    fn counts_are_summed_by_cause() {
+        let line = "{\"report\":\"window\",\"intr_device\":3,\"eoi_device\":4,\"eoi_timer\":9,\"odd_device\":5}\n";
+        let report = ran("", line).report("window").unwrap();
+        assert_eq!((report.sum_of("device"), report.sum_of("timer")), (7, 9));
+        assert!(ran("", line).report("end").is_err());
+    }
+}
