@@ -46,5 +46,5 @@ mod qemu;
 mod session;
 
 pub use error::LabError;
-pub use qemu::LabConfig;
+pub use qemu::{LabConfig, in_option};
 pub use session::{Lab, LabCommand, Output, Running, Stream};

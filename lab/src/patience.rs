@@ -15,13 +15,15 @@ const STEP: Duration = Duration::from_secs(1);
 
 /// What is left of a limit.
 #[derive(Debug)]
-pub(crate) struct Limit {
+pub struct Limit {
     left: Duration,
     since: Instant,
 }
 
 impl Limit {
-    pub(crate) fn new(limit: Duration) -> Self {
+    /// So many seconds of an idle machine, from now on.
+    #[must_use]
+    pub fn new(limit: Duration) -> Self {
         Self {
             left: limit,
             since: Instant::now(),
@@ -29,7 +31,7 @@ impl Limit {
     }
 
     /// How long to wait before the next question; `None` when the limit has passed.
-    pub(crate) fn step(&mut self) -> Option<Duration> {
+    pub fn step(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let stretch = stretch();
         self.take(now.duration_since(self.since), stretch);

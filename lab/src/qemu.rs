@@ -1,6 +1,6 @@
 //! What a lab consists of, and the QEMU command line that follows from it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -222,12 +222,21 @@ fn drive(path: &Path, id: &str) -> OsString {
         .and_then(|mut file| file.read_exact(&mut magic))
         .is_ok_and(|()| magic == *b"QFI\xfb");
     let format = if is_qcow2 { "qcow2" } else { "raw" };
-    let mut text = format!("if=none,id={id},format={format},discard=unmap,file=").into_bytes();
-    for byte in path.as_os_str().as_bytes() {
-        // A comma ends an option unless there are two.
-        text.extend(std::iter::repeat_n(*byte, 1 + usize::from(*byte == b',')));
+    let mut text = OsString::from(format!(
+        "if=none,id={id},format={format},discard=unmap,file="
+    ));
+    text.push(in_option(path));
+    text
+}
+
+/// A text inside one of QEMU's options, where a comma ends an option unless there are two.
+#[must_use]
+pub fn in_option(text: impl AsRef<OsStr>) -> OsString {
+    let mut doubled = Vec::new();
+    for byte in text.as_ref().as_bytes() {
+        doubled.extend(std::iter::repeat_n(*byte, 1 + usize::from(*byte == b',')));
     }
-    OsString::from_vec(text)
+    OsString::from_vec(doubled)
 }
 
 /// The files QEMU needs while it starts.

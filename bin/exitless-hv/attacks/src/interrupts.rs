@@ -8,11 +8,15 @@ use core::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-use bare::{apic, port, processor::cpuid};
+use bare::{apic, processor::cpuid};
 
 use crate::{end, print, time};
 
-global_asm!(include_str!("stubs.s"), options(att_syntax));
+global_asm!(
+    include_str!("../../bare/src/stubs.s"),
+    include_str!("stubs.s"),
+    options(att_syntax)
+);
 
 /// The vectors that the hypervisor delivers directly, low to high.
 pub const LOW: u8 = 0x31;
@@ -68,19 +72,8 @@ unsafe extern "C" {
 /// # Safety
 /// Once, with interrupts off and the tables loaded.
 pub unsafe fn init() -> bool {
-    // Vectors 0x30 and up: the firmware leaves them among the exceptions.
-    for (first, vector, line) in [(0x20, 0x30, 4), (0xa0, 0x38, 2)] {
-        for (register, value) in [
-            (first, 0x11),
-            (first + 1, vector),
-            (first + 1, line),
-            (first + 1, 1),
-            (first + 1, 0xff),
-        ] {
-            // SAFETY: the 8259s' four words of initialization, and their masks; interrupts are off.
-            unsafe { port::out8(register, value) }
-        }
-    }
+    // SAFETY: the caller's.
+    unsafe { bare::pic::quiet(0x30) }
     if cpuid(1, 0)[2] & 1 << 21 == 0 {
         return false;
     }

@@ -3,26 +3,18 @@
 use core::arch::asm;
 use core::sync::atomic::{Ordering::SeqCst, fence};
 
-use bare::port::{pci_read, pci_write};
+use bare::pci;
 
 use crate::tables::Page;
 use crate::time;
 
 /// Mass storage, NVM Express.
 const CLASS: u32 = 0x01_0802;
-/// PCI: command and its memory and bus master switches, class, header, first capability.
-const COMMAND: u8 = 4;
+/// PCI: the command's memory and bus master switches.
 const COMMAND_ON: u32 = 6;
-const CLASS_REGISTER: u8 = 8;
-const HEADER: u8 = 12;
-const BAR: u8 = 0x10;
-const CAPABILITIES: u8 = 0x34;
-/// The capability of MSI-X, its switches, and its table's place.
-const MSIX: u32 = 0x11;
+/// Switches of MSI-X.
 const MSIX_ENABLE: u32 = 1 << 31;
 const MSIX_MASKED: u32 = 1 << 30;
-/// What boot.s maps.
-const MAPPED_END: u64 = 512 << 30;
 /// Registers: capabilities' high half, configuration, status, queue sizes, queue addresses, the first doorbells.
 const CAP_HIGH: u64 = 4;
 const CC: u64 = 0x14;
@@ -59,17 +51,16 @@ pub struct Nvme {
 impl Nvme {
     /// Finds the first controller, and starts it, with MSI-X on but masked.
     pub fn find() -> Result<Self, &'static str> {
-        let function = (0..=u16::MAX).find(is_nvme).ok_or("no NVMe function")?;
-        let registers = bar(function, 0).ok_or("no memory at BAR 0")?;
-        let capability = find_msix(function).ok_or("no MSI-X capability")?;
-        let place = read(function, capability + 4);
-        let entry = bar(function, place as u8 & 7).ok_or("no memory at the MSI-X table's BAR")?
+        let function = pci::find(0..=u16::MAX, CLASS).ok_or("no NVMe function")?;
+        let registers = pci::memory(function, 0).ok_or("no memory at BAR 0")?;
+        let capability = pci::capability(function, pci::MSIX).ok_or("no MSI-X capability")?;
+        let place = pci::read(function, capability + 4);
+        let entry = pci::memory(function, place as u8 & 7)
+            .ok_or("no memory at the MSI-X table's BAR")?
             + u64::from(place & !7);
-        write(
-            function,
-            COMMAND,
-            read(function, COMMAND) & 0xffff | COMMAND_ON,
-        );
+        let command = pci::read(function, pci::COMMAND) & 0xffff | COMMAND_ON;
+        // SAFETY: memory and bus master: its queues are pages that nothing else uses.
+        unsafe { pci::write(function, pci::COMMAND, command) }
         let stride = 4 << (peek(registers + CAP_HIGH) & 0xf);
         let nvme = Self {
             registers,
@@ -120,8 +111,9 @@ impl Nvme {
     }
 
     fn set_msix(&self, switches: u32) {
-        let others = read(self.function, self.capability) & !(MSIX_ENABLE | MSIX_MASKED);
-        write(self.function, self.capability, others | switches);
+        let others = pci::read(self.function, self.capability) & !(MSIX_ENABLE | MSIX_MASKED);
+        // SAFETY: it interrupts, or does not; all vectors have handlers.
+        unsafe { pci::write(self.function, self.capability, others | switches) }
     }
 
     /// Identifies the controller. Returns whether it did, within a second.
@@ -158,52 +150,6 @@ impl Nvme {
         );
         is_good
     }
-}
-
-fn read(function: u16, register: u8) -> u32 {
-    // SAFETY: reading configuration registers has no effect; one processor uses the ports, outside of handlers.
-    unsafe { pci_read(function, register) }
-}
-
-fn write(function: u16, register: u8, value: u32) {
-    // SAFETY: as above; the function is the driver's, and does only what it tells it to.
-    unsafe { pci_write(function, register, value) }
-}
-
-fn is_nvme(function: &u16) -> bool {
-    // What is no function reads as all ones.
-    read(*function, CLASS_REGISTER) >> 8 == CLASS
-}
-
-/// The address in a BAR that is memory, and mapped.
-fn bar(function: u16, index: u8) -> Option<u64> {
-    if read(function, HEADER) >> 16 & 0x7f != 0 || index > 5 {
-        return None;
-    }
-    let low = read(function, BAR + 4 * index);
-    let is_wide = low >> 1 & 3 == 2 && index < 5;
-    let high = if is_wide {
-        read(function, BAR + 4 * index + 4)
-    } else {
-        0
-    };
-    let address = u64::from(high) << 32 | u64::from(low & !0xf);
-    (low & 1 == 0 && address != 0 && address < MAPPED_END).then_some(address)
-}
-
-fn find_msix(function: u16) -> Option<u8> {
-    let mut at = read(function, CAPABILITIES) as u8 & !3;
-    for _ in 0..48 {
-        if at == 0 {
-            return None;
-        }
-        let word = read(function, at);
-        if word & 0xff == MSIX {
-            return Some(at);
-        }
-        at = (word >> 8) as u8 & !3;
-    }
-    None
 }
 
 fn peek(address: u64) -> u32 {

@@ -1,22 +1,11 @@
 # The way into interrupts.rs, once for each vector of each of the two tables (numbers 256 and up are the thief's).
 #
-# Each entry is 16 bytes long, and leaves the same on the stack: a number, and an error code.
+# bare's stubs.s has what each leaves on the stack.
 .text
 .balign 16
 .global attacks_stubs
 attacks_stubs:
-.set number, 0
-.rept 512
-  .balign 16
-  .set vector, number & 255
-  # These push an error code by themselves: 8, 10 to 14, 17, 21, 29, 30.
-  .if (vector > 31) || (((0x60227d00 >> vector) & 1) == 0)
-  pushq $0
-  .endif
-  pushq $number
-  jmp attacks_common
-  .set number, number + 1
-.endr
+bare_stubs 512, attacks_common
 
 # Saves what a function may change, the x87's and SSE's state among it: the precompiled core uses SSE.
 attacks_common:

@@ -12,6 +12,8 @@
 pub mod apic;
 mod mem;
 pub mod multiboot;
+pub mod pci;
+pub mod pic;
 pub mod port;
 pub mod processor;
 pub mod text;

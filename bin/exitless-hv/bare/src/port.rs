@@ -68,34 +68,3 @@ pub unsafe fn in32(port: u16) -> u32 {
     }
     value
 }
-
-/// A register of a PCI function, by bus << 8 | device << 3 | function.
-///
-/// # Safety
-/// As [`out8`]; nobody else uses the two ports meanwhile.
-#[must_use]
-pub unsafe fn pci_read(function: u16, register: u8) -> u32 {
-    // SAFETY: the caller's.
-    unsafe {
-        out32(
-            0xcf8,
-            1 << 31 | u32::from(function) << 8 | u32::from(register & !3),
-        );
-        in32(0xcfc)
-    }
-}
-
-/// Writes a register of a PCI function.
-///
-/// # Safety
-/// As [`pci_read`].
-pub unsafe fn pci_write(function: u16, register: u8, value: u32) {
-    // SAFETY: the caller's.
-    unsafe {
-        out32(
-            0xcf8,
-            1 << 31 | u32::from(function) << 8 | u32::from(register & !3),
-        );
-        out32(0xcfc, value);
-    }
-}

@@ -64,26 +64,6 @@ pub fn load_handlers_core1(table: &mut Page) {
     load(table, &raw const core1_stubs as u64);
 }
 
-/// Away from the exceptions' vectors, where firmware leaves them, and masked.
-pub fn quiet_8259s() {
-    const WRITES: [(u16, u8); 10] = [
-        (0x20, 0x11),
-        (0xa0, 0x11),
-        (0x21, 0x20),
-        (0xa1, 0x28),
-        (0x21, 4),
-        (0xa1, 2),
-        (0x21, 1),
-        (0xa1, 1),
-        (0x21, 0xff),
-        (0xa1, 0xff),
-    ];
-    for (port, value) in WRITES {
-        // SAFETY: interrupts are off, and what comes later has a handler.
-        unsafe { bare::port::out8(port, value) }
-    }
-}
-
 /// What is in service at the local APIC.
 pub fn in_service() -> VectorSet {
     VectorSet::from_words(apic::words(apic::ISR))
@@ -94,17 +74,19 @@ fn levels() -> VectorSet {
     VectorSet::from_words(apic::words(apic::TMR))
 }
 
-/// A vector that the processor acknowledged, seen at the local APIC.
-pub fn taken(vector: u8) -> Taken {
-    Taken {
+/// A vector that the processor acknowledged, seen at the local APIC, and what is in service there.
+pub fn taken(vector: u8) -> (Taken, VectorSet) {
+    let service = in_service();
+    let taken = Taken {
         vector,
-        in_service: in_service().contains(vector),
+        in_service: service.contains(vector),
         level: levels().contains(vector),
-    }
+    };
+    (taken, service)
 }
 
-/// Lets pending interrupts in; which they were, in order.
-pub fn window(taken: &mut [Taken; WINDOW_MAX]) -> &[Taken] {
+/// Lets pending interrupts in; which they were, in order, and what is in service then.
+pub fn window(taken: &mut [Taken; WINDOW_MAX]) -> (&[Taken], VectorSet) {
     // Relaxed: the handlers run on this core, inside the call.
     let before = HOST_TAKEN_LEN.load(Ordering::Relaxed);
     // SAFETY: interrupts come here and nowhere else, and have handlers.
@@ -121,7 +103,7 @@ pub fn window(taken: &mut [Taken; WINDOW_MAX]) -> &[Taken] {
             level: levels.contains(vector),
         };
     }
-    &taken[..len]
+    (&taken[..len], service)
 }
 
 /// Lets a pending non-maskable interrupt in; how many came.

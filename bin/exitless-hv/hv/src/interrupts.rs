@@ -34,19 +34,14 @@ impl Vm {
             level: false,
         };
         let mut buffer = [NONE; WINDOW_MAX];
-        let mut real = VectorSet::EMPTY;
-        let taken = host::window(&mut buffer);
-        for one in taken.iter().filter(|one| one.in_service) {
-            real.insert(one.vector);
-        }
+        let (taken, real) = host::window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
         let cause = self.cause(first);
-        let real = real.union(host::in_service());
         self.took(taken, real);
         cause
     }
 
-    pub fn took(&mut self, taken: &[Taken], real: VectorSet) {
+    fn took(&mut self, taken: &[Taken], real: VectorSet) {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         let counts = &mut self.counts;
         self.core.took(taken, real, |vector, Handed { eois, to }| {
@@ -62,6 +57,7 @@ impl Vm {
         });
     }
 
+    /// The watchdog's tick.
     pub fn nmi(&mut self) -> Cause {
         self.counts.nmis += host::window_nmi();
         let is_direct = self.core.last().direct;
@@ -93,15 +89,18 @@ impl Vm {
             }
         }
         // The host's do not wait for the guest longer than to the next tick.
-        let requested = VectorSet::from_words(apic::words(apic::IRR));
-        if is_direct
-            && requested
-                .iter()
-                .any(|vector| self.core.hosts.source(vector).is_some())
-        {
+        if is_direct && self.is_hosts_requested() {
             self.interrupt();
         }
         Cause::Watchdog
+    }
+
+    /// Whether an interrupt of the host's waits at the local APIC.
+    fn is_hosts_requested(&self) -> bool {
+        let requested = VectorSet::from_words(apic::words(apic::IRR));
+        requested
+            .iter()
+            .any(|vector| self.core.hosts.source(vector).is_some())
     }
 
     /// #NP or #GP: an interrupt in disguise, an INT instruction, or the guest's own.
@@ -140,8 +139,8 @@ impl Vm {
                         && self.core.assigned().contains(vector)
                         && self.device.contains(vector),
                 );
-                let taken = host::taken(vector);
-                self.took(&[taken], host::in_service());
+                let (taken, real) = host::taken(vector);
+                self.took(&[taken], real);
                 (kind, cause)
             }
             Reflection::Software(injection) => {
@@ -221,18 +220,18 @@ impl Vm {
         event::software_len(&code[..len]).map(u64::from)
     }
 
-    /// What is really in service must be the guest's, or owed.
-    pub fn audit(&mut self) {
-        if !self.options.defend {
-            return;
-        }
+    /// What is really in service must be the guest's, or owed; it, as it is when the guest is entered next.
+    pub fn audit(&mut self) -> VectorSet {
         let real = host::in_service();
-        if !real.is_empty()
-            && let Some(vector) = self.core.audit(real)
-        {
-            self.counts.ticks += u64::from(self.core.hosts.source(vector) == Some(Source::Tick));
-            say!("audit: the guest has the host's vector {vector:#x} in service");
-            apic::eoi();
+        if !self.options.defend || real.is_empty() {
+            return real;
         }
+        let Some(vector) = self.core.audit(real) else {
+            return real;
+        };
+        self.counts.ticks += u64::from(self.core.hosts.source(vector) == Some(Source::Tick));
+        say!("audit: the guest has the host's vector {vector:#x} in service");
+        apic::eoi();
+        host::in_service()
     }
 }

@@ -53,7 +53,11 @@ use crate::options::Options;
 use crate::vm::{MARKERS, Pages, RBX, RSI, Vm};
 use crate::vmcb::intercept;
 
-global_asm!(include_str!("run.s"), options(att_syntax));
+global_asm!(
+    include_str!("../../bare/src/stubs.s"),
+    include_str!("run.s"),
+    options(att_syntax)
+);
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -98,7 +102,8 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         "hv: contained_dma=false: there is no IOMMU between devices and this memory: device trusted"
     );
     check_processor();
-    host::quiet_8259s();
+    // SAFETY: interrupts are off, and stay so until there are handlers.
+    unsafe { bare::pic::quiet(0x20) }
     let pages = &raw mut PAGES;
     // SAFETY: here alone, once.
     let pages = unsafe { &mut *pages };

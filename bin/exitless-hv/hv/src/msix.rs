@@ -1,7 +1,7 @@
 //! The assigned device's message table: the guest sees a copy of its page, and what it writes there goes to the device when it has
 //! been looked at.
 
-use bare::port::pci_read;
+use bare::pci;
 use eli::policy::Message;
 
 use crate::memory::{self, PAGE, Page};
@@ -67,44 +67,22 @@ impl Msix {
     /// # Errors
     /// Why there is none.
     pub fn find() -> Result<Self, Unfit> {
-        // SAFETY: reading configuration space changes nothing, and nobody else runs yet.
-        let read = |function, register| unsafe { pci_read(function, register) };
-        let is_wanted = |function: &u16| read(*function, 8) >> 8 == CLASS_NVME;
-        let function = (0..256).find(is_wanted).ok_or(Unfit::NoDevice)?;
-        let mut at = read(function, 0x34) as u8 & 0xfc;
-        // The list has 48 entries at most.
-        for _ in 0..48 {
-            let word = read(function, at);
-            if at == 0 {
-                break;
-            }
-            if word as u8 == 0x11 {
-                let (table, pending) = (read(function, at + 4), read(function, at + 8));
-                let entries = (word >> 16 & 0x7ff) as usize + 1;
-                return Self::of(function, entries, table, pending);
-            }
-            at = (word >> 8) as u8 & 0xfc;
-        }
-        Err(Unfit::NoMsix)
-    }
-
-    fn of(function: u16, entries: usize, table: u32, pending: u32) -> Result<Self, Unfit> {
-        let bar = |index: u32| {
-            let register = 0x10 + index as u8 * 4;
-            // SAFETY: as in `find`.
-            let read = |register| u64::from(unsafe { pci_read(function, register) });
-            let low = read(register);
-            let high = if low & 6 == 4 { read(register + 4) } else { 0 };
-            high << 32 | low & !0xf
+        let function = pci::find(0..256, CLASS_NVME).ok_or(Unfit::NoDevice)?;
+        let at = pci::capability(function, pci::MSIX).ok_or(Unfit::NoMsix)?;
+        let entries = (pci::read(function, at) >> 16 & 0x7ff) as usize + 1;
+        let place = |register| {
+            let word = pci::read(function, register);
+            let bar = pci::memory(function, word as u8 & 7).ok_or(Unfit::Place)?;
+            Ok((bar, bar + u64::from(word & !7)))
         };
-        let start = bar(table & 7) + u64::from(table & !7);
-        let bits = bar(pending & 7) + u64::from(pending & !7);
+        let (registers, start) = place(at + 4)?;
+        let (_, bits) = place(at + 8)?;
         let (page, offset) = (start & !(PAGE - 1), (start % PAGE) as usize);
-        if entries > ENTRIES_MAX - offset / 16 || start == 0 || start >= memory::MAPPED {
+        if entries > ENTRIES_MAX - offset / 16 || start >= memory::MAPPED {
             return Err(Unfit::Place);
         }
         // Registers begin at the BAR's start. What else is behind the table is not known; NVMe has its doorbells in front of it.
-        if bits & !(PAGE - 1) == page || bar(table & 7) == page {
+        if bits & !(PAGE - 1) == page || registers == page {
             return Err(Unfit::Shared);
         }
         Ok(Self {

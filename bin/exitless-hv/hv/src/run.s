@@ -10,17 +10,7 @@
 .global host_stubs
 .balign 16
 host_stubs:
-.set vector, 0
-.rept 256
-  .balign 16
-  .if (vector == 8) || ((vector >= 10) && (vector <= 14)) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
-  .else
-  pushq $0
-  .endif
-  pushq $vector
-  jmp host_common
-.set vector, vector + 1
-.endr
+  bare_stubs 256, host_common
 host_common:
   pushq %rax
   pushq %rcx
@@ -195,17 +185,7 @@ core1_start64:
 .global core1_stubs
 .balign 16
 core1_stubs:
-.set vector, 0
-.rept 256
-  .balign 16
-  .if (vector == 8) || ((vector >= 10) && (vector <= 14)) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
-  .else
-  pushq $0
-  .endif
-  pushq $vector
-  jmp core1_common
-.set vector, vector + 1
-.endr
+  bare_stubs 256, core1_common
 core1_common:
   movq (%rsp), %rdi
   movq %rsp, %rbp

@@ -205,7 +205,7 @@ impl Vm {
         let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);
         let is_write = self.pages.vmcb.get(vmcb::EXIT_INFO1) & WRITE != 0;
         let page = address & !(PAGE - 1);
-        if self.pages.vmcb.get(vmcb::EVENT) >> 31 & 1 != 0 {
+        if self.pages.vmcb.has_event() {
             // An event whose frame, or whose gate, lies in a protected page: no instruction of the guest's runs first.
             self.refuse("a stack in a protected page", &"general protection");
             self.raise(Event::exception(eli::event::PROTECTION, Some(0)));

@@ -28,7 +28,6 @@ use crate::vmcb::{self, Vmcb, intercept, interrupts};
 
 /// The port of markers, one byte each: 1 begins a window, 2 ends it.
 pub const MARKERS: u16 = 0xe0;
-const EVENT_VALID: u64 = 1 << 31;
 
 /// Registers of the guest that are not in its control block, by number, and its SSE state.
 #[repr(C, align(16))]
@@ -185,22 +184,24 @@ impl Vm {
 
     /// Enters and exits for ever.
     pub fn run(&mut self) -> ! {
+        let mut real = host::in_service();
         loop {
-            self.enter();
-            self.exit();
+            self.enter(real);
+            real = self.exit();
         }
     }
 
-    fn enter(&mut self) {
+    /// Enters, with `real` in service at the local APIC.
+    fn enter(&mut self, real: VectorSet) {
         let vmcb = &mut self.pages.vmcb;
         let cpu = Cpu {
             interrupts: vmcb.interrupts(),
             shadow: vmcb.get(vmcb::SHADOW) & 1 != 0,
-            event: vmcb.get(vmcb::EVENT) & EVENT_VALID != 0,
+            event: vmcb.has_event(),
             stepping: self.step.is_some(),
         };
         let was_direct = self.core.last().direct;
-        let plan = self.core.plan(cpu, host::in_service());
+        let plan = self.core.plan(cpu, real);
         self.counts.turns_direct += u64::from(plan.direct && !was_direct);
         for vector in plan.hide.iter() {
             self.show_gate(vector);
@@ -255,7 +256,8 @@ impl Vm {
         *map = if through { *map & !bits } else { *map | bits };
     }
 
-    fn exit(&mut self) {
+    /// What an exit comes to; what is in service then.
+    fn exit(&mut self) -> VectorSet {
         core1::ALIVE.fetch_add(1, Ordering::Relaxed);
         let vmcb = &mut self.pages.vmcb;
         let code = vmcb.get(vmcb::EXIT);
@@ -294,8 +296,8 @@ impl Vm {
             _ => self.stop("an exit that nothing is done about"),
         };
         self.counts.add(kind, cause);
-        self.audit();
         self.look_at_the_clock();
+        self.audit()
     }
 
     /// The next entry begins with this exception.

@@ -213,6 +213,11 @@ impl Vmcb {
         self.set(SHADOW, 0);
     }
 
+    /// Whether the next entry begins with an event.
+    pub fn has_event(&self) -> bool {
+        self.get(EVENT) >> 31 & 1 != 0
+    }
+
     /// Whether the guest takes interrupts.
     pub fn interrupts(&self) -> bool {
         self.get(RFLAGS) & FLAG_INTERRUPTS != 0

@@ -5,10 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::in_option;
 use lab::packages::{Needs, Packages, Version};
+use lab::patience::Limit;
 use serde_json::{Map, Value};
 
 /// The oldest QEMU whose processor has x2APIC in software.
@@ -139,13 +141,12 @@ impl Machine {
             "-no-user-config",
             "-no-reboot",
         ]);
-        command.arg("-serial").arg(with_path("file:", &console, ""));
-        command.arg("-debugcon").arg(with_path("file:", &log, ""));
+        command.arg("-serial").arg(with_path("file:", &console));
+        command.arg("-debugcon").arg(with_path("file:", &log));
         if run.nvme {
             command.arg("-drive").arg(with_path(
                 "if=none,id=disk,format=raw,snapshot=on,file=",
                 &self.disk,
-                "",
             ));
             command.args(["-device", "nvme,drive=disk,serial=exitless"]);
         }
@@ -173,22 +174,24 @@ impl Machine {
         Ok(ran)
     }
 
-    /// QEMU's `-initrd` for a multiboot image: files with their command lines, commas doubled.
+    /// QEMU's `-initrd` for a multiboot image: files with their command lines, a comma between them.
     fn modules(&self, guest: &Guest<'_>) -> Result<OsString> {
-        let doubled = |text: &str| text.replace(',', ",,");
+        let module = |path: &Path, line: &str| {
+            let mut text = in_option(path);
+            text.push(in_option(line));
+            text
+        };
+        let kernel = self.packages.guest().vmlinuz();
         Ok(match guest {
-            Guest::NoKernel => with_path("", &self.initrd, ""),
-            Guest::LongLine => {
-                with_path("", &self.packages.guest().vmlinuz(), &" long".repeat(600))
-            }
-            Guest::Attack(line) => with_path("", &self.attacks, &format!(" {}", doubled(line))),
+            Guest::NoKernel => module(&self.initrd, ""),
+            Guest::LongLine => module(&kernel, &" long".repeat(600)),
+            Guest::Attack(line) => module(&self.attacks, &format!(" {line}")),
             Guest::Linux(more, script) => {
                 let run = lab::guest_image::run_option(script)?;
-                let line = format!(" console=ttyS0 quiet panic=-1 {more} {run},");
-                // One comma ends the kernel's; those inside are doubled.
-                let line = doubled(line.trim_end_matches(',')) + ",";
-                let mut text = with_path("", &self.packages.guest().vmlinuz(), &line);
-                text.push(with_path("", &self.initrd, ""));
+                let line = format!(" console=ttyS0 quiet panic=-1 {more} {run}");
+                let mut text = module(&kernel, &line);
+                text.push(",");
+                text.push(module(&self.initrd, ""));
                 text
             }
         })
@@ -213,27 +216,27 @@ fn beside(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A path in QEMU's option syntax, in which a comma inside is two.
-fn with_path(before: &str, path: &Path, behind: &str) -> OsString {
-    let path = path.display().to_string().replace(',', ",,");
-    OsString::from(format!("{before}{path}{behind}"))
+/// An option that ends with a path.
+fn with_path(option: &str, path: &Path) -> OsString {
+    let mut text = OsString::from(option);
+    text.push(in_option(path));
+    text
 }
 
-/// Whether it ended before its time; a busy machine gives it more ([`lab::patience`]).
+/// Whether it ended before its time; a busy machine gives it more.
 fn wait(mut child: Child, limit: Duration) -> Result<bool> {
-    let start = Instant::now();
-    loop {
-        if child.try_wait().context("waiting for QEMU")?.is_some() {
-            return Ok(true);
-        }
-        if start.elapsed() > limit.mul_f64(lab::patience::stretch()) {
+    const STEP: Duration = Duration::from_millis(20);
+    let mut limit = Limit::new(limit);
+    while child.try_wait().context("waiting for QEMU")?.is_none() {
+        let Some(step) = limit.step() else {
             // Only a machine that hangs is ended so, and it has nothing to save.
             child.kill().context("ending QEMU")?;
             child.wait().context("waiting for QEMU")?;
             return Ok(false);
-        }
-        thread::sleep(Duration::from_millis(20));
+        };
+        thread::sleep(step.min(STEP));
     }
+    Ok(true)
 }
 
 impl Ran {
