@@ -134,11 +134,6 @@ impl Vm {
         match reflection {
             Reflection::Interrupt(vector) => {
                 let cause = self.cause(Some(vector));
-                self.counts.device_exits_direct += u64::from(
-                    self.core.last().direct
-                        && self.core.assigned().contains(vector)
-                        && self.device.contains(vector),
-                );
                 let (taken, real) = host::taken(vector);
                 self.took(&[taken], real);
                 (kind, cause)
@@ -161,7 +156,8 @@ impl Vm {
             }
             Reflection::Guest(event) => {
                 self.raise(event);
-                (kind, Cause::Guest)
+                let interrupt = during.filter(|during| during.kind == EventKind::External);
+                (kind, self.cause(interrupt.map(|during| during.vector)))
             }
             Reflection::Shutdown => self.stop("the guest shut down (triple fault)"),
         }

@@ -95,7 +95,7 @@ pub struct Counts {
     pub nmis: u64,
     /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
     pub device_caught: u64,
-    /// Of these, those met in direct mode: there must be none.
+    /// Exits on account of assigned interrupts that came in direct mode, for delivery or completion: there must be none.
     pub device_exits_direct: u64,
     /// Device interrupts injected.
     pub device_injected: u64,

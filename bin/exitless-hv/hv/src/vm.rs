@@ -262,6 +262,7 @@ impl Vm {
         let vmcb = &mut self.pages.vmcb;
         let code = vmcb.get(vmcb::EXIT);
         let during = Event::from_field(vmcb.get(vmcb::EXIT_DURING));
+        let was_direct = self.core.last().direct;
         let was_software = core::mem::take(&mut self.software);
         vmcb.set(vmcb::EVENT, 0);
         let is_fault = matches!(code, 0x4b | 0x4d);
@@ -296,6 +297,10 @@ impl Vm {
             _ => self.stop("an exit that nothing is done about"),
         };
         self.counts.add(kind, cause);
+        // Where completion exits on purpose its exits are none of these.
+        let is_wanted = kind == Kind::Eoi && !self.options.mode.ways().completion;
+        self.counts.device_exits_direct +=
+            u64::from(was_direct && cause == Cause::Device && !is_wanted);
         self.look_at_the_clock();
         self.audit()
     }
