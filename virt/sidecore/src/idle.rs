@@ -16,14 +16,19 @@
 //!         at most as 4 × the long gap, so that one quiet night is forgotten after a dozen requests
 //! ```
 //! That is the policy `Adaptive`, made for pollers that are dear to arm. `Priced` weighs CPU time against latency, at a price that
-//! the user sets, over the gaps that it has seen: see [`gaps`]. `Poll`, `Sleep` and `Spin` are fixed, for comparison and for those who know.
+//! the user sets, over the gaps that it has seen: see [`gaps`]; it may have a part of the core more cheaply: see [`Tariff`] and
+//! [`allowance`]. `Poll`, `Sleep` and `Spin` are fixed, for comparison and for those who know.
 //!
 //! Pure: no clock, no system call; time is an argument. Owned by the loop in `run.rs`.
 
+mod allowance;
 mod gaps;
+mod tariff;
 
 use crate::clock::Nanos;
+use allowance::Allowance;
 use gaps::{Gaps, Park};
+pub use tariff::{Price, Tariff};
 
 /// When to stop polling and sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,34 +43,7 @@ pub enum IdlePolicy {
     /// After this time without work, in nanoseconds.
     Spin(u64),
     /// After the time that costs least, by experience, at a price of CPU time against latency.
-    Priced(Price),
-}
-
-/// How many nanoseconds of CPU time one pays for one nanosecond of latency: 0.01 to 100, default 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Price {
-    hundredths: u16,
-}
-
-impl Price {
-    /// `price` ns of CPU time for 1 ns of latency, to the nearest hundredth within 0.01 to 100.
-    pub fn new(price: f64) -> Self {
-        Price {
-            // Saturates; not a number becomes 0.
-            hundredths: ((price * 100.0).round() as u16).clamp(1, 10_000),
-        }
-    }
-
-    /// Nanoseconds of CPU time per nanosecond of latency.
-    pub fn get(self) -> f64 {
-        f64::from(self.hundredths) / 100.0
-    }
-}
-
-impl Default for Price {
-    fn default() -> Self {
-        Price { hundredths: 100 }
-    }
+    Priced(Tariff),
 }
 
 impl IdlePolicy {
@@ -74,9 +52,14 @@ impl IdlePolicy {
         IdlePolicy::Adaptive(Adaptive::DEFAULT)
     }
 
-    /// The priced policy: see [`Price`].
+    /// The priced policy, with one price for the whole core.
     pub fn priced(price: f64) -> Self {
-        IdlePolicy::Priced(Price::new(price))
+        IdlePolicy::Priced(Tariff::flat(Price::new(price)))
+    }
+
+    /// The priced policy with the default tariff: little latency for half a core, the whole core only where it is worth it.
+    pub fn tiered() -> Self {
+        IdlePolicy::Priced(Tariff::default())
     }
 }
 
@@ -163,6 +146,7 @@ pub struct IdleState {
     retry_ns: u64,
     /// For the priced policy.
     gaps: Gaps,
+    allowance: Allowance,
     /// Moving average, without the pollers' arming.
     park: Park,
     /// It has slept since the last work.
@@ -178,12 +162,13 @@ impl IdleState {
             cpu_ns: PARK_CPU_NS as f64,
             wake_ns: WAKE_COST_NS as f64,
         };
-        let price = match policy {
-            IdlePolicy::Priced(price) => price.get(),
-            _ => 1.0,
+        let tariff = match policy {
+            IdlePolicy::Priced(tariff) => tariff,
+            _ => Tariff::flat(Price::default()),
         };
         IdleState {
-            gaps: Gaps::new(park, price),
+            gaps: Gaps::new(park, tariff),
+            allowance: Allowance::new(tariff.share(), now),
             park,
             has_slept: false,
             until_measured: 0,
@@ -204,14 +189,14 @@ impl IdleState {
             let gap_ns = now.since(self.last_work);
             match self.policy {
                 IdlePolicy::Adaptive(times) => self.learn(gap_ns, times),
-                IdlePolicy::Priced(price) => self.record(gap_ns, price),
+                IdlePolicy::Priced(tariff) => self.record(now, gap_ns, tariff),
                 _ => {}
             }
         }
         self.last_work = now;
     }
 
-    fn record(&mut self, gap_ns: u64, price: Price) {
+    fn record(&mut self, now: Nanos, gap_ns: u64, tariff: Tariff) {
         // Work that ended a sleep came earlier than this sweep by the time of a wake.
         let has_slept = std::mem::take(&mut self.has_slept);
         let late_ns = if has_slept {
@@ -224,7 +209,18 @@ impl IdleState {
             ..self.park
         };
         self.gaps
-            .record(gap_ns.saturating_sub(late_ns), park, price.get());
+            .record(gap_ns.saturating_sub(late_ns), park, tariff);
+        self.allowance.settle(now);
+    }
+
+    /// How long the priced policy spins after the last work.
+    fn priced_limit_ns(&self) -> u64 {
+        let limit_ns = self.gaps.limit_ns();
+        if self.allowance.is_left() {
+            limit_ns.max(self.gaps.allowed_limit_ns())
+        } else {
+            limit_ns
+        }
     }
 
     #[cold]
@@ -243,7 +239,7 @@ impl IdleState {
             IdlePolicy::Sleep => self.sleep_unless(now, hints().deadline, 0),
             IdlePolicy::Spin(limit_ns) if idle_ns < limit_ns => Wait::Spin,
             IdlePolicy::Spin(_) => self.sleep_unless(now, hints().deadline, WAKE_COST_NS),
-            IdlePolicy::Priced(_) if idle_ns < self.gaps.limit_ns() => {
+            IdlePolicy::Priced(_) if idle_ns < self.priced_limit_ns() => {
                 if idle_ns < PRICED_EAGER_NS {
                     Wait::Spin
                 } else {
@@ -310,10 +306,13 @@ impl IdleState {
         is_wanted
     }
 
-    /// It has slept: the park took `cpu_ns` of CPU time, the pollers' arming included, if that was measured; and a wake by a
-    /// deadline was `late_ns` late, which is what any wake takes.
-    pub fn slept(&mut self, cpu_ns: Option<u64>, late_ns: Option<u64>) {
+    /// It has slept for `asleep_ns`: the park took `cpu_ns` of CPU time, the pollers' arming included, if that was measured; and a
+    /// wake by a deadline was `late_ns` late, which is what any wake takes.
+    pub fn slept(&mut self, asleep_ns: u64, cpu_ns: Option<u64>, late_ns: Option<u64>) {
         self.has_slept = true;
+        // What a park takes of the core is spent inside the sleep.
+        self.allowance
+            .slept(asleep_ns.saturating_sub(self.park.cpu_ns as u64));
         if let Some(cpu_ns) = cpu_ns {
             let own_ns = cpu_ns.saturating_sub(self.arm_cost_ns) as f64;
             self.park.cpu_ns += (own_ns.min(*WAKE_NS.end()) - self.park.cpu_ns) / 8.0;
@@ -331,8 +330,8 @@ impl IdleState {
             cpu_ns: (cpu_ns as f64).min(*WAKE_NS.end()),
             wake_ns: (wake_ns as f64).clamp(*WAKE_NS.start(), *WAKE_NS.end()),
         };
-        if let IdlePolicy::Priced(price) = self.policy {
-            self.gaps = Gaps::new(self.park, price.get());
+        if let IdlePolicy::Priced(tariff) = self.policy {
+            self.gaps = Gaps::new(self.park, tariff);
         }
     }
 

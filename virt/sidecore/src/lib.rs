@@ -21,7 +21,7 @@
 //! - [`Handle`]: any thread's door to one poller, wherever it is. A message to a sidecore that polls costs no
 //!   system call; to one that sleeps, one eventfd write by the first sender. [`Handle::call`] waits
 //!   for an answer through a [`Reply`] and learns if none will come.
-//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Price`] of CPU against latency.
+//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Tariff`] of CPU time against latency.
 //! - [`Monitor`]: reports a sidecore that no longer beats.
 //! - [`Stats`]: counted by the owner, read by anybody.
 //!
@@ -71,7 +71,7 @@ pub use clock::Nanos;
 pub use control::{ControlConfig, Controller, CoreSample, Decision, PollerSample};
 pub use fleet::{Fleet, FleetBuilder, FleetCounts, MoveError};
 pub use handle::{CallError, Handle, SendError};
-pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Wait};
+pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Tariff, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};
 pub use poller::{Activity, AlwaysPoll, ArmError, Poller, Probe};
 pub use reply::{Answer, Reply};

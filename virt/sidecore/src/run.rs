@@ -241,7 +241,7 @@ impl<P: Poller> Core<P> {
                 let before = before.and_then(Result::ok);
                 let cpu_ns =
                     before.and_then(|before| Some(self.clock.read().ok()?.saturating_sub(before)));
-                self.idle.slept(cpu_ns, late_ns);
+                self.idle.slept(asleep_ns, cpu_ns, late_ns);
                 self.take_events(ready);
             }
         }

@@ -163,6 +163,7 @@ impl SidecoreBuilder {
             .then(|| WakeCalibration::new().ok().map(Arc::new))
             .flatten();
         let of_core = calibration.clone();
+        let cpu = self.cpu;
         let of_thread = Arc::clone(&board);
         let thread = thread::Builder::new()
             .name(self.name.clone())
@@ -186,7 +187,16 @@ impl SidecoreBuilder {
             })
             .map_err(SpawnError::Thread)?;
         if let Some(calibration) = calibration {
-            calibration.wake();
+            // A guest's kick comes from another CPU, which this one has to be told by: not so if this thread ran on the core's own.
+            thread::scope(|scope| {
+                let waker = thread::Builder::new().spawn_scoped(scope, || {
+                    // Where there is no other CPU, both share this one as guests will.
+                    let _ = cpu.map(sys::keep_this_thread_off);
+                    calibration.wake();
+                });
+                // Not calibrated without it: the core gives up by itself.
+                drop(waker);
+            });
         }
         match started.recv() {
             Ok(Ok(())) => Ok(Sidecore {

@@ -179,13 +179,24 @@ impl ThreadClock {
 /// # Errors
 /// There is no such CPU, or none that this process may use.
 pub fn pin_this_thread(cpu: usize) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
+    run_this_thread_where(|at| at == cpu)
+}
+
+/// Lets this thread run on any CPU but `cpu`.
+///
+/// # Errors
+/// There is no other, or none that this process may use.
+pub(crate) fn keep_this_thread_off(cpu: usize) -> io::Result<()> {
+    run_this_thread_where(|at| at != cpu)
+}
+
+fn run_this_thread_where(is_allowed: impl Fn(usize) -> bool) -> io::Result<()> {
     // SAFETY: a `cpu_set_t` is a bit array; all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: `cpu` is within the set: checked above.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for cpu in (0..libc::CPU_SETSIZE as usize).filter(|&cpu| is_allowed(cpu)) {
+        // SAFETY: `cpu` is within the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
     // SAFETY: pid 0 is this thread; `set` is a local of exactly the size given.
     check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })?;
     Ok(())

@@ -1,8 +1,8 @@
 //! What a wake takes on this machine, tried out before a core begins.
 //!
 //! The priced policy weighs CPU time against the latency that a wake adds; that latency is 5 µs on one host and 50 µs on the next. It
-//! cannot be seen at work (nobody writes down when a guest kicked), so a new core falls asleep a few times while the thread that starts it writes
-//! down the time and notifies it, as a guest's kick does. Takes about 3 ms; only cores with that policy do it.
+//! cannot be seen at work (nobody writes down when a guest kicked), so a new core falls asleep a few times while another thread writes
+//! down the time and notifies it, from another CPU, as a guest's kick does. Takes about 3 ms; only cores with that policy do it.
 
 use std::{
     io,

@@ -335,13 +335,11 @@ fn idle_policy(text: &str) -> Result<IdlePolicy> {
             }
             Ok(IdlePolicy::Spin(us * 1000))
         }
-        ("adaptive", value) => {
-            let price: f64 = match value {
-                Some(value) => value
-                    .parse()
-                    .with_context(|| format!("idle: {value:?} is no price"))?,
-                None => 1.0,
-            };
+        ("adaptive", None) => Ok(IdlePolicy::tiered()),
+        ("adaptive", Some(value)) => {
+            let price: f64 = value
+                .parse()
+                .with_context(|| format!("idle: {value:?} is no price"))?;
             if !(0.01..=100.0).contains(&price) {
                 bail!("idle: the price of latency is 0.01 to 100, not {price}");
             }

@@ -19,6 +19,8 @@
 //!
 //! Pure. Cost: 5 ns per gap, 0.1 µs per choice.
 
+use super::{Price, Tariff};
+
 /// The limits to choose from, in nanoseconds; after them, for ever.
 const LIMITS: [u64; 19] = [
     0, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 50_000, 70_000, 100_000, 150_000, 200_000,
@@ -68,17 +70,20 @@ pub(super) struct Gaps {
     /// The weight of the next.
     unit: f64,
     limit_ns: u64,
+    allowed_limit_ns: u64,
     since_choice: u32,
     ns_since_choice: u64,
 }
 
 impl Gaps {
     /// Without experience: spins for as long as a wake costs, which is never worse than twice the best.
-    pub(super) fn new(park: Park, price: f64) -> Self {
+    pub(super) fn new(park: Park, tariff: Tariff) -> Self {
+        let as_a_wake = |price: Price| (park.cpu_ns + price.get() * park.wake_ns) as u64;
         Gaps {
             bins: [Bin::default(); LIMITS.len()],
             unit: 1.0,
-            limit_ns: (park.cpu_ns + price * park.wake_ns) as u64,
+            limit_ns: as_a_wake(tariff.price()),
+            allowed_limit_ns: as_a_wake(tariff.allowed()),
             since_choice: 0,
             ns_since_choice: 0,
         }
@@ -89,8 +94,13 @@ impl Gaps {
         self.limit_ns
     }
 
+    /// The one at the price of the allowance.
+    pub(super) fn allowed_limit_ns(&self) -> u64 {
+        self.allowed_limit_ns
+    }
+
     /// A gap has ended.
-    pub(super) fn record(&mut self, gap_ns: u64, park: Park, price: f64) {
+    pub(super) fn record(&mut self, gap_ns: u64, park: Park, tariff: Tariff) {
         let is_within = |&limit: &u64| gap_ns <= limit;
         let at = LIMITS[1..].iter().position(is_within);
         let at = at.unwrap_or(LIMITS.len() - 1);
@@ -103,12 +113,12 @@ impl Gaps {
         self.since_choice += 1;
         self.ns_since_choice = self.ns_since_choice.saturating_add(gap_ns);
         if self.since_choice >= GAPS_PER_CHOICE || self.ns_since_choice >= NS_PER_CHOICE {
-            self.choose(park, price);
+            self.choose(park, tariff);
         }
     }
 
     #[cold]
-    fn choose(&mut self, park: Park, price: f64) {
+    fn choose(&mut self, park: Park, tariff: Tariff) {
         (self.since_choice, self.ns_since_choice) = (0, 0);
         if self.unit > LARGEST {
             let scale = 1.0 / self.unit;
@@ -122,6 +132,17 @@ impl Gaps {
             weight: sum.weight + bin.weight,
             sum_ns: sum.sum_ns + bin.sum_ns,
         });
+        self.limit_ns = self.best_limit(total, park, tariff.price());
+        self.allowed_limit_ns = if tariff.share() > 0.0 {
+            self.best_limit(total, park, tariff.allowed())
+        } else {
+            self.limit_ns
+        };
+    }
+
+    /// The limit that costs least at a price, for the gaps remembered, which are `total`.
+    fn best_limit(&self, total: Bin, park: Park, price: Price) -> u64 {
+        let price = price.get();
         let company = self.expect_company(total.weight, park.wake_ns);
         let missed = park.cpu_ns + price * (NOTIFY_NS + park.wake_ns * (1.0 + company / 2.0));
         let mut costs = [0.0; LIMITS.len() + 1];
@@ -140,9 +161,8 @@ impl Gaps {
         }
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let best = costs.iter().position(|&cost| cost <= least * TIE);
-        self.limit_ns = best
-            .and_then(|at| LIMITS.get(at).copied())
-            .unwrap_or(FOREVER);
+        best.and_then(|at| LIMITS.get(at).copied())
+            .unwrap_or(FOREVER)
     }
 
     /// Gaps shorter than a wake follow each other until there is a longer one, or the wake is over.

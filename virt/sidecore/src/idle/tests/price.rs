@@ -1,7 +1,7 @@
 //! The priced policy against the fixed ones, in a simulator without a clock.
 //!
-//! A core serves requests that arrive at given moments. Serving one takes [`SERVICE`]; a wake takes [`WAKE`], in which
-//! more may arrive; a park takes [`PARK`] of CPU time besides; spinning takes all of it. A policy's cost is the mean latency times the
+//! A core serves requests that arrive at given moments, or a while after the answer to the last. Serving one takes [`SERVICE`]; a
+//! wake takes [`WAKE`], in which more may arrive; a park takes [`PARK`] of CPU time besides; spinning takes all of it. A policy's cost is the mean latency times the
 //! price, plus the CPU time per request; it is compared with the best fixed policy for that load and price.
 
 use seeded::Random;
@@ -13,16 +13,81 @@ const WAKE: u64 = 30_000;
 const PARK: u64 = 10_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// What a run has cost, per request, in ns.
+/// What a run has cost, in ns.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
+    /// Per request.
     latency: f64,
+    median: f64,
+    /// Per request.
     cpu: f64,
+    /// CPU time as a share of all time.
+    share: f64,
 }
 
 impl Outcome {
-    fn cost(self, price: f64) -> f64 {
+    fn cost(&self, price: f64) -> f64 {
         self.latency * price + self.cpu
+    }
+}
+
+/// A core under a policy, and what it has cost so far.
+struct Core {
+    state: IdleState,
+    wake: u64,
+    now: u64,
+    cpu: u64,
+    latencies: Vec<u64>,
+}
+
+impl Core {
+    /// A wake takes `wake` ns, of which the policy may believe something else.
+    fn new(policy: IdlePolicy, wake: u64, believed: u64) -> Self {
+        let mut state = IdleState::new(policy, Nanos(0));
+        state.calibrated(believed, PARK);
+        Core {
+            state,
+            wake,
+            now: 0,
+            cpu: 0,
+            latencies: Vec::new(),
+        }
+    }
+
+    /// Serves what arrives at `arrival`; the moment of the answer.
+    fn serve(&mut self, arrival: u64) -> u64 {
+        if arrival > self.now {
+            match falls_asleep(&mut self.state, self.now, arrival) {
+                Some(asleep) => {
+                    self.cpu += asleep - self.now + PARK;
+                    self.now = arrival + self.wake;
+                    self.state.armed();
+                    self.state.slept(self.now - asleep, Some(PARK), None);
+                }
+                None => {
+                    self.state.next(Nanos(arrival), Hints::default);
+                    self.cpu += arrival - self.now;
+                    self.now = arrival;
+                }
+            }
+        }
+        self.now += SERVICE;
+        self.cpu += SERVICE;
+        self.latencies.push(self.now - arrival);
+        self.state.busy(Nanos(self.now));
+        self.now
+    }
+
+    fn outcome(&self) -> Outcome {
+        let mut sorted = self.latencies.clone();
+        sorted.sort_unstable();
+        let requests = sorted.len() as f64;
+        Outcome {
+            latency: sorted.iter().sum::<u64>() as f64 / requests,
+            median: sorted[sorted.len() / 2] as f64,
+            cpu: self.cpu as f64 / requests,
+            share: self.cpu as f64 / self.now as f64,
+        }
     }
 }
 
@@ -40,34 +105,11 @@ fn falls_asleep(state: &mut IdleState, idle_since: u64, next: u64) -> Option<u64
 }
 
 fn simulate(policy: IdlePolicy, arrivals: &[u64]) -> Outcome {
-    let mut state = IdleState::new(policy, Nanos(0));
-    let (mut now, mut cpu, mut latency) = (0, 0, 0.0);
+    let mut core = Core::new(policy, WAKE, WAKE);
     for &arrival in arrivals {
-        if arrival > now {
-            match falls_asleep(&mut state, now, arrival) {
-                Some(asleep) => {
-                    cpu += asleep - now + PARK;
-                    now = arrival + WAKE;
-                    state.armed();
-                    state.slept(Some(PARK), None);
-                }
-                None => {
-                    state.next(Nanos(arrival), Hints::default);
-                    cpu += arrival - now;
-                    now = arrival;
-                }
-            }
-        }
-        now += SERVICE;
-        cpu += SERVICE;
-        latency += (now - arrival) as f64;
-        state.busy(Nanos(now));
+        core.serve(arrival);
     }
-    let requests = arrivals.len() as f64;
-    Outcome {
-        latency: latency / requests,
-        cpu: cpu as f64 / requests,
-    }
+    core.outcome()
 }
 
 /// Requests at `rate` per second in `from..to`, at random or evenly spaced.
@@ -167,6 +209,65 @@ fn a_step_from_10_to_100_k_requests_a_second_is_followed_within_milliseconds() {
         // One that still slept would have more than 10 µs; one that spins, 1.05.
         assert!(mean < 4_000.0 || price < 1.0, "price {price}: {mean} ns");
     }
+}
+
+#[test]
+fn most_of_20_000_requests_a_second_find_the_core_awake_for_60_percent_of_it() {
+    for is_random in [true, false] {
+        for seed in 1..=5 {
+            let mut random = Random::new(seed);
+            let arrivals = at_rate(2e4, 0, 2 * SECOND, is_random, &mut random);
+            let outcome = simulate(IdlePolicy::tiered(), &arrivals);
+            println!("random {is_random}: {outcome:?}");
+            assert!(outcome.median <= 5_000.0, "random {is_random}: {outcome:?}");
+            assert!(outcome.share <= 0.6, "random {is_random}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn the_allowance_is_not_spent_where_a_request_comes_once_a_millisecond_or_never() {
+    let mut random = Random::new(5);
+    for is_random in [true, false] {
+        let arrivals = at_rate(1e3, 0, 4 * SECOND, is_random, &mut random);
+        let outcome = simulate(IdlePolicy::tiered(), &arrivals);
+        assert!(outcome.share < 0.03, "random {is_random}: {outcome:?}");
+        let mut state = Core::new(IdlePolicy::tiered(), WAKE, WAKE);
+        for &arrival in &at_rate(1e5, 0, SECOND, is_random, &mut random) {
+            state.serve(arrival);
+        }
+        let asleep = falls_asleep(&mut state.state, state.now, state.now + SECOND);
+        assert!(asleep.is_some_and(|at| at - state.now < 1_000_000));
+    }
+}
+
+/// Answers that a guest waits for: it asks again 15 µs after each.
+fn closed_loop(policy: IdlePolicy, wake: u64, believed: u64) -> Outcome {
+    let mut core = Core::new(policy, wake, believed);
+    let mut arrival = 0;
+    for _ in 0..100_000 {
+        // The first request comes after a silence, and now and then the machine itself is silent.
+        let answer = core.serve(arrival);
+        let silence = if core.latencies.len() % 5_000 == 1 {
+            5_000_000
+        } else {
+            0
+        };
+        arrival = answer + 15_000 + silence;
+    }
+    core.outcome()
+}
+
+#[test]
+fn a_guest_that_waits_for_each_answer_is_spun_for_though_a_wake_takes_longer_than_was_believed() {
+    for (wake, believed) in [(30_000, 30_000), (60_000, 30_000), (60_000, 20_000)] {
+        let outcome = closed_loop(IdlePolicy::tiered(), wake, believed);
+        println!("wake {wake}, believed {believed}: {outcome:?}");
+        assert!(outcome.latency < 1_500.0, "{wake}, {believed}: {outcome:?}");
+    }
+    // With one price the wakes that it has caused are gaps to it, and justify the next.
+    let outcome = closed_loop(IdlePolicy::priced(1.0), 60_000, 20_000);
+    assert!(outcome.latency > 20_000.0, "{outcome:?}");
 }
 
 #[test]
