@@ -21,6 +21,8 @@ pub struct Latency {
     pub stalled: f64,
     /// Median.
     pub p50_ns: u64,
+    /// 9 of 10 were faster.
+    pub p90_ns: u64,
     /// 99 of 100 were faster.
     pub p99_ns: u64,
     /// 999 of 1,000 were faster.
@@ -37,6 +39,7 @@ impl From<&Histogram> for Latency {
             prompt_mean_ns,
             stalled,
             p50_ns: histogram.quantile(0.5),
+            p90_ns: histogram.quantile(0.9),
             p99_ns: histogram.quantile(0.99),
             p999_ns: histogram.quantile(0.999),
             max_ns: histogram.max(),

@@ -14,11 +14,13 @@
 //! | `fair` | Jain's index, weights, quiet disks beside a loud one |
 //! | `sleeps` | wake-ups, a million times |
 //! | `policies` | the adaptive idle policy against fixed ones |
+//! | `default` | the default idle policy beside a core that polls: guests that sleep, 20,000 requests a second, prices |
 //! | `pairs` | this build and another of ours in turns, if there is one |
 //!
 //! A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. What
 //! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
 
+mod default;
 mod disks;
 mod fair;
 mod idle;
@@ -46,8 +48,8 @@ pub use record::{Record, Summary};
 pub use server::{Disk, Kind, Peer, Server};
 
 /// The sections, in their order.
-pub const SECTIONS: [&str; 9] = [
-    "machine", "disks", "vms", "open", "idle", "fair", "sleeps", "policies", "pairs",
+pub const SECTIONS: [&str; 10] = [
+    "machine", "disks", "vms", "open", "idle", "fair", "sleeps", "policies", "default", "pairs",
 ];
 
 /// How to measure.
@@ -116,6 +118,7 @@ pub fn run(settings: Settings) -> Result<()> {
         ("fair", fair::fair),
         ("sleeps", idle::sleeps),
         ("policies", policies::policies),
+        ("default", default::default),
         ("pairs", pairs::pairs),
     ];
     for (name, section) in sections {
@@ -232,13 +235,26 @@ impl Bench {
         Ok(summaries)
     }
 
-    /// One repetition. Requests that failed are no measurement: a server may fail faster than it serves.
+    /// One repetition.
     fn once(
         &mut self,
         peer: &Peer,
         disks: &[Disk],
         load: &impl Fn(&Bench, &Server) -> Run,
     ) -> Result<Report> {
+        let mut reports = self.several(peer, disks, load, 1)?;
+        reports.pop().context("measured nothing")
+    }
+
+    /// So many loads after each other on one server. Requests that failed are no measurement: a server may fail faster than it
+    /// serves.
+    fn several(
+        &mut self,
+        peer: &Peer,
+        disks: &[Disk],
+        load: &impl Fn(&Bench, &Server) -> Run,
+        times: usize,
+    ) -> Result<Vec<Report>> {
         if let Some(missing) = peer.missing(&self.settings) {
             bail!("{missing}");
         }
@@ -251,12 +267,16 @@ impl Bench {
             fill(&run, mib).context("filling the disks")?;
         }
         run.server = Some(server.pid());
-        let report = drive(&run).with_context(|| server.last_words())?;
-        if *peer != Peer::Qsd {
-            self.record.lost(report.lost_wakeups);
+        let mut reports = Vec::new();
+        for _ in 0..times {
+            let report = drive(&run).with_context(|| server.last_words())?;
+            if *peer != Peer::Qsd {
+                self.record.lost(report.lost_wakeups);
+            }
+            none_failed(&report)?;
+            reports.push(report);
         }
-        none_failed(&report)?;
-        Ok(report)
+        Ok(reports)
     }
 }
 

@@ -29,13 +29,18 @@ pub const LOADS: [(&str, Pacing); 6] = [
     ),
 ];
 
-/// A load on a server's only disk, with room for 128 at once; longer where requests are few.
-pub fn load(bench: &Bench, server: &Server, name: &str, pacing: Pacing) -> Run {
+/// A load on a server's only disk, with room for 128 at once.
+pub fn paced(bench: &Bench, server: &Server, pacing: Pacing) -> Run {
     let mut vms = all(server, 128);
     for vm in &mut vms {
         vm.pacing = pacing;
     }
-    let mut run = bench.load(server, vms, Mode::Poll);
+    bench.load(server, vms, Mode::Poll)
+}
+
+/// The same by name; longer where requests are few.
+pub fn load(bench: &Bench, server: &Server, name: &str, pacing: Pacing) -> Run {
+    let mut run = paced(bench, server, pacing);
     if name == "10" {
         run.measure *= 3;
     }

@@ -6,6 +6,8 @@ use std::{fs, io};
 use report::Object;
 use report::svg::{Series, bars};
 
+use super::default::{PRICED, price_row};
+
 /// Draws what was measured, beside the report.
 pub fn draw(figures: &Object, report: &Path) -> io::Result<()> {
     let get = |key: String| figures.get(&key);
@@ -86,5 +88,34 @@ pub fn draw(figures: &Object, report: &Path) -> io::Result<()> {
         &loads,
         &|load, peer| format!("open_{load}_{peer}_server_cpu_percent"),
     )?;
-    Ok(())
+    prices(figures, report)
+}
+
+/// What each idle policy costs and gives where requests come once a millisecond.
+fn prices(figures: &Object, report: &Path) -> io::Result<()> {
+    let of = |key: &str| {
+        let point = |idle: &&str| figures.get(&format!("{}_ours_{key}", price_row(idle)));
+        PRICED.iter().map(point).collect::<Vec<_>>()
+    };
+    let p50_us = of("p50_ns").into_iter().map(|ns| ns.map(|ns| ns / 1e3));
+    let series = [
+        Series::new("median latency, µs", p50_us.collect()),
+        Series::new("the server's CPU, %", of("server_cpu_percent")),
+    ];
+    if series
+        .iter()
+        .any(|series| series.points.iter().all(Option::is_none))
+    {
+        return Ok(());
+    }
+    let stem = report.file_stem().unwrap_or_default().to_string_lossy();
+    fs::write(
+        report.with_file_name(format!("{stem}-prices.svg")),
+        bars(
+            "1,000 requests a second at random times, by idle policy",
+            "",
+            &PRICED,
+            &series,
+        ),
+    )
 }

@@ -52,7 +52,7 @@ const QUOTED: [[&str; 4]; 6] = [
 ];
 
 /// The keys that are always there, null where they were not measured.
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 34] = [
     "null_d1_vs_qsd",
     "null_d32_vs_qsd",
     "ram_d1_vs_qsd",
@@ -77,6 +77,16 @@ const KEYS: [&str; 24] = [
     "fixed_worst_vs_best_fixed",
     "adaptive_worst_vs_best_fixed_without_stalls",
     "fixed_worst_vs_best_fixed_without_stalls",
+    "event_d1_vs_poll",
+    "event_d1_slowest_window",
+    "event_d32_vs_poll",
+    "ram_filled_event_d32_vs_poll",
+    "open20k_poisson_p50_us",
+    "open20k_poisson_p90_us",
+    "open20k_poisson_cpu_percent",
+    "open20k_uniform_p50_us",
+    "open20k_uniform_p90_us",
+    "open20k_uniform_cpu_percent",
 ];
 
 /// Medians over the repetitions of one row.
@@ -89,6 +99,7 @@ pub struct Summary {
     pub prompt_mean_ns: f64,
     pub stalled: f64,
     pub p50_ns: f64,
+    pub p90_ns: f64,
     pub p99_ns: f64,
     pub kicks_per_1000: f64,
     pub calls_per_1000: f64,
@@ -122,6 +133,7 @@ impl Summary {
             prompt_mean_ns: of(&|r| r.latency.prompt_mean_ns),
             stalled: of(&|r| r.latency.stalled),
             p50_ns: of(&|r| r.latency.p50_ns as f64),
+            p90_ns: of(&|r| r.latency.p90_ns as f64),
             p99_ns: of(&|r| r.latency.p99_ns as f64),
             kicks_per_1000: of(&Report::kicks_per_1000),
             calls_per_1000: of(&Report::calls_per_1000),
@@ -242,10 +254,12 @@ impl Record {
             ("prompt_mean_ns", summary.prompt_mean_ns),
             ("stalled_percent", summary.stalled * 100.0),
             ("p50_ns", summary.p50_ns),
+            ("p90_ns", summary.p90_ns),
             ("p99_ns", summary.p99_ns),
             ("kicks_per_1000", summary.kicks_per_1000),
             ("calls_per_1000", summary.calls_per_1000),
             ("server_cpu_percent", summary.server_cpu * 100.0),
+            ("iops_per_cpu_second", summary.iops / summary.server_cpu),
             ("vm_min_iops", summary.vm_min_iops),
             ("vm_max_iops", summary.vm_max_iops),
             ("jain", summary.jain),
