@@ -158,6 +158,12 @@ struct ServeBench {
     /// Our server's idle policy where the row is not about policies.
     #[arg(long, default_value = "adaptive")]
     idle: String,
+    /// qemu-storage-daemon: another program than the one on PATH.
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-storage-daemon")]
+    qsd: String,
+    /// Where files lie that are not in memory: on the file system that is to be measured.
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
+    files: PathBuf,
     #[command(flatten)]
     cpus: Cpus,
     /// Seconds per repetition.
@@ -189,6 +195,8 @@ impl ServeBench {
             ours: self.ours,
             beside: self.beside,
             idle: self.idle,
+            qsd: self.qsd,
+            files: self.files,
             server_cpu: self.cpus.server_cpu,
             client_cpu: self.cpus.client_cpu,
             seconds: self.seconds,

@@ -94,6 +94,8 @@ struct Vm {
     is_closed: bool,
     latency: Histogram,
     after_step: Histogram,
+    /// Of flushes alone.
+    flushes: Histogram,
     done: u64,
     bytes: u64,
     errors: Errors,
@@ -144,6 +146,7 @@ fn connect(run: &Run) -> Result<Driver<'_>, RunError> {
             is_closed: spec.pacing == Pacing::Closed,
             latency: Histogram::default(),
             after_step: Histogram::default(),
+            flushes: Histogram::default(),
             done: 0,
             bytes: 0,
             errors: Errors::default(),
@@ -263,6 +266,7 @@ impl Driver<'_> {
         for vm in &mut self.vms {
             vm.latency.clear();
             vm.after_step.clear();
+            vm.flushes.clear();
             (vm.done, vm.bytes) = (0, 0);
             for queue in &mut vm.client.queues {
                 // Calls of the warm-up that a polling driver has not read. One that sleeps may be about to be woken
@@ -307,6 +311,9 @@ impl Driver<'_> {
                 false => &mut vm.latency,
             };
             histogram.record(now.saturating_sub(done.since));
+            if done.extent.bytes == 0 {
+                vm.flushes.record(now.saturating_sub(done.since));
+            }
             vm.done += 1;
             vm.bytes += u64::from(done.extent.bytes);
             match done.status {
@@ -487,6 +494,7 @@ impl Driver<'_> {
             ..Report::default()
         };
         let (mut latency, mut after_step) = (Histogram::default(), Histogram::default());
+        let mut flushes = Histogram::default();
         let groups = self
             .run
             .vms
@@ -502,6 +510,7 @@ impl Driver<'_> {
             }
             latency.merge(&vm.latency);
             after_step.merge(&vm.after_step);
+            flushes.merge(&vm.flushes);
             report.requests += vm.done;
             report.bytes_per_s += vm.bytes as f64 / seconds;
             report.errors.io += vm.errors.io;
@@ -526,6 +535,9 @@ impl Driver<'_> {
         if self.step_at != u64::MAX {
             report.after_step = Some(Latency::from(&after_step));
             latency.merge(&after_step);
+        }
+        if self.run.mix.flush > 0 {
+            report.flushes = Some(Latency::from(&flushes));
         }
         report.groups = groups.iter().map(Latency::from).collect();
         report.iops = report.requests as f64 / seconds;

@@ -103,6 +103,8 @@ pub struct Report {
     pub latency: Latency,
     /// Latency of those whose intended time lay behind the step, where there was one.
     pub after_step: Option<Latency>,
+    /// Latency of flushes alone, where there were some.
+    pub flushes: Option<Latency>,
     /// Kicks written (guest exits).
     pub kicks: u64,
     /// Calls read (guest interrupts).

@@ -8,7 +8,7 @@
 use anyhow::{Context, Result};
 use report::{Measured, median};
 
-use super::{Bench, Disk, Kind, Peer, Server, Summary, all};
+use super::{Aio, Bench, Disk, Kind, Peer, Server, Summary, all};
 use crate::load::{Mode, Pacing};
 
 /// Fewest rounds, and windows.
@@ -110,7 +110,7 @@ fn open(bench: &mut Bench) -> Result<()> {
         Peer::Ours,
         Peer::OursIdle("poll".to_owned()),
         Peer::OursIdle("sleep".to_owned()),
-        Peer::Qsd,
+        Peer::Qsd(Aio::Uring),
     ];
     for (name, pacing) in [
         ("poisson", Pacing::Poisson(20e3)),

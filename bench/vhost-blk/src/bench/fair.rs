@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Bench, Disk, Kind, Peer, Server, all};
+use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
 use crate::load::{Mode, VmSpec};
 
 /// All at depth 32, two at depth 128; every other disk makes requests of 64 KiB.
@@ -23,9 +23,12 @@ pub fn fair(bench: &mut Bench) -> Result<()> {
     for (count, mib) in [(16, 32), (64, 8)] {
         let row = format!("fair_{count}");
         let disks = Disk::many(Kind::Ram(mib), count);
-        let results = bench.row(&row, &[Peer::Ours, Peer::Qsd], &disks, |bench, server| {
-            bench.load(server, unequal(server), Mode::Poll)
-        })?;
+        let results = bench.row(
+            &row,
+            &[Peer::Ours, Peer::Qsd(Aio::Uring)],
+            &disks,
+            |bench, server| bench.load(server, unequal(server), Mode::Poll),
+        )?;
         if let [Some(ours), _] = results.as_slice() {
             bench.record.number(&format!("jain_{count}"), ours.jain);
         }
@@ -82,7 +85,7 @@ fn weights(bench: &mut Bench) -> Result<()> {
 /// Fifteen disks at depth 1, alone and beside one at depth 128.
 fn quiet(bench: &mut Bench, name: &str, kind: Kind) -> Result<()> {
     let disks = Disk::many(kind, 16);
-    let peers = [Peer::Ours, Peer::Qsd];
+    let peers = [Peer::Ours, Peer::Qsd(Aio::Uring)];
     let alone = bench.row(
         &format!("quiet_{name}_alone"),
         &peers,
@@ -120,7 +123,7 @@ fn quiet(bench: &mut Bench, name: &str, kind: Kind) -> Result<()> {
             before / 1e3,
             after / 1e3
         ));
-        let suffix = if *peer == Peer::Qsd { "_qsd" } else { "" };
+        let suffix = if !peer.is_ours() { "_qsd" } else { "" };
         bench
             .record
             .number(&format!("quiet_p99_vs_alone_{name}{suffix}"), ratio);

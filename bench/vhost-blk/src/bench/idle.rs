@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{Bench, Disk, Kind, Peer, Server, all};
+use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
 use crate::client::{Client, Options};
 use crate::load::Mode;
 use crate::process::{cpu_time, memory_use};
@@ -15,10 +15,10 @@ use crate::ring::feature;
 pub fn idle(bench: &mut Bench) -> Result<()> {
     bench.record.section("Connected disks without load");
     for count in [8, 256] {
-        for peer in [Peer::Ours, Peer::Qsd] {
+        for peer in [Peer::Ours, Peer::Qsd(Aio::Uring)] {
             match connected(bench, &peer, count) {
                 Ok((cpu, own_kib, pss_kib)) => {
-                    let suffix = if peer == Peer::Qsd { "_qsd" } else { "" };
+                    let suffix = if !peer.is_ours() { "_qsd" } else { "" };
                     bench.record.line(&format!(
                         "{count:3} disks, {:5} {cpu:6.2} % of a CPU, {pss_kib} KiB in all, {own_kib} KiB of its own more than before they connected",
                         peer.name()

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `machine` | cache-line round trip, this client's ceiling |
 //! | `disks` | null, RAM and tmpfs disks at depth 1 and 32, polling and sleeping guests |
+//! | `files` | files on a disk, through the page cache and past it: reads, mixed, flushes |
 //! | `vms` | 1 to 256 disks on one core |
 //! | `open` | p50 and CPU by offered rate, bursts, a step |
 //! | `idle` | CPU and memory of connected disks without load |
@@ -17,12 +18,14 @@
 //! | `default` | the default idle policy beside a core that polls: guests that sleep, 20,000 requests a second, prices |
 //! | `pairs` | this build and another of ours in turns, if there is one |
 //!
-//! A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. What
+//! qemu-storage-daemon reads files by io_uring (`qsd`) and by threads (`qsdthr`); `…_vs_qsd` compares with the better of them in
+//! that row. A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. What
 //! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
 
 mod default;
 mod disks;
 mod fair;
+mod files;
 mod idle;
 mod open;
 mod pairs;
@@ -45,11 +48,12 @@ use crate::stats::{Report, VmReport};
 use crate::{ceiling, ring};
 
 pub use record::{Record, Summary};
-pub use server::{Disk, Kind, Peer, Server};
+pub use server::{Aio, Disk, Kind, Peer, Server};
 
 /// The sections, in their order.
-pub const SECTIONS: [&str; 10] = [
-    "machine", "disks", "vms", "open", "idle", "fair", "sleeps", "policies", "default", "pairs",
+pub const SECTIONS: [&str; 11] = [
+    "machine", "disks", "files", "vms", "open", "idle", "fair", "sleeps", "policies", "default",
+    "pairs",
 ];
 
 /// How to measure.
@@ -61,6 +65,10 @@ pub struct Settings {
     pub beside: Option<String>,
     /// Our server's idle policy, where the row is not about policies.
     pub idle: String,
+    /// qemu-storage-daemon: the program.
+    pub qsd: String,
+    /// Where files lie that are not in memory.
+    pub files: PathBuf,
     /// The server's CPU.
     pub server_cpu: usize,
     /// The client's CPU.
@@ -112,6 +120,7 @@ pub fn run(settings: Settings) -> Result<()> {
     let sections: [(&str, Section); SECTIONS.len()] = [
         ("machine", machine),
         ("disks", disks::disks),
+        ("files", files::files),
         ("vms", disks::vms),
         ("open", open::open),
         ("idle", idle::idle),
@@ -262,7 +271,7 @@ impl Bench {
         host::pin(self.settings.client_cpu)?;
         let mut run = load(self, &server);
         if let Some(Kind::Ram(mib)) = disks.first().map(|disk| disk.kind)
-            && *peer != Peer::Qsd
+            && peer.is_ours()
         {
             fill(&run, mib).context("filling the disks")?;
         }
@@ -270,7 +279,7 @@ impl Bench {
         let mut reports = Vec::new();
         for _ in 0..times {
             let report = drive(&run).with_context(|| server.last_words())?;
-            if *peer != Peer::Qsd {
+            if peer.is_ours() {
                 self.record.lost(report.lost_wakeups);
             }
             none_failed(&report)?;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Bench, Disk, Kind, Peer, Server, all};
+use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
 use crate::drive::Run;
 use crate::load::{Mode, Pacing};
 
@@ -56,7 +56,7 @@ pub fn open(bench: &mut Bench) -> Result<()> {
         let row = format!("open_{name}");
         bench.row(
             &row,
-            &[Peer::Ours, Peer::Qsd],
+            &[Peer::Ours, Peer::Qsd(Aio::Uring)],
             &Disk::many(Kind::Null, 1),
             |bench, server| load(bench, server, name, pacing),
         )?;

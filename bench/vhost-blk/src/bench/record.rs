@@ -52,13 +52,15 @@ const QUOTED: [[&str; 4]; 6] = [
 ];
 
 /// The keys that are always there, null where they were not measured.
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 36] = [
     "null_d1_vs_qsd",
     "null_d32_vs_qsd",
     "ram_d1_vs_qsd",
     "ram_d32_vs_qsd",
     "tmpfs_d1_vs_qsd",
     "tmpfs_d32_vs_qsd",
+    "tmpfs_d32_vs_qsd_uring",
+    "mixed_d32_vs_qsd_uring",
     "event_d1_p50_vs_qsd",
     "null_d1_p50_rtts",
     "kicks_per_1000_busy",
@@ -101,6 +103,9 @@ pub struct Summary {
     pub p50_ns: f64,
     pub p90_ns: f64,
     pub p99_ns: f64,
+    /// Of flushes alone; not a number where there were none.
+    pub flush_p50_ns: f64,
+    pub flush_p99_ns: f64,
     pub kicks_per_1000: f64,
     pub calls_per_1000: f64,
     /// Seconds of the server per second.
@@ -135,6 +140,8 @@ impl Summary {
             p50_ns: of(&|r| r.latency.p50_ns as f64),
             p90_ns: of(&|r| r.latency.p90_ns as f64),
             p99_ns: of(&|r| r.latency.p99_ns as f64),
+            flush_p50_ns: of(&|r| r.flushes.map_or(f64::NAN, |flushes| flushes.p50_ns as f64)),
+            flush_p99_ns: of(&|r| r.flushes.map_or(f64::NAN, |flushes| flushes.p99_ns as f64)),
             kicks_per_1000: of(&Report::kicks_per_1000),
             calls_per_1000: of(&Report::calls_per_1000),
             server_cpu: of(&|r| r.server_cpu.unwrap_or(f64::NAN)),
@@ -238,8 +245,17 @@ impl Record {
         if !self.has_heading {
             self.has_heading = true;
             println!(
-                "{:26} {:5} {:>9} {:>8} {:>8} {:>9} {:>9} {:>6} {:>7}  disks",
-                "", "", "IOPS", "p50 µs", "p99 µs", "kicks/1k", "calls/1k", "CPU %", "± %"
+                "{:26} {:6} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9} {:>6} {:>7}  disks",
+                "",
+                "",
+                "IOPS",
+                "per CPU s",
+                "p50 µs",
+                "p99 µs",
+                "kicks/1k",
+                "calls/1k",
+                "CPU %",
+                "± %"
             );
         }
     }
@@ -289,10 +305,20 @@ impl Record {
                 summary.lost_wakeups, summary.errors
             );
         }
+        if summary.flush_p50_ns.is_finite() {
+            self.number(&format!("{prefix}_flush_p50_ns"), summary.flush_p50_ns);
+            self.number(&format!("{prefix}_flush_p99_ns"), summary.flush_p99_ns);
+            notes += &format!(
+                " flush p50 {} µs, p99 {}",
+                micros(summary.flush_p50_ns as u64),
+                micros(summary.flush_p99_ns as u64)
+            );
+        }
         println!(
-            "{name:26} {:5} {:>9} {:>8} {:>8} {:>9.3} {:>9.3} {:>6.1} {:>7.1}  {}",
+            "{name:26} {:6} {:>9} {:>9} {:>8} {:>8} {:>9.3} {:>9.3} {:>6.1} {:>7.1}  {}",
             peer.name(),
             short(summary.iops),
+            short(summary.iops / summary.server_cpu),
             micros(summary.p50_ns as u64),
             micros(summary.p99_ns as u64),
             summary.kicks_per_1000,
@@ -318,7 +344,7 @@ impl Record {
     /// A row without a result.
     pub fn failed_row(&mut self, name: &str, peer: &Peer, error: &anyhow::Error) {
         self.columns();
-        println!("{name:26} {:5} not measured: {error:#}", peer.name());
+        println!("{name:26} {:6} not measured: {error:#}", peer.name());
         self.keys
             .value(&format!("{name}_{}_iops", peer.name()), Value::Null);
     }

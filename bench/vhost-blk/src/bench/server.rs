@@ -1,6 +1,7 @@
 //! Servers as child processes: a command line, sockets, one CPU, and their end.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,8 +17,6 @@ use crate::host;
 
 /// How long a server may take until its sockets are there.
 const START: Duration = Duration::from_secs(20);
-const QSD: &str = "qemu-storage-daemon";
-
 /// Who serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
@@ -28,7 +27,16 @@ pub enum Peer {
     /// Another build of ours, with this command line.
     Beside(String),
     /// qemu-storage-daemon, all exports on one iothread.
-    Qsd,
+    Qsd(Aio),
+}
+
+/// How qemu-storage-daemon reads and writes files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aio {
+    /// By io_uring, on the iothread.
+    Uring,
+    /// By a pool of threads, which is its default.
+    Threads,
 }
 
 impl Peer {
@@ -37,7 +45,7 @@ impl Peer {
         let program = match self {
             Self::Ours | Self::OursIdle(_) => settings.ours.split_whitespace().next()?,
             Self::Beside(command) => command.split_whitespace().next()?,
-            Self::Qsd => QSD,
+            Self::Qsd(_) => &settings.qsd,
         };
         let places = std::env::var_os("PATH").unwrap_or_default();
         let is_there = match program.contains('/') {
@@ -52,8 +60,14 @@ impl Peer {
         match self {
             Self::Ours | Self::OursIdle(_) => "ours",
             Self::Beside(_) => "old",
-            Self::Qsd => "qsd",
+            Self::Qsd(Aio::Uring) => "qsd",
+            Self::Qsd(Aio::Threads) => "qsdthr",
         }
+    }
+
+    /// Whether it is a build of ours.
+    pub const fn is_ours(&self) -> bool {
+        !matches!(self, Self::Qsd(_))
     }
 }
 
@@ -66,6 +80,28 @@ pub enum Kind {
     Ram(u32),
     /// A file in /dev/shm.
     Tmpfs(u32),
+    /// A file in the directory for files, through the page cache.
+    Buffered(u32),
+    /// The same with O_DIRECT.
+    Direct(u32),
+}
+
+impl Kind {
+    /// qemu-storage-daemon in each way that may be its best for such a disk.
+    pub const fn qsds(self) -> &'static [Peer] {
+        match self {
+            Self::Null => &[Peer::Qsd(Aio::Uring)],
+            _ => &[Peer::Qsd(Aio::Uring), Peer::Qsd(Aio::Threads)],
+        }
+    }
+
+    /// What is written to before it is measured.
+    pub const fn mib(self) -> u32 {
+        match self {
+            Self::Null => 0,
+            Self::Ram(mib) | Self::Tmpfs(mib) | Self::Buffered(mib) | Self::Direct(mib) => mib,
+        }
+    }
 }
 
 /// One disk.
@@ -127,11 +163,18 @@ impl Server {
         };
         let socket = |at| files.directory.join(format!("{at}.s"));
         let sockets: Vec<_> = (0..disks.len()).map(socket).collect();
-        let mut image = |mib: u32| {
-            let path = Path::new("/dev/shm").join(format!("{name}-{}", files.images.len()));
+        let mut image = |kind: Kind| {
+            let directory = match kind {
+                Kind::Buffered(_) | Kind::Direct(_) => settings.files.as_path(),
+                Kind::Null | Kind::Ram(_) | Kind::Tmpfs(_) => Path::new("/dev/shm"),
+            };
+            fs::create_dir_all(directory)?;
+            let path = directory.join(format!("{name}-{}", files.images.len()));
             files.images.push(path.clone());
-            // Real pages: holes would all be read from the same page of zeroes.
-            fs::write(&path, vec![0x5a; (mib as usize) << 20]).map(|()| path)
+            // Real pages: holes would all be read from the same page of zeroes. And on the disk, not on their way to it.
+            let mut file = File::create(&path)?;
+            file.write_all(&vec![0x5a; (kind.mib() as usize) << 20])?;
+            file.sync_all().map(|()| path)
         };
         let offered: Vec<_> = disks.iter().zip(&sockets).collect();
         let mut command = match peer {
@@ -144,7 +187,7 @@ impl Server {
             )?,
             Peer::OursIdle(idle) => ours(settings, &settings.ours, idle, &offered, &mut image)?,
             Peer::Beside(line) => ours(settings, line, &settings.idle, &offered, &mut image)?,
-            Peer::Qsd => qsd(disks, &sockets, &mut image)?,
+            Peer::Qsd(aio) => qsd(&settings.qsd, *aio, disks, &sockets, &mut image)?,
         };
         let log = File::create(files.directory.join("log"))?;
         command
@@ -222,7 +265,7 @@ fn ours(
     line: &str,
     idle: &str,
     offered: &[(&Disk, &PathBuf)],
-    image: &mut impl FnMut(u32) -> std::io::Result<PathBuf>,
+    image: &mut impl FnMut(Kind) -> std::io::Result<PathBuf>,
 ) -> Result<Command> {
     let mut words = line.split_whitespace();
     let program = words.next().context("our server's command line is empty")?;
@@ -237,7 +280,8 @@ fn ours(
             let path = match disk.kind {
                 Kind::Null => "null:1G".to_owned(),
                 Kind::Ram(mib) => format!("ram:{mib}M"),
-                Kind::Tmpfs(mib) => image(mib)?.display().to_string(),
+                Kind::Tmpfs(_) | Kind::Buffered(_) => image(disk.kind)?.display().to_string(),
+                Kind::Direct(_) => format!("{},direct=on", image(disk.kind)?.display()),
             };
             let socket = socket.display();
             let weight = match disk.weight {
@@ -253,18 +297,32 @@ fn ours(
 }
 
 fn qsd(
+    program: &str,
+    aio: Aio,
     disks: &[Disk],
     sockets: &[PathBuf],
-    image: &mut impl FnMut(u32) -> std::io::Result<PathBuf>,
+    image: &mut impl FnMut(Kind) -> std::io::Result<PathBuf>,
 ) -> Result<Command> {
-    let mut command = Command::new(QSD);
+    let aio = match aio {
+        Aio::Uring => "io_uring",
+        Aio::Threads => "threads",
+    };
+    let mut command = Command::new(program);
     command.args(["--object", "iothread,id=t0"]);
     for (at, (disk, socket)) in disks.iter().zip(sockets).enumerate() {
         let node = match disk.kind {
             Kind::Null => format!("driver=null-co,node-name=n{at},size=1073741824,read-zeroes=off"),
-            Kind::Ram(mib) | Kind::Tmpfs(mib) => {
-                let path = image(mib)?;
-                format!("driver=file,node-name=n{at},filename={}", path.display())
+            kind => {
+                let path = image(kind)?;
+                let direct = if matches!(kind, Kind::Direct(_)) {
+                    "on"
+                } else {
+                    "off"
+                };
+                let path = path.display();
+                format!(
+                    "driver=file,node-name=n{at},filename={path},aio={aio},cache.direct={direct},discard=unmap"
+                )
             }
         };
         let socket = socket.display();
