@@ -7,46 +7,57 @@ use anyhow::{Context, Result};
 
 use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
 use crate::client::{Client, Options};
+use crate::drive::drive;
 use crate::load::Mode;
 use crate::process::{cpu_time, memory_use};
 use crate::ring::feature;
 
-/// What connected disks cost.
+/// Size of a disk that has worked, MiB.
+const MIB: u32 = 2;
+
+/// What connected disks cost: null disks that have done nothing, and files in memory that have worked.
 pub fn idle(bench: &mut Bench) -> Result<()> {
     bench.record.section("Connected disks without load");
     for count in [8, 256] {
-        for peer in [Peer::Ours, Peer::Qsd(Aio::Uring)] {
-            match connected(bench, &peer, count) {
-                Ok((cpu, own_kib, pss_kib)) => {
-                    let suffix = if !peer.is_ours() { "_qsd" } else { "" };
-                    bench.record.line(&format!(
-                        "{count:3} disks, {:5} {cpu:6.2} % of a CPU, {pss_kib} KiB in all, {own_kib} KiB of its own more than before they connected",
-                        peer.name()
-                    ));
-                    bench
-                        .record
-                        .number(&format!("idle_cpu_percent_{count}{suffix}"), cpu);
-                    bench
-                        .record
-                        .number(&format!("idle_own_kib_{count}{suffix}"), own_kib as f64);
-                    bench
-                        .record
-                        .number(&format!("idle_pss_kib_{count}{suffix}"), pss_kib as f64);
+        for (what, kind) in [("", Kind::Null), ("used_", Kind::Tmpfs(MIB))] {
+            for peer in [Peer::Ours, Peer::Qsd(Aio::Uring)] {
+                match connected(bench, &peer, kind, count) {
+                    Ok((cpu, own_kib, pss_kib)) => {
+                        let suffix = if peer.is_ours() { "" } else { "_qsd" };
+                        bench.record.line(&format!(
+                            "{count:3} disks {:15} {:5} {cpu:6.2} % of a CPU, {pss_kib} KiB in all, {own_kib} KiB of its own more than before they connected",
+                            if what.is_empty() { "" } else { "that have worked" },
+                            peer.name()
+                        ));
+                        for (key, value) in [
+                            ("cpu_percent", cpu),
+                            ("own_kib", own_kib as f64),
+                            ("pss_kib", pss_kib as f64),
+                        ] {
+                            let key = format!("idle_{what}{key}_{count}{suffix}");
+                            bench.record.number(&key, value);
+                        }
+                    }
+                    Err(error) => {
+                        let row = format!("idle_{what}{count}");
+                        bench.record.failed_row(&row, &peer, &error);
+                    }
                 }
-                Err(error) => bench
-                    .record
-                    .failed_row(&format!("idle_{count}"), &peer, &error),
             }
         }
     }
     Ok(())
 }
 
-/// Percent of a CPU, KiB of its own more than before, KiB in all.
-fn connected(bench: &Bench, peer: &Peer, count: usize) -> Result<(f64, i64, u64)> {
-    let server = Server::start(&bench.settings, peer, &Disk::many(Kind::Null, count))?;
+/// Percent of a CPU, KiB of its own more than before, KiB in all. Disks of files are loaded first, at depth 32.
+fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f64, i64, u64)> {
+    let server = Server::start(&bench.settings, peer, &Disk::many(kind, count))?;
     let gone = || format!("the server is gone: {}", server.last_words());
     let before = memory_use(server.pid()).with_context(gone)?;
+    if kind != Kind::Null {
+        let load = bench.load(&server, all(&server, 32), Mode::Poll);
+        drive(&load).with_context(gone)?;
+    }
     let mut clients = Vec::new();
     for socket in server.sockets() {
         clients.push(Client::connect(socket, Options::new(4, 4096)).with_context(gone)?);
