@@ -6,6 +6,7 @@
 //! | `translate_hit_64k_ns` | the same for 64 KiB in one call: sixteen pages, one lease |
 //! | `translate_miss_ns` | one page: a four-level walk, then as above |
 //! | `drain_N_ns` | N page-selective invalidations and the wait behind them, one step |
+//! | `sidecore_ns_per_unmap` | what a strict unmap, as Linux makes it, takes of the sidecore's time: one page-selective invalidation and its wait, found in a shared register page |
 //! | `reaction_ns` | a store to IQT in a shared register page until the wait's status word is seen |
 //! | `pingpong_ns` | two cores, one cache line, there and back: what `reaction_ns` cannot beat |
 //!
@@ -24,12 +25,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use guest_mem::{Dma, Iova, PAGE_SIZE, Perm, View};
+use guest_mem::{Dma, Gpa, Iova, PAGE_SIZE, Perm, PhysMem, RegPage, RegisterPage, View};
 use report::{Host, Measured, Object, host};
 use vtd::AccessLen;
+use vtd::front::Shared;
 use vtd::spec::registers;
 
-use guest::{DISK, Guest, IOVA, PAGES, Quiet};
+use guest::{DISK, Guest, IOVA, PAGES, Quiet, STATUS};
 use measure::measure;
 
 /// Measures the emulated VT-d unit on this machine.
@@ -97,6 +99,43 @@ fn drain(descriptors: u64) -> Result<Measured> {
     Ok(measure::of(runs))
 }
 
+/// What a guest does for the unmap is measured alone too, and taken away.
+fn unmap() -> Result<Measured> {
+    const UNMAPS: u32 = 20_000;
+    let mut guest = Guest::new()?;
+    let mut unit = guest.unit();
+    let page = RegisterPage::new().context("register page")?;
+    let mut shared = Shared::enter(&mut unit, &page);
+    let ram = guest.ram.clone();
+    let mut value = 0;
+    let mut run = |is_served: bool| {
+        let start = std::time::Instant::now();
+        for _ in 0..UNMAPS {
+            value += 1;
+            guest.invalidate_pages(1);
+            page.store32(registers::IQT, guest.wait(value) as u32);
+            if is_served {
+                shared.sweep(&mut unit, &page, &ram, 0, &mut Quiet);
+            }
+        }
+        let time = start.elapsed().as_nanos() as f64 / f64::from(UNMAPS);
+        // Also what was left over.
+        shared.sweep(&mut unit, &page, &ram, 0, &mut Quiet);
+        assert_eq!(
+            ram.read_u64(Gpa::new(STATUS)).ok(),
+            Some(u64::from(value)),
+            "served to the last"
+        );
+        time
+    };
+    run(true);
+    let pairs = (0..15).map(|_| {
+        let guest_alone = run(false);
+        run(true) - guest_alone
+    });
+    Ok(measure::of(pairs.collect()))
+}
+
 /// What `reaction` is compared with, between the first two CPUs.
 fn pingpong() -> Result<Measured> {
     match host::cpus()?[..] {
@@ -115,6 +154,7 @@ fn main() -> Result<()> {
         ("drain_1_ns", drain(1)?),
         ("drain_16_ns", drain(16)?),
         ("drain_256_ns", drain(255)?),
+        ("sidecore_ns_per_unmap", unmap()?),
         ("reaction_ns", threads::reaction()?),
         ("pingpong_ns", pingpong()?),
     ];
