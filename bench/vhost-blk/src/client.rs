@@ -365,6 +365,14 @@ impl Client {
         Ok(bases)
     }
 
+    /// Starts rings again that were stopped, where they stood: what a VMM does that resumes its guest.
+    ///
+    /// # Errors
+    /// The back end broke off.
+    pub fn resume(&mut self) -> Result<(), ClientError> {
+        self.start_rings(true)
+    }
+
     /// RESET_DEVICE, where it is negotiated: rings, features and state are forgotten by the back end, and
     /// started anew here with nothing outstanding.
     ///

@@ -30,6 +30,13 @@ pub enum Op {
     WriteZeroes = 13,
 }
 
+impl Op {
+    /// Whether it changes what a block holds.
+    pub const fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
+}
+
 /// A request's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -272,6 +279,14 @@ impl Queue {
             status,
             since,
         }))
+    }
+
+    /// The requests that are outstanding.
+    pub fn in_flight(&self) -> impl Iterator<Item = (Op, Extent)> {
+        let taken = (0..)
+            .zip(&self.slots)
+            .filter(|(at, _)| !self.free.contains(at));
+        taken.map(|(_, slot)| (slot.op, slot.extent))
     }
 
     /// Starts over with a fresh ring in zeroed memory. The slots of the requests that were outstanding.

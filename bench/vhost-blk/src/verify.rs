@@ -1,6 +1,6 @@
 //! Reads, writes, discards and zeroes whose every result is checked, while the server may be killed.
 //!
-//! Each disk keeps a [`Journal`] of what was acknowledged. One request at a time touches a block, so each
+//! Each disk keeps a [`Journal`](crate::journal::Journal) of what was acknowledged. One request at a time touches a block, so each
 //! read has one right answer; at the end all blocks are read once more. A killed server is waited for and
 //! connected to again: with an inflight region the requests in flight come back by themselves, and each
 //! exactly once; without one they are submitted again.
@@ -16,11 +16,11 @@ use report::clock::Clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
-use crate::client::{Client, ClientError, Options, feature};
-use crate::drive::{LOST_AFTER, REAP};
-use crate::journal::{Content, Journal};
+use crate::checked::{CheckedDisk, Phase};
+use crate::client::{ClientError, Options};
+use crate::drive::LOST_AFTER;
 use crate::killer::Killer;
-use crate::queue::{Extent, Op, Queue, SECTOR, Status};
+use crate::queue::Queue;
 use seeded::Random;
 
 /// Messages kept about damage; the rest is counted.
@@ -90,7 +90,7 @@ impl Verdict {
             && self.wrong_bases == 0
     }
 
-    fn say(&mut self, message: impl FnOnce() -> String) {
+    pub(crate) fn say(&mut self, message: impl FnOnce() -> String) {
         if self.messages.len() < MAX_MESSAGES {
             self.messages.push(message());
         }
@@ -149,22 +149,6 @@ pub enum VerifyError {
     TooSmall(PathBuf),
 }
 
-struct Disk {
-    client: Client,
-    journal: Journal,
-    journal_path: Option<PathBuf>,
-    /// The final reading: the next block.
-    sweep: usize,
-    progress: u64,
-    /// When its server was killed, until the first completion after that.
-    killed_at: Option<u64>,
-    /// It was killed, and connected to again.
-    is_back: bool,
-    /// One block.
-    buffer: Vec<u8>,
-    ops: Vec<Op>,
-}
-
 /// Makes requests and checks them.
 ///
 /// # Errors
@@ -174,7 +158,7 @@ pub fn verify(what: &Verify, mut killer: Option<Killer>) -> Result<Verdict, Veri
     let clock = Clock::new();
     let mut random = Random::new(what.seed);
     let mut verdict = Verdict::default();
-    let mut disks = Vec::new();
+    let mut disks: Vec<CheckedDisk> = Vec::new();
     for (number, socket) in what.sockets.iter().enumerate() {
         disks.push(open(what, number, socket)?);
     }
@@ -189,14 +173,19 @@ pub fn verify(what: &Verify, mut killer: Option<Killer>) -> Result<Verdict, Veri
     loop {
         let now = clock.now();
         let is_sweeping = now >= end;
+        let phase = if is_sweeping {
+            Phase::Sweep
+        } else {
+            Phase::Load
+        };
         let mut is_idle = true;
         let mut outstanding = 0;
         for disk in &mut disks {
-            is_idle &= !disk.turn(&clock, is_sweeping, &mut random, &mut verdict)?;
+            is_idle &= !disk.turn(&clock, phase, &mut random, &mut verdict)?;
             outstanding += disk.outstanding();
         }
         if is_sweeping {
-            let done = disks.iter().all(|disk| disk.sweep == disk.journal.len());
+            let done = disks.iter().all(CheckedDisk::is_swept);
             if done && outstanding == 0 {
                 break;
             }
@@ -217,7 +206,7 @@ pub fn verify(what: &Verify, mut killer: Option<Killer>) -> Result<Verdict, Veri
             verdict.kills += 1;
             let now = clock.now();
             for disk in &mut disks {
-                (disk.killed_at, disk.is_back) = (Some(now), false);
+                disk.killed(now);
             }
             killer.plan(now, &mut random);
         }
@@ -225,67 +214,37 @@ pub fn verify(what: &Verify, mut killer: Option<Killer>) -> Result<Verdict, Veri
             rest(&mut disks, what.sleeps, &mut verdict)?;
         }
     }
-    for disk in &mut disks {
+    for (number, disk) in disks.iter_mut().enumerate() {
         disk.close(&mut verdict)?;
+        if let Some(path) = journal_path(what, number) {
+            disk.journal.save(&path).map_err(VerifyError::Journal)?;
+        }
     }
     Ok(verdict)
 }
 
-fn open(what: &Verify, number: usize, socket: &Path) -> Result<Disk, VerifyError> {
-    let client = Client::connect(socket, what.options.clone()).map_err(|source| {
-        let socket = socket.to_owned();
-        VerifyError::Client { socket, source }
-    })?;
-    let per_block = u64::from(what.options.block / SECTOR);
-    let blocks = usize::try_from(client.config().capacity / per_block).unwrap_or(usize::MAX);
-    let blocks = blocks.min(what.blocks);
-    if blocks == 0 {
-        return Err(VerifyError::TooSmall(socket.to_owned()));
+fn open(what: &Verify, number: usize, socket: &Path) -> Result<CheckedDisk, VerifyError> {
+    let client = what.first_client + number as u32;
+    let mut disk = CheckedDisk::connect(socket, what.options.clone(), client, what.blocks)?;
+    if what.zeroes {
+        disk.makes_zeroes();
     }
-    let mut journal = Journal::new(what.first_client + number as u32, per_block, blocks);
-    let journal_path = what.journal.as_ref().map(|path| {
-        let mut path = path.clone().into_os_string();
-        path.push(format!(".{number}"));
-        PathBuf::from(path)
-    });
-    let is_read = |path: &&PathBuf| what.only_check || path.exists();
-    if let Some(path) = journal_path.as_ref().filter(is_read) {
-        journal.load(path).map_err(VerifyError::Journal)?;
+    if let Some(path) = journal_path(what, number)
+        && (what.only_check || path.exists())
+    {
+        disk.journal.load(&path).map_err(VerifyError::Journal)?;
     }
-    let mut ops = vec![
-        Op::Read,
-        Op::Read,
-        Op::Read,
-        Op::Read,
-        Op::Write,
-        Op::Write,
-        Op::Write,
-        Op::Write,
-    ];
-    if client.features() & feature::FLUSH != 0 {
-        ops.push(Op::Flush);
-    }
-    if what.zeroes && client.features() & feature::DISCARD != 0 {
-        ops.push(Op::Discard);
-    }
-    if what.zeroes && client.features() & feature::WRITE_ZEROES != 0 {
-        ops.push(Op::WriteZeroes);
-    }
-    Ok(Disk {
-        client,
-        journal,
-        journal_path,
-        sweep: 0,
-        progress: 0,
-        killed_at: None,
-        is_back: false,
-        buffer: vec![0; what.options.block as usize],
-        ops,
-    })
+    Ok(disk)
+}
+
+fn journal_path(what: &Verify, number: usize) -> Option<PathBuf> {
+    let mut path = what.journal.as_ref()?.clone().into_os_string();
+    path.push(format!(".{number}"));
+    Some(path.into())
 }
 
 /// Nothing came back anywhere: sleeps or not, until something may have.
-fn rest(disks: &mut [Disk], sleeps: bool, verdict: &mut Verdict) -> Result<(), VerifyError> {
+fn rest(disks: &mut [CheckedDisk], sleeps: bool, verdict: &mut Verdict) -> Result<(), VerifyError> {
     if !sleeps {
         std::hint::spin_loop();
         return Ok(());
@@ -334,214 +293,4 @@ fn call_comes(queue: &Queue) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(queue.call_fd(), PollFlags::IN)];
     let timeout = Timespec::try_from(LOST_AFTER).unwrap_or_default();
     poll(&mut fds, Some(&timeout)).unwrap_or(1) > 0
-}
-
-impl Disk {
-    fn outstanding(&self) -> u64 {
-        self.client
-            .queues
-            .iter()
-            .map(|queue| u64::from(queue.outstanding()))
-            .sum()
-    }
-
-    /// Takes what came back and asks for more; connects again where the server is gone. Whether anything
-    /// came.
-    fn turn(
-        &mut self,
-        clock: &Clock,
-        is_sweeping: bool,
-        random: &mut Random,
-        verdict: &mut Verdict,
-    ) -> Result<bool, VerifyError> {
-        let now = clock.now();
-        let mut any = false;
-        for queue in 0..self.client.queues.len() {
-            let mut popped = 0;
-            while popped < REAP && self.complete(queue, now, verdict)? {
-                popped += 1;
-            }
-            any |= popped > 0;
-            while self.submit(queue, now, is_sweeping, random) {
-                any = true;
-            }
-            let client = &mut self.client;
-            client.queues[queue].publish(&client.memory);
-        }
-        if any {
-            return Ok(true);
-        }
-        let is_silent = self.outstanding() > 0 && now.saturating_sub(self.progress) > 20_000_000;
-        if is_silent && self.client.is_hung_up() {
-            // What it returned before it died is popped first.
-            if self.has_used() {
-                return Ok(true);
-            }
-            self.client
-                .reconnect()
-                .map_err(|source| self.failed(source))?;
-            self.progress = clock.now();
-            self.is_back = true;
-        } else if is_silent && u128::from(now - self.progress) > LOST_AFTER.as_nanos() {
-            self.progress = now;
-            verdict.lost_wakeups += 1;
-            verdict.say(|| format!("{}: no answer for 500 ms", self.client.path().display()));
-            for queue in &mut self.client.queues {
-                queue.kick();
-            }
-        }
-        Ok(false)
-    }
-
-    fn has_used(&mut self) -> bool {
-        let client = &mut self.client;
-        let mut queues = client.queues.iter_mut();
-        queues.any(|queue| queue.ring.has_used(&client.memory))
-    }
-
-    fn failed(&self, source: ClientError) -> VerifyError {
-        VerifyError::Client {
-            socket: self.client.path().to_owned(),
-            source,
-        }
-    }
-
-    fn complete(
-        &mut self,
-        index: usize,
-        now: u64,
-        verdict: &mut Verdict,
-    ) -> Result<bool, VerifyError> {
-        let client = &mut self.client;
-        let queue = &mut client.queues[index];
-        let done = match queue.complete(&client.memory, &client.layout) {
-            Ok(Some(done)) => done,
-            Ok(None) => return Ok(false),
-            Err(source) => {
-                let queue = index as u16;
-                return Err(self.failed(ClientError::Ring { queue, source }));
-            }
-        };
-        self.progress = now;
-        if self.is_back
-            && let Some(killed_at) = self.killed_at.take()
-        {
-            verdict.stalls_ms.push((now - killed_at) as f64 / 1e6);
-        }
-        let block = self.journal.block(done.extent.sector);
-        if done.status == Status::Ok {
-            let kind = match done.op {
-                Op::Read => {
-                    let data = client.layout.data(index as u16, done.slot);
-                    client.memory.read(data, &mut self.buffer);
-                    if self.journal.content(block) != Content::Unknown {
-                        verdict.checked += 1;
-                    }
-                    if let Err(damage) = self.journal.check(block, &self.buffer) {
-                        verdict.damaged += 1;
-                        verdict.say(|| format!("{}: {damage}", client.path().display()));
-                    }
-                    0
-                }
-                Op::Write => {
-                    self.journal.written(block);
-                    1
-                }
-                Op::Discard => {
-                    // What a discarded block reads as is the device's choice.
-                    self.journal.set(block, Content::Unknown);
-                    3
-                }
-                Op::WriteZeroes => {
-                    self.journal.set(block, Content::Zero);
-                    4
-                }
-                Op::Flush | Op::GetId => 2,
-            };
-            verdict.requests[kind] += 1;
-        } else {
-            verdict.errors += 1;
-            verdict.say(|| {
-                format!(
-                    "{}: {:?} at {:?}: {:?}",
-                    client.path().display(),
-                    done.op,
-                    done.extent,
-                    done.status
-                )
-            });
-            if matches!(done.op, Op::Write | Op::Discard | Op::WriteZeroes) {
-                self.journal.set(block, Content::Unknown);
-            }
-        }
-        if done.op != Op::Flush {
-            self.journal.release(block);
-        }
-        client.queues[index].release(done.slot);
-        Ok(true)
-    }
-
-    fn submit(&mut self, index: usize, now: u64, is_sweeping: bool, random: &mut Random) -> bool {
-        let (op, block) = if is_sweeping {
-            if self.sweep == self.journal.len() || !self.journal.take(self.sweep) {
-                return false;
-            }
-            self.sweep += 1;
-            (Op::Read, self.sweep - 1)
-        } else {
-            let op = self.ops[random.below(self.ops.len() as u64) as usize];
-            let block = random.below(self.journal.len() as u64) as usize;
-            if op != Op::Flush && !self.journal.take(block) {
-                // Another request has it. With few blocks that may be all there are: no loop here.
-                return false;
-            }
-            (op, block)
-        };
-        let client = &mut self.client;
-        let queue = &mut client.queues[index];
-        let extent = Extent {
-            sector: self.journal.sector(block),
-            bytes: client.layout.block,
-        };
-        let was_idle = queue.outstanding() == 0;
-        let is_submitted = match queue.take_slot() {
-            None => false,
-            Some(slot) => {
-                if op == Op::Write {
-                    self.journal.next_stamp(block).fill(&mut self.buffer);
-                    client
-                        .memory
-                        .write(client.layout.data(index as u16, slot), &self.buffer);
-                }
-                let fits = queue.submit(&client.memory, &client.layout, slot, op, extent, now);
-                if !fits {
-                    queue.release(slot);
-                } else if was_idle {
-                    self.progress = now;
-                }
-                fits
-            }
-        };
-        if !is_submitted {
-            if op != Op::Flush {
-                self.journal.release(block);
-            }
-            if is_sweeping {
-                self.sweep -= 1;
-            }
-        }
-        is_submitted
-    }
-
-    fn close(&mut self, verdict: &mut Verdict) -> Result<(), VerifyError> {
-        if self.outstanding() == 0 {
-            let bases = self.client.stop().map_err(|source| self.failed(source))?;
-            verdict.wrong_bases +=
-                bases.iter().filter(|(theirs, ours)| theirs != ours).count() as u64;
-        }
-        match &self.journal_path {
-            Some(path) => self.journal.save(path).map_err(VerifyError::Journal),
-            None => Ok(()),
-        }
-    }
 }
