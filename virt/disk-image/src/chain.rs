@@ -5,7 +5,7 @@
 //! first, and given to the library open.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,11 +29,60 @@ pub(crate) const MAX_CHAIN: usize = 32;
 /// An opened image: what the library makes of it, and what we have to know.
 pub(crate) struct Opened {
     pub access: FormatAccess<ImageFile>,
-    /// The file of the image itself.
-    pub file: Arc<Shared>,
+    pub files: Files,
     /// Of a qcow2 image.
     pub layout: Option<Layout>,
-    pub has_backing: bool,
+}
+
+/// The files of a chain, open and locked.
+pub(crate) struct Files {
+    /// The image's own.
+    own: OpenFile,
+    /// What is behind it, and behind that.
+    behind: Vec<OpenFile>,
+}
+
+struct OpenFile {
+    file: Arc<Shared>,
+    format: ImageFormat,
+    is_writable: bool,
+}
+
+impl Files {
+    /// The file of the image itself.
+    pub(crate) fn own(&self) -> &Arc<Shared> {
+        &self.own.file
+    }
+
+    pub(crate) fn has_backing(&self) -> bool {
+        !self.behind.is_empty()
+    }
+
+    /// What the library makes of them, read anew: what they hold is all that is known.
+    pub(crate) fn load(&self) -> io::Result<FormatAccess<ImageFile>> {
+        let mut behind = None;
+        for file in self.behind.iter().rev() {
+            behind = Some(file.load(behind)?);
+        }
+        self.own.load(behind)
+    }
+}
+
+impl OpenFile {
+    fn load(&self, behind: Option<FormatAccess<ImageFile>>) -> io::Result<FormatAccess<ImageFile>> {
+        let storage = ImageFile::of(Arc::clone(&self.file));
+        if self.format == ImageFormat::Raw {
+            return Ok(FormatAccess::new(Raw::open_image(
+                storage,
+                self.is_writable,
+            )?));
+        }
+        // The header has been settled, and says what it said.
+        let mut image = Qcow2::<ImageFile>::open_image(storage, self.is_writable)?;
+        image.set_data_file(None);
+        image.set_backing(behind);
+        Ok(FormatAccess::new(image))
+    }
 }
 
 /// Opens the image at `path` and what is behind it.
@@ -78,6 +127,11 @@ impl Chain<'_> {
             kind,
         };
         let io = |error| at(ImageErrorKind::Io(error));
+        let own = |file| OpenFile {
+            file,
+            format,
+            is_writable: !read_only,
+        };
         let (file, len) = self.open_file(path, read_only).map_err(at)?;
         let file = (self.through)(file);
         if format == ImageFormat::Raw {
@@ -89,9 +143,11 @@ impl Chain<'_> {
             let raw = Raw::open_image(storage, !read_only).map_err(io)?;
             return Ok(Opened {
                 access: FormatAccess::new(raw),
-                file,
+                files: Files {
+                    own: own(file),
+                    behind: Vec::new(),
+                },
                 layout: None,
-                has_backing: false,
             });
         }
 
@@ -119,17 +175,20 @@ impl Chain<'_> {
                 Some((resolve(path, &name), format))
             }
         };
-        let has_backing = behind.is_some();
-        let behind = match behind {
-            None => None,
-            Some((path, format)) => Some(self.open(&path, format, true)?.access),
+        let mut files = Files {
+            own: own(file),
+            behind: Vec::new(),
         };
-        image.set_backing(behind);
+        if let Some((path, format)) = behind {
+            let behind = self.open(&path, format, true)?;
+            files.behind = behind.files.behind;
+            files.behind.insert(0, behind.files.own);
+            image.set_backing(Some(behind.access));
+        }
         Ok(Opened {
             access: FormatAccess::new(image),
-            file,
+            files,
             layout: Some(layout),
-            has_backing,
         })
     }
 
@@ -209,7 +268,7 @@ fn resolve(image: &Path, name: &Path) -> PathBuf {
 }
 
 /// What the library says when it cannot open an image.
-fn kind_of(error: std::io::Error) -> ImageErrorKind {
+fn kind_of(error: io::Error) -> ImageErrorKind {
     match error.raw_os_error() {
         Some(_) => ImageErrorKind::Io(error),
         None => ImageErrorKind::Corrupt(error.to_string()),

@@ -15,6 +15,11 @@
 //! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file under the gate. The order
 //! of the writes to the file that a flush makes is the one that is needed; the disk keeps to it.
 //!
+//! *Failures.* Whoever lets go of the image with metadata that could not be written leaves the library with tables in memory that
+//! the file does not have, and that it would take for written: an L1 entry whose write failed is not written again, and
+//! everything under it would be reported done, flushed, and gone. So the library's memory is thrown away and
+//! the file read anew. What was reported done is in the file, as when the process dies.
+//!
 //! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all reported after it.
 //!
 //! *Panics.* Whoever holds the gate while the library panics forbids writing to the file before it lets go.
@@ -28,32 +33,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use imago::{FormatAccess, Mapping, ShallowMapping};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::chain::Opened;
+use crate::chain::{Files, Opened};
 use crate::storage::{ImageFile, Shared};
 
 /// Bytes of zeroes written at a time where the format has no zero clusters.
 const ZERO_STEP: u64 = 1 << 20;
 
-/// Most ranges remembered whose metadata could not be written; more are taken for the whole disk.
-const MAX_UNSAVED: usize = 1024;
-
 /// An image open for reading, and perhaps writing.
 pub(crate) struct Image {
     access: RwLock<FormatAccess<ImageFile>>,
     file: Arc<Shared>,
-    has_backing: bool,
+    files: Files,
     /// Bytes that one L2 table describes, and bytes of a cluster; a raw image has neither.
     l2_span: u64,
     cluster: u64,
     /// Zero clusters exist.
     has_zeroes: bool,
-    /// The library may remember something that the file does not have. Written by who is alone.
-    dirty: AtomicBool,
-    /// Ranges of the disk that have clusters which the file may not say they have, for writing that failed. Empty
-    /// unless `dirty`.
-    unsaved: Mutex<Vec<(u64, u64)>>,
+    /// The library remembers something that the file does not have, and the file could not be read anew. Written by who is alone.
+    is_torn: AtomicBool,
     /// An error has been logged.
     complained: AtomicBool,
     pub size: u64,
@@ -88,12 +87,9 @@ impl Deref for Share<'_> {
 struct Alone<'a> {
     _alarm: Alarm<'a>,
     access: RwLockWriteGuard<'a, FormatAccess<ImageFile>>,
-    dirty: &'a AtomicBool,
-    unsaved: &'a Mutex<Vec<(u64, u64)>>,
-    /// Ranges that have been given clusters since the metadata were written.
-    changed: Vec<(u64, u64)>,
-    /// The file had all metadata when the gate was passed.
-    was_clean: bool,
+    image: &'a Image,
+    /// The library may remember something that the file does not have.
+    is_dirty: bool,
 }
 
 impl Deref for Alone<'_> {
@@ -105,45 +101,44 @@ impl Deref for Alone<'_> {
 }
 
 impl DerefMut for Alone<'_> {
-    /// To change something, which gives clusters to nobody.
     fn deref_mut(&mut self) -> &mut Self::Target {
-        self.dirty.store(true, Ordering::Relaxed);
+        self.is_dirty = true;
         &mut self.access
     }
 }
 
 impl Alone<'_> {
-    /// The range is given clusters.
-    fn soil(&mut self, offset: u64, len: u64) {
-        // Relaxed, here and below: the gate orders it. [`Image::flush`], which looks without, cares only for
-        // operations that were reported before it was asked.
-        self.dirty.store(true, Ordering::Relaxed);
-        self.changed.push((offset, len));
+    /// The library is about to change tables.
+    fn soil(&mut self) {
+        self.is_dirty = true;
     }
 
     /// Writes the metadata that changed.
     fn flush(&mut self) -> io::Result<()> {
-        if self.dirty.load(Ordering::Relaxed) {
+        if self.is_dirty {
             self.access.flush()?;
-            self.changed.clear();
-            self.unsaved.lock().clear();
-            self.dirty.store(false, Ordering::Relaxed);
+            self.is_dirty = false;
         }
+        Ok(())
+    }
+
+    /// Throws away what the library remembers.
+    fn load(&mut self) -> io::Result<()> {
+        *self.access = self.image.files.load()?;
+        self.is_dirty = false;
+        // Relaxed, here and below: the gate orders it.
+        self.image.is_torn.store(false, Ordering::Relaxed);
         Ok(())
     }
 }
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        if self.changed.is_empty() {
-            return;
-        }
-        // The metadata could not be written.
-        let mut unsaved = self.unsaved.lock();
-        if unsaved.len() + self.changed.len() > MAX_UNSAVED {
-            *unsaved = vec![(0, u64::MAX)];
-        } else {
-            unsaved.append(&mut self.changed);
+        // The metadata could not be written. (After a panic nothing is written any more, and nothing read anew.)
+        if self.is_dirty && !std::thread::panicking() {
+            self.image.is_torn.store(true, Ordering::Relaxed);
+            // Whoever comes next tries again, and has the error then.
+            let _ = self.load();
         }
     }
 }
@@ -163,20 +158,18 @@ impl Image {
     pub(crate) fn new(opened: Opened) -> Self {
         let Opened {
             access,
-            file,
+            files,
             layout,
-            has_backing,
         } = opened;
         let size = access.size();
         Self {
             access: RwLock::new(access),
-            file,
-            has_backing,
+            file: Arc::clone(files.own()),
+            files,
             l2_span: layout.map_or(u64::MAX, |layout| layout.l2_span()),
             cluster: layout.map_or(1, |layout| layout.cluster_bytes()),
             has_zeroes: layout.is_some_and(|layout| layout.version >= 3),
-            dirty: AtomicBool::new(false),
-            unsaved: Mutex::new(Vec::new()),
+            is_torn: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             size,
         }
@@ -206,70 +199,62 @@ impl Image {
         self.file.path()
     }
 
-    fn share(&self) -> Share<'_> {
-        let access = self.access.read();
-        Share {
-            _alarm: Alarm(&self.file),
-            access,
+    fn share(&self) -> io::Result<Share<'_>> {
+        loop {
+            let access = self.access.read();
+            if !self.is_torn.load(Ordering::Relaxed) {
+                return Ok(Share {
+                    _alarm: Alarm(&self.file),
+                    access,
+                });
+            }
+            drop(access);
+            self.alone()?;
         }
     }
 
-    fn alone(&self) -> Alone<'_> {
+    fn alone(&self) -> io::Result<Alone<'_>> {
         let access = self.access.write();
-        Alone {
+        let mut alone = Alone {
             _alarm: Alarm(&self.file),
             access,
-            dirty: &self.dirty,
-            unsaved: &self.unsaved,
-            changed: Vec::new(),
-            was_clean: !self.dirty.load(Ordering::Relaxed),
+            image: self,
+            is_dirty: false,
+        };
+        if self.is_torn.load(Ordering::Relaxed) {
+            alone.load()?;
         }
+        Ok(alone)
     }
 
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let access = self.share();
+        let access = self.share()?;
         panic_in_tests(offset);
         access.read(data, offset)
     }
 
     /// Writes what needs no new clusters; false: it does need some, and nothing has been written.
     pub(crate) fn overwrite(&self, offset: u64, data: &[u8]) -> io::Result<bool> {
-        let access = self.share();
+        let access = self.share()?;
         if need(&access, None, offset, data.len() as u64)? != Need::Nothing {
-            return Ok(false);
-        }
-        if self.dirty.load(Ordering::Relaxed) && self.is_unsaved(offset, data.len() as u64) {
-            // The clusters are there, but not in the file. Whoever has the image alone tries again to write that.
             return Ok(false);
         }
         access.write(data, offset)?;
         Ok(true)
     }
 
-    /// Whether a range has clusters that the file may not say it has.
-    fn is_unsaved(&self, offset: u64, len: u64) -> bool {
-        let first = offset / self.cluster * self.cluster;
-        let end = (offset + len).next_multiple_of(self.cluster);
-        let overlaps =
-            |&(other, len): &(u64, u64)| other < end && first < other.saturating_add(len);
-        self.unsaved.lock().iter().any(overlaps)
-    }
-
     /// Begins a series of writes that have the image to themselves.
-    pub(crate) fn group(&self) -> Group<'_> {
-        Group {
-            access: self.alone(),
+    pub(crate) fn group(&self) -> io::Result<Group<'_>> {
+        Ok(Group {
+            access: self.alone()?,
             file: &self.file,
             l2_span: self.l2_span,
-        }
+        })
     }
 
     /// Makes everything that was done stable.
     pub(crate) fn flush(&self) -> io::Result<()> {
-        // Every operation has flushed; only one that could not leaves something.
-        if self.dirty.load(Ordering::Relaxed) {
-            self.alone().flush()?;
-        }
+        // Every operation that was reported done has written its metadata.
         self.file.sync()
     }
 
@@ -282,7 +267,7 @@ impl Image {
     }
 
     fn discard_piece(&self, offset: u64, len: u64) -> io::Result<()> {
-        let mut access = self.alone();
+        let mut access = self.alone()?;
         let mut freed = Vec::new();
         let (mut at, end) = (offset, offset + len);
         while at < end {
@@ -317,7 +302,7 @@ impl Image {
         }
         if !self.has_zeroes {
             // In version 2 "no cluster" is the only way to say zero, and only with nothing behind.
-            return if self.has_backing {
+            return if self.files.has_backing() {
                 Ok(())
             } else {
                 access.discard_to_backing(at, run)
@@ -341,19 +326,19 @@ impl Image {
     /// The range becomes zero; `unmap`: and need not keep its clusters.
     pub(crate) fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         for (offset, len) in pieces(offset, len, self.l2_span) {
-            let mut access = self.alone();
+            let mut access = self.alone()?;
             let done = if is_zero(&access, offset, len)? {
                 Ok(())
             } else if unmap && self.cluster != 1 {
-                access.soil(offset, len);
+                access.soil();
                 access.discard_to_zero(offset, len)
             } else {
-                access.soil(offset, len);
+                access.soil();
                 access.write_zeroes(offset, len)
             };
             match done {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    access.soil(offset, len);
+                    access.soil();
                     let zeroes = vec![0; len.min(ZERO_STEP) as usize];
                     for (offset, len) in pieces(offset, len, ZERO_STEP) {
                         access.write(&zeroes[..len as usize], offset)?;
@@ -381,15 +366,14 @@ impl Group<'_> {
         for (offset, len) in pieces(offset, data.len() as u64, self.l2_span) {
             let (piece, rest) = data.split_at(len as usize);
             data = rest;
-            let file = self.access.was_clean.then_some(self.file);
-            match need(&self.access, file, offset, len)? {
+            match need(&self.access, Some(self.file), offset, len)? {
                 Need::Nothing => self.access.write(piece, offset)?,
                 Need::Clusters => {
-                    self.access.soil(offset, len);
+                    self.access.soil();
                     self.access.write(piece, offset)?;
                 }
                 Need::Replacement => {
-                    self.access.soil(offset, len);
+                    self.access.soil();
                     self.access.write(piece, offset)?;
                     self.flush()?;
                 }

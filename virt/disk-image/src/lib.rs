@@ -24,7 +24,8 @@
 //! kernel still has.
 //!
 //! **What survives.** An operation that was reported done survives the death of the process at any moment, flushed
-//! or not, and `qemu-img check` finds nothing worse than leaked clusters afterwards. What was flushed survives a
+//! or not, and whatever write of the file failed before or after it (a full disk, say); `qemu-img check` finds nothing worse
+//! than leaked clusters afterwards. What was flushed survives a
 //! power cut, and so does the image, unless [`ImageOptions::barriers`] is off; in the place of what was written after the
 //! last flush, each sector (512 bytes) has its old contents or new ones. A flush that fails is the last that may succeed
 //! until the image is opened again. Counts that a power cut leaves too low without barriers are mended when the image

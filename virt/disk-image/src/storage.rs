@@ -83,6 +83,14 @@ impl ImageFile {
         }
     }
 
+    /// The same file, for a library that is to read it anew.
+    pub(crate) fn of(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            helper: CommonStorageHelper::default(),
+        }
+    }
+
     /// The part that others may use.
     pub(crate) fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)

@@ -68,11 +68,23 @@ fn serve(queue: &Queue, image: &Image, batch: &mut Vec<(Job, Outcome)>) {
 }
 
 fn serve_group(queue: &Queue, image: &Image, batch: &mut Vec<(Job, Outcome)>) {
-    let mut group = image.group();
+    let together = write_together(queue, image, batch);
+    if together.is_ok() || batch.len() == 1 {
+        return answer_all(image, batch, &together);
+    }
+    // Of what failed together nothing is reported done. By itself each has its own end.
+    for (job, outcome) in batch {
+        *outcome = outcome_of(image, &write_alone(image, job));
+    }
+}
+
+/// Writes the batch, and what comes meanwhile.
+fn write_together(queue: &Queue, image: &Image, batch: &mut Vec<(Job, Outcome)>) -> io::Result<()> {
+    let mut group = image.group()?;
     let mut durable = false;
     let mut next = 0;
-    while let Some((job, outcome)) = batch.get_mut(next) {
-        *outcome = outcome_of(image, &write(&mut group, job, &mut durable));
+    while let Some((job, _)) = batch.get(next) {
+        write(&mut group, job, &mut durable)?;
         next += 1;
         if batch.len() < GROUP
             && let Some(job) = queue.next_write()
@@ -80,12 +92,18 @@ fn serve_group(queue: &Queue, image: &Image, batch: &mut Vec<(Job, Outcome)>) {
             batch.push((job, Outcome::Failed(libc::EIO)));
         }
     }
-    let flushed = group.flush();
+    group.flush()?;
     drop(group);
-    let stable = flushed.and_then(|()| sync_if(image, durable));
-    if stable.is_err() {
-        answer_all(image, batch, &stable);
-    }
+    sync_if(image, durable)
+}
+
+fn write_alone(image: &Image, job: &Job) -> io::Result<()> {
+    let mut group = image.group()?;
+    let mut durable = false;
+    write(&mut group, job, &mut durable)?;
+    group.flush()?;
+    drop(group);
+    sync_if(image, durable)
 }
 
 fn write(group: &mut Group<'_>, job: &Job, any_durable: &mut bool) -> io::Result<()> {

@@ -68,7 +68,9 @@ fn panic_ends_the_disk_and_nothing_else() {
 fn panic_under_the_gate_forbids_writing_before_the_gate_opens() {
     let (_folder, disk) = disk();
     let image = Arc::clone(&disk.image);
-    let died = catch_unwind(AssertUnwindSafe(|| image.group().write(PANIC, &[0; 512])));
+    let died = catch_unwind(AssertUnwindSafe(|| {
+        image.group().expect("the image").write(PANIC, &[0; 512])
+    }));
     assert!(died.is_err());
     assert!(image.overwrite(0, &[9; 512]).is_err());
 }

@@ -87,14 +87,19 @@ fn folder() -> (tempfile::TempDir, std::path::PathBuf) {
 
 fn qcow2() -> (tempfile::TempDir, std::path::PathBuf) {
     let (folder, path) = folder();
-    let file = File::create_new(&path).expect("a new file");
-    let storage = ImageFile::new(Box::new(file), path.clone(), 0, None, None);
+    create(&path, 1 << 20, CLUSTER);
+    (folder, path)
+}
+
+/// A qcow2 image in a new file.
+pub(super) fn create(path: &std::path::Path, size: u64, cluster: usize) {
+    let file = File::create_new(path).expect("a new file");
+    let storage = ImageFile::new(Box::new(file), path.to_owned(), 0, None, None);
     Qcow2::<ImageFile>::create_builder(storage)
-        .cluster_size(CLUSTER)
-        .size(1 << 20)
+        .cluster_size(cluster)
+        .size(size)
         .create()
         .expect("an image");
-    (folder, path)
 }
 
 fn errno<T>(result: io::Result<T>) -> Option<i32> {
@@ -108,7 +113,7 @@ fn flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
     let (qcow2_folder, qcow2) = qcow2();
     for (path, format) in [(&raw, ImageFormat::Raw), (&qcow2, ImageFormat::Qcow2)] {
         let (image, syncs) = open(path, format);
-        let mut group = image.group();
+        let mut group = image.group().expect("the image");
         group.write(0, &[1; CLUSTER]).expect("written");
         group.flush().expect("flushed");
         drop(group);
@@ -138,14 +143,14 @@ fn flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
 fn clusters_whose_barrier_failed_are_not_written_to_as_if_they_were_there() {
     let (_folder, path) = qcow2();
     let (image, syncs) = open(&path, ImageFormat::Qcow2);
-    let mut group = image.group();
+    let mut group = image.group().expect("the image");
     group.write(0, &[1; CLUSTER]).expect("written");
     group.flush().expect("flushed");
     drop(group);
     image.flush().expect("flushed");
 
     syncs.fail_next();
-    let mut group = image.group();
+    let mut group = image.group().expect("the image");
     group.write(CLUSTER as u64, &[2; 512]).expect("in memory");
     assert!(
         group.flush().is_err(),
@@ -155,7 +160,7 @@ fn clusters_whose_barrier_failed_are_not_written_to_as_if_they_were_there() {
     // The library has the cluster now, the file has not.
     let begun = image.overwrite(CLUSTER as u64 + 1024, &[3; 512]);
     assert!(!begun.expect("to be tried alone"));
-    let mut group = image.group();
+    let mut group = image.group().expect("the image");
     group
         .write(CLUSTER as u64 + 1024, &[3; 512])
         .expect("in memory");

@@ -273,7 +273,8 @@ impl Run {
             if group.is_none() && self.image.overwrite(offset, &data).expect("no error") {
                 continue;
             }
-            let group: &mut Group<'_> = group.get_or_insert_with(|| self.image.group());
+            let group: &mut Group<'_> =
+                group.get_or_insert_with(|| self.image.group().expect("the image"));
             group.write(offset, &data).expect("no error");
         }
         if let Some(mut group) = group {
