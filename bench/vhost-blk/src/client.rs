@@ -272,6 +272,12 @@ impl Client {
         matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
     }
 
+    /// Ends the connection as a VMM that goes: for [`reconnect`](Self::reconnect).
+    pub fn hang_up(&self) {
+        // Already hung up is as good.
+        let _ = rustix::net::shutdown(self.connection.socket(), rustix::net::Shutdown::Both);
+    }
+
     /// Connects again to a back end that was restarted, or that closed the connection. Everything that
     /// came back before must have been popped.
     ///

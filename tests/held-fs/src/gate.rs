@@ -116,6 +116,11 @@ impl Gate {
         self.state().failures[kind as usize].push_back(errno);
     }
 
+    /// What was to fail and has not run yet will not.
+    pub fn fail_no_more(&self) {
+        self.state().failures = Default::default();
+    }
+
     /// Operations of this kind that have arrived, held ones included.
     pub fn count(&self, kind: Kind) -> u64 {
         self.state().arrived[kind as usize]
