@@ -193,6 +193,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         let cores = domain.allocator.cores();
         let is_shared = matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_));
         Ok(Self(Arc::new(Shared {
+            id: next_id(),
             policy,
             limits,
             last_page,
@@ -359,6 +360,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     pub fn invalidator(&self) -> &I {
         &self.0.invalidator
     }
+}
+
+/// A number that no mapper has had. One each nanosecond would last 584 years.
+fn next_id() -> u64 {
+    // `core`'s, since the atomics of models live no longer than one schedule and this one publishes nothing.
+    static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
 }
 
 /// Live mappings per core that the reverse lookup of `Reuse::Shared` remembers.

@@ -41,6 +41,9 @@ pub(super) struct Flush {
 /// another line's `leaving`. While `flush`, `strict` or `leaving` is held the invalidator is waited for; nobody who answers for
 /// it may want one of them.
 pub(super) struct Shared<A, T, I, C> {
+    /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
+    /// address the next one may lie.
+    pub(super) id: u64,
     pub(super) allocator: A,
     pub(super) table: T,
     pub(super) invalidator: I,
