@@ -297,6 +297,14 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         asked
     }
 
+    /// Whether a tick would do something, or somebody has locked what would have to be looked at. In an interrupt, that somebody
+    /// may be who was interrupted: no lock is waited for here, and no [`Arc`] cloned, since the last to go frees.
+    pub(super) fn is_due(&self, now: u64) -> bool {
+        self.clock.advance(now);
+        let is_due = |line: &CoreLines| line.is_due(now, self.age) || line.is_idle_due(now);
+        self.lines().iter().any(is_due) || self.orphaned.is_due(now, self.age)
+    }
+
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.clock.advance(now);
         let expired = self.expire(now);
