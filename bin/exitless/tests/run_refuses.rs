@@ -26,6 +26,7 @@ impl Files {
             dir: TempDir::new().unwrap(),
         };
         files.write("kernel", &support::kernel());
+        files.write("cut", &support::kernel()[..4000]);
         files.write("initrd", b"070701 and so on");
         files.write("disk", &[0; 8192]);
         files.write("odd", &[0; 1000]);
@@ -76,6 +77,10 @@ fn a_missing_or_corrupt_kernel() {
     files.refuses(&["--kernel", "empty"], &["kernel empty", "is empty"]);
     files.refuses(&["--kernel", "text"], &["neither a 64-bit bzImage nor"]);
     files.refuses(&["--kernel", "."], &["kernel .", "not a file"]);
+    files.refuses(
+        &["--kernel", "cut"],
+        &["kernel cut", "4000 bytes of the 4096", "cut short"],
+    );
 }
 
 #[test]

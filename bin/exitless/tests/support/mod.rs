@@ -4,6 +4,7 @@
 pub fn kernel() -> Vec<u8> {
     let mut kernel = vec![0; 4096];
     kernel[0x1f1] = 1;
+    kernel[0x1f4..0x1f8].copy_from_slice(&((4096 - 1024) / 16u32).to_le_bytes());
     kernel[0x202..0x206].copy_from_slice(b"HdrS");
     kernel[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
     kernel[0x211] = 1;
