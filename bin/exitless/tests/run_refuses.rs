@@ -232,10 +232,38 @@ fn a_tap_that_cannot_be_had() {
     );
     files.refuses(&["--net", "bridge=br0"], &["responder or tap=NAME"]);
     if !has_capability_net_admin() || !Path::new("/dev/net/tun").exists() {
-        files.refuses(&["--net", "tap=exitless-none"], &["TAP exitless-none"]);
+        files.refuses(
+            &["--net", "tap=exitless-none,create=on"],
+            &["TAP exitless-none"],
+        );
     } else {
         println!("skipped: this process may create TAP interfaces");
     }
+}
+
+/// A name with a slip in it is no wish for an interface of that name.
+#[test]
+fn a_tap_that_is_not_there_is_not_made() {
+    let files = Files::new();
+    let net = ["--net", "tap=exitless-none"];
+    files.refuses(
+        &net,
+        &["TAP exitless-none", "no such interface", "create=on"],
+    );
+    files.refuses(
+        &["--net", "tap=exitless-none,create=off"],
+        &["no such interface"],
+    );
+    files.refuses(
+        &["--net", "tap=exitless-none,create=maybe"],
+        &["--net: create is on or off"],
+    );
+    // Of no other kind either.
+    files.refuses(&["--net", "tap=lo"], &["TAP lo"]);
+    files.refuses(
+        &["--net", "responder,create=on"],
+        &["unknown key \"create\""],
+    );
 }
 
 fn has_capability_net_admin() -> bool {

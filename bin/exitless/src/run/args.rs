@@ -58,8 +58,9 @@ number is the server's. If the server is killed and started again, the guest wai
 const NET_HELP: &str = "\
 A virtio network interface; repeat for more.
 
-responder[,ip=A.B.C.D][,mac=…]  answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
-tap=NAME[,mac=…]                the host's TAP interface NAME";
+responder[,ip=A.B.C.D][,mac=…]    answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
+tap=NAME[,create=on|off][,mac=…]  the host's TAP interface NAME, which must be there; create=on makes it, for as long as \
+the machine runs";
 
 const MEMORY_HELP: &str = "\
 Guest RAM.
