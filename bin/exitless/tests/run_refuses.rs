@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -432,7 +431,6 @@ fn lacks_for_paging() -> Option<String> {
 /// A host whose kernel would do, for root.
 #[test]
 fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
-    const NOBODY: u32 = 65534;
     let files = Files::new();
     if fs::metadata("/proc/self").unwrap().uid() != 0 {
         return println!("skipped: only root can start a program as somebody else");
@@ -448,12 +446,11 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
     fs::set_permissions(files.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // Where programs are built nobody else may look. What stands open can be started.
     let program = fs::File::open(env!("CARGO_BIN_EXE_exitless")).unwrap();
-    let program = format!("/proc/self/fd/{}", inheritable(&program));
-    let mut command = Command::new(program);
+    let mut command = Command::new(support::inheritable(&program));
     command.arg("run").current_dir(files.dir.path());
     command.args(["--kernel", "kernel", "--memory", "256M", "--iommu", "none"]);
     command.args(["--resident", "64M", "--swap", "path=swap,size=256M"]);
-    command.uid(NOBODY).gid(NOBODY);
+    command.uid(support::NOBODY).gid(support::NOBODY);
     let output = match command.output() {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             return println!("skipped: temporary files are root's alone");
@@ -467,10 +464,4 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
         assert!(text.contains(word), "no {word:?} in: {text}");
     }
     assert!(!files.path("swap").exists(), "left a store behind");
-}
-
-/// The number of a descriptor that programs started from here have as well.
-fn inheritable(file: &fs::File) -> i32 {
-    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).unwrap();
-    file.as_raw_fd()
 }

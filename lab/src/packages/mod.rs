@@ -224,6 +224,23 @@ impl Packages {
     }
 }
 
+/// What keeps the parts from being found or fetched into `cache`, as far as this can be told without trying.
+pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
+    let mut found = Vec::new();
+    let missing = missing(cache, needs);
+    if !missing.is_empty() {
+        let tool = apt::lacking_tool();
+        found.extend(tool.map(|tool| format!("this machine has no {tool}")));
+        let needed = missing.iter().map(|part| part.room()).sum();
+        if let Err(full) = cache::check_room(cache, needed) {
+            found.push(format!("{full}; {} MiB are wanted", needed >> 20));
+        }
+    }
+    // Each start makes its images there.
+    found.extend(cache::not_writable(cache));
+    found
+}
+
 /// Directories of the parts.
 fn qemu_dir(cache: &Path, version: Version) -> PathBuf {
     cache.join(format!("qemu-{version}"))

@@ -1,5 +1,19 @@
 //! What the tests of the program share.
 
+#![allow(dead_code, reason = "no program of tests needs all of it")]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// A user without rights.
+pub const NOBODY: u32 = 65534;
+
+/// A path of `file`, which stays open, for programs that are started from here, as whom ever.
+pub fn inheritable(file: &File) -> String {
+    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).expect("a descriptor has flags");
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
 /// A file that passes for a kernel until it is started.
 pub fn kernel() -> Vec<u8> {
     let mut kernel = vec![0; 4096];
