@@ -80,3 +80,23 @@ fn a_series_is_not_the_beginning_of_a_number() {
     assert!(find_kernel(dir.path(), Some(version("6.1"))).is_none());
     assert!(find_kernel(dir.path(), Some(version("6.12"))).is_some());
 }
+
+/// A start says what its QEMU may do to a guest; the lab's own copy does neither.
+#[test]
+fn a_qemu_that_is_not_mended_is_warned_of_at_each_start() {
+    let said = |text: &str, delivers_once| warning(version(text), delivers_once);
+    let lost = said("7.2", false).expect("a warning");
+    assert!(
+        lost.contains("QEMU 7.2") && lost.contains("lose an interrupt"),
+        "{lost}"
+    );
+    let twice = said("10.0", false).expect("a warning");
+    assert!(
+        twice.contains("QEMU 10.0") && twice.contains("PATH"),
+        "{twice}"
+    );
+    assert!(twice.contains("twice"), "{twice}");
+    assert_eq!(said("10.0", true), None);
+    // That an old copy was mended does not make it new.
+    assert!(said("7.2", true).is_some());
+}
