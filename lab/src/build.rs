@@ -59,6 +59,35 @@ fn is_current(binary: &Path, sources: &Path) -> bool {
     true
 }
 
+/// What keeps the three from being found or built, as far as this can be told without trying.
+pub(crate) fn obstacle() -> Option<String> {
+    obstacle_in(&workspace_dir(), &target_dir(), cargo().is_some())
+}
+
+fn obstacle_in(sources: &Path, target_dir: &Path, has_cargo: bool) -> Option<String> {
+    let is_built = |program| binary(target_dir, program).is_file();
+    let can_build = has_cargo && sources.join("Cargo.toml").is_file();
+    let is_there = can_build
+        || ["workload", "lab-agent", "lab-dm"]
+            .iter()
+            .all(|p| is_built(p));
+    (!is_there).then(|| {
+        format!(
+            "its own programs are not built yet, which takes cargo and the source tree {}",
+            sources.display()
+        )
+    })
+}
+
+fn cargo() -> Option<PathBuf> {
+    let given = env::var_os("CARGO").map(PathBuf::from);
+    given.or_else(|| find_program("cargo"))
+}
+
+fn binary(target_dir: &Path, program: &str) -> PathBuf {
+    target_dir.join(TARGET).join("release").join(program)
+}
+
 /// One for each source tree: the programs of two trees have the same names.
 fn target_dir() -> PathBuf {
     let mut hash = DefaultHasher::new();
@@ -76,15 +105,12 @@ fn static_program(
         reason,
     };
     let target_dir = target_dir();
-    let binary = target_dir.join(TARGET).join("release").join(program);
+    let binary = binary(&target_dir, program);
     if is_current(&binary, &workspace_dir().join(dir)) {
         return Ok(binary);
     }
-    let cargo = env::var_os("CARGO")
-        .map(PathBuf::from)
-        .or_else(|| find_program("cargo"));
     let sources = workspace_dir();
-    let (Some(cargo), true) = (cargo, sources.join("Cargo.toml").is_file()) else {
+    let (Some(cargo), true) = (cargo(), sources.join("Cargo.toml").is_file()) else {
         if binary.is_file() {
             return Ok(binary);
         }
@@ -128,4 +154,27 @@ fn static_program(
         return Err(full_or(&target_dir, failed(reason)));
     }
     Ok(binary)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_are_neither_built_nor_can_be_are_an_obstacle() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (sources, target) = (dir.path().join("sources"), dir.path().join("target"));
+        let is_obstructed = |has_cargo| obstacle_in(&sources, &target, has_cargo).is_some();
+        assert!(is_obstructed(true) && is_obstructed(false));
+        fs::create_dir_all(&sources).expect("a directory");
+        fs::write(sources.join("Cargo.toml"), "").expect("a file");
+        assert!(!is_obstructed(true) && is_obstructed(false));
+        for program in ["workload", "lab-agent", "lab-dm"] {
+            assert!(is_obstructed(false), "without {program}");
+            let binary = binary(&target, program);
+            fs::create_dir_all(binary.parent().expect("one")).expect("a directory");
+            fs::write(binary, "").expect("a file");
+        }
+        assert!(!is_obstructed(false));
+    }
 }

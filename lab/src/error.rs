@@ -56,7 +56,7 @@ pub enum LabError {
     },
     /// The emulated host or a program in it took too long.
     #[error(
-        "no end of {during} after {seconds} s (more on a busy machine); the end of the lab's console:\n{console}"
+        "{during}: no end after {seconds} s (more on a busy machine); the end of the lab's console:\n{console}"
     )]
     Timeout {
         /// What the caller was waiting for.

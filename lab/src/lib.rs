@@ -48,3 +48,12 @@ mod session;
 pub use error::LabError;
 pub use qemu::{LabConfig, in_option};
 pub use session::{Lab, LabCommand, Output, Running, Stream};
+
+/// What keeps [`Lab::start`] from starting here, as far as this can be told without trying; nothing, if all is well. Looks at the
+/// cache, its disk, tools, sources and built programs, and changes none of them; not at memory or the network.
+#[must_use]
+pub fn obstacles(needs: &packages::Needs) -> Vec<String> {
+    let mut found = packages::obstacles(&packages::cache_dir(), needs);
+    found.extend(build::obstacle());
+    found
+}

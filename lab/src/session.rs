@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::packages::{Needs, Packages, unique};
+use crate::packages::{Packages, unique};
 use crate::patience::Limit;
 use crate::protocol::{Frame, MAX_PAYLOAD, Message};
 use crate::qemu::Scratch;
@@ -86,13 +86,8 @@ impl Lab {
         config.check()?;
         let begin = Instant::now();
         let packages = Packages::get(&config.needs, &|line| eprintln!("lab: {line}"))?;
-        let qemu = packages.qemu_version();
-        if qemu < Needs::QEMU_SOUND {
-            eprintln!(
-                "lab: QEMU {qemu} can lose an interrupt when a guest is entered: a guest with several vCPUs that stalls \
-                 or ends in a triple fault here may be the lab's fault (QEMU {} is better)",
-                Needs::QEMU_SOUND
-            );
+        if let Some(warning) = packages.warning() {
+            eprintln!("lab: {warning}");
         }
         let image = host_image::build(&packages, config)?;
         let mut attempts = 0;
@@ -161,6 +156,7 @@ impl Lab {
             keeper,
             console,
             limit: Limit::new(config.start_limit),
+            whole: config.start_limit,
         };
         let connected = start
             .accept(&control)
@@ -364,6 +360,8 @@ struct Start {
     keeper: Child,
     console: Arc<Tail>,
     limit: Limit,
+    /// What the limit was at first.
+    whole: Duration,
 }
 
 impl Start {
@@ -391,7 +389,7 @@ impl Start {
                 let console = self.console.text();
                 return Err(LabError::Timeout {
                     during: during(),
-                    seconds: 0,
+                    seconds: self.whole.as_secs(),
                     console,
                 });
             }
@@ -511,5 +509,30 @@ impl Shared {
             })
             .map_err(here)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever reads of a limit that has passed learns which one.
+    #[test]
+    fn a_qemu_that_never_connects_ran_out_of_its_limit() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(dir.path().join("socket")).expect("a socket");
+        listener.set_nonblocking(true).expect("a flag");
+        let mut keeper = Command::new("/bin/sh");
+        keeper.args(["-c", "read line"]);
+        let keeper = keeper.stdin(Stdio::piped()).spawn().expect("a shell");
+        let mut start = Start {
+            keeper,
+            console: Arc::new(Tail::new(false)),
+            limit: Limit::new(Duration::from_millis(1)),
+            whole: Duration::from_secs(90),
+        };
+        let error = start.accept(&listener).expect_err("nobody connects");
+        let text = start.abandon(error).to_string();
+        assert!(text.starts_with("it starts: no end after 90 s"), "{text}");
     }
 }

@@ -16,14 +16,21 @@ mod values;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use harness::{demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
 
+/// With the commit that it was built from, as far as the makefile has said.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("EXITLESS_COMMIT").unwrap_or("unknown");
+    format!("{} (commit {commit})", env!("CARGO_PKG_VERSION"))
+});
+
 /// Virtual machines whose I/O does not exit.
 #[derive(Parser)]
-#[command(name = "exitless", version, about, max_term_width = 100)]
+#[command(name = "exitless", version = VERSION.as_str(), about, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -80,15 +87,22 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
+/// The page of the program or of a subcommand.
+fn manual(subcommand: Option<&str>) -> anyhow::Result<clap_mangen::Man> {
     let mut command = Cli::command();
+    // So that each subcommand knows its whole name.
+    command.build();
     if let Some(name) = subcommand {
         command = command
             .find_subcommand(name)
             .with_context(|| format!("there is no subcommand {name:?}; see `exitless help`"))?
             .clone();
     }
-    clap_mangen::Man::new(command)
+    Ok(clap_mangen::Man::new(command))
+}
+
+fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
+    manual(subcommand)?
         .render(&mut std::io::stdout())
         .context("writing the page")?;
     Ok(0)

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +25,7 @@ impl Files {
             dir: TempDir::new().unwrap(),
         };
         files.write("kernel", &support::kernel());
+        files.write("cut", &support::kernel()[..4000]);
         files.write("initrd", b"070701 and so on");
         files.write("disk", &[0; 8192]);
         files.write("odd", &[0; 1000]);
@@ -76,6 +76,10 @@ fn a_missing_or_corrupt_kernel() {
     files.refuses(&["--kernel", "empty"], &["kernel empty", "is empty"]);
     files.refuses(&["--kernel", "text"], &["neither a 64-bit bzImage nor"]);
     files.refuses(&["--kernel", "."], &["kernel .", "not a file"]);
+    files.refuses(
+        &["--kernel", "cut"],
+        &["kernel cut", "4000 bytes of the 4096", "cut short"],
+    );
 }
 
 #[test]
@@ -227,10 +231,38 @@ fn a_tap_that_cannot_be_had() {
     );
     files.refuses(&["--net", "bridge=br0"], &["responder or tap=NAME"]);
     if !has_capability_net_admin() || !Path::new("/dev/net/tun").exists() {
-        files.refuses(&["--net", "tap=exitless-none"], &["TAP exitless-none"]);
+        files.refuses(
+            &["--net", "tap=exitless-none,create=on"],
+            &["TAP exitless-none"],
+        );
     } else {
         println!("skipped: this process may create TAP interfaces");
     }
+}
+
+/// A name with a slip in it is no wish for an interface of that name.
+#[test]
+fn a_tap_that_is_not_there_is_not_made() {
+    let files = Files::new();
+    let net = ["--net", "tap=exitless-none"];
+    files.refuses(
+        &net,
+        &["TAP exitless-none", "no such interface", "create=on"],
+    );
+    files.refuses(
+        &["--net", "tap=exitless-none,create=off"],
+        &["no such interface"],
+    );
+    files.refuses(
+        &["--net", "tap=exitless-none,create=maybe"],
+        &["--net: create is on or off"],
+    );
+    // Of no other kind either.
+    files.refuses(&["--net", "tap=lo"], &["TAP lo"]);
+    files.refuses(
+        &["--net", "responder,create=on"],
+        &["unknown key \"create\""],
+    );
 }
 
 fn has_capability_net_admin() -> bool {
@@ -399,7 +431,6 @@ fn lacks_for_paging() -> Option<String> {
 /// A host whose kernel would do, for root.
 #[test]
 fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
-    const NOBODY: u32 = 65534;
     let files = Files::new();
     if fs::metadata("/proc/self").unwrap().uid() != 0 {
         return println!("skipped: only root can start a program as somebody else");
@@ -415,12 +446,11 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
     fs::set_permissions(files.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // Where programs are built nobody else may look. What stands open can be started.
     let program = fs::File::open(env!("CARGO_BIN_EXE_exitless")).unwrap();
-    let program = format!("/proc/self/fd/{}", inheritable(&program));
-    let mut command = Command::new(program);
+    let mut command = Command::new(support::inheritable(&program));
     command.arg("run").current_dir(files.dir.path());
     command.args(["--kernel", "kernel", "--memory", "256M", "--iommu", "none"]);
     command.args(["--resident", "64M", "--swap", "path=swap,size=256M"]);
-    command.uid(NOBODY).gid(NOBODY);
+    command.uid(support::NOBODY).gid(support::NOBODY);
     let output = match command.output() {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             return println!("skipped: temporary files are root's alone");
@@ -434,10 +464,4 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
         assert!(text.contains(word), "no {word:?} in: {text}");
     }
     assert!(!files.path("swap").exists(), "left a store behind");
-}
-
-/// The number of a descriptor that programs started from here have as well.
-fn inheritable(file: &fs::File) -> i32 {
-    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).unwrap();
-    file.as_raw_fd()
 }

@@ -66,13 +66,19 @@ impl Wanted {
     }
 
     /// Bytes it takes, archive and files together, rounded up.
-    fn room(self) -> u64 {
+    pub(super) fn room(self) -> u64 {
         match self {
             Self::Busybox => 8 << 20,
             Self::Kernel(_) => 320 << 20,
             Self::Qemu(_) => 192 << 20,
         }
     }
+}
+
+/// The first program that is not there of those that fetch and unpack.
+pub(super) fn lacking_tool() -> Option<&'static str> {
+    let tools = ["apt-get", "apt-cache", "dpkg-deb", "xz"];
+    tools.into_iter().find(|tool| find_program(tool).is_none())
 }
 
 /// APT, on directories of its own, for as long as nobody else uses them.
@@ -87,16 +93,15 @@ pub(super) struct Apt<'a> {
 impl<'a> Apt<'a> {
     /// Waits for its turn.
     pub(super) fn open(cache: &'a Path, notice: &'a dyn Fn(&str)) -> Result<Self, LabError> {
-        for tool in ["apt-get", "apt-cache", "dpkg-deb", "xz"] {
-            if find_program(tool).is_none() {
-                return Err(LabError::Package {
-                    what: "QEMU and a kernel".into(),
-                    reason: format!("this machine has no `{tool}`"),
-                    hint: "the lab needs Debian or a derivative (with xz-utils); on other systems use a \
-                           host with hardware virtualization"
+        if let Some(tool) = lacking_tool() {
+            return Err(LabError::Package {
+                what: "QEMU and a kernel".into(),
+                reason: format!("this machine has no `{tool}`"),
+                hint:
+                    "the lab needs Debian or a derivative (with xz-utils); on other systems use a \
+                       host with hardware virtualization"
                         .into(),
-                });
-            }
+            });
         }
         let dir = cache.join("apt");
         fs::create_dir_all(&dir).map_err(LabError::host("create", &dir))?;

@@ -2,8 +2,11 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use crate::LabError;
 
@@ -56,6 +59,21 @@ fn free(dir: &Path) -> Option<u64> {
     let is_there = dir.ancestors().find(|path| path.is_dir())?;
     let stat = rustix::fs::statvfs(is_there).ok()?;
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Why nothing could be made in `dir`, which need not be there yet; as far as this can be told without trying.
+pub(super) fn not_writable(dir: &Path) -> Option<String> {
+    let above = dir.ancestors().find(|path| path.exists())?;
+    let access = Access::WRITE_OK | Access::EXEC_OK;
+    let refused = match above.is_dir() {
+        false => io::ErrorKind::NotADirectory.into(),
+        true => io::Error::from(accessat(CWD, above, access, AtFlags::EACCESS).err()?),
+    };
+    Some(format!(
+        "nothing can be kept in {}: {}: {refused} (EXITLESS_LAB_DIR names another directory)",
+        dir.display(),
+        above.display()
+    ))
 }
 
 /// Refuses to begin what will not fit.

@@ -110,7 +110,7 @@ impl Packages {
     pub fn get(needs: &Needs, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         if let Some(found) = find(&cache, needs) {
-            return found.with_qemu_mended(notice);
+            return found.with_qemu_mended();
         }
         let apt = Apt::open(&cache, notice)?;
         // Another start may have fetched them while this one waited for its turn.
@@ -123,11 +123,11 @@ impl Packages {
             reason: format!("{} is damaged", cache.display()),
             hint: "delete it and start again".into(),
         });
-        found?.with_qemu_mended(notice)
+        found?.with_qemu_mended()
     }
 
     /// The same, whose QEMU delivers interrupts once, if it is one of ours and that can be had ([`mend`]). It is looked at once.
-    fn with_qemu_mended(self, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
+    fn with_qemu_mended(self) -> Result<Self, LabError> {
         let Qemu::Unpacked(root, _) = &self.qemu else {
             return Ok(self);
         };
@@ -137,10 +137,7 @@ impl Packages {
         }
         let said = match mend::mend(&root.join(QEMU_PROGRAM))? {
             Mended::Yes => MENDED,
-            Mended::No => {
-                notice("this build of QEMU may deliver an interrupt twice (lab/README.md)");
-                "not found: another build\n"
-            }
+            Mended::No => "not found: another build\n",
         };
         fs::write(&stamp, said).map_err(LabError::host("write", &stamp))?;
         Ok(self)
@@ -155,6 +152,12 @@ impl Packages {
                 fs::read_to_string(root.join(STAMP)).is_ok_and(|said| said == MENDED)
             }
         }
+    }
+
+    /// What this QEMU may do to a guest that is not the guest's fault, for whoever starts it.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        warning(self.qemu_version(), self.delivers_interrupts_once())
     }
 
     /// The kernel of the emulated host.
@@ -222,6 +225,40 @@ impl Packages {
         let libraries = ("LD_LIBRARY_PATH", library_path);
         (program, firmware.collect(), vec![libraries, modules])
     }
+}
+
+/// What this QEMU may do to a guest.
+fn warning(version: Version, delivers_once: bool) -> Option<String> {
+    if version < Needs::QEMU_SOUND {
+        return Some(format!(
+            "QEMU {version} can lose an interrupt when a guest is entered: a guest with several vCPUs that stalls \
+             or ends in a triple fault here may be the lab's fault (QEMU {} is better)",
+            Needs::QEMU_SOUND
+        ));
+    }
+    (!delivers_once).then(|| {
+        format!(
+            "QEMU {version} may deliver an interrupt twice: a guest with several vCPUs that ends in a triple fault here may be \
+             the lab's fault (one on PATH comes before the lab's own copy, which is mended; lab/README.md)"
+        )
+    })
+}
+
+/// What keeps the parts from being found or fetched into `cache`, as far as this can be told without trying.
+pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
+    let mut found = Vec::new();
+    let missing = missing(cache, needs);
+    if !missing.is_empty() {
+        let tool = apt::lacking_tool();
+        found.extend(tool.map(|tool| format!("this machine has no {tool}")));
+        let needed = missing.iter().map(|part| part.room()).sum();
+        if let Err(full) = cache::check_room(cache, needed) {
+            found.push(format!("{full}; {} MiB are wanted", needed >> 20));
+        }
+    }
+    // Each start makes its images there.
+    found.extend(cache::not_writable(cache));
+    found
 }
 
 /// Directories of the parts.

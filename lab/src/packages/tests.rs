@@ -36,6 +36,33 @@ fn each_part_is_missing_alone() {
     assert_eq!(missing(cache, &needs), []);
 }
 
+/// Told before anything is tried: a cache that cannot be made, and no room for what is missing.
+#[test]
+fn what_would_keep_a_lab_from_being_fetched_is_said() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let needs = Needs {
+        qemu: version("999.1"),
+        ..Needs::default()
+    };
+    let file = dir.path().join("file");
+    fs::write(&file, "").expect("a file");
+    let found = obstacles(&file.join("below/lab"), &needs);
+    let said = found
+        .iter()
+        .find(|said| said.contains("nothing can be kept"));
+    let said = said.unwrap_or_else(|| panic!("{found:?}"));
+    assert!(said.contains("file: ") && said.contains("EXITLESS_LAB_DIR"));
+    // One that is not there yet, where it can be made; the disk of tests has room, or says so.
+    let found = obstacles(&dir.path().join("new/lab"), &needs);
+    let is_kept = |said: &String| said.contains("nothing can be kept");
+    assert!(!found.iter().any(is_kept), "{found:?}");
+    let complete = Needs::default();
+    put_kernel(dir.path(), "linux-own", "6.1.0-1-cloud-amd64");
+    fs::create_dir_all(qemu_dir(dir.path(), complete.qemu)).expect("a directory");
+    fs::create_dir_all(busybox_dir(dir.path())).expect("a directory");
+    assert_eq!(obstacles(dir.path(), &complete), [""; 0]);
+}
+
 #[test]
 fn the_oldest_that_will_do_is_taken() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -52,4 +79,24 @@ fn a_series_is_not_the_beginning_of_a_number() {
     put_kernel(dir.path(), "linux-own", "6.12.1-cloud-amd64");
     assert!(find_kernel(dir.path(), Some(version("6.1"))).is_none());
     assert!(find_kernel(dir.path(), Some(version("6.12"))).is_some());
+}
+
+/// A start says what its QEMU may do to a guest; the lab's own copy does neither.
+#[test]
+fn a_qemu_that_is_not_mended_is_warned_of_at_each_start() {
+    let said = |text: &str, delivers_once| warning(version(text), delivers_once);
+    let lost = said("7.2", false).expect("a warning");
+    assert!(
+        lost.contains("QEMU 7.2") && lost.contains("lose an interrupt"),
+        "{lost}"
+    );
+    let twice = said("10.0", false).expect("a warning");
+    assert!(
+        twice.contains("QEMU 10.0") && twice.contains("PATH"),
+        "{twice}"
+    );
+    assert!(twice.contains("twice"), "{twice}");
+    assert_eq!(said("10.0", true), None);
+    // That an old copy was mended does not make it new.
+    assert!(said("7.2", true).is_some());
 }

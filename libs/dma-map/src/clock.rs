@@ -5,7 +5,8 @@
 //! late, and the durations reported are too long by at most the period of whoever ticks, never too short.
 //!
 //! Called by every core and by whoever calls `DmaMapper::tick`. Left out: wall-clock time, and timers; something
-//! outside (a timer interrupt, a thread, the owner of an event loop) calls `tick`.
+//! outside (a thread, the owner of an event loop) calls `tick`. A timer interrupt must not, since that waits and allocates: it asks
+//! `DmaMapper::is_due`, and wakes somebody who may.
 //! Cost: [`Clock::coarse`] of a [`TickClock`] is one load of a line that changes once per tick.
 
 use lines::{AtomicU64, CachePadded, Ordering};
@@ -21,7 +22,8 @@ pub trait Clock: Send + Sync {
         self.now()
     }
 
-    /// Somebody knows that it is `now` nanoseconds: what [`coarse`](Self::coarse) may answer from.
+    /// Somebody knows that it is `now` nanoseconds: what [`coarse`](Self::coarse) may answer from. May be called in an
+    /// interrupt: waits for nobody.
     #[inline]
     fn advance(&self, now: u64) {
         let _ = now;

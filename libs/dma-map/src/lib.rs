@@ -14,8 +14,8 @@
 //! tick never waits. Whoever takes idle mappings, the owner that evicts included, holds the core's lock from the first one
 //! taken until the invalidation is complete, or leaves the cleared batch in the lock's value: so whoever gets the lock finds
 //! each mapping idle, there, or gone. What a dropped core could not cover is counted apart from its line, whose numbers are
-//! then nobody's. `tick(now)`, from any thread, closes the windows of quiet cores and expires their idle mappings; the owners
-//! free the IOVAs when they next run.
+//! then nobody's. `tick(now)`, from any thread but in no interrupt, closes the windows of quiet cores and expires their idle mappings; the owners
+//! free the IOVAs when they next run. `is_due(now)` is for interrupts: whether a tick would find something, without waiting.
 //!
 //! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`,
 //! `table::tree`, and the two forwarding functions of `table::radix`), because a table entry is a number that

@@ -69,6 +69,19 @@ pub enum BootError {
     /// The kernel's file.
     #[error("the kernel cannot be loaded: {0}")]
     Kernel(#[from] linux_loader::loader::Error),
+    /// A bzImage without its end.
+    #[error(
+        "the bzImage has {has} bytes of the {needs} that its header speaks of: it is cut short; copy it again"
+    )]
+    Truncated {
+        /// Bytes of the file.
+        has: u64,
+        /// Bytes of setup sectors and kernel.
+        needs: u64,
+    },
+    /// The kernel's file.
+    #[error("the kernel cannot be read")]
+    Read(#[source] std::io::Error),
     /// The ELF has no PVH note.
     #[error("the ELF kernel has no PVH entry point (build it with CONFIG_PVH)")]
     NoPvhEntry,
@@ -98,25 +111,44 @@ pub enum BootError {
 }
 
 /// Tells what `file` is by its magic numbers; `None` for neither.
-pub fn kernel_kind(file: &mut File) -> std::io::Result<Option<KernelKind>> {
+///
+/// # Errors
+/// [`BootError::Read`]; [`BootError::Truncated`].
+pub fn kernel_kind(file: &mut File) -> Result<Option<KernelKind>, BootError> {
     let mut head = [0u8; 0x240];
     let mut len = 0;
-    file.seek(SeekFrom::Start(0))?;
+    file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
     while len < head.len() {
-        match file.read(&mut head[len..])? {
+        match file.read(&mut head[len..]).map_err(BootError::Read)? {
             0 => break,
             n => len += n,
         }
     }
     let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
-    Ok(if head[..5] == *b"\x7fELF\x02" {
-        Some(KernelKind::Elf)
-    } else if head[0x202..0x206] == *b"HdrS" && half(0x206) >= 0x20c && half(0x236) & 1 != 0 {
-        // Protocol 2.12 brought xloadflags; bit 0 says that there is a 64-bit entry at 0x200.
-        Some(KernelKind::BzImage)
-    } else {
-        None
-    })
+    if head[..5] == *b"\x7fELF\x02" {
+        return Ok(Some(KernelKind::Elf));
+    }
+    // Protocol 2.12 brought xloadflags; bit 0 says that there is a 64-bit entry at 0x200.
+    if head[0x202..0x206] != *b"HdrS" || half(0x206) < 0x20c || half(0x236) & 1 == 0 {
+        return Ok(None);
+    }
+    let has = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
+    let needs = bzimage_len(&head);
+    if has < needs {
+        return Err(BootError::Truncated { has, needs });
+    }
+    Ok(Some(KernelKind::BzImage))
+}
+
+/// Bytes of a bzImage whose first sectors are `head`: the boot sector and `setup_sects` (0x1f1, 8-bit, 0 means 4) more, and
+/// `syssize` (0x1f4, 32-bit) times 16 bytes. What is appended, a signature for instance, is not counted.
+fn bzimage_len(head: &[u8; 0x240]) -> u64 {
+    let setup_sects = match head[0x1f1] {
+        0 => 4,
+        sectors => u64::from(sectors),
+    };
+    let syssize = u32::from_le_bytes([head[0x1f4], head[0x1f5], head[0x1f6], head[0x1f7]]);
+    (setup_sects + 1) * 512 + u64::from(syssize) * 16
 }
 
 /// A view of a memory file with guest RAM for loading: a mapping, gone when dropped.

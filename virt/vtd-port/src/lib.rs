@@ -168,6 +168,18 @@ impl VtdPort {
         }
     }
 
+    /// Why a sleeping owner could not be woken by what the guest stores to its page, so that it never sleeps; `None` where it
+    /// can be.
+    pub fn keeps_awake(&self) -> Option<&str> {
+        match &self.front {
+            Front::Shared {
+                gate: Gate::Absent(why),
+                ..
+            } => Some(why),
+            Front::Trap | Front::Logged { .. } | Front::Shared { .. } => None,
+        }
+    }
+
     /// The unit's counters.
     pub fn stats(&self) -> &Stats {
         self.unit.stats()

@@ -70,3 +70,20 @@ fn a_store_that_never_comes_is_not_waited_for_for_ever() {
     await_stores(&mut due, &unit, 5 + DUE_LIMIT);
     assert!(due.is_none());
 }
+
+/// Without userfaultfd nothing wakes an owner that sleeps: it may not, and whoever built the machine can say why.
+#[test]
+fn an_owner_that_may_never_sleep_knows_why() {
+    let page = RegisterPage::new().unwrap();
+    let mapping = Arc::new(SlotMapping::of_page(page.memfd()).unwrap());
+    let mut port = VtdPort::shared(Unit::new(Config::default()), page, mapping);
+    let is_watched = port.wake_fd().is_some();
+    assert_eq!(port.keeps_awake().is_none(), is_watched);
+    if let Front::Shared { gate, .. } = &mut port.front {
+        *gate = Gate::Absent("no permission".into());
+    }
+    assert_eq!(port.keeps_awake(), Some("no permission"));
+    assert_eq!(port.arm().unwrap_err().to_string(), "no permission");
+    let trap = VtdPort::trap(Unit::new(Config::default()));
+    assert_eq!(trap.keeps_awake(), None);
+}

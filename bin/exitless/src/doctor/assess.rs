@@ -165,12 +165,20 @@ fn virtualization(facts: &Facts) -> Finding {
     }
 }
 
+/// What to do about a module of KVM, of which none loads without virtualization by the processor.
+fn module_advice(facts: &Facts, next: &'static str) -> &'static str {
+    match has_vmx_or_svm(facts) {
+        true => next,
+        false => "no module helps before the processor shows vmx or svm",
+    }
+}
+
 fn kvm(facts: &Facts) -> Finding {
     let (state, value, next) = match &facts.kvm {
         Kvm::Absent => (
             State::Missing,
             "no /dev/kvm".into(),
-            "modprobe kvm_intel or kvm_amd",
+            module_advice(facts, "modprobe kvm_intel or kvm_amd"),
         ),
         Kvm::Refused(reason) => (
             State::Missing,
@@ -218,7 +226,7 @@ fn nested_paging(facts: &Facts) -> Finding {
         value: value.into(),
         why: "without EPT or NPT every page-table change of the guest exits, and drowns what is \
               measured",
-        next: "load the module with ept=1 or npt=1",
+        next: module_advice(facts, "load the module with ept=1 or npt=1"),
     }
 }
 
@@ -235,7 +243,10 @@ fn posted_interrupts(facts: &Facts) -> Finding {
         value: value.into(),
         why: "completion interrupts reach a running guest without an exit; requests need none \
               either way, and reports keep the two apart",
-        next: "load the module with avic=1 or enable_apicv=1, where the processor has it",
+        next: module_advice(
+            facts,
+            "load the module with avic=1 or enable_apicv=1, where the processor has it",
+        ),
     }
 }
 
@@ -484,11 +495,8 @@ fn lab(facts: &Facts) -> Finding {
     let available = facts.memory.available_mib;
     let (state, value) = if facts.inside_lab {
         (State::Limited, "this is the lab already".to_owned())
-    } else if !facts.lab_lacks.is_empty() {
-        (
-            State::Missing,
-            format!("this machine has no {}", facts.lab_lacks.join(", ")),
-        )
+    } else if !facts.lab_obstacles.is_empty() {
+        (State::Missing, facts.lab_obstacles.join("; "))
     } else if available < LAB_MIB {
         (
             State::Missing,
@@ -503,7 +511,8 @@ fn lab(facts: &Facts) -> Finding {
         state,
         value,
         why: "an emulated host with complete KVM, for counting rather than timing",
-        next: "it takes Debian 12 or a derivative, x86-64, and network on the first start",
+        next: "it takes Debian 12 or a derivative, x86-64, the source tree that this was built from, a cache \
+               directory, and network on the first start",
     }
 }
 

@@ -35,8 +35,8 @@ pub struct Facts {
     pub tun: Option<Result<(), String>>,
     /// CAP_NET_ADMIN is held.
     pub net_admin: bool,
-    /// Programs of the lab that this machine lacks.
-    pub lab_lacks: Vec<&'static str>,
+    /// What keeps the lab from starting here, but for memory.
+    pub lab_obstacles: Vec<String>,
     /// This machine is the lab.
     pub inside_lab: bool,
 }

@@ -23,9 +23,6 @@ const KVM_CAPS: &[(u64, &str)] = &[
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// Tools the lab starts.
-const LAB_TOOLS: &[&str] = &["apt-get", "apt-cache", "dpkg-deb", "xz"];
-
 /// The facts of this machine.
 pub fn facts() -> Facts {
     let cpuinfo = text("/proc/cpuinfo");
@@ -46,22 +43,13 @@ pub fn facts() -> Facts {
         io_uring: Some(io_uring()),
         tun: Some(open("/dev/net/tun")),
         net_admin: facts::has_capability(&status, CAP_NET_ADMIN),
-        lab_lacks: LAB_TOOLS
-            .iter()
-            .copied()
-            .filter(|tool| !on_path(tool))
-            .collect(),
+        lab_obstacles: harness::lab_cmd::obstacles(),
         inside_lab: Path::new("/etc/exitless-lab").exists(),
     }
 }
 
 fn text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
-}
-
-fn on_path(tool: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
 }
 
 /// Opens for reading and writing, and closes again.

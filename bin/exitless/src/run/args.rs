@@ -58,15 +58,16 @@ number is the server's. If the server is killed and started again, the guest wai
 const NET_HELP: &str = "\
 A virtio network interface; repeat for more.
 
-responder[,ip=A.B.C.D][,mac=…]  answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
-tap=NAME[,mac=…]                the host's TAP interface NAME";
+responder[,ip=A.B.C.D][,mac=…]    answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
+tap=NAME[,create=on|off][,mac=…]  the host's TAP interface NAME, which must be there; create=on makes it, for as long as \
+the machine runs";
 
 const MEMORY_HELP: &str = "\
 Guest RAM.
 
 SIZE[,shared=on|off][,thp=on|off]
 
-SIZE is bytes, or with K, M or G. It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
+SIZE is bytes, or with K, M, G or T. It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
 needs no leave to use huge pages (a memory file's are ruled by /sys/kernel/mm/transparent_hugepage/shmem_enabled), but nobody else \
 can be given it: not with --resident or --disk socket=…. thp=off forbids transparent huge pages.";
 
@@ -128,7 +129,7 @@ pub struct RunArgs {
     )]
     pub cmdline: String,
 
-    /// Guest RAM: bytes, or with K, M or G, and options (see --help).
+    /// Guest RAM: bytes, or with K, M, G or T, and options (see --help).
     #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
     pub memory: String,
 

@@ -226,7 +226,7 @@ fn open(what: &str, path: &Path) -> anyhow::Result<File> {
 fn kernel(path: &Path) -> anyhow::Result<(File, KernelKind)> {
     let mut file = open("kernel", path)?;
     let kind = boot::kernel_kind(&mut file)
-        .with_context(|| format!("kernel {} cannot be read", path.display()))?
+        .with_context(|| format!("kernel {}", path.display()))?
         .with_context(|| {
             format!(
                 "kernel {} is neither a 64-bit bzImage nor a 64-bit ELF file",

@@ -22,7 +22,7 @@ use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
-use super::args::{DmaArg, IommuMode};
+use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
 use super::composed::{Functions, Owner, Request, Units};
@@ -292,8 +292,23 @@ fn iommu(config: &Config, parts: &Parts<'_>) -> Result<Units> {
     Ok(Units::Vtd(match mode {
         IommuMode::Trap => VtdPort::trap(unit),
         IommuMode::Logged => register_page::logged(unit, parts.vm, parts.vcpus[0].as_fd())?,
-        IommuMode::Shared => register_page::shared(unit, parts.vm)?,
+        IommuMode::Shared => {
+            let port = register_page::shared(unit, parts.vm)?;
+            if let Some(line) = sleepless(config.idle, port.keeps_awake()) {
+                messages::say!("{line}");
+            }
+            port
+        }
     }))
+}
+
+/// What is said of a sidecore that nothing could wake, unless it is meant to poll.
+fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
+    let why = why.filter(|_| idle != IdleArg::Poll)?;
+    Some(format!(
+        "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here could wake it ({why}); \
+         `exitless doctor` says what userfaultfd takes, and --iommu-mode logged needs none"
+    ))
 }
 
 fn start<M>(config: &Config, owner: Owner<M>) -> Result<Sidecore<Owner<M>>>
@@ -383,5 +398,23 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
         dropping.begin(names.join(", "), owners);
         dropping.wait();
         reported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sidecore_that_never_sleeps_is_no_secret() {
+        for idle in [IdleArg::Adaptive, IdleArg::Sleep] {
+            let line = sleepless(idle, Some("not permitted")).unwrap();
+            for word in ["--iommu-mode shared", "never sleeps", "(not permitted)"] {
+                assert!(line.contains(word), "{line}");
+            }
+            assert_eq!(sleepless(idle, None), None);
+        }
+        // It was asked for.
+        assert_eq!(sleepless(IdleArg::Poll, Some("not permitted")), None);
     }
 }

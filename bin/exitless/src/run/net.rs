@@ -7,8 +7,11 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixDatagram;
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
+use rustix::net::netdevice;
 
 use crate::values::keys::Keys;
 
@@ -58,7 +61,8 @@ impl NetConfig {
                 NetBackend::Responder(ip)
             }
             (false, Some(name)) => {
-                let file = open_tap(name)?;
+                let is_made = keys.take_switch("create", false)?;
+                let file = open_tap(name, is_made)?;
                 let name = name.to_owned();
                 NetBackend::Tap { name, file }
             }
@@ -95,12 +99,20 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-fn open_tap(name: &str) -> anyhow::Result<File> {
+/// Opens the interface, which has to be there unless `is_made` says that the kernel may make one of that name; that one goes
+/// with the process.
+fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
     if name.is_empty()
         || name.len() > 15
         || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
     {
         bail!("--net: {name:?} is no interface name (1 to 15 printable characters)");
+    }
+    if !is_made && !is_there(name).with_context(|| format!("TAP {name} cannot be looked for"))? {
+        bail!(
+            "TAP {name}: there is no such interface; make it (ip tuntap add {name} mode tap user …), \
+             or say create=on for one that goes with the machine"
+        );
     }
     let file = OpenOptions::new()
         .read(true)
@@ -128,6 +140,17 @@ fn open_tap(name: &str) -> anyhow::Result<File> {
         return Err(anyhow::Error::new(error).context(format!("TAP {name}: {hint}")));
     }
     Ok(file)
+}
+
+/// Whether this network namespace has an interface of that name.
+fn is_there(name: &str) -> io::Result<bool> {
+    // Any socket will do to ask by.
+    let socket = UnixDatagram::unbound()?;
+    match netdevice::name_to_index(&socket, name) {
+        Ok(_) => Ok(true),
+        Err(Errno::NODEV) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 const _: () = assert!(size_of::<InterfaceRequest>() == 40);

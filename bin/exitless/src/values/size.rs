@@ -2,6 +2,9 @@
 
 use anyhow::{Context, bail};
 
+/// Units that a number of bytes may have, in words.
+pub const UNITS: &str = "K, M, G or T";
+
 /// Bytes: a number, or a number with K, M, G or T (powers of 1024), in either case.
 pub fn bytes(text: &str) -> anyhow::Result<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -11,11 +14,11 @@ pub fn bytes(text: &str) -> anyhow::Result<u64> {
         "M" | "MB" | "MIB" => 20,
         "G" | "GB" | "GIB" => 30,
         "T" | "TB" | "TIB" => 40,
-        unit => bail!("{text:?}: {unit:?} is no unit of size (use K, M, G or T)"),
+        unit => bail!("{text:?}: {unit:?} is no unit of size (use {UNITS})"),
     };
     let number: u64 = digits
         .parse()
-        .with_context(|| format!("{text:?} is no size (a number, perhaps with K, M, G or T)"))?;
+        .with_context(|| format!("{text:?} is no size (a number, perhaps with {UNITS})"))?;
     number
         .checked_mul(1 << shift)
         .with_context(|| format!("{text:?} is more bytes than 64 bits count"))

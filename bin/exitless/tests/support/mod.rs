@@ -1,9 +1,24 @@
 //! What the tests of the program share.
 
+#![allow(dead_code, reason = "no program of tests needs all of it")]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// A user without rights.
+pub const NOBODY: u32 = 65534;
+
+/// A path of `file`, which stays open, for programs that are started from here, as whom ever.
+pub fn inheritable(file: &File) -> String {
+    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).expect("a descriptor has flags");
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
 /// A file that passes for a kernel until it is started.
 pub fn kernel() -> Vec<u8> {
     let mut kernel = vec![0; 4096];
     kernel[0x1f1] = 1;
+    kernel[0x1f4..0x1f8].copy_from_slice(&((4096 - 1024) / 16u32).to_le_bytes());
     kernel[0x202..0x206].copy_from_slice(b"HdrS");
     kernel[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
     kernel[0x211] = 1;

@@ -112,6 +112,12 @@ impl LabArgs {
     }
 }
 
+/// What keeps a lab of the usual kind from starting here.
+#[must_use]
+pub fn obstacles() -> Vec<String> {
+    lab::obstacles(&Needs::default())
+}
+
 /// Runs `exitless lab`; the status is that of the command inside.
 pub fn main(args: &LabArgs) -> anyhow::Result<u8> {
     match run(args) {

@@ -551,8 +551,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Which mapper this is.
     #[inline]
-    pub(super) fn domain(&self) -> usize {
-        Arc::as_ptr(&self.shared).addr()
+    pub(super) fn domain(&self) -> u64 {
+        self.shared.id
     }
 
     /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by

@@ -188,7 +188,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         iova: Iova,
         len: u64,
         allocated: u64,
-        domain: usize,
+        domain: u64,
         key: Option<Key>,
     ) -> Result<(), DmaUnmapError> {
         if domain != self.domain() {

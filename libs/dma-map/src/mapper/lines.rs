@@ -65,6 +65,11 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
+    /// Whether an invalidation has failed for something.
+    fn has_failed(&self) -> bool {
+        self.batch.as_ref().is_some_and(|batch| !batch.is_empty())
+    }
+
     /// What an invalidation failed for, or nothing yet.
     pub(super) fn batch(&mut self) -> &mut Batch {
         self.batch.get_or_insert_with(|| Batch::with_room(BATCH))
@@ -196,5 +201,17 @@ impl CoreLines {
             > self.flusher.retired_covered.load(Ordering::Relaxed);
         has_mappings && is_old(&self.owner.oldest_ns)
             || has_chunks && is_old(&self.owner.retired_ns)
+    }
+
+    /// Whether idle mappings are to be torn down at `now`, or somebody looks at them.
+    pub(super) fn is_idle_due(&self, now: u64) -> bool {
+        let Some(expirer) = self.expirer.try_lock() else {
+            return true;
+        };
+        let Some(expirer) = &*expirer else {
+            return false;
+        };
+        let left = self.leaving.try_lock();
+        left.is_none_or(|leaving| leaving.has_failed()) || expirer.is_due(now)
     }
 }

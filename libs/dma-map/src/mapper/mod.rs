@@ -20,7 +20,8 @@
 //!
 //! **Deferred**: a core's queue fills until it is full or its oldest entry too old, then whoever notices flushes for
 //! everybody (`lines.rs` says how cores and flushers meet). [`DmaMapper::tick`], from any thread, flushes for cores that
-//! are quiet and expires their idle mappings; their IOVAs come back when they next run.
+//! are quiet and expires their idle mappings; their IOVAs come back when they next run. A timer interrupt does not tick, since
+//! that waits and allocates: it asks [`DmaMapper::is_due`], which does neither, and wakes a thread that ticks.
 //!
 //! **Table pages** come back by chunks (`reclaim.rs`): a 2 MiB chunk in which nothing is allocated is retired, its
 //! table taken out of the tree, and released by the invalidation that the queue waits for anyway.
@@ -193,6 +194,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         let cores = domain.allocator.cores();
         let is_shared = matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_));
         Ok(Self(Arc::new(Shared {
+            id: next_id(),
             policy,
             limits,
             last_page,
@@ -245,10 +247,25 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     /// period adds to the age that mappings reach. Does nothing that a busy core waits for, except that it flushes; and
     /// waits for nobody who flushes or tears down mappings, but leaves what that one does not see to to the next tick.
     ///
+    /// For threads, not for interrupts: it waits for the hardware and for short locks that a core may hold when it is
+    /// interrupted, and it allocates. An interrupt asks [`is_due`](Self::is_due), and has a thread call this.
+    ///
     /// # Errors
     /// [`InvalidateError`]: some windows stay open; the next tick tries again.
     pub fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.0.tick(now)
+    }
+
+    /// It is `now` nanoseconds: whether a [`tick`](Self::tick) would find something to do, or cannot be told since somebody has
+    /// locked what has to be looked at. Once it has answered no, a tick of the same time does nothing but for what is unmapped
+    /// meanwhile.
+    ///
+    /// For interrupts: it may interrupt whatever a core, a tick or a flush is in the middle of. It waits for nobody, takes a
+    /// lock only if that is free, allocates nothing, and calls nobody but [`Clock::advance`]. It looks at the lines of each core,
+    /// and, where mappings are kept idle and the owner of some has been quiet, at those of one quota.
+    #[must_use]
+    pub fn is_due(&self, now: u64) -> bool {
+        self.0.is_due(now)
     }
 
     /// A barrier: when it returns `Ok`, no device reaches anything that was unmapped before the call, on whichever core,
@@ -359,6 +376,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     pub fn invalidator(&self) -> &I {
         &self.0.invalidator
     }
+}
+
+/// A number that no mapper has had. One each nanosecond would last 584 years.
+fn next_id() -> u64 {
+    // `core`'s, since the atomics of models live no longer than one schedule and this one publishes nothing.
+    static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
 }
 
 /// Live mappings per core that the reverse lookup of `Reuse::Shared` remembers.

@@ -79,8 +79,8 @@ pub struct Mapping {
     pub(super) len: NonZeroU64,
     /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
     pub(super) allocated: u64,
-    /// Which mapper made it.
-    pub(super) domain: usize,
+    /// Which mapper made it: no later one has the same number.
+    pub(super) domain: u64,
     /// What a reuse cache knows it by.
     pub(super) key: Option<Key>,
 }

@@ -41,6 +41,9 @@ pub(super) struct Flush {
 /// another line's `leaving`. While `flush`, `strict` or `leaving` is held the invalidator is waited for; nobody who answers for
 /// it may want one of them.
 pub(super) struct Shared<A, T, I, C> {
+    /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
+    /// address the next one may lie.
+    pub(super) id: u64,
     pub(super) allocator: A,
     pub(super) table: T,
     pub(super) invalidator: I,
@@ -292,6 +295,14 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
             }
         }
         asked
+    }
+
+    /// Whether a tick would do something, or somebody has locked what would have to be looked at. In an interrupt, that somebody
+    /// may be who was interrupted: no lock is waited for here, and no [`Arc`] cloned, since the last to go frees.
+    pub(super) fn is_due(&self, now: u64) -> bool {
+        self.clock.advance(now);
+        let is_due = |line: &CoreLines| line.is_due(now, self.age) || line.is_idle_due(now);
+        self.lines().iter().any(is_due) || self.orphaned.is_due(now, self.age)
     }
 
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {

@@ -124,6 +124,10 @@ pub trait Expire: Send + Sync {
     /// As [`ReuseCache::expire`]. Returns at once, `Done`, where another thread is at it.
     fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress;
 
+    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it. Waits for nobody and
+    /// allocates nothing: an interrupt may ask, whatever it has interrupted.
+    fn is_due(&self, now_ns: u64) -> bool;
+
     /// As [`ReuseCache::drain`]. Once it has answered `Done`, what was idle at the call is in `batch`, or in one that
     /// another thread or the owner has filled and not reported as torn down; it may wait for others who look. Who
     /// wants to know when *those* are torn down has to arrange that with them, by a lock for instance that is held from

@@ -215,6 +215,21 @@ impl Slab {
         (&raw const *self).addr()
     }
 
+    /// What is idle since then or longer is due at `now_ns`; `None` while its owner sees to it.
+    fn last_due(&self, now_ns: u64) -> Option<u64> {
+        let last_ns = now_ns.checked_sub(self.residency_ns)?;
+        // The owner's own time comes earlier.
+        let due_ns = self.notice.due_ns.load(Ordering::Relaxed);
+        (now_ns >= due_ns.saturating_add(self.residency_ns / EARLIER)).then_some(last_ns)
+    }
+
+    /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and none has come since.
+    fn has_looked(&self, outside: &Outside, last_ns: u64) -> bool {
+        outside.looked.is_some_and(|(published, oldest)| {
+            published == self.notice.published.load(Ordering::Acquire) && oldest > last_ns
+        })
+    }
+
     /// Takes what is idle since `last_ns` or longer. Slots are looked through in their order, not by age.
     fn collect(&self, outside: &mut Outside, last_ns: u64, batch: &mut Batch) -> Progress {
         let published = self.notice.published.load(Ordering::Acquire);
@@ -259,24 +274,30 @@ impl Expire for Slab {
     /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through all slots once
     /// for each time that something was published or has become due.
     fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
-        let Some(last_ns) = now_ns.checked_sub(self.residency_ns) else {
+        let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
         };
-        // The owner's own time comes earlier.
-        let due_ns = self.notice.due_ns.load(Ordering::Relaxed);
-        if now_ns < due_ns.saturating_add(self.residency_ns / EARLIER) {
-            return Progress::Done;
-        }
         let Some(mut outside) = self.outside.try_lock() else {
             return Progress::Done;
         };
-        if let Some((published, oldest)) = outside.looked
-            && published == self.notice.published.load(Ordering::Acquire)
-            && oldest > last_ns
-        {
+        if self.has_looked(&outside, last_ns) {
             return Progress::Done;
         }
         self.collect(&mut outside, last_ns, batch)
+    }
+
+    fn is_due(&self, now_ns: u64) -> bool {
+        let Some(last_ns) = self.last_due(now_ns) else {
+            return false;
+        };
+        // What the last look found saves one; the slots themselves tell without a lock.
+        let outside = self.outside.try_lock();
+        let has_looked = outside.is_some_and(|outside| self.has_looked(&outside, last_ns));
+        let is_due = |slot: &Slot| {
+            slot.idle_since()
+                .is_some_and(|since_ns| since_ns <= last_ns)
+        };
+        !has_looked && self.slots.iter().any(is_due)
     }
 
     fn drain(&self, batch: &mut Batch) -> Progress {
@@ -306,6 +327,29 @@ mod tests {
     use iova::IovaPfn;
 
     use super::*;
+
+    /// An interrupt may have come in the middle of a look.
+    #[test]
+    fn whether_something_is_due_is_answered_while_somebody_looks() {
+        let slab = Slab::new(2, 10);
+        let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
+        slab.slot(1).publish(PackedRange::new(range).unwrap(), 5);
+        slab.announce(1);
+        assert_eq!((slab.is_due(14), slab.is_due(15)), (false, true));
+        let looking = slab.outside.lock();
+        std::thread::scope(|scope| {
+            let (told, answer) = mpsc::channel();
+            let slab = &slab;
+            scope.spawn(move || told.send((slab.is_due(14), slab.is_due(15))));
+            let early = answer.recv_timeout(Duration::from_secs(10));
+            drop(looking);
+            assert_eq!(early, Ok((false, true)));
+        });
+        let mut batch = Batch::with_room(2);
+        assert_eq!(slab.expire(15, &mut batch), Progress::Done);
+        assert!(!slab.is_due(15), "taken");
+        slab.torn_down(&mut batch, 16);
+    }
 
     /// Somebody who counts, or looks what is due, is no reason to answer that nothing is there.
     #[test]

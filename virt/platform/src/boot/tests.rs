@@ -123,6 +123,28 @@ fn kinds_are_told_by_magic_numbers() {
     assert_eq!(kind(&short), None, "no 64-bit entry");
 }
 
+/// The header counts the 16-byte units after the setup sectors, of which 0 means 4.
+#[test]
+fn a_bzimage_shorter_than_its_header_says_is_refused() {
+    for (sectors, setup) in [(1u8, 2 * 512), (0, 5 * 512), (27, 28 * 512u64)] {
+        let mut image = bzimage(b"");
+        image[0x1f1] = sectors;
+        image[0x1f4..0x1f8].copy_from_slice(&0x300u32.to_le_bytes());
+        let needs = setup + 0x3000;
+        for (has, is_whole) in [(needs + 1, true), (needs, true), (needs - 1, false)] {
+            image.resize(has as usize, 0x90);
+            let checked = kernel_kind(&mut file(&image));
+            match (is_whole, checked) {
+                (true, Ok(Some(KernelKind::BzImage))) => {}
+                (false, Err(BootError::Truncated { has: h, needs: n })) => {
+                    assert_eq!((h, n), (has, needs));
+                }
+                (_, checked) => panic!("{sectors} sectors, {has} bytes: {checked:?}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn a_truncated_kernel_is_an_error() {
     let kernel = file(&bzimage(b"K")[..1000]);

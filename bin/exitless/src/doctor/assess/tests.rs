@@ -31,7 +31,7 @@ fn complete() -> Facts {
         io_uring: Some(Ok(())),
         tun: Some(Ok(())),
         net_admin: true,
-        lab_lacks: vec![],
+        lab_obstacles: vec![],
         inside_lab: false,
     }
 }
@@ -117,10 +117,13 @@ fn neither_when_the_lab_lacks_tools_or_memory() {
         ..complete()
     };
     let tools = Facts {
-        lab_lacks: vec!["apt-get"],
+        lab_obstacles: vec!["no apt-get".into(), "no room".into()],
         ..no_kvm.clone()
     };
-    assert_eq!(assess(&tools).verdict, Verdict::Neither);
+    let report = assess(&tools);
+    assert_eq!(report.verdict, Verdict::Neither);
+    let lab = report.findings.iter().find(|f| f.key == "lab").unwrap();
+    assert_eq!(lab.value, "no apt-get; no room");
     let memory = Memory {
         available_mib: 1000,
         ..no_kvm.memory.clone()
@@ -164,6 +167,26 @@ fn userfaultfd_needs_a_kernel_and_a_way_in() {
     assert_eq!(with(Release(6, 1), false, true), State::Good);
     assert_eq!(with(Release(6, 1), false, false), State::Limited);
     assert_eq!(with(Release(5, 10), true, true), State::Limited);
+}
+
+#[test]
+fn nobody_is_told_to_load_a_module_that_cannot_load() {
+    for (flag, can_load) in [("vmx", true), ("svm", true), ("hypervisor", false)] {
+        let report = assess(&Facts {
+            cpu_flags: flags(&[flag]),
+            kvm: Kvm::Absent,
+            nested_paging: None,
+            posted_interrupts: None,
+            ..complete()
+        });
+        for key in ["kvm", "nested_paging", "posted_interrupts"] {
+            let found = report.findings.iter().find(|f| f.key == key).unwrap();
+            let advises = ["modprobe", "load the module"]
+                .iter()
+                .any(|words| found.next.contains(words));
+            assert_eq!(advises, can_load, "{flag}, {key}: {}", found.next);
+        }
+    }
 }
 
 fn finding(resident: Option<Host>, key: &str) -> Finding {

@@ -68,6 +68,31 @@ fn another_domains_mapping_is_refused() {
     other.unmap(decoy).unwrap();
 }
 
+/// A mapping may outlive its domain, and the next domain may lie where that one did: it refuses the mapping, and its own of the
+/// same IOVA stays.
+#[test]
+fn a_mapping_of_a_dropped_domain_is_refused_by_the_next_at_its_address() {
+    let (mut dropped, mut next) = (world(Policy::STRICT), world(Policy::STRICT));
+    let mapping = dropped.core(0).map(&[page(1)], Direction::ToDevice);
+    let mapping = mapping.unwrap();
+    let (old, new) = (&mut dropped.0.mapper.0, &mut next.0.mapper.0);
+    let address = Arc::as_ptr(old);
+    core::mem::swap(Arc::get_mut(old).unwrap(), Arc::get_mut(new).unwrap());
+    core::mem::swap(old, new);
+    drop(dropped);
+    assert_eq!(Arc::as_ptr(&next.mapper.0), address);
+    let mut core = next.core(0);
+    let decoy = core.map(&[page(2)], Direction::ToDevice).unwrap();
+    let iova = mapping.iova();
+    assert_eq!(iova, decoy.iova(), "or the test shows nothing");
+    assert_eq!(
+        core.unmap(mapping),
+        Err(DmaUnmapError::OtherDomain { iova })
+    );
+    assert!(next.device.access(iova, Access::Read).is_ok());
+    core.unmap(decoy).unwrap();
+}
+
 /// A device that does not answer: the unmap says so, the IOVA is not given out, and comes back when it answers.
 #[test]
 fn an_invalidation_that_times_out_keeps_the_iova() {

@@ -1,5 +1,6 @@
 //! A world with a device that forgets nothing: what it can reach is what a policy lets it reach.
 
+mod allocations;
 mod errors;
 mod protection;
 mod quiet;

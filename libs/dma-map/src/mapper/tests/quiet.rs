@@ -1,8 +1,11 @@
 //! One core stops for ever, and what is promised holds.
 
-use alloc::vec::Vec;
+use std::sync::mpsc;
 
+use alloc::vec::Vec;
 use iova::Access;
+
+use super::allocations::calls;
 
 use super::*;
 
@@ -95,4 +98,98 @@ fn an_exhausted_core_gets_what_others_keep_when_they_run() {
     assert!(keeper.unmap_at(address::Iova::new(1 << 40), 1).is_err());
     let mapping = hungry.map(&[page(1)], Direction::ToDevice);
     hungry.unmap(mapping.unwrap()).unwrap();
+}
+
+/// A timer interrupt may have come while whoever it has interrupted held any of the locks.
+#[test]
+fn whether_a_tick_is_due_is_asked_with_every_lock_held() {
+    let policy = Policy::DEFERRED.with_reuse(Reuse::Optimistic(Optimistic::of(16)));
+    let world = world(policy);
+    let mut core = world.core(0);
+    let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();
+    core.unmap(mapping).unwrap();
+    let shared = &*world.mapper.0;
+    let line = &shared.lines[0];
+    let held = (
+        (
+            shared.flush.lock(),
+            shared.orphans.lock(),
+            shared.strict.lock(),
+        ),
+        (
+            line.leaving.lock(),
+            line.returned.lock(),
+            line.expirer.lock(),
+        ),
+        (line.reuse.lock(), line.left.lock()),
+    );
+    std::thread::scope(|scope| {
+        let (told, answer) = mpsc::channel();
+        let mapper = &world.mapper;
+        scope.spawn(move || {
+            let mut is_due = None;
+            let allocated = calls(|| is_due = Some(mapper.is_due(0)));
+            told.send((is_due, allocated)).unwrap();
+        });
+        // A right answer comes at once.
+        let early = answer.recv_timeout(Duration::from_secs(10));
+        drop(held);
+        assert_eq!(
+            early,
+            Ok((Some(true), 0)),
+            "what cannot be looked at may be due"
+        );
+    });
+    let allocated = calls(|| assert!(!world.mapper.is_due(0), "free, and not due"));
+    assert_eq!(allocated, 0);
+    core.park().unwrap();
+}
+
+/// What a kernel's interrupt asks, and what its thread then does, are the same.
+#[test]
+fn a_tick_that_is_not_due_finds_nothing_and_one_that_is_finds_something() {
+    let (mut idle, mut busy) = (0, 0);
+    for policy in policies() {
+        let world = world(policy);
+        let mut core = world.core(0);
+        for round in 0..30 {
+            if round % 15 == 2 {
+                let mapping = core.map(&[page(round)], Direction::ToDevice).unwrap();
+                core.unmap(mapping).unwrap();
+            }
+            world.clock.pass(TICK);
+            let is_due = world.mapper.is_due(world.clock.now());
+            let commands = world.iotlb.commands();
+            world.mapper.tick(world.clock.now()).unwrap();
+            let found = world.iotlb.commands() > commands;
+            assert_eq!(is_due, found, "{policy:?}, round {round}");
+            assert!(!(found && is_strict(&policy)), "{policy:?}");
+            *if found { &mut busy } else { &mut idle } += 1;
+        }
+        core.park().unwrap();
+    }
+    assert!(busy > 10 && idle > busy, "{busy} ticks of {}", busy + idle);
+}
+
+/// What a failed invalidation has left cleared, and what a core that was dropped has, is due until it is out of reach.
+#[test]
+fn what_an_invalidation_failed_for_is_due() {
+    for policy in [Policy::DEFERRED, Policy::optimistic(16)] {
+        let world = world(policy);
+        let mut core = world.core(0);
+        let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();
+        core.unmap(mapping).unwrap();
+        world.clock.pass(1_000_000_000);
+        let now = world.clock.now();
+        world.iotlb.die_for(1);
+        assert!(world.mapper.tick(now).is_err());
+        assert!(world.mapper.is_due(now), "{policy:?}");
+        world.iotlb.die_for(1);
+        drop(core);
+        world.clock.pass(1_000_000_000);
+        assert!(world.mapper.is_due(world.clock.now()), "{policy:?}");
+        world.mapper.tick(world.clock.now()).unwrap();
+        assert!(!world.mapper.is_due(world.clock.now()), "{policy:?}");
+        assert_eq!(world.mapper.risk().stale_now, 0);
+    }
 }
