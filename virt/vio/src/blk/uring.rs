@@ -172,6 +172,8 @@ pub struct UringFile {
     capacity: u64,
     options: UringOptions,
     now: Now,
+    /// The file cannot say that an operation would wait: each is begun in a thread of the kernel.
+    waits: bool,
     /// As many as have been used at the same time: at most `options.depth`.
     slots: Vec<Slot>,
     pool: Option<Pool>,
@@ -206,7 +208,7 @@ impl UringFile {
         Self::from_file(file, options)
     }
 
-    /// Serves an open file, whose flags must fit the options.
+    /// Serves an open file, whose flags must fit the options; O_NONBLOCK is taken from it.
     pub fn from_file(file: File, options: UringOptions) -> Result<Self, UringError> {
         use std::io::{Seek, SeekFrom};
         if options.depth == 0 || options.depth > 1024 {
@@ -221,10 +223,12 @@ impl UringFile {
         if capacity == 0 || !capacity.is_multiple_of(SECTOR) {
             return Err(UringError::Size(capacity));
         }
+        clear_nonblock(&file).map_err(UringError::Open)?;
         probe().map_err(UringError::Ring)?;
         Ok(Self {
             ring: None,
             now: Now::new(&file, kind.is_file() && !options.o_direct),
+            waits: now::may_wait(&file),
             file,
             capacity,
             options,
@@ -302,6 +306,11 @@ impl UringFile {
                 fallocate(fd, offset, len, mode)
             }
         };
+        let flags = match self.waits {
+            true => squeue::Flags::ASYNC,
+            false => squeue::Flags::empty(),
+        };
+        let entry = entry.flags(flags);
         // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the slot is in flight and lie
         // on the heap; (b) what the vectors point to: chunks of `self.pool` that belong to this slot until it is
         // unreserved, or guest memory that `self.keep` was checked to keep mapped in `submit`. A slot is in flight until its
@@ -313,6 +322,21 @@ impl UringFile {
 /// Where an open file is, for messages.
 fn path_of(file: &File) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
+/// Takes O_NONBLOCK from an open file, with which it may have been opened so that a FIFO is not waited for. io_uring takes
+/// the flag for a promise that no operation waits, and begins all of them in the thread that enters the ring.
+fn clear_nonblock(file: &File) -> io::Result<()> {
+    // SAFETY: our own descriptor, and a command without an argument.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: our own descriptor, and a command whose argument is a number.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn iovec(piece: &Piece) -> libc::iovec {
