@@ -117,12 +117,31 @@ pub enum BlkError {
         /// The logical block.
         block: u32,
     },
+    /// The back end takes larger blocks only.
+    #[error(
+        "past the page cache its storage takes blocks of {needed} bytes, and the disk's are of {block}: \
+         {}", remedy(*needed)
+    )]
+    Alignment {
+        /// What it takes.
+        needed: u32,
+        /// The logical block.
+        block: u32,
+    },
     /// Number of queues.
     #[error("1 to {MAX_QUEUES} queues, not {0}")]
     Queues(u16),
     /// Queue size.
     #[error("a queue has 2 to 1024 entries, a power of two, not {0}")]
     QueueSize(u16),
+}
+
+/// What to do about storage in blocks of so many bytes.
+fn remedy(needed: u32) -> &'static str {
+    match needed {
+        ..=4096 => "block=4096, or direct=off",
+        _ => "direct=off",
+    }
 }
 
 /// One queue and its requests that have ended and are not in the used ring.
@@ -208,6 +227,13 @@ impl Blk {
         if bytes == 0 || !bytes.is_multiple_of(u64::from(logical_block)) {
             return Err(BlkError::Capacity {
                 bytes,
+                block: logical_block,
+            });
+        }
+        let needed = io.alignment();
+        if !logical_block.is_multiple_of(needed) {
+            return Err(BlkError::Alignment {
+                needed,
                 block: logical_block,
             });
         }
