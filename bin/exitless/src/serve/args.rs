@@ -53,7 +53,7 @@ cluster wait for the disk): then a power cut may lose older data that were flush
 may not. Files are locked as QEMU locks them: one writer, or any number of readers; a lock is waited for (2 s if \
 somebody can be seen to hold it, 30 s for what a killed process left in flight). locking=off goes without, and then \
 nothing keeps two writers apart. weight is the share of a core beside other busy devices. iops and bps limit requests and bytes \
-per second, the bursts say how many may come at once after a rest.";
+(also those discarded and zeroed) per second, the bursts say how many may come at once after a rest.";
 
 /// Arguments of `exitless serve`.
 #[derive(Args, Debug)]

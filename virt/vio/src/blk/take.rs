@@ -135,7 +135,12 @@ impl Blk {
                     + control
                     + long as u64 * cost::DESCRIPTOR,
             );
-            self.throttle.charge(visit.now_ns(), bytes.into());
+            let ranged = match parsed.action {
+                Action::Run(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => len,
+                _ => 0,
+            };
+            self.throttle
+                .charge(visit.now_ns(), ranged + u64::from(bytes));
             self.stats.requests += 1;
         }
         Ok(taken)
