@@ -332,7 +332,7 @@ impl Model {
 
     fn transfer(&self, sector: u64, len: u64, write: bool) -> Action {
         let fits = sector <= self.terms.sectors && len / 512 <= self.terms.sectors - sector;
-        if !len.is_multiple_of(512) || len > 4 << 20 || !fits || (write && self.terms.read_only) {
+        if !len.is_multiple_of(512) || !fits || (write && self.terms.read_only) {
             return Action::Status(STATUS_IOERR);
         }
         let at = sector as usize * 512;

@@ -48,7 +48,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
 pub use gate::{Gate, Kind};
-use server::{Files, Server};
+use server::{Direct, Files, Server};
 use tempfile::TempDir;
 
 /// Aborts the connection and unmounts once the thread `$2` of process `$1` has gone; `$3` is the connection, `$4` the mount.
@@ -83,11 +83,19 @@ impl HeldFs {
     /// # Errors
     /// FUSE cannot be used here: no `/dev/fuse`, or neither root nor fusermount.
     pub fn mount() -> io::Result<Self> {
+        Self::mount_with(Direct::Asynchronous)
+    }
+
+    fn mount_with(direct: Direct) -> io::Result<Self> {
         let directory = tempfile::Builder::new().prefix("held-fs-").tempdir()?;
         let files = Arc::new(Files::default());
         let mut config = fuser::Config::default();
         config.mount_options = vec![fuser::MountOption::FSName("held-fs".to_owned())];
-        let session = fuser::Session::new(Server(Arc::clone(&files)), directory.path(), &config)?;
+        let server = Server {
+            files: Arc::clone(&files),
+            direct,
+        };
+        let session = fuser::Session::new(server, directory.path(), &config)?;
         // From here on, dropping unmounts.
         let mut fs = Self {
             session: Some(session.spawn()?),
@@ -105,7 +113,17 @@ impl HeldFs {
 
     /// As [`mount`](Self::mount); where FUSE cannot be used, says why and answers nothing: the test is skipped.
     pub fn mount_or_skip() -> Option<Self> {
-        match Self::mount() {
+        Self::or_skip(Self::mount())
+    }
+
+    /// As [`mount_or_skip`](Self::mount_or_skip), but a direct operation holds the thread that makes it, as on a file system
+    /// without asynchronous I/O.
+    pub fn mount_waiting_or_skip() -> Option<Self> {
+        Self::or_skip(Self::mount_with(Direct::Waiting))
+    }
+
+    fn or_skip(mounted: io::Result<Self>) -> Option<Self> {
+        match mounted {
             Ok(fs) => Some(fs),
             Err(error) => {
                 println!(

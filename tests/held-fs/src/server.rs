@@ -167,19 +167,32 @@ fn read_at(file: &File, offset: u64, size: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub(crate) struct Server(pub(crate) Arc<Files>);
+/// How the kernel does operations with O_DIRECT.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direct {
+    /// In flight without a thread that waits for them: what cannot be cancelled.
+    Asynchronous,
+    /// In the thread that makes them.
+    Waiting,
+}
+
+pub(crate) struct Server {
+    pub(crate) files: Arc<Files>,
+    pub(crate) direct: Direct,
+}
 
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Direct operations in flight without a thread that waits for them: what cannot be cancelled.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        if self.direct == Direct::Asynchronous {
+            let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        }
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
         Ok(())
     }
 
     fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.0.find(name).map(|found| found.attr()) {
+        match self.files.find(name).map(|found| found.attr()) {
             Some(Ok(attr)) => reply.entry(&LONG, &attr, Generation(0)),
             Some(Err(error)) => reply.error(errno(&error)),
             None => reply.error(Errno::ENOENT),
@@ -190,7 +203,7 @@ impl Filesystem for Server {
         if ino == INodeNo::ROOT {
             return reply.attr(&LONG, &attr(ino));
         }
-        match self.0.get(ino).and_then(|found| found.attr()) {
+        match self.files.get(ino).and_then(|found| found.attr()) {
             Ok(attr) => reply.attr(&LONG, &attr),
             Err(error) => reply.error(errno(&error)),
         }
@@ -215,7 +228,7 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let changed = self.0.get(ino).and_then(|found| {
+        let changed = self.files.get(ino).and_then(|found| {
             if let Some(size) = size {
                 found.gate.contents().set_len(size)?;
             }
@@ -238,7 +251,7 @@ impl Filesystem for Server {
         reply: ReplyCreate,
     ) {
         let perm = (mode & !umask & 0o777) as u16;
-        match self.0.create(name, perm).and_then(|found| found.attr()) {
+        match self.files.create(name, perm).and_then(|found| found.attr()) {
             Ok(attr) => {
                 let flags = FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
                 reply.created(&LONG, &attr, Generation(0), FileHandle(0), flags);
@@ -248,7 +261,7 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let mut nodes = self.0.nodes();
+        let mut nodes = self.files.nodes();
         let node = nodes
             .iter_mut()
             .find(|node| !node.is_unlinked && node.name == name);
@@ -277,7 +290,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let gate = match self.0.get(ino) {
+        let gate = match self.files.get(ino) {
             Ok(found) => found.gate,
             Err(error) => return reply.error(errno(&error)),
         };
@@ -305,7 +318,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let gate = match self.0.get(ino) {
+        let gate = match self.files.get(ino) {
             Ok(found) => found.gate,
             Err(error) => return reply.error(errno(&error)),
         };
@@ -342,7 +355,7 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        let gate = match self.0.get(ino) {
+        let gate = match self.files.get(ino) {
             Ok(found) => found.gate,
             Err(error) => return reply.error(errno(&error)),
         };
@@ -365,7 +378,7 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let gate = match self.0.get(ino) {
+        let gate = match self.files.get(ino) {
             Ok(found) => found.gate,
             Err(error) => return reply.error(errno(&error)),
         };
@@ -392,7 +405,7 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let nodes = self.0.nodes();
+        let nodes = self.files.nodes();
         let files = (2..).zip(&*nodes).filter(|(_, node)| !node.is_unlinked);
         let files = files.map(|(ino, node)| (ino, FileType::RegularFile, node.name.as_os_str()));
         let dots = [".", ".."].map(|name| (1, FileType::Directory, OsStr::new(name)));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use disk_image::ImageDisk;
 use disk_image::lock::{Access, LIVE_PATIENCE, LockError, Locking, lock};
-use support::{create, folder, follow, has_qemu, options, run};
+use support::{Loop, create, folder, follow, has_qemu, options, run};
 
 const SIZE: u64 = 1 << 20;
 
@@ -229,56 +229,11 @@ fn locking_off_neither_locks_nor_minds() {
     drop((first, second));
 }
 
-/// A block device, by two nodes; given back when dropped.
-struct Loop {
-    nodes: [std::path::PathBuf; 2],
-    _folder: tempfile::TempDir,
-}
-
-impl Loop {
-    /// Nothing, with the reason printed, where this user may not make one.
-    fn attach() -> Option<Self> {
-        use std::os::unix::fs::MetadataExt;
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("disk");
-        raw(&file);
-        let losetup = Command::new("losetup")
-            .args(["--find", "--show"])
-            .arg(&file)
-            .output();
-        let Some(first) = losetup.ok().filter(|output| output.status.success()) else {
-            println!("skipped: no loop device to be had (losetup, root)");
-            return None;
-        };
-        let first = String::from_utf8(first.stdout).expect("a path");
-        let this = Self {
-            nodes: [first.trim().into(), folder.path().join("node")],
-            _folder: folder,
-        };
-        let number = fs::metadata(&this.nodes[0]).expect("it is there").rdev();
-        let made = Command::new("mknod")
-            .arg(&this.nodes[1])
-            .arg("b")
-            .args([libc::major(number), libc::minor(number)].map(|number| number.to_string()))
-            .status();
-        assert!(made.expect("mknod runs").success());
-        Some(this)
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let done = Command::new("losetup")
-            .arg("--detach")
-            .arg(&self.nodes[0])
-            .status();
-        assert!(done.is_ok_and(|status| status.success()), "losetup -d");
-    }
-}
-
 #[test]
 fn a_block_device_has_one_writer_by_whatever_node_and_no_file_system() {
-    let Some(device) = Loop::attach() else { return };
+    let Some(device) = Loop::attach(512) else {
+        return;
+    };
     let [node, other] = &device.nodes;
     let direct = {
         use std::os::unix::fs::OpenOptionsExt;

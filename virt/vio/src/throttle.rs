@@ -19,7 +19,7 @@ pub struct Rate {
 pub struct RateLimits {
     /// Requests of any kind.
     pub operations: Option<Rate>,
-    /// Bytes read and written.
+    /// Bytes read, written, zeroed and discarded.
     pub bytes: Option<Rate>,
 }
 

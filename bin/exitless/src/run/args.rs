@@ -44,7 +44,7 @@ path=FILE[,format=raw|qcow2][,readonly=on|off][,block=512|4096][,direct=on|off][
 socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
 
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
-page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
+page cache by, and needs block=4096 on storage in blocks of 4096 bytes; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
 and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
 may make it look like an image that names any of your files. backing lets a qcow2 image have a backing file; barriers=off spares it the \

@@ -266,7 +266,8 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
     if !disk.latency.is_zero() {
         io = Box::new(LatencyDisk::new(io, disk.latency).context("a timer")?);
     }
-    Ok(Blk::new(config, memory.disk(io, &disk)?)?)
+    let io = memory.disk(io, &disk)?;
+    Blk::new(config, io).with_context(|| format!("disk {}", disk.path.display()))
 }
 
 fn network(net: NetConfig) -> Result<Net> {

@@ -41,7 +41,11 @@ pub fn open(config: &BlockConfig) -> Result<Blk> {
         packed: config.packed,
         limits: config.limits,
     };
-    Ok(Blk::new(blk, io)?)
+    let path = io.path();
+    Blk::new(blk, io).with_context(|| match path {
+        Some(path) => format!("disk image {}", path.display()),
+        None => format!("device {}", config.id),
+    })
 }
 
 fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {

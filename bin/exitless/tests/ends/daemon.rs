@@ -69,8 +69,9 @@ impl Place {
         until("its socket", || UnixStream::connect(&socket).is_ok());
     }
 
-    fn connect(&self, depth: u16) -> Client {
-        Client::connect(&self.path("d0"), Options::new(depth, BLOCK)).unwrap()
+    fn connect(&self, disk: usize, depth: u16) -> Client {
+        let socket = self.path(&format!("d{disk}"));
+        Client::connect(&socket, Options::new(depth, BLOCK)).unwrap()
     }
 
     /// Nothing is left of the daemon but its counters.
@@ -146,15 +147,21 @@ fn sigterm_ends_a_daemon_whose_disks_are_busy() {
     }
 }
 
-/// A daemon with a write of one client that its storage holds; skipped without FUSE.
-fn held(options: &str) -> Option<(Place, HeldFs, Program, Client, u16)> {
-    let fs = HeldFs::mount_or_skip()?;
+/// A daemon with a write of one client that its storage holds, and beside that a RAM disk.
+fn held(fs: HeldFs, options: &str) -> (Place, HeldFs, Program, Client, u16) {
     let place = Place::new();
     let gate = fs.create("held.raw", 1 << 20);
     let disk = format!("path={}{options}", fs.path("held.raw").display());
     let program = place.serve(&[disk, "path=ram:1M".into()]);
-    let mut client = place.connect(4);
+    let mut client = place.connect(0, 4);
     gate.hold(&[Kind::Write]);
+    let slot = submit(&mut client, Op::Write);
+    gate.wait_until_held(1);
+    (place, fs, program, client, slot)
+}
+
+/// Makes a request of one block at sector 8.
+fn submit(client: &mut Client, op: Op) -> u16 {
     let (memory, layout, queues) = client.parts();
     let queue = &mut queues[0];
     let slot = queue.take_slot().unwrap();
@@ -163,17 +170,43 @@ fn held(options: &str) -> Option<(Place, HeldFs, Program, Client, u16)> {
         sector: 8,
         bytes: BLOCK,
     };
-    assert!(queue.submit(memory, layout, slot, Op::Write, extent, 0));
+    assert!(queue.submit(memory, layout, slot, op, extent, 0));
     queue.publish(memory);
-    gate.wait_until_held(1);
-    Some((place, fs, program, client, slot))
+    slot
+}
+
+/// What has been answered, if anything has.
+fn answered(client: &mut Client) -> Option<(u16, Status)> {
+    let (memory, layout, queues) = client.parts();
+    let done = queues[0].complete(memory, layout).unwrap();
+    done.map(|done| (done.slot, done.status))
+}
+
+/// Storage that holds the thread that asks it is given to threads of the kernel.
+#[test]
+fn a_disk_that_the_kernel_holds_does_not_hold_its_neighbour() {
+    let Some(fs) = HeldFs::mount_waiting_or_skip() else {
+        return;
+    };
+    let (place, fs, _program, mut client, slot) = held(fs, ",direct=on");
+    let mut neighbour = place.connect(1, 4);
+    let read = submit(&mut neighbour, Op::Read);
+    until("the neighbour is answered", || {
+        answered(&mut neighbour) == Some((read, Status::Ok))
+    });
+    assert_eq!(answered(&mut client), None);
+    fs.gate("held.raw").release();
+    until("the write is answered", || {
+        answered(&mut client) == Some((slot, Status::Ok))
+    });
 }
 
 #[test]
 fn sigterm_over_a_held_write_waits_for_it_and_shows_it_to_its_driver() {
-    let Some((place, fs, mut program, mut client, slot)) = held("") else {
+    let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
+    let (place, fs, mut program, mut client, slot) = held(fs, "");
     let gate = fs.gate("held.raw");
     program.signal(Signal::TERM);
     program.wait_for("waiting for storage");
@@ -183,10 +216,9 @@ fn sigterm_over_a_held_write_waits_for_it_and_shows_it_to_its_driver() {
     let since = Instant::now();
     gate.release();
     program.end(since).check(0);
-    let (memory, layout, queues) = client.parts();
-    let done = queues[0].complete(memory, layout).unwrap();
-    let done = done.expect("what has ended is shown before the connection goes");
-    assert_eq!((done.slot, done.status), (slot, Status::Ok));
+    let shown = answered(&mut client);
+    let shown = shown.expect("what has ended is shown before the connection goes");
+    assert_eq!(shown, (slot, Status::Ok));
     let mut block = [0; BLOCK as usize];
     gate.contents().read_exact_at(&mut block, 8 * 512).unwrap();
     assert_eq!(block, [0x77; BLOCK as usize]);
@@ -195,9 +227,10 @@ fn sigterm_over_a_held_write_waits_for_it_and_shows_it_to_its_driver() {
 
 #[test]
 fn a_second_signal_ends_a_daemon_over_a_held_write_at_once() {
-    let Some((_place, _fs, program, _client, _)) = held(",direct=on") else {
+    let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
+    let (_place, _fs, program, _client, _) = held(fs, ",direct=on");
     program.signal(Signal::TERM);
     program.wait_for("waiting for storage");
     program.ends_by(Signal::INT, 5);

@@ -240,3 +240,55 @@ impl Driver {
         self.act(Op::Flush, &[]).map(drop)
     }
 }
+
+/// A block device, by two nodes; given back when dropped.
+pub struct Loop {
+    pub nodes: [PathBuf; 2],
+    _folder: TempDir,
+}
+
+impl Loop {
+    /// One of 1 MiB in blocks of so many bytes. Nothing, with the reason printed, where this user may not make one.
+    pub fn attach(block: u32) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("disk");
+        std::fs::File::create(&file)
+            .and_then(|file| file.set_len(1 << 20))
+            .expect("a file");
+        let losetup = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size"])
+            .arg(block.to_string())
+            .arg(&file)
+            .output();
+        let Some(first) = losetup.ok().filter(|output| output.status.success()) else {
+            println!("skipped: no loop device to be had (losetup, root)");
+            return None;
+        };
+        let first = String::from_utf8(first.stdout).expect("a path");
+        let this = Self {
+            nodes: [first.trim().into(), folder.path().join("node")],
+            _folder: folder,
+        };
+        let number = std::fs::metadata(&this.nodes[0])
+            .expect("it is there")
+            .rdev();
+        let made = Command::new("mknod")
+            .arg(&this.nodes[1])
+            .arg("b")
+            .args([libc::major(number), libc::minor(number)].map(|number| number.to_string()))
+            .status();
+        assert!(made.expect("mknod runs").success());
+        Some(this)
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let done = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.nodes[0])
+            .status();
+        assert!(done.is_ok_and(|status| status.success()), "losetup -d");
+    }
+}

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::common::front::Front;
-use crate::common::{Disk, PATIENCE, Server, feature, options, reads, until};
+use crate::common::{Disk, Io, PATIENCE, Server, feature, options, reads, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore::IdlePolicy;
 use vhost_blk::Options;
 use vhost_blk::drive::{Run, drive};
-use vhost_blk::queue::Op;
+use vhost_blk::queue::{Extent, Op};
 use vhost_blk::stats::Report;
 use vio::{Rate, RateLimits};
 
@@ -106,6 +106,36 @@ fn a_throttled_guest_takes_nothing_from_its_neighbour() {
         "{}",
         throttled.iops
     );
+}
+
+#[test]
+fn zeroes_count_against_the_limit_of_bytes() {
+    let _turn = crate::alone();
+    for op in [Op::WriteZeroes, Op::Discard] {
+        // A second for each of two requests of 1 MiB, the longest; the third may not begin before that.
+        let server = Server::start(IdlePolicy::Sleep, vec![limited(None, Some(1 << 20))]);
+        let start = Instant::now();
+        let mut guest = server.guest(0, options(feature::EVENT_IDX, 1, 8));
+        let Io {
+            memory,
+            layout,
+            queues,
+        } = guest.io();
+        let queue = &mut queues[0];
+        for _ in 0..3 {
+            let slot = queue.take_slot().expect("there are eight");
+            let extent = Extent {
+                sector: 0,
+                bytes: 1 << 20,
+            };
+            assert!(queue.submit(memory, layout, slot, op, extent, 0));
+        }
+        queue.publish(memory);
+        assert_eq!(guest.drain(), (3, 0), "{op:?}");
+        let took = start.elapsed();
+        assert!(took > Duration::from_millis(1900), "{op:?}: {took:?}");
+        assert!(server.stats(0).device.throttled > 0, "{op:?}");
+    }
 }
 
 /// A limited guest that goes away leaves nobody awake.

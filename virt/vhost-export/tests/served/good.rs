@@ -3,11 +3,16 @@
 use std::time::Duration;
 
 use crate::common::front::{Front, copy, event, fd, spare_memory};
-use crate::common::{Disk, Guest, PATIENCE, Server, feature, open_soon, options, tracked, until};
+use crate::common::{
+    Disk, Guest, Io, PATIENCE, Server, feature, open_soon, options, tracked, until,
+};
+use disk_image::{ImageDisk, ImageOptions};
 use rustix::io::write;
 use sidecore::IdlePolicy;
-use vhost_blk::queue::Op;
+use vhost_blk::Options;
+use vhost_blk::queue::{Extent, Op, Status};
 use vhost_user::wire::Request;
+use vio::blk::{MemDisk, UringFile};
 
 /// Ring features that make a difference.
 const RINGS: [u64; 8] = [
@@ -383,4 +388,79 @@ fn an_export_moves_between_cores_under_load() {
     second.verify(4);
     server.stop();
     other.stop();
+}
+
+/// As UEFI firmware asks, which does not look at SIZE_MAX.
+#[test]
+fn sixteen_mebibytes_in_one_descriptor_are_written_and_read() {
+    const LEN: u32 = 16 << 20;
+    let dir = tempfile::tempdir().expect("a directory");
+    let raw = dir.path().join("raw");
+    std::fs::write(&raw, vec![0; LEN as usize]).expect("a file");
+    let raw = UringFile::open(&raw, Default::default()).expect("an io_uring");
+    let mut disks = vec![
+        Disk::new(
+            "ram",
+            Box::new(MemDisk::new(vec![0; LEN as usize], 64, false)),
+        ),
+        Disk::new("raw", Box::new(raw)),
+    ];
+    let qcow2 = dir.path().join("qcow2");
+    let made = std::process::Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&qcow2)
+        .arg(LEN.to_string())
+        .status();
+    match made {
+        Ok(status) => {
+            assert!(status.success());
+            let image = ImageDisk::open(&qcow2, ImageOptions::default()).expect("an image");
+            disks.push(Disk::new("qcow2", Box::new(image)));
+        }
+        Err(error) => println!("skipped for qcow2: no qemu-img (Debian: qemu-utils): {error}"),
+    }
+    let count = disks.len();
+    let server = Server::start(IdlePolicy::Sleep, disks);
+    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 512 * 7 + at % 509) as u8).collect();
+    for disk in 0..count {
+        let mut guest = server.guest(
+            disk,
+            Options {
+                block: LEN,
+                ..options(feature::EVENT_IDX, 1, 1)
+            },
+        );
+        let Io {
+            memory,
+            layout,
+            queues,
+        } = guest.io();
+        let queue = &mut queues[0];
+        for op in [Op::Write, Op::Read] {
+            let slot = queue.take_slot().expect("it is idle");
+            let at = layout.data(0, slot);
+            match op {
+                Op::Write => memory.write(at, &bytes),
+                _ => memory.zero(at, LEN as usize),
+            }
+            let extent = Extent {
+                sector: 0,
+                bytes: LEN,
+            };
+            assert!(queue.submit(memory, layout, slot, op, extent, 0));
+            queue.publish(memory);
+            until("it is answered", || {
+                let done = queue.complete(memory, layout).expect("a whole ring");
+                done.is_some_and(|done| {
+                    assert_eq!(done.status, Status::Ok, "disk {disk}, {op:?}");
+                    queue.release(done.slot);
+                    true
+                })
+            });
+            let mut seen = vec![0; LEN as usize];
+            memory.read(at, &mut seen);
+            assert!(seen == bytes, "disk {disk}, {op:?}");
+        }
+        guest.stop();
+    }
 }

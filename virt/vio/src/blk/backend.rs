@@ -125,6 +125,12 @@ pub trait BlockIo: Any + Send {
     /// Whether writing is refused.
     fn is_read_only(&self) -> bool;
 
+    /// What offsets and lengths of reads and writes have to be multiples of, in bytes: 512, unless the disk takes larger blocks
+    /// only.
+    fn alignment(&self) -> u32 {
+        super::SECTOR as u32
+    }
+
     /// Slots: how many requests may be in flight.
     fn depth(&self) -> u32;
 
@@ -211,6 +217,10 @@ macro_rules! pass_down {
 
         fn is_read_only(&self) -> bool {
             self.below.is_read_only()
+        }
+
+        fn alignment(&self) -> u32 {
+            self.below.alignment()
         }
 
         fn depth(&self) -> u32 {

@@ -118,7 +118,7 @@ impl QueueDevice for Blk {
         self.first = 0;
         let stats = queue.ring.stats();
         self.rings.add(&stats);
-        for slot in queue.ended {
+        for slot in queue.ended.into_iter().chain(queue.continuing) {
             self.forget(slot);
         }
         Some(StoppedQueue {
@@ -160,6 +160,11 @@ impl QueueDevice for Blk {
         let mut busy = false;
         self.now_ns = visit.now_ns();
         let count = self.queues.len();
+        if self.may_run() {
+            for turn in 0..count {
+                busy |= self.go_on(self.turn(turn), dma, visit);
+            }
+        }
         if self.may_take() {
             for turn in 0..count {
                 busy |= self.take(self.turn(turn), dma, visit);
@@ -232,7 +237,13 @@ impl QueueDevice for Blk {
                 return true;
             }
             let waits_for_slot = queue.wants == Some(Wants::Slot) && starving;
-            if !is_taking || !queue.takes || waits_for_slot || queue.lacks_leases(dma) {
+            if waits_for_slot || queue.lacks_leases(dma) {
+                return false;
+            }
+            if !queue.continuing.is_empty() {
+                return true;
+            }
+            if !is_taking || !queue.takes {
                 return false;
             }
             match queue.ring.has_available(dma) {
@@ -319,7 +330,7 @@ impl QueueDevice for Blk {
         for queue in self.queues.drain(..) {
             let stats = queue.ring.stats();
             self.rings.add(&stats);
-            for slot in queue.ended {
+            for slot in queue.ended.into_iter().chain(queue.continuing) {
                 self.io.unreserve(slot);
             }
         }
@@ -366,8 +377,9 @@ impl QueueDevice for Blk {
             stats: _,
             rings: _,
         } = self;
-        let ended = queues.iter().any(|queue| !queue.ended.is_empty());
-        if *in_flight != 0 || ended || !(*service == Service::Stopped || queues.is_empty()) {
+        let taken = |queue: &BlkQueue| !queue.ended.is_empty() || !queue.continuing.is_empty();
+        let taken = queues.iter().any(taken);
+        if *in_flight != 0 || taken || !(*service == Service::Stopped || queues.is_empty()) {
             return None;
         }
         Some(SavedDevice {

@@ -32,17 +32,10 @@ impl Blk {
                 }
                 continue;
             }
-            // Also of one that was cancelled: it has succeeded if that came too late.
-            own.status = status_of(outcome);
             own.in_flight = false;
             self.in_flight -= 1;
-            own.release(dma);
             let number = own.queue;
-            match self.position(number) {
-                Some(at) => self.queues[at].ended.push_back(slot),
-                // Its queue was given up in the meantime: nobody to tell.
-                None => self.forget(slot),
-            }
+            self.end_part(self.position(number), slot, outcome, dma);
         }
         self.completions = completions;
         busy

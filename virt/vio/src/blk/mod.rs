@@ -10,14 +10,19 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
-//! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `finish`,
-//! [`BlockIo`].
+//! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `parts`,
+//! `finish`, [`BlockIo`].
+//!
+//! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
+//! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
+//! waits in its queue's `continuing` until a visit starts the next one; as long as one waits there, nothing is taken from the
+//! queue, so that newcomers do not eat up the room that it waits for. The first part that fails ends it.
 //!
 //! Leases: taken for every piece of a direct transfer before it is submitted, released at harvest, as
 //! soon as the back end no longer touches memory and in any case before the used index is published.
 //! Data of `--dma bounce` and everything else (headers, status bytes, rings) is copied inline.
 //!
-//! Pending anywhere leaves the request where it is (in the ring, or ended and unfinished) and parks its
+//! Pending anywhere leaves the request where it is (in the ring, between two parts, or ended and unfinished) and parks its
 //! queue; the step is repeated from its beginning when the ticket completes.
 //!
 //! A status byte that faults leaves nothing to answer with: the device needs a reset. A ring that faults
@@ -31,6 +36,7 @@ mod backend;
 mod device;
 mod finish;
 mod mem;
+mod parts;
 pub mod request;
 mod slot;
 mod take;
@@ -55,9 +61,9 @@ use slot::{Request, Wants};
 
 /// Unit of the protocol's sector numbers, in bytes, whatever the block size.
 pub const SECTOR: u64 = 512;
-/// Largest read or write, in bytes.
+/// Most bytes that a back end is asked to read or write at a time, a whole number of blocks. A longer request is done in parts.
 pub const MAX_TRANSFER: u32 = 4 << 20;
-/// Most leases of one request, and the most segments one system call takes (UIO_MAXIOV):
+/// Most leases of one part of a request, and the most segments one system call takes (UIO_MAXIOV):
 /// 4 MiB in 4 KiB pages.
 pub const MAX_PIECES: usize = 1024;
 /// Requests behind one that waits for absent memory that are looked at meanwhile: as many as a queue has, usually.
@@ -111,6 +117,17 @@ pub enum BlkError {
         /// The logical block.
         block: u32,
     },
+    /// The back end takes larger blocks only.
+    #[error(
+        "past the page cache its storage takes blocks of {needed} bytes, and the disk's are of {block}: \
+         {}", remedy(*needed)
+    )]
+    Alignment {
+        /// What it takes.
+        needed: u32,
+        /// The logical block.
+        block: u32,
+    },
     /// Number of queues.
     #[error("1 to {MAX_QUEUES} queues, not {0}")]
     Queues(u16),
@@ -119,11 +136,21 @@ pub enum BlkError {
     QueueSize(u16),
 }
 
+/// What to do about storage in blocks of so many bytes.
+fn remedy(needed: u32) -> &'static str {
+    match needed {
+        ..=4096 => "block=4096, or direct=off",
+        _ => "direct=off",
+    }
+}
+
 /// One queue and its requests that have ended and are not in the used ring.
 struct BlkQueue {
     ring: Ring,
     ended: VecDeque<u32>,
-    /// What the last take stopped for want of.
+    /// Requests of which a part is done and the next one not begun.
+    continuing: VecDeque<u32>,
+    /// What the last take, or the last next part, stopped for want of.
     wants: Option<Wants>,
     /// What comes behind a request that waits.
     following: Following,
@@ -138,6 +165,7 @@ impl BlkQueue {
         Self {
             ring,
             ended: VecDeque::new(),
+            continuing: VecDeque::new(),
             wants: None,
             following: Following::new(MAX_AHEAD),
             asked: 0,
@@ -199,6 +227,13 @@ impl Blk {
         if bytes == 0 || !bytes.is_multiple_of(u64::from(logical_block)) {
             return Err(BlkError::Capacity {
                 bytes,
+                block: logical_block,
+            });
+        }
+        let needed = io.alignment();
+        if !logical_block.is_multiple_of(needed) {
+            return Err(BlkError::Alignment {
+                needed,
                 block: logical_block,
             });
         }

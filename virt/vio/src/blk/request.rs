@@ -144,14 +144,9 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
     answer(action)
 }
 
-/// What is known to be wanted of the request in `chain` before its header is: what the device reads, as far as a request may
-/// be long, and the status byte.
+/// What is known to be wanted of the request in `chain` before its header is: what the device reads first, and the status byte.
 pub(super) fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
-    let read = match chain.readable().len() {
-        len if len <= HEADER_LEN + MAX_TRANSFER => len,
-        // It will be refused.
-        _ => HEADER_LEN,
-    };
+    let read = chain.readable().len().min(HEADER_LEN + MAX_TRANSFER);
     let read = chain.readable().wanted(0, read, Intent::Read);
     read.chain(status_at(chain).map(|at| (at, 1, Intent::Write)))
 }
@@ -162,7 +157,7 @@ fn status_at(chain: &Chain) -> Option<Iova> {
     Some(Iova::new(last.iova.raw() + u64::from(last.len - 1)))
 }
 
-/// Asks for all that the request in `chain` will want once it is its turn. Whole pages that the back end fills itself are
+/// Asks for all that the request in `chain` will want first once it is its turn. Whole pages that the back end fills itself are
 /// not brought in.
 pub(super) fn ask_ahead<D: Dma>(
     dma: &mut D,
@@ -178,7 +173,7 @@ pub(super) fn ask_ahead<D: Dma>(
     else {
         return Ok(());
     };
-    let data = |intent| chain.writable().wanted(0, len, intent);
+    let data = |intent| chain.writable().wanted(0, len.min(MAX_TRANSFER), intent);
     match transfer {
         Transfer::Memory | Transfer::Bounce => dma.gather(data(Intent::Write)),
         Transfer::Direct => dma.gather(data(Intent::Overwrite).flat_map(parts_of_pages)),
@@ -199,7 +194,7 @@ fn parts_of_pages((start, len, intent): Wanted) -> impl Iterator<Item = Wanted> 
 
 /// A read or write of `len` bytes from `sector` on.
 fn transfer(limits: &Limits, sector: u64, len: u32, write: bool) -> Action {
-    if !len.is_multiple_of(SECTOR as u32) || len > MAX_TRANSFER || (write && limits.read_only) {
+    if !len.is_multiple_of(SECTOR as u32) || (write && limits.read_only) {
         return Action::Status(STATUS_IOERR);
     }
     let Some(offset) = inside(limits, sector, u64::from(len) / SECTOR) else {

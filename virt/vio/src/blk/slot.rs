@@ -2,12 +2,12 @@
 
 use guest_mem::{Access, Dma, DmaFault, Full, Intent, Iova, LeaseId, LeaseStop, Stop, Wanted};
 
-use super::MAX_PIECES;
 use super::backend::{BlockIo, Op, Piece, Transfer};
 use super::request::{self, HEADER_LEN, ID_LEN, STATUS_IOERR, STATUS_OK};
+use super::{MAX_PIECES, MAX_TRANSFER};
 use crate::DeviceStats;
 use crate::ring::following::wait_for_all;
-use crate::ring::{Chain, Segment, Token};
+use crate::ring::{Chain, Segment, Token, slice};
 
 /// What came of preparing a transfer.
 pub(super) enum Ready {
@@ -15,14 +15,14 @@ pub(super) enum Ready {
     Yes,
     /// Not now.
     NoRoom(Wants),
-    /// The guest's own buffer faulted, or is cut into more pieces than a request may have.
+    /// The guest's own buffer faulted, or a block of it is cut into more pieces than a transfer may have.
     Refused,
 }
 
 /// What a request waits for that found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wants {
-    /// A slot or a buffer of another request.
+    /// A slot or a buffer that other requests have.
     Slot,
     /// So many leases at least, whoever holds them.
     Leases(usize),
@@ -64,8 +64,14 @@ pub(super) struct Request {
     pub(super) reply: Reply,
     pub(super) status: u8,
     pub(super) status_at: Iova,
+    /// What it asks the back end for, as a whole.
+    op: Op,
     /// Data bytes: those the device writes for a reading request.
     pub(super) len: u32,
+    /// Of them, those of the parts that are over.
+    done: u32,
+    /// And those of the part that is prepared, runs or has ended; 0 between two parts.
+    part: u32,
     pub(super) is_write: bool,
     pub(super) data: Vec<Segment>,
     pub(super) leases: Vec<LeaseId>,
@@ -82,7 +88,10 @@ impl Request {
             reply: Reply::Status,
             status: 0,
             status_at: Iova::new(0),
+            op: Op::Flush,
             len: 0,
+            done: 0,
+            part: 0,
             is_write: false,
             data: Vec::new(),
             leases: Vec::new(),
@@ -100,7 +109,10 @@ impl Request {
             reply,
             status,
             status_at,
+            op,
             len,
+            done,
+            part,
             is_write,
             data,
             leases,
@@ -113,7 +125,10 @@ impl Request {
         *reply = Reply::Status;
         *status = STATUS_OK;
         *status_at = parsed.status_at;
+        *op = Op::Flush;
         *len = 0;
+        *done = 0;
+        *part = 0;
         *is_write = false;
         data.clear();
         assert!(
@@ -125,7 +140,8 @@ impl Request {
         *cancel = Cancel::No;
     }
 
-    /// Gets the request's data ready to be moved. On anything but `Ready::Yes` no lease or buffer is kept.
+    /// Gets the first part of the request's data ready to be moved, in whole blocks of so many bytes where it is not the last
+    /// one. On anything but `Ready::Yes` no lease or buffer is kept.
     pub(super) fn prepare<D: Dma>(
         &mut self,
         slot: u32,
@@ -133,7 +149,9 @@ impl Request {
         dma: &mut D,
         chain: &Chain,
         io: &mut dyn BlockIo,
+        block: u32,
     ) -> Access<Ready> {
+        self.op = op;
         match op {
             Op::Read { len, .. } => {
                 self.len = len;
@@ -146,49 +164,125 @@ impl Request {
             }
             Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => return Ok(Ready::Yes),
         }
+        self.prepare_part(slot, dma, io, block)
+    }
+
+    /// [`prepare`](Self::prepare) of the part that comes next, of which there is one.
+    pub(super) fn prepare_part<D: Dma>(
+        &mut self,
+        slot: u32,
+        dma: &mut D,
+        io: &mut dyn BlockIo,
+        block: u32,
+    ) -> Access<Ready> {
+        self.part = (self.len - self.done).min(MAX_TRANSFER);
+        self.pieces.clear();
         let (reply, ready) = match io.transfer() {
-            Transfer::Direct => (Reply::Direct, self.lease_all(dma)),
+            Transfer::Direct => (Reply::Direct, self.lease_part(dma, block)),
             Transfer::Nothing => (Reply::Direct, Ok(())),
-            Transfer::Bounce | Transfer::Memory if !io.reserve(slot, self.len) => {
+            Transfer::Memory => (
+                Reply::Direct,
+                self.copy(dma, io.contents()).map_err(Into::into),
+            ),
+            Transfer::Bounce if !io.reserve(slot, self.part) => {
+                self.part = 0;
                 return Ok(Ready::NoRoom(Wants::Slot));
             }
-            Transfer::Bounce | Transfer::Memory if self.is_write => (
+            Transfer::Bounce if self.is_write => (
                 Reply::Status,
                 self.bounce_in(slot, dma, io).map_err(Into::into),
             ),
-            Transfer::Bounce | Transfer::Memory => (Reply::Bounced, Ok(())),
+            Transfer::Bounce => (Reply::Bounced, Ok(())),
         };
         self.reply = if self.is_write { Reply::Status } else { reply };
+        let Err(stop) = ready else {
+            return Ok(Ready::Yes);
+        };
         let wanted = self.leases.len() + 1;
-        if ready.is_err() {
-            self.release(dma);
-            io.unreserve(slot);
-        }
-        match ready {
-            Ok(()) => Ok(Ready::Yes),
+        self.release(dma);
+        io.unreserve(slot);
+        let answer = match stop {
             // More than there are for this device if all others were free.
-            Err(LeaseStop::Full(Full { most })) if wanted > most => Ok(Ready::Refused),
-            Err(LeaseStop::Full(_)) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
-            Err(LeaseStop::Access(Stop::Fault(_))) => Ok(Ready::Refused),
-            Err(LeaseStop::Access(pending)) => {
+            LeaseStop::Full(Full { most }) if wanted > most => Ok(Ready::Refused),
+            LeaseStop::Full(_) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
+            LeaseStop::Access(Stop::Fault(_)) => Ok(Ready::Refused),
+            LeaseStop::Access(pending) => {
                 Err(wait_for_all(dma, pending, self.wanted(self.intent())))
             }
+        };
+        self.part = 0;
+        answer
+    }
+
+    /// What the back end is asked for now: the part that is prepared.
+    pub(super) fn part_op(&self) -> Op {
+        let (done, len) = (u64::from(self.done), self.part);
+        match self.op {
+            Op::Read { offset, .. } => Op::Read {
+                offset: offset + done,
+                len,
+            },
+            Op::Write {
+                offset, durable, ..
+            } => Op::Write {
+                offset: offset + done,
+                len,
+                durable,
+            },
+            op => op,
         }
     }
 
-    /// All that it will access: its data, for `intent`, and its status byte.
+    /// Bytes of the part that is prepared, runs or has ended.
+    pub(super) fn part(&self) -> u32 {
+        self.part
+    }
+
+    /// Whether nothing comes behind that part.
+    pub(super) fn is_last_part(&self) -> bool {
+        self.done + self.part == self.len
+    }
+
+    /// Moves the data of a part that has ended where they are not there yet, and gives its buffer back. A fault of the
+    /// data becomes an error status. Does nothing between two parts.
+    pub(super) fn finish_part<D: Dma>(
+        &mut self,
+        slot: u32,
+        dma: &mut D,
+        io: &mut dyn BlockIo,
+    ) -> Access<()> {
+        if self.part == 0 {
+            return Ok(());
+        }
+        if self.reply == Reply::Bounced {
+            match self.bounce_out(slot, dma, io) {
+                Ok(()) => {}
+                Err(Stop::Fault(_)) => self.status = STATUS_IOERR,
+                Err(pending) => return Err(wait_for_all(dma, pending, self.unanswered())),
+            }
+        }
+        io.unreserve(slot);
+        self.done += self.part;
+        self.part = 0;
+        Ok(())
+    }
+
+    /// Where the data of the part lie.
+    fn segments(&self) -> impl Iterator<Item = Segment> + use<'_> {
+        slice(&self.data, self.done, self.part)
+    }
+
+    /// All that the part will access: its data, for `intent`, and the request's status byte.
     fn wanted(&self, intent: Intent) -> impl Iterator<Item = Wanted> {
-        let data = self
-            .data
-            .iter()
-            .map(move |segment| (segment.iova, segment.len, intent));
+        let data = self.segments();
+        let data = data.map(move |segment| (segment.iova, segment.len, intent));
         data.chain([(self.status_at, 1, Intent::Write)])
     }
 
     /// All that is still to be written to answer it.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Wanted> {
         let has_data = self.status == STATUS_OK && matches!(self.reply, Reply::Bounced | Reply::Id);
-        let skip = if has_data { 0 } else { self.data.len() };
+        let skip = if has_data { 0 } else { self.segments().count() };
         self.wanted(Intent::Write).skip(skip)
     }
 
@@ -200,20 +294,31 @@ impl Request {
         }
     }
 
-    fn lease_all<D: Dma>(&mut self, dma: &mut D) -> Result<(), LeaseStop> {
+    /// Leases as much of the part as one transfer may have pieces, and shortens it to that.
+    fn lease_part<D: Dma>(&mut self, dma: &mut D, block: u32) -> Result<(), LeaseStop> {
         let intent = self.intent();
-        for segment in &self.data {
+        let mut leased = 0;
+        'part: for segment in slice(&self.data, self.done, self.part) {
             let mut done = 0;
             while done < segment.len {
                 if self.leases.len() == MAX_PIECES {
-                    return Err(DmaFault::BadRange.into());
+                    break 'part;
                 }
                 let at = segment
                     .iova
                     .checked_add(u64::from(done))
                     .ok_or(DmaFault::BadRange)?;
-                let lease = dma.lease(at, segment.len - done, intent)?;
+                let lease = match dma.lease(at, segment.len - done, intent) {
+                    // As many as this device can ever have.
+                    Err(LeaseStop::Full(Full { most }))
+                        if self.leases.len() >= most && leased >= block =>
+                    {
+                        break 'part;
+                    }
+                    lease => lease?,
+                };
                 done += lease.len;
+                leased += lease.len;
                 self.leases.push(lease.id);
                 match self.pieces.last_mut() {
                     // Neighbours in host memory are one piece for the back end.
@@ -227,12 +332,65 @@ impl Request {
                 }
             }
         }
+        if leased < self.part {
+            self.part = leased - leased % block;
+            self.cut_pieces(leased - self.part);
+        }
+        if self.part == 0 {
+            return Err(DmaFault::BadRange.into());
+        }
+        Ok(())
+    }
+
+    /// Takes so many bytes from the end of the pieces.
+    fn cut_pieces(&mut self, mut bytes: u32) {
+        while let Some(last) = self.pieces.last_mut()
+            && bytes != 0
+        {
+            let cut = bytes.min(last.len);
+            last.len -= cut;
+            bytes -= cut;
+            if last.len == 0 {
+                self.pieces.pop();
+            }
+        }
+    }
+
+    /// Moves the part between the guest and the disk's contents.
+    fn copy<D: Dma>(&self, dma: &mut D, contents: &mut [u8]) -> Access<()> {
+        let (Op::Read { offset, .. } | Op::Write { offset, .. }) = self.op else {
+            return Ok(());
+        };
+        let mut at = (offset + u64::from(self.done)) as usize;
+        for Segment { iova, len } in self.segments() {
+            let bytes = &mut contents[at..][..len as usize];
+            match self.is_write {
+                true => dma.read(iova, bytes)?,
+                false => dma.write(iova, bytes)?,
+            }
+            at += len as usize;
+        }
         Ok(())
     }
 
     /// Fills the private buffer from the guest.
     fn bounce_in<D: Dma>(&self, slot: u32, dma: &mut D, io: &mut dyn BlockIo) -> Access<()> {
-        for_each_part(slot, &self.data, io, |iova, part| dma.read(iova, part))
+        for_each_piece(slot, self.segments(), io, |iova, part| dma.read(iova, part))
+    }
+
+    /// Empties the private buffer into the guest.
+    fn bounce_out<D: Dma>(&self, slot: u32, dma: &mut D, io: &mut dyn BlockIo) -> Access<()> {
+        for_each_piece(slot, self.segments(), io, |iova, part| {
+            dma.write(iova, part)
+        })
+    }
+
+    /// The answer is this much of the serial number, into the chain's data.
+    pub(super) fn answer_id(&mut self, chain: &Chain, len: u32) {
+        self.reply = Reply::Id;
+        self.len = len;
+        self.part = len;
+        self.data.extend(chain.writable().slice(0, len));
     }
 
     /// Releases every lease: nothing touches the request's memory any more.
@@ -260,9 +418,7 @@ impl Request {
         let data = match self.reply {
             _ if self.status != STATUS_OK => Ok(()),
             Reply::Status | Reply::Direct | Reply::Done => Ok(()),
-            Reply::Bounced => {
-                for_each_part(slot, &self.data, io, |iova, part| dma.write(iova, part))
-            }
+            Reply::Bounced => self.bounce_out(slot, dma, io),
             Reply::Id => {
                 let mut at = 0;
                 self.data.iter().try_for_each(|segment| {
@@ -305,10 +461,10 @@ impl Request {
     }
 }
 
-/// Gives `each` the parts of guest segments and private buffer that correspond.
-fn for_each_part(
+/// Gives `each` the pieces of guest segments and private buffer that correspond.
+fn for_each_piece(
     slot: u32,
-    data: &[Segment],
+    data: impl Iterator<Item = Segment>,
     io: &mut dyn BlockIo,
     mut each: impl FnMut(Iova, &mut [u8]) -> Access<()>,
 ) -> Access<()> {

@@ -6,7 +6,7 @@ use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, Wants};
-use super::{Blk, BlkQueue};
+use super::{Blk, BlkQueue, MAX_TRANSFER};
 use crate::ring::following::wait_for_all;
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::{Visit, cost};
@@ -34,7 +34,7 @@ impl Blk {
             self.look_ahead(at, dma, visit);
             return false;
         }
-        if queue.lacks_leases(dma) {
+        if queue.lacks_leases(dma) || !queue.continuing.is_empty() {
             return false;
         }
         queue.wants = None;
@@ -114,26 +114,33 @@ impl Blk {
             return Ok(Taken::NoRoom(Wants::Slot));
         };
         let taken = match (parsed.action, self.io.transfer()) {
-            (Action::Run(op), Transfer::Memory | Transfer::Nothing) => {
+            (Action::Run(op), Transfer::Memory) if bytes_of(op) <= MAX_TRANSFER => {
                 self.take_done(at, slot, op, parsed, dma)
             }
+            (Action::Run(op), Transfer::Nothing) => self.take_done(at, slot, op, parsed, dma),
             _ => self.take_into(at, slot, parsed, dma),
         }?;
         if matches!(taken, Taken::One) {
             self.queues[at].following.advance();
             let (bytes, control) = match parsed.action {
-                Action::Run(Op::Read { len, .. } | Op::Write { len, .. }) => (u64::from(len), 0),
+                Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0),
                 Action::Run(_) => (0, cost::CONTROL),
                 Action::GetId(_) | Action::Status(_) => (0, 0),
             };
             let long = self.chain.descriptors().saturating_sub(4);
             visit.charge(
                 cost::REQUEST
-                    + bytes / cost::BYTES_PER_NS
+                    // Those behind the first part are charged when their turn comes.
+                    + u64::from(bytes.min(MAX_TRANSFER)) / cost::BYTES_PER_NS
                     + control
                     + long as u64 * cost::DESCRIPTOR,
             );
-            self.throttle.charge(visit.now_ns(), bytes);
+            let ranged = match parsed.action {
+                Action::Run(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => len,
+                _ => 0,
+            };
+            self.throttle
+                .charge(visit.now_ns(), ranged + u64::from(bytes));
             self.stats.requests += 1;
         }
         Ok(taken)
@@ -218,25 +225,24 @@ impl Blk {
             chain,
             slab,
             io,
+            config,
             ..
         } = self;
         let ring = &mut queues[at].ring;
         let own = &mut slab[slot as usize];
         own.begin(ring.index(), &parsed);
-        let mut run = None;
+        let mut runs = false;
         match parsed.action {
             Action::Status(status) => own.status = status,
-            Action::GetId(len) => {
-                own.reply = Reply::Id;
-                own.len = len;
-                own.data.extend(chain.writable().slice(0, len));
+            Action::GetId(len) => own.answer_id(chain, len),
+            Action::Run(op) => {
+                match own.prepare(slot, op, dma, chain, &mut **io, config.logical_block) {
+                    Ok(Ready::Yes) => runs = true,
+                    Ok(Ready::NoRoom(wants)) => return Ok(Taken::NoRoom(wants)),
+                    Ok(Ready::Refused) => own.refuse(),
+                    Err(stop) => return Err(ring.park(stop.into())),
+                }
             }
-            Action::Run(op) => match own.prepare(slot, op, dma, chain, &mut **io) {
-                Ok(Ready::Yes) => run = Some(op),
-                Ok(Ready::NoRoom(wants)) => return Ok(Taken::NoRoom(wants)),
-                Ok(Ready::Refused) => own.refuse(),
-                Err(stop) => return Err(ring.park(stop.into())),
-            },
         }
         own.token = Some(ring.advance(chain));
         if ring.is_faulted() {
@@ -246,26 +252,10 @@ impl Blk {
             return Err(Violation::Journal.into());
         }
         self.free.pop();
-        if let Some(op) = run {
-            let done = match io.transfer() {
-                Transfer::Direct => io.run_now(op, &own.pieces),
-                // Its data are to be moved by queueing.
-                Transfer::Bounce | Transfer::Memory | Transfer::Nothing => None,
-            };
-            match done {
-                Some(outcome) => {
-                    own.status = status_of(outcome);
-                    own.release(dma);
-                }
-                None => {
-                    own.in_flight = true;
-                    self.in_flight += 1;
-                    io.submit(slot, op, &own.pieces);
-                    return Ok(Taken::One);
-                }
-            }
+        match runs {
+            true => self.start_part(at, slot, dma),
+            false => queues[at].ended.push_back(slot),
         }
-        queues[at].ended.push_back(slot);
         Ok(Taken::One)
     }
 
@@ -288,6 +278,14 @@ impl Blk {
         if let RingStop::Violation(violation) = stop {
             self.fail(violation);
         }
+    }
+}
+
+/// Bytes that it moves.
+fn bytes_of(op: Op) -> u32 {
+    match op {
+        Op::Read { len, .. } | Op::Write { len, .. } => len,
+        Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => 0,
     }
 }
 

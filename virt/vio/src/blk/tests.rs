@@ -4,6 +4,7 @@ mod basic;
 mod faults;
 mod flight;
 mod held;
+mod parts;
 mod rounds;
 pub(super) mod support;
 mod waits;

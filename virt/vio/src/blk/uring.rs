@@ -45,6 +45,7 @@ use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
 use io_uring::{opcode, squeue, types};
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, ioctl_blksszget, statx};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
@@ -66,7 +67,7 @@ const USE_SHIFT: u32 = 33;
 pub struct UringOptions {
     /// Refuse writing.
     pub read_only: bool,
-    /// O_DIRECT: past the page cache. Buffers and lengths that the file system finds misaligned fail.
+    /// O_DIRECT: past the page cache. Buffers that the file system finds misaligned fail.
     pub o_direct: bool,
     /// How data move.
     pub transfer: Transfer,
@@ -170,8 +171,11 @@ pub struct UringFile {
     ring: Option<Seat>,
     file: File,
     capacity: u64,
+    alignment: u32,
     options: UringOptions,
     now: Now,
+    /// The file cannot say that an operation would wait: each is begun in a thread of the kernel.
+    waits: bool,
     /// As many as have been used at the same time: at most `options.depth`.
     slots: Vec<Slot>,
     pool: Option<Pool>,
@@ -206,7 +210,7 @@ impl UringFile {
         Self::from_file(file, options)
     }
 
-    /// Serves an open file, whose flags must fit the options.
+    /// Serves an open file, whose flags must fit the options; O_NONBLOCK is taken from it.
     pub fn from_file(file: File, options: UringOptions) -> Result<Self, UringError> {
         use std::io::{Seek, SeekFrom};
         if options.depth == 0 || options.depth > 1024 {
@@ -221,12 +225,19 @@ impl UringFile {
         if capacity == 0 || !capacity.is_multiple_of(SECTOR) {
             return Err(UringError::Size(capacity));
         }
+        clear_nonblock(&file).map_err(UringError::Open)?;
+        let alignment = match options.o_direct {
+            true => direct_alignment(&file, kind.is_block_device()).map_err(UringError::Open)?,
+            false => SECTOR as u32,
+        };
         probe().map_err(UringError::Ring)?;
         Ok(Self {
             ring: None,
             now: Now::new(&file, kind.is_file() && !options.o_direct),
+            waits: now::may_wait(&file),
             file,
             capacity,
+            alignment,
             options,
             slots: Vec::new(),
             pool: (options.transfer == Transfer::Bounce).then(Pool::new),
@@ -302,6 +313,11 @@ impl UringFile {
                 fallocate(fd, offset, len, mode)
             }
         };
+        let flags = match self.waits {
+            true => squeue::Flags::ASYNC,
+            false => squeue::Flags::empty(),
+        };
+        let entry = entry.flags(flags);
         // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the slot is in flight and lie
         // on the heap; (b) what the vectors point to: chunks of `self.pool` that belong to this slot until it is
         // unreserved, or guest memory that `self.keep` was checked to keep mapped in `submit`. A slot is in flight until its
@@ -313,6 +329,28 @@ impl UringFile {
 /// Where an open file is, for messages.
 fn path_of(file: &File) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
+/// Takes O_NONBLOCK from an open file, with which it may have been opened so that a FIFO is not waited for. io_uring takes
+/// the flag for a promise that no operation waits, and begins all of them in the thread that enters the ring.
+fn clear_nonblock(file: &File) -> io::Result<()> {
+    let flags = fcntl_getfl(file)?;
+    Ok(fcntl_setfl(file, flags - OFlags::NONBLOCK)?)
+}
+
+/// What offsets and lengths of operations on `file` past the page cache have to be multiples of; a sector where that is not known.
+fn direct_alignment(file: &File, is_block_device: bool) -> io::Result<u32> {
+    if is_block_device {
+        return Ok(ioctl_blksszget(file)?);
+    }
+    let known = match statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(about) if about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            about.stx_dio_offset_align
+        }
+        // Linux before 6.1, or a file system that does not say.
+        _ => 0,
+    };
+    Ok(known.max(SECTOR as u32))
 }
 
 fn iovec(piece: &Piece) -> libc::iovec {
@@ -346,6 +384,10 @@ impl BlockIo for UringFile {
 
     fn is_read_only(&self) -> bool {
         self.options.read_only
+    }
+
+    fn alignment(&self) -> u32 {
+        self.alignment
     }
 
     fn depth(&self) -> u32 {

@@ -305,6 +305,31 @@ impl Chain {
     }
 }
 
+/// The pieces that make up bytes `offset` to `offset + len` of `segments`, clipped to what there is.
+pub(crate) fn slice(
+    segments: &[Segment],
+    offset: u32,
+    len: u32,
+) -> impl Iterator<Item = Segment> + use<'_> {
+    let mut skip = offset;
+    let mut left = len;
+    segments.iter().filter_map(move |segment| {
+        if skip >= segment.len {
+            skip -= segment.len;
+            return None;
+        }
+        let take = (segment.len - skip).min(left);
+        if take == 0 {
+            return None;
+        }
+        // A segment does not wrap, so neither does a step inside it.
+        let iova = segment.iova.checked_add(u64::from(skip))?;
+        skip = 0;
+        left -= take;
+        Some(Segment { iova, len: take })
+    })
+}
+
 /// One direction of a chain, as one row of bytes however the driver cut it.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers<'a> {
@@ -330,23 +355,7 @@ impl<'a> Buffers<'a> {
 
     /// The pieces that make up bytes `offset` to `offset + len`, clipped to what there is.
     pub fn slice(&self, offset: u32, len: u32) -> impl Iterator<Item = Segment> + use<'a> {
-        let mut skip = offset;
-        let mut left = len;
-        self.segments.iter().filter_map(move |segment| {
-            if skip >= segment.len {
-                skip -= segment.len;
-                return None;
-            }
-            let take = (segment.len - skip).min(left);
-            if take == 0 {
-                return None;
-            }
-            // A segment does not wrap, so neither does a step inside it.
-            let iova = segment.iova.checked_add(u64::from(skip))?;
-            skip = 0;
-            left -= take;
-            Some(Segment { iova, len: take })
-        })
+        slice(self.segments, offset, len)
     }
 
     /// [`slice`](Self::slice), as something to be asked for.

@@ -20,6 +20,7 @@ mod watch;
 
 pub use ahead::Ahead;
 pub use any::Ring;
+pub(crate) use chain::slice;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
 pub use packed::PackedQueue;

@@ -65,7 +65,12 @@ pub fn contents(file: &mut File) -> Vec<u8> {
 
 /// A ring disk on a temporary file, and that file.
 pub fn uring(transfer: Transfer) -> (Box<UringFile>, File) {
-    let file = file_with(&image());
+    uring_with(transfer, &image())
+}
+
+/// A ring disk on a temporary file with these contents, and that file.
+pub fn uring_with(transfer: Transfer, bytes: &[u8]) -> (Box<UringFile>, File) {
+    let file = file_with(bytes);
     let again = file.try_clone().expect("a descriptor");
     let options = UringOptions {
         transfer,

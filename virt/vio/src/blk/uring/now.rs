@@ -125,6 +125,22 @@ impl Now {
     }
 }
 
+/// Whether an operation on `file` may wait where io_uring asks it not to: file systems without RWF_NOWAIT, such as FUSE and NFS,
+/// and devices above such devices. io_uring gives what waits to its threads by itself, but not where the file also
+/// says that it can be polled, as FUSE's do.
+pub(super) fn may_wait(file: &File) -> bool {
+    let mut byte = [0u8];
+    let vector = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    // SAFETY: one vector of ours, of one byte of ours.
+    let moved =
+        unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, 0, libc::RWF_NOWAIT) };
+    // With O_DIRECT one byte is misaligned, but RWF_NOWAIT is looked at first.
+    moved < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP)
+}
+
 fn is_in_memory(file: &File) -> bool {
     // SAFETY: all-zero is a valid `statfs`, a structure of integers.
     let mut about: libc::statfs = unsafe { std::mem::zeroed() };

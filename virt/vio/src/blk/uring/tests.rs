@@ -222,6 +222,21 @@ fn what_is_no_disk_is_refused() {
     ));
 }
 
+/// Opening a file so that a FIFO is not waited for leaves O_NONBLOCK behind, and io_uring gives nothing of such a file to
+/// its threads.
+#[test]
+fn a_file_is_served_without_o_nonblock() {
+    let file = file(512);
+    let fd = file.as_raw_fd();
+    // SAFETY: our own descriptor, and commands without a pointer.
+    let flags = |command, flags: libc::c_int| unsafe { libc::fcntl(fd, command, flags) };
+    let before = flags(libc::F_GETFL, 0);
+    assert_eq!(flags(libc::F_SETFL, before | libc::O_NONBLOCK), 0);
+    // Its descriptor is a duplicate of ours: one open file, one set of flags.
+    let _disk = disk(&file, Transfer::Direct);
+    assert_eq!(flags(libc::F_GETFL, 0), before);
+}
+
 /// A disk on a file whose syncs can be held and fail, and with 4096 bytes reserved in each slot.
 fn held_disk(fs: &HeldFs, name: &str, o_direct: bool) -> (UringFile, Gate) {
     let gate = fs.create(name, 1 << 20);
