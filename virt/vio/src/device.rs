@@ -58,7 +58,8 @@ pub enum Service {
 /// On whose behalf requests in flight are cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
-    /// An unmap has waited for the drain limit. What cannot be cancelled stays in flight, with its leases, and makes
+    /// An unmap has waited for the drain limit. Only requests whose leases are [stale](guest_mem::Dma::is_stale) are cancelled, in
+    /// the next visit. What cannot be cancelled stays in flight, with its leases, and makes
     /// [`needs_reset`](QueueDevice::needs_reset) true.
     Unmap,
     /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the driver, and a reset is not over
@@ -225,8 +226,8 @@ pub trait QueueDevice {
     /// Perhaps, if a request is in flight.
     fn rebind(&mut self);
 
-    /// Asks everything in flight to end; how many requests. What has succeeded when it is cancelled, or in spite of it, is a
-    /// success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
+    /// Asks what `reason` concerns of what is in flight to end; how many requests ([`CancelReason::Unmap`] finds them later, and
+    /// answers 0). What has succeeded when it is cancelled, or in spite of it, is a success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
     /// cancelled has not failed, and a successor may run it again. A pause cancels nothing.
     fn cancel(&mut self, reason: CancelReason) -> u32;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::backend::Transfer;
-use super::slot::{Cancel, Wants};
+use super::slot::{Cancel, Request, Wants};
 use super::{Blk, BlkQueue};
 use crate::device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
@@ -32,10 +32,11 @@ impl Blk {
             .position(|queue| queue.ring.index() == index)
     }
 
-    fn cancel_as(&mut self, how: Cancel) -> u32 {
+    /// Cancels the requests in flight that `whose` picks; how many.
+    fn cancel_as(&mut self, how: Cancel, whose: impl Fn(&Request) -> bool) -> u32 {
         let mut count = 0;
         for (slot, request) in (0..).zip(&mut self.slab) {
-            if request.in_flight && request.cancel == Cancel::No {
+            if request.in_flight && request.cancel == Cancel::No && whose(request) {
                 request.cancel = how;
                 self.stats.cancelled += 1;
                 count += 1;
@@ -44,6 +45,14 @@ impl Blk {
         }
         self.io.flush();
         count
+    }
+
+    /// Cancels the requests that an unmap waits for.
+    #[cold]
+    fn cancel_overdue<D: Dma>(&mut self, dma: &D) {
+        self.cancel_as(Cancel::Overdue, |request| {
+            request.leases.iter().any(|&lease| dma.is_stale(lease))
+        });
     }
 }
 
@@ -143,10 +152,13 @@ impl QueueDevice for Blk {
     /// end.
     fn cancel(&mut self, reason: CancelReason) -> u32 {
         match reason {
-            CancelReason::Unmap => self.cancel_as(Cancel::Overdue),
+            CancelReason::Unmap => {
+                self.is_overdue = true;
+                0
+            }
             CancelReason::Reset | CancelReason::End => {
                 self.abandoned = true;
-                self.cancel_as(Cancel::Asked)
+                self.cancel_as(Cancel::Asked, |_| true)
             }
         }
     }
@@ -164,6 +176,9 @@ impl QueueDevice for Blk {
             for turn in 0..count {
                 busy |= self.take(self.turn(turn), dma, visit);
             }
+        }
+        if std::mem::take(&mut self.is_overdue) {
+            self.cancel_overdue(dma);
         }
         if self.in_flight != 0 {
             self.io.flush();
@@ -214,7 +229,7 @@ impl QueueDevice for Blk {
     }
 
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
-        if self.announce || self.io.has_completions() {
+        if self.announce || self.is_overdue || self.io.has_completions() {
             return true;
         }
         if !self.may_run() {
@@ -328,6 +343,7 @@ impl QueueDevice for Blk {
         self.violation = None;
         self.first = 0;
         self.limits.features = 0;
+        self.is_overdue = false;
         self.service = Service::Full;
         self.abandoned = false;
         self.announce = false;
@@ -359,6 +375,7 @@ impl QueueDevice for Blk {
             chain: _,
             completions: _,
             in_flight,
+            is_overdue: _,
             service,
             abandoned: _,
             violation,
