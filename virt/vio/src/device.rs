@@ -251,7 +251,7 @@ pub trait QueueDevice {
         self.visit(dma, irq, &mut Visit::alone(now_ns))
     }
 
-    /// The driver rang the doorbell of `queue`; un-parks a queue whose ring faulted.
+    /// The driver rang the doorbell of `queue`; a queue whose ring faulted tries again at once.
     fn kick(&mut self, queue: u16);
 
     /// What `ticket` stood for has happened: the queues parked on it run again.
@@ -274,8 +274,9 @@ pub trait QueueDevice {
     /// Whether the next visit will find something to do in queue `index`.
     fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool;
 
-    /// When the queues that a rate limit holds back may go on, in nanoseconds of the visits' clock; `None` if the last
-    /// visit left nothing behind because of one.
+    /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock: queues that a rate limit holds back
+    /// may go on then, and those whose ring faulted try again ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left
+    /// nothing behind because of either.
     fn opens_at_ns(&self) -> Option<u64> {
         None
     }

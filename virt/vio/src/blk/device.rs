@@ -172,6 +172,11 @@ impl QueueDevice for Blk {
         let mut busy = false;
         self.now_ns = visit.now_ns();
         let count = self.queues.len();
+        if self.may_run() {
+            for queue in &mut self.queues {
+                queue.ring.retry(self.now_ns);
+            }
+        }
         if self.may_take() {
             for turn in 0..count {
                 busy |= self.take(self.turn(turn), dma, visit);
@@ -256,7 +261,7 @@ impl QueueDevice for Blk {
                     violated = Some(violation);
                     true
                 }
-                Err(RingStop::Access(_)) => false,
+                Err(RingStop::Access(_)) => queue.ring.is_faulted(),
             }
         });
         if let Some(violation) = violated {
@@ -305,7 +310,10 @@ impl QueueDevice for Blk {
     }
 
     fn opens_at_ns(&self) -> Option<u64> {
-        (!self.throttle.is_open(self.now_ns)).then(|| self.throttle.opens_at_ns())
+        let limit = (!self.throttle.is_open(self.now_ns)).then(|| self.throttle.opens_at_ns());
+        let rings = self.queues.iter().filter(|_| self.may_run());
+        let retries = rings.filter_map(|queue| queue.ring.retry_at_ns());
+        retries.chain(limit).min()
     }
 
     fn ring(&mut self, index: u16) -> Option<&mut Ring> {

@@ -23,7 +23,7 @@ pub use any::Ring;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
 pub use packed::PackedQueue;
-pub use rest::{Parked, RingStats, RingStop};
+pub use rest::{Parked, RETRY_NS, RingStats, RingStop};
 pub use split::SplitQueue;
 pub use token::Token;
 pub use watch::Watch;
