@@ -183,6 +183,27 @@ impl Steps {
         self.step(6, at, value.into())
     }
 
+    /// Starts the function at 00:01.0 so many times with a queue whose descriptors lie at no multiple of 16.
+    pub fn start_badly(self, times: u32) -> Self {
+        let device_status = BAR + 0x14;
+        let decoded = self
+            .store32(CONFIG + 0x10, BAR)
+            .store32(CONFIG + 0x14, 0)
+            .store16(COMMAND, MEMORY | BUS_MASTER);
+        (0..times).fold(decoded, |steps, _| {
+            steps
+                .store8(device_status, 0)
+                .step(6, device_status, 0)
+                .store8(device_status, 1 | 2)
+                .store32(BAR + 8, 1)
+                .store32(BAR + 12, 1)
+                .store8(device_status, 1 | 2 | 8)
+                .store32(BAR + 0x20, DESCRIPTORS + 1)
+                .store16(BAR + 0x1c, 1)
+                .store8(device_status, 1 | 2 | 4 | 8)
+        })
+    }
+
     /// Starts the function at 00:01.0 with its first queue, under these features beside VERSION_1.
     fn start(mut self, features: u32) -> Self {
         let device_status = BAR + 0x14;
