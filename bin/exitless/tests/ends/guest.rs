@@ -16,6 +16,9 @@ const DATA_READY: u32 = 1;
 const SLEEP_CONTROL: u32 = 0x600;
 const POWER_OFF: u32 = 1 << 5 | 5 << 2;
 
+/// The ledger's marker port.
+const MARKER: u32 = 0xe0;
+
 /// Configuration space of 00:01.0, and where its BAR is put.
 const CONFIG: u32 = 0xe000_8000;
 const BAR: u32 = 0xc000_0000;
@@ -167,6 +170,11 @@ impl Steps {
     /// Waits until something was typed, and leaves it there.
     pub fn wait_for_typing(self) -> Self {
         self.step(7, COM1_LINE_STATUS, DATA_READY)
+    }
+
+    /// Marks the ledger.
+    pub fn mark(self, value: u8) -> Self {
+        self.step(4, MARKER, value.into())
     }
 
     pub fn power_off(self) -> Self {

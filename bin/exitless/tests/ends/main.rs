@@ -6,6 +6,7 @@ mod balloon;
 mod console;
 mod daemon;
 mod guest;
+mod ledger;
 mod log;
 mod paused;
 mod program;
