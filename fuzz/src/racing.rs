@@ -193,6 +193,10 @@ impl Dma for Racing {
         self.flat.has_lease_room(leases)
     }
 
+    fn is_stale(&self, id: LeaseId) -> bool {
+        self.flat.is_stale(id)
+    }
+
     fn release(&mut self, id: LeaseId) {
         self.flat.release(id);
     }

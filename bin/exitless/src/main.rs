@@ -6,6 +6,7 @@
 
 mod doctor;
 mod ending;
+mod flood;
 mod image_lock;
 mod messages;
 mod resident;
@@ -109,8 +110,8 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
 }
 
 /// Events of guests and devices go to standard error. `RUST_LOG` chooses which: a level, or a list such as
-/// `warn,machine=debug`.
-fn start_log() {
+/// `warn,machine=debug`. Warnings and errors have the budgets that are answered.
+fn start_log() -> flood::Budgets {
     use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::layer::SubscriberExt;
     use tracing_subscriber::util::SubscriberInitExt;
@@ -123,18 +124,21 @@ fn start_log() {
         }),
         Err(_) => quiet,
     };
+    let budgets = flood::Budgets::new(messages::print);
     tracing_subscriber::registry()
         .with(
             tracing_subscriber::fmt::layer()
                 .with_writer(|| messages::Log)
                 .with_ansi(std::io::stderr().is_terminal()),
         )
+        .with(budgets.clone())
         .with(chosen)
         .init();
+    budgets
 }
 
 fn main() -> ExitCode {
-    start_log();
+    let budgets = start_log();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Serve(args) => serve::main(&args),
@@ -154,6 +158,7 @@ fn main() -> ExitCode {
         messages::say!("{error:#}");
         2
     });
+    budgets.finish();
     messages::finish(ending::WRITE_LIMIT);
     ExitCode::from(status)
 }

@@ -212,7 +212,7 @@ impl World {
             if self.blk.in_flight() == 0 {
                 return;
             }
-            self.blk.cancel(CancelReason::Unmap);
+            self.blk.cancel(CancelReason::Reset);
             while self.control.end_one(0, 0) {}
         }
         panic!("requests in flight do not end: {:?}", self.blk.stats());

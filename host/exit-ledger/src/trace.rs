@@ -37,6 +37,8 @@ const TIMERS: Histogram = ("events/irq_vectors/local_timer_entry", "vector");
 const MMIO: Histogram = ("events/kvm/kvm_mmio", "gpa");
 /// On Intel, where KVM takes a doorbell without decoding the instruction.
 const FAST_MMIO: Histogram = ("events/kvm/kvm_fast_mmio", "gpa");
+/// The interrupts that are injected.
+const INJECTIONS: &str = "events/kvm/kvm_inj_virq";
 /// `type` of a write in `kvm_mmio`.
 const MMIO_WRITE: u32 = 2;
 
@@ -77,14 +79,15 @@ pub struct ExitHistogram {
 }
 
 impl ExitHistogram {
-    /// Sets the histograms up for the threads `tids`.
+    /// Sets the histograms up for the threads `tids`. What processes that were killed have left of theirs is removed first: it would
+    /// keep the tracepoints on for the whole host.
     ///
     /// # Errors
     /// No tracefs, no permission, or a kernel without these events.
     pub fn new(tids: &[i32]) -> io::Result<Self> {
         let pid = std::process::id();
-        let instance = Path::new(ROOT).join(format!("instances/exitless-{pid}"));
-        let injected = format!("exitless_{pid}");
+        remove_leftovers(pid);
+        let (instance, injected) = (instance_of(pid), injected_of(pid));
         fs::create_dir(&instance)?;
         let mut this = Self {
             instance,
@@ -148,7 +151,7 @@ impl ExitHistogram {
         let join = format!(
             "hist:keys=common_pid:r=$er,v=vector:onmatch(kvm.kvm_exit).trace({name},$r,$v)"
         );
-        self.trigger("events/kvm/kvm_inj_virq", &join, filter)?;
+        self.trigger(INJECTIONS, &join, filter)?;
         self.trigger(
             &format!("events/synthetic/{name}"),
             "hist:keys=reason,vector:size=2048",
@@ -201,6 +204,64 @@ impl Drop for ExitHistogram {
         let _ = append(
             &Path::new(ROOT).join("synthetic_events"),
             &format!("!{}", self.injected),
+        );
+    }
+}
+
+fn instance_of(pid: u32) -> PathBuf {
+    Path::new(ROOT).join(format!("instances/exitless-{pid}"))
+}
+
+fn injected_of(pid: u32) -> String {
+    format!("exitless_{pid}")
+}
+
+/// The processes, in order, of which instances or synthetic events stand among `names` and that are not alive.
+fn leftovers<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    is_alive: impl Fn(u32) -> bool,
+) -> Vec<u32> {
+    let pids = names.into_iter().filter_map(|name| {
+        let pid = name.strip_prefix("exitless")?.strip_prefix(['-', '_'])?;
+        pid.parse::<u32>().ok()
+    });
+    let mut dead: Vec<u32> = pids.filter(|pid| !is_alive(*pid)).collect();
+    dead.sort_unstable();
+    dead.dedup();
+    dead
+}
+
+/// Removes what a process that ended without dropping its [`ExitHistogram`] has left, `own` included, whose number may have been
+/// another's before. What cannot be removed stays.
+///
+/// A process of another PID namespace that shares this tracefs counts as dead: its ledger becomes coarser.
+fn remove_leftovers(own: u32) {
+    let entries = fs::read_dir(Path::new(ROOT).join("instances"));
+    let entries = entries.into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    let defined = fs::read_to_string(Path::new(ROOT).join("synthetic_events")).unwrap_or_default();
+    let defined = defined
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    names.extend(defined.map(str::to_owned));
+    let is_alive = |pid: u32| pid != own && Path::new("/proc").join(pid.to_string()).exists();
+    for pid in leftovers(names.iter().map(String::as_str), is_alive) {
+        let (instance, injected) = (instance_of(pid), injected_of(pid));
+        // The join before the trigger whose variable it uses.
+        let joined = [format!("events/synthetic/{injected}"), INJECTIONS.into()];
+        let counted = [EXITS, EOI, PV_EOI, MSRS, TIMERS, MMIO, FAST_MMIO];
+        let counted = counted.map(|(event, _)| event.to_owned());
+        for event in joined.iter().chain(&counted) {
+            // All of an instance that is nobody's: opening for truncation removes its triggers.
+            let trigger = instance.join(event).join("trigger");
+            let _ = fs::File::options().write(true).truncate(true).open(trigger);
+        }
+        let _ = fs::remove_dir(&instance);
+        let _ = append(
+            &Path::new(ROOT).join("synthetic_events"),
+            &format!("!{injected}"),
         );
     }
 }

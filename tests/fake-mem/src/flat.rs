@@ -222,6 +222,10 @@ impl<M: PhysMem> Dma for FlatDma<M> {
         self.iommu.leases().has_room(self.source, leases)
     }
 
+    fn is_stale(&self, id: LeaseId) -> bool {
+        self.iommu.leases().is_stale(id)
+    }
+
     fn release(&mut self, id: LeaseId) {
         self.view().release(id);
     }

@@ -245,6 +245,10 @@ impl<D: Dma> Dma for PendingDma<D> {
         self.inner.has_lease_room(leases)
     }
 
+    fn is_stale(&self, id: LeaseId) -> bool {
+        self.inner.is_stale(id)
+    }
+
     fn release(&mut self, id: LeaseId) {
         self.inner.release(id);
     }

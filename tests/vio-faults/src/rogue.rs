@@ -180,6 +180,10 @@ impl<D: Dma> Dma for Spy<'_, D> {
         self.dma.has_lease_room(leases)
     }
 
+    fn is_stale(&self, id: LeaseId) -> bool {
+        self.dma.is_stale(id)
+    }
+
     fn release(&mut self, id: LeaseId) {
         self.dma.release(id);
     }

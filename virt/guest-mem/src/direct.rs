@@ -117,6 +117,11 @@ impl Leases for LeaseCount {
         self.0 -= 1;
     }
 
+    /// Never: what lies at an address changes only while there is none.
+    fn is_stale(&self, _id: LeaseId) -> bool {
+        false
+    }
+
     fn has_room(&self, _source: SourceId, _leases: usize) -> bool {
         true
     }

@@ -60,6 +60,9 @@ pub trait Dma {
     /// Whether this device could begin so many leases now: what to wait for after [`LeaseStop::Full`].
     fn has_lease_room(&self, leases: usize) -> bool;
 
+    /// Whether an unmap waits for the end of this lease, which is in flight.
+    fn is_stale(&self, id: LeaseId) -> bool;
+
     /// Ends a lease: the device no longer touches those bytes.
     fn release(&mut self, id: LeaseId);
 }

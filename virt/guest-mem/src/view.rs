@@ -228,4 +228,8 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
     fn has_lease_room(&self, leases: usize) -> bool {
         self.iommu.leases().has_room(self.source, leases)
     }
+
+    fn is_stale(&self, id: LeaseId) -> bool {
+        self.iommu.leases().is_stale(id)
+    }
 }

@@ -426,13 +426,9 @@ impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
         }
         let peer = self.peer.as_ref()?;
         let call = peer.call_deadline(&self.config);
-        let throttle = self.device.opens_at_ns();
+        let device = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
-        [call, throttle, task]
-            .into_iter()
-            .flatten()
-            .min()
-            .map(Nanos)
+        [call, device, task].into_iter().flatten().min().map(Nanos)
     }
 
     fn name(&self) -> &str {

@@ -58,7 +58,8 @@ pub enum Service {
 /// On whose behalf requests in flight are cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
-    /// An unmap has waited for the drain limit. What cannot be cancelled stays in flight, with its leases, and makes
+    /// An unmap has waited for the drain limit. Only requests whose leases are [stale](guest_mem::Dma::is_stale) are cancelled, in
+    /// the next visit. What cannot be cancelled stays in flight, with its leases, and makes
     /// [`needs_reset`](QueueDevice::needs_reset) true.
     Unmap,
     /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the driver, and a reset is not over
@@ -225,8 +226,8 @@ pub trait QueueDevice {
     /// Perhaps, if a request is in flight.
     fn rebind(&mut self);
 
-    /// Asks everything in flight to end; how many requests. What has succeeded when it is cancelled, or in spite of it, is a
-    /// success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
+    /// Asks what `reason` concerns of what is in flight to end; how many requests ([`CancelReason::Unmap`] finds them later, and
+    /// answers 0). What has succeeded when it is cancelled, or in spite of it, is a success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
     /// cancelled has not failed, and a successor may run it again. A pause cancels nothing.
     fn cancel(&mut self, reason: CancelReason) -> u32;
 
@@ -250,7 +251,7 @@ pub trait QueueDevice {
         self.visit(dma, irq, &mut Visit::alone(now_ns))
     }
 
-    /// The driver rang the doorbell of `queue`; un-parks a queue whose ring faulted.
+    /// The driver rang the doorbell of `queue`; a queue whose ring faulted tries again at once.
     fn kick(&mut self, queue: u16);
 
     /// What `ticket` stood for has happened: the queues parked on it run again.
@@ -273,8 +274,9 @@ pub trait QueueDevice {
     /// Whether the next visit will find something to do in queue `index`.
     fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool;
 
-    /// When the queues that a rate limit holds back may go on, in nanoseconds of the visits' clock; `None` if the last
-    /// visit left nothing behind because of one.
+    /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock: queues that a rate limit holds back
+    /// may go on then, and those whose ring faulted try again ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left
+    /// nothing behind because of either.
     fn opens_at_ns(&self) -> Option<u64> {
         None
     }

@@ -375,6 +375,11 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         }
     }
 
+    fn deadline(&self) -> Option<u64> {
+        let is_served = self.is_live();
+        is_served.then(|| self.device.opens_at_ns()).flatten()
+    }
+
     fn is_drained(&self) -> bool {
         self.is_stopped()
     }

@@ -228,7 +228,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "S", default_value_t = 2)]
     pub watchdog: u64,
 
-    /// Write the exit ledger to this file, as JSON.
+    /// Write the exit ledger to this file, as JSON. Only with this may the guest mark windows (port 0xe0): the first mark sets up
+    /// tracepoints of KVM, which cost every guest of this host.
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 

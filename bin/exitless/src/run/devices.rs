@@ -13,6 +13,7 @@ use machine::port::{OwnedFunction, UnitRegisters};
 use machine::{FunctionShape, ResolveFunction, Wires};
 use platform::interrupt::InterruptSink;
 use platform::layout;
+use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, Transfer, UringFile, UringOptions};
 use vio::net::{Net, NetIo, Responder, Tap};
@@ -163,7 +164,11 @@ fn attach_over<M: Memory>(
             .iommu
             .map(|_| Arc::new(UnitRegisters::new(handle.clone(), unit)) as Arc<dyn BusDevice>),
         dmar: config.iommu.map(|_| dmar_table()),
-        marker: Some(ledger),
+        // A mark sets up tracepoints that cost the whole host: the guest's to make only if somebody wants its windows.
+        marker: config
+            .ledger
+            .is_some()
+            .then_some(ledger as Arc<dyn MarkerSink>),
         running: Some(Box::new(Devices {
             core,
             _monitor: monitor,

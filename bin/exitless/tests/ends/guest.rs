@@ -16,6 +16,9 @@ const DATA_READY: u32 = 1;
 const SLEEP_CONTROL: u32 = 0x600;
 const POWER_OFF: u32 = 1 << 5 | 5 << 2;
 
+/// The ledger's marker port.
+const MARKER: u32 = 0xe0;
+
 /// Configuration space of 00:01.0, and where its BAR is put.
 const CONFIG: u32 = 0xe000_8000;
 const BAR: u32 = 0xc000_0000;
@@ -169,6 +172,11 @@ impl Steps {
         self.step(7, COM1_LINE_STATUS, DATA_READY)
     }
 
+    /// Marks the ledger.
+    pub fn mark(self, value: u8) -> Self {
+        self.step(4, MARKER, value.into())
+    }
+
     pub fn power_off(self) -> Self {
         self.step(4, SLEEP_CONTROL, POWER_OFF)
     }
@@ -181,6 +189,27 @@ impl Steps {
     /// Waits until a byte is this.
     pub fn wait_for_byte(self, at: u32, value: u8) -> Self {
         self.step(6, at, value.into())
+    }
+
+    /// Starts the function at 00:01.0 so many times with a queue whose descriptors lie at no multiple of 16.
+    pub fn start_badly(self, times: u32) -> Self {
+        let device_status = BAR + 0x14;
+        let decoded = self
+            .store32(CONFIG + 0x10, BAR)
+            .store32(CONFIG + 0x14, 0)
+            .store16(COMMAND, MEMORY | BUS_MASTER);
+        (0..times).fold(decoded, |steps, _| {
+            steps
+                .store8(device_status, 0)
+                .step(6, device_status, 0)
+                .store8(device_status, 1 | 2)
+                .store32(BAR + 8, 1)
+                .store32(BAR + 12, 1)
+                .store8(device_status, 1 | 2 | 8)
+                .store32(BAR + 0x20, DESCRIPTORS + 1)
+                .store16(BAR + 0x1c, 1)
+                .store8(device_status, 1 | 2 | 4 | 8)
+        })
     }
 
     /// Starts the function at 00:01.0 with its first queue, under these features beside VERSION_1.

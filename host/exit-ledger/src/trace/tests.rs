@@ -35,6 +35,26 @@ fn reasons_add_up_to_the_exits() {
 }
 
 #[test]
+fn instances_of_killed_processes_are_leftovers() {
+    let names = [
+        "exitless-8",
+        "exitless_7",
+        "exitless-12",
+        "exitless-7",
+        // Somebody else's.
+        "exitless",
+        "exitless-",
+        "exitless-self",
+        "exitless-5x",
+        "exitless-4294967296",
+        "exitless7",
+        "other-7",
+    ];
+    assert_eq!(leftovers(names, |pid| pid == 8), [7, 12]);
+    assert!(leftovers(names, |_| true).is_empty());
+}
+
+#[test]
 fn writes_are_rows_by_address() {
     let text = "{ gpa:  3221237760 } hitcount:          7\n";
     assert_eq!(parse(text), [(vec![0xc000_3000], 7)]);

@@ -100,6 +100,28 @@ fn a_request_past_the_drain_limit_is_cancelled_and_its_unmap_completes() {
 }
 
 #[test]
+fn a_request_past_the_drain_limit_takes_none_of_its_neighbours_with_it() {
+    for mode in MODES {
+        let (mut guest, control) = reading(mode, Transfer::Direct, LIMIT);
+        guest.request(1, kind::IN, 4, DATA + 0x1000, 512);
+        guest.until("both are held", |_| control.held() == 2);
+        let wait = guest.unmap(DATA);
+        guest.settle();
+        guest.bus.skew += 2 * LIMIT.as_nanos() as u64;
+        guest.wait_used();
+        guest.bus.turn();
+        assert!(guest.is_done(wait), "{mode:?}: after the cancellation");
+        assert_eq!(guest.request_status(0), STATUS_IOERR, "{mode:?}");
+        guest.settle();
+        assert_eq!(control.held(), 1, "{mode:?}: the other goes on");
+        control.release(1);
+        guest.wait_used();
+        assert_eq!(guest.request_status(1), STATUS_OK, "{mode:?}");
+        assert_eq!(guest.get(DATA + 0x1000, 512), sector(4), "{mode:?}");
+    }
+}
+
+#[test]
 fn an_uncancellable_request_ends_in_needs_reset_and_never_in_a_false_completion() {
     for mode in MODES {
         let (mut guest, control) = reading(mode, Transfer::Direct, LIMIT);

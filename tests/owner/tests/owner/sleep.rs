@@ -98,6 +98,29 @@ fn no_store_to_a_shared_page_is_lost_on_an_owner_that_falls_asleep() {
 }
 
 #[test]
+fn a_sleeper_wakes_to_try_a_ring_that_faulted_again() {
+    let (owner, parts) = machine(Mode::Trap, NO_LIMIT, mem_disk());
+    let core = SidecoreBuilder::new("sleeper")
+        .idle(IdlePolicy::adaptive())
+        .force_sleep_every(Some(NonZeroU32::MIN))
+        .spawn(vec![owner])
+        .unwrap();
+    let mut guest = Guest::new(core.handle(0), parts);
+    guest.boot();
+    guest.start_driver();
+    guest.clear_pte(RINGS);
+    guest.flush(&[flush_page(RINGS)]);
+    guest.request(0, kind::IN, 3, DATA, 512);
+    guest.until("the ring faults", |guest| guest.counts().faults != 0);
+    // Nobody says that it is whole again.
+    guest.map(RINGS, RW);
+    guest.wait_used();
+    assert_eq!(guest.request_status(0), 0);
+    assert_ne!(core.stats().core.sleeps, 0, "it slept");
+    core.stop();
+}
+
+#[test]
 fn no_logged_write_is_lost_on_an_owner_that_falls_asleep() {
     let (stats, guest) = run(Mode::Logged, disk(), 1).expect("a list can be armed");
     assert!(guest.waits >= u64::from(WAITS));

@@ -69,6 +69,9 @@ pub trait Leases {
     /// Ends one. Ending one twice, or one of another account, is a bug of the device model and panics.
     fn end(&mut self, id: LeaseId);
 
+    /// Whether a recheck found the translation of a lease in flight changed: the guest waits for its end.
+    fn is_stale(&self, id: LeaseId) -> bool;
+
     /// Whether `source` could begin so many now: what a device waits for that met [`Full`].
     fn has_room(&self, source: SourceId, leases: usize) -> bool;
 
@@ -208,6 +211,7 @@ struct Holder {
 /// let is_done = leases.recheck(&mut Budget::unlimited(), |source| source == disk, |_, _, _| Ok(false));
 /// assert_eq!(is_done, Ok(true));
 /// assert_eq!(leases.stale(), 1); // the wait parks ...
+/// assert!(leases.is_stale(id));
 /// leases.end(id);
 /// assert_eq!(leases.stale(), 0); // ... and completes.
 /// # Ok::<(), Full>(())
@@ -419,6 +423,11 @@ impl Leases for LeaseTable {
         }
         slot.next = self.free;
         self.free = number;
+    }
+
+    fn is_stale(&self, id: LeaseId) -> bool {
+        let slot = &self.slots[usize::from(id.slot())];
+        slot.id == id.0 && slot.notes & STALE != 0
     }
 
     /// Counts no further than that.

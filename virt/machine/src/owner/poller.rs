@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::unit::{ResolveUnit, UnitPoll};
 
 /// Doorbell eventfds are looked at once in this many idle sweeps: a driver that rings although nobody asked
-/// (to un-park a queue whose ring faulted) is heard, and an idle sweep stays free of system calls.
+/// (a queue whose ring faulted tries again at once) is heard, and an idle sweep stays free of system calls.
 const DOORBELL_PERIOD: u32 = 1024;
 
 impl<U, F, M> Owner<U, F, M>

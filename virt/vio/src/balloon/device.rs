@@ -156,6 +156,10 @@ impl QueueDevice for Balloon {
         visit: &mut Visit,
     ) -> Activity {
         let mut busy = false;
+        if self.may_run() {
+            self.queues()
+                .for_each(|queue| queue.ring.retry(visit.now_ns()));
+        }
         for turn in 0..MAX_QUEUES {
             busy |= self.serve((self.first + turn) % MAX_QUEUES, dma, irq, visit);
         }
@@ -220,6 +224,8 @@ impl QueueDevice for Balloon {
                     broken = Some(stop);
                     break;
                 }
+                // A visit says when it is tried again.
+                Err(RingStop::Access(_)) if queue.ring.is_faulted() => return true,
                 Ok(false) | Err(RingStop::Access(_)) => {}
             }
         }
@@ -265,6 +271,11 @@ impl QueueDevice for Balloon {
                 false
             }
         }
+    }
+
+    fn opens_at_ns(&self) -> Option<u64> {
+        let queues = self.queues.iter().flatten().filter(|_| self.may_run());
+        queues.filter_map(|queue| queue.ring.retry_at_ns()).min()
     }
 
     fn ring(&mut self, index: u16) -> Option<&mut Ring> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::backend::Transfer;
-use super::slot::{Cancel, Wants};
+use super::slot::{Cancel, Request, Wants};
 use super::{Blk, BlkQueue};
 use crate::device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
@@ -32,10 +32,11 @@ impl Blk {
             .position(|queue| queue.ring.index() == index)
     }
 
-    fn cancel_as(&mut self, how: Cancel) -> u32 {
+    /// Cancels the requests in flight that `whose` picks; how many.
+    fn cancel_as(&mut self, how: Cancel, whose: impl Fn(&Request) -> bool) -> u32 {
         let mut count = 0;
         for (slot, request) in (0..).zip(&mut self.slab) {
-            if request.in_flight && request.cancel == Cancel::No {
+            if request.in_flight && request.cancel == Cancel::No && whose(request) {
                 request.cancel = how;
                 self.stats.cancelled += 1;
                 count += 1;
@@ -44,6 +45,14 @@ impl Blk {
         }
         self.io.flush();
         count
+    }
+
+    /// Cancels the requests that an unmap waits for.
+    #[cold]
+    fn cancel_overdue<D: Dma>(&mut self, dma: &D) {
+        self.cancel_as(Cancel::Overdue, |request| {
+            request.leases.iter().any(|&lease| dma.is_stale(lease))
+        });
     }
 }
 
@@ -143,10 +152,13 @@ impl QueueDevice for Blk {
     /// end.
     fn cancel(&mut self, reason: CancelReason) -> u32 {
         match reason {
-            CancelReason::Unmap => self.cancel_as(Cancel::Overdue),
+            CancelReason::Unmap => {
+                self.is_overdue = true;
+                0
+            }
             CancelReason::Reset | CancelReason::End => {
                 self.abandoned = true;
-                self.cancel_as(Cancel::Asked)
+                self.cancel_as(Cancel::Asked, |_| true)
             }
         }
     }
@@ -161,6 +173,9 @@ impl QueueDevice for Blk {
         self.now_ns = visit.now_ns();
         let count = self.queues.len();
         if self.may_run() {
+            for queue in &mut self.queues {
+                queue.ring.retry(self.now_ns);
+            }
             for turn in 0..count {
                 busy |= self.go_on(self.turn(turn), dma, visit);
             }
@@ -169,6 +184,9 @@ impl QueueDevice for Blk {
             for turn in 0..count {
                 busy |= self.take(self.turn(turn), dma, visit);
             }
+        }
+        if std::mem::take(&mut self.is_overdue) {
+            self.cancel_overdue(dma);
         }
         if self.in_flight != 0 {
             self.io.flush();
@@ -219,7 +237,7 @@ impl QueueDevice for Blk {
     }
 
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
-        if self.announce || self.io.has_completions() {
+        if self.announce || self.is_overdue || self.io.has_completions() {
             return true;
         }
         if !self.may_run() {
@@ -252,7 +270,7 @@ impl QueueDevice for Blk {
                     violated = Some(violation);
                     true
                 }
-                Err(RingStop::Access(_)) => false,
+                Err(RingStop::Access(_)) => queue.ring.is_faulted(),
             }
         });
         if let Some(violation) = violated {
@@ -301,7 +319,10 @@ impl QueueDevice for Blk {
     }
 
     fn opens_at_ns(&self) -> Option<u64> {
-        (!self.throttle.is_open(self.now_ns)).then(|| self.throttle.opens_at_ns())
+        let limit = (!self.throttle.is_open(self.now_ns)).then(|| self.throttle.opens_at_ns());
+        let rings = self.queues.iter().filter(|_| self.may_run());
+        let retries = rings.filter_map(|queue| queue.ring.retry_at_ns());
+        retries.chain(limit).min()
     }
 
     fn ring(&mut self, index: u16) -> Option<&mut Ring> {
@@ -339,6 +360,7 @@ impl QueueDevice for Blk {
         self.violation = None;
         self.first = 0;
         self.limits.features = 0;
+        self.is_overdue = false;
         self.service = Service::Full;
         self.abandoned = false;
         self.announce = false;
@@ -370,6 +392,7 @@ impl QueueDevice for Blk {
             chain: _,
             completions: _,
             in_flight,
+            is_overdue: _,
             service,
             abandoned: _,
             violation,

@@ -20,7 +20,8 @@
 //!
 //! Leases: taken for every piece of a direct transfer before it is submitted, released at harvest, as
 //! soon as the back end no longer touches memory and in any case before the used index is published.
-//! Data of `--dma bounce` and everything else (headers, status bytes, rings) is copied inline.
+//! Data of `--dma bounce` and everything else (headers, status bytes, rings) is copied inline. Where an unmap has waited too
+//! long, the requests of which a lease is stale are cancelled, and no others.
 //!
 //! Pending anywhere leaves the request where it is (in the ring, between two parts, or ended and unfinished) and parks its
 //! queue; the step is repeated from its beginning when the ticket completes.
@@ -199,6 +200,8 @@ pub struct Blk {
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
+    /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
+    is_overdue: bool,
     service: Service,
     /// Everything in flight was cancelled, and nobody hears of it: nothing is shown any more.
     abandoned: bool,
@@ -287,6 +290,7 @@ impl Blk {
             chain: Chain::new(),
             completions: Vec::new(),
             in_flight: 0,
+            is_overdue: false,
             service: Service::Full,
             abandoned: false,
             violation: None,

@@ -629,6 +629,10 @@ impl QueueDevice for Net {
         irq: &mut impl Interrupt,
         visit: &mut Visit,
     ) -> Activity {
+        if self.may_run() {
+            self.queues()
+                .for_each(|queue| queue.ring.retry(visit.now_ns()));
+        }
         let order = if self.tx_first { [TX, RX] } else { [RX, TX] };
         self.tx_first = !self.tx_first;
         let mut busy = false;
@@ -707,6 +711,8 @@ impl QueueDevice for Net {
                     self.note(stop);
                     return true;
                 }
+                // A visit says when it is tried again.
+                Err(RingStop::Access(_)) if ring.is_faulted() => return true,
                 Err(RingStop::Access(_)) => {}
             }
         }
@@ -752,6 +758,11 @@ impl QueueDevice for Net {
                 false
             }
         }
+    }
+
+    fn opens_at_ns(&self) -> Option<u64> {
+        let queues = self.rx.iter().chain(&self.tx).filter(|_| self.may_run());
+        queues.filter_map(|queue| queue.ring.retry_at_ns()).min()
     }
 
     fn ring(&mut self, index: u16) -> Option<&mut Ring> {

@@ -13,6 +13,7 @@ mod absent;
 
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
+use crate::ring::RETRY_NS;
 
 const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
 const PEER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
@@ -497,6 +498,44 @@ fn a_receive_buffer_that_faults_comes_back_empty() {
         assert_eq!(guest.frame(), Some((vec![2; 60], 1)));
         assert!(!guest.net.needs_reset());
         assert_eq!(dma.iommu.faults().len(), 1);
+    });
+}
+
+#[test]
+fn a_ring_whose_fault_was_repaired_goes_on_without_a_doorbell() {
+    both(|mask| {
+        let wire = Wire::default();
+        let mut guest = Guest::new(Box::new(wire.clone()), mask);
+        let mut dma = guest.dma();
+        guest.poll();
+        guest.net.arm(&mut dma);
+        let tx = guest.tx.config();
+        for table in [tx.desc, tx.avail] {
+            dma.iommu.deny(table.align_down(4096), 4096, Perm::Read);
+        }
+        let frame = [1; 60];
+        guest
+            .tx
+            .stage(&[(SENT, (HEADER_LEN + frame.len()) as u32)], &[]);
+        assert!(guest.tx.publish(), "a doorbell");
+        guest.net.kick(TX);
+        for _ in 0..3 {
+            let _ = guest.net.poll(&mut dma, &mut guest.irq, 0);
+        }
+        guest.net.arm(&mut dma);
+        assert!(!guest.net.has_work(&mut dma), "it sleeps");
+        assert_eq!(guest.net.stats().ring_faults, 1);
+        assert_eq!(guest.net.opens_at_ns(), Some(RETRY_NS));
+        dma.iommu.allow_all();
+        guest
+            .tx
+            .stage(&[(SENT, (HEADER_LEN + frame.len()) as u32)], &[]);
+        assert!(!guest.tx.publish(), "no doorbell");
+        let _ = guest.net.poll(&mut dma, &mut guest.irq, RETRY_NS - 1);
+        assert_eq!(wire.ends().from_guest.len(), 0, "too early");
+        while guest.net.poll(&mut dma, &mut guest.irq, RETRY_NS) == Activity::Busy {}
+        assert_eq!(wire.ends().from_guest.len(), 2);
+        assert_eq!(guest.net.opens_at_ns(), None);
     });
 }
 

@@ -105,6 +105,18 @@ impl Ring {
         each!(self, ring => ring.rest.kick());
     }
 
+    /// A visit at `now_ns` begins: a queue whose ring faulted tries again [`RETRY_NS`](super::RETRY_NS) after the first visit that
+    /// found it so.
+    #[inline]
+    pub fn retry(&mut self, now_ns: u64) {
+        each!(self, ring => ring.rest.retry(now_ns));
+    }
+
+    /// When a queue whose ring faulted is to be visited again: by then it tries again, or learns when to (0: at once).
+    pub fn retry_at_ns(&self) -> Option<u64> {
+        each!(self, ring => ring.rest.retry_at_ns())
+    }
+
     /// A ticket completed: a queue parked on it runs again.
     pub fn ticket_done(&mut self, ticket: Ticket) {
         each!(self, ring => ring.rest.ticket_done(ticket));

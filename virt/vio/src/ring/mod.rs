@@ -24,7 +24,7 @@ pub(crate) use chain::slice;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
 pub use packed::PackedQueue;
-pub use rest::{Parked, RingStats, RingStop};
+pub use rest::{Parked, RETRY_NS, RingStats, RingStop};
 pub use split::SplitQueue;
 pub use token::Token;
 pub use watch::Watch;

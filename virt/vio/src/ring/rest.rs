@@ -31,12 +31,17 @@ impl From<Violation> for RingStop {
     }
 }
 
+/// How long a queue whose ring faulted waits until it tries again by itself, in nanoseconds. Each vain try is one fault record
+/// and one wake-up: ten a second for each such queue.
+pub const RETRY_NS: u64 = 100_000_000;
+
 /// Why a queue rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parked {
     /// Until this ticket completes.
     Ticket(Ticket),
-    /// One of the ring's own addresses faulted: until a doorbell or a reset.
+    /// One of the ring's own addresses faulted: until a doorbell, a reset, or [`RETRY_NS`] later. (A driver with EVENT_IDX that has
+    /// repaired its mappings need not ring: the fault came before the device could ask for it.)
     Fault,
     /// The driver broke the protocol: until a reset.
     Violation,
@@ -75,6 +80,8 @@ impl RingStats {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest {
     pub(super) parked: Option<Parked>,
+    /// Of one parked by a fault: when it tries again, once a visit has said so.
+    retry_at_ns: Option<u64>,
     pub(super) stats: RingStats,
 }
 
@@ -89,6 +96,29 @@ impl Rest {
         if self.parked == Some(Parked::Fault) {
             self.parked = None;
         }
+    }
+
+    /// A visit at `now_ns` begins: a faulted queue tries again when its time has come.
+    #[inline]
+    pub(super) fn retry(&mut self, now_ns: u64) {
+        if self.parked == Some(Parked::Fault) {
+            self.retry_faulted(now_ns);
+        }
+    }
+
+    #[cold]
+    fn retry_faulted(&mut self, now_ns: u64) {
+        match self.retry_at_ns {
+            None => self.retry_at_ns = Some(now_ns.saturating_add(RETRY_NS)),
+            Some(at) if at <= now_ns => self.parked = None,
+            Some(_) => {}
+        }
+    }
+
+    /// When a faulted queue is to be visited again; 0, at once, while no visit has said when it tries again.
+    pub(super) fn retry_at_ns(&self) -> Option<u64> {
+        let is_faulted = self.parked == Some(Parked::Fault);
+        is_faulted.then(|| self.retry_at_ns.unwrap_or(0))
     }
 
     /// A ticket completed: a queue parked on it runs again.
@@ -108,6 +138,7 @@ impl Rest {
             }
             RingStop::Access(Stop::Fault(_)) => {
                 self.stats.faults += 1;
+                self.retry_at_ns = None;
                 Parked::Fault
             }
             RingStop::Violation(_) => {

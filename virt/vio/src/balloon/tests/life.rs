@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Service;
+use crate::ring::RETRY_NS;
 
 fn config(balloon: &Balloon) -> [u32; 5] {
     let mut bytes = [0xff; 20];
@@ -41,6 +42,39 @@ fn a_new_target_is_told_once_to_a_driver_that_is_there() {
         guest.balloon.begin(features, keep).unwrap();
         guest.poll();
         assert_eq!((guest.balloon.target(), guest.irq.config), (3, 3));
+    });
+}
+
+#[test]
+fn a_ring_whose_fault_was_repaired_goes_on_without_a_doorbell() {
+    both(|mask| {
+        let mut guest = Guest::new(mask);
+        let mut dma = guest.dma();
+        guest.poll();
+        guest.balloon.arm(&mut dma);
+        let config = guest.queues[INFLATE].config();
+        for table in [config.desc, config.avail] {
+            dma.iommu.deny(table.align_down(4096), 4096, Perm::Read);
+        }
+        let len = guest.put_numbers(DATA, &[5]);
+        guest.queues[INFLATE].stage(&[(DATA, len)], &[]);
+        assert!(guest.queues[INFLATE].publish(), "a doorbell");
+        guest.balloon.kick(INFLATE as u16);
+        for _ in 0..3 {
+            let _ = guest.balloon.poll(&mut dma, &mut guest.irq, 0);
+        }
+        guest.balloon.arm(&mut dma);
+        assert!(!guest.balloon.has_work(&mut dma), "it sleeps");
+        assert_eq!(guest.balloon.stats().ring_faults, 1);
+        assert_eq!(guest.balloon.opens_at_ns(), Some(RETRY_NS));
+        dma.iommu.allow_all();
+        guest.queues[INFLATE].stage(&[(DATA, len)], &[]);
+        assert!(!guest.queues[INFLATE].publish(), "no doorbell");
+        let _ = guest.balloon.poll(&mut dma, &mut guest.irq, RETRY_NS - 1);
+        assert_eq!(guest.used(INFLATE), 0, "too early");
+        while guest.balloon.poll(&mut dma, &mut guest.irq, RETRY_NS) == Activity::Busy {}
+        assert_eq!(guest.used(INFLATE), 2);
+        assert_eq!(guest.balloon.opens_at_ns(), None);
     });
 }
 

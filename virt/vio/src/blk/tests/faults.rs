@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::{BlkConfig, BlockIo, MAX_TRANSFER, Transfer};
-use crate::ring::{Journal, JournalError, Parked, RawDescriptor};
-use crate::{Activity, QueueDevice};
+use crate::ring::{Journal, JournalError, Parked, RETRY_NS, RawDescriptor};
+use crate::{Activity, QueueDevice, Service};
 
 #[test]
 fn data_that_fault_fail_the_request_and_no_other() {
@@ -221,6 +221,71 @@ fn buffers_of_requests_that_only_wait_to_be_shown_delay_others_and_fail_none() {
         guest.wait_used(&mut dma);
     }
     assert_eq!((0..3).map(|slot| guest.status(slot)).max(), Some(STATUS_OK));
+}
+
+#[test]
+fn a_ring_whose_fault_was_repaired_goes_on_without_a_doorbell() {
+    let mut guest = Guest::new(mem_disk());
+    let mut dma = guest.dma();
+    guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
+    guest.wait_used(&mut dma);
+    guest.blk.arm(&mut dma);
+    assert!(!guest.blk.has_work(&mut dma));
+    assert_eq!(guest.blk.opens_at_ns(), None, "nothing is due");
+    let avail = guest.driver.config().avail.align_down(4096);
+    dma.iommu.deny(avail, 4096, Perm::Read);
+    guest.request(1, kind::IN, 1, &[], &[(DATA, 512)]);
+    guest.blk.kick(0);
+    let _ = guest.blk.poll(&mut dma, &mut guest.irq, 7);
+    assert_eq!(
+        guest.blk.opens_at_ns(),
+        Some(0),
+        "it is looked after at once"
+    );
+    let _ = guest.blk.poll(&mut dma, &mut guest.irq, 7);
+    guest.blk.arm(&mut dma);
+    assert!(!guest.blk.has_work(&mut dma), "it sleeps");
+    let at = guest.blk.opens_at_ns().expect("a sleeper that wakes");
+    assert_eq!(at, 7 + RETRY_NS);
+    // Still out of reach: one more record, and the next time is as far off.
+    let _ = guest.blk.poll(&mut dma, &mut guest.irq, at);
+    let _ = guest.blk.poll(&mut dma, &mut guest.irq, at);
+    let stats = guest.blk.stats();
+    assert_eq!((stats.ring_faults, dma.iommu.faults().len()), (2, 2));
+    assert_eq!(guest.blk.opens_at_ns(), Some(at + RETRY_NS));
+    dma.iommu.allow_all();
+    guest.request(2, kind::IN, 2, &[], &[(DATA + 512, 512)]);
+    assert_eq!(guest.driver.avail_event(), 1, "the driver does not ring");
+    let _ = guest.blk.poll(&mut dma, &mut guest.irq, at + RETRY_NS - 1);
+    assert_eq!(guest.driver.used(), None, "too early");
+    let _ = guest.blk.poll(&mut dma, &mut guest.irq, at + RETRY_NS);
+    assert!(guest.driver.used().is_some() && guest.driver.used().is_some());
+    assert_eq!([1, 2].map(|slot| guest.status(slot)), [STATUS_OK; 2]);
+    assert_eq!(guest.blk.opens_at_ns(), None);
+}
+
+#[test]
+fn a_ring_that_faults_when_it_is_armed_or_looked_at_is_tried_again_too() {
+    for in_look in [false, true] {
+        let mut guest = Guest::new(mem_disk());
+        let mut dma = guest.dma();
+        guest.settle(&mut dma);
+        if in_look {
+            guest.blk.arm(&mut dma);
+        }
+        let ring = guest.driver.config().desc.align_down(4096);
+        dma.iommu.unmap(ring, 4096);
+        if !in_look {
+            guest.blk.arm(&mut dma);
+        }
+        let has_work = guest.blk.has_work(&mut dma);
+        assert!(has_work || guest.blk.opens_at_ns() == Some(0), "{in_look}");
+        let _ = guest.blk.poll(&mut dma, &mut guest.irq, 3);
+        assert_eq!(guest.blk.opens_at_ns(), Some(3 + RETRY_NS), "{in_look}");
+        // Nobody may touch the ring: neither is it tried.
+        guest.blk.set_service(Service::Stopped);
+        assert_eq!(guest.blk.opens_at_ns(), None, "{in_look}");
+    }
 }
 
 /// Has no room for anything.

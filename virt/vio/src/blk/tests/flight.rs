@@ -157,6 +157,56 @@ fn cancelled_requests_end_with_an_error_and_free_their_pages() {
 }
 
 #[test]
+fn an_overdue_unmap_cancels_the_requests_of_its_pages_only() {
+    let (disk, control, _file) = slow(Transfer::Direct);
+    let mut guest = Guest::new(disk);
+    let mut dma = guest.dma();
+    guest.request(0, kind::IN, 0, &[], &[(DATA, 512)]);
+    guest.request(1, kind::OUT, 1, &[(DATA + 0x1000, 512)], &[]);
+    guest.request(2, kind::FLUSH, 0, &[], &[]);
+    guest.settle(&mut dma);
+    assert_eq!(control.held(), 3);
+    dma.iommu.unmap(Iova::new(DATA), 4096);
+    guest.blk.cancel(CancelReason::Unmap);
+    assert!(
+        guest.blk.has_work(&mut dma),
+        "whose pages they are is found in a visit"
+    );
+    guest.wait_used(&mut dma);
+    guest.settle(&mut dma);
+    assert_eq!(control.held(), 2, "only one was cancelled");
+    assert_eq!(dma.iommu.leases().stale(), 0);
+    // A later unmap of nobody's pages is not held against them either.
+    guest.blk.cancel(CancelReason::Unmap);
+    guest.settle(&mut dma);
+    assert_eq!((control.held(), guest.blk.stats().cancelled), (2, 1));
+    control.set_open(true);
+    for _ in 0..2 {
+        guest.wait_used(&mut dma);
+    }
+    assert_eq!(
+        [0, 1, 2].map(|slot| guest.status(slot)),
+        [STATUS_IOERR, STATUS_OK, STATUS_OK]
+    );
+}
+
+#[test]
+fn an_overdue_unmap_cancels_no_bounced_request() {
+    let (disk, control, _file) = slow(Transfer::Bounce);
+    let mut guest = Guest::new(disk);
+    let mut dma = guest.dma();
+    guest.request(0, kind::OUT, 0, &[(DATA, 512)], &[]);
+    guest.settle(&mut dma);
+    dma.iommu.unmap(Iova::new(DATA), 4096);
+    guest.blk.cancel(CancelReason::Unmap);
+    guest.settle(&mut dma);
+    assert_eq!((control.held(), guest.blk.stats().cancelled), (1, 0));
+    control.release(1);
+    guest.wait_used(&mut dma);
+    assert_eq!(guest.status(0), STATUS_OK);
+}
+
+#[test]
 fn what_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
     let (disk, control, _file) = slow(Transfer::Direct);
     control.set_uncancellable(true);

@@ -1,0 +1,202 @@
+//! No place in this program floods standard error: each has a budget of lines, whoever makes it speak.
+//!
+//! What a guest does may be worth a warning and costs it a few register writes: a device started with a bad ring, a BAR moved onto
+//! another's. Each *place* (a `tracing` callsite) may say [`BURST`] lines at once and one a second after that; what it leaves out is
+//! counted, and said before its next line or at the end. Places do not share: a guest that makes one fall silent hears the others.
+//!
+//! Only warnings and errors are counted: whoever asks for more by `RUST_LOG` (a driver's script is one line per register access) gets all
+//! of it. Lines about an export have a budget of that export's own (`vhost-export`), so that no front end silences another's.
+//!
+//! Bound: as many entries as there are places in the program. Cost: a lock, for each line that would be said.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sidecore::Nanos;
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// Lines of one place at once, after a rest.
+const BURST: u64 = 20;
+/// Between two lines of one place beyond those, in nanoseconds.
+const EVERY_NS: u64 = 1_000_000_000;
+/// The field that names the export that a line is about.
+const OWN_BUDGET: &str = "export";
+
+/// The budgets of all places; clones share them.
+#[derive(Clone)]
+pub struct Budgets {
+    places: Arc<Mutex<HashMap<Identifier, Place>>>,
+    now: fn() -> u64,
+    say: fn(&str),
+}
+
+/// One place, and its budget.
+struct Place {
+    metadata: &'static Metadata<'static>,
+    /// When the budget would be whole again (a leaky bucket), in nanoseconds.
+    whole_at: u64,
+    /// Lines left out since that was last said.
+    left_out: u64,
+}
+
+impl Place {
+    /// Whether a line may be said now.
+    fn admits(&mut self, now: u64) -> bool {
+        let whole_at = self.whole_at.max(now);
+        if whole_at - now > (BURST - 1) * EVERY_NS {
+            self.left_out += 1;
+            return false;
+        }
+        self.whole_at = whole_at + EVERY_NS;
+        true
+    }
+
+    /// Says what was left out, if anything was.
+    fn own_up(&mut self, say: fn(&str)) {
+        let left_out = std::mem::take(&mut self.left_out);
+        if left_out != 0 {
+            let metadata = self.metadata;
+            let (target, line) = (metadata.target(), metadata.line().unwrap_or(0));
+            say(&format!(
+                "exitless: {left_out} more messages of {target}:{line} were left out\n"
+            ));
+        }
+    }
+}
+
+impl Budgets {
+    /// Whole ones. What is left out is told to `say`, line by line.
+    pub fn new(say: fn(&str)) -> Self {
+        Self {
+            places: Arc::default(),
+            now: || Nanos::now().0,
+            say,
+        }
+    }
+
+    /// The end: says what was left out and not said yet.
+    pub fn finish(&self) {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.values_mut().for_each(|place| place.own_up(self.say));
+    }
+
+    fn admits(&self, metadata: &'static Metadata<'static>) -> bool {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = places.entry(metadata.callsite()).or_insert(Place {
+            metadata,
+            whole_at: 0,
+            left_out: 0,
+        });
+        let admits = place.admits((self.now)());
+        if admits {
+            place.own_up(self.say);
+        }
+        admits
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Budgets {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        *metadata.level() > Level::WARN
+            || metadata.fields().field(OWN_BUDGET).is_some()
+            || self.admits(metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    thread_local! {
+        static NOW: Cell<u64> = const { Cell::new(1 << 50) };
+        static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Notes what comes through, by its place.
+    struct Heard(Arc<Mutex<HashMap<u32, u64>>>);
+
+    impl<S: Subscriber> Layer<S> for Heard {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            let line = event.metadata().line().unwrap();
+            *self.0.lock().unwrap().entry(line).or_default() += 1;
+        }
+    }
+
+    /// What `speak` says under budgets, as numbers of lines, ascending.
+    fn heard(speak: impl FnOnce(&Budgets)) -> Vec<u64> {
+        let lines = Arc::default();
+        let budgets = Budgets {
+            now: || NOW.get(),
+            ..Budgets::new(|text| SAID.with_borrow_mut(|said| said.push(text.to_owned())))
+        };
+        let subscriber = tracing_subscriber::registry()
+            .with(Heard(Arc::clone(&lines)))
+            .with(budgets.clone());
+        tracing::subscriber::with_default(subscriber, || speak(&budgets));
+        let mut counts: Vec<u64> = lines.lock().unwrap().values().copied().collect();
+        counts.sort_unstable();
+        counts
+    }
+
+    fn pass(seconds: u64) {
+        NOW.set(NOW.get() + seconds * EVERY_NS);
+    }
+
+    #[test]
+    fn a_flood_from_one_place_is_cut_and_another_place_is_heard() {
+        let counts = heard(|_| {
+            for round in 0..10_000 {
+                tracing::warn!(round, "again");
+                if round % 2_000 == 0 {
+                    tracing::error!(round, "another place");
+                }
+            }
+        });
+        assert_eq!(counts, [5, BURST]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_counted_and_said() {
+        let shout = || tracing::warn!("again");
+        let counts = heard(|budgets| {
+            (0..BURST + 30).for_each(|_| shout());
+            assert!(SAID.take().is_empty());
+            pass(1);
+            shout();
+            let said = SAID.take();
+            assert!(
+                said.len() == 1 && said[0].contains(" 30 more messages of "),
+                "{said:?}"
+            );
+            (0..7).for_each(|_| shout());
+            budgets.finish();
+            let said = SAID.take();
+            assert!(said.len() == 1 && said[0].contains(" 7 more "), "{said:?}");
+            budgets.finish();
+            assert!(SAID.take().is_empty(), "said once");
+            // After a rest all of the budget is there again.
+            pass(100);
+            (0..100).for_each(|_| shout());
+        });
+        assert_eq!(counts, [2 * BURST + 1]);
+    }
+
+    #[test]
+    fn what_was_asked_for_and_what_has_a_budget_of_its_own_is_not_cut() {
+        let counts = heard(|_| {
+            for round in 0..1_000 {
+                tracing::trace!(round, "a register access");
+                tracing::warn!(export = "d0", "of one front end");
+            }
+        });
+        assert_eq!(counts, [1_000, 1_000]);
+    }
+}
