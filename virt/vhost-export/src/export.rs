@@ -428,7 +428,7 @@ impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
         let call = peer.call_deadline(&self.config);
         let throttle = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
-        [call, throttle, task]
+        [call, throttle, task, peer.flush_at()]
             .into_iter()
             .flatten()
             .min()
