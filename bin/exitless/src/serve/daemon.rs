@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats, StuckCause};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::blk::Blk;
@@ -32,7 +33,7 @@ pub fn run(config: Config) -> Result<u8> {
             let _ = tell.send(what);
         })
         .context("the thread for signals")?;
-    raise_descriptor_limit();
+    raise_descriptor_limit(&config);
     // On a thread that ends: the first core takes over what it got from the kernel.
     let never_waits = std::thread::spawn(sidecore::never_waits).join();
     if !never_waits.unwrap_or(false) {
@@ -181,19 +182,42 @@ impl Drop for Sockets {
     }
 }
 
-/// Each device keeps several descriptors open: as many as the system lets us have.
-fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that is not enough for all.
+fn raise_descriptor_limit(config: &Config) {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
     };
-    // SAFETY: a valid resource and a structure that outlives both calls.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
+    let current = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    let needed = descriptors(config);
+    if let Some(current) = current.filter(|&current| current < needed) {
+        tracing::warn!(
+            "all devices in use need about {needed} descriptors, and the limit is {current}: front ends beyond that are turned \
+             away (raise it: ulimit -Hn, LimitNOFILE= of systemd)"
+        );
     }
+}
+
+/// About how many descriptors are open when every device has a front end.
+fn descriptors(config: &Config) -> u64 {
+    /// Standard streams, signals, the monitor; and what connections hold for a moment while they come or go.
+    const PROCESS: u64 = 64;
+    /// An epoll, its notifier, an io_uring and its eventfd, an AIO context's.
+    const CORE: u64 = 8;
+    /// Its listener, its image, how its image wakes the core, its connection, the inflight region, the channel, and four
+    /// regions of memory.
+    const DEVICE: u64 = 10;
+    /// Kick, call, error.
+    const QUEUE: u64 = 3;
+    let devices = config.blocks.iter();
+    let devices: u64 = devices
+        .map(|block| DEVICE + QUEUE * u64::from(block.queues))
+        .sum();
+    PROCESS + CORE * config.cores.count as u64 + devices
 }
 
 /// Writes all counters.

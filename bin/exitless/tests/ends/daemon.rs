@@ -1,7 +1,7 @@
 //! `exitless serve` ends whatever its disks and front ends do, and leaves nothing behind.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use held_fs::{HeldFs, Kind};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use tempfile::TempDir;
 use vhost_blk::client::Options;
 use vhost_blk::load::{Mix, Mode, VmSpec};
 use vhost_blk::queue::{Extent, Op, Status};
 use vhost_blk::{Client, Run, RunError, drive};
 
-use crate::program::{Program, exitless, until};
+use crate::program::{PATIENCE, Program, exitless, until};
 
 const BLOCK: u32 = 4096;
 const IMAGE: u64 = 16 << 20;
@@ -246,4 +246,95 @@ fn a_socket_that_a_successor_has_made_in_its_place_is_left_alone() {
     program.ends_by(Signal::TERM, 0);
     assert!(place.path("d0").exists(), "the successor's socket is gone");
     assert!(!place.path("d1").exists(), "its own is left");
+}
+
+/// Processor time of a process so far.
+fn cpu_time(pid: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // `utime` and `stime`, in ticks of 10 ms, proc(5); the name, which may hold anything, ends at the last parenthesis.
+    let fields = text.rsplit_once(')').unwrap().1.split_whitespace();
+    let ticks: u64 = fields
+        .skip(11)
+        .take(2)
+        .map(|n| n.parse::<u64>().unwrap())
+        .sum();
+    Duration::from_millis(10 * ticks)
+}
+
+/// Whether a new front end of this device is answered; `false`: it is hung up on.
+fn is_answered(socket: &Path) -> (bool, UnixStream) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // GET_FEATURES; hung up on already, perhaps.
+    let _ = stream.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let is_answered = match stream.read(&mut [0; 64]) {
+        Ok(0) => false,
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
+        Err(error) => panic!("neither answered nor hung up on: {error}"),
+    };
+    (is_answered, stream)
+}
+
+#[test]
+fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
+    const DEVICES: usize = 12;
+    let place = Place::new();
+    let program = place.serve(&vec!["path=ram:1M".into(); DEVICES]);
+    let sockets: Vec<_> = (0..DEVICES)
+        .map(|number| place.path(&format!("d{number}")))
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    let open = std::fs::read_dir(format!("/proc/{}/fd", program.pid()))
+        .unwrap()
+        .count();
+    let limit = |descriptors: Option<u64>| {
+        let pid = Pid::from_raw(program.pid() as i32);
+        let new = Rlimit {
+            current: descriptors,
+            maximum: getrlimit(Resource::Nofile).maximum,
+        };
+        prlimit(pid, Resource::Nofile, new).unwrap();
+    };
+    let all = getrlimit(Resource::Nofile).current;
+    limit(Some(open as u64 + 3));
+    let fronts: Vec<_> = sockets.iter().map(|socket| is_answered(socket)).collect();
+    let answered = fronts
+        .iter()
+        .filter(|(is_answered, _)| *is_answered)
+        .count();
+    assert!((1..DEVICES - 3).contains(&answered), "{answered} answered");
+    program.wait_for("no descriptor is free");
+
+    let (cpu, since) = (cpu_time(program.pid()), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = cpu_time(program.pid()) - cpu;
+    assert!(
+        used < since.elapsed() / 20,
+        "{used:?} of {:?}",
+        since.elapsed()
+    );
+
+    limit(all);
+    drop(fronts);
+    let answers = |socket: &PathBuf| until("it is served again", || is_answered(socket).0);
+    sockets.iter().for_each(answers);
+    program.ends_by(Signal::TERM, 0);
+    place.check(DEVICES);
+}
+
+#[test]
+fn a_limit_of_descriptors_too_low_for_the_devices_is_said_at_the_start() {
+    let place = Place::new();
+    let daemon = place.command(&["path=ram:1M".into()]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"ulimit -n 40; exec "$@""#, "sh"])
+        .arg(daemon.get_program())
+        .args(daemon.get_args());
+    let program = Program::start(command, true);
+    program.wait_for("the limit is 40");
+    place.wait_for_socket(0);
+    program.ends_by(Signal::TERM, 0);
+    place.check(1);
 }
