@@ -8,6 +8,8 @@ mod doctor;
 mod ending;
 mod image_lock;
 mod messages;
+mod notify;
+mod output;
 mod resident;
 mod run;
 mod serve;
@@ -15,6 +17,7 @@ mod terminal;
 mod values;
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -94,6 +97,12 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+/// A command that writes a report, if that can be written: better said now than after the last measurement.
+fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
+    output::check_report("--report", report)?;
+    main()
+}
+
 /// Events of guests and devices go to standard error. `RUST_LOG` chooses which: a level, or a list such as
 /// `warn,machine=debug`.
 fn start_log() {
@@ -124,16 +133,16 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Serve(args) => serve::main(&args),
-        Command::Demo(args) => demo::main(&args),
-        Command::Eli(args) => eli::main(&args),
+        Command::Demo(args) => with_report(&args.report, || demo::main(&args)),
+        Command::Eli(args) => with_report(&args.report, || eli::main(&args)),
         Command::Selftest(args) => selftest::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { subcommand } => man(subcommand.as_deref()),
-        Command::ServeLab(args) => serve_lab::main(&args),
-        Command::SwapLab(args) => swap_lab::main(&args),
-        Command::SwapFigures(args) => swap_figures::main(&args),
+        Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
+        Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),
+        Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),
         Command::Payload(args) => selftest::payload::main(&args),
     };
     let status = outcome.unwrap_or_else(|error| {

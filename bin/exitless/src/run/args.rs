@@ -29,6 +29,7 @@ Examples:
   On a host without vmx or svm, inside the emulated one:
     exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
 
+A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
 reset, 4 a sidecore stopped answering, 5 ended at once by a second signal, 128+n ended by signal n.

@@ -31,6 +31,8 @@ Examples:
 
 Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
 A front end whose daemon is killed and started again goes on where it was, if it reconnects.
+When all devices can be reached the daemon says `ready: serving …` on standard error, and tells a service manager (READY=1 to
+NOTIFY_SOCKET: Type=notify of systemd); before that no socket is there.
 Exit status: 0 ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT, 1 a failure under way, 2 nothing started, 4 a core panicked, 5 ended at
 once by a second signal.
 A signal ends the daemon within two seconds, with what is in flight finished and shown to its drivers; only storage that the host
@@ -83,11 +85,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "US")]
     pub coalesce: Option<u64>,
 
-    /// Only check the configuration.
+    /// Only check the configuration: images are opened, for reading and without locks, but nothing is made or started.
     #[arg(long)]
     pub check: bool,
 
-    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at SIGUSR1.
+    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at SIGUSR1. Each time a new file takes the
+    /// place of the old one.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
 

@@ -16,7 +16,7 @@ use vio::{Rate, RateLimits};
 use super::args::ServeArgs;
 use crate::values::block::{self, BlockSpec, MAX_SOCKET, Size, in_range};
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::{counted, size};
 
 /// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
 const MAX_DEVICES: usize = 4096;
@@ -124,9 +124,9 @@ struct CoresSpec {
     coalesce_us: Option<u64>,
 }
 
-/// Reads the value of `--block`.
-fn parse(text: &str) -> Result<BlockSpec> {
-    let mut keys = Keys::parse("--block", text)?;
+/// Reads the value of `--block`; `option` is named in messages.
+fn parse(option: &str, text: &str) -> Result<BlockSpec> {
+    let mut keys = Keys::parse(option, text)?;
     let spec = BlockSpec::take(&mut keys, &block::ALL)?;
     keys.finish()?;
     Ok(spec)
@@ -211,8 +211,9 @@ impl Config {
             blocks.push(check(spec).with_context(|| format!("{}: block {name}", path.display()))?);
         }
         for text in &args.block {
-            let block = parse(text).and_then(|spec| check(&spec));
-            blocks.push(block.with_context(|| format!("--block {text}"))?);
+            let option = format!("--block {text}");
+            let spec = parse(&option, text)?;
+            blocks.push(check(&spec).context(option)?);
         }
         check_all(&blocks)?;
         Ok(Self {
@@ -220,6 +221,14 @@ impl Config {
             blocks,
             stats: args.stats.clone().or(file.stats),
         })
+    }
+}
+
+impl Config {
+    /// How many devices on how many cores.
+    pub fn extent(&self) -> String {
+        let devices = counted(self.blocks.len(), "device");
+        format!("{devices} on {}", counted(self.cores.count, "core"))
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
+use rustix::fs::{Access, access};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
 
 use super::config::{BlockConfig, Source};
@@ -42,6 +43,28 @@ pub fn open(config: &BlockConfig) -> Result<Blk> {
         limits: config.limits,
     };
     Ok(Blk::new(blk, io)?)
+}
+
+/// Whether the device could be opened, as far as can be seen without locking its image or changing anything.
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub fn check(config: &BlockConfig) -> Result<()> {
+    let trial = BlockConfig {
+        read_only: true,
+        locking: false,
+        ..config.clone()
+    };
+    open(&trial)?;
+    if let Source::Raw(path) | Source::Qcow2(path) = &config.source
+        && !config.read_only
+    {
+        access(path, Access::WRITE_OK).with_context(|| {
+            let path = path.display();
+            format!("disk image {path} cannot be written (readonly=on needs less)")
+        })?;
+    }
+    Ok(())
 }
 
 fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {

@@ -206,3 +206,10 @@ fn a_file_with_an_unknown_field_is_refused_with_its_place() {
         "{error}"
     );
 }
+
+#[test]
+fn an_unknown_key_is_named_with_its_device_once() {
+    let text = refused(&["--block", "id=a,path=ram:1M,socket=a.sock,colour=red"]);
+    assert!(text.contains("unknown key \"colour\""), "{text}");
+    assert_eq!(text.matches("--block").count(), 1, "{text}");
+}

@@ -22,19 +22,19 @@ const BLOCK: u32 = 4096;
 const IMAGE: u64 = 16 << 20;
 
 /// Where a daemon's sockets and counters are.
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
     /// On a disk, not in memory.
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn image(&self, name: &str) -> PathBuf {
+    pub fn image(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         let file = File::create(&path).unwrap();
         // Written, so that a write to it is a write and nothing else.
@@ -45,7 +45,7 @@ impl Place {
     }
 
     /// A daemon for these disks; device `dN` at socket `dN`.
-    fn command(&self, disks: &[String]) -> Command {
+    pub fn command(&self, disks: &[String]) -> Command {
         let mut command = exitless(&["serve", "--idle", "sleep"]);
         command.arg("--stats").arg(self.path("stats"));
         for (number, disk) in disks.iter().enumerate() {
@@ -56,7 +56,7 @@ impl Place {
         command
     }
 
-    fn serve(&self, disks: &[String]) -> Program {
+    pub fn serve(&self, disks: &[String]) -> Program {
         let program = Program::start(self.command(disks), true);
         for number in 0..disks.len() {
             self.wait_for_socket(number);
@@ -64,7 +64,7 @@ impl Place {
         program
     }
 
-    fn wait_for_socket(&self, number: usize) {
+    pub fn wait_for_socket(&self, number: usize) {
         let socket = self.path(&format!("d{number}"));
         until("its socket", || UnixStream::connect(&socket).is_ok());
     }
@@ -75,7 +75,7 @@ impl Place {
 
     /// Nothing is left of the daemon but its counters.
     #[track_caller]
-    fn check(&self, disks: usize) -> serde_json::Value {
+    pub fn check(&self, disks: usize) -> serde_json::Value {
         for number in 0..disks {
             assert!(
                 !self.path(&format!("d{number}")).exists(),
@@ -280,11 +280,12 @@ fn is_answered(socket: &Path) -> (bool, UnixStream) {
 fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     const DEVICES: usize = 12;
     let place = Place::new();
-    let program = place.serve(&vec!["path=ram:1M".into(); DEVICES]);
+    let program = Program::start(place.command(&vec!["path=ram:1M".into(); DEVICES]), true);
+    // Nobody has connected yet: what is open stays so.
+    program.wait_for("ready");
     let sockets: Vec<_> = (0..DEVICES)
         .map(|number| place.path(&format!("d{number}")))
         .collect();
-    std::thread::sleep(Duration::from_millis(500));
     let open = std::fs::read_dir(format!("/proc/{}/fd", program.pid()))
         .unwrap()
         .count();

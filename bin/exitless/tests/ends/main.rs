@@ -8,4 +8,5 @@ mod daemon;
 mod guest;
 mod paused;
 mod program;
+mod starts;
 mod storage;
