@@ -6,6 +6,7 @@
 
 mod doctor;
 mod ending;
+mod image_format;
 mod image_lock;
 mod messages;
 mod notify;

@@ -48,7 +48,7 @@ readonly offers a disk that refuses writes; block is the logical block size in b
 page cache by; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
 and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
-may make it look like an image that names any of your files. backing lets a qcow2 image have a backing file; barriers=off spares it the \
+may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. backing lets a qcow2 image have a backing file; barriers=off spares it the \
 syncs that keep its tables in order, and then a power cut may leave it corrupt. latency makes each answer take that long, and up to two thirds longer, for measurements. misbehave makes a rogue device \
 for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.
 

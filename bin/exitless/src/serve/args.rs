@@ -48,7 +48,8 @@ id=NAME,socket=PATH,path=FILE|ram:SIZE|null:SIZE
     [,iops=N][,iops-burst=N][,bps=SIZE][,bps-burst=SIZE]
 
 id is also the serial number the guest sees, at most 20 characters. ram is a disk in memory that is gone afterwards, null \
-one that moves no data: both for measurements. direct passes the host's page cache by; backing lets a qcow2 image have a \
+one that moves no data: both for measurements. Without format a file is raw, and refused if it begins as a qcow2 image: nothing is guessed, since a guest may write \
+that into its raw disk. direct passes the host's page cache by; backing lets a qcow2 image have a \
 backing file. barriers=off spares a qcow2 image the syncs that keep its tables in order (they make the first write to each \
 cluster wait for the disk): then a power cut may lose older data that were flushed, or the image; the death of the daemon alone \
 may not. Files are locked as QEMU locks them: one writer, or any number of readers; a lock is waited for (2 s if \

@@ -14,7 +14,7 @@ use sidecore::IdlePolicy;
 use vio::{Rate, RateLimits};
 
 use super::args::ServeArgs;
-use crate::values::block::{self, BlockSpec, MAX_SOCKET, Size, in_range};
+use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, Size, in_range};
 use crate::values::keys::Keys;
 use crate::values::{counted, size};
 
@@ -80,6 +80,8 @@ pub struct BlockConfig {
     pub socket: PathBuf,
     /// Its blocks.
     pub source: Source,
+    /// What is in the file was said, and not left out.
+    pub is_format_said: bool,
     /// The guest may not write.
     pub read_only: bool,
     /// Past the page cache.
@@ -149,7 +151,8 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         .path
         .as_deref()
         .context("it has no path (a file, ram:SIZE or null:SIZE)")?;
-    let source = source(path, spec.format.as_deref())?;
+    let format = spec.format()?;
+    let source = source(path, format)?;
     let is_file = matches!(source, Source::Raw(_) | Source::Qcow2(_));
     if spec.direct == Some(true) && !matches!(source, Source::Raw(_)) {
         bail!("direct is for raw files");
@@ -170,6 +173,7 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         id,
         socket,
         source,
+        is_format_said: format.is_some(),
         read_only: spec.readonly.unwrap_or(false),
         direct: spec.direct.unwrap_or(false),
         backing: spec.backing.unwrap_or(false),
@@ -238,7 +242,7 @@ fn read(path: &Path) -> Result<File> {
     toml::from_str(&text).with_context(|| format!("{}", path.display()))
 }
 
-fn source(path: &str, format: Option<&str>) -> Result<Source> {
+fn source(path: &str, format: Option<Format>) -> Result<Source> {
     let size = |text: &str| -> Result<u64> {
         let bytes = size::bytes(text)?;
         if bytes == 0 || !bytes.is_multiple_of(4096) {
@@ -252,12 +256,11 @@ fn source(path: &str, format: Option<&str>) -> Result<Source> {
         _ => None,
     };
     match (made, format) {
-        (Some(_), Some(format)) => bail!("{path} has no format, not even {format:?}"),
+        (Some(_), Some(_)) => bail!("{path} has no format, not even raw"),
         (Some(made), None) => Ok(made),
         (None, _) if path.is_empty() => bail!("path is empty"),
-        (None, None | Some("raw")) => Ok(Source::Raw(path.into())),
-        (None, Some("qcow2")) => Ok(Source::Qcow2(path.into())),
-        (None, Some(other)) => bail!("format is raw or qcow2, not {other:?}"),
+        (None, None | Some(Format::Raw)) => Ok(Source::Raw(path.into())),
+        (None, Some(Format::Qcow2)) => Ok(Source::Qcow2(path.into())),
     }
 }
 

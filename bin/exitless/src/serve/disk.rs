@@ -12,7 +12,7 @@ use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, 
 
 use super::config::{BlockConfig, Source};
 use crate::ending::signals;
-use crate::image_lock;
+use crate::{image_format, image_lock};
 
 /// Requests in flight of one device.
 const DEPTH: u32 = 256;
@@ -76,6 +76,9 @@ fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
         .custom_flags(direct | libc::O_NONBLOCK)
         .open(path)
         .context("it cannot be opened")?;
+    if !config.is_format_said {
+        image_format::refuse_image(&file)?;
+    }
     let file = image_lock::raw(file, path, config.read_only, &locking(config))?;
     let options = UringOptions {
         read_only: config.read_only,
