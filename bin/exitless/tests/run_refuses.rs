@@ -170,7 +170,7 @@ fn disks_of_the_wrong_kind_or_size() {
     files.refuses(&["--disk", "path=disk,readonly=maybe"], &["on or off"]);
     files.refuses(
         &["--disk", "path=disk,misbehave=often"],
-        &["unmapped or readonly"],
+        &["unmapped, readonly or panic"],
     );
     files.refuses(
         &["--disk", "path=disk,id=longer-than-twenty-characters"],

@@ -22,6 +22,8 @@ pub enum Misbehave {
     Unmapped,
     /// A write into the buffer of a write request, which is mapped read-only.
     ReadOnly,
+    /// Whoever polls it panics at its first request.
+    Panic,
 }
 
 /// What is in a disk's file.
@@ -103,7 +105,8 @@ impl DiskConfig {
             None => None,
             Some("unmapped") => Some(Misbehave::Unmapped),
             Some("readonly") => Some(Misbehave::ReadOnly),
-            Some(other) => bail!("--disk: misbehave is unmapped or readonly, not {other:?}"),
+            Some("panic") => Some(Misbehave::Panic),
+            Some(other) => bail!("--disk: misbehave is unmapped, readonly or panic, not {other:?}"),
         };
         keys.finish()?;
         let file = open(&path, read_only, direct)?;

@@ -95,6 +95,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
 
+    /// The core that serves this device panics at its first request: for tests of what becomes of the others.
+    #[arg(long, value_name = "ID", hide = true)]
+    pub force_panic: Option<String>,
+
     /// Sleep after every N idle sweeps, whatever the policy says: for tests of sleeping and waking.
     #[arg(long, value_name = "N", hide = true)]
     pub force_sleep: Option<NonZeroU32>,

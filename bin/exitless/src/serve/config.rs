@@ -29,6 +29,8 @@ pub struct Config {
     pub cores: Cores,
     /// The devices: at least one, with different names and sockets.
     pub blocks: Vec<BlockConfig>,
+    /// This device's core panics: for tests.
+    pub force_panic: Option<String>,
     /// Where counters are written.
     pub stats: Option<PathBuf>,
 }
@@ -222,6 +224,7 @@ impl Config {
         check_all(&blocks)?;
         Ok(Self {
             cores: cores(args, &file.cores)?,
+            force_panic: args.force_panic.clone(),
             blocks,
             stats: args.stats.clone().or(file.stats),
         })

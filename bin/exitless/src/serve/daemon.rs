@@ -46,7 +46,10 @@ pub fn run(config: Config) -> Result<u8> {
     // All disks before the first socket: until every one can be served, nobody is.
     let blocks = config.blocks.iter();
     let opened: Result<Vec<_>> = blocks
-        .map(|block| disk::open(block).with_context(|| of_device(block)))
+        .map(|block| {
+            let panics = config.force_panic.as_ref() == Some(&block.id);
+            disk::open(block, panics).with_context(|| of_device(block))
+        })
         .collect();
     let disks = match opened {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.

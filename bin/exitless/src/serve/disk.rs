@@ -10,6 +10,8 @@ use disk_image::{Backing, ImageDisk, ImageOptions};
 use rustix::fs::{Access, access};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
 
+use vio_faults::PanicDisk;
+
 use super::config::{BlockConfig, Source};
 use crate::ending::signals;
 use crate::{image_format, image_lock};
@@ -17,12 +19,12 @@ use crate::{image_format, image_lock};
 /// Requests in flight of one device.
 const DEPTH: u32 = 256;
 
-/// Opens what the device serves.
+/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it.
 ///
 /// # Errors
 /// Names the file and what is wrong with it.
-pub fn open(config: &BlockConfig) -> Result<Blk> {
-    let io: Box<dyn BlockIo> = match &config.source {
+pub fn open(config: &BlockConfig, panics: bool) -> Result<Blk> {
+    let mut io: Box<dyn BlockIo> = match &config.source {
         Source::Raw(path) => {
             Box::new(raw(config, path).with_context(|| format!("disk image {}", path.display()))?)
         }
@@ -32,6 +34,9 @@ pub fn open(config: &BlockConfig) -> Result<Blk> {
         Source::Ram(bytes) => Box::new(ram(*bytes)?),
         Source::Null(bytes) => Box::new(NullDisk::new(*bytes)),
     };
+    if panics {
+        io = Box::new(PanicDisk::new(io));
+    }
     let mut serial = [0; 20];
     serial[..config.id.len()].copy_from_slice(config.id.as_bytes());
     let blk = BlkConfig {
@@ -55,7 +60,7 @@ pub fn check(config: &BlockConfig) -> Result<()> {
         locking: false,
         ..config.clone()
     };
-    open(&trial)?;
+    open(&trial, false)?;
     if let Source::Raw(path) | Source::Qcow2(path) = &config.source
         && !config.read_only
     {

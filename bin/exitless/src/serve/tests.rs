@@ -180,7 +180,7 @@ fn an_image_has_one_writer_or_several_readers() {
     let open = |options: &str| {
         let block = format!("id=a,path={path},socket=s{options}");
         let config = load(&["--block", &block]).expect("a good configuration");
-        disk::open(&config.blocks[0])
+        disk::open(&config.blocks[0], false)
     };
     let writer = open("").expect("nobody else has it");
     let Err(error) = open("") else {
@@ -225,7 +225,7 @@ fn an_image_of_which_nobody_said_so_is_not_served_as_raw_blocks() {
     let open = |options: &str| {
         let block = format!("id=a,path={path},socket=s{options}");
         let config = load(&["--block", &block]).expect("a good configuration");
-        disk::open(&config.blocks[0]).map(drop)
+        disk::open(&config.blocks[0], false).map(drop)
     };
     for options in ["", ",readonly=on", ",direct=on", ",locking=off"] {
         let error = open(options).expect_err("nobody said what it is");

@@ -87,7 +87,7 @@ impl Place {
 }
 
 /// Makes requests of disk 0 until it is hung up on.
-fn load(socket: &Path) -> Result<(), RunError> {
+pub fn load(socket: &Path) -> Result<(), RunError> {
     let options = Options::new(32, BLOCK);
     drive(&Run {
         vms: vec![VmSpec::closed(socket.to_owned(), 32, BLOCK)],

@@ -6,6 +6,7 @@ mod balloon;
 mod console;
 mod daemon;
 mod guest;
+mod panics;
 mod paused;
 mod program;
 mod starts;
