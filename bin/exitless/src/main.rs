@@ -7,8 +7,11 @@
 mod doctor;
 mod ending;
 mod flood;
+mod image_format;
 mod image_lock;
 mod messages;
+mod notify;
+mod output;
 mod resident;
 mod run;
 mod serve;
@@ -16,6 +19,7 @@ mod terminal;
 mod values;
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
@@ -109,6 +113,12 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+/// A command that writes a report, if that can be written: better said now than after the last measurement.
+fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
+    output::check_report("--report", report)?;
+    main()
+}
+
 /// Events of guests and devices go to standard error. `RUST_LOG` chooses which: a level, or a list such as
 /// `warn,machine=debug`. Warnings and errors have the budgets that are answered.
 fn start_log() -> flood::Budgets {
@@ -142,16 +152,16 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Serve(args) => serve::main(&args),
-        Command::Demo(args) => demo::main(&args),
-        Command::Eli(args) => eli::main(&args),
+        Command::Demo(args) => with_report(&args.report, || demo::main(&args)),
+        Command::Eli(args) => with_report(&args.report, || eli::main(&args)),
         Command::Selftest(args) => selftest::main(&args),
         Command::Lab(args) => lab_cmd::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { subcommand } => man(subcommand.as_deref()),
-        Command::ServeLab(args) => serve_lab::main(&args),
-        Command::SwapLab(args) => swap_lab::main(&args),
-        Command::SwapFigures(args) => swap_figures::main(&args),
+        Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
+        Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),
+        Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),
         Command::Payload(args) => selftest::payload::main(&args),
     };
     let status = outcome.unwrap_or_else(|error| {

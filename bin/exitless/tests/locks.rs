@@ -463,12 +463,14 @@ fn a_successor_waits_for_a_predecessor_that_ends_and_says_so() {
     first.signal(libc::SIGTERM);
     assert_eq!(first.end(), Some(0));
     second.wait_for_file(&socket);
+    second.wait_until("it is ready", |second| second.said().contains("ready"));
     let said = second.said();
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(
-        said.contains(&format!("waiting for {raw}: in use: exitless (process")),
-        "{said}"
-    );
+    let waiting = format!("waiting for {raw}: in use: exitless (process");
+    let [waits, ready] = said.lines().collect::<Vec<_>>()[..] else {
+        panic!("it said something else: {said}");
+    };
+    assert!(waits.contains(&waiting), "{said}");
+    assert!(ready.contains("ready: serving 1 device"), "{said}");
 }
 
 #[test]

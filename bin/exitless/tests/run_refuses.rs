@@ -154,6 +154,14 @@ fn disks_of_the_wrong_kind_or_size() {
     let image = |more: &str, words: &[&str]| {
         files.refuses(&["--disk", &format!("path=disk,{more}")], words);
     };
+    files.write(
+        "image",
+        b"QFI\xfb and so on, for the five hundred and twelve bytes of a block",
+    );
+    files.refuses(
+        &["--disk", "path=image"],
+        &["disk image", "format=qcow2, or format=raw"],
+    );
     image("format=vmdk", &["raw or qcow2", "vmdk"]);
     image("format=qcow2,direct=on", &["direct", "raw"]);
     image("backing=on", &["backing", "format=qcow2"]);
@@ -166,7 +174,7 @@ fn disks_of_the_wrong_kind_or_size() {
     files.refuses(&["--disk", "path=disk,readonly=maybe"], &["on or off"]);
     files.refuses(
         &["--disk", "path=disk,misbehave=often"],
-        &["unmapped or readonly"],
+        &["unmapped, readonly or panic"],
     );
     files.refuses(
         &["--disk", "path=disk,id=longer-than-twenty-characters"],

@@ -2,16 +2,18 @@
 //! is in a device that serves a guest in earnest.
 //!
 //! [`Rogue`] attacks its guest, to show that the IOMMU stops it. [`LatencyDisk`] answers no sooner than a disk would, [`SlowDisk`]
-//! when a test lets it, [`FaultyStore`] fails once.
-//! For tests, demonstrations and measurements only; `exitless run` puts them together on request.
+//! when a test lets it, [`PanicDisk`] never, [`FaultyStore`] fails once.
+//! For tests, demonstrations and measurements only; `exitless` puts them together on request.
 #![deny(unsafe_code)]
 
 mod latency;
+mod panic;
 mod rogue;
 mod slow;
 mod store;
 
 pub use latency::LatencyDisk;
+pub use panic::PanicDisk;
 pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueStats};
 pub use slow::{SlowControl, SlowDisk};
 pub use store::{FaultyStore, StoreFault};

@@ -33,7 +33,7 @@ impl ExportConfig {
 pub struct ExportStats {
     /// Front ends that connected.
     pub connections: u64,
-    /// Front ends turned away because another one was there.
+    /// Front ends turned away because another one was there, or no descriptor was free.
     pub turned_away: u64,
     /// Kicks taken up.
     pub kicks: u64,

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::{fmt, io};
 
@@ -18,6 +18,7 @@ use crate::memory::RegionMemory;
 use crate::peer::{Peer, Served, TOKEN_SOCKET};
 use crate::probe::RingProbe;
 use crate::queue::Calls;
+use crate::spare;
 
 /// Tokens of the other descriptors.
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
@@ -89,6 +90,7 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
         memory: M,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
+        spare::take();
         let device_fds = device.wake_fds();
         Ok(Self {
             log: Arc::new(Log::new(&config.name)),
@@ -163,9 +165,16 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             // It waits in the listener's queue until what is in flight has ended, or what was left behind is closed.
             return;
         }
-        turn.charge(ACCEPT_COST);
+        spare::take();
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
+            Err(error) if is_out_of_descriptors(&error) && spare::give_up() => {
+                if let Ok((socket, _)) = self.listener.accept() {
+                    self.turn_away(socket, "no descriptor is free (RLIMIT_NOFILE)", turn);
+                }
+                return;
+            }
+            // Not charged: a listener that is readable and gives nothing ends in being muted.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
                 say!(self.log, warn, %error, "a connection cannot be accepted");
@@ -173,17 +182,10 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             }
         };
         if self.peer.is_some() {
-            self.stats.turned_away += 1;
-            // A thread is made.
-            turn.charge(ACCEPT_COST);
-            self.deferred.close(socket);
-            say!(
-                self.log,
-                warn,
-                "a second front end was turned away: one is connected"
-            );
+            self.turn_away(socket, "one is connected", turn);
             return;
         }
+        turn.charge(ACCEPT_COST);
         match Peer::new(
             socket,
             self.memory.clone(),
@@ -203,6 +205,14 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             },
             Err(error) => say!(self.log, warn, error, "a front end cannot be served"),
         }
+    }
+
+    fn turn_away(&mut self, socket: UnixStream, reason: &str, turn: &mut Turn<'_>) {
+        self.stats.turned_away += 1;
+        // And a thread is made.
+        turn.charge(2 * ACCEPT_COST);
+        self.deferred.close(socket);
+        say!(self.log, warn, "a front end was turned away: {reason}");
     }
 
     fn serve(&mut self, turn: &mut Turn<'_>) -> Activity {
@@ -270,6 +280,15 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             "the device needs a reset: its driver broke the protocol"
         );
     }
+}
+
+/// Whether the process, or the host, has as many descriptors open as it may.
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+    )
 }
 
 impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
@@ -428,7 +447,11 @@ impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
         let call = peer.call_deadline(&self.config);
         let device = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
-        [call, device, task].into_iter().flatten().min().map(Nanos)
+        [call, device, task, peer.flush_at()]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(Nanos)
     }
 
     fn name(&self) -> &str {

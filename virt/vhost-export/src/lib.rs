@@ -13,6 +13,8 @@
 //! When a front end goes, its requests in flight are drained, then cancelled, before its memory is unmapped; one that
 //! connects meanwhile waits in the listener's queue, unless a request cannot be cancelled either.
 //!
+//! One for whom the process has no descriptor left is closed as well, by means of one that is kept for that (`spare`).
+//!
 //! **Drivers come and go on one connection.** The device begins with the features acknowledged when its first ring starts, and is
 //! reset when its last one stops, so a driver finds it whole whatever the one before did.
 //!
@@ -47,6 +49,7 @@ mod memory;
 mod peer;
 mod probe;
 mod queue;
+mod spare;
 
 pub use config::{ExportConfig, ExportStats};
 pub use export::{Export, ExportMessage};

@@ -29,6 +29,7 @@ Examples:
   On a host without vmx or svm, inside the emulated one:
     exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
 
+A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
 reset, 4 a sidecore stopped answering, 5 ended at once by a second signal, 128+n ended by signal n.
@@ -40,16 +41,16 @@ A virtio disk, in a file or behind the vhost-user socket of another process; rep
 
 path=FILE[,format=raw|qcow2][,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
          [,locking=on|off][,backing=on|off][,barriers=on|off]
-         [,latency=MICROSECONDS][,misbehave=unmapped|readonly]
+         [,latency=MICROSECONDS][,misbehave=unmapped|readonly|panic]
 socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
 
 readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
 page cache by, and needs block=4096 on storage in blocks of 4096 bytes; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
 and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
-may make it look like an image that names any of your files. backing lets a qcow2 image have a backing file; barriers=off spares it the \
+may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. backing lets a qcow2 image have a backing file; barriers=off spares it the \
 syncs that keep its tables in order, and then a power cut may leave it corrupt. latency makes each answer take that long, and up to two thirds longer, for measurements. misbehave makes a rogue device \
-for tests: DMA to an address nobody mapped, or a write into the buffer of a write request.
+for tests: DMA to an address nobody mapped, a write into the buffer of a write request, or a panic of the sidecore.
 
 socket is where exitless serve, qemu-storage-daemon or SPDK serves a vhost-user block device. That process reaches all of \
 guest RAM, so this needs --iommu none. queue-size is what the server's rings may hold (256), id a name for the log: the serial \

@@ -17,6 +17,7 @@ use super::net::NetConfig;
 use super::ram::{MIN_MEMORY, RamConfig};
 use super::remote_disk::RemoteDiskConfig;
 use super::swapped::SwapConfig;
+use crate::output;
 use crate::values::keys::Keys;
 use crate::values::size;
 use platform::boot::{self, KernelKind};
@@ -159,7 +160,7 @@ impl Config {
             bail!("{devices} devices, but the PCI bus has 30 free slots");
         }
         if let Some(path) = &args.ledger {
-            creatable("ledger", path)?;
+            output::check("--ledger", path)?;
         }
         let swap = SwapConfig::check(args, memory, &disks)?;
         if args.punch {
@@ -363,22 +364,6 @@ fn check_remote(disk: &RemoteDiskConfig, before: &[Disk], iommu: IommuArg) -> an
         |other: &Disk| matches!(other, Disk::Remote(other) if other.socket == disk.socket);
     if before.iter().any(is_taken) {
         bail!("--disk socket={socket} is given twice: a socket serves one disk");
-    }
-    Ok(())
-}
-
-/// Whether a file can be written there, without leaving one behind if nothing starts.
-fn creatable(what: &str, path: &Path) -> anyhow::Result<()> {
-    let existed = path.exists();
-    File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)
-        .with_context(|| format!("{what} {} cannot be written", path.display()))?;
-    if !existed {
-        // Best effort: an empty file left behind does no harm.
-        let _ = std::fs::remove_file(path);
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, Transfer, UringFile, UringOptions};
 use vio::net::{Net, NetIo, Responder, Tap};
-use vio_faults::{Fault, LatencyDisk, Rogue};
+use vio_faults::{Fault, LatencyDisk, PanicDisk, Rogue};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
@@ -98,7 +98,7 @@ fn attach_over<M: Memory>(
         match disk {
             Disk::File(disk) => {
                 let name = format!("disk {}", disk.path.display());
-                let fault = disk.misbehave.map(fault);
+                let fault = disk.misbehave.and_then(fault);
                 let device = block(disk, config.dma, &mut memory).with_context(|| name.clone())?;
                 let source = parts.bus.reserve()?;
                 let (function, queues) = match fault {
@@ -231,15 +231,16 @@ fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
     KvmDoorbells::new(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")
 }
 
-/// What a disk that is to misbehave does.
-fn fault(misbehave: Misbehave) -> Fault {
+/// What a disk that is to misbehave does to its guest.
+fn fault(misbehave: Misbehave) -> Option<Fault> {
     let sector = ROGUE_SECTOR;
     match misbehave {
-        Misbehave::Unmapped => Fault::DmaUnmapped {
+        Misbehave::Unmapped => Some(Fault::DmaUnmapped {
             sector,
             iova: Iova::new(ROGUE_IOVA),
-        },
-        Misbehave::ReadOnly => Fault::WriteToReadOnly { sector },
+        }),
+        Misbehave::ReadOnly => Some(Fault::WriteToReadOnly { sector }),
+        Misbehave::Panic => None,
     }
 }
 
@@ -270,6 +271,9 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
     };
     if !disk.latency.is_zero() {
         io = Box::new(LatencyDisk::new(io, disk.latency).context("a timer")?);
+    }
+    if disk.misbehave == Some(Misbehave::Panic) {
+        io = Box::new(PanicDisk::new(io));
     }
     let io = memory.disk(io, &disk)?;
     Blk::new(config, io).with_context(|| format!("disk {}", disk.path.display()))

@@ -11,9 +11,9 @@ use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
 
 use crate::ending::signals;
-use crate::image_lock;
-use crate::values::block::BlockSpec;
+use crate::values::block::{self, BlockSpec};
 use crate::values::keys::Keys;
+use crate::{image_format, image_lock};
 
 /// A deliberate fault of a disk, for tests of the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum Misbehave {
     Unmapped,
     /// A write into the buffer of a write request, which is mapped read-only.
     ReadOnly,
+    /// Whoever polls it panics at its first request.
+    Panic,
 }
 
 /// What is in a disk's file.
@@ -93,7 +95,8 @@ impl DiskConfig {
         let format = of_disk(format(&spec))?;
         let block = of_disk(spec.logical_block())?;
         let queues = of_disk(spec.queues())?;
-        let id = spec.id.unwrap_or_else(|| format!("exitless{index}"));
+        let id = spec.id.clone();
+        let id = id.unwrap_or_else(|| format!("exitless{index}"));
         if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
             bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
         }
@@ -102,10 +105,15 @@ impl DiskConfig {
             None => None,
             Some("unmapped") => Some(Misbehave::Unmapped),
             Some("readonly") => Some(Misbehave::ReadOnly),
-            Some(other) => bail!("--disk: misbehave is unmapped or readonly, not {other:?}"),
+            Some("panic") => Some(Misbehave::Panic),
+            Some(other) => bail!("--disk: misbehave is unmapped, readonly or panic, not {other:?}"),
         };
         keys.finish()?;
         let file = open(&path, read_only, direct)?;
+        if spec.format.is_none() {
+            let refused = image_format::refuse_image(&file);
+            refused.with_context(|| format!("disk {}", path.display()))?;
+        }
         if format == Format::Raw {
             check_size(&file, &path, block)?;
         }
@@ -179,8 +187,8 @@ impl DiskConfig {
 
 /// What is said to be in the file.
 fn format(spec: &BlockSpec) -> anyhow::Result<Format> {
-    match spec.format.as_deref() {
-        None | Some("raw") => {
+    match spec.format()? {
+        None | Some(block::Format::Raw) => {
             for (key, value) in [("backing", spec.backing), ("barriers", spec.barriers)] {
                 if value.is_some() {
                     bail!("{key} is for images: write format=qcow2");
@@ -188,7 +196,7 @@ fn format(spec: &BlockSpec) -> anyhow::Result<Format> {
             }
             Ok(Format::Raw)
         }
-        Some("qcow2") => {
+        Some(block::Format::Qcow2) => {
             if spec.direct == Some(true) {
                 bail!("direct is for raw files");
             }
@@ -197,7 +205,6 @@ fn format(spec: &BlockSpec) -> anyhow::Result<Format> {
                 barriers: spec.barriers.unwrap_or(true),
             })
         }
-        Some(other) => bail!("format is raw or qcow2, not {other:?}"),
     }
 }
 

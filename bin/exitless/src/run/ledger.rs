@@ -386,7 +386,7 @@ impl Reporter {
         let account = self.ledger.0.close();
         messages::print(&report::table(&self.conditions, &account).to_string());
         if let Some(path) = &self.path {
-            fs::write(path, report::json(&self.conditions, &account))
+            crate::output::write(path, &report::json(&self.conditions, &account))
                 .with_context(|| format!("writing the ledger {}", path.display()))?;
         }
         Ok(())

@@ -36,6 +36,7 @@ use super::devices;
 use crate::ending::signals::{Asked, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
 use crate::messages::{self, say};
+use crate::notify;
 use crate::terminal::input::{self, Keyboard};
 use crate::terminal::raw::RawMode;
 
@@ -123,7 +124,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         running.begin()?;
     }
     let threads = start_vcpus(vcpus, &config, &machine);
+    notify::ready("the guest runs");
     let end = control.wait_for_end();
+    notify::stopping();
     let look = || {
         if let Some(what) = control.stuck() {
             abandon(&End::Watchdog(what), &control, &exits, &msi);

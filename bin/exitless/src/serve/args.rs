@@ -31,6 +31,8 @@ Examples:
 
 Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
 A front end whose daemon is killed and started again goes on where it was, if it reconnects.
+When all devices can be reached the daemon says `ready: serving …` on standard error, and tells a service manager (READY=1 to
+NOTIFY_SOCKET: Type=notify of systemd); before that no socket is there.
 Exit status: 0 ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT, 1 a failure under way, 2 nothing started, 4 a core panicked, 5 ended at
 once by a second signal.
 A signal ends the daemon within two seconds, with what is in flight finished and shown to its drivers; only storage that the host
@@ -46,7 +48,8 @@ id=NAME,socket=PATH,path=FILE|ram:SIZE|null:SIZE
     [,iops=N][,iops-burst=N][,bps=SIZE][,bps-burst=SIZE]
 
 id is also the serial number the guest sees, at most 20 characters. ram is a disk in memory that is gone afterwards, null \
-one that moves no data: both for measurements. direct passes the host's page cache by, and \
+one that moves no data: both for measurements. Without format a file is raw, and refused if it begins as a qcow2 image: \
+nothing is guessed, since a guest may write that into its raw disk. direct passes the host's page cache by, and \
 needs block=4096 on storage in blocks of 4096 bytes; backing lets a qcow2 image have a \
 backing file. barriers=off spares a qcow2 image the syncs that keep its tables in order (they make the first write to each \
 cluster wait for the disk): then a power cut may lose older data that were flushed, or the image; the death of the daemon alone \
@@ -85,13 +88,18 @@ pub struct ServeArgs {
     #[arg(long, value_name = "US")]
     pub coalesce: Option<u64>,
 
-    /// Only check the configuration.
+    /// Only check the configuration: images are opened, for reading and without locks, but nothing is made or started.
     #[arg(long)]
     pub check: bool,
 
-    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at SIGUSR1.
+    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at SIGUSR1. Each time a new file takes the
+    /// place of the old one.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+
+    /// The core that serves this device panics at its first request: for tests of what becomes of the others.
+    #[arg(long, value_name = "ID", hide = true)]
+    pub force_panic: Option<String>,
 
     /// Sleep after every N idle sweeps, whatever the policy says: for tests of sleeping and waking.
     #[arg(long, value_name = "N", hide = true)]

@@ -14,9 +14,9 @@ use sidecore::IdlePolicy;
 use vio::{Rate, RateLimits};
 
 use super::args::ServeArgs;
-use crate::values::block::{self, BlockSpec, MAX_SOCKET, Size, in_range};
+use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, Size, in_range};
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::{counted, size};
 
 /// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
 const MAX_DEVICES: usize = 4096;
@@ -29,6 +29,8 @@ pub struct Config {
     pub cores: Cores,
     /// The devices: at least one, with different names and sockets.
     pub blocks: Vec<BlockConfig>,
+    /// This device's core panics: for tests.
+    pub force_panic: Option<String>,
     /// Where counters are written.
     pub stats: Option<PathBuf>,
 }
@@ -80,6 +82,8 @@ pub struct BlockConfig {
     pub socket: PathBuf,
     /// Its blocks.
     pub source: Source,
+    /// What is in the file was said, and not left out.
+    pub is_format_said: bool,
     /// The guest may not write.
     pub read_only: bool,
     /// Past the page cache.
@@ -124,9 +128,9 @@ struct CoresSpec {
     coalesce_us: Option<u64>,
 }
 
-/// Reads the value of `--block`.
-fn parse(text: &str) -> Result<BlockSpec> {
-    let mut keys = Keys::parse("--block", text)?;
+/// Reads the value of `--block`; `option` is named in messages.
+fn parse(option: &str, text: &str) -> Result<BlockSpec> {
+    let mut keys = Keys::parse(option, text)?;
     let spec = BlockSpec::take(&mut keys, &block::ALL)?;
     keys.finish()?;
     Ok(spec)
@@ -149,7 +153,8 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         .path
         .as_deref()
         .context("it has no path (a file, ram:SIZE or null:SIZE)")?;
-    let source = source(path, spec.format.as_deref())?;
+    let format = spec.format()?;
+    let source = source(path, format)?;
     let is_file = matches!(source, Source::Raw(_) | Source::Qcow2(_));
     if spec.direct == Some(true) && !matches!(source, Source::Raw(_)) {
         bail!("direct is for raw files");
@@ -170,6 +175,7 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         id,
         socket,
         source,
+        is_format_said: format.is_some(),
         read_only: spec.readonly.unwrap_or(false),
         direct: spec.direct.unwrap_or(false),
         backing: spec.backing.unwrap_or(false),
@@ -211,15 +217,25 @@ impl Config {
             blocks.push(check(spec).with_context(|| format!("{}: block {name}", path.display()))?);
         }
         for text in &args.block {
-            let block = parse(text).and_then(|spec| check(&spec));
-            blocks.push(block.with_context(|| format!("--block {text}"))?);
+            let option = format!("--block {text}");
+            let spec = parse(&option, text)?;
+            blocks.push(check(&spec).context(option)?);
         }
         check_all(&blocks)?;
         Ok(Self {
             cores: cores(args, &file.cores)?,
+            force_panic: args.force_panic.clone(),
             blocks,
             stats: args.stats.clone().or(file.stats),
         })
+    }
+}
+
+impl Config {
+    /// How many devices on how many cores.
+    pub fn extent(&self) -> String {
+        let devices = counted(self.blocks.len(), "device");
+        format!("{devices} on {}", counted(self.cores.count, "core"))
     }
 }
 
@@ -229,7 +245,7 @@ fn read(path: &Path) -> Result<File> {
     toml::from_str(&text).with_context(|| format!("{}", path.display()))
 }
 
-fn source(path: &str, format: Option<&str>) -> Result<Source> {
+fn source(path: &str, format: Option<Format>) -> Result<Source> {
     let size = |text: &str| -> Result<u64> {
         let bytes = size::bytes(text)?;
         if bytes == 0 || !bytes.is_multiple_of(4096) {
@@ -243,12 +259,11 @@ fn source(path: &str, format: Option<&str>) -> Result<Source> {
         _ => None,
     };
     match (made, format) {
-        (Some(_), Some(format)) => bail!("{path} has no format, not even {format:?}"),
+        (Some(_), Some(_)) => bail!("{path} has no format, not even raw"),
         (Some(made), None) => Ok(made),
         (None, _) if path.is_empty() => bail!("path is empty"),
-        (None, None | Some("raw")) => Ok(Source::Raw(path.into())),
-        (None, Some("qcow2")) => Ok(Source::Qcow2(path.into())),
-        (None, Some(other)) => bail!("format is raw or qcow2, not {other:?}"),
+        (None, None | Some(Format::Raw)) => Ok(Source::Raw(path.into())),
+        (None, Some(Format::Qcow2)) => Ok(Source::Qcow2(path.into())),
     }
 }
 

@@ -1,22 +1,24 @@
 //! Sockets, exports and cores, from the start to a signal.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats, StuckCause};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::blk::Blk;
 
 use super::config::{BlockConfig, Config, Cores};
 use super::disk;
+use super::of_device;
+use super::sockets::Sockets;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
 use crate::messages::{self, say};
+use crate::{notify, output};
 
 /// How long a core may be silent before that is said.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -32,7 +34,7 @@ pub fn run(config: Config) -> Result<u8> {
             let _ = tell.send(what);
         })
         .context("the thread for signals")?;
-    raise_descriptor_limit();
+    raise_descriptor_limit(&config);
     // On a thread that ends: the first core takes over what it got from the kernel.
     let never_waits = std::thread::spawn(sidecore::never_waits).join();
     if !never_waits.unwrap_or(false) {
@@ -41,20 +43,24 @@ pub fn run(config: Config) -> Result<u8> {
              eventfd it is called by, and makes it a blocking one, can hold its core"
         );
     }
-    let mut sockets = Sockets::default();
-    let opened = config
-        .blocks
-        .iter()
+    // All disks before the first socket: until every one can be served, nobody is.
+    let blocks = config.blocks.iter();
+    let opened: Result<Vec<_>> = blocks
         .map(|block| {
-            export(block, &config.cores, &mut sockets)
-                .with_context(|| format!("device {}", block.id))
+            let panics = config.force_panic.as_ref() == Some(&block.id);
+            disk::open(block, panics).with_context(|| of_device(block))
         })
-        .collect::<Result<Vec<_>>>();
-    let exports = match opened {
+        .collect();
+    let disks = match opened {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };
+    let mut sockets = Sockets::default();
+    let exports = config.blocks.iter().zip(disks).map(|(block, blk)| {
+        export(block, blk, &config.cores, &mut sockets).with_context(|| of_device(block))
+    });
+    let exports = exports.collect::<Result<Vec<_>>>()?;
     let mut fleet = start(&config.cores)?;
     let mut handles = Vec::new();
     for export in exports {
@@ -62,7 +68,9 @@ pub fn run(config: Config) -> Result<u8> {
         let handle = fleet.add(export).with_context(|| format!("device {id}"))?;
         handles.push((id, handle));
     }
-    tracing::info!(devices = config.blocks.len(), "serving");
+    let serving = format!("serving {}", config.extent());
+    say!("ready: {serving}");
+    notify::ready(&serving);
     while asked.recv() == Ok(Asked::Stats) {
         let stats = handles.iter().filter_map(|(id, handle)| {
             let stats = handle.call(ExportMessage::Stats).ok()?;
@@ -70,6 +78,7 @@ pub fn run(config: Config) -> Result<u8> {
         });
         report(config.stats.as_deref(), &fleet.stats(), stats);
     }
+    notify::stopping();
     let cores = fleet.stats();
     // Before the listeners are closed, so that a successor finds either a socket that is served or none.
     drop(sockets);
@@ -125,8 +134,12 @@ fn start(cores: &Cores) -> Result<Fleet<Export<Blk>>> {
         .context("starting a core")
 }
 
-fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<Export<Blk>> {
-    let blk = disk::open(block)?;
+fn export(
+    block: &BlockConfig,
+    blk: Blk,
+    cores: &Cores,
+    sockets: &mut Sockets,
+) -> Result<Export<Blk>> {
     let listener = sockets.listen(&block.socket)?;
     let config = ExportConfig {
         weight: block.weight,
@@ -136,64 +149,42 @@ fn export(block: &BlockConfig, cores: &Cores, sockets: &mut Sockets) -> Result<E
     Export::new(config, blk, listener).context("its socket")
 }
 
-/// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
-/// its place.
-#[derive(Default)]
-struct Sockets(Vec<(PathBuf, (u64, u64))>);
-
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = std::fs::symlink_metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
-}
-
-impl Sockets {
-    /// Listens at `path`. A socket that nobody serves any more (its daemon was killed) is replaced.
-    fn listen(&mut self, path: &Path) -> Result<UnixListener> {
-        match std::fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                bail!("{} exists and is no socket", path.display());
-            }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                bail!("{} is served by another process", path.display());
-            }
-            Ok(_) => std::fs::remove_file(path).with_context(|| {
-                format!("the stale socket {} cannot be removed", path.display())
-            })?,
-            Err(_) => {}
-        }
-        let listener = UnixListener::bind(path)
-            .with_context(|| format!("the socket {} cannot be made", path.display()))?;
-        // One that has gone already is not ours to remove.
-        self.0
-            .extend(identity(path).map(|own| (path.to_owned(), own)));
-        Ok(listener)
-    }
-}
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        for (path, own) in &self.0 {
-            if identity(path) == Some(*own) {
-                // Somebody else may have removed it.
-                let _ = std::fs::remove_file(path);
-            }
-        }
-    }
-}
-
-/// Each device keeps several descriptors open: as many as the system lets us have.
-fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that is not enough for all.
+fn raise_descriptor_limit(config: &Config) {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
     };
-    // SAFETY: a valid resource and a structure that outlives both calls.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
+    let current = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    let needed = descriptors(config);
+    if let Some(current) = current.filter(|&current| current < needed) {
+        tracing::warn!(
+            "all devices in use need about {needed} descriptors, and the limit is {current}: front ends beyond that are turned \
+             away (raise it: ulimit -Hn, LimitNOFILE= of systemd)"
+        );
     }
+}
+
+/// About how many descriptors are open when every device has a front end.
+fn descriptors(config: &Config) -> u64 {
+    /// Standard streams, signals, the monitor; and what connections hold for a moment while they come or go.
+    const PROCESS: u64 = 64;
+    /// An epoll, its notifier, an io_uring and its eventfd, an AIO context's.
+    const CORE: u64 = 8;
+    /// Its listener, its image, how its image wakes the core, its connection, the inflight region, the channel, and four
+    /// regions of memory.
+    const DEVICE: u64 = 10;
+    /// Kick, call, error.
+    const QUEUE: u64 = 3;
+    let devices = config.blocks.iter();
+    let devices: u64 = devices
+        .map(|block| DEVICE + QUEUE * u64::from(block.queues))
+        .sum();
+    PROCESS + CORE * config.cores.count as u64 + devices
 }
 
 /// Writes all counters.
@@ -246,7 +237,7 @@ fn report(
         })
         .collect();
     let text = serde_json::json!({ "cores": cores, "devices": devices }).to_string();
-    if let Err(error) = std::fs::write(path, text) {
+    if let Err(error) = output::write(path, &text) {
         tracing::warn!(path = %path.display(), %error, "the counters cannot be written");
     }
 }

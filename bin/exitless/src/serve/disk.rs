@@ -7,21 +7,24 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
+use rustix::fs::{Access, access};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
+
+use vio_faults::PanicDisk;
 
 use super::config::{BlockConfig, Source};
 use crate::ending::signals;
-use crate::image_lock;
+use crate::{image_format, image_lock};
 
 /// Requests in flight of one device.
 const DEPTH: u32 = 256;
 
-/// Opens what the device serves.
+/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it.
 ///
 /// # Errors
 /// Names the file and what is wrong with it.
-pub fn open(config: &BlockConfig) -> Result<Blk> {
-    let io: Box<dyn BlockIo> = match &config.source {
+pub fn open(config: &BlockConfig, panics: bool) -> Result<Blk> {
+    let mut io: Box<dyn BlockIo> = match &config.source {
         Source::Raw(path) => {
             Box::new(raw(config, path).with_context(|| format!("disk image {}", path.display()))?)
         }
@@ -31,6 +34,9 @@ pub fn open(config: &BlockConfig) -> Result<Blk> {
         Source::Ram(bytes) => Box::new(ram(*bytes)?),
         Source::Null(bytes) => Box::new(NullDisk::new(*bytes)),
     };
+    if panics {
+        io = Box::new(PanicDisk::new(io));
+    }
     let mut serial = [0; 20];
     serial[..config.id.len()].copy_from_slice(config.id.as_bytes());
     let blk = BlkConfig {
@@ -48,6 +54,28 @@ pub fn open(config: &BlockConfig) -> Result<Blk> {
     })
 }
 
+/// Whether the device could be opened, as far as can be seen without locking its image or changing anything.
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub fn check(config: &BlockConfig) -> Result<()> {
+    let trial = BlockConfig {
+        read_only: true,
+        locking: false,
+        ..config.clone()
+    };
+    open(&trial, false)?;
+    if let Source::Raw(path) | Source::Qcow2(path) = &config.source
+        && !config.read_only
+    {
+        access(path, Access::WRITE_OK).with_context(|| {
+            let path = path.display();
+            format!("disk image {path} cannot be written (readonly=on needs less)")
+        })?;
+    }
+    Ok(())
+}
+
 fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
     let direct = if config.direct { libc::O_DIRECT } else { 0 };
     // Non-blocking: opening a FIFO must not wait for its other end.
@@ -57,6 +85,9 @@ fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
         .custom_flags(direct | libc::O_NONBLOCK)
         .open(path)
         .context("it cannot be opened")?;
+    if !config.is_format_said {
+        image_format::refuse_image(&file)?;
+    }
     let file = image_lock::raw(file, path, config.read_only, &locking(config))?;
     let options = UringOptions {
         read_only: config.read_only,

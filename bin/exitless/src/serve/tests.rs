@@ -6,6 +6,7 @@ use clap::Parser;
 
 use super::args::ServeArgs;
 use super::config::{Config, Source};
+use super::disk;
 
 #[derive(Parser)]
 struct Cli {
@@ -179,7 +180,7 @@ fn an_image_has_one_writer_or_several_readers() {
     let open = |options: &str| {
         let block = format!("id=a,path={path},socket=s{options}");
         let config = load(&["--block", &block]).expect("a good configuration");
-        super::disk::open(&config.blocks[0])
+        disk::open(&config.blocks[0], false)
     };
     let writer = open("").expect("nobody else has it");
     let Err(error) = open("") else {
@@ -205,4 +206,35 @@ fn a_file_with_an_unknown_field_is_refused_with_its_place() {
         error.contains(&path) && error.contains("color") && error.contains("line 3"),
         "{error}"
     );
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_device_once() {
+    let text = refused(&["--block", "id=a,path=ram:1M,socket=a.sock,colour=red"]);
+    assert!(text.contains("unknown key \"colour\""), "{text}");
+    assert_eq!(text.matches("--block").count(), 1, "{text}");
+}
+
+#[test]
+fn an_image_of_which_nobody_said_so_is_not_served_as_raw_blocks() {
+    let mut file = tempfile::NamedTempFile::new_in(".").expect("a file on a disk");
+    let mut content = vec![0; 65536];
+    content[..4].copy_from_slice(b"QFI\xfb");
+    file.write_all(&content).expect("its content");
+    let path = file.path().display();
+    let open = |options: &str| {
+        let block = format!("id=a,path={path},socket=s{options}");
+        let config = load(&["--block", &block]).expect("a good configuration");
+        disk::open(&config.blocks[0], false).map(drop)
+    };
+    for options in ["", ",readonly=on", ",direct=on", ",locking=off"] {
+        let error = open(options).expect_err("nobody said what it is");
+        let text = format!("{error:#}");
+        assert!(text.contains("format=qcow2, or format=raw"), "{text}");
+    }
+    open(",format=raw").expect("it was said");
+    // Not at its beginning.
+    content.rotate_right(1);
+    std::fs::write(file.path(), content).expect("its content");
+    open("").expect("a raw disk");
 }

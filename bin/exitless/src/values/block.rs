@@ -52,6 +52,13 @@ impl Size {
     }
 }
 
+/// What is said to be in a device's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Raw,
+    Qcow2,
+}
+
 /// One device as it is written.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -117,6 +124,19 @@ impl BlockSpec {
         spec.iops = number("iops")?;
         spec.iops_burst = number("iops-burst")?;
         Ok(spec)
+    }
+
+    /// What is said to be in the file; `None`: nothing is said.
+    ///
+    /// # Errors
+    /// No format that there is.
+    pub fn format(&self) -> Result<Option<Format>> {
+        match self.format.as_deref() {
+            None => Ok(None),
+            Some("raw") => Ok(Some(Format::Raw)),
+            Some("qcow2") => Ok(Some(Format::Qcow2)),
+            Some(other) => bail!("format is raw or qcow2, not {other:?}"),
+        }
     }
 
     /// Bytes of a logical block: 512 unless said otherwise, or 4096.

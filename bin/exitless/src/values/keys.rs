@@ -4,13 +4,13 @@ use anyhow::{Context, bail};
 
 /// The pairs of one option, each key at most once.
 pub struct Keys<'a> {
-    option: &'static str,
+    option: &'a str,
     pairs: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Keys<'a> {
     /// Splits `text` at commas; `option` is named in messages.
-    pub fn parse(option: &'static str, text: &'a str) -> anyhow::Result<Self> {
+    pub fn parse(option: &'a str, text: &'a str) -> anyhow::Result<Self> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for part in text.split(',') {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));

@@ -3,3 +3,9 @@
 pub mod block;
 pub mod keys;
 pub mod size;
+
+/// A number of things: `1 device`, `2 devices`.
+pub fn counted(count: usize, noun: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{ending}")
+}

@@ -1,7 +1,7 @@
 //! `exitless serve` ends whatever its disks and front ends do, and leaves nothing behind.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -9,32 +9,32 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use held_fs::{HeldFs, Kind};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use tempfile::TempDir;
 use vhost_blk::client::Options;
 use vhost_blk::load::{Mix, Mode, VmSpec};
 use vhost_blk::queue::{Extent, Op, Status};
 use vhost_blk::{Client, Run, RunError, drive};
 
-use crate::program::{Program, exitless, until};
+use crate::program::{PATIENCE, Program, exitless, until};
 
 const BLOCK: u32 = 4096;
 const IMAGE: u64 = 16 << 20;
 
 /// Where a daemon's sockets and counters are.
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
     /// On a disk, not in memory.
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn image(&self, name: &str) -> PathBuf {
+    pub fn image(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         let file = File::create(&path).unwrap();
         // Written, so that a write to it is a write and nothing else.
@@ -45,7 +45,7 @@ impl Place {
     }
 
     /// A daemon for these disks; device `dN` at socket `dN`.
-    fn command(&self, disks: &[String]) -> Command {
+    pub fn command(&self, disks: &[String]) -> Command {
         let mut command = exitless(&["serve", "--idle", "sleep"]);
         command.arg("--stats").arg(self.path("stats"));
         for (number, disk) in disks.iter().enumerate() {
@@ -56,7 +56,7 @@ impl Place {
         command
     }
 
-    fn serve(&self, disks: &[String]) -> Program {
+    pub fn serve(&self, disks: &[String]) -> Program {
         let program = Program::start(self.command(disks), true);
         for number in 0..disks.len() {
             self.wait_for_socket(number);
@@ -64,7 +64,7 @@ impl Place {
         program
     }
 
-    fn wait_for_socket(&self, number: usize) {
+    pub fn wait_for_socket(&self, number: usize) {
         let socket = self.path(&format!("d{number}"));
         until("its socket", || UnixStream::connect(&socket).is_ok());
     }
@@ -76,7 +76,7 @@ impl Place {
 
     /// Nothing is left of the daemon but its counters.
     #[track_caller]
-    fn check(&self, disks: usize) -> serde_json::Value {
+    pub fn check(&self, disks: usize) -> serde_json::Value {
         for number in 0..disks {
             assert!(
                 !self.path(&format!("d{number}")).exists(),
@@ -88,7 +88,7 @@ impl Place {
 }
 
 /// Makes requests of disk 0 until it is hung up on.
-fn load(socket: &Path) -> Result<(), RunError> {
+pub fn load(socket: &Path) -> Result<(), RunError> {
     let options = Options::new(32, BLOCK);
     drive(&Run {
         vms: vec![VmSpec::closed(socket.to_owned(), 32, BLOCK)],
@@ -279,4 +279,96 @@ fn a_socket_that_a_successor_has_made_in_its_place_is_left_alone() {
     program.ends_by(Signal::TERM, 0);
     assert!(place.path("d0").exists(), "the successor's socket is gone");
     assert!(!place.path("d1").exists(), "its own is left");
+}
+
+/// Processor time of a process so far.
+fn cpu_time(pid: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // `utime` and `stime`, in ticks of 10 ms, proc(5); the name, which may hold anything, ends at the last parenthesis.
+    let fields = text.rsplit_once(')').unwrap().1.split_whitespace();
+    let ticks: u64 = fields
+        .skip(11)
+        .take(2)
+        .map(|n| n.parse::<u64>().unwrap())
+        .sum();
+    Duration::from_millis(10 * ticks)
+}
+
+/// Whether a new front end of this device is answered; `false`: it is hung up on.
+fn is_answered(socket: &Path) -> (bool, UnixStream) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // GET_FEATURES; hung up on already, perhaps.
+    let _ = stream.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let is_answered = match stream.read(&mut [0; 64]) {
+        Ok(0) => false,
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
+        Err(error) => panic!("neither answered nor hung up on: {error}"),
+    };
+    (is_answered, stream)
+}
+
+#[test]
+fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
+    const DEVICES: usize = 12;
+    let place = Place::new();
+    let program = Program::start(place.command(&vec!["path=ram:1M".into(); DEVICES]), true);
+    // Nobody has connected yet: what is open stays so.
+    program.wait_for("ready");
+    let sockets: Vec<_> = (0..DEVICES)
+        .map(|number| place.path(&format!("d{number}")))
+        .collect();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", program.pid()))
+        .unwrap()
+        .count();
+    let limit = |descriptors: Option<u64>| {
+        let pid = Pid::from_raw(program.pid() as i32);
+        let new = Rlimit {
+            current: descriptors,
+            maximum: getrlimit(Resource::Nofile).maximum,
+        };
+        prlimit(pid, Resource::Nofile, new).unwrap();
+    };
+    let all = getrlimit(Resource::Nofile).current;
+    limit(Some(open as u64 + 3));
+    let fronts: Vec<_> = sockets.iter().map(|socket| is_answered(socket)).collect();
+    let answered = fronts
+        .iter()
+        .filter(|(is_answered, _)| *is_answered)
+        .count();
+    assert!((1..DEVICES - 3).contains(&answered), "{answered} answered");
+    program.wait_for("no descriptor is free");
+
+    let (cpu, since) = (cpu_time(program.pid()), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = cpu_time(program.pid()) - cpu;
+    assert!(
+        used < since.elapsed() / 20,
+        "{used:?} of {:?}",
+        since.elapsed()
+    );
+
+    limit(all);
+    drop(fronts);
+    let answers = |socket: &PathBuf| until("it is served again", || is_answered(socket).0);
+    sockets.iter().for_each(answers);
+    program.ends_by(Signal::TERM, 0);
+    place.check(DEVICES);
+}
+
+#[test]
+fn a_limit_of_descriptors_too_low_for_the_devices_is_said_at_the_start() {
+    let place = Place::new();
+    let daemon = place.command(&["path=ram:1M".into()]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"ulimit -n 40; exec "$@""#, "sh"])
+        .arg(daemon.get_program())
+        .args(daemon.get_args());
+    let program = Program::start(command, true);
+    program.wait_for("the limit is 40");
+    place.wait_for_socket(0);
+    program.ends_by(Signal::TERM, 0);
+    place.check(1);
 }

@@ -8,6 +8,8 @@ mod daemon;
 mod guest;
 mod ledger;
 mod log;
+mod panics;
 mod paused;
 mod program;
+mod starts;
 mod storage;

@@ -29,7 +29,7 @@ start fetches QEMU, a Debian kernel and busybox as packages; `exitless lab --hel
 pub struct DemoArgs {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/demo.json")]
-    report: PathBuf,
+    pub report: PathBuf,
     /// Rounds in which all four modes take turns, a window each; the table shows medians.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,

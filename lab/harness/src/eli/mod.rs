@@ -64,7 +64,7 @@ pub struct EliArgs {
     hypervisor: Option<PathBuf>,
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/eli.json")]
-    report: PathBuf,
+    pub report: PathBuf,
 }
 
 /// The second kernel of `--all`.

@@ -31,7 +31,7 @@ pub struct ServeLabArgs {
         value_name = "FILE",
         default_value = "target/report/serve-lab.json"
     )]
-    report: PathBuf,
+    pub report: PathBuf,
     /// How many guests share the sidecore, a round for each number.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 7],
           value_parser = clap::value_parser!(u32).range(1..=7))]

@@ -40,7 +40,7 @@ pub struct SwapFiguresArgs {
         value_name = "FILE",
         default_value = "target/report/swap-figures.json"
     )]
-    report: PathBuf,
+    pub report: PathBuf,
     /// How often each run is made: tables and plots have medians.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,

@@ -39,7 +39,7 @@ pub(crate) const STORE: u64 = 1024 << 20;
 pub struct SwapLabArgs {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/swap.json")]
-    report: PathBuf,
+    pub report: PathBuf,
     /// How often each way runs: the figures are medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,

@@ -424,6 +424,39 @@ fn a_front_end_that_does_not_read_is_not_read_from() {
 }
 
 #[test]
+fn the_last_reply_comes_though_nothing_more_is_asked() {
+    let mut scene = Scene::new();
+    // Whom a driver has made work is woken by its disk no more.
+    scene.check_next("before");
+    let mut socket = UnixStream::connect(scene.server.path(0)).expect("it listens");
+    let request = Request::GetFeatures.encode(false).to_bytes();
+    let reply = request.len() as u64 + 8;
+    let waiting = |socket: &UnixStream| rustix::io::ioctl_fionread(socket).expect("a socket");
+    let mut sent = 0;
+    // One at a time, until a reply finds no room; a core that sleeps has left no request in the socket.
+    loop {
+        socket.write_all(&request).expect("there is room");
+        sent += 1;
+        let since = Instant::now();
+        while waiting(&socket) < sent * reply && since.elapsed() < Duration::from_millis(20) {
+            std::thread::yield_now();
+        }
+        if waiting(&socket) < sent * reply {
+            scene.check_rest("one that does not read");
+            if waiting(&socket) < sent * reply {
+                break;
+            }
+        }
+        assert!(sent < 100_000, "every reply finds room");
+    }
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let mut replies = vec![0; (sent * reply) as usize];
+    socket.read_exact(&mut replies).expect("the last reply too");
+    drop(socket);
+    scene.check_next("a front end that reads late");
+}
+
+#[test]
 fn garbage_ends_the_connection() {
     let mut scene = Scene::new();
     let mut random = Random::new(7);

@@ -1,0 +1,211 @@
+//! What is refused before anything starts, and what is said and told when all has started.
+
+use std::io::Read;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::Signal;
+use tempfile::NamedTempFile;
+
+use crate::daemon::Place;
+use crate::guest::Steps;
+use crate::program::{PATIENCE, Program, exitless, has_kvm, run};
+
+/// It ends at once with status 2, having said all of `words` in one line.
+#[track_caller]
+fn refuses(command: Command, words: &[&str]) {
+    let since = Instant::now();
+    let ended = Program::start(command, true).end(since);
+    assert_eq!(ended.status, Some(2), "{}", ended.said);
+    assert_eq!(ended.said.lines().count(), 1, "{}", ended.said);
+    for word in words {
+        assert!(ended.said.contains(word), "no {word:?} in: {}", ended.said);
+    }
+}
+
+/// It ends with status 0 and this line on standard output.
+#[track_caller]
+fn checks(mut command: Command, line: &str) {
+    let output = command.arg("--check").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), line);
+}
+
+#[test]
+fn a_check_names_an_image_that_is_missing() {
+    let place = Place::new();
+    let missing = place.path("missing.raw").display().to_string();
+    for format in ["raw", "qcow2"] {
+        let disk = format!("path={missing},format={format}");
+        let mut check = place.command(&["path=ram:1M".into(), disk]);
+        check.arg("--check");
+        refuses(check, &["device d1", &missing, "No such file"]);
+    }
+}
+
+#[test]
+fn a_check_names_a_folder_that_is_missing() {
+    let place = Place::new();
+    let check = |args: &[&str]| {
+        let mut command = exitless(&["serve", "--check"]);
+        command.args(args);
+        command
+    };
+    let block = format!(
+        "id=a,path=ram:1M,socket={}/absent/a",
+        place.path("").display()
+    );
+    refuses(
+        check(&["--block", &block]),
+        &["device a", "absent/a", "No such file"],
+    );
+    let block = format!("id=a,path=ram:1M,socket={}", place.path("a").display());
+    let args = ["--block", &block, "--stats", "/dev/null/x"];
+    refuses(check(&args), &["--stats /dev/null/x cannot be written"]);
+}
+
+#[test]
+fn a_check_disturbs_nobody() {
+    let place = Place::new();
+    let disk = format!("path={}", place.image("image").display());
+    let program = place.serve(std::slice::from_ref(&disk));
+    // Locked, and served.
+    checks(
+        place.command(std::slice::from_ref(&disk)),
+        "1 device on 1 core: the configuration is good",
+    );
+    assert!(UnixStream::connect(place.path("d0")).is_ok());
+    program.ends_by(Signal::TERM, 0);
+    assert_eq!(place.check(1)["devices"]["d0"]["errors"], 0);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_refused_before_anything_starts() {
+    let place = Place::new();
+    let block = format!("id=a,path=ram:1M,socket={}", place.path("a").display());
+    let mut serve = exitless(&["serve", "--stats", "/dev/null/x", "--block", &block]);
+    serve.stdin(Stdio::null());
+    refuses(serve, &["--stats /dev/null/x"]);
+    assert!(!place.path("a").exists(), "a socket was made");
+    for command in ["demo", "eli", "serve-lab", "swap-lab", "swap-figures"] {
+        let mut command = exitless(&[command, "--report", "/dev/null/x"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        refuses(command, &["--report /dev/null/x"]);
+    }
+}
+
+#[test]
+fn nobody_is_listened_to_before_every_image_is_open() {
+    let (first, second) = (Place::new(), Place::new());
+    let disk = format!("path={}", first.image("image").display());
+    let served = first.serve(std::slice::from_ref(&disk));
+    let waits = Program::start(second.command(&["path=ram:1M".into(), disk]), true);
+    waits.wait_for("waiting for");
+    assert!(!second.path("d0").exists(), "a socket that nobody serves");
+    served.ends_by(Signal::TERM, 0);
+    waits.wait_for("ready");
+    waits.ends_by(Signal::TERM, 0);
+    second.check(2);
+}
+
+#[test]
+fn a_daemon_says_when_it_is_ready() {
+    let place = Place::new();
+    for (disks, line) in [
+        (1, "serving 1 device on 1 core\n"),
+        (2, "serving 2 devices on 1 core\n"),
+    ] {
+        let command = place.command(&vec!["path=ram:1M".into(); disks]);
+        let program = Program::start(command, true);
+        program.wait_for(&format!("exitless: ready: {line}"));
+        for number in 0..disks {
+            UnixStream::connect(place.path(&format!("d{number}"))).unwrap();
+        }
+        program.ends_by(Signal::TERM, 0);
+        place.check(disks);
+    }
+}
+
+/// A service manager, at a path and at an abstract name, each with what NOTIFY_SOCKET says of it.
+fn managers(place: &Place) -> [(UnixDatagram, String); 2] {
+    let path = place.path("notify");
+    let name = format!("exitless-test-{}-{}", std::process::id(), path.display());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let managers = [
+        (
+            UnixDatagram::bind(&path).unwrap(),
+            path.display().to_string(),
+        ),
+        (
+            UnixDatagram::bind_addr(&address).unwrap(),
+            format!("@{name}"),
+        ),
+    ];
+    for (manager, _) in &managers {
+        manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    managers
+}
+
+#[track_caller]
+fn is_told(manager: &UnixDatagram, what: &str) {
+    let mut bytes = [0; 256];
+    let len = manager.recv(&mut bytes).unwrap();
+    let text = String::from_utf8_lossy(&bytes[..len]);
+    assert!(text.lines().any(|line| line == what), "{text:?}");
+}
+
+#[test]
+fn a_service_manager_is_told() {
+    let place = Place::new();
+    for (manager, name) in managers(&place) {
+        let mut command = place.command(&["path=ram:1M".into()]);
+        command.env("NOTIFY_SOCKET", name);
+        let program = Program::start(command, true);
+        is_told(&manager, "READY=1");
+        UnixStream::connect(place.path("d0")).unwrap();
+        program.signal(Signal::TERM);
+        is_told(&manager, "STOPPING=1");
+        program.end(Instant::now()).check(0);
+    }
+}
+
+#[test]
+fn a_service_manager_that_cannot_be_told_ends_nothing() {
+    let place = Place::new();
+    for name in ["relative", "/dev/null", ""] {
+        let mut command = place.command(&["path=ram:1M".into()]);
+        command.env("NOTIFY_SOCKET", name);
+        let program = Program::start(command, true);
+        program.wait_for("NOTIFY_SOCKET");
+        place.wait_for_socket(0);
+        program.ends_by(Signal::TERM, 0);
+    }
+}
+
+#[test]
+fn a_service_manager_is_told_of_a_machine() {
+    if !has_kvm() {
+        return;
+    }
+    let mut kernel = NamedTempFile::new().unwrap();
+    let guest = Steps::default().say(b'!');
+    std::io::Write::write_all(&mut kernel, &guest.kernel()).unwrap();
+    let place = Place::new();
+    let [(manager, name), _] = managers(&place);
+    let mut command = run(kernel.path());
+    command.env("NOTIFY_SOCKET", name);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut program = Program::start(command, true);
+    is_told(&manager, "READY=1");
+    let mut output = std::fs::File::from(program.output());
+    output.read_exact(&mut [0]).unwrap();
+    program.signal(Signal::TERM);
+    is_told(&manager, "STOPPING=1");
+    program
+        .end(Instant::now())
+        .check(128 + Signal::TERM.as_raw());
+}
