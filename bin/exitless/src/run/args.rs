@@ -32,9 +32,12 @@ Examples:
 A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
-reset, 4 a sidecore stopped answering, 5 ended at once by a second signal, 128+n ended by signal n.
-A signal ends the machine within two seconds; only storage that the host holds makes it wait, and is named on standard
-error. Another signal, 0.2 s later or more, ends it at once.";
+reset, with --on-reboot exit, 4 a sidecore stopped answering, 5 ended at once by one signal more, 7 the guest asked for a reset, and its
+machine could not be started again, 128+n ended by signal n.
+SIGTERM, SIGINT and SIGHUP press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid
+powers off). A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or
+more, the machine ends whatever its guest is doing, as if its power were cut; SIGQUIT does that at once. That takes two seconds at
+most; only storage that the host holds makes it wait, and is named on standard error. One more signal ends it at once.";
 
 const DISK_HELP: &str = "\
 A virtio disk, in a file or behind the vhost-user socket of another process; repeat for more.
@@ -108,6 +111,14 @@ The guest's statistics are asked for each second, and stand in the ledger.
 
 No IOMMU stands before this one device: Linux's driver hands it guest-physical addresses, as it does elsewhere. It reads what the \
 guest tells it, and writes nothing but the rings of that. Other devices stay confined.";
+
+const REBOOT_HELP: &str = "\
+What a guest that asks for a reset gets.
+
+restart winds the machine down as at any end, and starts it again in the same process (this program executes itself, for which it needs \
+/proc): files, sockets and TAP interfaces are opened again by their names, images are unlocked and locked again. Each time is one line \
+on standard error, with its number; nothing limits how often. What was typed and not read is gone. A signal meanwhile ends the run. If the \
+machine cannot be started again, the reason is on standard error, and the status is 7. exit ends the run, with status 3.";
 
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]
@@ -229,12 +240,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "S", default_value_t = 2)]
     pub watchdog: u64,
 
-    /// Write the exit ledger to this file, as JSON. Only with this may the guest mark windows (port 0xe0): the first mark sets up
-    /// tracepoints of KVM, which cost every guest of this host.
+    /// Seconds a signal gives the guest to power off once its power button is pressed; 0: no button, and the signal ends it.
+    #[arg(long, value_name = "S", default_value_t = 90)]
+    pub stop_timeout: u64,
+
+    /// What a guest that asks for a reset gets: its machine again, or the end of the run (status 3).
+    #[arg(long, value_enum, default_value_t = RebootArg::Restart, long_help = REBOOT_HELP)]
+    pub on_reboot: RebootArg,
+
+    /// Write the exit ledger to this file, as JSON: that of the last boot, if the guest has been started again. Only with this may the
+    /// guest mark windows (port 0xe0): the first mark sets up tracepoints of KVM, which cost every guest of this host.
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 
-    /// The serial console: `stdio`, `none`, or a file for its output.
+    /// The serial console: `stdio`, `none`, or a file for its output. What the guest says after a reset is appended.
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub console: String,
 }
@@ -304,6 +323,15 @@ impl IdleArg {
             Self::Sleep => IdlePolicy::Sleep,
         }
     }
+}
+
+/// `--on-reboot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RebootArg {
+    /// The machine is started again.
+    Restart,
+    /// The run ends, with status 3.
+    Exit,
 }
 
 /// `--dma`.

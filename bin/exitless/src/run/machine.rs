@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,18 +30,28 @@ use platform::ioapic::Ioapic;
 use platform::layout;
 use platform::power::{KeyboardReset, Marker, Power};
 
+use super::args::RebootArg;
 use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
 use super::devices;
-use crate::ending::signals::{Asked, Signals};
+use crate::ending::signals::{Asked, Listener, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
 use crate::messages::{self, say};
 use crate::notify;
 use crate::terminal::input::{self, Keyboard};
 use crate::terminal::raw::RawMode;
 
-/// Runs the machine to its end; the process's exit status.
-pub fn run(mut config: Config) -> anyhow::Result<u8> {
+/// What becomes of the process when the machine has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It ends with this status.
+    Exit(u8),
+    /// It starts the machine again.
+    Restart,
+}
+
+/// Runs the machine to its end.
+pub fn run(mut config: Config) -> anyhow::Result<After> {
     let kvm = match config.any_kvm {
         true => kvm::vm::open_for_programs()?,
         false => kvm::vm::open()?,
@@ -59,7 +69,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let vm = Arc::new(Vm::new(&kvm)?);
     let slots = vm.map_ram(&ram)?;
     let control = Arc::new(Control::new().context("an eventfd")?);
-    end_by_signals(signals, control.clone())?;
+    let button = Arc::new(OnceLock::new());
+    let stop = config.stop_timeout;
+    let listener = listen_to_signals(signals, stop, control.clone(), button.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(KvmRoutes::new(vm.clone()));
@@ -110,7 +122,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let machine = Machine {
         memory: Arc::new(memory),
         ports: Arc::new(ports),
-        ioapic,
+        ioapic: ioapic.clone(),
         exits: exits.clone(),
         control: control.clone(),
         say: messages::print,
@@ -123,6 +135,8 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     if let Some(running) = &mut attached.running {
         running.begin()?;
     }
+    // From now on there is a guest that may hear it.
+    let _ = button.set(ioapic);
     let threads = start_vcpus(vcpus, &config, &machine);
     notify::ready("the guest runs");
     let end = control.wait_for_end();
@@ -152,15 +166,28 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         Some(running) => running.stop(&look),
         None => Ok(()),
     };
-    summary(&end, &exits, &msi);
-    stopped.context("the devices did not stop in order")?;
-    Ok(status(&end))
+    // From here on a signal is for whoever comes next.
+    listener.stop();
+    let after = after(&end, control.asked(), config.on_reboot);
+    let why = match after {
+        After::Exit(_) => why(&end, control.asked()),
+        After::Restart => format!(
+            "the guest asked for a reset: starting its machine again (restart {})",
+            config.restarts.saturating_add(1)
+        ),
+    };
+    summary(&why, &exits, &msi);
+    if let Err(error) = stopped {
+        say!("the devices did not stop in order: {error:#}");
+        return Ok(After::Exit(ending::STATUS_FAILED));
+    }
+    Ok(after)
 }
 
 /// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
 /// reads, as with any program that writes into a pipe; a signal, before or now, puts a limit to that.
 fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
-    while !control.is_asked() {
+    while control.asked().is_none() {
         if output.flush(LOOK) {
             return;
         }
@@ -174,7 +201,7 @@ fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
 fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! {
     const PATIENCE: Duration = Duration::from_secs(1);
     let all_left = control.wait_for_vcpus(PATIENCE);
-    summary(end, exits, msi);
+    summary(&why(end, None), exits, msi);
     if !all_left {
         say!("a vCPU still waits for the sidecore");
     }
@@ -199,15 +226,36 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<
     Ok(vcpus)
 }
 
-/// From now on a signal ends the machine.
-fn end_by_signals(signals: Signals, control: Arc<Control>) -> anyhow::Result<()> {
-    signals
-        .listen(move |asked| {
-            if let Asked::End(signal) = asked {
-                control.end(End::Signal(signal));
-            }
-        })
-        .context("the thread for signals")
+/// From now on a signal presses the power button, once there is a guest to hear it, or ends the machine.
+fn listen_to_signals(
+    signals: Signals,
+    grace: Duration,
+    control: Arc<Control>,
+    button: Arc<OnceLock<Arc<Ioapic>>>,
+) -> anyhow::Result<Listener> {
+    let on = move |asked| match (asked, button.get()) {
+        (Asked::Press(signal), Some(ioapic)) if !control.is_over() => {
+            // First, since the guest may be quick.
+            control.ask(End::Signal(signal));
+            let is_heard = ioapic.pulse(layout::POWER_BUTTON_PIN);
+            say_pressed(signal, grace, is_heard);
+        }
+        (Asked::Press(signal) | Asked::End(signal), _) => control.end(End::Signal(signal)),
+        (Asked::Stats, _) => {}
+    };
+    signals.listen(grace, on).context("the thread for signals")
+}
+
+fn say_pressed(signal: i32, grace: Duration, is_heard: bool) {
+    let unheard = match is_heard {
+        true => "",
+        false => ", which no driver in the guest listens to",
+    };
+    say!(
+        "signal {signal}: pressed the guest's power button{unheard}; unless it powers off, the machine ends within {} s, or by \
+         another signal",
+        grace.as_secs()
+    );
 }
 
 /// Passes what is typed to the guest. A terminal is in raw mode until the guard is dropped.
@@ -340,25 +388,43 @@ fn warn_about_cpus(config: &Config) {
     }
 }
 
+/// A guest that resets gets its machine back, unless the end was asked for: then that is why it ends.
+fn after(end: &End, asked: Option<End>, on_reboot: RebootArg) -> After {
+    match (end, on_reboot, asked) {
+        (End::Reset, RebootArg::Restart, None) => After::Restart,
+        (End::Reset, RebootArg::Restart, Some(asked)) => After::Exit(status(&asked)),
+        _ => After::Exit(status(end)),
+    }
+}
+
 fn status(end: &End) -> u8 {
     match end {
         End::PowerOff | End::Quit => 0,
-        End::Crash(_) | End::Host(_) => 1,
+        End::Crash(_) | End::Host(_) => ending::STATUS_FAILED,
         End::Reset => 3,
         End::Watchdog(_) => STATUS_STUCK,
-        End::Signal(signal) => 128u8.wrapping_add(*signal as u8),
+        End::Signal(signal) => ending::status_of_signal(*signal),
+    }
+}
+
+/// Why the machine ended, and whether somebody had asked for that.
+fn why(end: &End, asked: Option<End>) -> String {
+    let asked = match asked {
+        Some(End::Signal(signal)) => format!(", and signal {signal} had asked for the end"),
+        Some(End::Quit) => ", and the escape key had asked for the end".to_owned(),
+        _ => String::new(),
+    };
+    match end {
+        End::PowerOff => format!("the guest powered off{asked}"),
+        End::Reset => format!("the guest asked for a reset{asked}; `run` ends here"),
+        End::Quit => "ended by the escape key".to_owned(),
+        End::Signal(signal) => format!("ended by signal {signal}"),
+        End::Crash(what) | End::Host(what) | End::Watchdog(what) => what.clone(),
     }
 }
 
 /// Why it ended, and how often vCPUs came to user space.
-fn summary(end: &End, exits: &ExitLedger, msi: &KvmMsi) {
-    let why = match end {
-        End::PowerOff => "the guest powered off".to_owned(),
-        End::Reset => "the guest asked for a reset; `run` ends here".to_owned(),
-        End::Quit => "ended by the escape key".to_owned(),
-        End::Signal(signal) => format!("ended by signal {signal}"),
-        End::Crash(what) | End::Host(what) | End::Watchdog(what) => what.clone(),
-    };
+fn summary(why: &str, exits: &ExitLedger, msi: &KvmMsi) {
     let snapshot = exits.snapshot();
     let counts: Vec<_> = ExitCause::ALL
         .into_iter()

@@ -3,22 +3,29 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Termios, tcgetattr};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::guest::Steps;
 use crate::program::{Program, has_kvm, run, until, wait_until_full};
+use crate::terminal::{Terminal, modes};
 
 /// A kernel file of these steps, as long as it is kept.
 fn kernel(steps: Steps) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(&steps.kernel()).unwrap();
     file
+}
+
+/// A machine whose guest is not asked to power off: these listen to no button.
+fn run_unasked(kernel: &Path) -> Command {
+    let mut command = run(kernel);
+    command.args(["--stop-timeout", "0"]);
+    command
 }
 
 fn chatterbox() -> NamedTempFile {
@@ -45,7 +52,7 @@ fn sigterm_ends_a_machine_whose_output_nobody_reads() {
     }
     let kernel = chatterbox();
     let machines = [Signal::TERM, Signal::INT, Signal::HUP].map(|signal| {
-        let mut command = run(kernel.path());
+        let mut command = run_unasked(kernel.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut program = Program::start(command, true);
         let output = program.output();
@@ -68,7 +75,7 @@ fn sigterm_ends_a_machine_whose_output_and_messages_are_one_full_pipe() {
     }
     let kernel = chatterbox();
     let (reader, writer) = std::io::pipe().unwrap();
-    let mut command = run(kernel.path());
+    let mut command = run_unasked(kernel.path());
     command
         .stdin(Stdio::null())
         .stdout(writer.try_clone().unwrap())
@@ -84,7 +91,7 @@ fn sigterm_ends_a_machine_whose_guest_reads_nothing() {
         return;
     }
     let kernel = deaf();
-    let mut command = run(kernel.path());
+    let mut command = run_unasked(kernel.path());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut program = Program::start(command, true);
     let _output = wait_for_word(program.output());
@@ -131,57 +138,6 @@ fn what_was_written_before_a_power_off_is_read_in_full_however_late() {
     assert_eq!(bytes.len(), BYTES);
 }
 
-/// A terminal: our end and the machine's.
-struct Terminal {
-    ours: File,
-    theirs: OwnedFd,
-}
-
-impl Terminal {
-    fn open() -> Self {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&ours).unwrap();
-        unlockpt(&ours).unwrap();
-        let name = ptsname(&ours, Vec::new()).unwrap();
-        let theirs = File::options()
-            .read(true)
-            .write(true)
-            .open(name.to_str().unwrap())
-            .unwrap();
-        Self {
-            ours: ours.into(),
-            theirs: theirs.into(),
-        }
-    }
-
-    fn settings(&self) -> Termios {
-        tcgetattr(&self.theirs).unwrap()
-    }
-
-    fn give(&self, command: &mut Command) {
-        command
-            .stdin(self.theirs.try_clone().unwrap())
-            .stdout(self.theirs.try_clone().unwrap());
-    }
-
-    fn is_raw(&self) -> bool {
-        let settings = self.settings();
-        !settings
-            .local_modes
-            .contains(rustix::termios::LocalModes::ICANON)
-    }
-}
-
-/// What a program may leave changed of a terminal: nothing.
-fn modes(settings: &Termios) -> impl PartialEq + std::fmt::Debug {
-    (
-        settings.input_modes,
-        settings.output_modes,
-        settings.control_modes,
-        settings.local_modes,
-    )
-}
-
 #[test]
 fn the_escape_key_is_heard_behind_typing_that_the_guest_does_not_read() {
     if !has_kvm() {
@@ -213,7 +169,7 @@ fn the_terminal_is_restored_also_when_it_takes_no_more_output() {
     let kernel = chatterbox();
     let terminal = Terminal::open();
     let before = terminal.settings();
-    let mut command = run(kernel.path());
+    let mut command = run_unasked(kernel.path());
     terminal.give(&mut command);
     let program = Program::start(command, true);
     wait_until_full(terminal.ours.as_fd());

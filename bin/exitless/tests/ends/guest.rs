@@ -18,6 +18,9 @@ const POWER_OFF: u32 = 1 << 5 | 5 << 2;
 
 /// The ledger's marker port.
 const MARKER: u32 = 0xe0;
+/// ACPI reset register, and what resets.
+const RESET: u32 = 0x602;
+const RESET_VALUE: u32 = 0x0f;
 
 /// Configuration space of 00:01.0, and where its BAR is put.
 const CONFIG: u32 = 0xe000_8000;
@@ -42,6 +45,13 @@ const GIVEN: u32 = 0x30_0000;
 const PAGE: u32 = 4096;
 /// A root table without entries: zeroes.
 const ROOT: u32 = 0x38_0000;
+
+/// The I/O APIC: its index and its window, the entry of the power button's pin, "level, vector 41h" and "not acknowledged".
+const IOAPIC_INDEX: u32 = 0xfec0_0000;
+const IOAPIC_WINDOW: u32 = 0xfec0_0010;
+const BUTTON_ENTRY: u32 = 0x10 + 2 * 9;
+const LEVEL: u32 = 1 << 15 | 0x41;
+const REMOTE_IRR: u32 = 1 << 14;
 
 /// VT-d's registers, and the highest byte of its global command and status.
 const IOMMU: u32 = 0xfed9_0000;
@@ -76,6 +86,8 @@ global_asm!(
     "je 16f",
     "cmp eax, 7",
     "je 17f",
+    "cmp eax, 8",
+    "je 18f",
     "10:",
     "hlt",
     "jmp 10b",
@@ -106,6 +118,10 @@ global_asm!(
     "in al, dx",
     "test al, cl",
     "jz 17b",
+    "jmp 2b",
+    "18:",
+    "test [edi], ecx",
+    "jz 18b",
     "jmp 2b",
     ".code64",
     "exitless_ends_end:",
@@ -181,6 +197,23 @@ impl Steps {
         self.step(4, SLEEP_CONTROL, POWER_OFF)
     }
 
+    /// Asks for a reset.
+    pub fn reset(self) -> Self {
+        self.step(4, RESET, RESET_VALUE)
+    }
+
+    /// Listens to the power button. Interrupts are off here: the pin is made a level-triggered one, whose entry then shows that it
+    /// has fired.
+    pub fn listen_to_button(self) -> Self {
+        self.store32(IOAPIC_INDEX, BUTTON_ENTRY)
+            .store32(IOAPIC_WINDOW, LEVEL)
+    }
+
+    /// Waits until the button it listens to was pressed.
+    pub fn wait_for_button(self) -> Self {
+        self.step(8, IOAPIC_WINDOW, REMOTE_IRR)
+    }
+
     /// Stores a word.
     pub fn store(self, at: u32, value: u32) -> Self {
         self.store32(at, value)
@@ -253,6 +286,11 @@ impl Steps {
             .store32(DATA, 0x6c6c_6548)
             .store32(AVAILABLE, 1 << 16)
             .store16(NOTIFY, 0)
+    }
+
+    /// Waits until the request of [`ask`](Self::ask) is answered.
+    pub fn wait_for_answer(self) -> Self {
+        self.step(6, USED + 2, 1)
     }
 
     /// Turns the IOMMU on with a table by which no function reaches any memory.
