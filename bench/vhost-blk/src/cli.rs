@@ -161,6 +161,9 @@ struct ServeBench {
     /// qemu-storage-daemon: another program than the one on PATH.
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-storage-daemon")]
     qsd: String,
+    /// A directory with a build of SPDK: its `build/bin/vhost` is measured, too.
+    #[arg(long, value_name = "DIRECTORY")]
+    spdk: Option<PathBuf>,
     /// Where files lie that are not in memory: on the file system that is to be measured.
     #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
     files: PathBuf,
@@ -196,6 +199,7 @@ impl ServeBench {
             beside: self.beside,
             idle: self.idle,
             qsd: self.qsd,
+            spdk: self.spdk,
             files: self.files,
             server_cpu: self.cpus.server_cpu,
             client_cpu: self.cpus.client_cpu,

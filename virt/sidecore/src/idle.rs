@@ -323,6 +323,16 @@ impl IdleState {
         }
     }
 
+    /// Whether it wants to know how much CPU time the core has used in all, see [`used`](Self::used).
+    pub fn wants_use(&self, now: Nanos) -> bool {
+        matches!(self.policy, IdlePolicy::Priced(_)) && self.allowance.wants_measurement(now)
+    }
+
+    /// The core has used so much CPU time in all, in nanoseconds.
+    pub fn used(&mut self, now: Nanos, cpu_ns: u64) {
+        self.allowance.measured(now, cpu_ns);
+    }
+
     /// What a wake adds to the latency of what it is for, and what a park takes of CPU time, in nanoseconds: measured before
     /// there was work, instead of the assumptions.
     pub fn calibrated(&mut self, wake_ns: u64, cpu_ns: u64) {

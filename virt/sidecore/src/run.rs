@@ -242,6 +242,11 @@ impl<P: Poller> Core<P> {
                 let cpu_ns =
                     before.and_then(|before| Some(self.clock.read().ok()?.saturating_sub(before)));
                 self.idle.slept(asleep_ns, cpu_ns, late_ns);
+                if self.idle.wants_use(self.now)
+                    && let Ok(cpu_ns) = self.clock.read()
+                {
+                    self.idle.used(self.now, cpu_ns);
+                }
                 self.take_events(ready);
             }
         }

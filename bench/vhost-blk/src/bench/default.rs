@@ -106,19 +106,20 @@ fn open(bench: &mut Bench) -> Result<()> {
     bench
         .record
         .section("20,000 requests a second, CPUs that halt (latency from the intended time)");
-    let peers = [
+    let mut peers = vec![
         Peer::Ours,
         Peer::OursIdle("poll".to_owned()),
         Peer::OursIdle("sleep".to_owned()),
         Peer::Qsd(Aio::Uring),
     ];
+    peers.extend(bench.settings.spdk.is_some().then_some(Peer::Spdk));
     for (name, pacing) in [
         ("poisson", Pacing::Poisson(20e3)),
         ("uniform", Pacing::Uniform(20e3)),
     ] {
-        let names =
-            ["default", "poll", "sleep", "peer"].map(|peer| format!("open20k_{name}_{peer}"));
-        let results = at_rate(bench, &names, &peers, pacing)?;
+        let names = ["default", "poll", "sleep", "peer", "peer"]
+            .map(|peer| format!("open20k_{name}_{peer}"));
+        let results = at_rate(bench, &names[..peers.len()], &peers, pacing)?;
         if let Some(ours) = &results[0] {
             for (key, value) in [
                 ("p50_us", ours.p50_ns / 1e3),

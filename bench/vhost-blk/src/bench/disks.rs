@@ -20,7 +20,7 @@ pub fn disks(bench: &mut Bench) -> Result<()> {
         for depth in [1, 32] {
             for (guest, mode) in [("poll", Mode::Poll), ("event", Mode::Event)] {
                 let row = format!("{name}_d{depth}_{guest}");
-                let peers = [&[Peer::Ours], kind.qsds()].concat();
+                let peers = bench.peers(kind);
                 let results = bench.row(&row, &peers, &Disk::many(kind, 1), |bench, server| {
                     bench.load(server, all(server, depth), mode)
                 })?;
@@ -53,7 +53,7 @@ pub fn disks(bench: &mut Bench) -> Result<()> {
 }
 
 fn keys(bench: &mut Bench, name: &str, depth: u16, mode: Mode, results: &[Option<Summary>]) {
-    let Some((Some(ours), qsds)) = results.split_first() else {
+    let Some((Some(ours), peers)) = results.split_first() else {
         return;
     };
     match (name, depth, mode) {
@@ -75,45 +75,43 @@ fn keys(bench: &mut Bench, name: &str, depth: u16, mode: Mode, results: &[Option
     };
     if mode == Mode::Poll {
         let row = format!("{name}_d{depth}");
-        versus_qsd(bench, &row, ours, qsds, &["iops", "p99"]);
+        versus(bench, &row, ours, peers, &["iops", "p99"]);
     } else {
-        versus_qsd(bench, &event, ours, qsds, &["p50", "p99"]);
+        versus(bench, &event, ours, peers, &["p50", "p99"]);
     }
 }
 
-/// Keys `ROW_vs_qsd` of IOPS, `ROW_p50_vs_qsd`, `ROW_p99_vs_qsd` of times: ours / the better of theirs; `ROW_vs_qsd_uring`, ours /
-/// the first of theirs, in IOPS.
-pub fn versus_qsd(
+/// Keys `ROW_vs_qsd` of IOPS, `ROW_p50_vs_qsd`, `ROW_p99_vs_qsd` of times: ours / the better of qemu-storage-daemon's; likewise
+/// `…_vs_spdk`, and `ROW_vs_qsd_uring` of IOPS. `peers` as [`Bench::peers`] has them, without ours.
+pub fn versus(
     bench: &mut Bench,
     row: &str,
     ours: &Summary,
-    qsds: &[Option<Summary>],
+    peers: &[Option<Summary>],
     figures: &[&str],
 ) {
-    let theirs = |figure: &dyn Fn(&Summary) -> f64| {
-        let measured = qsds.iter().flatten().map(figure);
-        measured.reduce(f64::min)
+    let (spdk, qsds) = match peers {
+        [qsds @ .., spdk] if bench.settings.spdk.is_some() => (spdk.as_slice(), qsds),
+        qsds => (&[][..], qsds),
     };
-    for &figure in figures {
-        let (key, ratio) = match figure {
-            "iops" => (
-                format!("{row}_vs_qsd"),
-                theirs(&|qsd| 1.0 / qsd.iops).map(|least| ours.iops * least),
-            ),
-            "p50" => (
-                format!("{row}_p50_vs_qsd"),
-                theirs(&|qsd| qsd.p50_ns).map(|least| ours.p50_ns / least),
-            ),
-            _ => (
-                format!("{row}_p99_vs_qsd"),
-                theirs(&|qsd| qsd.p99_ns).map(|least| ours.p99_ns / least),
-            ),
-        };
-        if let Some(ratio) = ratio {
-            bench.record.number(&key, ratio);
+    let (spdk, qsds): (Vec<_>, Vec<_>) = (spdk.iter().collect(), qsds.iter().flatten().collect());
+    for (peer, theirs) in [("qsd", &qsds), ("spdk", &spdk)] {
+        for &figure in figures {
+            let (part, more_is_better, of): (_, _, fn(&Summary) -> f64) = match figure {
+                "iops" => ("", true, |summary| summary.iops),
+                "p50" => ("_p50", false, |summary| summary.p50_ns),
+                "flush" => ("_flush_p50", false, |summary| summary.flush_p50_ns),
+                _ => ("_p99", false, |summary| summary.p99_ns),
+            };
+            let better = if more_is_better { f64::max } else { f64::min };
+            let best = theirs.iter().map(|summary| of(summary)).reduce(better);
+            if let Some(best) = best.filter(|best| best.is_finite()) {
+                let key = format!("{row}{part}_vs_{peer}");
+                bench.record.number(&key, of(ours) / best);
+            }
         }
     }
-    if let Some(Some(uring)) = qsds.first()
+    if let Some(Some(uring)) = peers.first()
         && figures.contains(&"iops")
     {
         let key = format!("{row}_vs_qsd_uring");
@@ -127,11 +125,11 @@ pub fn vms(bench: &mut Bench) -> Result<()> {
     for count in [1, 4, 16, 64, 256] {
         let row = format!("vms_{count}");
         let disks = Disk::many(Kind::Null, count);
-        let peers = [Peer::Ours, Peer::Qsd(Aio::Uring)];
+        let peers = bench.peers(Kind::Null);
         let results = bench.row(&row, &peers, &disks, |bench, server| {
             bench.load(server, all(server, 4), Mode::Poll)
         })?;
-        if let (256, [Some(ours), _]) = (count, results.as_slice()) {
+        if let (256, [Some(ours), ..]) = (count, results.as_slice()) {
             bench.record.number("served_of_256", ours.served);
         }
     }

@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 
-use super::disks::versus_qsd;
-use super::{Bench, Disk, Kind, Peer, all};
+use super::disks::versus;
+use super::{Bench, Disk, Kind, all};
 use crate::load::{Mix, Mode};
 
 /// Size of the files, MiB.
-const MIB: u32 = 512;
+const MIB: u32 = 256;
 /// 4 KiB each.
 const READS: Mix = Mix::READS;
 const MIXED: Mix = Mix {
@@ -40,20 +40,14 @@ pub fn files(bench: &mut Bench) -> Result<()> {
         ("mixed_direct_d32", Kind::Direct(MIB), MIXED, 32),
         ("flush_d1", Kind::Buffered(MIB), FLUSHED, 1),
     ] {
-        let peers = [&[Peer::Ours], kind.qsds()].concat();
+        let peers = bench.peers(kind);
         let results = bench.row(name, &peers, &Disk::many(kind, 1), |bench, server| {
             let mut run = bench.load(server, all(server, depth), Mode::Poll);
             run.mix = mix;
             run
         })?;
-        let Some((Some(ours), qsds)) = results.split_first() else {
-            continue;
-        };
-        versus_qsd(bench, name, ours, qsds, &["iops", "p50", "p99"]);
-        let flushes = qsds.iter().flatten().map(|qsd| qsd.flush_p50_ns);
-        if let Some(least) = flushes.filter(|ns| ns.is_finite()).reduce(f64::min) {
-            let key = format!("{name}_flush_p50_vs_qsd");
-            bench.record.number(&key, ours.flush_p50_ns / least);
+        if let Some((Some(ours), peers)) = results.split_first() {
+            versus(bench, name, ours, peers, &["iops", "p50", "p99", "flush"]);
         }
     }
     Ok(())

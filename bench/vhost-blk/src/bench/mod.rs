@@ -19,7 +19,8 @@
 //! | `pairs` | this build and another of ours in turns, if there is one |
 //!
 //! qemu-storage-daemon reads files by io_uring (`qsd`) and by threads (`qsdthr`); `…_vs_qsd` compares with the better of them in
-//! that row. A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. What
+//! that row. SPDK's vhost target stands beside them where a build of it is given. A peer that is missing leaves its rows empty and
+//! its keys null; nothing is measured against a guess. What
 //! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
 
 mod default;
@@ -67,6 +68,8 @@ pub struct Settings {
     pub idle: String,
     /// qemu-storage-daemon: the program.
     pub qsd: String,
+    /// A directory with a build of SPDK, if there is one.
+    pub spdk: Option<PathBuf>,
     /// Where files lie that are not in memory.
     pub files: PathBuf,
     /// The server's CPU.
@@ -87,6 +90,13 @@ pub struct Settings {
     pub only: Vec<String>,
     /// Where the figures go; plots lie beside it.
     pub report: PathBuf,
+}
+
+impl Settings {
+    /// SPDK's vhost target.
+    fn spdk_vhost(&self) -> Option<PathBuf> {
+        Some(self.spdk.as_ref()?.join("build/bin/vhost"))
+    }
 }
 
 /// A measuring run.
@@ -177,6 +187,13 @@ impl Bench {
             self.spinners = Some(Spinners::start(&cpus)?);
         }
         Ok(())
+    }
+
+    /// Who is measured on such a disk: ours first, then qemu-storage-daemon in each way, then SPDK if there is a build of it.
+    fn peers(&self, kind: Kind) -> Vec<Peer> {
+        let spdk = self.settings.spdk.is_some().then_some(Peer::Spdk);
+        let others = kind.qsds().iter().cloned().chain(spdk);
+        [Peer::Ours].into_iter().chain(others).collect()
     }
 
     /// A load of random 4 KiB reads on all disks of a server.

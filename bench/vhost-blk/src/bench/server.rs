@@ -1,7 +1,7 @@
 //! Servers as child processes: a command line, sockets, one CPU, and their end.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use serde_json::json;
 
 use super::Settings;
 use crate::host;
@@ -28,6 +29,8 @@ pub enum Peer {
     Beside(String),
     /// qemu-storage-daemon, all exports on one iothread.
     Qsd(Aio),
+    /// SPDK's vhost target, which polls; files by its aio back end.
+    Spdk,
 }
 
 /// How qemu-storage-daemon reads and writes files.
@@ -46,6 +49,12 @@ impl Peer {
             Self::Ours | Self::OursIdle(_) => settings.ours.split_whitespace().next()?,
             Self::Beside(command) => command.split_whitespace().next()?,
             Self::Qsd(_) => &settings.qsd,
+            Self::Spdk => {
+                let Some(vhost) = settings.spdk_vhost() else {
+                    return Some("no build of SPDK is given".to_owned());
+                };
+                return (!vhost.is_file()).then(|| format!("{} is missing", vhost.display()));
+            }
         };
         let places = std::env::var_os("PATH").unwrap_or_default();
         let is_there = match program.contains('/') {
@@ -62,12 +71,13 @@ impl Peer {
             Self::Beside(_) => "old",
             Self::Qsd(Aio::Uring) => "qsd",
             Self::Qsd(Aio::Threads) => "qsdthr",
+            Self::Spdk => "spdk",
         }
     }
 
     /// Whether it is a build of ours.
     pub const fn is_ours(&self) -> bool {
-        !matches!(self, Self::Qsd(_))
+        !matches!(self, Self::Qsd(_) | Self::Spdk)
     }
 }
 
@@ -187,6 +197,7 @@ impl Server {
             )?,
             Peer::OursIdle(idle) => ours(settings, &settings.ours, idle, &offered, &mut image)?,
             Peer::Beside(line) => ours(settings, line, &settings.idle, &offered, &mut image)?,
+            Peer::Spdk => spdk(settings, disks, &files.directory, &mut image)?,
             Peer::Qsd(aio) => qsd(&settings.qsd, *aio, disks, &sockets, &mut image)?,
         };
         let log = File::create(files.directory.join("log"))?;
@@ -265,7 +276,7 @@ fn ours(
     line: &str,
     idle: &str,
     offered: &[(&Disk, &PathBuf)],
-    image: &mut impl FnMut(Kind) -> std::io::Result<PathBuf>,
+    image: &mut impl FnMut(Kind) -> io::Result<PathBuf>,
 ) -> Result<Command> {
     let mut words = line.split_whitespace();
     let program = words.next().context("our server's command line is empty")?;
@@ -301,7 +312,7 @@ fn qsd(
     aio: Aio,
     disks: &[Disk],
     sockets: &[PathBuf],
-    image: &mut impl FnMut(Kind) -> std::io::Result<PathBuf>,
+    image: &mut impl FnMut(Kind) -> io::Result<PathBuf>,
 ) -> Result<Command> {
     let aio = match aio {
         Aio::Uring => "io_uring",
@@ -330,5 +341,49 @@ fn qsd(
             "type=vhost-user-blk,id=e{at},node-name=n{at},addr.type=unix,addr.path={socket},writable=on,num-queues=1,iothread=t0"
         ));
     }
+    Ok(command)
+}
+
+/// Megabytes of memory that DPDK is given: enough for a malloc disk of 256 MiB, without huge pages.
+const DPDK_MIB: u32 = 1024;
+
+/// Sockets are named as ours are. Its malloc and aio back ends stand for RAM disks and files; O_DIRECT it takes by itself.
+fn spdk(
+    settings: &Settings,
+    disks: &[Disk],
+    sockets: &Path,
+    image: &mut impl FnMut(Kind) -> io::Result<PathBuf>,
+) -> Result<Command> {
+    let (mut back_ends, mut controllers) = (Vec::new(), Vec::new());
+    for (at, disk) in disks.iter().enumerate() {
+        let name = format!("b{at}");
+        let blocks = |mib: u32| u64::from(mib) * 2048;
+        back_ends.push(match disk.kind {
+            Kind::Null => json!({"method": "bdev_null_create", "params":
+                {"name": name, "num_blocks": blocks(1024), "block_size": 512}}),
+            Kind::Ram(mib) => json!({"method": "bdev_malloc_create", "params":
+                {"name": name, "num_blocks": blocks(mib), "block_size": 512}}),
+            Kind::Buffered(_) => bail!("SPDK opens files with O_DIRECT only"),
+            Kind::Tmpfs(_) | Kind::Direct(_) => json!({"method": "bdev_aio_create", "params":
+                {"name": name, "filename": image(disk.kind)?, "block_size": 512}}),
+        });
+        controllers.push(json!({"method": "vhost_create_blk_controller", "params":
+            {"ctrlr": format!("{at}.s"), "dev_name": name}}));
+    }
+    let config = json!({"subsystems": [
+        {"subsystem": "bdev", "config": back_ends},
+        {"subsystem": "vhost_blk", "config": controllers}]});
+    let path = sockets.join("spdk.json");
+    fs::write(&path, config.to_string())?;
+    let vhost = settings.spdk_vhost().context("no build of SPDK is given")?;
+    let mut command = Command::new(vhost);
+    let mask = 1_u64 << settings.server_cpu;
+    command
+        .args(["--no-huge", "--no-rpc-server", "-u"])
+        .args(["-s", &DPDK_MIB.to_string(), "-m", &format!("{mask:#x}")])
+        .arg("-S")
+        .arg(sockets)
+        .arg("-c")
+        .arg(path);
     Ok(command)
 }

@@ -78,7 +78,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
 
-    /// What an idle core does: `adaptive` (up to 57 % of the core wherever 5 ns of it save 1 ns of latency, all of it where 1 ns
+    /// What an idle core does: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns of latency, all of it where 1 ns
     /// does; sleeps otherwise), `adaptive:PRICE` (nanoseconds of CPU worth one nanosecond of latency, 0.01 to 100, for any part of
     /// the core), `poll`, `sleep`, `spin:MICROSECONDS`.
     #[arg(long, value_name = "POLICY")]

@@ -5,12 +5,15 @@
 //! ```
 //! While something is left, the policy spins as long as the lower price says; otherwise as long as the price of the whole core says.
 //! So gaps of one length, which no limit divides, are divided all the same: some are spun through and others slept through. All
-//! awake time counts, serving too: a core that is busy has no cheap part left.
+//! awake time counts, serving too: a core that is busy has no cheap part left. How much of it was CPU time is measured now and then,
+//! and the difference put right: a core that the host stops is awake and uses nothing, and what a park takes is an estimate.
 
 use crate::clock::Nanos;
 
 /// As much as may be saved up or owed, in nanoseconds: some dozens of gaps where the allowance matters.
 const DEPTH_NS: f64 = 1_000_000.0;
+/// Between two measurements, in nanoseconds: each is a system call.
+const MEASURE_EVERY_NS: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Allowance {
@@ -18,6 +21,9 @@ pub(super) struct Allowance {
     left_ns: f64,
     settled: Nanos,
     asleep_ns: u64,
+    /// Counted as awake since the last measurement.
+    counted_ns: u64,
+    measured: Option<(Nanos, u64)>,
 }
 
 impl Allowance {
@@ -27,6 +33,8 @@ impl Allowance {
             left_ns: 0.0,
             settled: now,
             asleep_ns: 0,
+            counted_ns: 0,
+            measured: None,
         }
     }
 
@@ -39,9 +47,29 @@ impl Allowance {
     pub(super) fn settle(&mut self, now: Nanos) {
         let elapsed_ns = now.since(self.settled);
         let awake_ns = elapsed_ns.saturating_sub(std::mem::take(&mut self.asleep_ns));
-        let change_ns = self.share * elapsed_ns as f64 - awake_ns as f64;
-        self.left_ns = (self.left_ns + change_ns).clamp(-DEPTH_NS, DEPTH_NS);
+        self.counted_ns += awake_ns;
+        self.add(self.share * elapsed_ns as f64 - awake_ns as f64);
         self.settled = now;
+    }
+
+    /// Whether a measurement is due.
+    pub(super) fn wants_measurement(&self, now: Nanos) -> bool {
+        let is_due = |(at, _): (Nanos, u64)| now.since(at) >= MEASURE_EVERY_NS;
+        self.share > 0.0 && self.measured.is_none_or(is_due)
+    }
+
+    /// The core has used so much CPU time in all.
+    pub(super) fn measured(&mut self, now: Nanos, cpu_ns: u64) {
+        self.settle(now);
+        let counted_ns = std::mem::take(&mut self.counted_ns);
+        if let Some((_, before_ns)) = self.measured {
+            self.add(counted_ns as f64 - cpu_ns.saturating_sub(before_ns) as f64);
+        }
+        self.measured = Some((now, cpu_ns));
+    }
+
+    fn add(&mut self, ns: f64) {
+        self.left_ns = (self.left_ns + ns).clamp(-DEPTH_NS, DEPTH_NS);
     }
 
     pub(super) fn is_left(&self) -> bool {

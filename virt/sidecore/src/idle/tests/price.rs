@@ -63,6 +63,9 @@ impl Core {
                     self.now = arrival + self.wake;
                     self.state.armed();
                     self.state.slept(self.now - asleep, Some(PARK), None);
+                    if self.state.wants_use(Nanos(self.now)) {
+                        self.state.used(Nanos(self.now), self.cpu);
+                    }
                 }
                 None => {
                     self.state.next(Nanos(arrival), Hints::default);
