@@ -86,7 +86,7 @@ pub enum Op {
         offset: u64,
         /// Bytes, at least 1.
         len: u64,
-        /// Blocks may be given back.
+        /// Blocks may be given back; otherwise they stay reserved.
         unmap: bool,
     },
 }
@@ -129,6 +129,16 @@ pub trait BlockIo: Any + Send {
     /// only.
     fn alignment(&self) -> u32 {
         super::SECTOR as u32
+    }
+
+    /// Whether [`Op::Discard`] is worth asking for.
+    fn discards(&self) -> bool {
+        true
+    }
+
+    /// Whether [`Op::WriteZeroes`] is.
+    fn zeroes(&self) -> bool {
+        true
     }
 
     /// Slots: how many requests may be in flight.
@@ -221,6 +231,14 @@ macro_rules! pass_down {
 
         fn alignment(&self) -> u32 {
             self.below.alignment()
+        }
+
+        fn discards(&self) -> bool {
+            self.below.discards()
+        }
+
+        fn zeroes(&self) -> bool {
+            self.below.zeroes()
         }
 
         fn depth(&self) -> u32 {

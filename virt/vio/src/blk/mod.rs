@@ -1,6 +1,6 @@
 //! virtio-blk (virtio 1.2 §5.2), as a polled device.
 //!
-//! *Advertised*: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, DISCARD and WRITE_ZEROES (unless read-only), RO, MQ,
+//! *Advertised*: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, DISCARD and WRITE_ZEROES (unless read-only, where the back end can), RO, MQ,
 //! INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM. Read, write, flush, discard, write-zeroes, GET_ID.
 //! *Not implemented*: CONFIG_WCE, TOPOLOGY, LIFETIME, SECURE_ERASE, ZONED; more than one range per
 //! discard or write-zeroes request (the configuration says so).
@@ -253,11 +253,15 @@ impl Blk {
             | request::feature::BLK_SIZE
             | request::feature::FLUSH
             | request::feature::MQ;
-        features |= if read_only {
-            request::feature::RO
-        } else {
-            request::feature::DISCARD | request::feature::WRITE_ZEROES
-        };
+        if read_only {
+            features |= request::feature::RO;
+        }
+        if !read_only && io.discards() {
+            features |= request::feature::DISCARD;
+        }
+        if !read_only && io.zeroes() {
+            features |= request::feature::WRITE_ZEROES;
+        }
         if config.packed {
             features |= feature::RING_PACKED;
             if io.completes_in_order() {

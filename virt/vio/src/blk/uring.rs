@@ -16,8 +16,7 @@
 //! depth 256 hold 81 KiB of ring where it was 800.
 //!
 //! Data go straight into leased guest memory (readv, writev), or through a private pool. Discard and
-//! write-zeroes are fallocate: punch a hole, or zero the range; a file system that cannot zero a range
-//! punches it, which reads as zeroes too. A short transfer is continued; one that makes no progress (the
+//! write-zeroes are fallocate ([`space`]). A short transfer is continued; one that makes no progress (the
 //! file was truncated under us) is EIO.
 //!
 //! Syncs of a file in the page cache run one at a time, and fail for good once one has ([`sync`]). A durable write there
@@ -34,6 +33,7 @@ mod ended;
 mod now;
 mod pool;
 mod ring;
+mod space;
 mod sync;
 
 use std::fs::{File, OpenOptions};
@@ -52,6 +52,7 @@ use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use now::Now;
 use pool::{CHUNK, Pool};
 use ring::{Seat, probe};
+use space::Way;
 use sync::Syncs;
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
@@ -130,8 +131,8 @@ struct Slot {
     cancelled: bool,
     /// Counts the operations this slot has served, modulo 2^31.
     uses: u32,
-    /// A zero-range was refused by the file system: this is the hole punched instead.
-    punching: bool,
+    /// How a range is being zeroed.
+    way: Way,
     /// The data of a durable write are written: this is the sync after it.
     syncing: bool,
 }
@@ -148,7 +149,7 @@ impl Default for Slot {
             reserved: 0,
             cancelled: false,
             uses: 0,
-            punching: false,
+            way: Way::First,
             syncing: false,
         }
     }
@@ -172,6 +173,8 @@ pub struct UringFile {
     file: File,
     capacity: u64,
     alignment: u32,
+    /// Whether ranges can be given back, and zeroed.
+    abilities: (bool, bool),
     options: UringOptions,
     now: Now,
     /// The file cannot say that an operation would wait: each is begun in a thread of the kernel.
@@ -230,6 +233,10 @@ impl UringFile {
             true => direct_alignment(&file, kind.is_block_device()).map_err(UringError::Open)?,
             false => SECTOR as u32,
         };
+        let abilities = match options.read_only {
+            true => (false, false),
+            false => space::abilities(&file, capacity, kind.is_block_device()),
+        };
         probe().map_err(UringError::Ring)?;
         Ok(Self {
             ring: None,
@@ -238,6 +245,7 @@ impl UringFile {
             file,
             capacity,
             alignment,
+            abilities,
             options,
             slots: Vec::new(),
             pool: (options.transfer == Transfer::Bounce).then(Pool::new),
@@ -305,12 +313,7 @@ impl UringFile {
             Op::Flush => fdatasync(fd),
             Op::Discard { offset, len } => fallocate(fd, offset, len, libc::FALLOC_FL_PUNCH_HOLE),
             Op::WriteZeroes { offset, len, unmap } => {
-                let mode = if unmap || slot.punching {
-                    libc::FALLOC_FL_PUNCH_HOLE
-                } else {
-                    libc::FALLOC_FL_ZERO_RANGE
-                };
-                fallocate(fd, offset, len, mode)
+                fallocate(fd, offset, len, slot.way.mode(unmap))
             }
         };
         let flags = match self.waits {
@@ -388,6 +391,14 @@ impl BlockIo for UringFile {
 
     fn alignment(&self) -> u32 {
         self.alignment
+    }
+
+    fn discards(&self) -> bool {
+        self.abilities.0
+    }
+
+    fn zeroes(&self) -> bool {
+        self.abilities.1
     }
 
     fn depth(&self) -> u32 {
@@ -528,7 +539,7 @@ impl BlockIo for UringFile {
         slot.moved = 0;
         slot.cancelled = false;
         slot.uses = (slot.uses + 1) & (u32::MAX >> 1);
-        slot.punching = false;
+        slot.way = Way::First;
         slot.syncing = false;
         slot.iovecs.clear();
         slot.iovecs.extend(pieces.iter().map(iovec));

@@ -81,17 +81,22 @@ impl UringFile {
         if is_sync && !again && !self.options.o_direct {
             return Some(self.sync_ended(result));
         }
-        if result < 0 {
-            let errno = -result;
-            match (slot.op, errno) {
-                (_, libc::EINTR | libc::EAGAIN) if !slot.cancelled => {}
-                (Op::WriteZeroes { unmap: false, .. }, libc::EOPNOTSUPP) if !slot.punching => {
-                    slot.punching = true;
-                }
-                _ => return Some(Outcome::Failed(errno)),
-            }
+        if again {
             self.push(number);
             return None;
+        }
+        if let Op::WriteZeroes { unmap, .. } = slot.op
+            && let Some(way) = slot.way.next(unmap, result)
+        {
+            if slot.cancelled {
+                return Some(Outcome::Failed(libc::ECANCELED));
+            }
+            slot.way = way;
+            self.push(number);
+            return None;
+        }
+        if result < 0 {
+            return Some(Outcome::Failed(-result));
         }
         let (Op::Read { len, .. } | Op::Write { len, .. }) = slot.op else {
             return Some(Outcome::Done);

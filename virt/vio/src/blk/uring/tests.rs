@@ -99,33 +99,72 @@ fn memory_that_nobody_keeps_mapped_is_refused() {
     assert_eq!(Arc::strong_count(&keep), held - 1);
 }
 
-#[test]
-fn zeroing_falls_back_to_a_hole_where_a_range_cannot_be_zeroed() {
-    // tmpfs has no FALLOC_FL_ZERO_RANGE.
-    let file = file(8192);
+/// Zeroes two of four pages of a file in memory, which has no FALLOC_FL_ZERO_RANGE; the pages it has then.
+fn zeroed(unmap: bool) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let file = file(16384);
     let mut disk = disk(&file, Transfer::Bounce);
-    disk.submit(
-        0,
-        Op::WriteZeroes {
-            offset: 512,
-            len: 1024,
-            unmap: false,
-        },
-        &[],
-    );
+    let op = Op::WriteZeroes {
+        offset: 4096,
+        len: 8192,
+        unmap,
+    };
+    assert_eq!(outcome(&mut disk, op), Outcome::Done);
+    let read = Op::Read {
+        offset: 0,
+        len: 16384,
+    };
+    assert!(disk.reserve(1, 16384));
+    disk.submit(1, read, &[]);
     assert_eq!(wait(&mut disk).outcome, Outcome::Done);
-    assert!(disk.reserve(1, 2048));
-    disk.submit(
-        1,
-        Op::Read {
-            offset: 0,
-            len: 2048,
-        },
-        &[],
-    );
-    assert_eq!(wait(&mut disk).outcome, Outcome::Done);
-    assert_eq!(disk.buffer(1, 512)[..1024], [0; 1024]);
-    assert_eq!(disk.buffer(1, 1536)[0], 3);
+    assert_eq!(disk.buffer(1, 4095)[0], 7);
+    assert_eq!(disk.buffer(1, 4096)[..8192], [0; 8192]);
+    assert_eq!(disk.buffer(1, 12288)[0], 24);
+    file.metadata().unwrap().blocks() / 8
+}
+
+#[test]
+fn zeroing_gives_blocks_back_only_where_it_may() {
+    assert_eq!(zeroed(true), 2);
+    assert_eq!(zeroed(false), 4);
+}
+
+#[test]
+fn a_range_that_cannot_be_punched_is_zeroed() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (mut disk, gate) = held_disk(&fs, "disk", false);
+    let op = Op::WriteZeroes {
+        offset: 0,
+        len: 4096,
+        unmap: true,
+    };
+    gate.fail_next(Kind::Allocate, libc::EOPNOTSUPP);
+    let asked = gate.count(Kind::Allocate);
+    // The storage below has no way to zero a range either.
+    assert_eq!(outcome(&mut disk, op), Outcome::Failed(libc::EOPNOTSUPP));
+    assert_eq!(gate.count(Kind::Allocate) - asked, 2, "it was asked to");
+}
+
+#[test]
+fn what_a_file_cannot_punch_is_not_offered() {
+    use crate::QueueDevice;
+    use crate::blk::request::feature::{DISCARD, WRITE_ZEROES};
+    use crate::blk::{Blk, BlkConfig};
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let gate = fs.create("disk", 1 << 20);
+    let offered = || {
+        let disk = UringFile::open(&fs.path("disk"), UringOptions::default()).unwrap();
+        let blk = Blk::new(BlkConfig::default(), Box::new(disk)).unwrap();
+        blk.features() & (DISCARD | WRITE_ZEROES)
+    };
+    assert_eq!(offered(), DISCARD | WRITE_ZEROES);
+    gate.fail_next(Kind::Allocate, libc::EOPNOTSUPP);
+    assert_eq!(offered(), 0);
+    assert_eq!(gate.contents().metadata().unwrap().len(), 1 << 20);
 }
 
 #[test]
