@@ -17,6 +17,48 @@
 //! then nobody's. `tick(now)`, from any thread but in no interrupt, closes the windows of quiet cores and expires their idle mappings; the owners
 //! free the IOVAs when they next run. `is_due(now)` is for interrupts: whether a tick would find something, without waiting.
 //!
+//! A driver's two cores under [`Policy::DEFERRED`]: an unmap returns at once, a tick makes the device forget, and what it
+//! could reach meanwhile is counted. `address` and `iova`, whose types it takes, are re-exported.
+//!
+//! ```
+//! use dma_map::address::PhysAddr;
+//! use dma_map::invalidate::NullInvalidator; // a real one submits to the IOMMU's queue
+//! use dma_map::iova::{Aperture, ChunkAllocator, CoreId};
+//! use dma_map::table::{HostMemory, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
+//! use dma_map::{DeviceLimits, Direction, DmaMapper, Domain, ManualClock, Policy, Segment};
+//!
+//! let config = TableConfig { levels: 4, leaves: LeafSizes::FOUR_K };
+//! let domain = Domain {
+//!     allocator: ChunkAllocator::new(Aperture::of_bits(48)?, 2)?, // two cores
+//!     table: IoPageTable::<VtdSecondLevel, _>::new(HostMemory::new(), config)?,
+//!     invalidator: NullInvalidator,
+//!     clock: ManualClock::new(), // of a driver: a `TickClock`
+//! };
+//! let mapper = DmaMapper::new(domain, Policy::DEFERRED, DeviceLimits::default())?;
+//! let mut core = mapper.core(CoreId(0))?;
+//!
+//! let packet = core.map(&[Segment::new(PhysAddr::new(0x12345), 1500)], Direction::ToDevice)?;
+//! assert_eq!(packet.iova().raw() & 0xfff, 0x345); // goes into the device's descriptor
+//! core.unmap(packet)?;
+//! assert_eq!(mapper.risk().stale_now, 1); // the device may still reach it
+//!
+//! // Each millisecond or so. A timer interrupt asks, and has a thread tick.
+//! let now = 10_000_000;
+//! assert!(mapper.is_due(now));
+//! mapper.tick(now)?;
+//! assert_eq!(mapper.risk().stale_now, 0);
+//!
+//! // Before memory is given to somebody else: a barrier. The other core's work is covered by it too.
+//! let mut other = mapper.core(CoreId(1))?;
+//! let buffer = other.map(&[Segment::new(PhysAddr::new(0x9000), 4096)], Direction::FromDevice)?;
+//! other.unmap(buffer)?;
+//! mapper.flush()?;
+//! let risk = mapper.risk();
+//! assert_eq!(risk.stale_now, 0);
+//! risk.check(1_000_000)?; // what was promised held, with ticks a millisecond apart
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`,
 //! `table::tree`, and the two forwarding functions of `table::radix`), because a table entry is a number that
 //! is turned into a reference, on a path of nanoseconds, and by those that give table pages back
@@ -27,6 +69,8 @@
 extern crate alloc;
 #[cfg(shuttle)]
 extern crate std;
+
+pub use {address, iova};
 
 pub mod clock;
 pub mod invalidate;

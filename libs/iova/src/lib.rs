@@ -46,6 +46,9 @@ extern crate alloc;
 #[cfg(shuttle)]
 extern crate std;
 
+/// What addresses are counted in, here and in every signature.
+pub use address;
+
 mod allocator;
 mod aperture;
 pub mod chunk;

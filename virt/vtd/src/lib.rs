@@ -18,8 +18,7 @@
 //! * [`saved_state`]: what is kept when a machine is paused.
 //!
 //! ```
-//! use fake_mem::ArrayMem;
-//! use guest_mem::{Gpa, Iommu, Iova, Perm, SourceId};
+//! use guest_mem::{Gpa, GuestRam, Iommu, Iova, Perm, PhysMem, SourceId};
 //! use vtd::{AccessLen, Config, Event, Sink, Unit, spec::registers};
 //!
 //! struct Interrupts;
@@ -29,10 +28,11 @@
 //! }
 //!
 //! // The guest's tables: root at 0x1000, contexts at 0x2000; 00:01.0 passes through.
-//! let mem = ArrayMem::new(0x10000);
-//! mem.put_u64(Gpa::new(0x1000), 0x2001);
-//! mem.put_u64(Gpa::new(0x2000 + 8 * 16), 0x9);
-//! mem.put_u64(Gpa::new(0x2000 + 8 * 16 + 8), 0x2);
+//! let mem = GuestRam::new(&[(Gpa::new(0), 0x10000)]).expect("64 KiB");
+//! let put = |gpa, word: u64| mem.write(Gpa::new(gpa), &word.to_le_bytes());
+//! put(0x1000, 0x2001)?;
+//! put(0x2000 + 8 * 16, 0x9)?;
+//! put(0x2000 + 8 * 16 + 8, 0x2)?;
 //!
 //! let mut unit = Unit::new(Config::default());
 //! unit.write(registers::RTADDR, AccessLen::B8, 0x1000);

@@ -112,8 +112,8 @@ pub struct Domain<A, T, I, C> {
 /// use dma_map::invalidate::NullInvalidator;
 /// use dma_map::table::{HostMemory, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 /// use dma_map::{DeviceLimits, Direction, DmaMapper, Domain, ManualClock, Policy, Segment};
-/// use iova::{Aperture, CoreId, TreeAllocator};
-/// use address::PhysAddr;
+/// use dma_map::address::PhysAddr;
+/// use dma_map::iova::{Aperture, CoreId, TreeAllocator};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let config = TableConfig { levels: 3, leaves: LeafSizes::FOUR_K };

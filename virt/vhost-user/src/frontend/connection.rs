@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::{CallError, Reply, expects_reply};
@@ -46,7 +46,24 @@ impl Connection {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self {
+        Ok(Self::of(socket, cancel, limit))
+    }
+
+    /// Over a stream socket that is connected already, which does not block from here on.
+    ///
+    /// # Errors
+    /// The kernel's, of a descriptor that is none of a socket for instance.
+    pub fn over(
+        socket: OwnedFd,
+        cancel: Option<Arc<OwnedFd>>,
+        limit: Duration,
+    ) -> io::Result<Self> {
+        ioctl_fionbio(&socket, true)?;
+        Ok(Self::of(socket, cancel, limit))
+    }
+
+    fn of(socket: OwnedFd, cancel: Option<Arc<OwnedFd>>, limit: Duration) -> Self {
+        Self {
             socket,
             sender: Sender::default(),
             receiver: Receiver::default(),
@@ -54,7 +71,7 @@ impl Connection {
             limit: Some(limit),
             protocol: ProtocolFeatures::NONE,
             enables_rings: false,
-        })
+        }
     }
 
     /// As [`open`](Self::open), again and again for `patience`.
