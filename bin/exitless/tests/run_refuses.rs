@@ -122,6 +122,8 @@ fn numbers_out_of_range() {
     files.refuses(&["--cpus", "17"], &["--cpus is 1 to 16"]);
     files.refuses(&["--sidecores", "0"], &["--sidecores"]);
     files.refuses(&["--drain-limit", "0"], &["--drain-limit"]);
+    let day = ["--stop-timeout", "86401"];
+    files.refuses(&day, &["--stop-timeout is 0 to 86400 s, not 86401"]);
     files.refuses(&["--pin", "0-"], &["--pin"]);
     files.refuses(&["--pin", "0,0,0"], &["3 CPUs for 2 threads"]);
     files.refuses(&["--pin", "1023"], &["no thread can run on CPU 1023"]);

@@ -1,5 +1,6 @@
 //! Starting, pausing and ending a machine: what the vCPU threads and everybody else agree upon.
 //!
+//! * [`Control::ask`] notes that the machine is to end, while its guest is given the time to do so itself.
 //! * [`Control::end`] may be called by any thread, first come first served; the thread in
 //!   [`Control::wait_for_end`] wakes and winds the machine down.
 //! * [`Control::pause`] returns once every vCPU thread has left the guest and parked; pauses nest.
@@ -42,8 +43,8 @@ struct State {
     end: Option<End>,
     /// A sidecore has stopped answering, before or after the end.
     stuck: Option<String>,
-    /// The user or a signal has asked for the end, first or later.
-    is_asked: bool,
+    /// The first end that the user or a signal has asked for, before or after the machine's.
+    asked: Option<End>,
     pauses: usize,
     /// vCPU threads alive.
     threads: Vec<Thread>,
@@ -101,12 +102,20 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The machine is to end for this reason, which its user or a signal gives: its guest has been asked to power off. Does not
+    /// end it.
+    pub fn ask(&self, reason: End) {
+        self.state().asked.get_or_insert(reason);
+    }
+
     /// Ends the machine for this reason, unless it has ended already. Does not wait.
     pub fn end(&self, reason: End) {
         let mut state = self.state();
         match &reason {
             End::Watchdog(what) => state.stuck = Some(what.clone()),
-            End::Quit | End::Signal(_) => state.is_asked = true,
+            End::Quit | End::Signal(_) => {
+                state.asked.get_or_insert_with(|| reason.clone());
+            }
             _ => {}
         }
         if state.end.is_none() {
@@ -131,9 +140,9 @@ impl Control {
         self.state().stuck.clone()
     }
 
-    /// Whether the user or a signal has asked for the end, also after the machine ended for another reason.
-    pub fn is_asked(&self) -> bool {
-        self.state().is_asked
+    /// The first end that the user or a signal has asked for, also after the machine ended for another reason.
+    pub fn asked(&self) -> Option<End> {
+        self.state().asked.clone()
     }
 
     /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore is silent.

@@ -189,6 +189,11 @@ impl Ioapic {
     /// Drives input `pin` (0 to 23). A rising edge fires an edge-triggered entry, a high level a
     /// level-triggered one (all lines are active high).
     pub fn set_line(&self, pin: u8, high: bool) {
+        self.drive(pin, high);
+    }
+
+    /// [`set_line`](Self::set_line); whether a message was sent.
+    fn drive(&self, pin: u8, high: bool) -> bool {
         let pin = usize::from(pin);
         assert!(
             pin < PINS,
@@ -209,12 +214,14 @@ impl Ioapic {
             message,
             routes: None,
         });
+        message.is_some()
     }
 
-    /// One rising edge on `pin`.
-    pub fn pulse(&self, pin: u8) {
-        self.set_line(pin, true);
-        self.set_line(pin, false);
+    /// One rising edge on `pin`. Whether its entry let it through: one that is masked is nobody's to hear.
+    pub fn pulse(&self, pin: u8) -> bool {
+        let is_sent = self.drive(pin, true);
+        self.drive(pin, false);
+        is_sent
     }
 
     /// A vCPU ended the interrupt with this vector: level-triggered pins with it may fire again.

@@ -78,6 +78,8 @@ pub const COM1: u16 = 0x3f8;
 pub const COM1_PORTS: u16 = 8;
 /// The I/O APIC pin of COM1.
 pub const COM1_PIN: u8 = 4;
+/// The I/O APIC pin that a press of the power button pulses: where the SCI would be, which a hardware-reduced platform has not.
+pub const POWER_BUTTON_PIN: u8 = 9;
 /// Keyboard controller's command port: Linux's second way to reset.
 pub const I8042_COMMAND: u16 = 0x64;
 /// Marker port: a guest delimits measuring windows by writing here (1 begins, 2 ends, others are tags).

@@ -1,18 +1,19 @@
 //! How the process ends: what asks for it, what it may wait for, and what its exit status says.
 //!
-//! * [`signals`]: a thread that hears signals whatever else the process does. The first ends in order, another one at once.
+//! * [`signals`]: a thread that hears signals whatever else the process does. The first asks a guest to power off, the next one ends in
+//!   order, and another one at once; without a guest to ask the first ends in order.
 //! * [`storage`]: waiting for disks whose requests the host does not finish, and saying so.
 //!
 //! Exit statuses of `run` and `serve`:
 //!
 //! | status | `run` | `serve` |
 //! |---|---|---|
-//! | 0 | the guest powered off, or Ctrl-A x | ended in order by a signal |
+//! | 0 | the guest powered off, by itself or since a signal asked it to, or Ctrl-A x | ended in order by a signal |
 //! | 1 | a crash, or a failure under way | a failure under way |
 //! | 2 | nothing was started | nothing was started |
 //! | 3 | the guest asked for a reset | |
 //! | 4 | a sidecore stopped answering | a core panicked |
-//! | 5 | a second signal, with something still under way | the same |
+//! | 5 | a signal while the end was under way | the same |
 //! | 128 + n | ended in order by signal n | |
 
 pub mod signals;
@@ -25,7 +26,7 @@ use crate::terminal::raw;
 
 /// A sidecore stopped answering, or panicked.
 pub const STATUS_STUCK: u8 = 4;
-/// A second signal ended the process where it was.
+/// A signal during the end ended the process where it was.
 pub const STATUS_AT_ONCE: u8 = 5;
 
 /// Between two looks at whether waiting makes sense.

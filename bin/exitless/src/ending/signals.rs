@@ -1,22 +1,32 @@
 //! Signals, heard by a thread that waits for nothing else.
 //!
-//! They are blocked in every thread and taken by this one, which touches no guest, no disk and no terminal output: whatever
-//! the rest of the process waits for, a signal is heard. The first of those that end asks for an end in order; another one
-//! ends the process where it is ([`leave`]), with a status of its own. After [`next_ends_at_once`] the first one does so: somebody has
-//! been told what the end waits for.
+//! They are blocked in every thread and taken by this one, which touches no guest's memory, no disk and no terminal output: whatever
+//! the rest of the process waits for, a signal is heard. What the signals that end come to, one after another:
+//!
+//! | | SIGINT, SIGTERM, SIGHUP | SIGQUIT |
+//! |---|---|---|
+//! | first, where there is a grace | [`Asked::Press`]: a guest is asked to power off | [`Asked::End`] |
+//! | next, or the grace is over; first, where there is none | [`Asked::End`]: an end in order | [`Asked::End`] |
+//! | during the end | the process ends where it is ([`leave`]), with a status of its own | the same |
+//!
+//! After [`next_ends_at_once`] any does the last: somebody has been told what the end waits for.
 //!
 //! A sender may send twice at one go (timeout(1) signals its child and then the group that the child is in), so
-//! what comes within [`ONE_REQUEST`] of the first signal is the same request.
+//! what comes within [`ONE_REQUEST`] of a signal that changed something is the same request.
 //!
-//! SIGHUP ends in order too, unless it was ignored when the process started (nohup).
+//! SIGHUP counts unless it was ignored when the process started (nohup).
 //!
-//! UNSAFETY: `sigaction`, `pthread_sigmask`, `signalfd` and `read` on a descriptor held here.
+//! UNSAFETY: `sigaction`, `pthread_sigmask`, `signalfd`, and `poll` and `read` on descriptors held here.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+mod requests;
+
+use requests::{Requests, Step};
 
 use super::{STATUS_AT_ONCE, leave};
 use crate::messages::say;
@@ -30,6 +40,8 @@ pub const ONE_REQUEST: Duration = Duration::from_millis(200);
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
+    /// Ask the guest to power off; the signal's number.
+    Press(i32),
     /// End in order; the signal's number.
     End(i32),
     /// SIGUSR1: write the counters.
@@ -89,46 +101,68 @@ impl Signals {
     }
 
     /// Starts the thread. It calls `on`, which must not wait, for each signal but the one that ends at once, and lives as long as
-    /// the process.
+    /// the process. The first signal presses if `grace` is more than nothing, and that is how long it gives.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn listen(self, mut on: impl FnMut(Asked) + Send + 'static) -> io::Result<()> {
+    pub fn listen(
+        self,
+        grace: Duration,
+        mut on: impl FnMut(Asked) + Send + 'static,
+    ) -> io::Result<()> {
+        let mut requests = Requests::new(grace);
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
-                let mut first: Option<Instant> = None;
                 loop {
-                    match self.wait() {
-                        libc::SIGUSR1 => on(Asked::Stats),
-                        signal => match first {
-                            Some(at) if at.elapsed() < ONE_REQUEST => {}
-                            Some(_) => at_once(signal),
-                            None if ENDS_AT_ONCE.load(Ordering::SeqCst) => at_once(signal),
-                            None => {
-                                first = Some(Instant::now());
+                    let step = match self.wait(requests.deadline()) {
+                        Some(libc::SIGUSR1) => Step::Do(Asked::Stats),
+                        Some(signal) => {
+                            let at_once = ENDS_AT_ONCE.load(Ordering::SeqCst);
+                            requests.signal(signal, Instant::now(), at_once)
+                        }
+                        None => requests.time_out(Instant::now()),
+                    };
+                    match step {
+                        Step::Nothing => {}
+                        Step::AtOnce(signal) => at_once(signal),
+                        Step::Do(asked) => {
+                            if asked != Asked::Stats {
                                 IS_END_ASKED.store(true, Ordering::SeqCst);
-                                on(Asked::End(signal));
                             }
-                        },
+                            on(asked);
+                        }
                     }
                 }
             })
             .map(drop)
     }
 
-    fn wait(&self) -> libc::c_int {
-        loop {
-            let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
-            let len = size_of::<libc::signalfd_siginfo>();
-            // SAFETY: the buffer has room for the one record asked for.
-            let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), len) };
-            if read == len as isize {
-                // SAFETY: a full record was read, so it is initialised.
-                return unsafe { info.assume_init() }.ssi_signo as libc::c_int;
-            }
-            // Interrupted by the vCPU's signal, which is nobody's to send here; there is no other error.
+    /// The next signal; `None`: there was none before the deadline, or nobody knows.
+    fn wait(&self, deadline: Option<Instant>) -> Option<libc::c_int> {
+        let timeout = deadline.map_or(-1, |deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rounded up: not a moment early. A long one is waited for in parts.
+            i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
+        });
+        let mut signals = libc::pollfd {
+            fd: self.0.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one descriptor that is open, a structure that outlives the call.
+        if unsafe { libc::poll(&raw mut signals, 1, timeout) } <= 0 {
+            return None;
         }
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
+        let len = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the buffer has room for the one record asked for.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), len) };
+        // Else interrupted by the vCPU's signal, which is nobody's to send here; there is no other error.
+        (read == len as isize).then(|| {
+            // SAFETY: a full record was read, so it is initialised.
+            unsafe { info.assume_init() }.ssi_signo as libc::c_int
+        })
     }
 }
 

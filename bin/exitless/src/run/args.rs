@@ -31,9 +31,11 @@ Examples:
 
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
-reset, 4 a sidecore stopped answering, 5 ended at once by a second signal, 128+n ended by signal n.
-A signal ends the machine within two seconds; only storage that the host holds makes it wait, and is named on standard
-error. Another signal, 0.2 s later or more, ends it at once.";
+reset, 4 a sidecore stopped answering, 5 ended at once by one signal more, 128+n ended by signal n.
+SIGTERM, SIGINT and SIGHUP press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid
+powers off). A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or
+more, the machine ends whatever its guest is doing, as if its power were cut; SIGQUIT does that at once. That takes two seconds at
+most; only storage that the host holds makes it wait, and is named on standard error. One more signal ends it at once.";
 
 const DISK_HELP: &str = "\
 A virtio disk, in a file or behind the vhost-user socket of another process; repeat for more.
@@ -226,6 +228,10 @@ pub struct RunArgs {
     /// Seconds without a sign of life from a sidecore after which the machine is ended (status 4).
     #[arg(long, value_name = "S", default_value_t = 2)]
     pub watchdog: u64,
+
+    /// Seconds a signal gives the guest to power off once its power button is pressed; 0: no button, and the signal ends it.
+    #[arg(long, value_name = "S", default_value_t = 90)]
+    pub stop_timeout: u64,
 
     /// Write the exit ledger to this file, as JSON.
     #[arg(long, value_name = "FILE")]

@@ -29,6 +29,9 @@ const MAX_CPUS: usize = 16;
 /// Most sidecores: one VM's devices cannot feed more.
 const MAX_SIDECORES: usize = 16;
 
+/// Longest time a guest may be given to power off: a day.
+const MAX_STOP_TIMEOUT: u64 = 86_400;
+
 /// Where the serial console is.
 #[derive(Debug)]
 pub enum ConsoleConfig {
@@ -113,6 +116,8 @@ pub struct Config {
     pub drain_limit: Duration,
     /// How long a sidecore may be silent.
     pub watchdog: Duration,
+    /// How long the guest may take to power off when a signal asks for it; nothing: it is not asked.
+    pub stop_timeout: Duration,
     /// Where the exit ledger goes.
     pub ledger: Option<PathBuf>,
     /// The console.
@@ -145,6 +150,12 @@ impl Config {
         }
         if !(1..=3600).contains(&args.watchdog) {
             bail!("--watchdog is 1 to 3600 s, not {}", args.watchdog);
+        }
+        if args.stop_timeout > MAX_STOP_TIMEOUT {
+            bail!(
+                "--stop-timeout is 0 to {MAX_STOP_TIMEOUT} s, not {}",
+                args.stop_timeout
+            );
         }
         let pin = pin(args)?;
         let disks = disks(&args.disk, args.iommu)?;
@@ -197,6 +208,7 @@ impl Config {
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
             watchdog: Duration::from_secs(args.watchdog),
+            stop_timeout: Duration::from_secs(args.stop_timeout),
             ledger: args.ledger.clone(),
             console: console(&args.console)?,
         })

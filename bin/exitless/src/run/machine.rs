@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -58,7 +58,9 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let vm = Arc::new(Vm::new(&kvm)?);
     let slots = vm.map_ram(&ram)?;
     let control = Arc::new(Control::new().context("an eventfd")?);
-    end_by_signals(signals, control.clone())?;
+    let button = Arc::new(OnceLock::new());
+    let stop = config.stop_timeout;
+    listen_to_signals(signals, stop, control.clone(), button.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(KvmRoutes::new(vm.clone()));
@@ -109,7 +111,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let machine = Machine {
         memory: Arc::new(memory),
         ports: Arc::new(ports),
-        ioapic,
+        ioapic: ioapic.clone(),
         exits: exits.clone(),
         control: control.clone(),
         say: messages::print,
@@ -122,6 +124,8 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     if let Some(running) = &mut attached.running {
         running.begin()?;
     }
+    // From now on there is a guest that may hear it.
+    let _ = button.set(ioapic);
     let threads = start_vcpus(vcpus, &config, &machine);
     let end = control.wait_for_end();
     let look = || {
@@ -149,7 +153,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         Some(running) => running.stop(&look),
         None => Ok(()),
     };
-    summary(&end, &exits, &msi);
+    summary(&end, control.asked(), &exits, &msi);
     stopped.context("the devices did not stop in order")?;
     Ok(status(&end))
 }
@@ -157,7 +161,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
 /// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
 /// reads, as with any program that writes into a pipe; a signal, before or now, puts a limit to that.
 fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
-    while !control.is_asked() {
+    while control.asked().is_none() {
         if output.flush(LOOK) {
             return;
         }
@@ -171,7 +175,7 @@ fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
 fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! {
     const PATIENCE: Duration = Duration::from_secs(1);
     let all_left = control.wait_for_vcpus(PATIENCE);
-    summary(end, exits, msi);
+    summary(end, None, exits, msi);
     if !all_left {
         say!("a vCPU still waits for the sidecore");
     }
@@ -196,15 +200,36 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<
     Ok(vcpus)
 }
 
-/// From now on a signal ends the machine.
-fn end_by_signals(signals: Signals, control: Arc<Control>) -> anyhow::Result<()> {
-    signals
-        .listen(move |asked| {
-            if let Asked::End(signal) = asked {
-                control.end(End::Signal(signal));
-            }
-        })
-        .context("the thread for signals")
+/// From now on a signal presses the power button, once there is a guest to hear it, or ends the machine.
+fn listen_to_signals(
+    signals: Signals,
+    grace: Duration,
+    control: Arc<Control>,
+    button: Arc<OnceLock<Arc<Ioapic>>>,
+) -> anyhow::Result<()> {
+    let on = move |asked| match (asked, button.get()) {
+        (Asked::Press(signal), Some(ioapic)) if !control.is_over() => {
+            // First, since the guest may be quick.
+            control.ask(End::Signal(signal));
+            let is_heard = ioapic.pulse(layout::POWER_BUTTON_PIN);
+            say_pressed(signal, grace, is_heard);
+        }
+        (Asked::Press(signal) | Asked::End(signal), _) => control.end(End::Signal(signal)),
+        (Asked::Stats, _) => {}
+    };
+    signals.listen(grace, on).context("the thread for signals")
+}
+
+fn say_pressed(signal: i32, grace: Duration, is_heard: bool) {
+    let unheard = match is_heard {
+        true => "",
+        false => ", which no driver in the guest listens to",
+    };
+    say!(
+        "signal {signal}: pressed the guest's power button{unheard}; unless it powers off, the machine ends within {} s, or by \
+         another signal",
+        grace.as_secs()
+    );
 }
 
 /// Passes what is typed to the guest. A terminal is in raw mode until the guard is dropped.
@@ -347,10 +372,15 @@ fn status(end: &End) -> u8 {
     }
 }
 
-/// Why it ended, and how often vCPUs came to user space.
-fn summary(end: &End, exits: &ExitLedger, msi: &KvmMsi) {
+/// Why it ended, whether somebody had asked for that, and how often vCPUs came to user space.
+fn summary(end: &End, asked: Option<End>, exits: &ExitLedger, msi: &KvmMsi) {
     let why = match end {
-        End::PowerOff => "the guest powered off".to_owned(),
+        End::PowerOff => match asked {
+            Some(End::Signal(signal)) => {
+                format!("the guest powered off, as signal {signal} had asked it to")
+            }
+            _ => "the guest powered off".to_owned(),
+        },
         End::Reset => "the guest asked for a reset; `run` ends here".to_owned(),
         End::Quit => "ended by the escape key".to_owned(),
         End::Signal(signal) => format!("ended by signal {signal}"),

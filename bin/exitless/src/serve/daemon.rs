@@ -27,7 +27,7 @@ pub fn run(config: Config) -> Result<u8> {
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
     signals
-        .listen(move |what| {
+        .listen(Duration::ZERO, move |what| {
             // Nobody listens any more when the end is under way.
             let _ = tell.send(what);
         })

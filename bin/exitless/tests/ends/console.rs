@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,13 @@ fn kernel(steps: Steps) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(&steps.kernel()).unwrap();
     file
+}
+
+/// A machine whose guest is not asked to power off: these listen to no button.
+fn run_unasked(kernel: &Path) -> Command {
+    let mut command = run(kernel);
+    command.args(["--stop-timeout", "0"]);
+    command
 }
 
 fn chatterbox() -> NamedTempFile {
@@ -45,7 +53,7 @@ fn sigterm_ends_a_machine_whose_output_nobody_reads() {
     }
     let kernel = chatterbox();
     let machines = [Signal::TERM, Signal::INT, Signal::HUP].map(|signal| {
-        let mut command = run(kernel.path());
+        let mut command = run_unasked(kernel.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut program = Program::start(command, true);
         let output = program.output();
@@ -68,7 +76,7 @@ fn sigterm_ends_a_machine_whose_output_and_messages_are_one_full_pipe() {
     }
     let kernel = chatterbox();
     let (reader, writer) = std::io::pipe().unwrap();
-    let mut command = run(kernel.path());
+    let mut command = run_unasked(kernel.path());
     command
         .stdin(Stdio::null())
         .stdout(writer.try_clone().unwrap())
@@ -84,7 +92,7 @@ fn sigterm_ends_a_machine_whose_guest_reads_nothing() {
         return;
     }
     let kernel = deaf();
-    let mut command = run(kernel.path());
+    let mut command = run_unasked(kernel.path());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut program = Program::start(command, true);
     let _output = wait_for_word(program.output());
@@ -213,7 +221,7 @@ fn the_terminal_is_restored_also_when_it_takes_no_more_output() {
     let kernel = chatterbox();
     let terminal = Terminal::open();
     let before = terminal.settings();
-    let mut command = run(kernel.path());
+    let mut command = run_unasked(kernel.path());
     terminal.give(&mut command);
     let program = Program::start(command, true);
     wait_until_full(terminal.ours.as_fd());

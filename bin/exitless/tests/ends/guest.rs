@@ -40,6 +40,13 @@ const PAGE: u32 = 4096;
 /// A root table without entries: zeroes.
 const ROOT: u32 = 0x38_0000;
 
+/// The I/O APIC: its index and its window, the entry of the power button's pin, "level, vector 41h" and "not acknowledged".
+const IOAPIC_INDEX: u32 = 0xfec0_0000;
+const IOAPIC_WINDOW: u32 = 0xfec0_0010;
+const BUTTON_ENTRY: u32 = 0x10 + 2 * 9;
+const LEVEL: u32 = 1 << 15 | 0x41;
+const REMOTE_IRR: u32 = 1 << 14;
+
 /// VT-d's registers, and the highest byte of its global command and status.
 const IOMMU: u32 = 0xfed9_0000;
 const SET_ROOT: u32 = 0x40;
@@ -73,6 +80,8 @@ global_asm!(
     "je 16f",
     "cmp eax, 7",
     "je 17f",
+    "cmp eax, 8",
+    "je 18f",
     "10:",
     "hlt",
     "jmp 10b",
@@ -103,6 +112,10 @@ global_asm!(
     "in al, dx",
     "test al, cl",
     "jz 17b",
+    "jmp 2b",
+    "18:",
+    "test [edi], ecx",
+    "jz 18b",
     "jmp 2b",
     ".code64",
     "exitless_ends_end:",
@@ -171,6 +184,18 @@ impl Steps {
 
     pub fn power_off(self) -> Self {
         self.step(4, SLEEP_CONTROL, POWER_OFF)
+    }
+
+    /// Listens to the power button. Interrupts are off here: the pin is made a level-triggered one, whose entry then shows that it
+    /// has fired.
+    pub fn listen_to_button(self) -> Self {
+        self.store32(IOAPIC_INDEX, BUTTON_ENTRY)
+            .store32(IOAPIC_WINDOW, LEVEL)
+    }
+
+    /// Waits until the button it listens to was pressed.
+    pub fn wait_for_button(self) -> Self {
+        self.step(8, IOAPIC_WINDOW, REMOTE_IRR)
     }
 
     /// Stores a word.

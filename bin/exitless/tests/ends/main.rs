@@ -1,8 +1,9 @@
 //! A machine, and a daemon, always end: with a console that nobody reads or feeds, with storage that the kernel holds, with
-//! load, with front ends in any state, with a swap store that fails. Whole processes, signals, exit statuses.
+//! load, with front ends in any state, with a swap store that fails, with guests that hear their power button or do not. Whole processes, signals, exit statuses.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod balloon;
+mod button;
 mod console;
 mod daemon;
 mod guest;

@@ -49,6 +49,8 @@ impl Machine {
         command.args(["--resident", "17M", "--swap", &swap]);
         command.arg("--resident-file").arg(path("limit"));
         command.arg("--ledger").arg(path("ledger"));
+        // A guest that is paused answers no power button.
+        command.args(["--stop-timeout", "0"]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut program = Program::start(command, true);
         until("a pause", || {

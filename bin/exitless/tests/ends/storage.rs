@@ -40,6 +40,8 @@ fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Op
     let path = fs.path("held.raw");
     command
         .args(["--disk", &format!("path={}{disk}", path.display())])
+        // What becomes of storage is the same whether the guest was asked to power off before.
+        .args(["--stop-timeout", "0"])
         .args(more)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());

@@ -30,6 +30,18 @@ fn the_first_reason_to_end_counts_and_all_threads_leave() {
 }
 
 #[test]
+fn an_end_that_is_asked_for_leaves_the_machine_running_and_the_first_is_remembered() {
+    let control = Control::new().unwrap();
+    assert_eq!(control.asked(), None);
+    control.ask(End::Signal(15));
+    assert!(!control.is_over());
+    control.end(End::Quit);
+    control.end(End::PowerOff);
+    assert_eq!(control.asked(), Some(End::Signal(15)));
+    assert_eq!(control.wait_for_end(), End::Quit);
+}
+
+#[test]
 fn pauses_nest_and_an_end_comes_through_them() {
     let control = Arc::new(Control::new().unwrap());
     let thread = fake_vcpu(&control);

@@ -5,16 +5,21 @@
 //!   each wired to an I/O APIC input; absent where none has. No `_OSC`: the system asks for nothing more.
 //! * `\_SB.MBRD`: ECAM as a motherboard resource, without which Linux distrusts MCFG.
 //! * `\_SB.COM1`: 16550 at 3F8, I/O APIC pin 4, edge, active high.
+//! * `\_SB.PWRB`: the power button, and `\_SB.GED`, which hears of it: a hardware-reduced platform has no fixed button and no
+//!   general-purpose events (ACPI §5.6.9). I/O APIC pin 9, edge, active high; `_EVT` notifies the button that it was pressed.
 //! * `\_S5`: soft off by the sleep control register.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
-    Package, ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method,
+    Name, Notify, Package, Path, ResourceTemplate, Scope, ZERO,
 };
 
 use super::{PciResources, PinRoute};
 use crate::layout;
+
+/// What a power button is told when it has been pressed (ACPI §5.6.6).
+const PRESSED: u8 = 0x80;
 
 fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
     let window_last = (layout::PCI_WINDOW_END - 1) as u32;
@@ -82,6 +87,40 @@ fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     out
 }
 
+/// The power button, and the generic event device whose one interrupt is the press.
+fn power_button() -> Vec<u8> {
+    let mut out = Vec::new();
+    Device::new(
+        "PWRB".into(),
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0C0C")),
+            &Name::new("_UID".into(), &ZERO),
+        ],
+    )
+    .to_aml_bytes(&mut out);
+    let pin = u32::from(layout::POWER_BUTTON_PIN);
+    Device::new(
+        "GED_".into(),
+        vec![
+            &Name::new("_HID".into(), &"ACPI0013"),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new(
+                "_CRS".into(),
+                &ResourceTemplate::new(vec![&Interrupt::new(true, true, false, false, pin)]),
+            ),
+            // Its argument is the interrupt, of which there is one.
+            &Method::new(
+                "_EVT".into(),
+                1,
+                true,
+                vec![&Notify::new(&Path::new("PWRB"), &PRESSED)],
+            ),
+        ],
+    )
+    .to_aml_bytes(&mut out);
+    out
+}
+
 /// AML made elsewhere.
 struct Raw(Vec<u8>);
 
@@ -121,6 +160,7 @@ pub fn aml(pci: &PciResources) -> Vec<u8> {
                     ),
                 ],
             ),
+            &Raw(power_button()),
         ],
     )
     .to_aml_bytes(&mut out);

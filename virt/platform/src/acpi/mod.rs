@@ -7,10 +7,10 @@
 //! | MADT | a local APIC per vCPU, the I/O APIC (id 0, pins 0 to 23) |
 //! | MCFG | ECAM of segment 0, bus 0 |
 //! | DMAR | given by whoever owns the IOMMU, as bytes |
-//! | DSDT | PCI host bridge, COM1, `_S5`: see the module `dsdt` |
+//! | DSDT | PCI host bridge, COM1, power button, `_S5`: see the module `dsdt` |
 //!
 //! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
-//! Left out: FACS, GPEs, power buttons, processors as namespace devices.
+//! Left out: FACS, GPEs, sleep buttons, processors as namespace devices.
 
 mod dsdt;
 
@@ -95,7 +95,7 @@ fn fadt(dsdt: u64) -> Vec<u8> {
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)
-        // Control-method buttons only, and there are none.
+        // No fixed buttons: the one for power is a device of the DSDT, and there is none for sleep.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::Headless)

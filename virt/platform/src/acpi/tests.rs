@@ -156,6 +156,26 @@ fn the_dsdt_names_its_devices_and_soft_off() {
 }
 
 #[test]
+fn the_power_button_is_notified_by_a_generic_event_device() {
+    let aml = dsdt::aml(&PciResources::default());
+    // ACPI §20.2: a device is ExtOp 5B, DeviceOp 82, length, name; §6.1.5: EISA id 41 D0 0C 0C is PNP0C0C.
+    let mut button = b"\x5b\x82\x15PWRB".to_vec();
+    button.extend(b"\x08_HID\x0c\x41\xd0\x0c\x0c");
+    button.extend(b"\x08_UID\x00");
+    let mut events = b"\x5b\x82\x3cGED_".to_vec();
+    events.extend(b"\x08_HID\x0dACPI0013\x00");
+    events.extend(b"\x08_UID\x00");
+    // §6.4.3.6: an extended interrupt, consumer, edge, active high, exclusive, one: global interrupt 9; end tag.
+    events.extend(b"\x08_CRS\x11\x0e\x0a\x0b\x89\x06\x00\x03\x01\x09\x00\x00\x00\x79\x00");
+    // Method (_EVT, 1, Serialized) { Notify (PWRB, 0x80) }: status, §5.6.6: the button was pressed.
+    events.extend(b"\x14\x0d_EVT\x09\x86PWRB\x0a\x80");
+    for device in [button, events] {
+        let has = aml.windows(device.len()).any(|part| part == device);
+        assert!(has, "{device:x?} is not in {aml:x?}");
+    }
+}
+
+#[test]
 fn a_window_beyond_4_gib_and_pins_appear_where_they_are_needed() {
     let plain = dsdt::aml(&PciResources::default());
     let pci = PciResources {
