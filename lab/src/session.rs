@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::packages::{Needs, Packages, unique};
+use crate::packages::{Packages, unique};
 use crate::patience::Limit;
 use crate::protocol::{Frame, MAX_PAYLOAD, Message};
 use crate::qemu::Scratch;
@@ -86,13 +86,8 @@ impl Lab {
         config.check()?;
         let begin = Instant::now();
         let packages = Packages::get(&config.needs, &|line| eprintln!("lab: {line}"))?;
-        let qemu = packages.qemu_version();
-        if qemu < Needs::QEMU_SOUND {
-            eprintln!(
-                "lab: QEMU {qemu} can lose an interrupt when a guest is entered: a guest with several vCPUs that stalls \
-                 or ends in a triple fault here may be the lab's fault (QEMU {} is better)",
-                Needs::QEMU_SOUND
-            );
+        if let Some(caveat) = packages.caveat() {
+            eprintln!("lab: {caveat}");
         }
         let image = host_image::build(&packages, config)?;
         let mut attempts = 0;

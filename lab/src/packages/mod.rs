@@ -114,7 +114,7 @@ impl Packages {
     pub fn get(needs: &Needs, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         if let Some(found) = find(&cache, needs) {
-            return found.with_qemu_mended(notice);
+            return found.with_qemu_mended();
         }
         let apt = Apt::open(&cache, notice)?;
         // Another start may have fetched them while this one waited for its turn.
@@ -127,11 +127,11 @@ impl Packages {
             reason: format!("{} is damaged", cache.display()),
             hint: "delete it and start again".into(),
         });
-        found?.with_qemu_mended(notice)
+        found?.with_qemu_mended()
     }
 
     /// The same, whose QEMU delivers interrupts once, if it is one of ours and that can be had ([`mend`]). It is looked at once.
-    fn with_qemu_mended(self, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
+    fn with_qemu_mended(self) -> Result<Self, LabError> {
         let Qemu::Unpacked(root, _) = &self.qemu else {
             return Ok(self);
         };
@@ -141,10 +141,7 @@ impl Packages {
         }
         let said = match mend::mend(&root.join(QEMU_PROGRAM))? {
             Mended::Yes => MENDED,
-            Mended::No => {
-                notice("this build of QEMU may deliver an interrupt twice (lab/README.md)");
-                "not found: another build\n"
-            }
+            Mended::No => "not found: another build\n",
         };
         fs::write(&stamp, said).map_err(LabError::host("write", &stamp))?;
         Ok(self)
@@ -159,6 +156,27 @@ impl Packages {
                 fs::read_to_string(root.join(STAMP)).is_ok_and(|said| said == MENDED)
             }
         }
+    }
+
+    /// What is known against this QEMU, for whoever runs guests on it: what looks like a fault of theirs may be its own.
+    #[must_use]
+    pub fn caveat(&self) -> Option<String> {
+        let qemu = self.qemu_version();
+        let loses = qemu < Needs::QEMU_SOUND;
+        let fault = match (loses, self.delivers_interrupts_once()) {
+            (true, _) => "lose an interrupt when a guest is entered",
+            (false, false) => "deliver an interrupt twice",
+            (false, true) => return None,
+        };
+        let better = if loses {
+            format!(" (QEMU {} is better)", Needs::QEMU_SOUND)
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "QEMU {qemu} as it is here can {fault}: a guest with several vCPUs that stalls or ends in a triple fault may be \
+             the lab's fault{better}; see lab/README.md"
+        ))
     }
 
     /// The kernel of the emulated host.

@@ -53,3 +53,30 @@ fn a_series_is_not_the_beginning_of_a_number() {
     assert!(find_kernel(dir.path(), Some(version("6.1"))).is_none());
     assert!(find_kernel(dir.path(), Some(version("6.12"))).is_some());
 }
+
+#[test]
+fn what_is_known_against_a_qemu_is_said_at_each_start() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let kernel = Kernel {
+        root: dir.path().into(),
+        release: "6.1.0-56-cloud-amd64".into(),
+    };
+    let caveat = |qemu| {
+        let packages = Packages {
+            qemu,
+            host: kernel.clone(),
+            guest: kernel.clone(),
+            busybox: dir.path().into(),
+        };
+        packages.caveat()
+    };
+    let unpacked = || Qemu::Unpacked(dir.path().into(), version("10.0"));
+    let installed = |text| Qemu::Installed("/usr/bin/qemu".into(), version(text));
+    let old = caveat(installed("7.2")).expect("it loses interrupts");
+    assert!(old.contains("lose an interrupt") && old.contains("QEMU 10.0 is better"));
+    let twice = "deliver an interrupt twice: a guest with several vCPUs that stalls or ends in a triple fault may be the lab's fault;";
+    assert!(caveat(installed("10.0")).is_some_and(|said| said.contains(twice)));
+    assert!(caveat(unpacked()).is_some_and(|said| said.contains(twice)));
+    fs::write(dir.path().join(STAMP), MENDED).expect("a file");
+    assert_eq!(caveat(unpacked()), None);
+}
