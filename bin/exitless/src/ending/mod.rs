@@ -11,9 +11,10 @@
 //! | 0 | the guest powered off, by itself or since a signal asked it to, or Ctrl-A x | ended in order by a signal |
 //! | 1 | a crash, or a failure under way | a failure under way |
 //! | 2 | nothing was started | nothing was started |
-//! | 3 | the guest asked for a reset | |
+//! | 3 | the guest asked for a reset, with `--on-reboot exit` | |
 //! | 4 | a sidecore stopped answering | a core panicked |
 //! | 5 | a signal while the end was under way | the same |
+//! | 7 | the guest asked for a reset, and its machine could not be started again | |
 //! | 128 + n | ended in order by signal n | |
 
 pub mod signals;
@@ -24,10 +25,20 @@ use std::time::Duration;
 use crate::messages;
 use crate::terminal::raw;
 
+/// A crash, or a failure under way.
+pub const STATUS_FAILED: u8 = 1;
 /// A sidecore stopped answering, or panicked.
 pub const STATUS_STUCK: u8 = 4;
 /// A signal during the end ended the process where it was.
 pub const STATUS_AT_ONCE: u8 = 5;
+
+/// The machine could not be started again.
+pub const STATUS_NOT_RESTARTED: u8 = 7;
+
+/// Ended in order by this signal.
+pub fn status_of_signal(signal: i32) -> u8 {
+    128u8.wrapping_add(signal as u8)
+}
 
 /// Between two looks at whether waiting makes sense.
 pub const LOOK: Duration = Duration::from_millis(100);

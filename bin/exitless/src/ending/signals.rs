@@ -21,7 +21,9 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 mod requests;
@@ -30,6 +32,7 @@ use requests::{Requests, Step};
 
 use super::{STATUS_AT_ONCE, leave};
 use crate::messages::say;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 /// Signals that end in order.
 const ORDERLY: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
@@ -48,13 +51,35 @@ pub enum Asked {
     Stats,
 }
 
-/// A signal has asked for the end.
-static IS_END_ASKED: AtomicBool = AtomicBool::new(false);
+/// The first signal that has asked for the end; 0: none.
+static END_ASKED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// Whether a signal has asked for the end: for those who wait for something before anybody takes what
-/// [`listen`](Signals::listen) reports.
+/// The first signal that has asked for the end, if one has: for those who wait for something before anybody takes what
+/// [`listen`](Signals::listen) reports. One that was blocked before this program began, and is pending since, counts as well.
+pub fn end_asked_by() -> Option<i32> {
+    match END_ASKED_BY.load(Ordering::SeqCst) {
+        0 => pending(),
+        signal => Some(signal),
+    }
+}
+
+/// Whether a signal has asked for the end.
 pub fn is_end_asked() -> bool {
-    IS_END_ASKED.load(Ordering::SeqCst)
+    end_asked_by().is_some()
+}
+
+/// A signal that ends, blocked and not taken.
+fn pending() -> Option<i32> {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigpending initialises the set when it answers 0; the numbers are valid.
+    unsafe {
+        if libc::sigpending(set.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let set = set.assume_init();
+        let mut signals = ORDERLY.into_iter();
+        signals.find(|&signal| libc::sigismember(&raw const set, signal) == 1)
+    }
 }
 
 /// The next signal that ends does so at once, be it the first.
@@ -101,68 +126,108 @@ impl Signals {
     }
 
     /// Starts the thread. It calls `on`, which must not wait, for each signal but the one that ends at once, and lives as long as
-    /// the process. The first signal presses if `grace` is more than nothing, and that is how long it gives.
+    /// the process unless it is [stopped](Listener::stop). The first signal presses if `grace` is more than nothing, and that is how
+    /// long it gives.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// No thread can be started, or the host has no more descriptors.
     pub fn listen(
         self,
         grace: Duration,
         mut on: impl FnMut(Asked) + Send + 'static,
-    ) -> io::Result<()> {
+    ) -> io::Result<Listener> {
         let mut requests = Requests::new(grace);
-        std::thread::Builder::new()
+        let stop = Arc::new(EventFd::new(EFD_CLOEXEC)?);
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
                 loop {
-                    let step = match self.wait(requests.deadline()) {
-                        Some(libc::SIGUSR1) => Step::Do(Asked::Stats),
-                        Some(signal) => {
+                    let step = match self.wait(&stopped, requests.deadline()) {
+                        Heard::Stop => return,
+                        Heard::Signal(libc::SIGUSR1) => Step::Do(Asked::Stats),
+                        Heard::Signal(signal) => {
                             let at_once = ENDS_AT_ONCE.load(Ordering::SeqCst);
                             requests.signal(signal, Instant::now(), at_once)
                         }
-                        None => requests.time_out(Instant::now()),
+                        Heard::Nothing => requests.time_out(Instant::now()),
                     };
                     match step {
                         Step::Nothing => {}
                         Step::AtOnce(signal) => at_once(signal),
                         Step::Do(asked) => {
-                            if asked != Asked::Stats {
-                                IS_END_ASKED.store(true, Ordering::SeqCst);
+                            if let Asked::Press(signal) | Asked::End(signal) = asked {
+                                // The first one stays.
+                                let _ = END_ASKED_BY.compare_exchange(
+                                    0,
+                                    signal,
+                                    Ordering::SeqCst,
+                                    Ordering::SeqCst,
+                                );
                             }
                             on(asked);
                         }
                     }
                 }
-            })
-            .map(drop)
+            })?;
+        Ok(Listener { stop, thread })
     }
 
-    /// The next signal; `None`: there was none before the deadline, or nobody knows.
-    fn wait(&self, deadline: Option<Instant>) -> Option<libc::c_int> {
+    /// The next signal, unless the end of listening or the deadline comes first.
+    fn wait(&self, stop: &EventFd, deadline: Option<Instant>) -> Heard {
         let timeout = deadline.map_or(-1, |deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             // Rounded up: not a moment early. A long one is waited for in parts.
             i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
         });
-        let mut signals = libc::pollfd {
-            fd: self.0.as_raw_fd(),
+        let mut polled = [stop.as_raw_fd(), self.0.as_raw_fd()].map(|fd| libc::pollfd {
+            fd,
             events: libc::POLLIN,
             revents: 0,
-        };
-        // SAFETY: one descriptor that is open, a structure that outlives the call.
-        if unsafe { libc::poll(&raw mut signals, 1, timeout) } <= 0 {
-            return None;
+        });
+        // SAFETY: an array of two descriptors that are open, which outlives the call.
+        if unsafe { libc::poll(polled.as_mut_ptr(), 2, timeout) } <= 0 {
+            return Heard::Nothing;
+        }
+        // First: a signal that has come as well is whoever listens next's.
+        if polled[0].revents != 0 {
+            return Heard::Stop;
         }
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let len = size_of::<libc::signalfd_siginfo>();
         // SAFETY: the buffer has room for the one record asked for.
         let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), len) };
-        // Else interrupted by the vCPU's signal, which is nobody's to send here; there is no other error.
-        (read == len as isize).then(|| {
-            // SAFETY: a full record was read, so it is initialised.
-            unsafe { info.assume_init() }.ssi_signo as libc::c_int
-        })
+        if read != len as isize {
+            // Interrupted by the vCPU's signal, which is nobody's to send here; there is no other error.
+            return Heard::Nothing;
+        }
+        // SAFETY: a full record was read, so it is initialised.
+        Heard::Signal(unsafe { info.assume_init() }.ssi_signo as libc::c_int)
+    }
+}
+
+/// What the thread wakes for.
+enum Heard {
+    Signal(libc::c_int),
+    Stop,
+    /// The deadline, or nobody knows.
+    Nothing,
+}
+
+/// The thread that listens. Dropped, it goes on.
+pub struct Listener {
+    stop: Arc<EventFd>,
+    thread: JoinHandle<()>,
+}
+
+impl Listener {
+    /// Takes no signal from now on: those that were taken have been reported, and those that come stay blocked and pending, also for a
+    /// program that this process executes.
+    pub fn stop(self) {
+        // Fails only when the counter is full, and then it is readable.
+        let _ = self.stop.write(1);
+        // A panic has been printed by its hook, and takes no more signals either.
+        let _ = self.thread.join();
     }
 }
 

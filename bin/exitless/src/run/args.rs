@@ -31,7 +31,8 @@ Examples:
 
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
-reset, 4 a sidecore stopped answering, 5 ended at once by one signal more, 128+n ended by signal n.
+reset, with --on-reboot exit, 4 a sidecore stopped answering, 5 ended at once by one signal more, 7 the guest asked for a reset, and its
+machine could not be started again, 128+n ended by signal n.
 SIGTERM, SIGINT and SIGHUP press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid
 powers off). A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or
 more, the machine ends whatever its guest is doing, as if its power were cut; SIGQUIT does that at once. That takes two seconds at
@@ -108,6 +109,14 @@ The guest's statistics are asked for each second, and stand in the ledger.
 
 No IOMMU stands before this one device: Linux's driver hands it guest-physical addresses, as it does elsewhere. It reads what the \
 guest tells it, and writes nothing but the rings of that. Other devices stay confined.";
+
+const REBOOT_HELP: &str = "\
+What a guest that asks for a reset gets.
+
+restart winds the machine down as at any end, and starts it again in the same process (this program executes itself, for which it needs \
+/proc): files, sockets and TAP interfaces are opened again by their names, images are unlocked and locked again. Each time is one line \
+on standard error, with its number; nothing limits how often. What was typed and not read is gone. A signal meanwhile ends the run. If the \
+machine cannot be started again, the reason is on standard error, and the status is 7. exit ends the run, with status 3.";
 
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]
@@ -233,11 +242,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "S", default_value_t = 90)]
     pub stop_timeout: u64,
 
-    /// Write the exit ledger to this file, as JSON.
+    /// What a guest that asks for a reset gets: its machine again, or the end of the run (status 3).
+    #[arg(long, value_enum, default_value_t = RebootArg::Restart, long_help = REBOOT_HELP)]
+    pub on_reboot: RebootArg,
+
+    /// Write the exit ledger to this file, as JSON: that of the last boot, if the guest has been started again.
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 
-    /// The serial console: `stdio`, `none`, or a file for its output.
+    /// The serial console: `stdio`, `none`, or a file for its output. What the guest says after a reset is appended.
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub console: String,
 }
@@ -307,6 +320,15 @@ impl IdleArg {
             Self::Sleep => IdlePolicy::Sleep,
         }
     }
+}
+
+/// `--on-reboot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RebootArg {
+    /// The machine is started again.
+    Restart,
+    /// The run ends, with status 3.
+    Exit,
 }
 
 /// `--dma`.

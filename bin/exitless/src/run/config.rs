@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RunArgs};
+use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RebootArg, RunArgs};
 use super::balloon::BalloonSpec;
 use super::disk::DiskConfig;
 use super::net::NetConfig;
@@ -118,6 +118,10 @@ pub struct Config {
     pub watchdog: Duration,
     /// How long the guest may take to power off when a signal asks for it; nothing: it is not asked.
     pub stop_timeout: Duration,
+    /// What a guest that asks for a reset gets.
+    pub on_reboot: RebootArg,
+    /// How often the machine has been started again.
+    pub restarts: u64,
     /// Where the exit ledger goes.
     pub ledger: Option<PathBuf>,
     /// The console.
@@ -130,8 +134,8 @@ impl Config {
         self.punch || self.swap.is_some()
     }
 
-    /// Checks everything that can be checked without starting anything.
-    pub fn check(args: &RunArgs) -> anyhow::Result<Self> {
+    /// Checks everything that can be checked without starting anything, for a machine that has been started again so often.
+    pub fn check(args: &RunArgs, restarts: u64) -> anyhow::Result<Self> {
         let kernel = kernel(&args.kernel)?;
         let initrd = args.initrd.as_deref().map(initrd).transpose()?;
         let ram = RamConfig::check(&args.memory)?;
@@ -209,8 +213,10 @@ impl Config {
             drain_limit: Duration::from_millis(args.drain_limit),
             watchdog: Duration::from_secs(args.watchdog),
             stop_timeout: Duration::from_secs(args.stop_timeout),
+            on_reboot: args.on_reboot,
+            restarts,
             ledger: args.ledger.clone(),
-            console: console(&args.console)?,
+            console: console(&args.console, restarts > 0)?,
         })
     }
 }
@@ -395,11 +401,17 @@ fn creatable(what: &str, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn console(text: &str) -> anyhow::Result<ConsoleConfig> {
+/// The console's output starts a new file, and goes on in it when the machine has been started again.
+fn console(text: &str, goes_on: bool) -> anyhow::Result<ConsoleConfig> {
     match text {
         "stdio" => Ok(ConsoleConfig::Stdio),
         "none" => Ok(ConsoleConfig::None),
-        path => File::create(path)
+        path => File::options()
+            .write(true)
+            .create(true)
+            .append(goes_on)
+            .truncate(!goes_on)
+            .open(path)
             .with_context(|| format!("console {path} cannot be written"))
             .map(ConsoleConfig::File),
     }

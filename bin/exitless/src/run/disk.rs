@@ -131,7 +131,8 @@ impl DiskConfig {
         }
         let locking = Locking {
             is_on: self.locking,
-            ..Locking::default()
+            // Signals are blocked here if the machine is started again.
+            give_up: signals::is_end_asked,
         };
         let file = image_lock::raw(self.file, &self.path, self.read_only, &locking)
             .with_context(|| format!("disk {}", self.path.display()))?;

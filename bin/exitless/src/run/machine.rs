@@ -30,17 +30,27 @@ use platform::ioapic::Ioapic;
 use platform::layout;
 use platform::power::{KeyboardReset, Marker, Power};
 
+use super::args::RebootArg;
 use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
 use super::devices;
-use crate::ending::signals::{Asked, Signals};
+use crate::ending::signals::{Asked, Listener, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
 use crate::messages::{self, say};
 use crate::terminal::input::{self, Keyboard};
 use crate::terminal::raw::RawMode;
 
-/// Runs the machine to its end; the process's exit status.
-pub fn run(mut config: Config) -> anyhow::Result<u8> {
+/// What becomes of the process when the machine has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It ends with this status.
+    Exit(u8),
+    /// It starts the machine again.
+    Restart,
+}
+
+/// Runs the machine to its end.
+pub fn run(mut config: Config) -> anyhow::Result<After> {
     let kvm = match config.any_kvm {
         true => kvm::vm::open_for_programs()?,
         false => kvm::vm::open()?,
@@ -60,7 +70,7 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
     let control = Arc::new(Control::new().context("an eventfd")?);
     let button = Arc::new(OnceLock::new());
     let stop = config.stop_timeout;
-    listen_to_signals(signals, stop, control.clone(), button.clone())?;
+    let listener = listen_to_signals(signals, stop, control.clone(), button.clone())?;
     let exits = ExitLedger::new(usize::from(config.cpus));
     let msi = Arc::new(KvmMsi::new(vm.clone()));
     let routes = Arc::new(KvmRoutes::new(vm.clone()));
@@ -153,9 +163,22 @@ pub fn run(mut config: Config) -> anyhow::Result<u8> {
         Some(running) => running.stop(&look),
         None => Ok(()),
     };
-    summary(&end, control.asked(), &exits, &msi);
-    stopped.context("the devices did not stop in order")?;
-    Ok(status(&end))
+    // From here on a signal is for whoever comes next.
+    listener.stop();
+    let after = after(&end, control.asked(), config.on_reboot);
+    let why = match after {
+        After::Exit(_) => why(&end, control.asked()),
+        After::Restart => format!(
+            "the guest asked for a reset: starting its machine again (restart {})",
+            config.restarts.saturating_add(1)
+        ),
+    };
+    summary(&why, &exits, &msi);
+    if let Err(error) = stopped {
+        say!("the devices did not stop in order: {error:#}");
+        return Ok(After::Exit(ending::STATUS_FAILED));
+    }
+    Ok(after)
 }
 
 /// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
@@ -175,7 +198,7 @@ fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
 fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! {
     const PATIENCE: Duration = Duration::from_secs(1);
     let all_left = control.wait_for_vcpus(PATIENCE);
-    summary(end, None, exits, msi);
+    summary(&why(end, None), exits, msi);
     if !all_left {
         say!("a vCPU still waits for the sidecore");
     }
@@ -206,7 +229,7 @@ fn listen_to_signals(
     grace: Duration,
     control: Arc<Control>,
     button: Arc<OnceLock<Arc<Ioapic>>>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Listener> {
     let on = move |asked| match (asked, button.get()) {
         (Asked::Press(signal), Some(ioapic)) if !control.is_over() => {
             // First, since the guest may be quick.
@@ -362,30 +385,43 @@ fn warn_about_cpus(config: &Config) {
     }
 }
 
-fn status(end: &End) -> u8 {
-    match end {
-        End::PowerOff | End::Quit => 0,
-        End::Crash(_) | End::Host(_) => 1,
-        End::Reset => 3,
-        End::Watchdog(_) => STATUS_STUCK,
-        End::Signal(signal) => 128u8.wrapping_add(*signal as u8),
+/// A guest that resets gets its machine back, unless the end was asked for: then that is why it ends.
+fn after(end: &End, asked: Option<End>, on_reboot: RebootArg) -> After {
+    match (end, on_reboot, asked) {
+        (End::Reset, RebootArg::Restart, None) => After::Restart,
+        (End::Reset, RebootArg::Restart, Some(asked)) => After::Exit(status(&asked)),
+        _ => After::Exit(status(end)),
     }
 }
 
-/// Why it ended, whether somebody had asked for that, and how often vCPUs came to user space.
-fn summary(end: &End, asked: Option<End>, exits: &ExitLedger, msi: &KvmMsi) {
-    let why = match end {
-        End::PowerOff => match asked {
-            Some(End::Signal(signal)) => {
-                format!("the guest powered off, as signal {signal} had asked it to")
-            }
-            _ => "the guest powered off".to_owned(),
-        },
-        End::Reset => "the guest asked for a reset; `run` ends here".to_owned(),
+fn status(end: &End) -> u8 {
+    match end {
+        End::PowerOff | End::Quit => 0,
+        End::Crash(_) | End::Host(_) => ending::STATUS_FAILED,
+        End::Reset => 3,
+        End::Watchdog(_) => STATUS_STUCK,
+        End::Signal(signal) => ending::status_of_signal(*signal),
+    }
+}
+
+/// Why the machine ended, and whether somebody had asked for that.
+fn why(end: &End, asked: Option<End>) -> String {
+    let asked = match asked {
+        Some(End::Signal(signal)) => format!(", and signal {signal} had asked for the end"),
+        Some(End::Quit) => ", and the escape key had asked for the end".to_owned(),
+        _ => String::new(),
+    };
+    match end {
+        End::PowerOff => format!("the guest powered off{asked}"),
+        End::Reset => format!("the guest asked for a reset{asked}; `run` ends here"),
         End::Quit => "ended by the escape key".to_owned(),
         End::Signal(signal) => format!("ended by signal {signal}"),
         End::Crash(what) | End::Host(what) | End::Watchdog(what) => what.clone(),
-    };
+    }
+}
+
+/// Why it ended, and how often vCPUs came to user space.
+fn summary(why: &str, exits: &ExitLedger, msi: &KvmMsi) {
     let snapshot = exits.snapshot();
     let counts: Vec<_> = ExitCause::ALL
         .into_iter()

@@ -4,6 +4,7 @@
 //! 2. [`config`]: checked. Every file is open and every value in range before anything starts; the
 //!    first thing wrong is one line on stderr and exit status 2.
 //! 3. [`machine`]: built step by step, run, wound down.
+//! 4. [`restart`]: the same again, if its guest asked for a reset.
 //!
 //! Exit status: see [`crate::ending`].
 
@@ -25,13 +26,39 @@ mod punched;
 mod ram;
 mod remote;
 mod remote_disk;
+mod restart;
 mod stopped;
 mod swapped;
 
 pub use args::RunArgs;
 
+use crate::ending::{self, STATUS_NOT_RESTARTED, signals};
+use crate::messages::say;
+use machine::After;
+
 /// Runs `exitless run`.
 pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
-    let config = config::Config::check(args)?;
-    machine::run(config)
+    let restarts = restart::count();
+    if restarts > 0 {
+        restart::take_name_back();
+    }
+    let error = match config::Config::check(args, restarts).and_then(machine::run) {
+        Ok(After::Exit(status)) => return Ok(status),
+        Ok(After::Restart) => restart::again(restarts),
+        Err(error) => {
+            // It may be why something could not be waited for.
+            if let Some(signal) = signals::end_asked_by() {
+                say!("ended by signal {signal} before the machine was there");
+                return Ok(ending::status_of_signal(signal));
+            }
+            if restarts == 0 {
+                return Err(error);
+            }
+            error
+        }
+    };
+    say!(
+        "the guest asked for a reset, but its machine cannot be started again: {error:#} (--on-reboot exit ends with status 3 instead)"
+    );
+    Ok(STATUS_NOT_RESTARTED)
 }

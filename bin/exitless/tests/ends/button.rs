@@ -75,7 +75,7 @@ fn a_guest_that_powers_off_when_the_button_is_pressed_ends_the_machine_with_stat
     };
     let ended = machine.program.ends_by(Signal::TERM, 0);
     assert!(
-        ended.said.contains("powered off, as signal 15"),
+        ended.said.contains("powered off, and signal 15"),
         "{}",
         ended.said
     );

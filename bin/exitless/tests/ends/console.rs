@@ -8,12 +8,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Termios, tcgetattr};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::guest::Steps;
 use crate::program::{Program, has_kvm, run, until, wait_until_full};
+use crate::terminal::{Terminal, modes};
 
 /// A kernel file of these steps, as long as it is kept.
 fn kernel(steps: Steps) -> NamedTempFile {
@@ -137,57 +136,6 @@ fn what_was_written_before_a_power_off_is_read_in_full_however_late() {
     }
     program.end(since).check(0);
     assert_eq!(bytes.len(), BYTES);
-}
-
-/// A terminal: our end and the machine's.
-struct Terminal {
-    ours: File,
-    theirs: OwnedFd,
-}
-
-impl Terminal {
-    fn open() -> Self {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&ours).unwrap();
-        unlockpt(&ours).unwrap();
-        let name = ptsname(&ours, Vec::new()).unwrap();
-        let theirs = File::options()
-            .read(true)
-            .write(true)
-            .open(name.to_str().unwrap())
-            .unwrap();
-        Self {
-            ours: ours.into(),
-            theirs: theirs.into(),
-        }
-    }
-
-    fn settings(&self) -> Termios {
-        tcgetattr(&self.theirs).unwrap()
-    }
-
-    fn give(&self, command: &mut Command) {
-        command
-            .stdin(self.theirs.try_clone().unwrap())
-            .stdout(self.theirs.try_clone().unwrap());
-    }
-
-    fn is_raw(&self) -> bool {
-        let settings = self.settings();
-        !settings
-            .local_modes
-            .contains(rustix::termios::LocalModes::ICANON)
-    }
-}
-
-/// What a program may leave changed of a terminal: nothing.
-fn modes(settings: &Termios) -> impl PartialEq + std::fmt::Debug {
-    (
-        settings.input_modes,
-        settings.output_modes,
-        settings.control_modes,
-        settings.local_modes,
-    )
 }
 
 #[test]

@@ -16,6 +16,10 @@ const DATA_READY: u32 = 1;
 const SLEEP_CONTROL: u32 = 0x600;
 const POWER_OFF: u32 = 1 << 5 | 5 << 2;
 
+/// ACPI reset register, and what resets.
+const RESET: u32 = 0x602;
+const RESET_VALUE: u32 = 0x0f;
+
 /// Configuration space of 00:01.0, and where its BAR is put.
 const CONFIG: u32 = 0xe000_8000;
 const BAR: u32 = 0xc000_0000;
@@ -186,6 +190,11 @@ impl Steps {
         self.step(4, SLEEP_CONTROL, POWER_OFF)
     }
 
+    /// Asks for a reset.
+    pub fn reset(self) -> Self {
+        self.step(4, RESET, RESET_VALUE)
+    }
+
     /// Listens to the power button. Interrupts are off here: the pin is made a level-triggered one, whose entry then shows that it
     /// has fired.
     pub fn listen_to_button(self) -> Self {
@@ -249,6 +258,11 @@ impl Steps {
             .store32(DATA, 0x6c6c_6548)
             .store32(AVAILABLE, 1 << 16)
             .store16(NOTIFY, 0)
+    }
+
+    /// Waits until the request of [`ask`](Self::ask) is answered.
+    pub fn wait_for_answer(self) -> Self {
+        self.step(6, USED + 2, 1)
     }
 
     /// Turns the IOMMU on with a table by which no function reaches any memory.

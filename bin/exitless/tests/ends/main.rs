@@ -1,5 +1,6 @@
 //! A machine, and a daemon, always end: with a console that nobody reads or feeds, with storage that the kernel holds, with
-//! load, with front ends in any state, with a swap store that fails, with guests that hear their power button or do not. Whole processes, signals, exit statuses.
+//! load, with front ends in any state, with a swap store that fails, with guests that hear their power
+//! button or do not, or reset. Whole processes, signals, exit statuses.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod balloon;
@@ -9,4 +10,6 @@ mod daemon;
 mod guest;
 mod paused;
 mod program;
+mod reboot;
 mod storage;
+mod terminal;

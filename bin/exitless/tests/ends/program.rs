@@ -89,6 +89,11 @@ impl Program {
         String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
     }
 
+    /// Its process's number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits until it has said this.
     #[track_caller]
     pub fn wait_for(&self, text: &str) {

@@ -64,6 +64,8 @@ pub struct Guest {
     pub limit: Duration,
     /// Host CPUs of its sidecore and its vCPUs, where they are not the host's choice.
     pub pin: Option<String>,
+    /// A reset starts its machine again; else it ends the run, so that a guest that crashes is not run for ever.
+    pub restarts: bool,
     /// Tells its files from those of guests beside it that are alike in mode and idle policy.
     pub name: String,
     /// Directory of the control group that it runs in: in the lab only.
@@ -86,6 +88,7 @@ impl Guest {
             script: script.into(),
             limit: Duration::from_secs(120),
             pin: None,
+            restarts: false,
             name: String::new(),
             group: None,
         }
@@ -117,6 +120,8 @@ impl Guest {
         for net in &self.nets {
             flag("--net", net.clone());
         }
+        let on_reboot = if self.restarts { "restart" } else { "exit" };
+        flag("--on-reboot", on_reboot.into());
         flag("--ledger", host.path(&self.ledger()));
         let strict = u8::from(self.is_strict);
         let run = lab::guest_image::run_option(&self.script)?;
