@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes a Debian 12 machine ready to build: a C linker, xz, and a Rust of at least 1.88; `setup.sh fuzz`: also a C++
 # compiler, for libFuzzer. `setup.sh clients`: only the programs that tests/clients runs, as far as that is possible
-# (tests that need them are skipped without).
+# (tests that need them are skipped without). `setup.sh debian`: what the lab makes its Debian root with.
 # Installs only what is missing; says what it does; asks sudo only when it must. Everything the lab
 # needs (QEMU, a guest kernel, busybox) is fetched later by `exitless lab` itself, without installing it.
 set -eu
@@ -38,6 +38,26 @@ if [ "${1-}" = clients ]; then
     # shellcheck disable=SC2086  # a list of words on purpose
     { have apt-get && { [ -z "$as_root" ] || have sudo; } && install $missing; } ||
         echo "setup: cannot install$missing: tests that need them are skipped" >&2
+    exit 0
+fi
+
+if [ "${1-}" = debian ]; then
+    PATH=$PATH:/usr/sbin:/sbin
+    missing=
+    have mmdebstrap || missing="$missing mmdebstrap"
+    have fakeroot || missing="$missing fakeroot"
+    have mke2fs || missing="$missing e2fsprogs"
+    have qemu-img || missing="$missing qemu-utils"
+    # Whoever is not root makes the root as a range of users of its own.
+    [ "$(id -u)" = 0 ] || have newuidmap || missing="$missing uidmap"
+    [ -n "$missing" ] || exit 0
+    [ -z "$as_root" ] || have sudo || {
+        echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
+        exit 1
+    }
+    echo "setup: installing$missing"
+    # shellcheck disable=SC2086  # a list of words on purpose
+    install $missing
     exit 0
 fi
 

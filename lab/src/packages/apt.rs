@@ -200,6 +200,21 @@ impl<'a> Apt<'a> {
         }
     }
 
+    /// Whether `suite`, of these sources, has this package in a version of `series`.
+    pub(super) fn has(
+        &self,
+        sources: &[sources::Source],
+        suite: &str,
+        package: &str,
+        series: Version,
+    ) -> Result<bool, LabError> {
+        let update = self.update(sources)?;
+        let shown = self.query(&["madison", package], package);
+        let shown = shown.map_err(|error| explain(error, &update))?;
+        let mut versions = parse_madison(&shown, Some(suite)).into_iter();
+        Ok(versions.any(|version| series.is_series_of(&version)))
+    }
+
     /// The package that is this part, and its version; none if the sources have none that will do.
     fn find(&self, part: Wanted, suite: Option<&str>) -> Result<Option<Found>, LabError> {
         let package = part.package();
@@ -364,14 +379,14 @@ fn add_vmlinux(root: &Path) -> Result<(), LabError> {
 }
 
 /// Turns the status lines of a download into a notice now and then.
-struct Progress<'a> {
+pub(super) struct Progress<'a> {
     what: &'a str,
     notice: &'a dyn Fn(&str),
     last: Instant,
 }
 
 impl<'a> Progress<'a> {
-    fn new(what: &'a str, notice: &'a dyn Fn(&str)) -> Self {
+    pub(super) fn new(what: &'a str, notice: &'a dyn Fn(&str)) -> Self {
         let last = Instant::now();
         Self { what, notice, last }
     }
@@ -391,7 +406,7 @@ impl<'a> Progress<'a> {
 }
 
 /// Runs a tool to its end; its output without status lines, or its last words in the error.
-fn run_tool(
+pub(super) fn run_tool(
     command: &mut Command,
     what: &str,
     progress: &mut Progress<'_>,
@@ -432,8 +447,18 @@ fn run_tool(
     if status.success() {
         return Ok(out);
     }
+    Err(failed(last_words(&words)))
+}
+
+/// Why a tool failed, of all that it wrote to standard error: what it calls errors first, as APT's tools do, or how it ended.
+fn last_words(words: &str) -> String {
     let lines: Vec<&str> = words.lines().filter(|l| !l.trim().is_empty()).collect();
-    Err(failed(lines[lines.len().saturating_sub(2)..].join("; ")))
+    let errors = lines.iter().filter(|line| line.starts_with("E: "));
+    let errors: Vec<&str> = errors.take(2).copied().collect();
+    match errors.is_empty() {
+        true => lines[lines.len().saturating_sub(2)..].join("; "),
+        false => errors.join("; "),
+    }
 }
 
 /// Versions in the answer of `apt-cache madison`, `NAME | VERSION | URI SUITE/COMPONENT …`, as they come: newest

@@ -9,11 +9,14 @@
 //! the suites that follow theirs on the same mirror (`sources`). `apt` does the work, with lists and
 //! archives of its own: nothing of the machine's package system is changed but read.
 //!
+//! [`Debian`] is a part for those who ask for it: a whole root, made by `mmdebstrap`.
+//!
 //! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Left out: other families of
 //! distributions; refreshing the packages (delete the directory for that).
 
 mod apt;
 mod cache;
+mod debian;
 mod mend;
 mod needs;
 mod sources;
@@ -28,6 +31,7 @@ use crate::LabError;
 use apt::{Apt, Wanted};
 pub use cache::cache_dir;
 pub(crate) use cache::{full_or, unique, workspace_dir};
+pub use debian::{Debian, DebianKernel, NEWER};
 use mend::Mended;
 pub use needs::{Needs, Version};
 

@@ -81,10 +81,27 @@ impl Source {
     }
 }
 
+/// The machine's release; the oldest if it names several, for one that lists a newer one too has asked for what there is of it.
+pub(super) fn release(machine: &[Source]) -> Option<&'static str> {
+    let named = machine.iter().flat_map(Source::releases);
+    named.min().map(|release| RELEASES[release])
+}
+
+/// Of the machine's sources the entries for `release` and its updates: the distribution, without what was added to it.
+pub(super) fn of_release(machine: &[Source], release: &str) -> Vec<Source> {
+    ["", "-updates", "-security"]
+        .iter()
+        .map(|part| format!("{release}{part}"))
+        .flat_map(|suite| {
+            let entries = machine.iter();
+            entries.filter_map(move |source| source.derived(&suite, &suite))
+        })
+        .collect()
+}
+
 /// Sources for the suites that follow, the nearest first: backports of the machine's release, then each newer one.
 pub(super) fn later(machine: &[Source]) -> Vec<(String, Vec<Source>)> {
     let named = machine.iter().flat_map(Source::releases);
-    // The oldest: a machine that lists a newer one too has asked for what there is of it.
     let Some(base) = named.min() else {
         return Vec::new();
     };

@@ -3,6 +3,7 @@
 //! * `ballooned`: guests that give memory back.
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
+//! * `debian`: a stock Debian on a disk behind VT-d.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
 //! * `punched`: guests whose memory comes and goes.
 //! * `swapped`: guests of which only a part is in memory.
@@ -12,6 +13,7 @@
 mod ballooned;
 mod cases;
 mod clients;
+mod debian;
 mod held;
 pub mod payload;
 mod punched;

@@ -2,7 +2,7 @@
 //!
 //! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps one emulated
 //! processor busy, so one lab alone leaves the others of this machine idle. Cases that measure time run alone, at the
-//! end. Clients of the daemon need no lab; whichever thread is free runs them.
+//! end. Clients of the daemon need no lab, and a Debian has one of its own; whichever thread is free runs them.
 //!
 //! A soak can be interrupted: what has passed is written to a journal beside the report, by name, and is not
 //! run again until `--restart`, not even by a newer program: restart after a change that matters.
@@ -16,10 +16,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
-use lab::packages::Version;
+use lab::LabError;
+use lab::packages::{Debian, Version};
 
 use super::cases::{self, Case};
 use super::clients::{self, Client, Ran};
+use super::debian::{self, DebianCase};
 use super::payload;
 use super::payload::RegisterMode;
 use crate::system::host::Host;
@@ -44,11 +46,16 @@ for each case and a closing line `N passed, N failed`.
   exitless selftest
   exitless selftest --only shared        cases whose name contains `shared`
   exitless selftest --kernel 6.12        in a lab whose host and guests run Linux 6.12
-  exitless selftest --soak               the long run; goes on where it was interrupted")]
+  exitless selftest --soak               the long run; goes on where it was interrupted
+  exitless selftest --debian             a stock Debian in place of all others; with --soak, oftener")]
 pub struct SelftestArgs {
     /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
     #[arg(long)]
     soak: bool,
+    /// Run the cases of a stock Debian 12 and no others: systemd, the generic kernel, its root on a disk behind VT-d. The
+    /// root is made once, of the machine's own Debian packages (scripts/setup.sh debian; 2 GB in the lab's cache)
+    #[arg(long, conflicts_with = "kernel")]
+    debian: bool,
     /// Run only cases whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -72,10 +79,11 @@ pub struct SelftestArgs {
 
 /// Runs the cases; the status is 1 when one failed.
 pub fn main(args: &SelftestArgs) -> Result<u8> {
-    let (all, clients) = if args.soak {
-        (cases::soak(), clients::soak())
-    } else {
-        (cases::quick(), clients::quick())
+    let (all, clients, debians) = match (args.debian, args.soak) {
+        (true, true) => (Vec::new(), Vec::new(), debian::soak()),
+        (true, false) => (Vec::new(), Vec::new(), debian::quick()),
+        (false, true) => (cases::soak(), clients::soak(), Vec::new()),
+        (false, false) => (cases::quick(), clients::quick(), Vec::new()),
     };
     let all = all.into_iter().map(|case| case.on(args.kernel));
     let wanted = |name: &str| {
@@ -88,23 +96,25 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
         .into_iter()
         .filter(|client| wanted(&client.name))
         .collect();
+    let debians = debians.into_iter().filter(|debian| wanted(&debian.name));
+    let jobs: Vec<Job> = clients
+        .into_iter()
+        .map(Job::Client)
+        .chain(debians.map(Job::Debian))
+        .chain(cases.into_iter().map(Job::Case))
+        .collect();
     if args.list {
-        for client in &clients {
-            println!("{}", client.name);
-        }
-        for case in &cases {
-            println!("{}", case.name);
+        for job in &jobs {
+            println!("{}", job.name());
         }
         return Ok(0);
     }
     let mut tally = Tally::open(args.soak, args.restart)?;
-    if args.soak {
+    if args.soak && !args.debian {
         native_payloads(args.sleeps, &wanted, &mut tally)?;
     }
-    let jobs: Vec<Job> = clients
+    let jobs: Vec<Job> = jobs
         .into_iter()
-        .map(Job::Client)
-        .chain(cases.into_iter().map(Job::Case))
         .filter(|job| !tally.has_passed(job.name()))
         .collect();
     let tally = Mutex::new(tally);
@@ -119,6 +129,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
 /// What a thread takes next.
 enum Job {
     Client(Client),
+    Debian(DebianCase),
     Case(Case),
 }
 
@@ -126,6 +137,7 @@ impl Job {
     fn name(&self) -> &str {
         match self {
             Self::Client(client) => &client.name,
+            Self::Debian(debian) => &debian.name,
             Self::Case(case) => &case.name,
         }
     }
@@ -157,6 +169,7 @@ fn run(jobs: Vec<Job>, args: &SelftestArgs, tally: &Mutex<Tally>) -> Result<()> 
     let shared = Shared {
         jobs: Mutex::new(together.into()),
         guest_files: OnceLock::new(),
+        debian: OnceLock::new(),
         kernel: args.kernel,
         tally,
     };
@@ -178,6 +191,8 @@ struct Shared<'a> {
     jobs: Mutex<VecDeque<Job>>,
     /// What clients boot; made by the first that needs it.
     guest_files: OnceLock<Result<PathBuf, String>>,
+    /// What cases of Debian copy; likewise.
+    debian: OnceLock<Result<Debian, LabError>>,
     /// That of labs and their guests, if not the distribution's.
     kernel: Option<Version>,
     tally: &'a Mutex<Tally>,
@@ -196,11 +211,15 @@ impl Shared<'_> {
                 None => break,
                 Some(Job::Client(client)) => {
                     let files = self.guest_files.get_or_init(clients::guest_files);
-                    match clients::run(&client, files.as_ref()) {
-                        Ok(Ran::Skipped(reason)) => println!("skipped {}: {reason}", client.name),
-                        Ok(Ran::Passed(seen)) => self.record(&client.name, Ok(seen), start)?,
-                        Err(error) => self.record(&client.name, Err(error), start)?,
-                    }
+                    self.note(&client.name, clients::run(&client, files.as_ref()), start)?;
+                }
+                Some(Job::Debian(debian)) => {
+                    let root = self.debian.get_or_init(debian::root);
+                    let ran = match root {
+                        Ok(root) => debian.run(root),
+                        Err(error) => Err(anyhow!("{error}")),
+                    };
+                    self.note(&debian.name, ran, start)?;
                 }
                 Some(Job::Case(case)) => {
                     let wanted = self.kernel.max(case.needs.filter(|_| Host::is_lab()));
@@ -241,6 +260,19 @@ impl Shared<'_> {
             }
         }
         host.map_or(Ok(()), Host::shutdown)
+    }
+
+    /// Records what ran, and says what did not.
+    fn note(&self, name: &str, ran: Result<Ran>, start: Instant) -> Result<()> {
+        let outcome = match ran {
+            Ok(Ran::Skipped(reason)) => {
+                println!("skipped {name}: {reason}");
+                return Ok(());
+            }
+            Ok(Ran::Passed(seen)) => Ok(seen),
+            Err(error) => Err(error),
+        };
+        self.record(name, outcome, start)
     }
 
     fn record(&self, name: &str, outcome: Result<String>, start: Instant) -> Result<()> {

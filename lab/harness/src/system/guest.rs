@@ -37,9 +37,22 @@ impl Mode {
     }
 }
 
+/// What a guest boots in place of the lab's own initramfs.
+#[derive(Clone, Debug)]
+pub struct System {
+    /// Its kernel, where `run` sees it.
+    pub kernel: String,
+    /// Its initrd, likewise.
+    pub initrd: String,
+    /// Its kernel's command line but for the console and `iommu.strict`.
+    pub options: String,
+}
+
 /// A guest to be run: its machine, and the shell script it runs before it powers off.
 #[derive(Clone, Debug)]
 pub struct Guest {
+    /// It boots this rather than run a script.
+    pub system: Option<System>,
     /// IOMMU and register mode.
     pub mode: Mode,
     /// `iommu.strict=1`, or Linux's default of lazy invalidation.
@@ -76,6 +89,7 @@ impl Guest {
     /// One vCPU, strict, polling, no devices.
     pub fn new(mode: Mode, script: impl Into<String>) -> Self {
         Self {
+            system: None,
             mode,
             is_strict: true,
             memory: "256M",
@@ -98,8 +112,12 @@ impl Guest {
     fn args(&self, host: &Host) -> Result<Vec<String>> {
         let mut args: Vec<String> = vec!["run".into()];
         let mut flag = |name: &str, value: String| args.extend([name.to_owned(), value]);
-        flag("--kernel", host.kernel());
-        flag("--initrd", host.initrd());
+        let (kernel, initrd) = match &self.system {
+            None => (host.kernel(), host.initrd()),
+            Some(system) => (system.kernel.clone(), system.initrd.clone()),
+        };
+        flag("--kernel", kernel);
+        flag("--initrd", initrd);
         flag("--memory", self.memory.into());
         flag("--cpus", self.cpus.to_string());
         flag("--idle", self.idle.into());
@@ -123,17 +141,28 @@ impl Guest {
         let on_reboot = if self.restarts { "restart" } else { "exit" };
         flag("--on-reboot", on_reboot.into());
         flag("--ledger", host.path(&self.ledger()));
-        let strict = u8::from(self.is_strict);
-        let run = lab::guest_image::run_option(&self.script)?;
-        flag(
-            "--cmdline",
-            format!(
-                "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off iommu.strict={strict} {} {run}",
-                self.kernel_options
-            ),
-        );
+        flag("--cmdline", self.command_line()?);
         args.extend(self.flags.iter().cloned());
         Ok(args)
+    }
+
+    /// The kernel's command line.
+    fn command_line(&self) -> Result<String> {
+        if let Some(system) = &self.system {
+            // What is not said is the distribution's choice.
+            let strict = if self.is_strict {
+                " iommu.strict=1"
+            } else {
+                ""
+            };
+            return Ok(format!("console=ttyS0 {}{strict}", system.options));
+        }
+        let strict = u8::from(self.is_strict);
+        let run = lab::guest_image::run_option(&self.script)?;
+        Ok(format!(
+            "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off iommu.strict={strict} {} {run}",
+            self.kernel_options
+        ))
     }
 
     /// Runs it to its end.
@@ -219,6 +248,11 @@ impl RunningGuest<'_> {
         self.program.resume()
     }
 
+    /// Asks its VMM to end, as a service manager does.
+    pub fn terminate(&self) -> Result<()> {
+        self.program.terminate()
+    }
+
     /// Waits for its end, whatever that is.
     pub fn wait(self) -> Result<Outcome> {
         let output = self.program.wait()?;
@@ -297,5 +331,27 @@ impl Outcome {
     /// Windows the guest has marked.
     pub fn windows(&self) -> &[Value] {
         self.ledger["windows"].as_array().map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_of_its_own_is_left_to_its_choice_of_policy() {
+        let mut guest = Guest::new(Mode::Shared, "");
+        guest.system = Some(System {
+            kernel: "/k".into(),
+            initrd: "/i".into(),
+            options: "root=/dev/vda ro".into(),
+        });
+        let line = |guest: &Guest| guest.command_line().expect("it has no script");
+        assert_eq!(
+            line(&guest),
+            "console=ttyS0 root=/dev/vda ro iommu.strict=1"
+        );
+        guest.is_strict = false;
+        assert_eq!(line(&guest), "console=ttyS0 root=/dev/vda ro");
     }
 }

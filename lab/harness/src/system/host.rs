@@ -77,6 +77,30 @@ impl Host {
         })
     }
 
+    /// The best there is, with these files by name ([`path`](Self::path)); a lab has this much memory, and these disks:
+    /// `/dev/vda` and on.
+    pub fn start_with_files(
+        mib: u32,
+        files: &[(PathBuf, &str)],
+        disks: Vec<PathBuf>,
+    ) -> Result<Self> {
+        if Self::is_lab() {
+            let inside = |(file, name): &(PathBuf, &str)| (file.clone(), format!("/root/{name}"));
+            return Self::lab_with(LabConfig {
+                memory_mib: mib,
+                files: files.iter().map(inside).collect(),
+                disks,
+                ..LabConfig::default()
+            });
+        }
+        let host = Self::native()?;
+        for (file, name) in files {
+            std::os::unix::fs::symlink(file, host.path(name))
+                .with_context(|| format!("linking {}", file.display()))?;
+        }
+        Ok(host)
+    }
+
     /// The lab, whatever this machine offers.
     pub fn lab() -> Result<Self> {
         Self::lab_with(LabConfig::default())
@@ -422,6 +446,14 @@ impl Program<'_> {
     /// Lets it go on.
     pub fn resume(&self) -> Result<()> {
         self.signal(libc::SIGCONT)
+    }
+
+    /// Sends it SIGTERM. The lab's `timeout` has become the program itself.
+    pub fn terminate(&self) -> Result<()> {
+        match &self.running {
+            Running::Lab(program) => Ok(program.signal(libc::SIGTERM)?),
+            Running::Native(program) => program.terminate(),
+        }
     }
 
     /// Sends it, and `timeout` above it, a signal.

@@ -101,6 +101,17 @@ impl NativeProgram {
         Ok(())
     }
 
+    /// Sends SIGTERM to the program, and not to `timeout`, which would kill the program a while after one that it was sent.
+    pub fn terminate(&self) -> Result<()> {
+        let parent = self.child.id().to_string();
+        let status = Command::new("pkill")
+            .args(["-TERM", "-P", &parent])
+            .status()
+            .context("starting pkill")?;
+        ensure!(status.success(), "pkill -TERM -P {parent}: {status}");
+        Ok(())
+    }
+
     /// Waits for its end.
     pub fn wait(mut self) -> Result<Output> {
         drop(self.stdin);

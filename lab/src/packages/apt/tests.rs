@@ -50,3 +50,15 @@ fn a_failing_tool_is_quoted() {
         "{text}"
     );
 }
+
+#[test]
+fn a_tool_is_quoted_where_it_says_what_went_wrong() {
+    let words = "I: running apt-get update...\nE: Malformed entry 2 in sources file x (URI)\nE: The list of sources could not \
+                 be read.\nE: apt-get update failed\nI: removing tempdir...\nE: mmdebstrap failed to run\n";
+    assert_eq!(
+        last_words(words),
+        "E: Malformed entry 2 in sources file x (URI); E: The list of sources could not be read."
+    );
+    assert_eq!(last_words("a\n\nb\nc\n"), "b; c");
+    assert_eq!(last_words(""), "");
+}

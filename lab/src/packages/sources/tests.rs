@@ -68,3 +68,35 @@ fn only_files_that_apt_reads_count() {
     let names: Vec<String> = of_machine(dir.path()).into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["a.sources", "b.list"]);
 }
+
+#[test]
+fn a_releases_own_entries_are_told_from_what_was_added() {
+    let debian = source(
+        "debian.sources",
+        "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates trixie\nComponents: main\n\n\
+         Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\nComponents: main\n",
+    );
+    let added = source(
+        "added.list",
+        "deb http://other.example nodistro main\ndeb http://other.example bookworm-tools main\n",
+    );
+    let machine = [added, debian];
+    assert_eq!(release(&machine), Some("bookworm"));
+    let own = of_release(&machine, "bookworm");
+    let texts: Vec<&str> = own.iter().map(|source| source.text.as_str()).collect();
+    let entry = |place: &str, suite: &str| {
+        format!(
+            "Types: deb\nURIs: http://mirror.example/{place}\nSuites: {suite}\nComponents: main\n"
+        )
+    };
+    let wanted = [
+        entry("debian", "bookworm"),
+        entry("debian", "bookworm-updates"),
+        entry("security", "bookworm-security"),
+    ];
+    assert_eq!(texts, wanted);
+    assert_eq!(
+        release(&[source("a.list", "deb http://x.example nodistro main")]),
+        None
+    );
+}

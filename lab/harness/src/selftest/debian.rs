@@ -1,0 +1,404 @@
+//! A stock Debian, with systemd and the generic kernel of its packages, on a disk behind VT-d.
+//!
+//! Each case boots a copy of the root that [`lab::packages::Debian`] makes once, in a lab of its own; the root's own unit
+//! does what the kernel's command line asks for and says so on the console. Then the VMM is sent SIGTERM, which presses
+//! the guest's power button: systemd powers off, and the file system that it leaves behind must be clean. So every case
+//! shows that too.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use lab::LabError;
+use lab::packages::{Debian, NEWER, Version, cache_dir};
+
+use super::clients::Ran;
+use crate::system::guest::{Guest, Mode, Outcome, System};
+use crate::system::host::Host;
+
+/// Memory of a lab that boots it, MiB: beside the guest's there are the kernel and the initrd, twice.
+const LAB_MIB: u32 = 2560;
+const MEMORY: &str = "768M";
+/// MiB that fio writes and verifies.
+const FIO_MIB: u32 = 64;
+const REBOOTS: u32 = 5;
+/// Seconds that the guest has for powering off.
+const STOP: &str = "600";
+/// For one boot, its jobs and its end.
+const BOOT: Duration = Duration::from_secs(900);
+/// What the root says last ([`lab::guest_image::run_status`]).
+const DONE: &str = "exitless-guest: status=";
+
+/// What the root's disk is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Image {
+    Raw,
+    Qcow2,
+}
+
+/// One case.
+#[derive(Clone, Debug)]
+pub struct DebianCase {
+    /// Unique; what a soak remembers it by.
+    pub name: String,
+    image: Image,
+    mode: Mode,
+    is_strict: bool,
+    cpus: u32,
+    kernel: Option<Version>,
+    jobs: Jobs,
+}
+
+/// What the root does once it is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Jobs {
+    Nothing,
+    Fio,
+    Reboots,
+}
+
+impl DebianCase {
+    fn new(image: Image, is_strict: bool, jobs: Jobs) -> Self {
+        let mut case = Self {
+            name: String::new(),
+            image,
+            mode: Mode::Shared,
+            is_strict,
+            cpus: 2,
+            kernel: None,
+            jobs,
+        };
+        case.name = case.describe();
+        case
+    }
+
+    /// Linux of the newer series, which only boots.
+    fn newer(mode: Mode, round: u32) -> Self {
+        let mut case = Self::new(Image::Raw, false, Jobs::Nothing);
+        (case.mode, case.kernel) = (mode, Some(NEWER));
+        case.name = format!("{}, round {round} of 3", case.describe());
+        case
+    }
+
+    fn describe(&self) -> String {
+        let kernel = self
+            .kernel
+            .map_or(String::new(), |series| format!(" with Linux {series}"));
+        let jobs = match self.jobs {
+            Jobs::Nothing => String::new(),
+            Jobs::Fio => format!(", {FIO_MIB} MiB verified by fio"),
+            Jobs::Reboots => format!(", rebooted {REBOOTS} times from inside"),
+        };
+        let image = match self.image {
+            Image::Raw => "raw",
+            Image::Qcow2 => "qcow2",
+        };
+        let policy = if self.is_strict { "strict" } else { "lazy" };
+        format!(
+            "Debian{kernel} boots{jobs}, and powers off on SIGTERM: {image}, {}, {} vCPU, {policy}",
+            self.mode.name(),
+            self.cpus
+        )
+    }
+
+    /// Runs it on a copy of this root.
+    ///
+    /// # Errors
+    /// It did not do what it should; with the end of the console.
+    pub fn run(&self, debian: &Debian) -> Result<Ran> {
+        let Some(kernel) = debian.kernel(self.kernel) else {
+            return Ok(Ran::Skipped("this release has no such kernel".into()));
+        };
+        let scratch = tempfile::Builder::new()
+            .prefix("debian-run-")
+            .tempdir_in(cache_dir())
+            .context("making a directory for the copy of the root")?;
+        let disk = Disk::copy(self.image, debian, scratch.path())?;
+        let files = [
+            (kernel.vmlinuz, "debian-vmlinuz"),
+            (kernel.initrd, "debian-initrd"),
+        ];
+        let host = Host::start_with_files(LAB_MIB, &files, vec![disk.attached.clone()])?;
+        host.note_shutdowns()?;
+        let ran = self.boot(&host, &disk).map_err(|error| {
+            let noted = host.shutdowns();
+            anyhow!("{error:#}{noted}")
+        });
+        // The image is complete once the lab has ended; how that went matters only to a guest that did well.
+        let ended = host.shutdown();
+        let seen = ran?;
+        ended?;
+        disk.check(scratch.path())?;
+        Ok(Ran::Passed(seen))
+    }
+
+    fn boot(&self, host: &Host, disk: &Disk) -> Result<String> {
+        let mut guest = Guest::new(self.mode, "");
+        guest.disks = vec![disk.option(host)?];
+        (guest.cpus, guest.is_strict) = (self.cpus, self.is_strict);
+        (guest.memory, guest.idle, guest.limit) = (MEMORY, "adaptive", BOOT);
+        guest.flags = ["--stop-timeout", STOP].map(str::to_owned).into();
+        let mut jobs = String::from("state");
+        match self.jobs {
+            Jobs::Nothing => {}
+            Jobs::Fio => jobs.push_str(&format!(",fio:{FIO_MIB}")),
+            Jobs::Reboots => {
+                jobs.push_str(&format!(",reboot:{REBOOTS}"));
+                guest
+                    .flags
+                    .extend(["--on-reboot", "restart"].map(str::to_owned));
+                guest.limit = BOOT * (REBOOTS + 1);
+            }
+        }
+        guest.system = Some(System {
+            kernel: host.path("debian-vmlinuz"),
+            initrd: host.path("debian-initrd"),
+            options: format!("root=LABEL=debian ro quiet exitless.job={jobs}"),
+        });
+        let mut running = guest.spawn(host)?;
+        // If it has ended, why is what `check` says.
+        if running.wait_for_line(DONE).is_ok() {
+            running.terminate()?;
+        }
+        let outcome = running.wait()?;
+        outcome.check()?;
+        self.seen(&outcome)
+    }
+
+    /// What the root said, if it is what it should have.
+    fn seen(&self, outcome: &Outcome) -> Result<String> {
+        let said = |text: &str| {
+            let found = outcome
+                .line(text)
+                .map(|line| line[line.find(text).unwrap_or(0)..].trim());
+            found.with_context(|| format!("it did not say {text:?}\n{}", outcome.tail()))
+        };
+        let state = said("state running")?;
+        let policy = if self.is_strict {
+            "strict mode"
+        } else {
+            "lazy mode"
+        };
+        said(&format!("DMA domain TLB invalidation policy: {policy}"))?;
+        said("reboot: Power down")?;
+        let more = match self.jobs {
+            Jobs::Nothing => String::new(),
+            Jobs::Fio => {
+                said("err= 0")?;
+                format!("; {}; {}", said("fio read: ")?, said("fio write: ")?)
+            }
+            Jobs::Reboots => {
+                let last = format!("boot {}: {REBOOTS} files verified", REBOOTS + 1);
+                format!("; {}", said(&last)?)
+            }
+        };
+        Ok(format!("{state}{more}"))
+    }
+}
+
+/// A copy of the root's disk.
+struct Disk {
+    image: Image,
+    /// The copy.
+    file: PathBuf,
+    /// What a lab is given: a raw image as it is, a qcow2 image on a disk with room for it to grow.
+    attached: PathBuf,
+}
+
+/// Name of the qcow2 image on that disk, and where it is mounted.
+const QCOW2: &str = "root.qcow2";
+const MOUNTED: &str = "/mnt";
+/// That disk's size.
+const STORE: &str = "4G";
+
+impl Disk {
+    fn copy(image: Image, debian: &Debian, scratch: &Path) -> Result<Self> {
+        if image == Image::Raw {
+            let file = scratch.join("root.img");
+            tool(
+                "cp",
+                &["--sparse=always", text(&debian.raw())?, text(&file)?],
+            )?;
+            return Ok(Self {
+                image,
+                attached: file.clone(),
+                file,
+            });
+        }
+        let (below, attached) = (scratch.join("below"), scratch.join("store.img"));
+        std::fs::create_dir(&below).context("making a directory for the copy of the root")?;
+        let file = below.join(QCOW2);
+        tool(
+            "cp",
+            &["--sparse=always", text(&debian.qcow2())?, text(&file)?],
+        )?;
+        if Host::is_lab() {
+            tool(
+                "mke2fs",
+                &[
+                    "-q",
+                    "-t",
+                    "ext4",
+                    "-d",
+                    text(&below)?,
+                    text(&attached)?,
+                    STORE,
+                ],
+            )?;
+        }
+        Ok(Self {
+            image,
+            file,
+            attached,
+        })
+    }
+
+    /// The value of `--disk`, once it is where `run` sees it.
+    fn option(&self, host: &Host) -> Result<String> {
+        let is_lab = matches!(host, Host::Lab(_));
+        Ok(match self.image {
+            Image::Raw if is_lab => "path=/dev/vda".into(),
+            Image::Raw => format!("path={}", text(&self.file)?),
+            Image::Qcow2 if is_lab => {
+                host.script(&format!(
+                    "mkdir -p {MOUNTED} && mount -t ext4 /dev/vda {MOUNTED}"
+                ))?;
+                format!("path={MOUNTED}/{QCOW2},format=qcow2")
+            }
+            Image::Qcow2 => format!("path={},format=qcow2", text(&self.file)?),
+        })
+    }
+
+    /// The file system is clean, and the image whole, once host and guest have ended.
+    fn check(&self, scratch: &Path) -> Result<()> {
+        if self.image == Image::Raw {
+            return tool("e2fsck", &["-f", "-n", text(&self.file)?]).map(drop);
+        }
+        let raw = scratch.join("raw.img");
+        if self.attached.exists() {
+            let dump = format!("dump /{QCOW2} {}", text(&self.file)?);
+            tool("debugfs", &["-R", &dump, text(&self.attached)?])?;
+        }
+        tool("qemu-img", &["check", text(&self.file)?])?;
+        tool(
+            "qemu-img",
+            &["convert", "-O", "raw", text(&self.file)?, text(&raw)?],
+        )?;
+        tool("e2fsck", &["-f", "-n", text(&raw)?]).map(drop)
+    }
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str()
+        .with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+/// Runs a tool of this machine; those of file systems are where a user's PATH need not lead.
+fn tool(name: &str, args: &[&str]) -> Result<String> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let ran = Command::new("/bin/sh")
+        .args(["-c", "exec \"$@\"", "sh", name])
+        .args(args)
+        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .output()
+        .with_context(|| format!("starting {name}"))?;
+    let said = String::from_utf8_lossy(&ran.stdout);
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    ensure!(
+        ran.status.success(),
+        "{name} {}: {said}{errors}",
+        args.join(" ")
+    );
+    Ok(said.into_owned())
+}
+
+/// The root, found or made.
+///
+/// # Errors
+/// Of [`Debian::get`].
+pub fn root() -> std::result::Result<Debian, LabError> {
+    Debian::get(&|line| println!("{line}"))
+}
+
+/// Each once.
+pub fn quick() -> Vec<DebianCase> {
+    use Image::{Qcow2, Raw};
+    let mut cases = vec![DebianCase::new(Raw, false, Jobs::Reboots)];
+    for image in [Raw, Qcow2] {
+        cases.extend([true, false].map(|strict| DebianCase::new(image, strict, Jobs::Fio)));
+    }
+    cases.extend(Mode::VTD.map(|mode| DebianCase::newer(mode, 1)));
+    cases
+}
+
+/// The same, and each register mode of the newer kernel twice more.
+pub fn soak() -> Vec<DebianCase> {
+    let mut cases = quick();
+    cases.extend(
+        [2, 3]
+            .into_iter()
+            .flat_map(|round| Mode::VTD.map(|mode| DebianCase::newer(mode, round))),
+    );
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn a_journal_tells_the_cases_apart() {
+        let cases = soak();
+        let names: HashSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names.len(), cases.len());
+        assert!(
+            quick()
+                .iter()
+                .all(|case| names.contains(case.name.as_str()))
+        );
+    }
+
+    fn outcome(console: &str) -> Outcome {
+        Outcome {
+            exit: 0,
+            script: Some(0),
+            console: console.into(),
+            log: String::new(),
+            ledger: serde_json::Value::Null,
+        }
+    }
+
+    #[test]
+    fn what_a_case_is_for_has_to_be_said() {
+        let booted = "debian login: exitless-guest: state running, up 61.20 s, 6.1.0-56-amd64, 2 CPU\r\n\
+                      exitless-guest: DMA domain TLB invalidation policy: lazy mode\r\n";
+        let verified = "exitless-guest: fio verified: (groupid=0, jobs=1): err= 0: pid=400\r\n\
+                        exitless-guest: fio read: IOPS=9\r\nexitless-guest: fio write: IOPS=8\r\n";
+        let down = "[   99.0] reboot: Power down\r\n";
+        let case = |jobs| DebianCase::new(Image::Raw, false, jobs);
+        let seen = |jobs, said: &[&str]| case(jobs).seen(&outcome(&said.concat())).ok();
+        let state = "state running, up 61.20 s, 6.1.0-56-amd64, 2 CPU";
+        assert_eq!(seen(Jobs::Nothing, &[booted, down]).as_deref(), Some(state));
+        assert_eq!(seen(Jobs::Nothing, &[booted]), None, "it was cut off");
+        assert_eq!(
+            seen(Jobs::Fio, &[booted, verified, down]),
+            Some(format!("{state}; fio read: IOPS=9; fio write: IOPS=8"))
+        );
+        assert_eq!(seen(Jobs::Fio, &[booted, down]), None);
+        let errors = verified.replace("err= 0", "err=84");
+        assert_eq!(seen(Jobs::Fio, &[booted, &errors, down]), None);
+        let strict = DebianCase::new(Image::Raw, true, Jobs::Nothing);
+        assert!(strict.seen(&outcome(&[booted, down].concat())).is_err());
+        let boots = |count: u32| {
+            format!(
+                "exitless-guest: boot {}: {count} files verified\r\n",
+                count + 1
+            )
+        };
+        assert!(seen(Jobs::Reboots, &[booted, &boots(5), down]).is_some());
+        assert_eq!(seen(Jobs::Reboots, &[booted, &boots(4), down]), None);
+    }
+}

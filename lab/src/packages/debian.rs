@@ -1,0 +1,254 @@
+//! A stock Debian that boots as a distribution does: systemd, udev, the generic kernel with its own initrd, a root on a disk.
+//!
+//! It is of the machine's own release, made by `mmdebstrap` from the machine's own APT sources, those for the release and its
+//! updates alone; where the release's backports have a kernel of [`NEWER`], that stands beside the release's own. All that
+//! makes it another root than an installed one is a unit that does what the kernel's command line asks for (`job.sh`), a
+//! disk without partitions or a boot loader, and that nobody can log in.
+//!
+//! Like the other parts it is a directory of [`cache_dir`], `debian-RELEASE-HASH`, made once and complete when it is there. The
+//! hash is of the scripts that make it and of what they are given, so a changed script makes another; packages are
+//! those of the day (delete the directory to have it made again). Guests are to be given copies of its images.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::apt::{Apt, Progress, run_tool};
+use super::cache::{check_room, full_or, unique};
+use super::{Version, cache_dir, find_program, names, sources};
+use crate::LabError;
+
+const ROOT: &str = include_str!("debian/root.sh");
+const JOB: &str = include_str!("debian/job.sh");
+const SERVICE: &str = include_str!("debian/job.service");
+
+/// What the root has beyond the packages that Debian marks as important.
+const PACKAGES: &str = "systemd,systemd-sysv,udev,dbus,libpam-systemd,linux-image-amd64,e2fsprogs,util-linux,iproute2,fio,zstd";
+/// The kernel's package that follows releases.
+const KERNEL: &str = "linux-image-amd64";
+/// The series of the second kernel.
+pub const NEWER: Version = Version::new(6, 12);
+/// Size of the image; what is not written takes no room.
+const IMAGE_MIB: u32 = 2048;
+/// While it is made there are the root, an archive of it, and two images.
+const ROOM: u64 = 5 << 30;
+
+const WHAT: &str = "a Debian root";
+
+/// Programs that make it, beside those of any Debian.
+const TOOLS: [&str; 4] = ["mmdebstrap", "fakeroot", "mke2fs", "qemu-img"];
+
+/// A Debian, ready to be copied and booted.
+#[derive(Debug, Clone)]
+pub struct Debian {
+    dir: PathBuf,
+    /// Releases of its kernels, sorted.
+    kernels: Vec<String>,
+}
+
+/// One of its kernels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DebianKernel {
+    /// The compressed kernel (bzImage).
+    pub vmlinuz: PathBuf,
+    /// The initrd that Debian's own tools made for it.
+    pub initrd: PathBuf,
+    /// Its release.
+    pub release: String,
+}
+
+impl Debian {
+    /// Finds or makes it; `notice` hears a line before and during anything slow.
+    ///
+    /// # Errors
+    /// [`LabError::Package`] names what is missing or failed and what to do; [`LabError::Full`] a disk without room.
+    pub fn get(notice: &dyn Fn(&str)) -> Result<Self, LabError> {
+        let cache = cache_dir();
+        let machine = sources::of_machine(Path::new("/etc/apt"));
+        let release = sources::release(&machine).ok_or_else(|| LabError::Package {
+            what: WHAT.into(),
+            reason: "the machine's APT sources name no release of Debian".into(),
+            hint: "it is made of the machine's own release, on Debian alone".into(),
+        })?;
+        let dir = cache.join(format!("debian-{release}-{:016x}", hash()));
+        if let Some(found) = Self::at(dir.clone()) {
+            return Ok(found);
+        }
+        check_tools()?;
+        let apt = Apt::open(&cache, notice)?;
+        // Another process may have made it while this one waited for its turn.
+        if let Some(found) = Self::at(dir.clone()) {
+            return Ok(found);
+        }
+        check_room(&cache, ROOM)?;
+        make(&apt, &machine, release, &dir, notice)?;
+        Self::at(dir.clone()).ok_or_else(|| LabError::Package {
+            what: WHAT.into(),
+            reason: format!("{} is damaged", dir.display()),
+            hint: "delete it and start again".into(),
+        })
+    }
+
+    fn at(dir: PathBuf) -> Option<Self> {
+        let kernels: Vec<String> = names(&dir)
+            .into_iter()
+            .filter_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned))
+            .collect();
+        (!kernels.is_empty()).then_some(Self { dir, kernels })
+    }
+
+    /// Its disk: ext4 without partitions, labelled `debian`.
+    #[must_use]
+    pub fn raw(&self) -> PathBuf {
+        self.dir.join("root.img")
+    }
+
+    /// The same disk as a qcow2 image.
+    #[must_use]
+    pub fn qcow2(&self) -> PathBuf {
+        self.dir.join("root.qcow2")
+    }
+
+    /// The release's own kernel, or the one of this series; none if there is none.
+    #[must_use]
+    pub fn kernel(&self, series: Option<Version>) -> Option<DebianKernel> {
+        let is_it = |release: &&String| match series {
+            Some(series) => series.is_series_of(release),
+            // Where there are two, the one from backports is newer.
+            None => self.kernels.len() == 1 || !NEWER.is_series_of(release),
+        };
+        let release = self.kernels.iter().find(is_it)?;
+        Some(DebianKernel {
+            vmlinuz: self.dir.join(format!("vmlinuz-{release}")),
+            initrd: self.dir.join(format!("initrd.img-{release}")),
+            release: release.clone(),
+        })
+    }
+}
+
+/// Of everything that the root is made by.
+fn hash() -> u64 {
+    let mut hash = DefaultHasher::new();
+    (ROOT, JOB, SERVICE, PACKAGES, IMAGE_MIB).hash(&mut hash);
+    hash.finish()
+}
+
+fn check_tools() -> Result<(), LabError> {
+    // mke2fs is where a user's PATH need not lead; the script looks there too.
+    let is_there = |tool: &str| {
+        let aside = ["/usr/sbin", "/sbin"].map(|dir| Path::new(dir).join(tool));
+        find_program(tool).is_some() || aside.iter().any(|path| path.is_file())
+    };
+    let missing: Vec<&str> = TOOLS.into_iter().filter(|tool| !is_there(tool)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(LabError::Package {
+        what: WHAT.into(),
+        reason: format!("this machine has no `{}`", missing.join("`, `")),
+        hint: "`scripts/setup.sh debian` installs what is needed".into(),
+    })
+}
+
+/// Makes it in a directory that then becomes `to`. The caller holds APT's lock.
+fn make(
+    apt: &Apt<'_>,
+    machine: &[sources::Source],
+    release: &str,
+    to: &Path,
+    notice: &dyn Fn(&str),
+) -> Result<(), LabError> {
+    notice(&format!(
+        "making {WHAT} of {release} (once, some minutes) in {}",
+        to.display()
+    ));
+    let mut wanted = sources::of_release(machine, release);
+    let backports = sources::later(machine).into_iter().next();
+    let newer = match backports {
+        Some((suite, sources)) if apt.has(&sources, &suite, KERNEL, NEWER)? => {
+            wanted.extend(sources);
+            suite
+        }
+        _ => {
+            notice(&format!(
+                "{release} has no backport of Linux {NEWER}: there is its own kernel alone"
+            ));
+            "-".into()
+        }
+    };
+    let scratch = to.with_extension(unique());
+    let made = run(&scratch, &wanted, [release, &newer])
+        .and_then(|()| fs::rename(&scratch, to).map_err(LabError::host("rename to", to)))
+        // Before the room that it took is free again.
+        .map_err(|error| full_or(&cache_dir(), error));
+    if made.is_err() {
+        // Best effort: what remains is only wasted space.
+        let _ = fs::remove_dir_all(&scratch);
+    }
+    made
+}
+
+fn run(dir: &Path, wanted: &[sources::Source], suites: [&str; 2]) -> Result<(), LabError> {
+    let list = dir.join("sources");
+    fs::create_dir_all(&list).map_err(LabError::host("create", &list))?;
+    for source in wanted {
+        source.put(&list).map_err(LabError::host("write", &list))?;
+    }
+    for (name, text) in [("root.sh", ROOT), ("job.sh", JOB), ("job.service", SERVICE)] {
+        let path = dir.join(name);
+        fs::write(&path, text).map_err(LabError::host("write", &path))?;
+    }
+    let mut command = Command::new("sh");
+    command.current_dir(dir).arg("root.sh").args(suites);
+    command.arg(IMAGE_MIB.to_string()).arg(PACKAGES);
+    run_tool(&mut command, WHAT, &mut Progress::new(WHAT, &|_| ())).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_kernels(releases: &[&str]) -> Debian {
+        Debian {
+            dir: "/d".into(),
+            kernels: releases.iter().map(|&release| release.into()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_the_releases_own_unless_a_series_is_named() {
+        let two = with_kernels(&["6.1.0-56-amd64", "6.12.95+deb12-amd64"]);
+        let release = |debian: &Debian, series| debian.kernel(series).map(|kernel| kernel.release);
+        assert_eq!(release(&two, None).as_deref(), Some("6.1.0-56-amd64"));
+        let newer = two.kernel(Some(NEWER)).expect("it is there");
+        assert_eq!(newer.initrd, Path::new("/d/initrd.img-6.12.95+deb12-amd64"));
+        // A release whose own kernel is of that series.
+        let one = with_kernels(&["6.12.48+deb13-amd64"]);
+        assert_eq!(release(&one, None), release(&one, Some(NEWER)));
+        let older = with_kernels(&["6.1.0-56-amd64"]);
+        assert_eq!(release(&older, Some(NEWER)), None);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_complete_is_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(Debian::at(dir.path().join("nowhere")).is_none());
+        assert!(Debian::at(dir.path().into()).is_none());
+        fs::write(dir.path().join("vmlinuz-6.1.0-56-amd64"), "").expect("a file");
+        assert!(Debian::at(dir.path().into()).is_some());
+    }
+
+    #[test]
+    fn the_scripts_are_scripts() {
+        for script in [ROOT, JOB] {
+            let checked = Command::new("sh").args(["-n", "-c", script]).output();
+            let checked = checked.expect("sh starts");
+            assert!(
+                checked.status.success(),
+                "{}",
+                String::from_utf8_lossy(&checked.stderr)
+            );
+        }
+    }
+}
