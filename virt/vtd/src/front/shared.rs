@@ -263,23 +263,22 @@ impl Shared {
             || loaded.gcmd != self.gcmd
             || loaded.ccmd & REQUEST != 0 && self.ccmd.taken.is_none()
             || loaded.iotlb & REQUEST != 0 && self.iotlb.taken.is_none()
-            || self.fsts.shown != 0 && self.record_stores(unit, page).next().is_some()
+            || self.fsts.shown != 0 && self.has_record_stores(unit, page)
     }
 
-    /// Recording registers that show a fault and have been stored to: index and what is there.
-    fn record_stores(
-        &self,
-        unit: &Unit,
-        page: &impl RegPage,
-    ) -> impl Iterator<Item = (usize, u32)> {
+    fn has_record_stores(&self, unit: &Unit, page: &impl RegPage) -> bool {
         debug_assert_eq!(self.records.len(), unit.faults.records.len());
-        let shown = self.records.iter().enumerate();
-        shown
-            .filter(|(_, shown)| shown.f())
-            .filter_map(|(index, shown)| {
-                let found = page.load32(record_offset(index));
-                (found != highest_dword(*shown)).then_some((index, found))
-            })
+        (0..self.records.len()).any(|index| self.record_store(index, page).is_some())
+    }
+
+    /// What is in recording register `index`, if that shows a fault and has been stored to.
+    fn record_store(&self, index: usize, page: &impl RegPage) -> Option<u32> {
+        let shown = self.records[index];
+        if !shown.f() {
+            return None;
+        }
+        let found = page.load32(record_offset(index));
+        (found != highest_dword(shown)).then_some(found)
     }
 
     #[cold]
@@ -319,11 +318,12 @@ impl Shared {
         if self.fsts.shown == 0 {
             return;
         }
-        let stores: Vec<(usize, u32)> = self.record_stores(unit, page).collect();
-        if stores.is_empty() {
-            return;
-        }
-        for (index, found) in stores {
+        let mut has_stores = false;
+        for index in 0..self.records.len() {
+            let Some(found) = self.record_store(index, page) else {
+                continue;
+            };
+            has_stores = true;
             let offset = record_offset(index);
             unit.write(offset, AccessLen::B4, u64::from(found));
             let record = unit.faults.records[index];
@@ -331,7 +331,9 @@ impl Shared {
             // Failure: stored to again, which the next sweep sees.
             let _ = page.compare_exchange32(offset, found, highest_dword(record));
         }
-        unit.faults.raise_unseen(&self.records);
+        if has_stores {
+            unit.faults.raise_unseen(&self.records);
+        }
     }
 
     fn take_event_control(&mut self, unit: &mut Unit, fectl: u32, iectl: u32) {
