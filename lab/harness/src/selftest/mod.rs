@@ -4,6 +4,7 @@
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
+//! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
 //! * `swapped`: guests of which only a part is in memory.
 //! * `suite`: runs cases, counts, and resumes a soak.
@@ -14,6 +15,7 @@ mod cases;
 mod clients;
 mod held;
 pub mod payload;
+mod power;
 mod punched;
 mod suite;
 mod swapped;

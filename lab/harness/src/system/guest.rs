@@ -219,6 +219,11 @@ impl RunningGuest<'_> {
         self.program.resume()
     }
 
+    /// Sends `exitless run` a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.program.signal(signal)
+    }
+
     /// Waits for its end, whatever that is.
     pub fn wait(self) -> Result<Outcome> {
         let output = self.program.wait()?;
