@@ -3,18 +3,19 @@
 //! KVM counts exits but does not say whose they were: an in-kernel doorbell or a logged register write shows
 //! up in the total and nowhere else. So each cause is counted where it is consumed: doorbells as the sum of
 //! the values read from the eventfds, logged writes as entries drained from the coalesced ring, traps in our
-//! own vCPU loop, processor causes by the kernel's histograms ([`super::trace`]) or statistics. What no one
-//! claims is *unattributed* and printed.
+//! own vCPU loop, page faults by address and processor causes by the kernel's histograms ([`super::trace`]) or statistics. No cause
+//! is what is left of another. What no one claims is *unattributed*, what two claim is the *overlap*, and both are printed: they are
+//! settled kind of exit by kind of exit, so that one does not make up for the other.
 
 use serde::Serialize;
 
-use super::trace::{Reason, Reasons};
+use super::reasons::{Reason, Split, Traced, combine, settle};
 
 /// Declares counters, and what is added to them between two moments.
 macro_rules! counts {
     ($(#[$doc:meta])* $type:ident { $($(#[$field_doc:meta])* $field:ident,)+ }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
         pub struct $type { $($(#[$field_doc])* pub $field: u64,)+ }
 
         impl $type {
@@ -25,6 +26,7 @@ macro_rules! counts {
         }
     };
 }
+pub(crate) use counts;
 
 /// KVM counters a snapshot takes, in this order.
 pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_window_exits"];
@@ -44,6 +46,16 @@ counts! {
         device_mmio,
         /// Other devices by port: console, marker, power.
         device_pio,
+    }
+}
+
+counts! {
+    /// Second-level page faults by address, as the kernel's tracepoint counts them: an exit each.
+    PageFaults {
+        /// On the IOMMU's register page: trapped, logged, or stopped since it is armed, each attempt.
+        register_page,
+        /// In RAM: touched first, or protected.
+        memory,
     }
 }
 
@@ -234,7 +246,9 @@ pub struct Snapshot {
     /// [`KVM_COUNTERS`], summed over the vCPUs.
     pub kvm: [u64; KVM_COUNTERS.len()],
     /// Histograms, where the host gives them.
-    pub reasons: Option<Reasons>,
+    pub traced: Option<Traced>,
+    /// Page faults by address, where it gives those.
+    pub page_faults: Option<PageFaults>,
     /// Our vCPU loops.
     pub user: UserExits,
     /// The owner.
@@ -247,12 +261,12 @@ pub struct Snapshot {
     pub balloon: Option<BalloonFigures>,
 }
 
-/// Exits by cause. All are counts; `unattributed` is negative where the sources overlap.
+/// Exits by cause. All are counts: `total` is the causes and `unattributed`, less the `overlap`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Exits {
     /// All exits, as KVM counts them.
     pub total: u64,
-    /// IOMMU registers: trapped, logged, or stored to an armed page.
+    /// IOMMU registers: trapped, logged, or tried while the page is armed.
     pub iommu: u64,
     /// Doorbells.
     pub doorbell: u64,
@@ -270,12 +284,14 @@ pub struct Exits {
     pub timer: u64,
     /// `pause` loops.
     pub pause: u64,
-    /// First touches of memory.
+    /// Page faults in RAM: first touches, and pages that are protected.
     pub memory: u64,
     /// CPUID, other MSRs, control registers, hypercalls.
     pub processor: u64,
     /// What nobody claims.
-    pub unattributed: i64,
+    pub unattributed: u64,
+    /// What two causes claim.
+    pub overlap: u64,
 }
 
 /// The difference of two snapshots.
@@ -310,18 +326,12 @@ impl Window {
             .zip(&begin.kvm)
             .map(|(e, b)| e.saturating_sub(*b))
             .collect();
-        let reasons = end
-            .reasons
-            .as_ref()
-            .zip(begin.reasons.as_ref())
-            .map(|(e, b)| {
-                e.iter()
-                    .map(|(reason, n)| (*reason, n - b.get(reason).copied().unwrap_or(0).min(*n)))
-                    .collect::<Reasons>()
-            });
+        let traced = end.traced.zip(begin.traced).map(|(e, b)| e.since(&b));
+        let faults = end.page_faults.zip(begin.page_faults);
+        let faults = faults.map(|(e, b)| e.since(&b));
         Self {
             duration_ns: end.now_ns.saturating_sub(begin.now_ns),
-            exits: charge(&kvm, reasons.as_ref(), &user, &owner),
+            exits: charge(&kvm, traced.as_ref(), faults.as_ref(), &user, &owner),
             owner,
             sidecore: end.sidecore.since(&begin.sidecore),
             // It begins behind the first snapshot.
@@ -332,12 +342,18 @@ impl Window {
             balloon: end
                 .balloon
                 .map(|balloon| balloon.since(&begin.balloon.unwrap_or_default())),
-            histograms: reasons.is_some(),
+            histograms: traced.is_some(),
         }
     }
 }
 
-fn charge(kvm: &[u64], reasons: Option<&Reasons>, user: &UserExits, owner: &OwnerCounts) -> Exits {
+fn charge(
+    kvm: &[u64],
+    traced: Option<&Traced>,
+    faults: Option<&PageFaults>,
+    user: &UserExits,
+    owner: &OwnerCounts,
+) -> Exits {
     let mut exits = Exits {
         total: kvm[0],
         iommu: user.iommu + owner.logged_writes + owner.gate_faults,
@@ -346,37 +362,75 @@ fn charge(kvm: &[u64], reasons: Option<&Reasons>, user: &UserExits, owner: &Owne
         other_device: user.device_mmio + user.device_pio,
         ..Exits::default()
     };
-    match reasons {
-        Some(reasons) => {
-            let of = |reason| reasons.get(&reason).copied().unwrap_or(0);
-            exits.interrupt = of(Reason::Interrupt);
-            exits.apic = of(Reason::Apic);
-            exits.hlt = of(Reason::Hlt);
-            exits.timer = of(Reason::Timer);
-            exits.pause = of(Reason::Pause);
-            exits.processor = of(Reason::Other);
-            // Page faults include every access to a device by memory, charged above already.
-            let mmio = exits.iommu + exits.doorbell + user.pci_config_mmio + user.device_mmio;
-            exits.memory = of(Reason::PageFault).saturating_sub(mmio);
+    match traced {
+        Some(traced) => {
+            let split = combine(traced);
+            exits.settle(exits.total, traced.exits());
+            exits.by_reason(&split, user);
+            exits.by_address(&split, faults, user);
         }
         None => {
             exits.hlt = kvm[1];
             exits.interrupt = kvm[2] + kvm[3];
+            exits.settle(exits.total, exits.claimed());
         }
     }
-    let claimed = exits.iommu
-        + exits.doorbell
-        + exits.pci_config
-        + exits.other_device
-        + exits.interrupt
-        + exits.apic
-        + exits.hlt
-        + exits.timer
-        + exits.pause
-        + exits.memory
-        + exits.processor;
-    exits.unattributed = exits.total as i64 - claimed as i64;
     exits
+}
+
+impl Exits {
+    /// What `claimed` leaves of `exits` is unattributed, and what it has beyond them overlap.
+    fn settle(&mut self, exits: u64, claimed: u64) {
+        let (rest, beyond) = settle(exits, claimed);
+        self.unattributed += rest;
+        self.overlap += beyond;
+    }
+
+    /// All but what addresses tell apart.
+    fn by_reason(&mut self, split: &Split, user: &UserExits) {
+        let of = |reason| split.of(reason);
+        self.interrupt = of(Reason::Interrupt);
+        self.apic = of(Reason::Apic);
+        self.hlt = of(Reason::Hlt);
+        self.timer = of(Reason::Timer);
+        self.pause = of(Reason::Pause);
+        self.processor = of(Reason::Other);
+        self.unattributed += of(Reason::Unnamed);
+        self.overlap += split.overlap;
+        self.settle(of(Reason::Io), user.pci_config_pio + user.device_pio);
+    }
+
+    /// Memory and devices. An access to the register page that the owner has heard of is one of the page faults there, or a
+    /// misconfiguration; the other faults there are the IOMMU's too: attempts at an armed page, first touches of it.
+    fn by_address(&mut self, split: &Split, faults: Option<&PageFaults>, user: &UserExits) {
+        let misconfigurations = split.of(Reason::Misconfiguration);
+        let heard_of = self.iommu;
+        let mut unseen = 0;
+        if let Some(faults) = faults {
+            self.memory = faults.memory;
+            self.iommu = heard_of.max(faults.register_page);
+            (_, unseen) = settle(faults.register_page + misconfigurations, heard_of);
+            self.overlap += unseen;
+        }
+        let devices = self.doorbell + user.pci_config_mmio + user.device_mmio;
+        let claimed = self.iommu - unseen + devices + self.memory;
+        self.settle(split.of(Reason::PageFault) + misconfigurations, claimed);
+    }
+
+    /// All that has a cause.
+    fn claimed(&self) -> u64 {
+        self.iommu
+            + self.doorbell
+            + self.pci_config
+            + self.other_device
+            + self.interrupt
+            + self.apic
+            + self.hlt
+            + self.timer
+            + self.pause
+            + self.memory
+            + self.processor
+    }
 }
 
 #[cfg(test)]

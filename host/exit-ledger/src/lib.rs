@@ -1,6 +1,7 @@
 //! The exit ledger: how often the guest left guest mode, and for whom.
 //!
-//! [`account`] charges exits to causes; [`kvm_stats`] and [`trace`] are the two sources in the kernel;
+//! [`account`] charges exits to causes; [`kvm_stats`] and [`trace`] are the two sources in the kernel, and [`reasons`] what the second
+//! says;
 //! this module keeps the marks a guest makes (by writing the marker port), pairs them into windows, and
 //! writes the report. Figures are counts; the only times in it are for idle shares and are labelled so.
 //!
@@ -10,6 +11,7 @@
 pub mod account;
 pub mod conditions;
 pub mod kvm_stats;
+pub mod reasons;
 pub mod report;
 pub mod trace;
 

@@ -88,7 +88,7 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
     };
     row("", columns.iter().map(|(name, _)| name.clone()).collect());
     type Value = fn(&Window) -> i64;
-    let rows: [(&str, Value); 25] = [
+    let rows: [(&str, Value); 26] = [
         ("exits, total", |w| w.exits.total as i64),
         ("  iommu registers", |w| w.exits.iommu as i64),
         ("  doorbells", |w| w.exits.doorbell as i64),
@@ -99,9 +99,10 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         ("  hlt", |w| w.exits.hlt as i64),
         ("  timer", |w| w.exits.timer as i64),
         ("  pause", |w| w.exits.pause as i64),
-        ("  memory, first touch", |w| w.exits.memory as i64),
+        ("  memory", |w| w.exits.memory as i64),
         ("  processor", |w| w.exits.processor as i64),
-        ("  unattributed", |w| w.exits.unattributed),
+        ("  unattributed", |w| w.exits.unattributed as i64),
+        ("  overlap", |w| w.exits.overlap as i64),
         ("requests served", |w| w.owner.requests as i64),
         ("interrupts sent", |w| w.owner.interrupts as i64),
         ("iotlb hits", |w| w.owner.iotlb_hits as i64),

@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
-use guest_mem::PhysMem;
+use guest_mem::{PhysMem, Region};
 use machine::Request;
 use sidecore::{Nanos, Watch};
 use swap::report::Report;
@@ -47,6 +48,8 @@ pub struct LedgerSource<M> {
     histogram: OnceLock<Option<ExitHistogram>>,
     /// Doorbells that other processes read.
     forwarded: Vec<Arc<Places>>,
+    /// Guest memory.
+    ram: Vec<Range<u64>>,
     /// How the pager stands, where there is one.
     pager: Option<AskPager>,
     /// The balloon, where there is one.
@@ -84,6 +87,7 @@ impl<M> LedgerSource<M> {
             sidecore,
             histogram: OnceLock::new(),
             forwarded,
+            ram: ram_of(parts),
             pager,
             balloon: None,
         })
@@ -133,9 +137,13 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             let mut histogram = ExitHistogram::new(&threads)
                 .inspect_err(|error| tracing::info!(%error, "no exit histograms"))
                 .ok()?;
+            let register_page = layout::VTD..layout::VTD + layout::VTD_SIZE;
+            if let Err(error) = histogram.locate_page_faults(register_page, &self.ram) {
+                tracing::warn!(%error, "page faults are not told apart by address: those in memory are unattributed");
+            }
             if !self.forwarded.is_empty()
                 && let Err(error) =
-                    histogram.count_writes(&threads, layout::PCI_WINDOW, layout::PCI_WINDOW_END)
+                    histogram.count_writes(layout::PCI_WINDOW, layout::PCI_WINDOW_END)
             {
                 tracing::warn!(%error, "doorbells of disks behind sockets are not counted");
             }
@@ -166,7 +174,8 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
         Snapshot {
             now_ns: Nanos::now().0,
             kvm,
-            reasons: histogram.and_then(|histogram| histogram.read().ok()),
+            traced: histogram.and_then(|histogram| histogram.read().ok()),
+            page_faults: histogram.and_then(|histogram| histogram.page_faults().ok()?),
             user: self.user_exits(),
             owner,
             sidecore: self.sidecore(),
@@ -309,6 +318,15 @@ fn vtd_counts(port: &VtdPort) -> OwnerCounts {
         faults: stats.faults_recorded + stats.faults_collapsed + stats.faults_dropped,
         ..OwnerCounts::default()
     }
+}
+
+/// Where guest memory is.
+fn ram_of(parts: &Parts<'_>) -> Vec<Range<u64>> {
+    let start_and_end = |region: &Region| {
+        let start = region.gpa.raw();
+        start..start + region.len
+    };
+    parts.ram.regions().iter().map(start_and_end).collect()
 }
 
 /// Threads of this process that run vCPUs, by their names.

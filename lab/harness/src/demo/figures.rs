@@ -9,8 +9,8 @@ use super::scenarios::LATENCY_MS;
 use crate::system::guest::Mode;
 use crate::system::host::Host;
 
-/// Exit causes of a window, as the ledger names them.
-pub const CAUSES: [&str; 12] = [
+/// Exit causes of a window, as the ledger names them, what has none, and what two claim.
+pub const CAUSES: [&str; 13] = [
     "iommu",
     "doorbell",
     "pci_config",
@@ -23,6 +23,7 @@ pub const CAUSES: [&str; 12] = [
     "memory",
     "processor",
     "unattributed",
+    "overlap",
 ];
 
 /// Exits per read of one window.
@@ -172,6 +173,8 @@ impl Figures {
             ("iommu", window.cause("iommu")),
             ("doorbell", window.cause("doorbell")),
             ("memory", window.cause("memory")),
+            ("unattributed", window.cause("unattributed")),
+            ("overlap", window.cause("overlap")),
         ] {
             self.set(format!("{name}_adaptive_{key}_exits_per_io"), round(value));
         }
@@ -227,6 +230,10 @@ impl Figures {
                     "unattributed_exits_per_io",
                     self.median(mode, |w| w.cause("unattributed")),
                 ),
+                (
+                    "overlap_exits_per_io",
+                    self.median(mode, |w| w.cause("overlap")),
+                ),
                 ("waits_per_io", self.median(mode, |w| w.waits)),
                 (
                     "interrupts_sent_per_io",
@@ -239,6 +246,8 @@ impl Figures {
         }
         let unattributed = self.median(Mode::Shared, |w| w.cause("unattributed"));
         self.set("unattributed_exits_per_io", round(unattributed));
+        let overlap = self.median(Mode::Shared, |w| w.cause("overlap"));
+        self.set("overlap_exits_per_io", round(overlap));
         let above = self.median(Mode::Shared, PerRead::compared)
             - self.median(Mode::None, PerRead::compared);
         self.set("shared_above_none_exits_per_io", round(above));

@@ -29,7 +29,6 @@ fn heading(cause: &str) -> &str {
         "hlt" => "hlt *",
         "timer" => "timer *",
         "pause" => "pause",
-        "memory" => "memory: new, or page armed",
         "processor" => "processor",
         other => other,
     }
@@ -92,7 +91,7 @@ pub fn table(figures: &Figures) -> String {
         number("shared_above_none_exits_per_io"),
     );
     heads(&mut text, "one window, --idle adaptive");
-    for cause in ["iommu", "doorbell", "memory"] {
+    for cause in ["iommu", "doorbell", "memory", "unattributed", "overlap"] {
         let of = |mode| figures.adaptive(mode).cause(cause);
         row(&mut text, heading(cause), of);
     }

@@ -124,9 +124,8 @@ impl Figures {
 
     /// Exits per 4 KiB read by cause, a line for each round.
     pub fn table(&self) -> String {
-        // The interrupts' column is the device's and the timer's: a host tick that comes between two exits cannot be told from
-        // one that makes an exit, and several vCPUs on one processor have many ticks.
-        const SHOWN: [(&str, &str); 7] = [
+        // The interrupts' column is the device's and the timer's together: which of the two ends a halt depends on time.
+        const SHOWN: [(&str, &str); 8] = [
             ("doorbell", "doorbell"),
             ("hlt", "hlt"),
             ("apic", "apic"),
@@ -134,6 +133,7 @@ impl Figures {
             ("memory", "memory"),
             ("processor", "processor"),
             ("unattributed", "unattr."),
+            ("overlap", "overlap"),
         ];
         let mut text = format!(
             "exits per 4 KiB read, medians over the guests ({})\n  {:<18}{:>9}",
