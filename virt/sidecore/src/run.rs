@@ -119,13 +119,21 @@ impl<P: Poller> Core<P> {
         }
         self.wake_pollers();
         self.drr.begin_round();
+        // The end of one turn is the beginning of the next.
+        let mut turned_at = None;
         while let Some(visit) = self.drr.next() {
-            if self.visit(visit) == Activity::Busy {
+            let start = turned_at.unwrap_or_else(Nanos::now);
+            let (of_turn, end) = self.visit(visit, start);
+            if of_turn == Activity::Busy {
                 activity = Activity::Busy;
             }
+            turned_at = Some(end);
         }
-        if !self.leaving.is_empty() && self.detach_leaving() == Activity::Busy {
-            activity = Activity::Busy;
+        if !self.leaving.is_empty() {
+            turned_at = None;
+            if self.detach_leaving() == Activity::Busy {
+                activity = Activity::Busy;
+            }
         }
         if self.drr.has_hungry() {
             activity = Activity::Busy;
@@ -135,7 +143,7 @@ impl<P: Poller> Core<P> {
             .0
             .in_poller
             .store(NO_POLLER, Ordering::Relaxed);
-        self.count_sweep(activity);
+        self.count_sweep(activity, turned_at.unwrap_or_else(Nanos::now));
         activity
     }
 
@@ -151,9 +159,9 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    fn count_sweep(&mut self, activity: Activity) {
+    fn count_sweep(&mut self, activity: Activity, end: Nanos) {
         let (start, core) = (self.now, &self.board.core.0);
-        self.now = Nanos::now();
+        self.now = end;
         let elapsed = self.now.since(start);
         if activity == Activity::Busy {
             core.sweeps_busy.add(1);

@@ -17,6 +17,7 @@ fn marked(ledger: Option<&Path>) -> (String, bool) {
     let steps = Steps::default().mark(1).mark(2).say(b'!');
     kernel.write_all(&steps.kernel()).unwrap();
     let mut command = run(kernel.path());
+    command.args(["--stop-timeout", "0"]);
     if let Some(path) = ledger {
         command.arg("--ledger").arg(path);
     }

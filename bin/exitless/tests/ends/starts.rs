@@ -198,6 +198,7 @@ fn a_service_manager_is_told_of_a_machine() {
     let [(manager, name), _] = managers(&place);
     let mut command = run(kernel.path());
     command.env("NOTIFY_SOCKET", name);
+    command.args(["--stop-timeout", "0"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut program = Program::start(command, true);
     is_told(&manager, "READY=1");

@@ -39,7 +39,11 @@ fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Op
     let mut command = run(kernel.path());
     let path = fs.path("held.raw");
     command
-        .args(["--disk", &format!("path={}{disk}", path.display())])
+        // Said, so that nobody looks: that would be held.
+        .args([
+            "--disk",
+            &format!("path={},format=raw{disk}", path.display()),
+        ])
         // What becomes of storage is the same whether the guest was asked to power off before.
         .args(["--stop-timeout", "0"])
         .args(more)
