@@ -66,8 +66,8 @@ bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy 
 bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
 	cargo run --release --quiet -p dma-bench -- --again --report $(REPORT)/dma.json --docs docs/dma-results.md
 
-bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon: 25 minutes -> target/report/serve.json
-	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json
+bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon, and SPDK if SPDK= names a directory with a build of it: 35 minutes -> target/report/serve.json
+	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json $(if $(SPDK),--spdk "$(SPDK)")
 
 bench-serve-old: build ## block devices for other VMMs, beside this program of an old commit: six rows, 11 rounds in turns, 5 minutes -> target/report/serve-old.json
 	@old=$$(./scripts/old.sh exitless); cargo run --release --quiet -p vhost-blk -- serve-bench --only pairs --repetitions 11 --report $(REPORT)/serve-old.json --beside "$$old serve {blocks} --cpu {cpu} --idle {idle}"
@@ -101,13 +101,14 @@ setup-debian: setup
 debian: setup-debian build ## a stock Debian 12 (systemd, generic kernels 6.1 and 6.12) on a disk behind VT-d: raw and qcow2, strict and lazy, verified by fio, rebooted 5 times, powered off by SIGTERM
 	$(EXITLESS) selftest --debian
 
-soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian 15 times, daemon killed 35 times, 5-minute verified I/O, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
+soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian 15 times, daemon killed 35 times, 5-minute verified I/O, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	cargo build --release --quiet -p exitless --features punch
 	$(EXITLESS) selftest --soak
 	$(EXITLESS) selftest --soak --debian
 	$(EXITLESS) selftest --soak --kernel 6.12 --only "taken away"
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
+	EPISODES=$${EPISODES:-2000} EPISODE_SEED=$${EPISODE_SEED:-1000} cargo test --release --quiet -p exitless --test episodes
 	SWAP_EVENTS=$${SWAP_EVENTS:-100000000} cargo test --release --quiet -p swap --lib book
 	SWAP_SECONDS=$${SWAP_SECONDS:-300} cargo test --release --quiet -p swap --test threads
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
