@@ -13,7 +13,7 @@ use crate::client::{Client, ClientError, Options, feature};
 use crate::drive::{LOST_AFTER, REAP};
 use crate::journal::{Content, Journal};
 use crate::queue::{Extent, Op, SECTOR, Status};
-use crate::verify::{Verdict, VerifyError};
+use crate::verdict::{Verdict, VerifyError};
 
 /// What a turn asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! Reading order: [`memory`] (the guest's memory), [`ring`] (driver's side, split and packed), [`layout`] and
 //! [`queue`] (block requests in slots), [`client`] (connection, negotiation, restart), then what
 //! is done with them: [`load`] and [`mod@drive`] (measuring), [`stats`] and [`hist`] (results);
-//! [`verify`] with [`checked`], [`journal`] and [`stamp`] (checking, across restarts of the server). [`loopback`] is a server for tests and
+//! [`verify`] with [`checked`], [`verdict`], [`journal`] and [`stamp`] (checking, across restarts of the server). [`loopback`] is a server for tests and
 //! for this client's own [`ceiling`]; [`host`] has CPUs and what they cost, [`process`] what a server costs;
 //! [`mod@bench`] starts servers and compares them.
 //!
@@ -35,6 +35,7 @@ pub mod queue;
 pub mod ring;
 pub mod stamp;
 pub mod stats;
+pub mod verdict;
 pub mod verify;
 
 pub use client::{Client, Options};

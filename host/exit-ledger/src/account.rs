@@ -9,24 +9,8 @@
 
 use serde::Serialize;
 
+use super::counts::counts;
 use super::reasons::{Reason, Split, Traced, combine, settle};
-
-/// Declares counters, and what is added to them between two moments.
-macro_rules! counts {
-    ($(#[$doc:meta])* $type:ident { $($(#[$field_doc:meta])* $field:ident,)+ }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-        pub struct $type { $($(#[$field_doc])* pub $field: u64,)+ }
-
-        impl $type {
-            /// What was added since `earlier`.
-            pub fn since(&self, earlier: &Self) -> Self {
-                Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
-            }
-        }
-    };
-}
-pub(crate) use counts;
 
 /// KVM counters a snapshot takes, in this order.
 pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_window_exits"];

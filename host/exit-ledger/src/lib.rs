@@ -10,6 +10,7 @@
 
 pub mod account;
 pub mod conditions;
+mod counts;
 pub mod kvm_stats;
 pub mod reasons;
 pub mod report;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::account::counts;
+use crate::counts::counts;
 
 /// Vector of the local APIC timer in Linux guests (`LOCAL_TIMER_VECTOR`). Another guest's timer interrupts are
 /// counted as interrupt delivery.

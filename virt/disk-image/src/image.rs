@@ -53,8 +53,6 @@ pub(crate) struct Image {
     has_zeroes: bool,
     /// The library remembers something that the file does not have, and the file could not be read anew. Written by who is alone.
     is_torn: AtomicBool,
-    /// An error has been logged.
-    complained: AtomicBool,
     pub size: u64,
 }
 
@@ -170,7 +168,6 @@ impl Image {
             cluster: layout.map_or(1, |layout| layout.cluster_bytes()),
             has_zeroes: layout.is_some_and(|layout| layout.version >= 3),
             is_torn: AtomicBool::new(false),
-            complained: AtomicBool::new(false),
             size,
         }
     }
@@ -180,19 +177,10 @@ impl Image {
         self.file.kill();
     }
 
-    /// Logs an error, the first one loudly: a guest can cause as many as it likes.
-    pub(crate) fn complain(&self, error: &io::Error) {
-        if self.complained.swap(true, Ordering::Relaxed) {
-            tracing::debug!(
-                "an operation on {} failed: {error}",
-                self.file.path().display()
-            );
-        } else {
-            tracing::warn!(
-                "an operation on {} failed (more are not reported): {error}",
-                self.file.path().display()
-            );
-        }
+    /// Logs what the library says of an error; that there was one, the device says.
+    pub(crate) fn explain(&self, error: &io::Error) {
+        let path = self.file.path().display();
+        tracing::debug!("an operation on {path} failed: {error}");
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -26,6 +26,7 @@ pub mod fake_driver;
 pub mod balloon;
 pub mod blk;
 mod device;
+mod line_budget;
 pub mod net;
 mod queue_config;
 mod remote;
@@ -37,6 +38,7 @@ pub mod visit;
 pub use device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue, read_space,
 };
+pub use line_budget::LineBudget;
 pub use queue_config::{ActivateError, QueueConfig, feature};
 pub use remote::{Remote, RemoteDevice};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};

@@ -226,6 +226,44 @@ fn sigterm_over_a_held_write_waits_for_it_and_shows_it_to_its_driver() {
 }
 
 #[test]
+fn an_error_of_the_storage_is_said_with_its_file_and_a_flood_of_them_is_not() {
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let place = Place::new();
+    let gate = fs.create("bad.raw", 1 << 20);
+    let disk = format!("path={},format=raw,direct=on", fs.path("bad.raw").display());
+    let program = place.serve(&[disk]);
+    let mut client = place.connect(0, 4);
+    const READS: usize = 200;
+    (0..READS).for_each(|_| gate.fail_next(Kind::Read, libc::EIO));
+    let mut failed = 0;
+    while failed < READS {
+        submit(&mut client, Op::Read);
+        until("an answer", || {
+            answered(&mut client).is_some_and(|(slot, status)| {
+                assert_eq!(status, Status::IoError);
+                client.parts().2[0].release(slot);
+                true
+            })
+        });
+        failed += 1;
+    }
+    let said = program.ends_by(Signal::TERM, 0).said;
+    let lines: Vec<_> = said
+        .lines()
+        .filter(|line| line.contains("bad.raw"))
+        .collect();
+    let first = lines
+        .first()
+        .unwrap_or_else(|| panic!("nothing of it: {said}"));
+    assert!(first.contains("Read") && first.contains("4096"), "{first}");
+    assert!(first.contains("Input/output error"), "{first}");
+    // And one more for each second that it took.
+    assert!((2..READS / 2).contains(&lines.len()), "{said}");
+}
+
+#[test]
 fn a_second_signal_ends_a_daemon_over_a_held_write_at_once() {
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;

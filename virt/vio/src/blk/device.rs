@@ -398,6 +398,7 @@ impl QueueDevice for Blk {
             violation,
             announce: _,
             stats: _,
+            lines: _,
             rings: _,
         } = self;
         let taken = |queue: &BlkQueue| !queue.ended.is_empty() || !queue.continuing.is_empty();

@@ -53,6 +53,7 @@ pub use uring::{UringError, UringFile, UringOptions};
 use guest_mem::Dma;
 
 use crate::device::{DeviceStats, Service};
+use crate::line_budget::LineBudget;
 use crate::queue_config::feature;
 use crate::ring::following::Following;
 use crate::ring::{Chain, Ring, Violation};
@@ -210,6 +211,8 @@ pub struct Blk {
     /// NEEDS_RESET has not been announced yet.
     announce: bool,
     stats: DeviceStats,
+    /// For errors of the storage.
+    lines: LineBudget,
     /// What the rings of former activations counted.
     rings: crate::ring::RingStats,
 }
@@ -300,6 +303,7 @@ impl Blk {
             violation: None,
             announce: false,
             stats: DeviceStats::default(),
+            lines: LineBudget::default(),
             rings: Default::default(),
         })
     }

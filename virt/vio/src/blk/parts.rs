@@ -1,5 +1,7 @@
 //! One part of a request after the other.
 
+use std::io;
+
 use guest_mem::Dma;
 
 use super::Blk;
@@ -41,6 +43,9 @@ impl Blk {
         outcome: Outcome,
         dma: &mut D,
     ) {
+        if let Outcome::Failed(errno) = outcome {
+            self.say_that_it_failed(slot, errno);
+        }
         let own = &mut self.slab[slot as usize];
         own.release(dma);
         // Also of one that was cancelled: it has succeeded if that came too late.
@@ -56,6 +61,24 @@ impl Blk {
             // Nobody to tell.
             None => self.forget(slot),
         }
+    }
+
+    /// One line, as far as there is a budget: an administrator has to know which file it is, and where. Not of what was cancelled.
+    fn say_that_it_failed(&self, slot: u32, errno: i32) {
+        let own = &self.slab[slot as usize];
+        if own.cancel != Cancel::No || errno == libc::ECANCELED {
+            return;
+        }
+        let Some(unsaid) = self.lines.admits_at(self.now_ns) else {
+            return;
+        };
+        let file = self.io.path().unwrap_or_default();
+        let (op, error) = (own.part_op(), io::Error::from_raw_os_error(errno));
+        let more = match unsaid {
+            0 => String::new(),
+            unsaid => format!(" ({unsaid} more before it were not reported)"),
+        };
+        tracing::warn!("{}: {op:?} failed: {error}{more}", file.display());
     }
 
     /// Goes on with the requests of queue `at` (a position) that stand between two parts, while the visit lasts; whether that did

@@ -1,0 +1,57 @@
+//! A bounded number of log lines, whatever a guest, a front end or a disk does.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Lines at once, after a rest.
+const BURST: u64 = 20;
+/// Between two lines beyond those, in nanoseconds.
+const EVERY_NS: u64 = 1_000_000_000;
+
+/// What one thing may say: 20 lines at once after a rest, then one a second. No clock: the time is given.
+///
+/// Used by the thread that has the thing; atomics only because that moves between threads.
+#[derive(Debug, Default)]
+pub struct LineBudget {
+    /// When the budget would be whole again, in nanoseconds (a leaky bucket: see [`throttle`](crate::throttle)).
+    whole_at: AtomicU64,
+    /// Lines not said since the last that was.
+    unsaid: AtomicU64,
+}
+
+impl LineBudget {
+    /// Whether a line may be said now: then how many have been left out since the last one.
+    pub fn admits_at(&self, now_ns: u64) -> Option<u64> {
+        let whole_at = self.whole_at.load(Relaxed).max(now_ns);
+        if whole_at - now_ns > (BURST - 1) * EVERY_NS {
+            self.unsaid.store(self.unsaid.load(Relaxed) + 1, Relaxed);
+            return None;
+        }
+        self.whole_at.store(whole_at + EVERY_NS, Relaxed);
+        Some(self.unsaid.swap(0, Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_lines_is_cut_to_a_trickle_and_counted() {
+        let budget = LineBudget::default();
+        let start = 1 << 50;
+        let said = |from: u64, until: u64| {
+            let times = (from..until).step_by(1_000_000);
+            times
+                .filter_map(|now| budget.admits_at(start + now))
+                .collect()
+        };
+        let first: Vec<u64> = said(0, EVERY_NS);
+        assert_eq!(first, [0; BURST as usize]);
+        let more: Vec<u64> = said(EVERY_NS, 11 * EVERY_NS);
+        assert!((9..=11).contains(&more.len()), "{more:?}");
+        assert!(more.iter().all(|unsaid| *unsaid > 900), "{more:?}");
+        // And after a rest all of it is there again.
+        let again: Vec<u64> = said(100 * EVERY_NS, 101 * EVERY_NS);
+        assert_eq!(again.len() as u64, BURST);
+    }
+}
