@@ -37,7 +37,7 @@ Exit status: 0 ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT, 1 a failure under wa
 once by a second signal.
 A signal ends the daemon within two seconds, with what is in flight finished and shown to its drivers; only storage that the host
 holds makes it wait, and is named on standard error. Another signal, 0.2 s later or more, ends it at once: a successor resumes from
-the inflight regions. SIGUSR1 writes the counters.";
+the inflight regions. SIGUSR1 writes the counters; a device that does not say its own within a second is marked with no_answer.";
 
 const BLOCK_HELP: &str = "\
 A block device; repeat for more.
