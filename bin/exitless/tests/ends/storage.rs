@@ -32,6 +32,7 @@ fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Op
         return None;
     }
     let gate = fs.create("held.raw", 1 << 20);
+    // Before the machine looks at anything: so it is told what is in the file, and does not look.
     gate.hold(&Kind::ALL);
     let mut kernel = NamedTempFile::new().unwrap();
     let all = steps(Steps::default().ask(ask).wait_for_typing());
@@ -39,7 +40,10 @@ fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Op
     let mut command = run(kernel.path());
     let path = fs.path("held.raw");
     command
-        .args(["--disk", &format!("path={}{disk}", path.display())])
+        .args([
+            "--disk",
+            &format!("path={},format=raw{disk}", path.display()),
+        ])
         .args(more)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
