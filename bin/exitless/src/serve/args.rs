@@ -30,14 +30,15 @@ Examples:
       weight = 2
 
 Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
-A front end whose daemon is killed and started again goes on where it was, if it reconnects.
+A front end whose daemon is killed and started again goes on where it was, if it reconnects. QEMU says `ring restore failed: -22` then,
+which is harmless: nobody is left to ask how far a ring had got, so it takes that from the ring itself, and the inflight region has the rest.
 When all devices can be reached the daemon says `ready: serving …` on standard error, and tells a service manager (READY=1 to
 NOTIFY_SOCKET: Type=notify of systemd); before that no socket is there.
 Exit status: 0 ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT, 1 a failure under way, 2 nothing started, 4 a core panicked, 5 ended at
 once by a second signal.
 A signal ends the daemon within two seconds, with what is in flight finished and shown to its drivers; only storage that the host
 holds makes it wait, and is named on standard error. Another signal, 0.2 s later or more, ends it at once: a successor resumes from
-the inflight regions. SIGUSR1 writes the counters.";
+the inflight regions. SIGUSR1 writes the counters; a device that does not say its own within a second is marked with no_answer.";
 
 const BLOCK_HELP: &str = "\
 A block device; repeat for more.

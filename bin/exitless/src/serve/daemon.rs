@@ -1,16 +1,16 @@
 //! Sockets, exports and cores, from the start to a signal.
 
-use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Stats, StuckCause};
+use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Reply, StuckCause};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::blk::Blk;
 
 use super::config::{BlockConfig, Config, Cores};
+use super::counters;
 use super::disk;
 use super::of_device;
 use super::sockets::Sockets;
@@ -18,10 +18,12 @@ use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
 use crate::messages::{self, say};
-use crate::{notify, output};
+use crate::notify;
 
 /// How long a core may be silent before that is said.
 const SILENCE: Duration = Duration::from_secs(2);
+/// How long devices may take to say their counters, all of them together.
+const STATS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Serves until a signal asks for the end; the exit status.
 pub fn run(config: Config) -> Result<u8> {
@@ -72,18 +74,22 @@ pub fn run(config: Config) -> Result<u8> {
     say!("ready: {serving}");
     notify::ready(&serving);
     while asked.recv() == Ok(Asked::Stats) {
-        let stats = handles.iter().filter_map(|(id, handle)| {
-            let stats = handle.call(ExportMessage::Stats).ok()?;
-            Some((id.clone(), stats))
+        let asked = handles.iter().filter_map(|(id, handle)| {
+            let (reply, answer) = Reply::pair();
+            // One whose core has gone has no counters.
+            handle.send(ExportMessage::Stats(reply)).ok()?;
+            Some((id.clone(), answer))
         });
-        report(config.stats.as_deref(), &fleet.stats(), stats);
+        let stats = counters::gather(asked.collect(), STATS_LIMIT, signals::is_end_asked);
+        counters::report(config.stats.as_deref(), &fleet.stats(), stats);
     }
     notify::stopping();
     let cores = fleet.stats();
     // Before the listeners are closed, so that a successor finds either a socket that is served or none.
     drop(sockets);
     let stats = wind_down(&mut fleet, &config);
-    report(config.stats.as_deref(), &cores, stats.into_iter());
+    let stats = stats.into_iter().map(|(id, stats)| (id, Some(stats)));
+    counters::report(config.stats.as_deref(), &cores, stats.collect());
     drop(fleet.stop());
     Ok(0)
 }
@@ -185,59 +191,4 @@ fn descriptors(config: &Config) -> u64 {
         .map(|block| DEVICE + QUEUE * u64::from(block.queues))
         .sum();
     PROCESS + CORE * config.cores.count as u64 + devices
-}
-
-/// Writes all counters.
-fn report(
-    path: Option<&Path>,
-    cores: &[(usize, Stats)],
-    stats: impl Iterator<Item = (String, ExportStats)>,
-) {
-    let Some(path) = path else { return };
-    let cores: Vec<serde_json::Value> = cores
-        .iter()
-        .map(|(number, stats)| {
-            let core = &stats.core;
-            serde_json::json!({
-                "core": number,
-                "busy_ns": core.busy_ns,
-                "idle_ns": core.idle_ns,
-                "asleep_ns": core.asleep_ns,
-                "arming_ns": core.arming_ns,
-                "cost": core.cost,
-                "sweeps_busy": core.sweeps_busy,
-                "sweeps_idle": core.sweeps_idle,
-                "sleeps": core.sleeps,
-                "sleeps_forced": core.sleeps_forced,
-                "sleeps_refused": core.sleeps_refused,
-                "wakes_spurious": core.wakes_spurious,
-                "mutes": core.mutes,
-            })
-        })
-        .collect();
-    let devices: serde_json::Map<String, serde_json::Value> = stats
-        .map(|(id, stats)| {
-            let device = stats.device;
-            let value = serde_json::json!({
-                "connections": stats.connections,
-                "turned_away": stats.turned_away,
-                "kicks": stats.kicks,
-                "calls": stats.calls,
-                "requests": device.requests,
-                "errors": device.errors,
-                "read_bytes": device.read_bytes,
-                "written_bytes": device.written_bytes,
-                "backpressure": device.backpressure,
-                "throttled": device.throttled,
-                "violations": device.violations,
-                "ring_faults": device.ring_faults,
-                "cancelled": stats.cancelled + device.cancelled,
-            });
-            (id, value)
-        })
-        .collect();
-    let text = serde_json::json!({ "cores": cores, "devices": devices }).to_string();
-    if let Err(error) = output::write(path, &text) {
-        tracing::warn!(path = %path.display(), %error, "the counters cannot be written");
-    }
 }

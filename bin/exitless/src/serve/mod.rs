@@ -1,12 +1,13 @@
 //! `exitless serve`: block devices for any VMM, over vhost-user, all served by a few cores.
 //!
 //! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both) → `disk` the back
-//! end of each device → `daemon` `sockets`, exports, sidecores, until a signal ends it.
+//! end of each device → `daemon` `sockets`, exports, sidecores, until a signal ends it; `counters` what they have done.
 //!
 //! What happens to requests is none of this module's affair: see the crates `vhost-export`, `vio` and `sidecore`.
 
 mod args;
 mod config;
+mod counters;
 mod daemon;
 mod disk;
 mod sockets;

@@ -1,0 +1,153 @@
+//! Counters of cores and devices: asked for, and written.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sidecore::{Answer, Stats};
+use vhost_export::ExportStats;
+
+use crate::output;
+
+/// Between two looks at answers that are not there yet.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What has been answered within `limit`, or until `give_up` says that nobody waits any more. All have been asked before, so
+/// that devices are waited for together, and not one after the other.
+pub fn gather<R>(
+    asked: Vec<(String, Answer<R>)>,
+    limit: Duration,
+    give_up: impl Fn() -> bool,
+) -> Vec<(String, Option<R>)> {
+    let deadline = Instant::now() + limit;
+    let take = |(id, answer): (String, Answer<R>)| {
+        let taken = loop {
+            let taken = answer.try_take();
+            if taken.is_some() || Instant::now() >= deadline || give_up() {
+                break taken;
+            }
+            std::thread::sleep(LOOK);
+        };
+        (id, taken)
+    };
+    asked.into_iter().map(take).collect()
+}
+
+/// Writes all counters. A device of which none are known is there all the same, as one that did not answer.
+pub fn report(
+    path: Option<&Path>,
+    cores: &[(usize, Stats)],
+    stats: Vec<(String, Option<ExportStats>)>,
+) {
+    let Some(path) = path else { return };
+    let cores: Vec<serde_json::Value> = cores
+        .iter()
+        .map(|(number, stats)| {
+            let core = &stats.core;
+            serde_json::json!({
+                "core": number,
+                "busy_ns": core.busy_ns,
+                "idle_ns": core.idle_ns,
+                "asleep_ns": core.asleep_ns,
+                "arming_ns": core.arming_ns,
+                "cost": core.cost,
+                "sweeps_busy": core.sweeps_busy,
+                "sweeps_idle": core.sweeps_idle,
+                "sleeps": core.sleeps,
+                "sleeps_forced": core.sleeps_forced,
+                "sleeps_refused": core.sleeps_refused,
+                "wakes_spurious": core.wakes_spurious,
+                "mutes": core.mutes,
+            })
+        })
+        .collect();
+    let devices: serde_json::Map<String, serde_json::Value> = stats
+        .into_iter()
+        .map(|(id, stats)| {
+            let Some(stats) = stats else {
+                return (id, serde_json::json!({ "no_answer": true }));
+            };
+            let device = stats.device;
+            let value = serde_json::json!({
+                "connections": stats.connections,
+                "turned_away": stats.turned_away,
+                "kicks": stats.kicks,
+                "calls": stats.calls,
+                "requests": device.requests,
+                "errors": device.errors,
+                "read_bytes": device.read_bytes,
+                "written_bytes": device.written_bytes,
+                "backpressure": device.backpressure,
+                "throttled": device.throttled,
+                "violations": device.violations,
+                "ring_faults": device.ring_faults,
+                "cancelled": stats.cancelled + device.cancelled,
+            });
+            (id, value)
+        })
+        .collect();
+    let text = serde_json::json!({ "cores": cores, "devices": devices }).to_string();
+    if let Err(error) = output::write(path, &text) {
+        tracing::warn!(path = %path.display(), %error, "the counters cannot be written");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore::Reply;
+
+    use super::*;
+
+    #[test]
+    fn devices_that_do_not_answer_cost_one_limit_together() {
+        let (replies, asked): (Vec<_>, Vec<_>) = (0..50)
+            .map(|number| {
+                let (reply, answer) = Reply::pair();
+                (reply, (number.to_string(), answer))
+            })
+            .unzip();
+        let mut silent = Vec::new();
+        for (number, reply) in replies.into_iter().enumerate() {
+            match number {
+                49 => reply.send(number),
+                _ => silent.push(reply),
+            }
+        }
+        let limit = Duration::from_millis(200);
+        let since = Instant::now();
+        let gathered = gather(asked, limit, || false);
+        assert!(since.elapsed() < 10 * limit, "{:?}", since.elapsed());
+        // The last one too, though those before it have used up the time.
+        assert_eq!(
+            gathered
+                .iter()
+                .filter_map(|(_, stats)| *stats)
+                .collect::<Vec<_>>(),
+            [49]
+        );
+        assert_eq!(gathered.len(), 50);
+    }
+
+    #[test]
+    fn an_end_that_is_asked_for_ends_the_wait() {
+        let (_reply, answer) = Reply::<u32>::pair();
+        let since = Instant::now();
+        let gathered = gather(vec![("a".into(), answer)], Duration::from_secs(60), || true);
+        assert_eq!(gathered, [("a".to_owned(), None)]);
+        assert!(since.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_device_that_did_not_answer_is_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stats");
+        let stats = vec![
+            ("a".to_owned(), Some(ExportStats::default())),
+            ("b".to_owned(), None),
+        ];
+        report(Some(&path), &[], stats);
+        let text = std::fs::read(&path).unwrap();
+        let written: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(written["devices"]["a"]["requests"], 0);
+        assert_eq!(written["devices"]["b"]["no_answer"], true);
+    }
+}
