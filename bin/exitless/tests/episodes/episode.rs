@@ -146,7 +146,7 @@ impl Scene<'_> {
         }
         let mut disk = CheckedDisk::connect(&socket, options, 1, BLOCKS).unwrap();
         disk.set_patience(BOUND + self.plan.fault_for);
-        if self.plan.seed % 2 == 0 {
+        if self.plan.seed.is_multiple_of(2) {
             disk.makes_zeroes();
         }
         disk
