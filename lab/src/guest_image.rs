@@ -20,8 +20,17 @@ use crate::kernel::{Module, Modules};
 use crate::packages::Packages;
 use crate::{LabError, build};
 
-/// Drivers for the devices a guest may be given; those the kernel has built in are skipped.
-const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_net", "virtio_balloon"];
+/// Drivers for the devices a guest may be given, for its power button (with what shows it to programs), and for telling of a panic;
+/// those the kernel has built in are skipped.
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_balloon",
+    "button",
+    "evdev",
+    "pvpanic_mmio",
+];
 
 const INIT: &str = include_str!("guest_init.sh");
 

@@ -10,6 +10,7 @@
 pub mod age;
 mod area;
 pub mod block;
+pub mod button;
 mod child;
 pub mod collect;
 pub mod compile;

@@ -91,6 +91,8 @@ workload: the program inside the test guest
       Sends datagrams and checks the answers.
   workload idle --seconds S
       Marker, sleep, marker.
+  workload button
+      Prints: button ready; waits until the power button is pressed, and prints: button pressed
   workload marker N
       Writes one marker (1 begins a window, 2 ends it, 3 to 255 are free).
 
@@ -116,6 +118,7 @@ fn main() -> ExitCode {
         "verify" => verify(&mut options),
         "udp-echo" => udp_echo(&mut options),
         "idle" => idle(&mut options),
+        "button" => button(),
         "marker" => mark(&mut options),
         "help" | "--help" | "-h" => {
             println!("{HELP}");
@@ -498,6 +501,14 @@ fn idle(options: &mut Options) -> Result<(), Failure> {
     let slept = begin.elapsed();
     markers.write(marker::END);
     println!("idle ok ms={}", slept.as_millis());
+    Ok(())
+}
+
+fn button() -> Result<(), Failure> {
+    let events = workload::button::open()?;
+    say("button ready\n");
+    workload::button::wait(events)?;
+    say("button pressed\n");
     Ok(())
 }
 

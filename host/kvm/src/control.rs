@@ -26,6 +26,8 @@ pub enum End {
     PowerOff,
     /// The guest asked for a reset.
     Reset,
+    /// The guest's kernel told that it has panicked.
+    Panicked,
     /// The user asked, by the escape key.
     Quit,
     /// A signal asked.
@@ -324,6 +326,10 @@ impl PowerSink for Control {
 
     fn reset(&self) {
         self.end(End::Reset);
+    }
+
+    fn panicked(&self) {
+        self.end(End::Panicked);
     }
 }
 

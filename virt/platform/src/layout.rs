@@ -84,6 +84,8 @@ pub const POWER_BUTTON_PIN: u8 = 9;
 pub const I8042_COMMAND: u16 = 0x64;
 /// Marker port: a guest delimits measuring windows by writing here (1 begins, 2 ends, others are tags).
 pub const MARKER: u16 = 0xe0;
+/// Where a guest tells that its kernel has panicked (QEMU's pvpanic), one byte.
+pub const PANIC_NOTICE: u16 = 0x505;
 /// ACPI sleep control register (FADT, hardware-reduced), one byte.
 pub const SLEEP_CONTROL: u16 = 0x600;
 /// ACPI sleep status register, one byte.

@@ -1,4 +1,4 @@
-//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, marker port.
+//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, notice of a panic, marker port.
 
 use std::sync::Arc;
 
@@ -11,6 +11,8 @@ pub trait PowerSink: Send + Sync {
     fn power_off(&self);
     /// A reset, by ACPI or by the keyboard controller.
     fn reset(&self);
+    /// Its kernel has panicked, and nobody in it will do anything about that.
+    fn panicked(&self);
 }
 
 /// Sleep control bit 5: enter the sleep type of bits 4:2 (ACPI §4.8.3.7).
@@ -59,6 +61,29 @@ impl BusDevice for KeyboardReset {
     fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
         if data == [0xfe] {
             self.0.reset();
+        }
+        AccessCause::Register
+    }
+}
+
+/// Events of [`PanicNotice`]: the kernel has panicked.
+const PANICKED: u8 = 1 << 0;
+/// The same, and a crash kernel is about to run, which ends or resets the machine when it has done its work.
+const CRASH_LOADED: u8 = 1 << 1;
+
+/// Where a guest tells that its kernel has panicked: QEMU's pvpanic (`docs/specs/pvpanic.rst`), one byte at [`layout::PANIC_NOTICE`]. Read:
+/// the events that are understood. Written: the event that happened.
+pub struct PanicNotice(pub Arc<dyn PowerSink>);
+
+impl BusDevice for PanicNotice {
+    fn read(&self, _offset: u64, data: &mut [u8]) -> AccessCause {
+        data.fill(PANICKED | CRASH_LOADED);
+        AccessCause::Register
+    }
+
+    fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
+        if data.first().is_some_and(|event| event & PANICKED != 0) {
+            self.0.panicked();
         }
         AccessCause::Register
     }

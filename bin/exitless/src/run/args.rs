@@ -31,8 +31,10 @@ Examples:
 
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
-reset, with --on-reboot exit, 4 a sidecore stopped answering, 5 ended at once by one signal more, 7 the guest asked for a reset, and its
-machine could not be started again, 128+n ended by signal n.
+reset, with --on-reboot exit, 4 a sidecore stopped answering, 5 ended at once by one signal more, 6 the guest's
+kernel panicked, 7 the guest asked for a reset, and its machine could not be started again, 128+n ended by signal n.
+A panic is heard of by QEMU's pvpanic, for which Linux has the module pvpanic-mmio. One before that is loaded, or without it,
+hangs or resets the guest as the kernel's option panic= says; if a crash kernel is loaded, that does its work.
 SIGTERM, SIGINT and SIGHUP press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid
 powers off). A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or
 more, the machine ends whatever its guest is doing, as if its power were cut; SIGQUIT does that at once. That takes two seconds at

@@ -28,7 +28,7 @@ use platform::boot::{self, Payload};
 use platform::bus::{Bus, BusDevice};
 use platform::ioapic::Ioapic;
 use platform::layout;
-use platform::power::{KeyboardReset, Marker, Power};
+use platform::power::{KeyboardReset, Marker, PanicNotice, Power};
 
 use super::args::RebootArg;
 use super::attach::{Attached, Parts};
@@ -332,6 +332,11 @@ fn buses(
         1,
         Arc::new(KeyboardReset(control.clone())),
     )?;
+    port(
+        layout::PANIC_NOTICE,
+        1,
+        Arc::new(PanicNotice(control.clone())),
+    )?;
     if let Some(sink) = &attached.marker {
         port(layout::MARKER, 1, Arc::new(Marker(sink.clone())))?;
     }
@@ -399,6 +404,7 @@ fn status(end: &End) -> u8 {
         End::PowerOff | End::Quit => 0,
         End::Crash(_) | End::Host(_) => ending::STATUS_FAILED,
         End::Reset => 3,
+        End::Panicked => ending::STATUS_PANICKED,
         End::Watchdog(_) => STATUS_STUCK,
         End::Signal(signal) => ending::status_of_signal(*signal),
     }
@@ -414,6 +420,7 @@ fn why(end: &End, asked: Option<End>) -> String {
     match end {
         End::PowerOff => format!("the guest powered off{asked}"),
         End::Reset => format!("the guest asked for a reset{asked}; `run` ends here"),
+        End::Panicked => format!("the guest's kernel has panicked{asked}"),
         End::Quit => "ended by the escape key".to_owned(),
         End::Signal(signal) => format!("ended by signal {signal}"),
         End::Crash(what) | End::Host(what) | End::Watchdog(what) => what.clone(),

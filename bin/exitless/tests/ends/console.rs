@@ -196,3 +196,25 @@ fn a_status_quit_shows_the_registers_and_ends() {
     let ended = program.ends_by(Signal::QUIT, 131);
     assert!(ended.said.contains("rip"), "{}", ended.said);
 }
+
+#[test]
+fn a_panic_that_is_told_ends_the_run_with_status_6_unless_a_crash_kernel_goes_on() {
+    if !has_kvm() {
+        return;
+    }
+    for (has_crash_kernel, status, text) in [(false, 6, "a"), (true, 0, "ab")] {
+        let steps = Steps::default().say(b'a').panic(has_crash_kernel);
+        let kernel = kernel(steps.say(b'b').power_off());
+        let mut command = run(kernel.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut program = Program::start(command, true);
+        let mut output = File::from(program.output());
+        let ended = program.end(Instant::now());
+        ended.check(status);
+        let mut said = String::new();
+        output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, text, "{}", ended.said);
+        let is_told = ended.said.contains("kernel has panicked");
+        assert_eq!(is_told, !has_crash_kernel, "{}", ended.said);
+    }
+}

@@ -20,6 +20,9 @@ const POWER_OFF: u32 = 1 << 5 | 5 << 2;
 const RESET: u32 = 0x602;
 const RESET_VALUE: u32 = 0x0f;
 
+/// pvpanic.
+const PANIC_NOTICE: u32 = 0x505;
+
 /// Configuration space of 00:01.0, and where its BAR is put.
 const CONFIG: u32 = 0xe000_8000;
 const BAR: u32 = 0xc000_0000;
@@ -193,6 +196,11 @@ impl Steps {
     /// Asks for a reset.
     pub fn reset(self) -> Self {
         self.step(4, RESET, RESET_VALUE)
+    }
+
+    /// Tells that it has panicked, or, with a crash kernel, that this goes on.
+    pub fn panic(self, has_crash_kernel: bool) -> Self {
+        self.step(4, PANIC_NOTICE, if has_crash_kernel { 2 } else { 1 })
     }
 
     /// Listens to the power button. Interrupts are off here: the pin is made a level-triggered one, whose entry then shows that it

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lab::packages::Version;
 
-use super::{ballooned, held, punched, swapped};
+use super::{ballooned, held, power, punched, swapped};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -82,6 +82,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
         bounce(Machine::new(Mode::Shared, 1, false)),
         reset(Machine::new(Mode::Trap, 1, false)),
     ]);
+    cases.extend(power::quick());
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
     cases.push(idle());
     cases
@@ -112,7 +113,7 @@ pub fn soak() -> Vec<Case> {
 
 /// What a guest with an IOMMU boots on.
 #[derive(Clone, Copy)]
-struct Machine {
+pub(super) struct Machine {
     mode: Mode,
     cpus: u32,
     is_strict: bool,
@@ -122,7 +123,7 @@ impl Machine {
     /// The last word of what a guest says of its machine.
     const SEEN: &str = "machine seen";
 
-    fn new(mode: Mode, cpus: u32, is_strict: bool) -> Self {
+    pub(super) fn new(mode: Mode, cpus: u32, is_strict: bool) -> Self {
         Self {
             mode,
             cpus,
@@ -138,13 +139,13 @@ impl Machine {
         })
     }
 
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         let policy = if self.is_strict { "strict" } else { "lazy" };
         format!("{}, {} vCPU, {policy}", self.mode.name(), self.cpus)
     }
 
     /// A guest that first says what it sees of its machine, then runs `script`.
-    fn guest(self, script: &str) -> Guest {
+    pub(super) fn guest(self, script: &str) -> Guest {
         // The kernel's log has its command line, and so this script: the pattern does not match itself.
         let script = format!(
             "nproc && dmesg | grep -E 'DMA[R]:|iomm[u]:' && echo {} && {script}",
@@ -157,7 +158,7 @@ impl Machine {
     }
 
     /// Linux saw this machine, and no fault while it booted.
-    fn check(self, outcome: &Outcome) -> Result<()> {
+    pub(super) fn check(self, outcome: &Outcome) -> Result<()> {
         let (seen, _) = outcome
             .console
             .split_once(Self::SEEN)
@@ -290,7 +291,7 @@ fn network(machine: Machine) -> Case {
 
 fn reset(machine: Machine) -> Case {
     let name = format!(
-        "a guest that asks for a reset ends the run with status 3: {}",
+        "a guest that asks for a reset, with --on-reboot exit, ends the run with status 3: {}",
         machine.name()
     );
     Case::new(name, move |host| {

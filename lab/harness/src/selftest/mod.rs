@@ -5,6 +5,7 @@
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `debian`: a stock Debian on a disk behind VT-d.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
+//! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
 //! * `swapped`: guests of which only a part is in memory.
 //! * `suite`: runs cases, counts, and resumes a soak.
@@ -16,6 +17,7 @@ mod clients;
 mod debian;
 mod held;
 pub mod payload;
+mod power;
 mod punched;
 mod suite;
 mod swapped;

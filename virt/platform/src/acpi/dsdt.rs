@@ -7,6 +7,7 @@
 //! * `\_SB.COM1`: 16550 at 3F8, I/O APIC pin 4, edge, active high.
 //! * `\_SB.PWRB`: the power button, and `\_SB.GED`, which hears of it: a hardware-reduced platform has no fixed button and no
 //!   general-purpose events (ACPI §5.6.9). I/O APIC pin 9, edge, active high; `_EVT` notifies the button that it was pressed.
+//! * `\_SB.PEVT`: QEMU's pvpanic, by which Linux tells that it has panicked (`pvpanic-mmio` binds to QEMU0001).
 //! * `\_S5`: soft off by the sleep control register.
 
 use acpi_tables::Aml;
@@ -161,6 +162,22 @@ pub fn aml(pci: &PciResources) -> Vec<u8> {
                 ],
             ),
             &Raw(power_button()),
+            &Device::new(
+                "PEVT".into(),
+                vec![
+                    &Name::new("_HID".into(), &"QEMU0001"),
+                    &Name::new("_UID".into(), &ZERO),
+                    &Name::new(
+                        "_CRS".into(),
+                        &ResourceTemplate::new(vec![&IO::new(
+                            layout::PANIC_NOTICE,
+                            layout::PANIC_NOTICE,
+                            1,
+                            1,
+                        )]),
+                    ),
+                ],
+            ),
         ],
     )
     .to_aml_bytes(&mut out);

@@ -7,7 +7,7 @@
 //! | MADT | a local APIC per vCPU, the I/O APIC (id 0, pins 0 to 23) |
 //! | MCFG | ECAM of segment 0, bus 0 |
 //! | DMAR | given by whoever owns the IOMMU, as bytes |
-//! | DSDT | PCI host bridge, COM1, power button, `_S5`: see the module `dsdt` |
+//! | DSDT | PCI host bridge, COM1, power button, notice of a panic, `_S5`: see the module `dsdt` |
 //!
 //! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
 //! Left out: FACS, GPEs, sleep buttons, processors as namespace devices.

@@ -176,6 +176,18 @@ fn the_power_button_is_notified_by_a_generic_event_device() {
 }
 
 #[test]
+fn the_panic_notice_is_a_pvpanic_device_at_its_port() {
+    let aml = dsdt::aml(&PciResources::default());
+    let mut device = b"\x5b\x82\x2dPEVT".to_vec();
+    device.extend(b"\x08_HID\x0dQEMU0001\x00");
+    device.extend(b"\x08_UID\x00");
+    // ACPI §6.4.2.5: an I/O port descriptor, 16 bits decoded, from 505h to 505h, alignment 1, one port; end tag.
+    device.extend(b"\x08_CRS\x11\x0d\x0a\x0a\x47\x01\x05\x05\x05\x05\x01\x01\x79\x00");
+    let has = aml.windows(device.len()).any(|part| part == device);
+    assert!(has, "{device:x?} is not in {aml:x?}");
+}
+
+#[test]
 fn a_window_beyond_4_gib_and_pins_appear_where_they_are_needed() {
     let plain = dsdt::aml(&PciResources::default());
     let pci = PciResources {

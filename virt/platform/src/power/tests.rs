@@ -13,6 +13,10 @@ impl PowerSink for Asked {
     fn reset(&self) {
         self.0.lock().unwrap().push("reset");
     }
+
+    fn panicked(&self) {
+        self.0.lock().unwrap().push("panicked");
+    }
 }
 
 /// What is asked of the machine by writing `value` at `offset` of the ACPI registers.
@@ -39,4 +43,19 @@ fn reset_by_acpi_and_by_keyboard() {
     assert!(asked.0.lock().unwrap().is_empty());
     KeyboardReset(asked.clone()).write(0, &[0xfe]);
     assert_eq!(*asked.0.lock().unwrap(), ["reset"]);
+}
+
+#[test]
+fn a_panic_is_heard_and_a_crash_kernel_is_left_to_its_work() {
+    let asked = Arc::new(Asked::default());
+    let device = PanicNotice(asked.clone());
+    let mut events = [0xff];
+    device.read(0, &mut events);
+    assert_eq!(events, [3], "panicked, and crash kernel loaded");
+    for nothing in [&[0][..], &[2], &[0xfc], &[]] {
+        device.write(0, nothing);
+        assert!(asked.0.lock().unwrap().is_empty(), "{nothing:?}");
+    }
+    device.write(0, &[1]);
+    assert_eq!(*asked.0.lock().unwrap(), ["panicked"]);
 }

@@ -1,0 +1,115 @@
+//! Cases in which the machine is asked to end, or its guest has it start again or tells that it has crashed.
+
+use anyhow::{Result, ensure};
+
+use super::cases::{Case, Machine};
+use crate::system::guest::Mode;
+use crate::system::host::Host;
+use crate::system::workloads;
+
+/// Bytes written: a MiB.
+const BYTES: usize = 1 << 20;
+/// What a disk holds before.
+const SEED: u64 = 50;
+
+/// What `make test` runs.
+pub fn quick() -> Vec<Case> {
+    vec![
+        button(Machine::new(Mode::Logged, 2, true)),
+        reboots(Machine::new(Mode::Shared, 1, false)),
+        panic(Machine::new(Mode::Trap, 1, false)),
+    ]
+}
+
+/// The disk holds what it did before, but for this change.
+fn check_disk(host: &Host, change: impl FnOnce(&mut [u8])) -> Result<()> {
+    let mut expected = workloads::pattern(SEED);
+    change(&mut expected);
+    let is_so = workloads::disk_content(host, 0)? == expected;
+    ensure!(is_so, "the disk does not hold what the guest wrote");
+    Ok(())
+}
+
+/// The guest writes when it hears the button, through its page cache, and powers off as any does: so all is on the disk.
+fn button(machine: Machine) -> Case {
+    let name = format!(
+        "SIGTERM presses the power button, the guest writes and powers off, status 0: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        // The first MiB once more, behind itself.
+        let script = "dd if=/dev/vda of=/tmp/new bs=1M count=1 && workload button && \
+                      dd if=/tmp/new of=/dev/vda bs=1M seek=1 conv=notrunc";
+        let mut guest = machine.guest(script);
+        workloads::add_disk(&mut guest, host, SEED, "")?;
+        let mut guest = guest.spawn(host)?;
+        guest.wait_for("button ready")?;
+        guest.terminate()?;
+        let outcome = guest.wait()?;
+        outcome.check()?;
+        machine.check(&outcome)?;
+        ensure!(
+            outcome.log.contains("pressed the guest's power button;"),
+            "{}",
+            outcome.tail()
+        );
+        check_disk(host, |disk| disk.copy_within(..BYTES, BYTES))?;
+        Ok(String::new())
+    })
+}
+
+/// Each boot checks what the last one wrote, and writes something else. A second disk counts.
+fn reboots(machine: Machine) -> Case {
+    let name = format!(
+        "a guest that reboots twice finds its disk as it left it: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        let script = format!(
+            "n=$(head -c 1 /dev/vdb | tr '\\000' 0); \
+             workload check-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; n=$((n+1)); \
+             workload write-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; [ $n = 3 ] && exit 0; \
+             printf $n | dd of=/dev/vdb conv=notrunc,fsync && reboot -f"
+        );
+        let mut guest = machine.guest(&script);
+        guest.restarts = true;
+        // Three boots.
+        guest.limit *= 3;
+        workloads::add_disk(&mut guest, host, SEED, "")?;
+        host.put("boots.img", &[0; 4096])?;
+        guest.disks.push(format!("path={}", host.path("boots.img")));
+        let outcome = guest.run(host)?;
+        machine.check(&outcome)?;
+        ensure!(
+            outcome.log.contains("(restart 2)") && !outcome.log.contains("(restart 3)"),
+            "it was not started twice again\n{}",
+            outcome.tail()
+        );
+        ensure!(host.get("boots.img")?[0] == b'2', "the last count is lost");
+        check_disk(host, |disk| {
+            let last = workloads::pattern(SEED + 3);
+            disk[..BYTES].copy_from_slice(&last[..BYTES]);
+        })?;
+        Ok(String::new())
+    })
+}
+
+fn panic(machine: Machine) -> Case {
+    let name = format!(
+        "a guest whose kernel panics, and would hang, ends the run with status 6: {}",
+        machine.name()
+    );
+    Case::new(name, move |host| {
+        let mut guest = machine.guest("echo c >/proc/sysrq-trigger");
+        guest.kernel_options = "panic=0".into();
+        let outcome = guest.try_run(host)?;
+        ensure!(
+            outcome.exit == 6,
+            "status {}\n{}",
+            outcome.exit,
+            outcome.tail()
+        );
+        machine.check(&outcome)?;
+        Ok(String::new())
+    })
+}
