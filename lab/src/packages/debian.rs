@@ -81,6 +81,7 @@ impl Debian {
         if let Some(found) = Self::at(dir.clone()) {
             return Ok(found);
         }
+        remove_unfinished(&cache);
         check_room(&cache, ROOM)?;
         make(&apt, &machine, release, &dir, notice)?;
         Self::at(dir.clone()).ok_or_else(|| LabError::Package {
@@ -149,6 +150,14 @@ fn check_tools() -> Result<(), LabError> {
         reason: format!("this machine has no `{}`", missing.join("`, `")),
         hint: "`scripts/setup.sh debian` installs what is needed".into(),
     })
+}
+
+/// What a process that was killed has left: under APT's lock nobody else is making one. A directory that stays only wastes room.
+fn remove_unfinished(cache: &Path) {
+    let is_unfinished = |name: &String| name.starts_with("debian-") && name.contains('.');
+    for name in names(cache).iter().filter(|name| is_unfinished(name)) {
+        let _ = fs::remove_dir_all(cache.join(name));
+    }
 }
 
 /// Makes it in a directory that then becomes `to`. The caller holds APT's lock.
@@ -237,6 +246,17 @@ mod tests {
         assert!(Debian::at(dir.path().into()).is_none());
         fs::write(dir.path().join("vmlinuz-6.1.0-56-amd64"), "").expect("a file");
         assert!(Debian::at(dir.path().into()).is_some());
+    }
+
+    #[test]
+    fn only_what_was_not_finished_is_removed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let made = ["debian-bookworm-00ff", "debian-run-Ab1", "qemu-10.0"];
+        for name in made.iter().chain(&["debian-bookworm-00ff.77-0"]) {
+            fs::create_dir_all(dir.path().join(name).join("root")).expect("a directory");
+        }
+        remove_unfinished(dir.path());
+        assert_eq!(names(dir.path()), made);
     }
 
     #[test]

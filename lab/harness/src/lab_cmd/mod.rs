@@ -16,6 +16,10 @@ use anyhow::Context;
 use lab::packages::{Needs, Version};
 use lab::{Lab, LabConfig, LabError, Running, Stream};
 
+/// Said where it is the emulated processor that may have failed. The lab's README has what is known.
+const MAY_BE_THE_LABS: &str = "this may be a fault of the emulated processor, which now and then takes an interrupt when it must not, and not of \
+     the guest or of exitless: try again (lab/README.md, «What QEMU gets wrong»)";
+
 /// A day: an interactive session ends when its user wants.
 const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
@@ -123,7 +127,14 @@ pub fn main(args: &LabArgs) -> anyhow::Result<u8> {
     match run(args) {
         Ok(status) => Ok(status),
         Err(error) => match error.downcast_ref::<LabError>() {
-            Some(LabError::Died { .. } | LabError::Timeout { .. }) => {
+            Some(LabError::Died { console, .. }) => {
+                eprintln!("lab: {error:#}");
+                if is_processors_fault(console) {
+                    eprintln!("lab: {MAY_BE_THE_LABS}");
+                }
+                Ok(1)
+            }
+            Some(LabError::Timeout { .. }) => {
                 eprintln!("lab: {error:#}");
                 Ok(1)
             }
@@ -215,7 +226,16 @@ fn batch(args: &LabArgs, lab: &Lab) -> Result<u8, LabError> {
             Stream::Stderr => io::stderr().write_all(data),
         };
     })?;
+    if is_processors_fault(&output.stderr_text()) {
+        eprintln!("lab: {MAY_BE_THE_LABS}");
+    }
     Ok(output.status)
+}
+
+/// Whether a guest ended in a triple fault, by what `run` says, or the lab in a panic, by its console.
+fn is_processors_fault(text: &str) -> bool {
+    text.contains("triple fault")
+        || text.contains("Kernel panic - not syncing: Fatal exception in interrupt")
 }
 
 /// Sends our standard input to the command, from a thread that ends with this process.
@@ -318,6 +338,17 @@ mod tests {
             Path::new("images/disk.img")
         );
         assert!(put_paths(":x").is_err() && put_paths("..").is_err());
+    }
+
+    #[test]
+    fn what_may_be_the_emulated_processors_fault_is_told_from_a_guests_own_end() {
+        let ended = "exitless: vCPU 1: triple fault (on AMD the registers are those after a reset)\n  rip 0\n";
+        let panicked = "[   57.2] Kernel panic - not syncing: Fatal exception in interrupt\n[   57.3] Kernel Offset: disabled";
+        assert!(is_processors_fault(ended) && is_processors_fault(panicked));
+        assert!(!is_processors_fault("exitless: the guest powered off\n"));
+        assert!(!is_processors_fault(
+            "Kernel panic - not syncing: Out of memory"
+        ));
     }
 
     #[test]

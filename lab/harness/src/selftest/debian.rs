@@ -145,9 +145,7 @@ impl DebianCase {
             Jobs::Fio => jobs.push_str(&format!(",fio:{FIO_MIB}")),
             Jobs::Reboots => {
                 jobs.push_str(&format!(",reboot:{REBOOTS}"));
-                guest
-                    .flags
-                    .extend(["--on-reboot", "restart"].map(str::to_owned));
+                guest.restarts = true;
                 guest.limit = BOOT * (REBOOTS + 1);
             }
         }

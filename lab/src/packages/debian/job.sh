@@ -3,7 +3,7 @@
 #
 #   exitless.job=JOB[,JOB…]   in this order:
 #
-#   state          waits until systemd has started everything
+#   state          waits until systemd has started everything, and logind listens for the power button
 #   fio:MIB        writes a file of this size at random, reads it back and verifies it (crc32c)
 #   reboot:N       reboots until this was done N times; at each boot the files of the boots before are verified
 #
@@ -20,12 +20,19 @@ state() {
     dmesg | sed -n 's/.*\(DMA domain TLB invalidation policy.*\)/exitless-guest: \1/p'
     dmesg | grep -E 'DMAR: \[DMA|DRHD: handling fault' && return 1
     [ "$state" = running ] || { systemctl --failed --no-legend --plain; return 1; }
+    # The button's driver comes when udev gets to it, later than all that systemd waits for; a press before that is lost.
+    seconds=0
+    until journalctl -b -u systemd-logind --no-pager | grep -q 'Watching system buttons'; do
+        sleep 1
+        seconds=$((seconds + 1))
+        [ $seconds -lt 300 ] || { say "logind does not watch the power button"; return 1; }
+    done
 }
 
 fio_verified() {
     file=/var/tmp/exitless-job.fio
     fio --name=verified --filename=$file --size="$1M" --rw=randwrite --bs=4k --ioengine=libaio --iodepth=16 \
-        --direct=1 --verify=crc32c --verify_fatal=1 --output=/run/exitless-job.fio
+        --direct=1 --eta=never --verify=crc32c --verify_fatal=1 --output=/run/exitless-job.fio
     status=$?
     sed -n 's/^ *\(\(verified: .*err=\|read: \|write: \).*\)/exitless-guest: fio \1/p' /run/exitless-job.fio
     [ $status = 0 ] || cat /run/exitless-job.fio
