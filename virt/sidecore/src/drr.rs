@@ -17,7 +17,7 @@
 //! Over any time in which flows stay hungry, what two of them were served differs, per weight, by no more than two quanta and the
 //! largest pieces of work, up to [`MAX_DEBT`].
 //!
-//! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by the loop in `run.rs`.
+//! Pure: costs in cost units (nanoseconds), no clock. Owned by the loop in `run.rs`.
 
 /// The share of a flow of weight 1 per round, in cost units: eight small requests.
 pub(crate) const QUANTUM: u64 = 1_600;

@@ -119,21 +119,13 @@ impl<P: Poller> Core<P> {
         }
         self.wake_pollers();
         self.drr.begin_round();
-        // The end of one turn is the beginning of the next.
-        let mut turned_at = None;
         while let Some(visit) = self.drr.next() {
-            let start = turned_at.unwrap_or_else(Nanos::now);
-            let (of_turn, end) = self.visit(visit, start);
-            if of_turn == Activity::Busy {
+            if self.visit(visit) == Activity::Busy {
                 activity = Activity::Busy;
             }
-            turned_at = Some(end);
         }
-        if !self.leaving.is_empty() {
-            turned_at = None;
-            if self.detach_leaving() == Activity::Busy {
-                activity = Activity::Busy;
-            }
+        if !self.leaving.is_empty() && self.detach_leaving() == Activity::Busy {
+            activity = Activity::Busy;
         }
         if self.drr.has_hungry() {
             activity = Activity::Busy;
@@ -143,7 +135,7 @@ impl<P: Poller> Core<P> {
             .0
             .in_poller
             .store(NO_POLLER, Ordering::Relaxed);
-        self.count_sweep(activity, turned_at.unwrap_or_else(Nanos::now));
+        self.count_sweep(activity);
         activity
     }
 
@@ -159,9 +151,9 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    fn count_sweep(&mut self, activity: Activity, end: Nanos) {
+    fn count_sweep(&mut self, activity: Activity) {
         let (start, core) = (self.now, &self.board.core.0);
-        self.now = end;
+        self.now = Nanos::now();
         let elapsed = self.now.since(start);
         if activity == Activity::Busy {
             core.sweeps_busy.add(1);

@@ -1,14 +1,8 @@
 //! How the loop calls its pollers: messages, readable descriptors, turns; and what each is charged.
-//!
-//! A turn is charged what its poller says, or the time that it took if that was more: a poller's estimates divide the core among
-//! those who keep to them, and the clock among those who do not (a large discard in memory, a system call that the kernel makes
-//! long). One clock reading per turn, which is the beginning of the next. What other threads do for a poller is not charged: see
-//! [`Turn`].
 
 use std::sync::atomic::Ordering;
 
 use crate::{
-    clock::Nanos,
     drr::{self, State, Visit},
     poller::{Activity, Poller},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
@@ -25,10 +19,6 @@ const MESSAGE_COST: u64 = 300;
 const READY_COST: u64 = 1_000;
 /// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: 16 turns.
 const READY_DEBT: i64 = -(16 * drr::QUANTUM as i64);
-
-/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
-/// is nobody's doing. Several times what a mebibyte takes.
-const MOST_MEASURED: u64 = 1_000_000;
 
 impl<P: Poller> Core<P> {
     /// Orders, then messages.
@@ -167,12 +157,12 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// One poller's turn, which begins at `start`; and its end.
-    pub(crate) fn visit(&mut self, visit: Visit, start: Nanos) -> (Activity, Nanos) {
+    /// One poller's turn.
+    pub(crate) fn visit(&mut self, visit: Visit) -> Activity {
         let at = visit.flow;
         let Some(member) = &self.members[at] else {
             self.drr.finish(at, State::Away);
-            return (Activity::Idle, start);
+            return Activity::Idle;
         };
         let counters = &member.board.counters.0;
         let in_poller = &self.board.pulse.0.in_poller;
@@ -181,13 +171,7 @@ impl<P: Poller> Core<P> {
         let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
         let activity = slot.poller.poll(&mut turn);
         let mut cost = turn.spent();
-        let end = Nanos::now();
-        let took = end.since(start).min(MOST_MEASURED);
         self.drr.set_weight(at, slot.poller.weight());
-        // A look that finds nothing is part of a sweep, unless it is a long one.
-        if activity == Activity::Busy || took > drr::QUANTUM {
-            cost = cost.max(took);
-        }
         if activity == Activity::Busy {
             // Whoever works without saying how much pays for a request.
             cost = cost.max(REQUEST_COST);
@@ -210,6 +194,6 @@ impl<P: Poller> Core<P> {
         };
         self.drr.finish(at, state);
         member.board.set_state(shown);
-        (activity, end)
+        activity
     }
 }
