@@ -90,9 +90,6 @@ impl Host {
                 memory_mib: mib,
                 files: files.iter().map(inside).collect(),
                 disks,
-                // Whoever brings a system of its own has guests that work for minutes: the host itself has died under one, of an
-                // interrupt between leaving its guest and having its own registers again (lab/README.md).
-                one_thread: true,
                 ..LabConfig::default()
             });
         }
