@@ -26,6 +26,17 @@ install() {
         $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
+# Installs the packages in $missing, or says which they are.
+install_missing() {
+    [ -z "$as_root" ] || have sudo || {
+        echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
+        exit 1
+    }
+    echo "setup: installing$missing"
+    # shellcheck disable=SC2086  # a list of words on purpose
+    install $missing
+}
+
 if [ "${1-}" = clients ]; then
     missing=
     have qemu-img || missing="$missing qemu-utils"
@@ -50,14 +61,7 @@ if [ "${1-}" = debian ]; then
     have qemu-img || missing="$missing qemu-utils"
     # Whoever is not root makes the root as a range of users of its own.
     [ "$(id -u)" = 0 ] || have newuidmap || missing="$missing uidmap"
-    [ -n "$missing" ] || exit 0
-    [ -z "$as_root" ] || have sudo || {
-        echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
-        exit 1
-    }
-    echo "setup: installing$missing"
-    # shellcheck disable=SC2086  # a list of words on purpose
-    install $missing
+    [ -z "$missing" ] || install_missing
     exit 0
 fi
 
@@ -77,14 +81,7 @@ if ! rust_ok; then
     missing="$missing$remove"
 fi
 [ -n "$missing" ] || exit 0
-
-[ -z "$as_root" ] || have sudo || {
-    echo "setup: these Debian packages are missing and installing them needs root:$missing" >&2
-    exit 1
-}
-echo "setup: installing$missing"
-# shellcheck disable=SC2086  # a list of words on purpose
-install $missing
+install_missing
 hash -r
 rust_ok || {
     echo "setup: still no Rust >= $need_rust on PATH; found: $(rustc --version 2>&1 || true)" >&2

@@ -1,7 +1,7 @@
 //! No place in this program floods standard error: each has a budget of lines, whoever makes it speak.
 //!
 //! What a guest does may be worth a warning and costs it a few register writes: a device started with a bad ring, a BAR moved onto
-//! another's. Each *place* (a `tracing` callsite) may say [`BURST`] lines at once and one a second after that; what it leaves out is
+//! another's. Each *place* (a `tracing` callsite) has a [`LineBudget`], 20 lines at once and one a second after that; what it leaves out is
 //! counted, and said before its next line or at the end. Places do not share: a guest that makes one fall silent hears the others.
 //!
 //! Only warnings and errors are counted: whoever asks for more by `RUST_LOG` (a driver's script is one line per register access) gets all
@@ -17,11 +17,8 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+use vio::LineBudget;
 
-/// Lines of one place at once, after a rest.
-const BURST: u64 = 20;
-/// Between two lines of one place beyond those, in nanoseconds.
-const EVERY_NS: u64 = 1_000_000_000;
 /// The field that names the export that a line is about.
 const OWN_BUDGET: &str = "export";
 
@@ -36,27 +33,12 @@ pub struct Budgets {
 /// One place, and its budget.
 struct Place {
     metadata: &'static Metadata<'static>,
-    /// When the budget would be whole again (a leaky bucket), in nanoseconds.
-    whole_at: u64,
-    /// Lines left out since that was last said.
-    left_out: u64,
+    budget: LineBudget,
 }
 
 impl Place {
-    /// Whether a line may be said now.
-    fn admits(&mut self, now: u64) -> bool {
-        let whole_at = self.whole_at.max(now);
-        if whole_at - now > (BURST - 1) * EVERY_NS {
-            self.left_out += 1;
-            return false;
-        }
-        self.whole_at = whole_at + EVERY_NS;
-        true
-    }
-
-    /// Says what was left out, if anything was.
-    fn own_up(&mut self, say: fn(&str)) {
-        let left_out = std::mem::take(&mut self.left_out);
+    /// Says how much was left out, if anything was.
+    fn own_up(&self, left_out: u64, say: fn(&str)) {
         if left_out != 0 {
             let metadata = self.metadata;
             let (target, line) = (metadata.target(), metadata.line().unwrap_or(0));
@@ -79,22 +61,23 @@ impl Budgets {
 
     /// The end: says what was left out and not said yet.
     pub fn finish(&self) {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.values_mut().for_each(|place| place.own_up(self.say));
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        for place in places.values() {
+            place.own_up(place.budget.take_unsaid(), self.say);
+        }
     }
 
     fn admits(&self, metadata: &'static Metadata<'static>) -> bool {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let place = places.entry(metadata.callsite()).or_insert(Place {
             metadata,
-            whole_at: 0,
-            left_out: 0,
+            budget: LineBudget::default(),
         });
-        let admits = place.admits((self.now)());
-        if admits {
-            place.own_up(self.say);
+        let admitted = place.budget.admits_at((self.now)());
+        if let Some(left_out) = admitted {
+            place.own_up(left_out, self.say);
         }
-        admits
+        admitted.is_some()
     }
 }
 
@@ -114,6 +97,9 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
+
+    const BURST: u64 = LineBudget::BURST;
+    const EVERY_NS: u64 = LineBudget::EVERY_NS;
 
     thread_local! {
         static NOW: Cell<u64> = const { Cell::new(1 << 50) };

@@ -44,7 +44,6 @@ const ZERO_STEP: u64 = 1 << 20;
 /// An image open for reading, and perhaps writing.
 pub(crate) struct Image {
     access: RwLock<FormatAccess<ImageFile>>,
-    file: Arc<Shared>,
     files: Files,
     /// Bytes that one L2 table describes, and bytes of a cluster; a raw image has neither.
     l2_span: u64,
@@ -162,7 +161,6 @@ impl Image {
         let size = access.size();
         Self {
             access: RwLock::new(access),
-            file: Arc::clone(files.own()),
             files,
             l2_span: layout.map_or(u64::MAX, |layout| layout.l2_span()),
             cluster: layout.map_or(1, |layout| layout.cluster_bytes()),
@@ -174,17 +172,17 @@ impl Image {
 
     /// After a panic of the library: nothing reaches the file any more.
     pub(crate) fn kill(&self) {
-        self.file.kill();
+        self.files.own().kill();
     }
 
     /// Logs what the library says of an error; that there was one, the device says.
     pub(crate) fn explain(&self, error: &io::Error) {
-        let path = self.file.path().display();
+        let path = self.files.own().path().display();
         tracing::debug!("an operation on {path} failed: {error}");
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.file.path()
+        self.files.own().path()
     }
 
     fn share(&self) -> io::Result<Share<'_>> {
@@ -192,7 +190,7 @@ impl Image {
             let access = self.access.read();
             if !self.is_torn.load(Ordering::Relaxed) {
                 return Ok(Share {
-                    _alarm: Alarm(&self.file),
+                    _alarm: Alarm(self.files.own()),
                     access,
                 });
             }
@@ -204,7 +202,7 @@ impl Image {
     fn alone(&self) -> io::Result<Alone<'_>> {
         let access = self.access.write();
         let mut alone = Alone {
-            _alarm: Alarm(&self.file),
+            _alarm: Alarm(self.files.own()),
             access,
             image: self,
             is_dirty: false,
@@ -235,7 +233,7 @@ impl Image {
     pub(crate) fn group(&self) -> io::Result<Group<'_>> {
         Ok(Group {
             access: self.alone()?,
-            file: &self.file,
+            file: self.files.own(),
             l2_span: self.l2_span,
         })
     }
@@ -243,7 +241,7 @@ impl Image {
     /// Makes everything that was done stable.
     pub(crate) fn flush(&self) -> io::Result<()> {
         // Every operation that was reported done has written its metadata.
-        self.file.sync()
+        self.files.own().sync()
     }
 
     /// The range's contents are no longer needed.
@@ -268,7 +266,7 @@ impl Image {
         access.flush()?;
         // Nothing refers to these any more, and nobody can have been given them.
         for (offset, len) in freed {
-            self.file.punch(offset, len)?;
+            self.files.own().punch(offset, len)?;
         }
         Ok(())
     }

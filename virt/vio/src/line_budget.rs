@@ -2,11 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Lines at once, after a rest.
-const BURST: u64 = 20;
-/// Between two lines beyond those, in nanoseconds.
-const EVERY_NS: u64 = 1_000_000_000;
-
 /// What one thing may say: 20 lines at once after a rest, then one a second. No clock: the time is given.
 ///
 /// Used by the thread that has the thing; atomics only because that moves between threads.
@@ -19,21 +14,34 @@ pub struct LineBudget {
 }
 
 impl LineBudget {
+    /// Lines at once, after a rest.
+    pub const BURST: u64 = 20;
+    /// Between two lines beyond those, in nanoseconds.
+    pub const EVERY_NS: u64 = 1_000_000_000;
+
     /// Whether a line may be said now: then how many have been left out since the last one.
     pub fn admits_at(&self, now_ns: u64) -> Option<u64> {
         let whole_at = self.whole_at.load(Relaxed).max(now_ns);
-        if whole_at - now_ns > (BURST - 1) * EVERY_NS {
+        if whole_at - now_ns > (Self::BURST - 1) * Self::EVERY_NS {
             self.unsaid.store(self.unsaid.load(Relaxed) + 1, Relaxed);
             return None;
         }
-        self.whole_at.store(whole_at + EVERY_NS, Relaxed);
-        Some(self.unsaid.swap(0, Relaxed))
+        self.whole_at.store(whole_at + Self::EVERY_NS, Relaxed);
+        Some(self.take_unsaid())
+    }
+
+    /// How many lines have been left out since the last that was said: for the end, after which none comes.
+    pub fn take_unsaid(&self) -> u64 {
+        self.unsaid.swap(0, Relaxed)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const BURST: u64 = LineBudget::BURST;
+    const EVERY_NS: u64 = LineBudget::EVERY_NS;
 
     #[test]
     fn a_flood_of_lines_is_cut_to_a_trickle_and_counted() {

@@ -1,9 +1,9 @@
 //! What is served when nothing is said about idling, beside a core that always polls. Without spinners: CPUs halt, as those of
 //! a host do.
 //!
-//! A ratio is of two figures of one round, so that what the machine does meanwhile falls on both; each goes first in every other
-//! round. That a policy holds what it promises all the time, and does not change between two habits, is seen in ten windows after each
-//! other on one server: the slowest beside the median.
+//! A ratio is of two figures of one round, so that what the machine does meanwhile falls on both. That a policy holds what it
+//! promises all the time, and does not change between two habits, is seen in ten windows after each other on one server: the slowest
+//! beside the median.
 
 use anyhow::{Context, Result};
 use report::{Measured, median};
@@ -57,16 +57,12 @@ fn closed(bench: &mut Bench) -> Result<()> {
         let load =
             |bench: &Bench, server: &Server| bench.load(server, all(server, depth), Mode::Event);
         let peers = [Peer::Ours, Peer::OursIdle("poll".to_owned())];
-        let mut iops = [Vec::new(), Vec::new()];
-        for round in 0..bench.settings.repetitions.max(ROUNDS) {
-            for at in [round % 2, 1 - round % 2] {
-                let report = bench.once(&peers[at], &disks, &load);
-                iops[at].push(report.with_context(|| name)?.iops);
-            }
-        }
+        let rounds = bench.settings.repetitions.max(ROUNDS);
+        let [ours, polling] = bench
+            .in_turns(&peers, &disks, &load, rounds)
+            .with_context(|| name)?;
         let windows = windows(bench, &disks, depth).with_context(|| name)?;
         let slowest = windows.iter().copied().fold(f64::INFINITY, f64::min) / median(windows);
-        let [ours, polling] = iops;
         let ratios = ours.iter().zip(&polling).map(|(ours, poll)| ours / poll);
         let of = |runs: Vec<f64>| Measured::of(runs).expect("there are rounds");
         let ratio = of(ratios.collect());

@@ -261,6 +261,25 @@ impl Bench {
         Ok(summaries)
     }
 
+    /// IOPS of two servers, round by round. Each goes first in every other round, so that what the machine does meanwhile falls on
+    /// both.
+    fn in_turns(
+        &mut self,
+        peers: &[Peer; 2],
+        disks: &[Disk],
+        load: &impl Fn(&Bench, &Server) -> Run,
+        rounds: usize,
+    ) -> Result<[Vec<f64>; 2]> {
+        let mut iops = [Vec::new(), Vec::new()];
+        for round in 0..rounds {
+            for at in [round % 2, 1 - round % 2] {
+                let report = self.once(&peers[at], disks, load);
+                iops[at].push(report.with_context(|| peers[at].name())?.iops);
+            }
+        }
+        Ok(iops)
+    }
+
     /// One repetition.
     fn once(
         &mut self,

@@ -1,12 +1,11 @@
 //! This build beside another of ours: a ratio is of two figures of one round, so that what the machine does meanwhile falls
-//! on both. Each goes first in every other round.
+//! on both.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use report::Measured;
 
-use super::{Bench, Disk, Kind, Peer, all};
+use super::{Bench, Disk, Kind, Peer, Server, all};
 use crate::load::Mode;
-use crate::stats::Report;
 
 /// Fewest rounds.
 const ROUNDS: usize = 11;
@@ -32,17 +31,10 @@ pub fn pairs(bench: &mut Bench) -> Result<()> {
         ("tmpfs", Kind::Tmpfs(MIB)),
     ] {
         for depth in [1, 32] {
-            let mut iops = [Vec::new(), Vec::new()];
-            for round in 0..bench.settings.repetitions.max(ROUNDS) {
-                for at in [round % 2, 1 - round % 2] {
-                    let run = bench.once(&peers[at], &Disk::many(kind, 1), &|bench, server| {
-                        bench.load(server, all(server, depth), Mode::Poll)
-                    });
-                    let report: Report = run.with_context(|| peers[at].name())?;
-                    iops[at].push(report.iops);
-                }
-            }
-            let [new, old] = iops;
+            let load =
+                |bench: &Bench, server: &Server| bench.load(server, all(server, depth), Mode::Poll);
+            let rounds = bench.settings.repetitions.max(ROUNDS);
+            let [new, old] = bench.in_turns(&peers, &Disk::many(kind, 1), &load, rounds)?;
             let ratios = new.iter().zip(&old).map(|(new, old)| new / old).collect();
             let of = |runs| Measured::of(runs).expect("there are rounds");
             let (ratio, new, old) = (of(ratios), of(new), of(old));

@@ -52,7 +52,7 @@ use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use now::Now;
 use pool::{CHUNK, Pool};
 use ring::{Seat, probe};
-use space::Way;
+use space::{Abilities, Way};
 use sync::Syncs;
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
@@ -173,8 +173,7 @@ pub struct UringFile {
     file: File,
     capacity: u64,
     alignment: u32,
-    /// Whether ranges can be given back, and zeroed.
-    abilities: (bool, bool),
+    abilities: Abilities,
     options: UringOptions,
     now: Now,
     /// The file cannot say that an operation would wait: each is begun in a thread of the kernel.
@@ -234,7 +233,7 @@ impl UringFile {
             false => SECTOR as u32,
         };
         let abilities = match options.read_only {
-            true => (false, false),
+            true => Abilities::default(),
             false => space::abilities(&file, capacity, kind.is_block_device()),
         };
         probe().map_err(UringError::Ring)?;
@@ -394,11 +393,11 @@ impl BlockIo for UringFile {
     }
 
     fn discards(&self) -> bool {
-        self.abilities.0
+        self.abilities.discards
     }
 
     fn zeroes(&self) -> bool {
-        self.abilities.1
+        self.abilities.zeroes
     }
 
     fn depth(&self) -> u32 {

@@ -47,18 +47,32 @@ impl Way {
     }
 }
 
-/// Whether ranges of `file`, which ends at `end`, can be given back, and whether they can be zeroed. Where that cannot be
-/// found out, they can.
-pub(super) fn abilities(file: &File, end: u64, is_block_device: bool) -> (bool, bool) {
+/// What a file can do with ranges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Abilities {
+    /// Give them back.
+    pub(super) discards: bool,
+    /// Zero them.
+    pub(super) zeroes: bool,
+}
+
+/// Those of `file`, which ends at `end`. Where that cannot be found out, it can.
+pub(super) fn abilities(file: &File, end: u64, is_block_device: bool) -> Abilities {
     if is_block_device {
-        // Zeroes are written by the kernel, if by nobody else.
-        return (discards(file), true);
+        return Abilities {
+            discards: discards(file),
+            // They are written by the kernel, if by nobody else.
+            zeroes: true,
+        };
     }
     // Nothing lies behind the end.
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let punched = fallocate(file, mode, end, SECTOR);
     let can = !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS));
-    (can, can)
+    Abilities {
+        discards: can,
+        zeroes: can,
+    }
 }
 
 /// What the kernel says of a block device, or of the disk that it is a part of.
