@@ -29,7 +29,6 @@
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use imago::{FormatAccess, Mapping, ShallowMapping};

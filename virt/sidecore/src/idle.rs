@@ -149,6 +149,8 @@ pub struct IdleState {
     allowance: Allowance,
     /// Moving average, without the pollers' arming.
     park: Park,
+    /// Requests since the last gap.
+    burst: u64,
     /// It has slept since the last work.
     has_slept: bool,
     /// Parks until the next one that is measured.
@@ -170,6 +172,7 @@ impl IdleState {
             gaps: Gaps::new(park, tariff),
             allowance: Allowance::new(tariff.share(), now),
             park,
+            burst: 0,
             has_slept: false,
             until_measured: 0,
             policy,
@@ -182,8 +185,8 @@ impl IdleState {
         }
     }
 
-    /// A sweep that ended at `now` found work.
-    pub fn busy(&mut self, now: Nanos) {
+    /// A sweep that ended at `now` found work: so many requests that somebody waits for.
+    pub fn busy(&mut self, now: Nanos, requests: u64) {
         if self.is_idle {
             self.is_idle = false;
             let gap_ns = now.since(self.last_work);
@@ -192,7 +195,9 @@ impl IdleState {
                 IdlePolicy::Priced(tariff) => self.record(now, gap_ns, tariff),
                 _ => {}
             }
+            self.burst = 0;
         }
+        self.burst = self.burst.saturating_add(requests);
         self.last_work = now;
     }
 
@@ -208,6 +213,7 @@ impl IdleState {
             cpu_ns: self.park.cpu_ns + self.arm_cost_ns as f64,
             ..self.park
         };
+        self.gaps.was_followed_by(self.burst);
         self.gaps
             .record(gap_ns.saturating_sub(late_ns), park, tariff);
         self.allowance.settle(now);

@@ -77,6 +77,8 @@ pub(crate) struct Core<P: Poller> {
     /// The sweep after a wake that was not by a deadline.
     pub(crate) is_first_after_wake: bool,
     pub(crate) idle_sweeps: u32,
+    /// Taken in this sweep.
+    pub(crate) requests: u64,
     /// Kept for its allocation.
     pub(crate) due: Vec<usize>,
 }
@@ -94,10 +96,10 @@ impl<P: Poller> Core<P> {
         let gate = Arc::clone(self.inbox.gate());
         self.now = Nanos::now();
         // The time it took to start is not idleness.
-        self.idle.busy(self.now);
+        self.idle.busy(self.now, 0);
         while !gate.is_stopping() {
             if self.sweep() == Activity::Busy {
-                self.idle.busy(self.now);
+                self.idle.busy(self.now, std::mem::take(&mut self.requests));
             } else {
                 self.wait();
             }

@@ -171,6 +171,8 @@ impl<P: Poller> Core<P> {
         let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
         let activity = slot.poller.poll(&mut turn);
         let mut cost = turn.spent();
+        let requests = turn.requests().max(u64::from(activity == Activity::Busy));
+        self.requests += requests;
         self.drr.set_weight(at, slot.poller.weight());
         if activity == Activity::Busy {
             // Whoever works without saying how much pays for a request.

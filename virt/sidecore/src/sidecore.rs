@@ -256,6 +256,7 @@ impl SidecoreBuilder {
             force_sleep_every: self.force_sleep_every,
             now,
             is_first_after_wake: false,
+            requests: 0,
             idle_sweeps: 0,
             due: Vec::new(),
         };

@@ -19,6 +19,7 @@ pub struct Turn<'a> {
     now: Nanos,
     budget: u64,
     spent: u64,
+    requests: u64,
     wakes: &'a mut Wakes,
 }
 
@@ -30,6 +31,7 @@ impl<'a> Turn<'a> {
             now,
             budget,
             spent: 0,
+            requests: 0,
             wakes,
         }
     }
@@ -59,6 +61,18 @@ impl<'a> Turn<'a> {
     /// Charged so far.
     pub fn spent(&self) -> u64 {
         self.spent
+    }
+
+    /// So many requests were taken from whoever waits for their answers. The idle policy weighs what a sleep before them
+    /// would have cost; of a turn that works and says nothing it counts one.
+    #[inline]
+    pub fn took(&mut self, requests: u64) {
+        self.requests = self.requests.saturating_add(requests);
+    }
+
+    /// Requests taken so far.
+    pub fn requests(&self) -> u64 {
+        self.requests
     }
 
     /// The poller's descriptors.

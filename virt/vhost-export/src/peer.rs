@@ -329,6 +329,7 @@ impl<M: RegionMemory> Peer<M> {
                 vio::Activity::Idle => Activity::Idle,
             };
             turn.charge(visit.spent());
+            turn.took(visit.requests());
             self.make_calls(device, config, stats, visit.is_over(), turn);
         }
         if self.memory.is_lost() && !self.lost {

@@ -27,6 +27,7 @@ pub struct Visit {
     now_ns: u64,
     budget: u64,
     spent: u64,
+    requests: u64,
 }
 
 impl Visit {
@@ -36,6 +37,7 @@ impl Visit {
             now_ns,
             budget,
             spent: 0,
+            requests: 0,
         }
     }
 
@@ -64,5 +66,17 @@ impl Visit {
     #[inline]
     pub fn charge(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
+    }
+
+    /// A request was taken, at that cost.
+    #[inline]
+    pub fn take_request(&mut self, cost: u64) {
+        self.charge(cost);
+        self.requests += 1;
+    }
+
+    /// Requests taken so far: those that the driver would have waited longer for, had the visit come later.
+    pub fn requests(&self) -> u64 {
+        self.requests
     }
 }

@@ -3,14 +3,15 @@
 //! Spinning for `T` and then sleeping costs, per unit of time in which the core has nothing to serve,
 //!
 //! ```text
-//!             E[min(gap, T)] + P(gap > T) × (C + w × (N + L × (1 + k/2)))
-//! cost(T) =  ───────────────────────────────────────────────────────
+//!             E[min(gap, T)] + P(gap > T) × (C + w × (N + L × n × (1 + k/2)))
+//! cost(T) =  ───────────────────────────────────────────────────────────
 //!                        E[gap] + P(gap > T) × L
 //! ```
 //! where `C` is the CPU time of a park (arming, falling asleep, waking), `L` the latency that a wake adds to the work that ended the gap,
+//! `n` how many requests are served before the next gap: what the core is late for the first, it is late for all of them;
 //! `N` what it costs whoever has to wake the core (an exit, an interrupt to another processor: time that a guest does not compute),
-//! `k` how much more work comes meanwhile (it waits for half of `L`, and saves as many gaps: that is what the denominator is for),
-//! and `w` how many ns of CPU one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling.
+//! `k` how many more gaps would have ended meanwhile (what ends them waits for half of `L`, and saves as many gaps: that is what the
+//! denominator is for), and `w` how many ns of CPU one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling.
 //! The limit chosen is the smallest whose cost is within 1 % of the least: as good, and it ends sooner when the load does.
 //!
 //! The gaps are counted by the [`LIMITS`] between which they fall, number and sum, so that both terms are **exact** for the gaps
@@ -38,6 +39,9 @@ const NOTIFY_NS: f64 = 5_000.0;
 const GROWTH: f64 = 256.0 / 255.0;
 /// In nanoseconds: the time in which weights halve.
 const HALF_LIFE_NS: f64 = 100_000_000.0;
+/// Requests that one late start delays, at most: those in flight. Of a busy period that goes on longer the rest have not been asked
+/// for yet.
+const MOST_LATE: u64 = 64;
 /// Before weights are scaled down.
 const LARGEST: f64 = 1e60;
 /// A limit is as good as the best up to this factor.
@@ -60,6 +64,8 @@ pub(super) struct Park {
 struct Bin {
     weight: f64,
     sum_ns: f64,
+    /// Requests that followed.
+    requests: f64,
 }
 
 /// The gaps remembered, and the limit that suits them.
@@ -69,6 +75,8 @@ pub(super) struct Gaps {
     bins: [Bin; LIMITS.len()],
     /// The weight of the next.
     unit: f64,
+    /// Where the last one is counted.
+    last: usize,
     limit_ns: u64,
     allowed_limit_ns: u64,
     since_choice: u32,
@@ -82,6 +90,7 @@ impl Gaps {
         Gaps {
             bins: [Bin::default(); LIMITS.len()],
             unit: 1.0,
+            last: 0,
             limit_ns: as_a_wake(tariff.price()),
             allowed_limit_ns: as_a_wake(tariff.allowed()),
             since_choice: 0,
@@ -99,6 +108,12 @@ impl Gaps {
         self.allowed_limit_ns
     }
 
+    /// After the gap that was recorded last so many requests were served until the next.
+    pub(super) fn was_followed_by(&mut self, requests: u64) {
+        let late = requests.min(MOST_LATE) as f64;
+        self.bins[self.last].requests += self.unit * late;
+    }
+
     /// A gap has ended.
     pub(super) fn record(&mut self, gap_ns: u64, park: Park, tariff: Tariff) {
         let is_within = |&limit: &u64| gap_ns <= limit;
@@ -108,6 +123,7 @@ impl Gaps {
         if gap_ns > 100_000 {
             self.unit *= (gap_ns as f64 / HALF_LIFE_NS).min(100.0).exp2();
         }
+        self.last = at;
         self.bins[at].weight += self.unit;
         self.bins[at].sum_ns += self.unit * gap_ns as f64;
         self.since_choice += 1;
@@ -126,11 +142,13 @@ impl Gaps {
             for bin in &mut self.bins {
                 bin.weight *= scale;
                 bin.sum_ns *= scale;
+                bin.requests *= scale;
             }
         }
         let total: Bin = self.bins.iter().fold(Bin::default(), |sum, bin| Bin {
             weight: sum.weight + bin.weight,
             sum_ns: sum.sum_ns + bin.sum_ns,
+            requests: sum.requests + bin.requests,
         });
         self.limit_ns = self.best_limit(total, park, tariff.price());
         self.allowed_limit_ns = if tariff.share() > 0.0 {
@@ -144,19 +162,25 @@ impl Gaps {
     fn best_limit(&self, total: Bin, park: Park, price: Price) -> u64 {
         let price = price.get();
         let company = self.expect_company(total.weight, park.wake_ns);
-        let missed = park.cpu_ns + price * (NOTIFY_NS + park.wake_ns * (1.0 + company / 2.0));
+        let late_ns = price * park.wake_ns * (1.0 + company / 2.0);
+        let missed = park.cpu_ns + price * NOTIFY_NS;
         let mut costs = [0.0; LIMITS.len() + 1];
-        let (mut shorter, mut sum_ns) = (0.0, 0.0);
+        let (mut shorter, mut sum_ns, mut requests) = (0.0, 0.0, 0.0);
         for (at, cost) in costs.iter_mut().enumerate() {
             // The last limit is for ever: nothing is longer.
-            let (limit, longer) = match LIMITS.get(at) {
-                Some(&ns) => (ns as f64, (total.weight - shorter).max(0.0)),
-                None => (0.0, 0.0),
+            let (limit, longer, late) = match LIMITS.get(at) {
+                Some(&ns) => {
+                    let longer = (total.weight - shorter).max(0.0);
+                    (ns as f64, longer, (total.requests - requests).max(longer))
+                }
+                None => (0.0, 0.0, 0.0),
             };
-            *cost = (sum_ns + longer * (limit + missed)) / (total.sum_ns + longer * park.wake_ns);
+            *cost = (sum_ns + longer * (limit + missed) + late * late_ns)
+                / (total.sum_ns + longer * park.wake_ns);
             if let Some(bin) = self.bins.get(at) {
                 shorter += bin.weight;
                 sum_ns += bin.sum_ns;
+                requests += bin.requests;
             }
         }
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);

@@ -32,7 +32,7 @@ fn arrivals(
 ) -> Nanos {
     for k in 1..=n {
         state.next(from.after(k * gap - 1), &hints);
-        state.busy(from.after(k * gap));
+        state.busy(from.after(k * gap), 1);
     }
     from.after(n * gap)
 }

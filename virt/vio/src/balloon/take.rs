@@ -121,7 +121,7 @@ impl Balloon {
             queue.progress = Progress::default();
             return Ok(false);
         }
-        visit.charge(cost::REQUEST + chain.descriptors() as u64 * cost::DESCRIPTOR);
+        visit.take_request(cost::REQUEST + chain.descriptors() as u64 * cost::DESCRIPTOR);
         let looked = match queue.role {
             Role::Report => locate_buffers(dma, chain, queue.progress, ram, batch),
             _ => read_numbers(dma, chain, queue.progress, ram, batch),
@@ -180,7 +180,7 @@ impl Balloon {
             queue.is_read = false;
             return Ok(false);
         }
-        visit.charge(cost::REQUEST + chain.descriptors() as u64 * cost::DESCRIPTOR);
+        visit.take_request(cost::REQUEST + chain.descriptors() as u64 * cost::DESCRIPTOR);
         if !queue.is_read {
             let mut bytes = [0; ENTRY * MAX_ENTRIES];
             let readable = chain.readable();

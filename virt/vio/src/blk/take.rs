@@ -128,7 +128,7 @@ impl Blk {
                 Action::GetId(_) | Action::Status(_) => (0, 0),
             };
             let long = self.chain.descriptors().saturating_sub(4);
-            visit.charge(
+            visit.take_request(
                 cost::REQUEST
                     // Those behind the first part are charged when their turn comes.
                     + u64::from(bytes.min(MAX_TRANSFER)) / cost::BYTES_PER_NS

@@ -288,7 +288,7 @@ impl Net {
             }
             match step(self, dma, queue) {
                 Ok(Step::Done { bytes }) => {
-                    visit.charge(cost::REQUEST + bytes / cost::BYTES_PER_NS);
+                    visit.take_request(cost::REQUEST + bytes / cost::BYTES_PER_NS);
                     busy = true;
                 }
                 Ok(Step::Nothing) => break,

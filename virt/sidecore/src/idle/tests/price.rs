@@ -77,7 +77,7 @@ impl Core {
         self.now += SERVICE;
         self.cpu += SERVICE;
         self.latencies.push(self.now - arrival);
-        self.state.busy(Nanos(self.now));
+        self.state.busy(Nanos(self.now), 1);
         self.now
     }
 
@@ -273,6 +273,33 @@ fn a_guest_that_waits_for_each_answer_is_spun_for_though_a_wake_takes_longer_tha
     assert!(outcome.latency > 20_000.0, "{outcome:?}");
 }
 
+/// The time that 32 requests at once take, again and again, each lot `think` ns after the answer to the last, by the time with a core
+/// that polls.
+fn loss_of_batches(think: u64) -> f64 {
+    let time = |policy| {
+        let mut core = Core::new(policy, WAKE, WAKE);
+        let mut arrival = 0;
+        for _ in 0..10_000 {
+            let mut answer = 0;
+            for _ in 0..32 {
+                answer = core.serve(arrival);
+            }
+            arrival = answer + think;
+        }
+        arrival as f64
+    };
+    time(IdlePolicy::tiered()) / time(IdlePolicy::Poll)
+}
+
+#[test]
+fn a_sleep_before_many_requests_delays_all_of_them() {
+    for think in [2_000, 10_000, 15_000, 20_000, 40_000] {
+        let loss = loss_of_batches(think);
+        println!("think {think}: {loss:.3}");
+        assert!(loss < 1.05, "{think}: {loss}");
+    }
+}
+
 #[test]
 fn costly_arming_is_part_of_the_price() {
     let arming = |arm_cost_ns| {
@@ -286,7 +313,7 @@ fn costly_arming_is_part_of_the_price() {
         for n in 1..2000 {
             let at = n * 700_000;
             state.next(Nanos(at - 1), arming(cost));
-            state.busy(Nanos(at));
+            state.busy(Nanos(at), 1);
         }
         assert!(
             if cost == 0 {
