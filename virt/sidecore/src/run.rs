@@ -40,6 +40,8 @@ use crate::{
 pub(crate) const LOOK_EVERY_NS: u64 = 100_000;
 /// Descriptors taken from the epoll at a time.
 pub(crate) const EVENTS: usize = 64;
+/// While work is under way elsewhere: of so many sweeps without work one gives the CPU to whoever else wants it.
+const SWEEPS_PER_YIELD: u32 = 32;
 
 /// What belongs to a poller besides itself.
 #[derive(Debug)]
@@ -77,6 +79,8 @@ pub(crate) struct Core<P: Poller> {
     /// The sweep after a wake that was not by a deadline.
     pub(crate) is_first_after_wake: bool,
     pub(crate) idle_sweeps: u32,
+    /// In this sweep a poller waited for work that is under way elsewhere.
+    pub(crate) is_waiting: bool,
     /// Taken in this sweep.
     pub(crate) requests: u64,
     /// Kept for its allocation.
@@ -115,6 +119,7 @@ impl<P: Poller> Core<P> {
     /// One look at every source.
     pub(crate) fn sweep(&mut self) -> Activity {
         self.board.pulse.0.beats.add(1);
+        self.is_waiting = false;
         let mut activity = self.hand_out_mail();
         if self.now >= self.next_look && self.look(Some(0)) == Activity::Busy {
             activity = Activity::Busy;
@@ -186,6 +191,11 @@ impl<P: Poller> Core<P> {
             _ if is_forced => self.sleep(true),
             Wait::Sleep => self.sleep(false),
             _ if self.shares_cpu => {
+                core.yields.add(1);
+                thread::yield_now();
+            }
+            // The worker threads of the kernel that do what is waited for may have been put onto this CPU.
+            _ if self.is_waiting && self.idle_sweeps.is_multiple_of(SWEEPS_PER_YIELD) => {
                 core.yields.add(1);
                 thread::yield_now();
             }

@@ -188,6 +188,7 @@ impl<P: Poller> Core<P> {
             self.drr.charge(at, cost);
         }
         self.pollers.asked(at);
+        self.is_waiting |= activity == Activity::Waiting;
         let (state, shown) = match activity {
             Activity::Busy => (State::Hungry, PollerState::Busy),
             Activity::Waiting => (State::Waiting, PollerState::Waiting),

@@ -257,6 +257,7 @@ impl SidecoreBuilder {
             now,
             is_first_after_wake: false,
             requests: 0,
+            is_waiting: false,
             idle_sweeps: 0,
             due: Vec::new(),
         };

@@ -81,7 +81,7 @@ counters! {
         spins,
         /// Idle sweeps followed by a pause of about a microsecond.
         pauses,
-        /// Idle sweeps followed by giving the CPU to others (`shares_cpu`).
+        /// Idle sweeps followed by giving the CPU to others: each one with `shares_cpu`, some while work is under way elsewhere.
         yields,
         /// Times it was asleep: the wait was entered.
         sleeps,

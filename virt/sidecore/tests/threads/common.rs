@@ -1,4 +1,4 @@
-//! A ring as virtio's, an available index and a wish for kicks in shared memory, with an eventfd; and the poller that serves it.
+//! A bounded wait; a ring as virtio's, an available index and a wish for kicks in shared memory, with an eventfd; and the poller that serves it.
 
 use std::{
     fs::File,
@@ -12,6 +12,15 @@ use std::{
 };
 
 use sidecore::{Activity, ArmError, Poller, Probe, Turn, Wakes};
+
+/// Waits for what another thread will bring about; fails the test after ten seconds without.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
 
 /// A non-blocking eventfd.
 pub fn eventfd() -> File {

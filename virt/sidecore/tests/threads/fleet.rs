@@ -7,10 +7,10 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use crate::common::{Device, Ring, Style, wait_for};
+use crate::common::{Device, Ring, Style, eventually, wait_for};
 use seeded::Random;
 use sidecore::{
     Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Fleet, FleetBuilder, IdlePolicy,
@@ -83,14 +83,6 @@ fn cores(count: usize) -> FleetBuilder {
             max_cores: count,
             ..ControlConfig::default()
         })
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < LIMIT, "never: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]

@@ -8,3 +8,4 @@ mod fleet;
 mod forced_sleep;
 mod runtime;
 mod scheduling;
+mod waiting;

@@ -9,9 +9,10 @@ use std::{
         mpsc,
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use crate::common::eventually;
 use sidecore::{
     Activity, AlwaysPoll, ArmError, CallError, IdlePolicy, Monitor, Nanos, Poller, Reply, Sidecore,
     SidecoreBuilder, SpawnError, Stuck, StuckCause, Turn, Wakes,
@@ -104,15 +105,6 @@ fn sleeper(pollers: Vec<Scribe>) -> Sidecore<Scribe> {
         .idle(IdlePolicy::Sleep)
         .spawn(pollers)
         .expect("eventfds and threads are to be had")
-}
-
-/// Waits for what another thread will bring about; fails the test after ten seconds without.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]

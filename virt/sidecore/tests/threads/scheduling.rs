@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::eventfd;
+use crate::common::{eventfd, eventually};
 use sidecore::{
     Activity, ArmError, IdlePolicy, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
 };
@@ -183,14 +183,6 @@ fn listening(is_deaf: bool) -> (Sidecore<Listener>, File, Arc<AtomicU64>) {
 
 fn ring(mut bell: &File) {
     bell.write_all(&1u64.to_ne_bytes()).unwrap();
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
 }
 
 /// CPU time of the sidecore during 200 ms.
