@@ -5,7 +5,8 @@
 //! counted, and said before its next line or at the end. Places do not share: a guest that makes one fall silent hears the others.
 //!
 //! Only warnings and errors are counted: whoever asks for more by `RUST_LOG` (a driver's script is one line per register access) gets all
-//! of it. Lines about an export have a budget of that export's own (`vhost-export`), so that no front end silences another's.
+//! of it. Lines about an export have a budget of that export's own (`vhost-export`), and those about an image of its disk's (`vio`), so
+//! that no front end and no bad disk silences another.
 //!
 //! Bound: as many entries as there are places in the program. Cost: a lock, for each line that would be said.
 
@@ -19,8 +20,8 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use vio::LineBudget;
 
-/// The field that names the export that a line is about.
-const OWN_BUDGET: &str = "export";
+/// The fields that name the export or the image that a line is about.
+const OWN_BUDGET: [&str; 2] = ["export", "image"];
 
 /// The budgets of all places; clones share them.
 #[derive(Clone)]
@@ -84,10 +85,14 @@ impl Budgets {
 impl<S: Subscriber> Layer<S> for Budgets {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        *metadata.level() > Level::WARN
-            || metadata.fields().field(OWN_BUDGET).is_some()
-            || self.admits(metadata)
+        *metadata.level() > Level::WARN || has_own(metadata) || self.admits(metadata)
     }
+}
+
+/// Whether whoever says it keeps a budget for each thing that it may be about.
+fn has_own(metadata: &Metadata<'_>) -> bool {
+    let fields = metadata.fields();
+    OWN_BUDGET.iter().any(|name| fields.field(name).is_some())
 }
 
 #[cfg(test)]
@@ -181,8 +186,9 @@ mod tests {
             for round in 0..1_000 {
                 tracing::trace!(round, "a register access");
                 tracing::warn!(export = "d0", "of one front end");
+                tracing::warn!(image = "a.raw", "of one disk");
             }
         });
-        assert_eq!(counts, [1_000, 1_000]);
+        assert_eq!(counts, [1_000, 1_000, 1_000]);
     }
 }

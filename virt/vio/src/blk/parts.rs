@@ -78,7 +78,7 @@ impl Blk {
             0 => String::new(),
             unsaid => format!(" ({unsaid} more before it were not reported)"),
         };
-        tracing::warn!("{}: {op:?} failed: {error}{more}", file.display());
+        tracing::warn!(image = %file.display(), "{op:?} failed: {error}{more}");
     }
 
     /// Goes on with the requests of queue `at` (a position) that stand between two parts, while the visit lasts; whether that did
