@@ -98,6 +98,9 @@ pub enum Outcome {
     Done,
     /// It failed with this errno (a cancelled one with ECANCELED); the slot no longer touches memory.
     Failed(i32),
+    /// It was not begun: the host has refused, with this errno, something that it may grant at any time, as a descriptor. The slot does
+    /// not touch memory, and the same may be submitted again.
+    NotBegun(i32),
     /// [`BlockIo::cancel`] cannot stop it: the slot **stays in flight** and another outcome follows, perhaps never.
     NotCancellable,
 }

@@ -285,6 +285,15 @@ impl UringFile {
         });
     }
 
+    /// Takes a place in this thread's ring, if it has none.
+    fn sit_down(&mut self) -> Result<(), Outcome> {
+        if self.ring.is_none() {
+            let seat = Seat::take(self.options.depth);
+            self.ring = Some(seat.map_err(|error| not_begun(&error))?);
+        }
+        Ok(())
+    }
+
     /// Writes the submission entry of a slot in state `InFlight`.
     fn push(&mut self, number: u32) {
         let ring = self.ring.as_ref().expect("made before anything is pushed");
@@ -338,6 +347,17 @@ fn path_of(file: &File) -> Option<PathBuf> {
 fn clear_nonblock(file: &File) -> io::Result<()> {
     let flags = fcntl_getfl(file)?;
     Ok(fcntl_setfl(file, flags - OFlags::NONBLOCK)?)
+}
+
+/// What becomes of an operation for which no ring could be had.
+fn not_begun(error: &io::Error) -> Outcome {
+    match error.raw_os_error().unwrap_or(libc::EIO) {
+        // Descriptors, the process's or the host's, or memory: others may give theirs back.
+        errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => {
+            Outcome::NotBegun(errno)
+        }
+        errno => Outcome::Failed(errno),
+    }
 }
 
 /// What offsets and lengths of operations on `file` past the page cache have to be multiples of; a sector where that is not known.
@@ -507,15 +527,9 @@ impl BlockIo for UringFile {
     }
 
     fn submit(&mut self, number: u32, op: Op, pieces: &[Piece]) {
-        if self.ring.is_none() {
-            match Seat::take(self.options.depth) {
-                Ok(seat) => self.ring = Some(seat),
-                // Out of descriptors or locked memory: this request fails, the next tries again.
-                Err(error) => {
-                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    return self.end_early(number, errno);
-                }
-            }
+        if let Err(outcome) = self.sit_down() {
+            let slot = number;
+            return self.early.push(Completion { slot, outcome });
         }
         if op == Op::Flush
             && let Some(errno) = self.syncs.error()
