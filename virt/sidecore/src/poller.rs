@@ -54,7 +54,7 @@ impl Probe for AlwaysPoll {
 /// **Awake**, the runtime calls `message` for what has arrived, `ready` for descriptors that are readable (looked at
 /// every 100 µs), and `poll` on those pollers that are active: whose last poll was not `Idle`, whose probe fires, who got a message or a
 /// `ready`, or whose deadline has passed. Among active pollers time is divided by what they
-/// [charge](Turn::charge), by deficit round robin.
+/// [charge](Turn::charge), or by what their turns took if that was more and another had work, by deficit round robin.
 ///
 /// **To sleep** it calls `arm` on all pollers that are not armed; then one sequentially consistent fence (not a
 /// method: the runtime's); then `has_work` on those. If nobody has work it sleeps on all registered descriptors and the
