@@ -73,7 +73,7 @@ pub use fleet::{Fleet, FleetBuilder, FleetCounts, MoveError};
 pub use handle::{CallError, Handle, SendError};
 pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Tariff, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};
-pub use poller::{Activity, AlwaysPoll, ArmError, Poller, Probe};
+pub use poller::{Activity, AlwaysPoll, ArmError, Departure, Poller, Probe};
 pub use reply::{Answer, Reply};
 pub use sidecore::{AddError, Sidecore, SidecoreBuilder, SpawnError};
 pub use signal::{drain_eventfd, never_waits, signal_eventfd};
