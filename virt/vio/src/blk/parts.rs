@@ -19,11 +19,11 @@ impl Blk {
         let own = &mut slab[slot as usize];
         let op = own.part_op();
         let outcome = match (io.transfer(), op) {
-            (Transfer::Direct, _) => io.run_now(op, &own.pieces),
+            (Transfer::Direct, _) if !own.is_bounced() => io.run_now(op, &own.pieces),
             // Copied by preparing it.
             (Transfer::Memory, Op::Read { .. } | Op::Write { .. }) => Some(Outcome::Done),
             // Its data are to be moved by queueing.
-            (Transfer::Bounce | Transfer::Memory | Transfer::Nothing, _) => None,
+            (Transfer::Direct | Transfer::Bounce | Transfer::Memory | Transfer::Nothing, _) => None,
         };
         match outcome {
             Some(outcome) => self.end_part(Some(at), slot, outcome, dma),
