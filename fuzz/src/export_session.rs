@@ -19,7 +19,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore::{Activity, Nanos, Poller, Probe, Turn, Wakes};
+use sidecore::{Activity, Departure, Nanos, Poller, Probe, Turn, Wakes};
 use vhost_export::{Export, ExportConfig, RingProbe};
 use vio::blk::{Blk, BlkConfig, MemDisk, Transfer};
 
@@ -235,7 +235,7 @@ impl World {
             self.is_armed = false;
             self.export.disarm();
         }
-        if self.is_moving && self.export.may_detach() {
+        if self.is_moving && self.export.may_detach(Departure::Move) {
             self.is_moving = false;
             self.export.detaching(&mut self.wakes);
             self.wakes = Wakes::by_hand();

@@ -73,6 +73,10 @@ impl LatencyDisk {
             let due = match completion.outcome {
                 // The slot stays in flight: this is no answer of the disk.
                 Outcome::NotCancellable => now,
+                Outcome::NotBegun(_) => {
+                    self.due.remove(&completion.slot);
+                    now
+                }
                 Outcome::Done | Outcome::Failed(_) => {
                     self.due.remove(&completion.slot).unwrap_or(now)
                 }

@@ -12,12 +12,13 @@
 //! - What is left of a budget is kept while the flow stays hungry (at most [`KEPT_QUANTA`] quanta); idleness forfeits it.
 //! - A flow hungry alone gets [`LONE_QUANTA`] quanta per round: nobody waits, and fewer rounds cost less.
 //! - When all hungry flows are in debt, the rounds in which nobody could be served are skipped at once.
-//! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum.
+//! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum, whatever it owes if no flow is
+//!   hungry.
 //!
 //! Over any time in which flows stay hungry, what two of them were served differs, per weight, by no more than two quanta and the
 //! largest pieces of work, up to [`MAX_DEBT`].
 //!
-//! Pure: costs in cost units (nanoseconds), no clock. Owned by the loop in `run.rs`.
+//! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by the loop in `run.rs`.
 
 /// The share of a flow of weight 1 per round, in cost units: eight small requests.
 pub(crate) const QUANTUM: u64 = 1_600;
@@ -72,6 +73,8 @@ pub(crate) struct Drr {
     round: u64,
     /// Hungry flows: counted during a round for the next one.
     hungry: usize,
+    /// Those of this round, as it began.
+    contenders: usize,
     /// Rounds granted at once in this round.
     grants: i64,
     /// A hungry flow was visited in this round.
@@ -88,6 +91,7 @@ impl Drr {
             cursor: 0,
             round: 0,
             hungry: 0,
+            contenders: 0,
             grants: 1,
             has_served: true,
         }
@@ -123,6 +127,11 @@ impl Drr {
     /// Whether a flow has work.
     pub(crate) fn has_hungry(&self) -> bool {
         self.hungry > 0
+    }
+
+    /// Whether another flow than this one, which is being visited, had work when the round began: it has waited since.
+    pub(crate) fn is_contended(&self, flow: FlowId) -> bool {
+        self.contenders > usize::from(self.flows[flow].state == State::Hungry)
     }
 
     /// What it may still do (negative: what it owes), in cost units.
@@ -168,10 +177,12 @@ impl Drr {
     /// A core without hungry flows has swept: a round like any other, for debts.
     pub(crate) fn begin_round(&mut self) {
         self.round += 1;
-        self.grants = if self.hungry == 1 {
-            LONE_QUANTA as i64
-        } else {
-            1
+        self.contenders = self.hungry;
+        self.grants = match self.hungry {
+            // Nobody waits for a debt to be repaid: as many as the largest takes.
+            0 => MAX_DEBT / self.quantum + 1,
+            1 => LONE_QUANTA as i64,
+            _ => 1,
         };
         if self.hungry > 0 && !self.has_served {
             self.skip_rounds();

@@ -7,8 +7,10 @@
 //! Core `n` of a fleet is pinned to the n-th CPU of the list given; those beyond its end are not pinned. Statistics of a poller go
 //! with it. A [`Monitor`] given to the builder watches every core that starts.
 //!
-//! The lock is held over whole operations, a move included, which lasts until the poller may go; operations are rare, and come from threads that may
-//! wait. The cores themselves never take it.
+//! Two locks. `changes` is held over whole operations that move or take away pollers, one of which lasts until a poller may go;
+//! they are rare, and come from threads that may wait. The other one, of the state, is held for as long as a core takes to answer: whoever adds a
+//! poller, asks for statistics, or ends the fleet waits for no move. The end gives up a move that is under way. The cores
+//! themselves take neither.
 
 use std::{
     collections::BTreeMap,
@@ -122,10 +124,12 @@ impl FleetBuilder {
             core: self.core,
             cpus: self.cpus,
             monitor: self.monitor,
+            changes: Mutex::new(()),
             state: Mutex::new(State {
                 cores: BTreeMap::new(),
                 homes: BTreeMap::new(),
                 counts: FleetCounts::default(),
+                retiring: None,
                 is_ending: false,
             }),
             ending: Condvar::new(),
@@ -165,15 +169,19 @@ struct State<P: Poller> {
     /// Poller number to its handle and core.
     homes: BTreeMap<u64, (Handle<P::Message>, usize)>,
     counts: FleetCounts,
+    /// A core that is being emptied: nobody comes to it.
+    retiring: Option<usize>,
     is_ending: bool,
 }
 
 impl<P: Poller> State<P> {
-    /// The running core with the fewest pollers, other than `but`.
-    fn emptiest(&self, but: Option<usize>) -> Option<usize> {
+    /// The running core with the fewest pollers that nobody empties.
+    fn emptiest(&self) -> Option<usize> {
         let population = |core: usize| self.homes.values().filter(|home| home.1 == core).count();
-        let cores = self.cores.keys().copied().filter(|&core| Some(core) != but);
-        cores.min_by_key(|&core| population(core))
+        let cores = self.cores.keys().copied();
+        cores
+            .filter(|&core| Some(core) != self.retiring)
+            .min_by_key(|&core| population(core))
     }
 }
 
@@ -182,6 +190,8 @@ struct Shared<P: Poller> {
     core: SidecoreBuilder,
     cpus: Vec<usize>,
     monitor: Option<Monitor>,
+    /// Taken before `state`.
+    changes: Mutex<()>,
     state: Mutex<State<P>>,
     /// Told when the controller is to end.
     ending: Condvar,
@@ -205,7 +215,7 @@ where
     /// When its descriptors cannot be registered; it is dropped.
     pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
         let mut state = self.shared.lock();
-        let core = state.emptiest(None).ok_or(AddError::Ended)?;
+        let core = state.emptiest().ok_or(AddError::Ended)?;
         let handle = state.cores[&core].add(poller)?;
         state.homes.insert(handle.id(), (handle.clone(), core));
         Ok(handle)
@@ -213,10 +223,14 @@ where
 
     /// Takes a poller away once it may go: see [`Sidecore::remove`]. `None` if it did not let go within `limit`, or is not here.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
-        let mut state = self.shared.lock();
-        let core = state.homes.get(&poller.id())?.1;
-        let taken = state.cores[&core].remove(poller, limit)?;
-        state.homes.remove(&poller.id());
+        let _change = self.shared.begin_change();
+        let asked = {
+            let state = self.shared.lock();
+            let core = state.homes.get(&poller.id())?.1;
+            state.cores[&core].ask_to_end(poller.id())?
+        };
+        let taken = asked.wait(limit, || false)?;
+        self.shared.lock().homes.remove(&poller.id());
         Some(taken)
     }
 
@@ -226,7 +240,7 @@ where
     /// When it stays where it is.
     pub fn move_to(&self, poller: &Handle<P::Message>, core: usize) -> Result<(), MoveError> {
         self.shared
-            .relocate(&mut self.shared.lock(), poller.id(), core)
+            .relocate(&self.shared.begin_change(), poller.id(), core)
     }
 
     /// The core that a poller is on.
@@ -247,7 +261,7 @@ where
     /// # Errors
     /// When it is the last, or a poller did not let go: the core then goes on, with what is left on it.
     pub fn retire_core(&self, core: usize) -> Result<(), MoveError> {
-        self.shared.retire(&mut self.shared.lock(), core)
+        self.shared.retire(&self.shared.begin_change(), core)
     }
 
     /// What the running cores have done, by number.
@@ -303,7 +317,14 @@ impl<P: Poller> Drop for Fleet<P> {
     }
 }
 
+/// That nobody else moves or takes away pollers.
+type Change<'a> = MutexGuard<'a, ()>;
+
 impl<P: Poller> Shared<P> {
+    fn begin_change(&self) -> Change<'_> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<P>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -333,13 +354,19 @@ where
         Ok(number)
     }
 
-    fn relocate(&self, state: &mut State<P>, id: u64, to: usize) -> Result<(), MoveError> {
-        let (handle, from) = state.homes.get(&id).ok_or(MoveError::NoPoller)?;
-        let target = state.cores.get(&to).ok_or(MoveError::NoCore(to))?;
-        if *from == to {
-            return Ok(());
-        }
-        if !state.cores[from].move_to(handle, target, MOVE_LIMIT) {
+    fn relocate(&self, _change: &Change<'_>, id: u64, to: usize) -> Result<(), MoveError> {
+        let asked = {
+            let state = self.lock();
+            let from = state.homes.get(&id).ok_or(MoveError::NoPoller)?.1;
+            let target = state.cores.get(&to).ok_or(MoveError::NoCore(to))?;
+            if from == to {
+                return Ok(());
+            }
+            state.cores[&from].ask_to_move(id, target)
+        };
+        let moved = asked.and_then(|asked| asked.wait(MOVE_LIMIT, || self.lock().is_ending));
+        let mut state = self.lock();
+        if moved != Some(true) {
             state.counts.moves_failed += 1;
             return Err(MoveError::Kept);
         }
@@ -350,21 +377,37 @@ where
         Ok(())
     }
 
-    fn retire(&self, state: &mut State<P>, core: usize) -> Result<(), MoveError> {
-        if !state.cores.contains_key(&core) || state.cores.len() < 2 {
-            return Err(MoveError::NoCore(core));
+    fn retire(&self, change: &Change<'_>, core: usize) -> Result<(), MoveError> {
+        {
+            let mut state = self.lock();
+            if !state.cores.contains_key(&core) || state.cores.len() < 2 {
+                return Err(MoveError::NoCore(core));
+            }
+            state.retiring = Some(core);
         }
-        let on_it = state.homes.iter().filter(|(_, home)| home.1 == core);
-        let leaving: Vec<u64> = on_it.map(|(&id, _)| id).collect();
-        for id in leaving {
-            let to = state.emptiest(Some(core)).ok_or(MoveError::NoCore(core))?;
-            self.relocate(state, id, to)?;
-        }
-        if let Some(core) = state.cores.remove(&core) {
-            drop(core.stop());
+        let emptied = self.empty(change, core);
+        let ended = {
+            let mut state = self.lock();
+            state.retiring = None;
+            emptied?;
             state.counts.cores_retired += 1;
-        }
+            state.cores.remove(&core)
+        };
+        drop(ended.map(Sidecore::stop));
         Ok(())
+    }
+
+    /// Moves the pollers of a core that retires to the others.
+    fn empty(&self, change: &Change<'_>, core: usize) -> Result<(), MoveError> {
+        let leaving: Vec<u64> = {
+            let state = self.lock();
+            let on_it = state.homes.iter().filter(|(_, home)| home.1 == core);
+            on_it.map(|(&id, _)| id).collect()
+        };
+        leaving.into_iter().try_for_each(|id| {
+            let to = self.lock().emptiest().ok_or(MoveError::NoCore(core))?;
+            self.relocate(change, id, to)
+        })
     }
 
     fn stats(&self, state: &State<P>) -> Vec<(usize, Stats)> {
@@ -375,27 +418,32 @@ where
     /// The controller's thread.
     fn control(&self, mut controller: Controller, period: Duration) {
         let mut before = Vec::new();
-        let mut state = self.lock();
-        loop {
-            let waited = self.ending.wait_timeout(state, period);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if state.is_ending {
-                return;
-            }
-            let after = self.stats(&state);
+        while let Some(after) = self.wait(period) {
             let sample = sample(&before, &after);
             before = after;
             if sample.is_empty() {
                 continue;
             }
+            let decision = controller.decide(&sample);
+            let change = self.begin_change();
             // What cannot be done now is decided again if it is still needed.
-            let _is_done = match controller.decide(&sample) {
+            let _is_done = match decision {
                 Decision::Stay => true,
-                Decision::AddCore => self.start_core(&mut state).is_ok(),
-                Decision::Retire { core } => self.retire(&mut state, core).is_ok(),
-                Decision::Move { poller, to, .. } => self.relocate(&mut state, poller, to).is_ok(),
+                Decision::AddCore => self.start_core(&mut self.lock()).is_ok(),
+                Decision::Retire { core } => self.retire(&change, core).is_ok(),
+                Decision::Move { poller, to, .. } => self.relocate(&change, poller, to).is_ok(),
             };
         }
+    }
+
+    /// Waits for so long; statistics of then, or `None` if the fleet ends.
+    fn wait(&self, period: Duration) -> Option<Vec<(usize, Stats)>> {
+        let state = self.lock();
+        let waited = self
+            .ending
+            .wait_timeout_while(state, period, |state| !state.is_ending);
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        (!state.is_ending).then(|| self.stats(&state))
     }
 }
 

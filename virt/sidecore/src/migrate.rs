@@ -36,7 +36,13 @@ impl<P: Poller> Core<P> {
                 Order::Receive(moving) => self.receive(moving),
                 Order::Leave(leaving) => self.leaving.push(leaving),
                 // Who waits for an answer learns by the end of its channel.
-                Order::Stay(id) => self.leaving.retain(|leaving| leaving.id != id),
+                Order::Stay(id) => {
+                    self.leaving.retain(|leaving| leaving.id != id);
+                    if let Some(&at) = self.slots.get(&id) {
+                        self.pollers.touch(at).poller.stays();
+                        self.drr.activate(at);
+                    }
+                }
             }
         }
         activity
@@ -96,7 +102,8 @@ impl<P: Poller> Core<P> {
                 // Its answer is dropped with it.
                 continue;
             };
-            if !self.pollers.touch(at).poller.may_detach() {
+            let departure = leaving.to.departure();
+            if !self.pollers.touch(at).poller.may_detach(departure) {
                 self.leaving.push(leaving);
                 continue;
             }

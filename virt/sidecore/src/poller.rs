@@ -45,6 +45,15 @@ impl Probe for AlwaysPoll {
     }
 }
 
+/// Why a poller is to leave its core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// It goes on, on another core. While it may not go it should work as before, or nearly so: that may last, and be given up.
+    Move,
+    /// It is taken away. While it may not go it should take nothing new, so that it will.
+    End,
+}
+
 /// Something polled by a sidecore: the owner of a VM's IOMMU and devices, a vhost-user server, …
 ///
 /// Every method runs on the sidecore's thread; none of them may block or make an unbounded system
@@ -54,7 +63,7 @@ impl Probe for AlwaysPoll {
 /// **Awake**, the runtime calls `message` for what has arrived, `ready` for descriptors that are readable (looked at
 /// every 100 µs), and `poll` on those pollers that are active: whose last poll was not `Idle`, whose probe fires, who got a message or a
 /// `ready`, or whose deadline has passed. Among active pollers time is divided by what they
-/// [charge](Turn::charge), by deficit round robin.
+/// [charge](Turn::charge), or by what their turns took if that was more and another had work, by deficit round robin.
 ///
 /// **To sleep** it calls `arm` on all pollers that are not armed; then one sequentially consistent fence (not a
 /// method: the runtime's); then `has_work` on those. If nobody has work it sleeps on all registered descriptors and the
@@ -111,11 +120,14 @@ pub trait Poller: Send {
     /// It is about to move or end. Whatever is still registered afterwards the runtime removes.
     fn detaching(&mut self, _wakes: &mut Wakes) {}
 
-    /// Whether it may move or be taken away now; asked at each sweep once somebody wants that. While it answers no
-    /// it should take nothing new, so that it will answer yes.
-    fn may_detach(&mut self) -> bool {
+    /// Whether it may leave now; asked at each sweep once somebody wants that.
+    fn may_detach(&mut self, departure: Departure) -> bool {
+        let _ = departure;
         true
     }
+
+    /// It is not to leave after all: nobody asks [`may_detach`](Self::may_detach) any more. `poll` follows.
+    fn stays(&mut self) {}
 
     /// Does a **bounded** batch of work from each of its sources, charging for it; never drains "until empty", which
     /// a guest that keeps refilling would never let end. Goes on while the turn is not spent; the last piece may overdraw it.

@@ -126,10 +126,14 @@ impl<P: Poller> Core<P> {
         }
         self.wake_pollers();
         self.drr.begin_round();
+        // The end of one turn is the beginning of the next, where turns are measured.
+        let mut turned_at = None;
         while let Some(visit) = self.drr.next() {
-            if self.visit(visit) == Activity::Busy {
+            let (of_turn, end) = self.visit(visit, turned_at);
+            if of_turn == Activity::Busy {
                 activity = Activity::Busy;
             }
+            turned_at = end;
         }
         if !self.leaving.is_empty() && self.detach_leaving() == Activity::Busy {
             activity = Activity::Busy;

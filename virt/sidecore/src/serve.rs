@@ -1,8 +1,15 @@
 //! How the loop calls its pollers: messages, readable descriptors, turns; and what each is charged.
+//!
+//! A turn is charged what its poller says, or, where another poller has had work since before it, the time that it took if that was
+//! more: a poller's estimates divide the core among those who keep to them, and the clock among those who do not (a large discard in
+//! memory, a system call that the kernel makes long). It costs one clock reading per such turn, which is the beginning of the next. A poller
+//! beside whom nobody has work takes nothing from anybody, however long it takes. What other threads do for a poller is not charged:
+//! see [`Turn`].
 
 use std::sync::atomic::Ordering;
 
 use crate::{
+    clock::Nanos,
     drr::{self, State, Visit},
     poller::{Activity, Poller},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
@@ -19,6 +26,10 @@ const MESSAGE_COST: u64 = 300;
 const READY_COST: u64 = 1_000;
 /// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: 16 turns.
 const READY_DEBT: i64 = -(16 * drr::QUANTUM as i64);
+
+/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
+/// is nobody's doing. Several times what a mebibyte takes.
+const MOST_MEASURED: u64 = 1_000_000;
 
 impl<P: Poller> Core<P> {
     /// Orders, then messages.
@@ -157,13 +168,19 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// One poller's turn.
-    pub(crate) fn visit(&mut self, visit: Visit) -> Activity {
+    /// One poller's turn; and its end, if it was measured. `start`: the end of the one before, if that was.
+    pub(crate) fn visit(
+        &mut self,
+        visit: Visit,
+        start: Option<Nanos>,
+    ) -> (Activity, Option<Nanos>) {
         let at = visit.flow;
         let Some(member) = &self.members[at] else {
             self.drr.finish(at, State::Away);
-            return Activity::Idle;
+            return (Activity::Idle, start);
         };
+        let is_measured = self.drr.is_contended(at);
+        let start = is_measured.then(|| start.unwrap_or_else(Nanos::now));
         let counters = &member.board.counters.0;
         let in_poller = &self.board.pulse.0.in_poller;
         in_poller.store(member.board.id, Ordering::Relaxed);
@@ -173,6 +190,14 @@ impl<P: Poller> Core<P> {
         let mut cost = turn.spent();
         let requests = turn.requests().max(u64::from(activity == Activity::Busy));
         self.requests += requests;
+        let end = is_measured.then(Nanos::now);
+        if let (Some(start), Some(end)) = (start, end) {
+            let took = end.since(start).min(MOST_MEASURED);
+            // A look that finds nothing is part of a sweep, unless it is a long one.
+            if activity == Activity::Busy || took > drr::QUANTUM {
+                cost = cost.max(took);
+            }
+        }
         self.drr.set_weight(at, slot.poller.weight());
         if activity == Activity::Busy {
             // Whoever works without saying how much pays for a request.
@@ -197,6 +222,6 @@ impl<P: Poller> Core<P> {
         };
         self.drr.finish(at, state);
         member.board.set_state(shown);
-        activity
+        (activity, end)
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     stats::{Board, Stats},
     sync::Arc,
     sys::{self, EventFd, ThreadClock},
-    transit::{Destination, InTransit, Leaving, Order, Port, ask_to_leave},
+    transit::{Asked, Destination, InTransit, Leaving, Order, Port},
     wake_calibration::WakeCalibration,
 };
 
@@ -324,7 +324,12 @@ impl<P: Poller> Sidecore<P> {
     /// Takes a poller away, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`; messages sent before are
     /// delivered first. `None` if it did not come to that, or the poller is not on this sidecore. Sending to it fails from then on.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
-        ask_to_leave(&self.port, poller.id(), limit, Destination::Owner)
+        self.ask_to_end(poller.id())?.wait(limit, || false)
+    }
+
+    /// Asks a poller to come out. `None` if this sidecore has ended.
+    pub(crate) fn ask_to_end(&self, id: u64) -> Option<Asked<P, P>> {
+        Asked::to_leave(&self.port, id, Destination::Owner)
     }
 
     /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`: with
@@ -335,11 +340,15 @@ impl<P: Poller> Sidecore<P> {
         other: &Sidecore<P>,
         limit: Duration,
     ) -> bool {
+        let asked = self.ask_to_move(poller.id(), other);
+        let moved = asked.and_then(|asked| asked.wait(limit, || false));
+        moved.unwrap_or(false)
+    }
+
+    /// Asks a poller to move to another sidecore; the answer is whether it has. `None` if this one has ended.
+    pub(crate) fn ask_to_move(&self, id: u64, other: &Sidecore<P>) -> Option<Asked<P, bool>> {
         let port = other.port.clone();
-        ask_to_leave(&self.port, poller.id(), limit, |answer| {
-            Destination::Core(port, answer)
-        })
-        .unwrap_or(false)
+        Asked::to_leave(&self.port, id, |answer| Destination::Core(port, answer))
     }
 
     /// Asks a poller to leave; it comes out of `to`'s other end once it [`may_detach`](Poller::may_detach).

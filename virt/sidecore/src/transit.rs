@@ -1,11 +1,23 @@
 //! Pollers between cores: what a core is told about them, and what travels along. What it does then is in
 //! [`migrate`](crate::migrate).
 
-use std::{io, sync::mpsc, time::Duration};
+use std::{
+    io,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
 
 use crate::{
-    handle::Route, mailbox::Outbox, poller::Poller, stats::PollerBoard, sync::Arc, sys::EventFd,
+    handle::Route,
+    mailbox::Outbox,
+    poller::{Departure, Poller},
+    stats::PollerBoard,
+    sync::Arc,
+    sys::EventFd,
 };
+
+/// Between two looks whether somebody who waits for a poller to leave is to give that up.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A poller on its way to a core.
 pub(crate) struct InTransit<P: Poller> {
@@ -56,6 +68,15 @@ pub(crate) enum Destination<P: Poller> {
     Owner(mpsc::Sender<P>),
 }
 
+impl<P: Poller> Destination<P> {
+    pub(crate) fn departure(&self) -> Departure {
+        match self {
+            Self::Core(..) => Departure::Move,
+            Self::Owner(_) => Departure::End,
+        }
+    }
+}
+
 /// How to reach a core.
 #[derive(Debug)]
 pub(crate) struct Port<P: Poller> {
@@ -81,23 +102,42 @@ impl<P: Poller> Port<P> {
     }
 }
 
-/// Tells the core at `port` that the poller `id` is to leave, and waits for that, `limit` long.
-pub(crate) fn ask_to_leave<P: Poller, R>(
-    port: &Port<P>,
+/// A poller that has been asked to leave.
+pub(crate) struct Asked<P: Poller, R> {
+    port: Port<P>,
     id: u64,
-    limit: Duration,
-    to: impl FnOnce(mpsc::Sender<R>) -> Destination<P>,
-) -> Option<R> {
-    let (tx, answer) = mpsc::channel();
-    let to = to(tx);
-    port.order(Order::Leave(Leaving { id, to })).ok()?;
-    match answer.recv_timeout(limit) {
-        Ok(result) => Some(result),
-        Err(mpsc::RecvTimeoutError::Disconnected) => None,
-        Err(mpsc::RecvTimeoutError::Timeout) => {
-            // It may go at this moment: the answer says so, or its channel ends.
-            port.order(Order::Stay(id)).ok()?;
-            answer.recv().ok()
+    answer: mpsc::Receiver<R>,
+}
+
+impl<P: Poller, R> Asked<P, R> {
+    /// Tells the core at `port` that the poller `id` is to leave. `None` if the core has ended.
+    pub(crate) fn to_leave(
+        port: &Port<P>,
+        id: u64,
+        to: impl FnOnce(mpsc::Sender<R>) -> Destination<P>,
+    ) -> Option<Self> {
+        let (tx, answer) = mpsc::channel();
+        let to = to(tx);
+        port.order(Order::Leave(Leaving { id, to })).ok()?;
+        let port = port.clone();
+        Some(Asked { port, id, answer })
+    }
+
+    /// Waits until it has left, `limit` long, or until `give_up` says that it is to stay.
+    pub(crate) fn wait(self, limit: Duration, give_up: impl Fn() -> bool) -> Option<R> {
+        let since = Instant::now();
+        loop {
+            let left = limit.saturating_sub(since.elapsed());
+            match self.answer.recv_timeout(left.min(LOOK)) {
+                Ok(result) => return Some(result),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() || give_up() => {
+                    // It may go at this moment: the answer says so, or its channel ends.
+                    self.port.order(Order::Stay(self.id)).ok()?;
+                    return self.answer.recv().ok();
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
         }
     }
 }

@@ -1,7 +1,11 @@
 //! A poller's turn: how much it may do, and what it has done.
 //!
 //! Work is measured in **cost units: nanoseconds of the sidecore's time**, as estimated by the poller that does it (a
-//! clock reading per request would cost more than a small request). The scheduler (`drr.rs`) evens out costs, not visits.
+//! clock reading per request would cost more than a small request). The scheduler (`drr.rs`) evens out costs, not visits. A turn that
+//! took longer than its poller said, while another had work, is charged the time, up to a millisecond; any other, what was said.
+//!
+//! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at the same time (image threads, io_uring's
+//! workers, the storage itself) is charged to nobody here. Rate limits are for that.
 
 use crate::{clock::Nanos, wakes::Wakes};
 
@@ -46,7 +50,7 @@ impl<'a> Turn<'a> {
         self.budget.saturating_sub(self.spent)
     }
 
-    /// Work for `cost` units was done. Before or after the work, but in the same turn.
+    /// Work for `cost` units was done, at least. Before or after the work, but in the same turn.
     #[inline]
     pub fn charge(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);

@@ -225,7 +225,8 @@ impl Carrier {
             for completion in completions.drain(..) {
                 let outcome = match completion.outcome {
                     Outcome::Done => Ok(()),
-                    Outcome::Failed(errno) => Err(Errno(errno)),
+                    // What the host lacks pauses the guest, as an error does, and is tried again.
+                    Outcome::Failed(errno) | Outcome::NotBegun(errno) => Err(Errno(errno)),
                     // It goes on.
                     Outcome::NotCancellable => continue,
                 };

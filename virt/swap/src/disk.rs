@@ -196,7 +196,7 @@ impl BlockIo for MappedDisk {
         for completion in &done[from..] {
             let is_good = match completion.outcome {
                 Outcome::Done => true,
-                Outcome::Failed(_) => false,
+                Outcome::Failed(_) | Outcome::NotBegun(_) => false,
                 // It goes on.
                 Outcome::NotCancellable => continue,
             };

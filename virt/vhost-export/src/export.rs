@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use guest_mem::{ForeignRam, Ticket};
-use sidecore::{Activity, ArmError, Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Activity, ArmError, Departure, Nanos, Poller, Reply, Turn, Wakes};
 use vhost_user::backend::Kick;
 use vio::{QueueDevice, Service, Visit};
 
@@ -15,6 +15,7 @@ use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::DeferredDrop;
 use crate::log::{Log, say};
 use crate::memory::RegionMemory;
+use crate::moving::Moving;
 use crate::peer::{Peer, Served, TOKEN_SOCKET};
 use crate::probe::RingProbe;
 use crate::queue::Calls;
@@ -24,8 +25,6 @@ use crate::spare;
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
 const TOKEN_DEVICE: u32 = TOKEN_SOCKET + 2;
 
-/// Polls without being asked whether it may move after which a device that was to move goes on where it is.
-const MOVE_POLLS: u32 = 100;
 /// What a connection costs, in nanoseconds.
 const ACCEPT_COST: u64 = 10_000;
 
@@ -52,8 +51,8 @@ pub struct Export<D, M = ForeignRam> {
     peer: Option<Peer<M>>,
     device_fds: Vec<std::os::fd::RawFd>,
     stats: ExportStats,
-    /// Nothing is taken while it is to move: polls left until it goes on, if it is not asked again whether it may.
-    moving: u32,
+    /// Whether it is to go to another core, or away.
+    moving: Moving,
     /// The device's needs-reset state has been told.
     is_broken: bool,
 }
@@ -104,7 +103,7 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             peer: None,
             device_fds,
             stats: ExportStats::default(),
-            moving: 0,
+            moving: Moving::No,
             is_broken: false,
         })
     }
@@ -239,6 +238,15 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
         activity
     }
 
+    /// Whether the device takes requests, as far as the way to another core goes: a task may keep it from that too.
+    fn set_taking(&mut self, takes: bool) {
+        let is_held = self.peer.as_ref().is_some_and(Peer::holds_device);
+        self.device.set_service(match takes && !is_held {
+            true => Service::Full,
+            false => Service::Finishing,
+        });
+    }
+
     /// Drops the connection that has ended, elsewhere.
     fn part(&mut self) {
         if let Some(peer) = self.parting.take() {
@@ -305,10 +313,7 @@ impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
         if let Some(peer) = &self.peer {
             peer.register(wakes)?;
         }
-        if self.moving != 0 {
-            self.moving = 0;
-            self.device.set_service(Service::Full);
-        }
+        self.stays();
         Ok(())
     }
 
@@ -321,25 +326,26 @@ impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
         }
     }
 
-    fn may_detach(&mut self) -> bool {
-        self.moving = MOVE_POLLS;
-        self.device.set_service(Service::Finishing);
-        self.device.in_flight() == 0
+    fn may_detach(&mut self, departure: Departure) -> bool {
+        let may = self.device.in_flight() == 0;
+        let takes = match departure {
+            Departure::Move if !may => self.moving.takes(Nanos::now().0),
+            Departure::Move | Departure::End => {
+                self.moving = Moving::Goes;
+                false
+            }
+        };
+        self.set_taking(takes);
+        may
+    }
+
+    fn stays(&mut self) {
+        if std::mem::take(&mut self.moving) != Moving::No {
+            self.set_taking(true);
+        }
     }
 
     fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        if self.moving != 0 {
-            self.moving -= 1;
-            if self.moving == 0 {
-                // The move was given up, but a task may be waiting too.
-                let waits = self.peer.as_ref().is_some_and(Peer::holds_device);
-                self.device.set_service(if waits {
-                    Service::Finishing
-                } else {
-                    Service::Full
-                });
-            }
-        }
         if self.has_let_go.get() {
             self.part();
         }
@@ -447,7 +453,8 @@ impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
         let call = peer.call_deadline(&self.config);
         let device = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
-        [call, device, task, peer.flush_at()]
+        let pause = self.moving.pause_end();
+        [call, device, task, pause, peer.flush_at()]
             .into_iter()
             .flatten()
             .min()

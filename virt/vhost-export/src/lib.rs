@@ -24,6 +24,8 @@
 //! core may sleep. What ends meanwhile is shown to the driver, and when GET_VRING_BASE is answered all of it has been.
 //! Only at the end of a connection are requests cancelled, if they can be.
 //!
+//! **A move to another core** waits for what is in flight too, and the device is served meanwhile, but for short pauses (`moving`).
+//!
 //! **Memory that may be absent** ([`RegionMemory`]). A ring whose memory is not there yet starts when it is; afterwards its queue
 //! parks on a ticket, and other queues go on. A ticket ends by a message; that of a ring or a connection that has gone
 //! meanwhile, or of memory that was replaced, is forgotten.
@@ -46,6 +48,7 @@ mod export;
 mod journal;
 mod log;
 mod memory;
+mod moving;
 mod peer;
 mod probe;
 mod queue;

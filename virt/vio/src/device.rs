@@ -275,8 +275,8 @@ pub trait QueueDevice {
     fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool;
 
     /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock: queues that a rate limit holds back
-    /// may go on then, and those whose ring faulted try again ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left
-    /// nothing behind because of either.
+    /// may go on then, and those whose ring faulted, or whose storage could not begin for want of the host, try again
+    /// ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left nothing behind because of one of these.
     fn opens_at_ns(&self) -> Option<u64> {
         None
     }

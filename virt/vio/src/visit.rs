@@ -2,7 +2,8 @@
 //!
 //! The unit is a nanosecond of the sidecore's time, estimated, not measured: a clock read per request would cost as
 //! much as the request. The estimate decides who waits for whom, so it charges everything that a guest can make the
-//! core do: a request, each byte copied, each descriptor of an indirect table, a flush, a discard, a page dropped.
+//! core do: a request, each byte copied, each descriptor of an indirect table, a flush, a discard, a page dropped. Where a visit
+//! takes longer than that, as a large discard in memory does, its sidecore charges the time if others of it have work.
 
 /// What things cost, in nanoseconds.
 pub mod cost {

@@ -376,7 +376,8 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let is_served = self.is_live();
+        // A stop waits for what is in flight, and that may have to be tried again.
+        let is_served = self.is_live() || self.device.in_flight() != 0;
         is_served.then(|| self.device.opens_at_ns()).flatten()
     }
 

@@ -44,11 +44,13 @@ const BLOCK_HELP: &str = "\
 A block device; repeat for more.
 
 id=NAME,socket=PATH,path=FILE|ram:SIZE|null:SIZE
-    [,format=raw|qcow2][,readonly=on|off][,direct=on|off][,block=512|4096][,locking=on|off]
+    [,mode=OCTAL][,group=NAME|GID][,format=raw|qcow2][,readonly=on|off][,direct=on|off][,block=512|4096][,locking=on|off]
     [,backing=on|off][,barriers=on|off][,queues=N][,queue-size=N][,packed=on|off][,weight=N]
     [,iops=N][,iops-burst=N][,bps=SIZE][,bps-burst=SIZE]
 
-id is also the serial number the guest sees, at most 20 characters. ram is a disk in memory that is gone afterwards, null \
+id is also the serial number the guest sees, at most 20 characters. mode and group are the socket's, before anybody can connect to it: \
+to connect takes permission to write. Without mode it is what the umask leaves (022: the daemon's user alone can connect), and 0660 \
+where a group is named; in a file both are texts (mode = \"0660\"). ram is a disk in memory that is gone afterwards, null \
 one that moves no data: both for measurements. Without format a file is raw, and refused if it begins as a qcow2 image: \
 nothing is guessed, since a guest may write that into its raw disk. direct passes the host's page cache by, and \
 needs block=4096 on storage in blocks of 4096 bytes; backing lets a qcow2 image have a \

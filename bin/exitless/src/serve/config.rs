@@ -13,6 +13,7 @@ use serde::Deserialize;
 use sidecore::IdlePolicy;
 use vio::{Rate, RateLimits};
 
+use super::access::Access;
 use super::args::ServeArgs;
 use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, Size, in_range};
 use crate::values::keys::Keys;
@@ -80,6 +81,8 @@ pub struct BlockConfig {
     pub id: String,
     /// Where front ends connect.
     pub socket: PathBuf,
+    /// Who may.
+    pub access: Access,
     /// Its blocks.
     pub source: Source,
     /// What is in the file was said, and not left out.
@@ -174,6 +177,7 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
     Ok(BlockConfig {
         id,
         socket,
+        access: Access::parse(spec.mode.as_deref(), spec.group.as_deref())?,
         source,
         is_format_said: format.is_some(),
         read_only: spec.readonly.unwrap_or(false),

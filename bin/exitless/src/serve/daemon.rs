@@ -146,7 +146,7 @@ fn export(
     cores: &Cores,
     sockets: &mut Sockets,
 ) -> Result<Export<Blk>> {
-    let listener = sockets.listen(&block.socket)?;
+    let listener = sockets.listen(&block.socket, block.access)?;
     let config = ExportConfig {
         weight: block.weight,
         call_delay_ns: cores.call_delay_ns,

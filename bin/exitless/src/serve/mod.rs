@@ -1,10 +1,11 @@
 //! `exitless serve`: block devices for any VMM, over vhost-user, all served by a few cores.
 //!
 //! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both) → `disk` the back
-//! end of each device → `daemon` `sockets`, exports, sidecores, until a signal ends it; `counters` what they have done.
+//! end of each device → `daemon` `sockets` (`access`: for whom), exports, sidecores, until a signal ends it; `counters` what they have done.
 //!
 //! What happens to requests is none of this module's affair: see the crates `vhost-export`, `vio` and `sidecore`.
 
+mod access;
 mod args;
 mod config;
 mod counters;

@@ -7,7 +7,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{Access, access};
+use rustix::fs::{Access as Permission, access};
+
+use super::access::{self, Access};
 
 /// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
 /// its place.
@@ -27,7 +29,7 @@ pub fn check(path: &Path) -> Result<()> {
     if !is_folder.with_context(|| format!("the folder of the socket {}", path.display()))? {
         bail!("the socket {} is not in a folder", path.display());
     }
-    access(folder, Access::WRITE_OK | Access::EXEC_OK).with_context(|| {
+    access(folder, Permission::WRITE_OK | Permission::EXEC_OK).with_context(|| {
         let socket = path.display();
         format!("the folder of the socket {socket} cannot be written")
     })?;
@@ -52,25 +54,39 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Sockets {
-    /// Listens at `path`. A socket that nobody serves any more (its daemon was killed) is replaced.
+    /// Listens at `path`, for those that `access` admits. A socket that nobody serves any more (its daemon was killed) is replaced.
     ///
     /// # Errors
     /// Names the path.
-    pub fn listen(&mut self, path: &Path) -> Result<UnixListener> {
-        if occupant(path)?.is_some() {
-            if UnixStream::connect(path).is_ok() {
-                bail!("{} is served by another process", path.display());
-            }
+    pub fn listen(&mut self, path: &Path, access: Access) -> Result<UnixListener> {
+        if occupant(path)?.is_some() && is_stale(path)? {
             fs::remove_file(path).with_context(|| {
                 format!("the stale socket {} cannot be removed", path.display())
             })?;
         }
-        let listener = UnixListener::bind(path)
-            .with_context(|| format!("the socket {} cannot be made", path.display()))?;
+        let made = || format!("the socket {} cannot be made", path.display());
+        let socket = access.bind(path).with_context(made)?;
         // One that has gone already is not ours to remove.
         self.0
             .extend(identity(path).map(|own| (path.to_owned(), own)));
-        Ok(listener)
+        access.apply(path)?;
+        access::listen(socket).with_context(made)
+    }
+}
+
+/// Whether nobody listens at the socket `path` any more.
+///
+/// # Errors
+/// Somebody does, or may do so: the process that has it may keep us out.
+fn is_stale(path: &Path) -> Result<bool> {
+    match UnixStream::connect(path) {
+        Ok(_) => bail!("{} is served by another process", path.display()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| {
+            let socket = path.display();
+            format!("the socket {socket} may be served by another process, and cannot be replaced")
+        }),
     }
 }
 
@@ -82,5 +98,43 @@ impl Drop for Sockets {
                 let _ = fs::remove_file(path);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_cannot_be_connected_to_is_not_taken_for_a_stale_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // As one of which we have no permission, but root has that.
+        let _other = UnixDatagram::bind(&path).unwrap();
+        let own = identity(&path);
+        let error = Sockets::default()
+            .listen(&path, Access::default())
+            .unwrap_err();
+        assert!(error.to_string().contains("cannot be replaced"), "{error}");
+        assert_eq!(identity(&path), own, "it was removed");
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_by_one_that_goes_with_its_listener() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut sockets = Sockets::default();
+        let stale = UnixListener::bind(&path).unwrap();
+        drop(stale);
+        let access = Access {
+            mode: Some(0o660),
+            group: Some(rustix::process::getegid().as_raw()),
+        };
+        let listener = sockets.listen(&path, access).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop((listener, sockets));
+        assert!(!path.exists());
     }
 }

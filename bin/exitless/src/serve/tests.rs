@@ -30,7 +30,7 @@ fn refused(args: &[&str]) -> String {
 fn a_flag_says_all_there_is_to_say() {
     let config = load(&[
         "--block",
-        "id=a,path=a.raw,socket=/tmp/a.sock,readonly=on,queues=4,weight=3,iops=100,bps=1M,bps-burst=2M",
+        "id=a,path=a.raw,socket=/tmp/a.sock,mode=0620,group=7,readonly=on,queues=4,weight=3,iops=100,bps=1M,bps-burst=2M",
         "--block",
         "id=b,path=ram:64M,socket=/tmp/b.sock",
         "--cpu",
@@ -45,6 +45,10 @@ fn a_flag_says_all_there_is_to_say() {
     let block = &config.blocks[0];
     assert_eq!(block.source, Source::Raw("a.raw".into()));
     assert_eq!((block.queues, block.weight, block.read_only), (4, 3, true));
+    assert_eq!(
+        (block.access.mode, block.access.group),
+        (Some(0o620), Some(7))
+    );
     assert_eq!(
         block.limits.operations.map(|rate| rate.per_second),
         Some(100)
@@ -75,6 +79,7 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
             locking = false
             barriers = false
             socket = "a.sock"
+            mode = "0600"
             bps = "10M"
             queue-size = 128
         "#
@@ -99,6 +104,7 @@ fn a_file_says_the_same_and_flags_are_added_to_it() {
         "the defaults"
     );
     assert_eq!(block.queue_size, 128);
+    assert_eq!((block.access.mode, block.access.group), (Some(0o600), None));
     assert_eq!(
         block.limits.bytes.map(|rate| rate.per_second),
         Some(10 << 20)
@@ -139,6 +145,11 @@ fn mistakes_are_named_with_the_field_and_the_fix() {
             "locking is for files",
         ),
         ("id=a,path=a,socket=b,barriers=off", "barriers is for qcow2"),
+        ("id=a,path=a,socket=b,mode=0440", "lets nobody connect"),
+        (
+            "id=a,path=a,socket=b,group=no-such",
+            "there is no group \"no-such\" here",
+        ),
         ("id=a,path=a,socket=b,colour=red", "unknown key \"colour\""),
         ("id=a,id=b,path=a,socket=b", "given twice"),
         (&long, "a socket's path has 1 to 107"),

@@ -14,9 +14,11 @@ use super::size;
 pub const MAX_SOCKET: usize = 107;
 
 /// Every key.
-pub const ALL: [&str; 18] = [
+pub const ALL: [&str; 20] = [
     "id",
     "socket",
+    "mode",
+    "group",
     "path",
     "format",
     "readonly",
@@ -65,6 +67,8 @@ pub enum Format {
 pub struct BlockSpec {
     pub id: Option<String>,
     pub socket: Option<PathBuf>,
+    pub mode: Option<String>,
+    pub group: Option<String>,
     pub path: Option<String>,
     pub format: Option<String>,
     pub readonly: Option<bool>,
@@ -97,6 +101,8 @@ impl BlockSpec {
         let mut spec = Self {
             id: text("id"),
             socket: text("socket").map(PathBuf::from),
+            mode: text("mode"),
+            group: text("group"),
             path: text("path"),
             format: text("format"),
             bps: text("bps").map(Size::Text),

@@ -347,6 +347,41 @@ fn is_answered(socket: &Path) -> (bool, UnixStream) {
     (is_answered, stream)
 }
 
+/// From now on the process has descriptors below this number only.
+fn limit_descriptors(program: &Program, end: Option<u64>) {
+    let pid = Pid::from_raw(program.pid() as i32);
+    let new = Rlimit {
+        current: end,
+        maximum: getrlimit(Resource::Nofile).maximum,
+    };
+    prlimit(pid, Resource::Nofile, new).unwrap();
+}
+
+#[test]
+fn requests_for_which_no_descriptor_is_left_wait_and_end_well_later() {
+    let place = Place::new();
+    let disk = format!("path={},direct=on", place.image("image").display());
+    let program = place.serve(&[disk]);
+    let mut client = place.connect(0, 4);
+    let all = getrlimit(Resource::Nofile).current;
+    // Standard streams are open: there is no other number.
+    limit_descriptors(&program, Some(3));
+    let requests = [Op::Write, Op::Read, Op::Flush].map(|op| submit(&mut client, op));
+    program.wait_for("Too many open files");
+    assert_eq!(answered(&mut client), None);
+    limit_descriptors(&program, all);
+    let mut ended = Vec::new();
+    until("all of them are answered", || {
+        ended.extend(answered(&mut client));
+        ended.len() == requests.len()
+    });
+    ended.sort_unstable_by_key(|(slot, _)| *slot);
+    assert_eq!(ended, requests.map(|slot| (slot, Status::Ok)));
+    program.wait_for("go on");
+    program.ends_by(Signal::TERM, 0);
+    assert_eq!(place.check(1)["devices"]["d0"]["errors"], 0);
+}
+
 #[test]
 fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     const DEVICES: usize = 12;
@@ -360,16 +395,8 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     let open = std::fs::read_dir(format!("/proc/{}/fd", program.pid()))
         .unwrap()
         .count();
-    let limit = |descriptors: Option<u64>| {
-        let pid = Pid::from_raw(program.pid() as i32);
-        let new = Rlimit {
-            current: descriptors,
-            maximum: getrlimit(Resource::Nofile).maximum,
-        };
-        prlimit(pid, Resource::Nofile, new).unwrap();
-    };
     let all = getrlimit(Resource::Nofile).current;
-    limit(Some(open as u64 + 3));
+    limit_descriptors(&program, Some(open as u64 + 3));
     let fronts: Vec<_> = sockets.iter().map(|socket| is_answered(socket)).collect();
     let answered = fronts
         .iter()
@@ -387,7 +414,7 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
         since.elapsed()
     );
 
-    limit(all);
+    limit_descriptors(&program, all);
     drop(fronts);
     let answers = |socket: &PathBuf| until("it is served again", || is_answered(socket).0);
     sockets.iter().for_each(answers);

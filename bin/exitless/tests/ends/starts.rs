@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -127,6 +128,46 @@ fn a_daemon_says_when_it_is_ready() {
         program.ends_by(Signal::TERM, 0);
         place.check(disks);
     }
+}
+
+#[test]
+fn a_socket_has_the_mode_and_the_group_that_were_asked_for() {
+    let place = Place::new();
+    let group = match rustix::process::geteuid().is_root() {
+        true => 12_345,
+        false => rustix::process::getegid().as_raw(),
+    };
+    let own = rustix::process::getegid().as_raw();
+    for umask in ["0", "077"] {
+        let daemon = place.command(&[
+            format!("path=ram:1M,mode=0620,group={group}"),
+            format!("path=ram:1M,group={group}"),
+            "path=ram:1M,mode=666".into(),
+        ]);
+        let mut command = Command::new("sh");
+        let script = format!(r#"umask {umask}; exec "$@""#);
+        command
+            .args(["-c", &script, "sh"])
+            .arg(daemon.get_program())
+            .args(daemon.get_args());
+        let program = Program::start(command, true);
+        program.wait_for("ready");
+        let found = ["d0", "d1", "d2"].map(|socket| {
+            let about = std::fs::symlink_metadata(place.path(socket)).unwrap();
+            (about.mode() & 0o7777, about.gid())
+        });
+        assert_eq!(found, [(0o620, group), (0o660, group), (0o666, own)]);
+        program.ends_by(Signal::TERM, 0);
+        place.check(3);
+    }
+}
+
+#[test]
+fn a_check_names_a_group_that_is_not_there() {
+    let place = Place::new();
+    let mut check = place.command(&["path=ram:1M,group=no-such".into()]);
+    check.arg("--check");
+    refuses(check, &["--block", "there is no group \"no-such\" here"]);
 }
 
 /// A service manager, at a path and at an abstract name, each with what NOTIFY_SOCKET says of it.

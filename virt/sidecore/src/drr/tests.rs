@@ -219,3 +219,56 @@ fn a_monstrous_charge_is_forgiven_in_the_end() {
     drr.charge(0, u64::MAX);
     assert_eq!(drr.deficit(0), -MAX_DEBT);
 }
+
+/// What each of the flows of a round may do, and whether others had work; all are given `state` next.
+fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
+    let mut visits = Vec::new();
+    drr.begin_round();
+    while let Some(Visit { flow, budget }) = drr.next() {
+        visits.push((flow, budget, drr.is_contended(flow)));
+        drr.finish(flow, state);
+    }
+    visits
+}
+
+#[test]
+fn who_is_visited_while_nobody_else_has_work_delays_nobody() {
+    let mut drr = Drr::new(QUANTUM);
+    for flow in 0..3 {
+        drr.reset(flow);
+    }
+    let contended = |visits: Vec<(FlowId, u64, bool)>| -> Vec<_> {
+        visits.iter().map(|&(flow, _, is)| (flow, is)).collect()
+    };
+    drr.activate(0);
+    assert_eq!(contended(round_of(&mut drr, State::Hungry)), [(0, false)]);
+    drr.activate(1);
+    let both = contended(round_of(&mut drr, State::Waiting));
+    assert_eq!(both, [(0, true), (1, true)]);
+    let nobody = contended(round_of(&mut drr, State::Waiting));
+    assert_eq!(nobody, [(0, false), (1, false)]);
+    // Those who wait stand in the way of one who has work, and it in nobody's.
+    drr.activate(2);
+    let one = contended(round_of(&mut drr, State::Waiting));
+    assert_eq!(one, [(0, true), (1, true), (2, false)]);
+}
+
+#[test]
+fn a_waiting_flow_that_owes_is_visited_where_nobody_has_work() {
+    let mut drr = Drr::new(QUANTUM);
+    for flow in 0..2 {
+        drr.reset(flow);
+    }
+    drr.activate(0);
+    round_of(&mut drr, State::Waiting);
+    for cost in [1_000 * QUANTUM, u64::MAX] {
+        drr.charge(0, cost);
+        assert_eq!(round_of(&mut drr, State::Waiting), [(0, QUANTUM, false)]);
+    }
+    // Beside one who has work, and four quanta a round for want of others, it repays.
+    drr.charge(0, 3 * LONE_QUANTA * QUANTUM);
+    drr.activate(1);
+    let visited: Vec<_> = (0..4).map(|_| round_of(&mut drr, State::Hungry)).collect();
+    let repays = visited.iter().take_while(|visits| visits.len() == 1);
+    assert_eq!(repays.count(), 3);
+}

@@ -13,8 +13,8 @@ use std::{
 use crate::common::{Device, Ring, Style, eventually, wait_for};
 use seeded::Random;
 use sidecore::{
-    Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Fleet, FleetBuilder, IdlePolicy,
-    MoveError, Poller, PollerState, SidecoreBuilder, Turn, Wakes,
+    Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Departure, Fleet, FleetBuilder,
+    IdlePolicy, MoveError, Poller, PollerState, SidecoreBuilder, Turn, Wakes,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -25,6 +25,8 @@ struct Clerk {
     got: Vec<(u64, u64)>,
     works: Arc<AtomicBool>,
     stays: Arc<AtomicBool>,
+    /// How often it was asked whether it may leave.
+    asked: Arc<AtomicU64>,
     is_refused: bool,
     attached: Arc<AtomicU64>,
 }
@@ -45,7 +47,8 @@ impl Poller for Clerk {
         self.attached.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn may_detach(&mut self) -> bool {
+    fn may_detach(&mut self, _departure: Departure) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         !self.stays.load(Ordering::Relaxed)
     }
 
@@ -238,6 +241,92 @@ fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
         "the channel ends with the last"
     );
     assert_eq!(fleet.stop().len(), 0);
+}
+
+#[test]
+fn a_move_that_waits_keeps_nobody_else_waiting() {
+    let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
+    let clerk = Clerk::default();
+    let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));
+    stays.store(true, Ordering::Relaxed);
+    let handle = fleet.add(clerk).unwrap();
+    assert_eq!(fleet.core_of(&handle), Some(0));
+    thread::scope(|scope| {
+        let mover = scope.spawn(|| fleet.move_to(&handle, 1));
+        eventually("it is asked", || asked.load(Ordering::Relaxed) > 0);
+        let other = fleet.add(Clerk::default()).unwrap();
+        assert_eq!(fleet.core_of(&other), Some(1));
+        assert_eq!((fleet.counts().moves, fleet.stats().len()), (0, 2));
+        fleet.add_core().unwrap();
+        assert!(!mover.is_finished(), "they waited for the move");
+        stays.store(false, Ordering::Relaxed);
+        // It is asked at each sweep, and something must wake the core for that.
+        handle.wake();
+        mover.join().unwrap().unwrap();
+    });
+    assert_eq!(fleet.core_of(&handle), Some(1));
+}
+
+#[test]
+fn an_end_gives_up_the_move_that_the_controller_waits_for() {
+    let mut fleet: Fleet<Clerk> = FleetBuilder::new("core")
+        .control(ControlConfig {
+            max_cores: 2,
+            ..ControlConfig::default()
+        })
+        .control_period(Duration::from_millis(10))
+        .spawn()
+        .unwrap();
+    let (works, stays) = (Arc::new(AtomicBool::new(true)), Arc::default());
+    let asked: Arc<AtomicU64> = Arc::default();
+    for _ in 0..2 {
+        let clerk = Clerk {
+            works: Arc::clone(&works),
+            stays: Arc::clone(&stays),
+            asked: Arc::clone(&asked),
+            ..Clerk::default()
+        };
+        stays.store(true, Ordering::Relaxed);
+        fleet.add(clerk).unwrap();
+    }
+    eventually("one is to move", || asked.load(Ordering::Relaxed) > 0);
+    let since = Instant::now();
+    let left = fleet.release();
+    // Half of what the controller would wait.
+    assert!(
+        since.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        since.elapsed()
+    );
+    assert_eq!(fleet.counts().moves, 0);
+    stays.store(false, Ordering::Relaxed);
+    for _ in 0..2 {
+        left.recv_timeout(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn nobody_comes_to_a_core_that_is_being_emptied() {
+    let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
+    let clerk = Clerk::default();
+    let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));
+    let _first = fleet.add(Clerk::default()).unwrap();
+    stays.store(true, Ordering::Relaxed);
+    let handle = fleet.add(clerk).unwrap();
+    assert_eq!(fleet.core_of(&handle), Some(1));
+    thread::scope(|scope| {
+        let retires = scope.spawn(|| fleet.retire_core(1));
+        eventually("it is asked", || asked.load(Ordering::Relaxed) > 0);
+        for _ in 0..3 {
+            let newcomer = fleet.add(Clerk::default()).unwrap();
+            assert_eq!(fleet.core_of(&newcomer), Some(0));
+        }
+        stays.store(false, Ordering::Relaxed);
+        handle.wake();
+        retires.join().unwrap().unwrap();
+    });
+    assert_eq!(fleet.stats().len(), 1);
+    assert_eq!(fleet.stop().len(), 5);
 }
 
 #[test]

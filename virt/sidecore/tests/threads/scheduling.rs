@@ -14,7 +14,7 @@ use std::{
 
 use crate::common::{eventfd, eventually};
 use sidecore::{
-    Activity, ArmError, IdlePolicy, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
+    Activity, ArmError, IdlePolicy, Nanos, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
 };
 
 /// Always has work, in pieces of one cost.
@@ -110,6 +110,94 @@ fn weights_1_2_4_are_kept() {
     assert!(
         shares.iter().all(|share| (share / mean - 1.0).abs() < 0.1),
         "{shares:?}"
+    );
+}
+
+/// Always has work, in pieces that take `takes_ns` by the clock, of which it says `says`.
+struct Worker {
+    takes_ns: u64,
+    says: u64,
+    done_ns: Arc<AtomicU64>,
+}
+
+impl Poller for Worker {
+    type Message = ();
+    type Probe = Blind;
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+        while !turn.is_spent() {
+            let start = Nanos::now();
+            while Nanos::now().since(start) < self.takes_ns {}
+            self.done_ns.fetch_add(self.takes_ns, Ordering::Relaxed);
+            turn.charge(self.says);
+        }
+        Activity::Busy
+    }
+
+    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+
+    fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
+        Ok(())
+    }
+
+    fn has_work(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+}
+
+#[test]
+fn who_takes_longer_than_it_says_pays_the_time() {
+    let worker = |takes_ns, says| Worker {
+        takes_ns,
+        says,
+        done_ns: Arc::default(),
+    };
+    let (honest, other) = (worker(1_000, 1_000), worker(50_000, 200));
+    let done = [&honest, &other].map(|worker| Arc::clone(&worker.done_ns));
+    let core = SidecoreBuilder::new("t")
+        .spawn(vec![honest, other])
+        .unwrap();
+    // Some hundred turns of the one that takes long, by whichever of the two counts.
+    let [honest, other] = done;
+    let long = 20_000_000;
+    while honest
+        .load(Ordering::Relaxed)
+        .max(other.load(Ordering::Relaxed))
+        < long
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+    core.stop();
+    let (honest, other) = (
+        honest.load(Ordering::Relaxed),
+        other.load(Ordering::Relaxed),
+    );
+    // By what they say it would be 50 times as much.
+    assert!(other < 4 * honest, "{other} ns beside {honest} ns");
+}
+
+#[test]
+fn who_has_the_core_for_itself_pays_what_it_says_however_long_it_takes() {
+    const TAKES_NS: u64 = 50_000;
+    const SAYS: u64 = 200;
+    let alone = Worker {
+        takes_ns: TAKES_NS,
+        says: SAYS,
+        done_ns: Arc::default(),
+    };
+    let done = Arc::clone(&alone.done_ns);
+    let core = SidecoreBuilder::new("t").spawn(vec![alone]).unwrap();
+    // Some hundred pieces.
+    while done.load(Ordering::Relaxed) < 500 * TAKES_NS {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let cost = core.stats().pollers[0].activity.cost;
+    let pieces = done.load(Ordering::Relaxed) / TAKES_NS;
+    assert!(
+        (1..=pieces * SAYS).contains(&cost),
+        "{cost} for {pieces} pieces"
     );
 }
 

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::common::front::Front;
-use crate::common::{Disk, Io, PATIENCE, Server, feature, options, reads, until};
+use crate::common::{Disk, Guest, Io, PATIENCE, Server, feature, options, reads, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore::IdlePolicy;
 use vhost_blk::Options;
 use vhost_blk::drive::{Run, drive};
-use vhost_blk::queue::{Extent, Op};
+use vhost_blk::queue::{Extent, Op, Status};
 use vhost_blk::stats::Report;
 use vio::{Rate, RateLimits};
 
@@ -136,6 +136,84 @@ fn zeroes_count_against_the_limit_of_bytes() {
         assert!(took > Duration::from_millis(1900), "{op:?}: {took:?}");
         assert!(server.stats(0).device.throttled > 0, "{op:?}");
     }
+}
+
+/// Makes requests of `bytes` available, as many as queue 0 holds.
+fn fill(guest: &mut Guest, op: Op, bytes: u32) {
+    let io = guest.io();
+    let own = &mut io.queues[0];
+    while let Some(slot) = own.take_slot() {
+        let extent = Extent { sector: 0, bytes };
+        assert!(own.submit(io.memory, io.layout, slot, op, extent, 0));
+        own.publish(io.memory);
+    }
+}
+
+/// Takes what has come back by now; how many.
+fn take_back(guest: &mut Guest) -> usize {
+    let io = guest.io();
+    let own = &mut io.queues[0];
+    let mut count = 0;
+    while let Some(done) = own
+        .complete(io.memory, io.layout)
+        .expect("the device keeps to the protocol")
+    {
+        assert_eq!(done.status, Status::Ok);
+        own.release(done.slot);
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn a_flood_of_discards_takes_no_more_than_its_share_of_time() {
+    takes_no_more_than_its_share(Op::Discard);
+}
+
+#[test]
+fn a_flood_of_zeroes_takes_no_more_than_its_share_of_time() {
+    takes_no_more_than_its_share(Op::WriteZeroes);
+}
+
+/// A flood of these, a mebibyte each, on a memory disk, beside one who reads.
+fn takes_no_more_than_its_share(op: Op) {
+    let _turn = crate::alone();
+    const DEPTH: u16 = 256;
+    let disks = vec![Disk::ram("flood"), Disk::ram("reader")];
+    let server = Server::start(IdlePolicy::Poll, disks);
+    const BYTES: u32 = 65_536;
+    let guest = |disk| {
+        let options = options(feature::EVENT_IDX | feature::INDIRECT, 1, DEPTH);
+        server.guest(
+            disk,
+            Options {
+                block: BYTES,
+                ..options
+            },
+        )
+    };
+    let (mut flood, mut reader) = (guest(0), guest(1));
+    // Reads take the core a few microseconds each, the others several times that, of which nobody says anything. Whoever fills
+    // the queues, or looks, may be kept from it for longer than all of it takes: then it shows nothing, and is done again.
+    let is_shared = (0..16).any(|_| {
+        fill(&mut flood, op, 1 << 20);
+        fill(&mut reader, Op::Read, BYTES);
+        let (mut floods, mut reads) = (0, 0);
+        until("most of the flood", || {
+            floods += take_back(&mut flood);
+            floods >= usize::from(DEPTH) * 3 / 4
+        });
+        reads += take_back(&mut reader);
+        eprintln!("{reads} reads of {DEPTH} after {floods} of the flood");
+        let is_shared = reads == usize::from(DEPTH);
+        until("the rest", || {
+            floods += take_back(&mut flood);
+            reads += take_back(&mut reader);
+            floods + reads == 2 * usize::from(DEPTH)
+        });
+        is_shared
+    });
+    assert!(is_shared, "reads wait for the flood");
 }
 
 /// A limited guest that goes away leaves nobody awake.

@@ -17,11 +17,12 @@ use crate::common::{
 };
 use disk_image::{ImageDisk, ImageOptions};
 use held_fs::{Gate, HeldFs, Kind};
-use sidecore::{IdlePolicy, SidecoreBuilder};
+use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_blk::queue::{Op, Status};
+use vhost_export::Export;
 use vhost_user::frontend::InflightRegion;
 use vhost_user::wire::Request;
-use vio::blk::{BlockIo, UringFile, UringOptions};
+use vio::blk::{Blk, BlockIo, UringFile, UringOptions};
 
 /// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
 const HELD: Duration = Duration::from_secs(5);
@@ -529,6 +530,75 @@ fn a_disk_that_does_not_answer_hears_of_its_end_at_once_beside_a_busy_one() {
     assert_eq!(held.io().collect(), (0, 0));
     gate.release();
     assert_eq!(held.io().drain(), (1, 0));
+}
+
+/// A disk on a core that sleeps, a front end whose read is held, and another core.
+fn held_before_a_move(fs: &HeldFs) -> (Server, Front, Sidecore<Export<Blk>>) {
+    let disk = disk(fs, "moves", Format::Direct, Op::Read);
+    let server = Server::start(IdlePolicy::Sleep, vec![disk]);
+    let other = SidecoreBuilder::new("other").idle(IdlePolicy::Sleep);
+    let other = other.spawn(Vec::new()).expect("a thread");
+    let mut front = Front::running(&server.path(0), feature::EVENT_IDX, 1, 8);
+    let gate = fs.gate("moves");
+    gate.hold(&[Kind::Read]);
+    assert!(front.io().submit(0, Op::Read, BLOCK_HELD));
+    gate.wait_until_held(1);
+    (server, front, other)
+}
+
+/// Makes a write, and waits for its end beside what is held.
+fn write_one(front: &mut Front, block: u64) {
+    assert!(front.io().submit(0, Op::Write, block));
+    until("a write is answered", || front.io().collect() == (1, 0));
+}
+
+/// A move waits for what is in flight, and storage may hold that for as long as it likes.
+#[test]
+fn a_disk_that_is_to_move_is_served_where_it_is_until_it_may() {
+    let _turn = crate::among_others();
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (server, mut front, other) = held_before_a_move(&fs);
+    let _release = fs.release_at_end();
+    let handle = server.handle(0);
+    thread::scope(|scope| {
+        let mover = scope.spawn(|| server.core().move_to(&handle, &other, PATIENCE));
+        // Several pauses long.
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(500) {
+            write_one(&mut front, 0);
+        }
+        assert!(!mover.is_finished(), "it was served after the move only");
+        fs.gate("moves").release();
+        assert!(mover.join().expect("no panic"));
+    });
+    assert_eq!(front.io().drain(), (1, 0));
+    for block in 0..20 {
+        assert!(front.io().submit(0, Op::Write, block));
+        assert_eq!(front.io().drain(), (1, 0));
+    }
+    assert_eq!(other.stats().pollers.len(), 1);
+}
+
+#[test]
+fn a_disk_whose_move_is_given_up_goes_on_at_once() {
+    let _turn = crate::among_others();
+    let Some(fs) = HeldFs::mount_or_skip() else {
+        return;
+    };
+    let (server, mut front, other) = held_before_a_move(&fs);
+    let _release = fs.release_at_end();
+    // In a pause, and between two.
+    for limit in [5, 50] {
+        let limit = Duration::from_millis(limit);
+        assert!(!server.core().move_to(&server.handle(0), &other, limit));
+        for block in 0..20 {
+            write_one(&mut front, block);
+        }
+    }
+    fs.gate("moves").release();
+    assert_eq!(front.io().drain(), (1, 0));
 }
 
 /// What wakes a core for it belongs to the core: on another one it is something else.

@@ -98,6 +98,9 @@ pub enum Outcome {
     Done,
     /// It failed with this errno (a cancelled one with ECANCELED); the slot no longer touches memory.
     Failed(i32),
+    /// It was not begun: the host has refused, with this errno, something that it may grant at any time, as a descriptor. The slot does
+    /// not touch memory, and the same may be submitted again.
+    NotBegun(i32),
     /// [`BlockIo::cancel`] cannot stop it: the slot **stays in flight** and another outcome follows, perhaps never.
     NotCancellable,
 }
@@ -129,6 +132,13 @@ pub trait BlockIo: Any + Send {
     /// only.
     fn alignment(&self) -> u32 {
         super::SECTOR as u32
+    }
+
+    /// Whether a direct transfer may have these pieces. Data of others move through a private buffer, which such a back end has too
+    /// ([`reserve`](BlockIo::reserve)).
+    fn takes(&self, pieces: &[Piece]) -> bool {
+        let _ = pieces;
+        true
     }
 
     /// Whether [`Op::Discard`] is worth asking for.
@@ -183,7 +193,7 @@ pub trait BlockIo: Any + Send {
     /// Gives the slot's private buffer back, if it has one.
     fn unreserve(&mut self, slot: u32);
 
-    /// Queues an operation. `pieces` add up to a direct transfer's length, and are empty otherwise.
+    /// Queues an operation. `pieces` add up to a direct transfer's length, and are empty otherwise, as when the slot is reserved.
     fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]);
 
     /// Starts what is queued.
@@ -231,6 +241,10 @@ macro_rules! pass_down {
 
         fn alignment(&self) -> u32 {
             self.below.alignment()
+        }
+
+        fn takes(&self, pieces: &[$crate::blk::Piece]) -> bool {
+            self.below.takes(pieces)
         }
 
         fn discards(&self) -> bool {

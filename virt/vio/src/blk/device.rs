@@ -40,7 +40,9 @@ impl Blk {
                 request.cancel = how;
                 self.stats.cancelled += 1;
                 count += 1;
-                self.io.cancel(slot);
+                if !self.stalled.cancel(slot) {
+                    self.io.cancel(slot);
+                }
             }
         }
         self.io.flush();
@@ -189,8 +191,10 @@ impl QueueDevice for Blk {
             self.cancel_overdue(dma);
         }
         if self.in_flight != 0 {
+            self.retry_stalled();
             self.io.flush();
             busy |= self.harvest(dma);
+            self.go_on_with_stalled();
         }
         if self.may_run() {
             for turn in 0..count {
@@ -237,7 +241,8 @@ impl QueueDevice for Blk {
     }
 
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
-        if self.announce || self.is_overdue || self.io.has_completions() {
+        let has_ended = self.io.has_completions() || self.stalled.has_cancelled();
+        if self.announce || self.is_overdue || has_ended {
             return true;
         }
         if !self.may_run() {
@@ -322,7 +327,7 @@ impl QueueDevice for Blk {
         let limit = (!self.throttle.is_open(self.now_ns)).then(|| self.throttle.opens_at_ns());
         let rings = self.queues.iter().filter(|_| self.may_run());
         let retries = rings.filter_map(|queue| queue.ring.retry_at_ns());
-        retries.chain(limit).min()
+        retries.chain(limit).chain(self.stalled.retry_at_ns()).min()
     }
 
     fn ring(&mut self, index: u16) -> Option<&mut Ring> {
@@ -392,6 +397,7 @@ impl QueueDevice for Blk {
             chain: _,
             completions: _,
             in_flight,
+            stalled: _,
             is_overdue: _,
             service,
             abandoned: _,

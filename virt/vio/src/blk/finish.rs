@@ -18,6 +18,7 @@ impl Blk {
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.io.poll(&mut completions);
+        self.stalled.take_cancelled(&self.slab, &mut completions);
         let busy = !completions.is_empty();
         for Completion { slot, outcome } in completions.drain(..) {
             let own = &mut self.slab[slot as usize];
@@ -25,12 +26,19 @@ impl Blk {
                 own.in_flight,
                 "the back end completed a slot that is not in flight"
             );
-            if outcome == Outcome::NotCancellable {
-                // It keeps its leases: its buffers may still be written.
-                if own.cancel == Cancel::Overdue {
-                    self.fail(Violation::NotCancellable);
+            match outcome {
+                Outcome::NotCancellable => {
+                    // It keeps its leases: its buffers may still be written.
+                    if own.cancel == Cancel::Overdue {
+                        self.fail(Violation::NotCancellable);
+                    }
+                    continue;
                 }
-                continue;
+                Outcome::NotBegun(errno) => {
+                    self.stall(slot, errno);
+                    continue;
+                }
+                Outcome::Done | Outcome::Failed(_) => {}
             }
             own.in_flight = false;
             self.in_flight -= 1;
@@ -139,6 +147,6 @@ pub(super) fn status_of(outcome: Outcome) -> u8 {
     match outcome {
         Outcome::Done => STATUS_OK,
         Outcome::Failed(libc::EOPNOTSUPP) => STATUS_UNSUPP,
-        Outcome::Failed(_) | Outcome::NotCancellable => STATUS_IOERR,
+        Outcome::Failed(_) | Outcome::NotBegun(_) | Outcome::NotCancellable => STATUS_IOERR,
     }
 }

@@ -11,7 +11,7 @@
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
 //! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `parts`,
-//! `finish`, [`BlockIo`].
+//! `stalled`, `finish`, [`BlockIo`].
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
@@ -40,6 +40,7 @@ mod mem;
 mod parts;
 pub mod request;
 mod slot;
+mod stalled;
 mod take;
 #[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
 mod uring;
@@ -60,6 +61,7 @@ use crate::ring::{Chain, Ring, Violation};
 use crate::throttle::{RateLimits, Throttle};
 use request::ID_LEN;
 use slot::{Request, Wants};
+use stalled::Stalled;
 
 /// Unit of the protocol's sector numbers, in bytes, whatever the block size.
 pub const SECTOR: u64 = 512;
@@ -201,6 +203,8 @@ pub struct Blk {
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
+    /// Of those in flight, what the back end could not begin yet.
+    stalled: Stalled,
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,
     service: Service,
@@ -297,6 +301,7 @@ impl Blk {
             chain: Chain::new(),
             completions: Vec::new(),
             in_flight: 0,
+            stalled: Stalled::default(),
             is_overdue: false,
             service: Service::Full,
             abandoned: false,

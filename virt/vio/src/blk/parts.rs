@@ -19,18 +19,18 @@ impl Blk {
         let own = &mut slab[slot as usize];
         let op = own.part_op();
         let outcome = match (io.transfer(), op) {
-            (Transfer::Direct, _) => io.run_now(op, &own.pieces),
+            (Transfer::Direct, _) if !own.is_bounced() => io.run_now(op, &own.pieces),
             // Copied by preparing it.
             (Transfer::Memory, Op::Read { .. } | Op::Write { .. }) => Some(Outcome::Done),
             // Its data are to be moved by queueing.
-            (Transfer::Bounce | Transfer::Memory | Transfer::Nothing, _) => None,
+            (Transfer::Direct | Transfer::Bounce | Transfer::Memory | Transfer::Nothing, _) => None,
         };
         match outcome {
             Some(outcome) => self.end_part(Some(at), slot, outcome, dma),
             None => {
                 own.in_flight = true;
                 self.in_flight += 1;
-                io.submit(slot, op, &own.pieces);
+                self.submit(slot);
             }
         }
     }
@@ -63,22 +63,27 @@ impl Blk {
         }
     }
 
-    /// One line, as far as there is a budget: an administrator has to know which file it is, and where. Not of what was cancelled.
+    /// An administrator has to know which file it is, and where. Not of what was cancelled.
     fn say_that_it_failed(&self, slot: u32, errno: i32) {
         let own = &self.slab[slot as usize];
         if own.cancel != Cancel::No || errno == libc::ECANCELED {
             return;
         }
+        let (op, error) = (own.part_op(), io::Error::from_raw_os_error(errno));
+        self.say(|| format!("{op:?} failed: {error}"));
+    }
+
+    /// One line about its storage, as far as there is a budget.
+    pub(super) fn say(&self, what: impl FnOnce() -> String) {
         let Some(unsaid) = self.lines.admits_at(self.now_ns) else {
             return;
         };
         let file = self.io.path().unwrap_or_default();
-        let (op, error) = (own.part_op(), io::Error::from_raw_os_error(errno));
         let more = match unsaid {
             0 => String::new(),
             unsaid => format!(" ({unsaid} more before it were not reported)"),
         };
-        tracing::warn!(image = %file.display(), "{op:?} failed: {error}{more}");
+        tracing::warn!(image = %file.display(), "{}{more}", what());
     }
 
     /// Goes on with the requests of queue `at` (a position) that stand between two parts, while the visit lasts; whether that did

@@ -177,8 +177,18 @@ impl Request {
     ) -> Access<Ready> {
         self.part = (self.len - self.done).min(MAX_TRANSFER);
         self.pieces.clear();
-        let (reply, ready) = match io.transfer() {
-            Transfer::Direct => (Reply::Direct, self.lease_part(dma, block)),
+        let mut transfer = io.transfer();
+        let mut leased = Ok(());
+        if transfer == Transfer::Direct {
+            leased = self.lease_part(dma, block);
+            if leased.is_ok() && !io.takes(&self.pieces) {
+                self.release(dma);
+                self.pieces.clear();
+                transfer = Transfer::Bounce;
+            }
+        }
+        let (reply, ready) = match transfer {
+            Transfer::Direct => (Reply::Direct, leased),
             Transfer::Nothing => (Reply::Direct, Ok(())),
             Transfer::Memory => (
                 Reply::Direct,
@@ -236,6 +246,11 @@ impl Request {
     /// Bytes of the part that is prepared, runs or has ended.
     pub(super) fn part(&self) -> u32 {
         self.part
+    }
+
+    /// Whether the part's data move through a private buffer though others of the disk do not.
+    pub(super) fn is_bounced(&self) -> bool {
+        self.part != 0 && self.pieces.is_empty()
     }
 
     /// Whether nothing comes behind that part.

@@ -6,5 +6,6 @@ mod flight;
 mod held;
 mod parts;
 mod rounds;
+mod stalled;
 pub(super) mod support;
 mod waits;

@@ -15,7 +15,8 @@
 //! file system with O_DIRECT, processor time per request was between 0.81 and 1.15 of what it was: a tie. Eight disks of
 //! depth 256 hold 81 KiB of ring where it was 800.
 //!
-//! Data go straight into leased guest memory (readv, writev), or through a private pool. Discard and
+//! Data go straight into leased guest memory (readv, writev), or through a private pool: with [`Transfer::Bounce`], and past the page cache
+//! where the guest's buffers lie as the storage cannot take them ([`align`]). Discard and
 //! write-zeroes are fallocate ([`space`]). A short transfer is continued; one that makes no progress (the
 //! file was truncated under us) is EIO.
 //!
@@ -23,12 +24,13 @@
 //! is a write and such a sync after it; with O_DIRECT it is one operation (RWF_DSYNC).
 //!
 //! Bounds: `depth` operations in flight; a pool of 512 × 16 KiB = 8 MiB, committed by the
-//! host as it is touched, and only with [`Transfer::Bounce`].
+//! host as it is touched, once something goes through it.
 //!
 //! UNSAFETY: the kernel is given addresses that it uses after the call returns. What keeps them valid is
 //! stated at [`UringFile::submit`] and `drop`. A safe wrapper would have to own the buffers, and
 //! they belong to the guest.
 
+mod align;
 mod ended;
 mod now;
 mod pool;
@@ -45,10 +47,11 @@ use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
 use io_uring::{opcode, squeue, types};
-use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, ioctl_blksszget, statx};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
+use align::Alignment;
 use now::Now;
 use pool::{CHUNK, Pool};
 use ring::{Seat, probe};
@@ -68,7 +71,7 @@ const USE_SHIFT: u32 = 33;
 pub struct UringOptions {
     /// Refuse writing.
     pub read_only: bool,
-    /// O_DIRECT: past the page cache. Buffers that the file system finds misaligned fail.
+    /// O_DIRECT: past the page cache.
     pub o_direct: bool,
     /// How data move.
     pub transfer: Transfer,
@@ -172,7 +175,7 @@ pub struct UringFile {
     ring: Option<Seat>,
     file: File,
     capacity: u64,
-    alignment: u32,
+    alignment: Alignment,
     abilities: Abilities,
     options: UringOptions,
     now: Now,
@@ -180,6 +183,7 @@ pub struct UringFile {
     waits: bool,
     /// As many as have been used at the same time: at most `options.depth`.
     slots: Vec<Slot>,
+    /// Made when it is first needed.
     pool: Option<Pool>,
     keep: Option<KeepAlive>,
     /// Operations the kernel has or will be given.
@@ -229,8 +233,8 @@ impl UringFile {
         }
         clear_nonblock(&file).map_err(UringError::Open)?;
         let alignment = match options.o_direct {
-            true => direct_alignment(&file, kind.is_block_device()).map_err(UringError::Open)?,
-            false => SECTOR as u32,
+            true => Alignment::direct(&file, kind.is_block_device()).map_err(UringError::Open)?,
+            false => Alignment::CACHED,
         };
         let abilities = match options.read_only {
             true => Abilities::default(),
@@ -247,7 +251,7 @@ impl UringFile {
             abilities,
             options,
             slots: Vec::new(),
-            pool: (options.transfer == Transfer::Bounce).then(Pool::new),
+            pool: None,
             keep: None,
             in_flight: 0,
             early: Vec::new(),
@@ -283,6 +287,15 @@ impl UringFile {
             slot,
             outcome: Outcome::Failed(errno),
         });
+    }
+
+    /// Takes a place in this thread's ring, if it has none.
+    fn sit_down(&mut self) -> Result<(), Outcome> {
+        if self.ring.is_none() {
+            let seat = Seat::take(self.options.depth);
+            self.ring = Some(seat.map_err(|error| not_begun(&error))?);
+        }
+        Ok(())
     }
 
     /// Writes the submission entry of a slot in state `InFlight`.
@@ -340,19 +353,15 @@ fn clear_nonblock(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, flags - OFlags::NONBLOCK)?)
 }
 
-/// What offsets and lengths of operations on `file` past the page cache have to be multiples of; a sector where that is not known.
-fn direct_alignment(file: &File, is_block_device: bool) -> io::Result<u32> {
-    if is_block_device {
-        return Ok(ioctl_blksszget(file)?);
-    }
-    let known = match statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
-        Ok(about) if about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
-            about.stx_dio_offset_align
+/// What becomes of an operation for which no ring could be had.
+fn not_begun(error: &io::Error) -> Outcome {
+    match error.raw_os_error().unwrap_or(libc::EIO) {
+        // Descriptors, the process's or the host's, or memory: others may give theirs back.
+        errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => {
+            Outcome::NotBegun(errno)
         }
-        // Linux before 6.1, or a file system that does not say.
-        _ => 0,
-    };
-    Ok(known.max(SECTOR as u32))
+        errno => Outcome::Failed(errno),
+    }
 }
 
 fn iovec(piece: &Piece) -> libc::iovec {
@@ -389,7 +398,11 @@ impl BlockIo for UringFile {
     }
 
     fn alignment(&self) -> u32 {
-        self.alignment
+        self.alignment.block
+    }
+
+    fn takes(&self, pieces: &[Piece]) -> bool {
+        self.alignment.takes(pieces)
     }
 
     fn discards(&self) -> bool {
@@ -427,7 +440,7 @@ impl BlockIo for UringFile {
     fn reserve(&mut self, slot: u32, len: u32) -> bool {
         assert!(len <= MAX_TRANSFER);
         self.slot(slot);
-        let pool = self.pool.as_mut().expect("a bouncing back end");
+        let pool = self.pool.get_or_insert_with(Pool::new);
         let slot = &mut self.slots[slot as usize];
         assert_eq!(
             slot.state,
@@ -455,7 +468,7 @@ impl BlockIo for UringFile {
         let within = offset % CHUNK;
         let len = (CHUNK - within).min(slot.reserved - offset);
         let chunk = slot.chunks[(offset / CHUNK) as usize];
-        let pool = self.pool.as_ref().expect("a bouncing back end");
+        let pool = self.pool.as_ref().expect("a slot with chunks has a pool");
         // SAFETY: `[within, within + len)` lies in the chunk, which belongs to this slot alone; the slot is
         // not in flight, so the kernel does not write it; the borrow of `self` keeps others out.
         unsafe {
@@ -507,15 +520,9 @@ impl BlockIo for UringFile {
     }
 
     fn submit(&mut self, number: u32, op: Op, pieces: &[Piece]) {
-        if self.ring.is_none() {
-            match Seat::take(self.options.depth) {
-                Ok(seat) => self.ring = Some(seat),
-                // Out of descriptors or locked memory: this request fails, the next tries again.
-                Err(error) => {
-                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    return self.end_early(number, errno);
-                }
-            }
+        if let Err(outcome) = self.sit_down() {
+            let slot = number;
+            return self.early.push(Completion { slot, outcome });
         }
         if op == Op::Flush
             && let Some(errno) = self.syncs.error()

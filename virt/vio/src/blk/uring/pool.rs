@@ -15,7 +15,7 @@ pub const POOL_CHUNKS: u32 = 512;
 const _: () = assert!(CHUNK * POOL_CHUNKS >= MAX_TRANSFER);
 const _: () = assert!((MAX_TRANSFER / CHUNK) as usize <= MAX_PIECES);
 
-/// The private pool: page-aligned, never moved.
+/// The private pool: aligned as its chunks are, never moved.
 pub(super) struct Pool {
     base: NonNull<u8>,
     /// Chunks that belong to nobody.
@@ -23,10 +23,11 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    const LAYOUT: Layout = match Layout::from_size_align((CHUNK * POOL_CHUNKS) as usize, 4096) {
-        Ok(layout) => layout,
-        Err(_) => panic!("a valid layout"),
-    };
+    const LAYOUT: Layout =
+        match Layout::from_size_align((CHUNK * POOL_CHUNKS) as usize, CHUNK as usize) {
+            Ok(layout) => layout,
+            Err(_) => panic!("a valid layout"),
+        };
 
     pub(super) fn new() -> Self {
         // SAFETY: the layout's size is not zero.
