@@ -6,28 +6,54 @@
 //! Doorbells may belong to somebody else ([`KvmDoorbells::for_others`]): a device that is served in another process reads them
 //! there. Nobody here may read them, then; how often they rang only the kernel's tracepoints tell, for which the ledger is
 //! given their addresses ([`KvmDoorbells::places`]).
+//!
+//! Where they are is another thread's to say ([`IoEvents`]): each change waits until no vCPU can be in the middle of looking
+//! for one (a grace period of some milliseconds), and a BAR that moves is two of them for each queue.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch};
-use platform::doorbell::Doorbells;
+use platform::doorbell::{Doorbells, PlaceDoorbells};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Vm;
 
-/// The eventfds and where KVM listens for them.
+/// The eventfds, for whoever hears them.
 pub struct KvmDoorbells {
-    vm: Arc<Vm>,
+    events: Arc<IoEvents>,
+    rung: u64,
+}
+
+/// Where KVM listens for a function's doorbells.
+pub struct IoEvents {
+    vm: Arc<dyn Listen>,
     fds: Vec<EventFd>,
     /// Bytes between two.
     stride: u64,
-    at: Option<u64>,
-    rung: u64,
+    /// Where doorbell 0 is. Held during a change, so that each begins where the one before it has ended.
+    at: Mutex<Option<u64>>,
     /// Where doorbells that others read have been placed.
     places: Option<Arc<Places>>,
+}
+
+/// What of KVM is needed.
+trait Listen: Send + Sync {
+    fn listen(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()>;
+
+    fn forget(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()>;
+}
+
+impl Listen for Vm {
+    fn listen(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()> {
+        Ok(self.fd().register_ioevent(fd, &at, NoDatamatch)?)
+    }
+
+    fn forget(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()> {
+        Ok(self.fd().unregister_ioevent(fd, &at, NoDatamatch)?)
+    }
 }
 
 /// Where a function's doorbells are, for other threads; one function's BAR lies in one place for nearly all its life.
@@ -55,17 +81,7 @@ impl KvmDoorbells {
     /// # Errors
     /// The host has no more descriptors.
     pub fn new(vm: Arc<Vm>, queues: u16, stride: u64) -> io::Result<Self> {
-        let fds = (0..queues)
-            .map(|_| EventFd::new(EFD_NONBLOCK))
-            .collect::<io::Result<_>>()?;
-        Ok(Self {
-            vm,
-            fds,
-            stride,
-            at: None,
-            rung: 0,
-            places: None,
-        })
+        IoEvents::new(vm, queues, stride, None).map(Self::of)
     }
 
     /// The same, for somebody else to read.
@@ -77,28 +93,57 @@ impl KvmDoorbells {
         places
             .len
             .store(u64::from(queues) * stride, Ordering::Relaxed);
-        Ok(Self {
-            places: Some(Arc::new(places)),
-            ..Self::new(vm, queues, stride)?
-        })
+        IoEvents::new(vm, queues, stride, Some(Arc::new(places))).map(Self::of)
+    }
+
+    fn of(events: IoEvents) -> Self {
+        Self {
+            events: Arc::new(events),
+            rung: 0,
+        }
+    }
+
+    /// Where KVM listens for them: for whoever decodes the function's BARs.
+    pub fn events(&self) -> Arc<IoEvents> {
+        self.events.clone()
     }
 
     /// Where doorbells for others are.
     pub fn places(&self) -> Option<Arc<Places>> {
-        self.places.clone()
+        self.events.places.clone()
     }
 
     /// The eventfds.
     pub fn eventfds(&self) -> &[EventFd] {
-        &self.fds
+        &self.events.fds
     }
 
     /// Those that are read here.
     fn ours(&self) -> &[EventFd] {
-        match self.places {
-            None => &self.fds,
+        match self.events.places {
+            None => &self.events.fds,
             Some(_) => &[],
         }
+    }
+}
+
+impl IoEvents {
+    fn new(
+        vm: Arc<dyn Listen>,
+        queues: u16,
+        stride: u64,
+        places: Option<Arc<Places>>,
+    ) -> io::Result<Self> {
+        let fds = (0..queues)
+            .map(|_| EventFd::new(EFD_NONBLOCK))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            vm,
+            fds,
+            stride,
+            at: Mutex::new(None),
+            places,
+        })
     }
 
     fn addresses(&self, first: u64) -> impl Iterator<Item = (&EventFd, IoEventAddress)> {
@@ -107,15 +152,17 @@ impl KvmDoorbells {
     }
 }
 
-impl Doorbells for KvmDoorbells {
-    fn place(&mut self, first: Option<u64>) {
-        if first == self.at {
+impl PlaceDoorbells for IoEvents {
+    /// Two grace periods of KVM's for each queue that moves.
+    fn place(&self, first: Option<u64>) {
+        // A panic in between leaves an address that is at worst left a second time, which fails without effect.
+        let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        if first == *at {
             return;
         }
-        let vm = self.vm.fd();
-        if let Some(old) = self.at {
+        if let Some(old) = *at {
             for (fd, address) in self.addresses(old) {
-                let _ = vm.unregister_ioevent(fd, &address, NoDatamatch);
+                let _ = self.vm.forget(fd, address);
             }
         }
         if let (Some(places), Some(new)) = (&self.places, first) {
@@ -123,14 +170,16 @@ impl Doorbells for KvmDoorbells {
         }
         if let Some(new) = first {
             for (fd, address) in self.addresses(new) {
-                if let Err(error) = vm.register_ioevent(fd, &address, NoDatamatch) {
+                if let Err(error) = self.vm.listen(fd, address) {
                     tracing::warn!(%error, "no ioeventfd for a doorbell; it will exit to user space");
                 }
             }
         }
-        self.at = first;
+        *at = first;
     }
+}
 
+impl Doorbells for KvmDoorbells {
     fn fds(&self, add: &mut dyn FnMut(RawFd)) {
         self.ours().iter().map(AsRawFd::as_raw_fd).for_each(add);
     }
@@ -151,3 +200,6 @@ impl Doorbells for KvmDoorbells {
         self.rung
     }
 }
+
+#[cfg(test)]
+mod tests;

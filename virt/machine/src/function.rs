@@ -206,11 +206,6 @@ pub trait Function<C>: Send {
         out: &mut Effects<C>,
     );
 
-    /// Where the first doorbell is decoded: its guest-physical address, while memory decoding is on.
-    fn doorbells(&self) -> Option<u64> {
-        None
-    }
-
     /// Doorbell number `queue` rang.
     fn ring(&mut self, queue: u16) {
         let _ = queue;

@@ -44,7 +44,7 @@ const BYPASS_LEASES: usize = 1024;
 /// What connects a function to its hypervisor, as far as it has it.
 #[derive(Default)]
 pub struct Wires {
-    /// Its doorbells, watched.
+    /// Its doorbells, to be heard; its port places them ([`port`](crate::port)).
     pub doorbells: Option<Box<dyn Doorbells>>,
     /// Its legacy interrupt pin.
     pub pin: Option<Box<dyn InterruptPin>>,
@@ -212,15 +212,12 @@ where
         number
     }
 
-    /// Takes a function away: it stops for good, and once nothing of it is in flight it is dropped and `told` hears its
-    /// requester.
+    /// Takes a function away, whose port is unplugged: it stops for good, and once nothing of it is in flight it is dropped and
+    /// `told` hears its requester.
     pub fn remove(&mut self, number: usize, told: Sender<SourceId>) {
         if let Some(Some(slot)) = self.slots.get_mut(number) {
             slot.function.get_mut().end();
             slot.removal = Some(told);
-            if let Some(doorbells) = &mut slot.wires.doorbells {
-                doorbells.place(None);
-            }
         }
     }
 

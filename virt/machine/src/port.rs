@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use guest_mem::{PhysMem, SourceId};
-use pci::bars::{BARS, BarKind};
+use pci::bars::{BARS, BarKind, Bars};
 use pci::port::FunctionPort;
 use platform::bus::{AccessCause, BusDevice};
+use platform::doorbell::PlaceDoorbells;
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Handle, Reply};
 
@@ -39,6 +40,7 @@ pub struct OwnedFunction<O> {
     owner: Handle<Request<O>>,
     number: usize,
     shape: FunctionShape,
+    doorbells: Option<Arc<dyn PlaceDoorbells>>,
 }
 
 impl<O> OwnedFunction<O> {
@@ -48,7 +50,16 @@ impl<O> OwnedFunction<O> {
             owner,
             number,
             shape,
+            doorbells: None,
         }
+    }
+
+    /// The same with watched doorbells, which follow its BAR: on the vCPU's thread, since the owner, who hears them, serves others
+    /// meanwhile.
+    #[must_use]
+    pub fn with_doorbells(mut self, doorbells: Arc<dyn PlaceDoorbells>) -> Self {
+        self.doorbells = Some(doorbells);
+        self
     }
 
     fn call(&self, op: Op) -> Option<u64> {
@@ -69,6 +80,13 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
 
     fn config_write(&self, reg: u16, len: u8, value: u32) {
         self.call(Op::ConfigWrite { reg, len, value });
+    }
+
+    fn decodes(&self, bars: &Bars) {
+        if let (Some(doorbells), Some((bar, range))) = (&self.doorbells, &self.shape.doorbells) {
+            let base = bars.decoded(usize::from(*bar));
+            doorbells.place(base.and_then(|base| base.checked_add(range.start)));
+        }
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {

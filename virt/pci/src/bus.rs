@@ -119,7 +119,7 @@ impl PciBus {
             // A configuration write under way finds no BARs from here on, so what is forgotten stays forgotten.
             let mut bars = lock(&plugged.bars);
             *bars = None;
-            self.redecode(slot, &Bars::default());
+            self.redecode(slot, &plugged, &Bars::default());
         }
         self.replace(source, Slot::Free);
     }
@@ -195,12 +195,18 @@ impl PciBus {
         if let Some(bars) = &mut *lock(&plugged.bars)
             && bars.write(reg, len, value)
         {
-            self.redecode(number as u8, bars);
+            self.redecode(number as u8, &plugged, bars);
         }
         plugged.port.config_write(reg, len, value);
     }
 
-    fn redecode(&self, slot: u8, bars: &Bars) {
+    /// Decodes the BARs of `plugged` in `slot` as `bars` has it; whose lock is held.
+    fn redecode(&self, slot: u8, plugged: &Plugged, bars: &Bars) {
+        self.note_decoded(slot, bars);
+        plugged.port.decodes(bars);
+    }
+
+    fn note_decoded(&self, slot: u8, bars: &Bars) {
         let mut decoded = self.decoded.write().unwrap_or_else(PoisonError::into_inner);
         decoded.retain(|range| range.slot != slot);
         for bar in 0..BARS {

@@ -2,7 +2,7 @@
 
 use platform::bus::AccessCause;
 
-use crate::bars::{BARS, BarKind};
+use crate::bars::{BARS, BarKind, Bars};
 
 /// A function's door for vCPU threads.
 ///
@@ -19,6 +19,11 @@ pub trait FunctionPort: Send + Sync {
 
     /// Writes `len` (1, 2 or 4) bytes of configuration space at `reg` (`reg` + `len` ≤ 4096).
     fn config_write(&self, reg: u16, len: u8, value: u32);
+
+    /// The bus decodes these BARs now, or none of them any more. Called for a write before the function itself hears of it, and when
+    /// the function is unplugged; with the lock of its BARs held, so one call at a time and in the order of the changes. It may
+    /// block: only who writes to the same BARs waits.
+    fn decodes(&self, _bars: &Bars) {}
 
     /// Reads `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`. `data` arrives as all ones.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);

@@ -360,10 +360,6 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         self.write_bar(offset, data, keep, out);
     }
 
-    fn doorbells(&self) -> Option<u64> {
-        self.config.bars().decoded(0).map(|base| base + NOTIFY)
-    }
-
     fn ring(&mut self, queue: u16) {
         self.kick(queue);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use guest_mem::{Iova, NoIommu, PhysMem, SourceId};
-use kvm::doorbells::KvmDoorbells;
+use kvm::doorbells::{IoEvents, KvmDoorbells};
 use kvm::register_page;
 use machine::port::{OwnedFunction, UnitRegisters};
 use machine::{FunctionShape, ResolveFunction, Wires};
@@ -155,9 +155,10 @@ fn attach_over<M: Memory>(
         .with_balloon(watched);
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = Reporter::new(ledger.clone(), config);
-    for (source, number, shape) in plugged {
-        let port = OwnedFunction::new(handle.clone(), number, shape);
-        parts.bus.plug(source, Arc::new(port));
+    for plug in plugged {
+        let port = OwnedFunction::new(handle.clone(), plug.number, plug.shape)
+            .with_doorbells(plug.doorbells);
+        parts.bus.plug(plug.source, Arc::new(port));
     }
     Ok(Attached {
         iommu_page: config
@@ -188,11 +189,19 @@ fn dmar_table() -> Vec<u8> {
     ))
 }
 
+/// What the port of a function needs.
+struct Plug {
+    source: SourceId,
+    number: usize,
+    shape: FunctionShape,
+    doorbells: Arc<IoEvents>,
+}
+
 /// Functions on their way to an owner that does not run yet, and what their doors need once it does.
 pub struct Plugs<'a, M> {
     owner: &'a mut Owner<M>,
     unit: usize,
-    plugged: Vec<(SourceId, usize, FunctionShape)>,
+    plugged: Vec<Plug>,
 }
 
 impl<'a, M: PhysMem> Plugs<'a, M> {
@@ -217,12 +226,18 @@ impl<'a, M: PhysMem> Plugs<'a, M> {
 
     fn add_under(&mut self, unit: usize, function: Functions, doorbells: KvmDoorbells) -> usize {
         let (source, shape) = (function.get().source(), function.get().shape());
+        let events = doorbells.events();
         let wires = Wires {
             doorbells: Some(Box::new(doorbells)),
             pin: None,
         };
         let number = self.owner.add(unit, function, wires);
-        self.plugged.push((source, number, shape));
+        self.plugged.push(Plug {
+            source,
+            number,
+            shape,
+            doorbells: events,
+        });
         number
     }
 }

@@ -32,6 +32,9 @@ Examples:
 Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
 A front end whose daemon is killed and started again goes on where it was, if it reconnects. QEMU says `ring restore failed: -22` then,
 which is harmless: nobody is left to ask how far a ring had got, so it takes that from the ring itself, and the inflight region has the rest.
+QEMU before 9.1 may fall silent for good when the daemon ends in the milliseconds of its new handshake, after it has connected again: it says
+`vhost_backend_init failed`, the next daemon has its connection and no message, and the guest's disk hangs until QEMU is started again. Use
+9.1 or newer; or let nothing end the daemon within reconnect= and a few seconds of its start.
 When all devices can be reached the daemon says `ready: serving …` on standard error, and tells a service manager (READY=1 to
 NOTIFY_SOCKET: Type=notify of systemd); before that no socket is there.
 Exit status: 0 ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT, 1 a failure under way, 2 nothing started, 4 a core panicked, 5 ended at

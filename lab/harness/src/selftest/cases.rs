@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lab::packages::Version;
 
-use super::{ballooned, held, power, punched, swapped};
+use super::{ballooned, elf, held, power, punched, swapped};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -76,7 +76,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     let mut cases = held::quick();
     cases.extend([
         remote_disk(1),
-        mixed(Machine::new(Mode::Shared, 4, true), 8),
+        mixed(Machine::new(Mode::Shared, 4, true), 8, "poll"),
         network(Machine::new(Mode::Trap, 4, true)),
         rogue(Machine::new(Mode::Logged, 4, false)),
         bounce(Machine::new(Mode::Shared, 1, false)),
@@ -98,7 +98,12 @@ pub fn soak() -> Vec<Case> {
         })
     };
     let mut cases: Vec<Case> = (1..=20).flat_map(named).collect();
-    cases.push(mixed(Machine::new(Mode::Shared, 4, true), 300));
+    cases.extend(
+        ["poll", "adaptive"].map(|idle| mixed(Machine::new(Mode::Shared, 4, true), 300, idle)),
+    );
+    // As many as `run` takes. Each is a thread, and the lab has two processors for all of them.
+    cases.push(mixed(Machine::new(Mode::Shared, 16, true), 60, "adaptive"));
+    cases.extend(elf::soak());
     cases.push(remote_disk(20));
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
@@ -191,7 +196,7 @@ impl Machine {
     }
 }
 
-fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
+pub(super) fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
     workloads::add_disk(&mut guest, host, SEED, options)?;
     Ok(guest)
 }
@@ -205,7 +210,7 @@ pub(super) fn mixed_summary(outcome: &Outcome) -> Result<String> {
     Ok(line.trim().to_owned())
 }
 
-fn check_pattern(disk: &str) -> String {
+pub(super) fn check_pattern(disk: &str) -> String {
     format!("workload check-pattern {disk} --bytes {MIB} --seed {SEED}")
 }
 
@@ -220,9 +225,9 @@ fn boot(machine: Machine) -> Case {
     })
 }
 
-fn mixed(machine: Machine, seconds: u32) -> Case {
+fn mixed(machine: Machine, seconds: u32, idle: &'static str) -> Case {
     let name = format!(
-        "mixed, verified I/O for {seconds} s, the disk refused to a second run: {}",
+        "mixed, verified I/O for {seconds} s, the disk refused to a second run: {}, --idle {idle}",
         machine.name()
     );
     Case::new(name, move |host| {
@@ -230,7 +235,9 @@ fn mixed(machine: Machine, seconds: u32) -> Case {
             "echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8"
         );
         let mut guest = with_disk(machine.guest(&script), host, ",queues=4")?;
-        guest.limit = Duration::from_secs(u64::from(seconds) * 2 + 180);
+        guest.idle = idle;
+        guest.limit =
+            Duration::from_secs(u64::from(seconds) * 2 + 180 + 20 * u64::from(machine.cpus));
         let mut first = guest.spawn(host)?;
         let second = match first.wait_for("now mixed") {
             Ok(()) => Some(guest.try_run(host)?),

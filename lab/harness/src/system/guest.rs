@@ -53,6 +53,8 @@ pub struct System {
 pub struct Guest {
     /// It boots this rather than run a script.
     pub system: Option<System>,
+    /// A kernel where `run` sees it, in place of the stock bzImage.
+    pub kernel: Option<String>,
     /// IOMMU and register mode.
     pub mode: Mode,
     /// `iommu.strict=1`, or Linux's default of lazy invalidation.
@@ -90,6 +92,7 @@ impl Guest {
     pub fn new(mode: Mode, script: impl Into<String>) -> Self {
         Self {
             system: None,
+            kernel: None,
             mode,
             is_strict: true,
             memory: "256M",
@@ -113,7 +116,10 @@ impl Guest {
         let mut args: Vec<String> = vec!["run".into()];
         let mut flag = |name: &str, value: String| args.extend([name.to_owned(), value]);
         let (kernel, initrd) = match &self.system {
-            None => (host.kernel(), host.initrd()),
+            None => {
+                let stock = || host.kernel();
+                (self.kernel.clone().unwrap_or_else(stock), host.initrd())
+            }
             Some(system) => (system.kernel.clone(), system.initrd.clone()),
         };
         flag("--kernel", kernel);

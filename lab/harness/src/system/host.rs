@@ -182,6 +182,15 @@ impl Host {
         }
     }
 
+    /// The stock kernel.
+    pub fn kernel_image(&self) -> Result<Vec<u8>> {
+        let path = self.kernel();
+        match self {
+            Self::Lab(lab) => Ok(lab.pull_bytes(&path)?),
+            Self::Native(_) => fs::read(&path).with_context(|| format!("reading {path}")),
+        }
+    }
+
     /// Path of the guest's initramfs.
     pub fn initrd(&self) -> String {
         match self {

@@ -1,17 +1,17 @@
 //! The two halves of going to sleep, called by hand.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 
 use guest_mem::RegPage;
 use sidecore::{Activity, Poller};
 use vio::blk::request::{STATUS_OK, kind};
 
 use machine::{Op, Wires};
-use platform::doorbell::Doorbells;
 use virtio_pci::VirtioFunction;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vtd_port::VtdPort;
 
+use super::doorbells::Bells;
 use super::support::*;
 use vtd::spec::registers as reg;
 
@@ -143,33 +143,6 @@ fn writes_past_a_full_log_keep_their_order() {
     guest.until("the wait", |guest| guest.is_done(wait));
 }
 
-/// Eventfds, rung by hand as a hypervisor would.
-struct Bells {
-    fds: Vec<EventFd>,
-    rung: u64,
-}
-
-impl Doorbells for Bells {
-    fn place(&mut self, _first: Option<u64>) {}
-
-    fn fds(&self, add: &mut dyn FnMut(RawFd)) {
-        self.fds.iter().map(AsRawFd::as_raw_fd).for_each(add);
-    }
-
-    fn drain(&mut self, ring: &mut dyn FnMut(u16)) {
-        for (fd, queue) in self.fds.iter().zip(0..) {
-            if let Ok(count) = fd.read() {
-                self.rung += count;
-                ring(queue);
-            }
-        }
-    }
-
-    fn rung(&self) -> u64 {
-        self.rung
-    }
-}
-
 #[test]
 fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
     let (device, control) = slow(vio::blk::Transfer::Direct);
@@ -181,7 +154,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
         .collect();
     let bell = fds[0].as_raw_fd();
     let wires = Wires {
-        doorbells: Some(Box::new(Bells { fds, rung: 0 })),
+        doorbells: Some(Box::new(Bells::new(fds))),
         pin: None,
     };
     let owner = owner_of(

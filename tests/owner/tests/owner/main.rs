@@ -3,6 +3,7 @@
 
 mod arming;
 mod balloon;
+mod doorbells;
 mod drain;
 mod end;
 mod hostile;

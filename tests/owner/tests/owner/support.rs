@@ -137,7 +137,7 @@ pub const LIMIT: Duration = Duration::from_secs(1);
 /// One that no test reaches: what waits for it would be seen to hang.
 pub const NO_LIMIT: Duration = Duration::from_secs(3600);
 /// How long anything may take that is expected to happen.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

@@ -71,10 +71,7 @@ where
             return reply.send(u64::MAX);
         };
         let Slot {
-            function,
-            effects,
-            wires,
-            ..
+            function, effects, ..
         } = slot;
         let function = function.get_mut();
         let keep = &self.keep;
@@ -88,9 +85,6 @@ where
                 value: written,
             } => {
                 function.config_write(reg, len, written, keep, effects);
-                if let Some(doorbells) = &mut wires.doorbells {
-                    doorbells.place(function.doorbells());
-                }
                 stops = !function.is_silent() && self.end.is_none();
             }
             Op::Read { bar, offset, len } => {

@@ -19,6 +19,8 @@ fn windows(high: u64) -> Windows {
 struct Endpoint {
     config: Mutex<ConfigSpace>,
     last: Mutex<Option<(u8, u64, Vec<u8>)>>,
+    /// Where it was told that BAR 0 is decoded, and what its own command register said then.
+    told: Mutex<Vec<(Option<u64>, u16)>>,
 }
 
 const KINDS: [BarKind; BARS] = [
@@ -43,6 +45,7 @@ impl Endpoint {
         Arc::new(Self {
             config: Mutex::new(ConfigSpace::new(&identity, KINDS)),
             last: Mutex::new(None),
+            told: Mutex::new(Vec::new()),
         })
     }
 }
@@ -58,6 +61,11 @@ impl FunctionPort for Endpoint {
 
     fn config_write(&self, reg: u16, len: u8, value: u32) {
         lock(&self.config).write(reg, len, value);
+    }
+
+    fn decodes(&self, bars: &Bars) {
+        let command = lock(&self.config).read(4, 2) as u16;
+        lock(&self.told).push((bars.decoded(0), command));
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
@@ -225,6 +233,50 @@ fn an_unplugged_function_is_gone_and_its_slot_is_taken_again() {
     assert_eq!(window_read(&bus, at).0, AccessCause::Unclaimed);
     assert_eq!(bus.reserve().unwrap(), SourceId::new(0, 1, 0));
     assert_eq!(bus.reserve().unwrap(), SourceId::new(0, 2, 0));
+}
+
+#[test]
+fn a_port_is_told_what_is_decoded_before_its_function_hears_the_write() {
+    let (bus, endpoint) = bus();
+    let at = u64::from(ecam_read(&bus, 1, 0x10));
+    lock(&endpoint.told).clear();
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    ecam_write(&bus, 1, 4, 0);
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    bus.unplug(SourceId::new(0, 1, 0));
+    let told = [
+        (Some(at), 0),
+        (None, COMMAND_MEMORY),
+        (Some(at), 0),
+        (None, COMMAND_MEMORY),
+    ];
+    assert_eq!(*lock(&endpoint.told), told);
+}
+
+#[test]
+fn vcpus_that_move_a_bar_at_once_leave_its_port_told_of_the_place_that_is_decoded() {
+    let (bus, endpoint) = bus();
+    ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
+    let places: Vec<u64> = (1..=4).map(|mib| LOW + (mib << 20)).collect();
+    for _ in 0..200 {
+        std::thread::scope(|scope| {
+            for at in &places {
+                scope.spawn(|| ecam_write(&bus, 1, 0x10, *at as u32));
+            }
+        });
+        let last = lock(&endpoint.told).last().unwrap().0.unwrap();
+        for at in &places {
+            let is_decoded = window_read(&bus, *at).0 != AccessCause::Unclaimed;
+            assert_eq!(is_decoded, *at == last, "{at:#x}, told {last:#x}");
+        }
+    }
+    std::thread::scope(|scope| {
+        for at in &places {
+            scope.spawn(|| ecam_write(&bus, 1, 0x10, *at as u32));
+        }
+        bus.unplug(SourceId::new(0, 1, 0));
+    });
+    assert_eq!(lock(&endpoint.told).last().unwrap().0, None, "unplugged");
 }
 
 #[test]
