@@ -154,6 +154,9 @@ impl Session {
         let start = Instant::now();
         self.say("acting");
         if act == Act::PowerOff.name() {
+            if let Engine::Kernel(load) = &self.engine {
+                load.power_goes();
+            }
             return held::power_off();
         } else if act == Act::BusMaster.name() {
             let function = self.function()?;

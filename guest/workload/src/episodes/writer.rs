@@ -108,6 +108,8 @@ pub(super) struct Counts {
 /// The writers that run.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
+    /// The power goes: Linux breaks its virtio devices then, and fails what is made of them.
+    is_going: Arc<AtomicBool>,
     writers: Vec<JoinHandle<Result<(Record, Counts), String>>>,
 }
 
@@ -120,7 +122,7 @@ impl Load {
         records: Vec<Record>,
         random: &mut Random,
     ) -> Result<Self, String> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let [stop, is_going] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let (send, has_written) = channel();
         let mut writers = Vec::new();
         for record in records {
@@ -134,19 +136,31 @@ impl Load {
                 file: device::open(&config.disk, true).map_err(|e| e.to_string())?,
                 record,
             };
-            let (stop, send) = (stop.clone(), send.clone());
+            let (stop, is_going, send) = (stop.clone(), is_going.clone(), send.clone());
             writers.push(thread::spawn(move || {
                 let ended = writer.write_until(&stop, send);
                 // At once: the episode may end without being asked how it went.
                 ended.inspect_err(|reason| {
-                    console::say(&format!("episode {episode} wrong: {reason}"));
+                    if !is_going.load(Ordering::Relaxed) {
+                        console::say(&format!("episode {episode} wrong: {reason}"));
+                    }
                 })
             }));
         }
         drop(send);
         // Until each has dropped its sender: it has written, or has ended, and `end` says why.
         has_written.iter().for_each(drop);
-        Ok(Self { stop, writers })
+        Ok(Self {
+            stop,
+            is_going,
+            writers,
+        })
+    }
+
+    /// What fails from now on is nobody's fault.
+    pub(super) fn power_goes(&self) {
+        // Relaxed: it orders nothing; what fails does so after a system call that comes later.
+        self.is_going.store(true, Ordering::Relaxed);
     }
 
     /// Lets each finish what it does.
@@ -184,8 +198,8 @@ impl Writer {
         let mut until_written = Some(has_written);
         while !stop.load(Ordering::Relaxed) {
             match self.random.below(10) {
-                0 => self.flush()?,
-                1..4 => self.read()?,
+                0..2 => self.flush()?,
+                2..5 => self.read()?,
                 _ => self.write()?,
             }
             if self.counts.writes > 0 {

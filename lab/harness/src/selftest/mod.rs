@@ -4,6 +4,7 @@
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `debian`: a stock Debian on a disk behind VT-d.
+//! * `episodes`: storage that misbehaves, at random.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
 //! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
@@ -15,6 +16,7 @@ mod ballooned;
 mod cases;
 mod clients;
 mod debian;
+mod episodes;
 mod held;
 pub mod payload;
 mod power;

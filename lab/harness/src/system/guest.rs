@@ -248,6 +248,11 @@ impl RunningGuest<'_> {
         self.program.resume()
     }
 
+    /// Sends its VMM a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.program.signal(signal)
+    }
+
     /// Asks its VMM to end, as a service manager does.
     pub fn terminate(&self) -> Result<()> {
         self.program.terminate()
