@@ -82,6 +82,11 @@ impl Daemon<'_> {
         self.program.signal(signal)
     }
 
+    /// It has to end within this from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.program.set_limit(limit);
+    }
+
     /// Waits for its end, whatever that is.
     pub fn wait(self) -> Result<Output> {
         self.program.wait()

@@ -258,6 +258,11 @@ impl RunningGuest<'_> {
         self.program.terminate()
     }
 
+    /// It has to end, or to write what is waited for, within this from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.program.set_limit(limit);
+    }
+
     /// Waits for its end, whatever that is.
     pub fn wait(self) -> Result<Outcome> {
         let output = self.program.wait()?;

@@ -164,7 +164,7 @@ impl<'a> Boot<'a> {
         }
         if let Some(guest) = &mut self.guest {
             guest.type_in("quit\n")?;
-            match self.end_of_guest()? {
+            match self.end_of_guest(EACH)? {
                 Ended::Guest(outcome) => outcome.check()?,
                 Ended::Daemon(_) => bail!("a guest was waited for"),
             }
@@ -313,7 +313,7 @@ impl<'a> Boot<'a> {
             free = Instant::now();
         }
         let ended = match action {
-            Action::PowerOff => self.end_of_guest()?,
+            Action::PowerOff => self.end_of_guest(BOUND)?,
             _ => self.end_of_process()?,
         };
         self.took(&format!("{fault:?} × {action:?}"), free)?;
@@ -362,16 +362,21 @@ impl<'a> Boot<'a> {
         }
     }
 
+    /// Of the process that does the I/O: one that does not end within [`BOUND`] is killed.
     fn end_of_process(&mut self) -> Result<Ended> {
         match self.daemon.take() {
-            Some(daemon) => Ok(Ended::Daemon(daemon.wait()?)),
-            None => self.end_of_guest(),
+            Some(mut daemon) => {
+                daemon.set_limit(BOUND);
+                Ok(Ended::Daemon(daemon.wait()?))
+            }
+            None => self.end_of_guest(BOUND),
         }
     }
 
     /// Of the guest's own process; what its writers met has been said.
-    fn end_of_guest(&mut self) -> Result<Ended> {
-        let guest = self.guest.take().context("the guest is gone")?;
+    fn end_of_guest(&mut self, limit: Duration) -> Result<Ended> {
+        let mut guest = self.guest.take().context("the guest is gone")?;
+        guest.set_limit(limit);
         let outcome = guest.wait()?;
         let met = outcome
             .console
