@@ -101,13 +101,14 @@ setup-debian: setup
 debian: setup-debian build ## a stock Debian 12 (systemd, generic kernels 6.1 and 6.12) on a disk behind VT-d: raw and qcow2, strict and lazy, verified by fio, rebooted 5 times, powered off by SIGTERM; in the lab, 12 minutes and 5 GB of disk
 	$(EXITLESS) selftest --debian
 
-soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
+soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	cargo build --release --quiet -p exitless --features punch
 	$(EXITLESS) selftest --soak
 	$(EXITLESS) selftest --soak --debian
 	$(EXITLESS) selftest --soak --kernel 6.12 --only "taken away"
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
+	$(EXITLESS) selftest --soak --episodes $${LAB_EPISODES:-50} --seed $${EPISODE_SEED:-1}
 	EPISODES=$${EPISODES:-2000} EPISODE_SEED=$${EPISODE_SEED:-1000} cargo test --release --quiet -p exitless --test episodes
 	SWAP_EVENTS=$${SWAP_EVENTS:-100000000} cargo test --release --quiet -p swap --lib book
 	SWAP_SECONDS=$${SWAP_SECONDS:-300} cargo test --release --quiet -p swap --test threads

@@ -7,7 +7,7 @@
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
 //! | `/bin/workload` | the guest's program, for the other end of its conversations |
 //! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test says so |
-//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `lab-load zram` |
+//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `lab-load faults`, `lab-load zram` |
 //! | `/modules/LIST` | the modules of such a list, in load order |
 //! | `/root` | where programs start |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
@@ -42,9 +42,22 @@ const MODULES: &[&str] = &[
 
 /// What is loaded when somebody asks for it (`lab-load NAME`): every module takes an emulated processor a while.
 /// zram compresses by `lzo_rle`, which newer kernels have inside it.
-/// Another target of device-mapper (`dm_delay`, `dm_flakey`, `dm_crypt`) is one more name here.
+/// Another target of device-mapper is one more name here. `xts`, by which dm-crypt encrypts, needs `ecb` and does not say so
+/// as other modules do: nobody would load it.
 const ON_DEMAND: &[(&str, &[&str])] = &[
     ("storage", &["loop", "dm_mod"]),
+    (
+        "faults",
+        &[
+            "loop",
+            "dm_mod",
+            "dm_delay",
+            "dm_flakey",
+            "ecb",
+            "xts",
+            "dm_crypt",
+        ],
+    ),
     ("zram", &["lzo_rle", "zram"]),
 ];
 

@@ -15,7 +15,7 @@
 //!
 //! Blocks of run N are chosen by [`Blocks`], so the host can tell what must be on the disk.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use crate::device::{self, Buffer};
 use crate::driver::{Driver, Request, SLOTS};
 use crate::function::Function;
-use crate::{BLOCK, block, pattern};
+use crate::{BLOCK, block, console, pattern};
 
 /// How long a request may take that nothing holds.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -155,28 +155,15 @@ pub fn run(config: &HeldConfig) -> Result<(), String> {
 }
 
 impl HeldConfig {
-    /// Says a word to the host, and waits until it has left the machine: the act may stop the processor that would
-    /// send it.
-    #[expect(unsafe_code, reason = "no safe wrapper of tcdrain")]
+    /// Says a word to the host.
     fn say(&self, word: &str) {
-        let mut out = io::stdout().lock();
-        // A console that is gone is noticed by the host.
-        let _ = out
-            .write_all(format!("held {} {word}\n", self.blocks.run).as_bytes())
-            .and_then(|()| out.flush());
-        // SAFETY: takes a descriptor only; an error says that it is no terminal, which keeps nothing back.
-        unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
+        console::say(&format!("held {} {word}", self.blocks.run));
     }
 
     /// Says a word, and waits for a line.
     fn ask(&self, word: &str) -> Result<(), String> {
         self.say(word);
-        let mut line = String::new();
-        match io::stdin().read_line(&mut line) {
-            Ok(0) => Err("the host has gone".into()),
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!("no answer from the host: {error}")),
-        }
+        console::hear().map(drop)
     }
 
     fn sealed(&self, number: u64) -> Vec<u8> {
@@ -299,7 +286,7 @@ fn collect(config: &HeldConfig, ended: &Receiver<Ended>, start: Instant) -> Resu
 }
 
 /// At once, as a pulled plug or a panic would: neither file systems nor disks are told.
-fn power_off() -> Result<(), String> {
+pub(crate) fn power_off() -> Result<(), String> {
     let status = Command::new("poweroff").args(["-n", "-f"]).status();
     Err(format!("poweroff came back: {status:?}"))
 }

@@ -7,6 +7,7 @@
 //! Left out: anything that draws conclusions from time.
 #![deny(unsafe_code)]
 
+pub mod acked;
 pub mod age;
 mod area;
 pub mod block;
@@ -15,10 +16,12 @@ mod child;
 pub mod collect;
 pub mod compile;
 pub mod compress;
+mod console;
 pub mod device;
 pub mod driver;
 pub mod echo;
 mod ended;
+pub mod episodes;
 pub mod function;
 pub mod held;
 pub mod marker;

@@ -18,6 +18,7 @@ use workload::collect::{self, CollectConfig};
 use workload::compile::{self, CompileConfig};
 use workload::compress::{self, CompressConfig};
 use workload::device::{self, Buffer};
+use workload::episodes::EpisodesConfig;
 use workload::held::{self, Act, Blocks, HeldConfig};
 use workload::marker::{self, Markers};
 use workload::mixed::{self, Event, MixedConfig};
@@ -50,6 +51,10 @@ workload: the program inside the test guest
       Bus Master off and on, or a reset of the device, or power-off. In step with the host by lines of
       standard input. DEV has the pattern. Blocks 4N to 4N + 3 are run N's.
       Prints: held N ready, issued, acting, acted: WHAT, ended: WHAT, over: ok or over: REASON
+  workload episodes DEV,LOG [--seed 1]
+      Writers that put down on LOG what DEV has acknowledged, under storage that misbehaves: in step with the host by lines of
+      standard input (begin, issue, act, finish, quit). The first MiB of DEV is zeroes.
+      Prints: episode N ready, issued, acting, acted ms=…, over: ok … or over: REASON
   workload age --mib N
       A child writes N MiB of memory and ends, so that the guest's free memory has been used.
       Prints: age ok mib=N
@@ -110,6 +115,7 @@ fn main() -> ExitCode {
         "write-pattern" => write_pattern(&mut options),
         "check-pattern" => check_pattern(&mut options),
         "held" => hold(&mut options),
+        "episodes" => episodes(&mut options),
         "age" => age(&mut options),
         "sequential" => sequential(&mut options),
         "compile" => compile(&mut options),
@@ -356,6 +362,19 @@ fn hold(options: &mut Options) -> Result<(), Failure> {
         act,
     };
     held::run(&config).map_err(Failure::Run)
+}
+
+fn episodes(options: &mut Options) -> Result<(), Failure> {
+    let disks = options.subject("DEV,LOG")?;
+    let (disk, log) = disks
+        .split_once(',')
+        .ok_or_else(|| Failure::Usage(format!("{disks:?} is not DEV,LOG")))?;
+    let config = EpisodesConfig {
+        disk: disk.into(),
+        log: log.into(),
+        seed: options.number("seed", Some(1))?,
+    };
+    workload::episodes::run(&config).map_err(Failure::Run)
 }
 
 fn age(options: &mut Options) -> Result<(), Failure> {

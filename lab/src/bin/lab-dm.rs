@@ -1,4 +1,5 @@
-//! Device-mapper devices of the lab's emulated host: made, suspended, resumed, removed.
+//! Device-mapper devices of the lab's emulated host: made, changed, suspended, resumed, removed; and the sector of a loop
+//! device below them, which busybox's losetup cannot set.
 //!
 //! Runs inside the lab, as `/bin/lab-dm`. It is what the selftest needs of dmsetup(8), whose package would bring
 //! five libraries into the image. A device that is suspended takes requests and keeps them until it is resumed; the
@@ -7,7 +8,8 @@
 //! Interface: `linux/dm-ioctl.h`, version 4. Every request is one `struct dm_ioctl` with the tables behind it, written
 //! here byte by byte; the answer overwrites it.
 //!
-//! UNSAFETY: the interface is ioctl(2), which the standard library does not have: one call, at [`Control::request`].
+//! UNSAFETY: the interfaces are ioctl(2), which the standard library does not have: one call at [`Control::request`], one at
+//! [`set_sector`].
 //!
 //! Left out: more than one target in a device, messages, events, everything of dmsetup that no test needs.
 
@@ -21,24 +23,31 @@ lab-dm: device-mapper devices of the lab
 
   lab-dm create NAME SECTORS TARGET [PARAMETERS]
       Makes and starts a device with one target; prints its path.
-      lab-dm create slow 16384 linear '7:0 0'
-      lab-dm create lossy 16384 flakey '7:0 0 10 5 1 error_writes'
+      lab-dm create plain 16384 linear '7:0 0'
+      lab-dm create slow 16384 delay '7:0 0 50'
+  lab-dm load NAME SECTORS TARGET [PARAMETERS]
+      Another target for it, from the next resume on.
+      lab-dm load slow 16384 flakey '7:0 0 0 3600 1 error_writes' && lab-dm suspend slow && lab-dm resume slow
   lab-dm suspend NAME
       Waits for what is in flight; what comes then is held.
   lab-dm resume NAME
-  lab-dm remove NAME";
+  lab-dm remove NAME
+  lab-dm sector LOOP-DEVICE BYTES
+      The size of its sectors.";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match *words {
-        ["create", name, sectors, target, ref parameters @ ..] => match sectors.parse() {
-            Ok(sectors) => create(name, sectors, target, &parameters.join(" ")),
-            Err(_) => Err(invalid(format!("{sectors:?} is no number of sectors"))),
-        },
+        ["create", name, sectors, target, ref parameters @ ..] => {
+            number(sectors).and_then(|sectors| create(name, sectors, target, &parameters.join(" ")))
+        }
+        ["load", name, sectors, target, ref parameters @ ..] => Control::open()
+            .and_then(|dm| dm.load(name, number(sectors)?, target, &parameters.join(" "))),
         ["suspend", name] => Control::open().and_then(|dm| dm.suspend(name)),
         ["resume", name] => Control::open().and_then(|dm| dm.resume(name)),
         ["remove", name] => Control::open().and_then(|dm| dm.remove(name)),
+        ["sector", device, bytes] => number(bytes).and_then(|bytes| set_sector(device, bytes)),
         _ => {
             eprintln!("{HELP}");
             return ExitCode::from(2);
@@ -66,6 +75,25 @@ fn create(name: &str, sectors: u64, target: &str, parameters: &str) -> io::Resul
     }
     println!("/dev/dm-{minor}");
     Ok(())
+}
+
+fn number(text: &str) -> io::Result<u64> {
+    text.parse()
+        .map_err(|_| invalid(format!("{text:?} is no number")))
+}
+
+/// Sets the size of a loop device's sectors. Nobody is to have it open.
+fn set_sector(device: &str, bytes: u64) -> io::Result<()> {
+    /// `LOOP_SET_BLOCK_SIZE` of `linux/loop.h`; its argument is the size itself.
+    const SET_BLOCK_SIZE: libc::c_ulong = 0x4c09;
+    let file = File::options().read(true).write(true).open(device)?;
+    // SAFETY: the descriptor is open; the command takes a number, and no memory of ours.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), SET_BLOCK_SIZE, bytes) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn invalid(what: impl Into<String>) -> io::Error {

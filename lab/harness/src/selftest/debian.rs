@@ -6,16 +6,16 @@
 //! shows that too.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use lab::LabError;
 use lab::packages::{Debian, NEWER, Version, cache_dir};
 
 use super::clients::Ran;
 use crate::system::guest::{Guest, Mode, Outcome, System};
 use crate::system::host::Host;
+use crate::system::tools::{text, tool};
 
 /// Memory of a lab that boots it, MiB: beside the guest's there are the kernel and the initrd, twice.
 const LAB_MIB: u32 = 2560;
@@ -289,30 +289,6 @@ impl Disk {
         )?;
         tool("e2fsck", &["-f", "-n", text(&raw)?]).map(drop)
     }
-}
-
-fn text(path: &Path) -> Result<&str> {
-    path.to_str()
-        .with_context(|| format!("{} is not UTF-8", path.display()))
-}
-
-/// Runs a tool of this machine; those of file systems are where a user's PATH need not lead.
-fn tool(name: &str, args: &[&str]) -> Result<String> {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let ran = Command::new("/bin/sh")
-        .args(["-c", "exec \"$@\"", "sh", name])
-        .args(args)
-        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
-        .output()
-        .with_context(|| format!("starting {name}"))?;
-    let said = String::from_utf8_lossy(&ran.stdout);
-    let errors = String::from_utf8_lossy(&ran.stderr);
-    ensure!(
-        ran.status.success(),
-        "{name} {}: {said}{errors}",
-        args.join(" ")
-    );
-    Ok(said.into_owned())
 }
 
 /// The root, found or made.

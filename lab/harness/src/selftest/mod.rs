@@ -5,6 +5,7 @@
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `debian`: a stock Debian on a disk behind VT-d.
 //! * `elf`: kernels in the other format.
+//! * `episodes`: storage that misbehaves, at random.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
 //! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
@@ -17,6 +18,7 @@ mod cases;
 mod clients;
 mod debian;
 mod elf;
+mod episodes;
 mod held;
 pub mod payload;
 mod power;

@@ -22,6 +22,7 @@ use lab::packages::{Debian, Version};
 use super::cases::{self, Case};
 use super::clients::{self, Client, Ran};
 use super::debian::{self, DebianCase};
+use super::episodes;
 use super::payload;
 use super::payload::RegisterMode;
 use crate::system::host::Host;
@@ -47,7 +48,9 @@ for each case and a closing line `N passed, N failed`.
   exitless selftest --only shared        cases whose name contains `shared`
   exitless selftest --kernel 6.12        in a lab whose host and guests run Linux 6.12
   exitless selftest --soak               the long run; goes on where it was interrupted
-  exitless selftest --debian             a stock Debian in place of all others; with --soak, oftener")]
+  exitless selftest --debian             a stock Debian in place of all others; with --soak, oftener
+  exitless selftest --episodes 50        storage that misbehaves, at random, in place of all others
+  exitless selftest --episodes 1 --seed 17    the boot of this seed again")]
 pub struct SelftestArgs {
     /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
     #[arg(long)]
@@ -56,6 +59,12 @@ pub struct SelftestArgs {
     /// root is made once, of the machine's own Debian packages (scripts/setup.sh debian; 2 GB in the lab's cache)
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,
+    /// Run so many random episodes of storage that misbehaves (in the lab), a few in each boot of a guest, and no other cases
+    #[arg(long, value_name = "N", conflicts_with = "debian")]
+    episodes: Option<usize>,
+    /// The first boot's seed; each boot has the next one
+    #[arg(long, value_name = "S", default_value_t = 1, requires = "episodes")]
+    seed: u64,
     /// Run only cases whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -79,7 +88,13 @@ pub struct SelftestArgs {
 
 /// Runs the cases; the status is 1 when one failed.
 pub fn main(args: &SelftestArgs) -> Result<u8> {
+    let boots = args.episodes.map(|count| episodes::plans(args.seed, count));
     let (all, clients, debians) = match (args.debian, args.soak) {
+        _ if boots.is_some() => (
+            episodes::cases(boots.as_deref().unwrap_or_default()),
+            Vec::new(),
+            Vec::new(),
+        ),
         (true, true) => (Vec::new(), Vec::new(), debian::soak()),
         (true, false) => (Vec::new(), Vec::new(), debian::quick()),
         (false, true) => (cases::soak(), clients::soak(), Vec::new()),
@@ -110,7 +125,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
         return Ok(0);
     }
     let mut tally = Tally::open(args.soak, args.restart)?;
-    if args.soak && !args.debian {
+    if args.soak && !args.debian && boots.is_none() {
         native_payloads(args.sleeps, &wanted, &mut tally)?;
     }
     let jobs: Vec<Job> = jobs
@@ -122,6 +137,9 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
         run(jobs, args, &tally)?;
     }
     let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(boots) = &boots {
+        println!("{}", episodes::tally(boots));
+    }
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(u8::from(tally.failed > 0))
 }

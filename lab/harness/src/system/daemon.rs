@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use lab::Output;
 use serde_json::Value;
 
 use super::host::{Host, Program};
@@ -72,13 +73,28 @@ pub struct Daemon<'a> {
 impl Daemon<'_> {
     /// Kills it, as a crash would.
     pub fn kill(self) -> Result<()> {
-        self.program.signal(libc::SIGKILL)?;
-        self.program.wait().map(drop)
+        self.signal(libc::SIGKILL)?;
+        self.wait().map(drop)
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.program.signal(signal)
+    }
+
+    /// It has to end within this from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.program.set_limit(limit);
+    }
+
+    /// Waits for its end, whatever that is.
+    pub fn wait(self) -> Result<Output> {
+        self.program.wait()
     }
 
     /// Ends it in order; its counters, and what it had to say.
     pub fn end(self) -> Result<(Value, String)> {
-        self.program.signal(libc::SIGTERM)?;
+        self.signal(libc::SIGTERM)?;
         let said = self.program.wait()?.stderr_text();
         let stats = self
             .host

@@ -254,9 +254,19 @@ impl RunningGuest<'_> {
         self.program.resume()
     }
 
+    /// Sends its VMM a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.program.signal(signal)
+    }
+
     /// Asks its VMM to end, as a service manager does.
     pub fn terminate(&self) -> Result<()> {
         self.program.terminate()
+    }
+
+    /// It has to end, or to write what is waited for, within this from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.program.set_limit(limit);
     }
 
     /// Waits for its end, whatever that is.

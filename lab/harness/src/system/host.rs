@@ -473,6 +473,11 @@ impl Program<'_> {
         }
     }
 
+    /// It has to end, or to write what is waited for, within this from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
     /// Waits for its end.
     pub fn wait(self) -> Result<Output> {
         match self.running {

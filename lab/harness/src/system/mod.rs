@@ -1,13 +1,15 @@
 //! Whole-system runs: a stock guest started by `exitless run`, here or in the lab, and what came of it.
 //!
 //! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how* ([`guest`]),
-//! what both run alike ([`workloads`]), and storage that does what a test says ([`storage`]).
+//! what both run alike ([`workloads`]), and storage that does what a test says ([`storage`], [`file_system`]).
 
 pub mod daemon;
+pub mod file_system;
 pub mod group;
 pub mod guest;
 pub mod host;
 mod native;
 pub mod squeezed;
 pub mod storage;
+pub mod tools;
 pub mod workloads;

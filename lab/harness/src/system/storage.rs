@@ -1,19 +1,74 @@
 //! Storage of the lab that does what a test says: a device-mapper device over a loop device over a file.
 //!
-//! What the device does with requests is its target: `linear` passes them on; another (`delay`, `flakey`, `crypt`)
-//! is one more constructor here and one more module in the lab's image. Suspended, any of them holds what comes
-//! until it is resumed, inside the kernel, where no cancellation reaches it.
+//! | what | how |
+//! |---|---|
+//! | sectors of 512 or 4096 bytes | the loop device's ([`Make::sector`]) |
+//! | encryption | `crypt` below the device ([`Make::is_encrypted`]) |
+//! | passes on, is slow, fails writes, fails all | `linear`, `delay`, `flakey`: changed under whoever uses it ([`Storage::behave`]) |
+//! | holds what comes, inside the kernel, where no cancellation reaches it | suspended ([`Storage::hold`]) |
+//! | is full | a file system on it ([`super::file_system`]) |
+//!
+//! Left out: reads alone that fail, which `flakey` has since Linux 6.6; `dust`, `ebs` and `clone`, which Debian's kernel does not
+//! have; a FUSE file system, under which `exitless`'s own tests run natively (`tests/held-fs`).
 
 use anyhow::{Result, ensure};
 use lab::Lab;
 
 use super::host::Host;
 
+/// What a device is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Make {
+    /// Bytes of a sector: 512 or 4096.
+    pub sector: u32,
+    /// What is written is encrypted by dm-crypt.
+    pub is_encrypted: bool,
+}
+
+impl Make {
+    /// Sectors of 512 bytes, as they are.
+    pub const PLAIN: Self = Self {
+        sector: 512,
+        is_encrypted: false,
+    };
+}
+
+/// What a device does with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Passes them on.
+    Good,
+    /// The same after so many milliseconds.
+    Slow(u32),
+    /// Fails writes and flushes (EIO).
+    FailsWrites,
+    /// Fails reads, writes and flushes (EIO).
+    FailsAll,
+}
+
+impl Behaviour {
+    /// Target and parameters over the device `below`.
+    fn table(self, below: &str) -> String {
+        // flakey: up for 0 s, then down for an hour, and so on.
+        match self {
+            Self::Good => format!("linear {below} 0"),
+            Self::Slow(ms) => format!("delay {below} 0 {ms}"),
+            Self::FailsWrites => format!("flakey {below} 0 0 3600 1 error_writes"),
+            Self::FailsAll => format!("flakey {below} 0 0 3600"),
+        }
+    }
+}
+
 /// A block device of the lab. What it holds is released when it is dropped, so that whoever waits for it goes on.
 pub struct Storage<'a> {
     lab: &'a Lab,
     name: &'static str,
+    make: Make,
+    /// Sectors of 512 bytes, whatever the device's own.
+    sectors: usize,
     /// The loop device.
+    loop_device: String,
+    /// What the device is over.
     below: String,
     /// The device itself.
     path: String,
@@ -24,23 +79,76 @@ impl<'a> Storage<'a> {
     /// A device with this content, that can hold requests; none natively, where it would take privileges and may
     /// not be ours to make. `name` tells it from others.
     pub fn linear(host: &'a Host, name: &'static str, content: &[u8]) -> Result<Option<Self>> {
+        let file = file(name);
+        let modules = "lab-load storage";
+        Self::over(host, name, Make::PLAIN, content.len(), modules, |lab| {
+            Ok(lab.push_bytes(content, &file, 0o600)?)
+        })
+    }
+
+    /// A device of `bytes` zeroes; else as [`linear`](Self::linear).
+    pub fn zeroes(
+        host: &'a Host,
+        name: &'static str,
+        make: Make,
+        bytes: usize,
+    ) -> Result<Option<Self>> {
+        let truncate = format!(
+            "rm -f {file} && truncate -s {bytes} {file}",
+            file = file(name)
+        );
+        let made = Self::over(host, name, make, bytes, "lab-load faults", |lab| {
+            shell(lab, &truncate).map(drop)
+        })?;
+        if let (Some(storage), true) = (&made, make.is_encrypted) {
+            // What is zeroes below is none above.
+            let blocks = bytes >> 12;
+            let zero = format!("dd if=/dev/zero of={} bs=4k count={blocks}", storage.path);
+            shell(storage.lab, &zero)?;
+        }
+        Ok(made)
+    }
+
+    fn over(
+        host: &'a Host,
+        name: &'static str,
+        make: Make,
+        bytes: usize,
+        modules: &str,
+        put: impl FnOnce(&Lab) -> Result<()>,
+    ) -> Result<Option<Self>> {
         let Host::Lab(lab) = host else {
             return Ok(None);
         };
-        let file = file(name);
-        lab.push_bytes(content, &file, 0o600)?;
-        let below = shell(
+        put(lab)?;
+        let (file, sectors) = (file(name), bytes / 512);
+        let loop_device = shell(
             lab,
-            &format!("lab-load storage && losetup -f && losetup -f {file}"),
+            &format!("{modules} && losetup -f && losetup -f {file}"),
         )?;
-        let sectors = content.len() / 512;
-        let path = shell(
-            lab,
-            &format!("lab-dm create {name} {sectors} linear {below} 0"),
-        )?;
+        if make.sector != 512 {
+            shell(lab, &format!("lab-dm sector {loop_device} {}", make.sector))?;
+        }
+        let below = match make.is_encrypted {
+            false => loop_device.clone(),
+            true => {
+                // A key of 512 bits: AES-256 in XTS has two.
+                let key = "0123456789abcdef".repeat(8);
+                let crypt = format!("crypt aes-xts-plain64 {key} 0 {loop_device} 0");
+                shell(
+                    lab,
+                    &format!("lab-dm create {name}-crypt {sectors} {crypt}"),
+                )?
+            }
+        };
+        let table = Behaviour::Good.table(&below);
+        let path = shell(lab, &format!("lab-dm create {name} {sectors} {table}"))?;
         Ok(Some(Self {
             lab,
             name,
+            make,
+            sectors,
+            loop_device,
             below,
             path,
             is_held: false,
@@ -50,6 +158,16 @@ impl<'a> Storage<'a> {
     /// Path of the device.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// From now on it behaves so. What is in flight ends as it was begun.
+    pub fn behave(&self, behaviour: Behaviour) -> Result<()> {
+        let (name, sectors) = (self.name, self.sectors);
+        let table = behaviour.table(&self.below);
+        let script = format!(
+            "lab-dm load {name} {sectors} {table} && lab-dm suspend {name} && lab-dm resume {name}"
+        );
+        shell(self.lab, &script).map(drop)
     }
 
     /// Finishes what is in flight, and holds what comes.
@@ -91,9 +209,14 @@ impl<'a> Storage<'a> {
 
     /// Takes it apart. Nobody is to have it open.
     pub fn remove(self) -> Result<()> {
-        let (name, below, file) = (self.name, &self.below, file(self.name));
-        let script =
-            format!("lab-dm remove {name} && losetup -d {below} && rm {file} && rm -f {file}.now");
+        let (name, below, file) = (self.name, &self.loop_device, file(self.name));
+        let crypt = match self.make.is_encrypted {
+            true => format!("lab-dm remove {name}-crypt && "),
+            false => String::new(),
+        };
+        let script = format!(
+            "lab-dm remove {name} && {crypt}losetup -d {below} && rm {file} && rm -f {file}.now"
+        );
         shell(self.lab, &script).map(drop)
     }
 }
@@ -125,14 +248,14 @@ fn operations_of(fdinfo: &str) -> u32 {
 }
 
 /// What `script` writes.
-fn output(lab: &Lab, script: &str) -> Result<String> {
+pub(super) fn output(lab: &Lab, script: &str) -> Result<String> {
     let out = lab.exec("/bin/sh", ["-c", script])?;
     ensure!(out.success(), "{script}: {}", out.stderr_text());
     Ok(out.stdout_text())
 }
 
 /// The last line of what `script` writes.
-fn shell(lab: &Lab, script: &str) -> Result<String> {
+pub(super) fn shell(lab: &Lab, script: &str) -> Result<String> {
     let text = output(lab, script)?;
     Ok(text.lines().next_back().unwrap_or_default().to_owned())
 }
@@ -140,6 +263,14 @@ fn shell(lab: &Lab, script: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_behaviour_is_a_table_over_the_device_below() {
+        let table = |behaviour: Behaviour| behaviour.table("/dev/loop0");
+        assert_eq!(table(Behaviour::Slow(50)), "delay /dev/loop0 0 50");
+        // Never up, and without words for what fails: all does.
+        assert_eq!(table(Behaviour::FailsAll), "flakey /dev/loop0 0 0 3600");
+    }
 
     #[test]
     fn operations_in_flight_are_those_taken_and_not_completed() {

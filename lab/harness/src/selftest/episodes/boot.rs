@@ -1,0 +1,428 @@
+//! One boot: its guest, and a daemon where one serves it, go through the episodes of a plan in step with the storage.
+//!
+//! Times are this machine's, and begin with the signal, or when the act was heard of on the guest's console; where the kernel
+//! holds the I/O, when the command that releases the storage has come back. Emulation is slow, so a bound lasts as many times longer
+//! as the machine is busy ([`lab::patience`]).
+
+use std::fmt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use lab::{Output, patience};
+use workload::BLOCK;
+use workload::acked::{self, LOG_BLOCKS};
+
+use super::disk::Disk;
+use super::plan::{Action, EPISODES, Episode, Fault, Plan, Server};
+use crate::system::daemon::{Daemon, DaemonPlan};
+use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
+use crate::system::host::Host;
+
+/// What may pass from the moment at which the storage lets something end until it has ended.
+pub const BOUND: Duration = Duration::from_secs(5);
+/// Two signals this far apart are two requests.
+const APART: Duration = Duration::from_millis(300);
+/// Storage that is waited for longer than this is named.
+const NAMED: Duration = Duration::from_secs(3);
+/// How long a request is waited for that meets storage which holds it, and how often that is looked at.
+const MET: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(100);
+/// For a start, and for each episode: what a guest that hangs is ended after.
+const START: Duration = Duration::from_secs(90);
+const EACH: Duration = Duration::from_secs(45);
+/// The disk with the writers' log.
+const LOG: &str = "episodes.log";
+const DISKS: &str = "/dev/vda,/dev/vdb";
+
+/// Goes through it; answers what was seen.
+pub fn run(plan: &Plan, host: &Host) -> Result<String> {
+    let Some(disk) = Disk::make(host, plan)? else {
+        return Ok("skipped: device-mapper takes privileges on this host".into());
+    };
+    host.put(LOG, &vec![0; LOG_BLOCKS as usize * BLOCK])?;
+    let mut boot = Boot::start(plan, host, disk)?;
+    if let Err(error) = boot.go_through() {
+        return Err(anyhow!("{error:#}{}", boot.last_words()));
+    }
+    let Boot { disk, seen, .. } = boot;
+    let content = disk.content()?;
+    let writes = acked::judge(&content, &host.get(LOG)?, plan.seed)
+        .map_err(|wrong| anyhow!("the disk does not hold what was acknowledged: {wrong}"))?;
+    disk.remove()?;
+    Ok(format!("{writes} writes, {seen}"))
+}
+
+/// What a reader wants to know of it.
+#[derive(Default)]
+struct Seen {
+    /// What took longest to end, and how long.
+    longest: Duration,
+    what: String,
+    /// Requests that failed, as the guest counts.
+    failed: u64,
+    /// Those that the kernel held when something was done, as far as io_uring tells.
+    held: u32,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { failed, held, .. } = self;
+        let (what, seconds) = (&self.what, self.longest.as_secs_f64());
+        write!(out, "{held} held, {failed} failed")?;
+        match what.is_empty() {
+            true => Ok(()),
+            false => write!(out, "; the longest end, {what}, took {seconds:.1} s"),
+        }
+    }
+}
+
+struct Boot<'a> {
+    plan: &'a Plan,
+    host: &'a Host,
+    disk: Disk<'a>,
+    serve: Option<DaemonPlan>,
+    daemon: Option<Daemon<'a>>,
+    guest: Option<RunningGuest<'a>>,
+    /// A request has failed, so flushes may from here on.
+    has_failed: bool,
+    seen: Seen,
+}
+
+/// What an episode's process left: the guest's, or a daemon's.
+enum Ended {
+    Guest(Outcome),
+    Daemon(Output),
+}
+
+impl Ended {
+    fn status(&self) -> u8 {
+        match self {
+            Self::Guest(outcome) => outcome.exit,
+            Self::Daemon(output) => output.status,
+        }
+    }
+
+    fn said(&self) -> String {
+        match self {
+            Self::Guest(outcome) => outcome.log.clone(),
+            Self::Daemon(output) => output.stderr_text(),
+        }
+    }
+}
+
+impl<'a> Boot<'a> {
+    fn start(plan: &'a Plan, host: &'a Host, disk: Disk<'a>) -> Result<Self> {
+        let limit = START + EACH * EPISODES as u32;
+        let log = format!("path={}", host.path(LOG));
+        // The console is the program's alone.
+        let script = format!(
+            "dmesg -n 1 && workload episodes {DISKS} --seed {}",
+            plan.seed
+        );
+        let (mode, first, serve) = match plan.server {
+            Server::Run(mode) => (mode, disk.option(), None),
+            Server::Serve => {
+                let serve = DaemonPlan {
+                    disks: vec![disk.option()],
+                    idle: plan.idle,
+                    limit: limit * 2,
+                };
+                let socket = format!("socket={}", host.path(&DaemonPlan::socket(0)));
+                (Mode::None, socket, Some(serve))
+            }
+        };
+        let daemon = serve.as_ref().map(|serve| serve.start(host)).transpose()?;
+        let mut guest = Guest::new(mode, script);
+        guest.disks = vec![first, log];
+        guest.idle = plan.idle;
+        guest.limit = limit;
+        // SIGTERM ends it: no button.
+        guest.flags.extend(["--stop-timeout".into(), "0".into()]);
+        let guest = Some(guest.spawn(host)?);
+        Ok(Self {
+            plan,
+            host,
+            disk,
+            serve,
+            daemon,
+            guest,
+            has_failed: false,
+            seen: Seen::default(),
+        })
+    }
+
+    fn go_through(&mut self) -> Result<()> {
+        self.guest()?.wait_for_line("episode 0 ready")?;
+        for (number, episode) in (1..).zip(&self.plan.episodes) {
+            self.episode(number, episode).with_context(|| {
+                format!(
+                    "episode {number}: {:?} × {:?}",
+                    episode.fault, episode.action
+                )
+            })?;
+        }
+        if let Some(guest) = &mut self.guest {
+            guest.type_in("quit\n")?;
+            match self.end_of_guest(EACH)? {
+                Ended::Guest(outcome) => outcome.check()?,
+                Ended::Daemon(_) => bail!("a guest was waited for"),
+            }
+        }
+        if let Some(daemon) = &self.daemon {
+            daemon.signal(libc::SIGTERM)?;
+            let asked = Instant::now();
+            let ended = self.end_of_process()?;
+            self.took("the daemon's end", asked)?;
+            ensure!(ended.status() == 0, "{}: {}", ended.status(), ended.said());
+        }
+        Ok(())
+    }
+
+    fn episode(&mut self, number: usize, episode: &Episode) -> Result<()> {
+        let Episode { fault, action, .. } = *episode;
+        let by_driver = action == Action::Reset;
+        let who = if by_driver { "driver" } else { "kernel" };
+        let may_fail = self.may_fail(fault);
+        self.tell(number, &format!("begin {number} {who} {may_fail}"), "ready")?;
+        sleep(episode.until_fault);
+        self.disk.misbehave(fault)?;
+        if by_driver {
+            self.tell(number, "issue", "issued")?;
+        }
+        sleep(episode.until_action);
+        let held = self.held(fault)?;
+        self.seen.held += held;
+        match action {
+            Action::Nothing => {
+                sleep(episode.until_good);
+                self.disk.mend(fault)?;
+            }
+            Action::Pause => {
+                // What ends meanwhile is found afterwards.
+                self.signal(libc::SIGSTOP)?;
+                sleep(episode.until_good / 2);
+                self.disk.mend(fault)?;
+                sleep(episode.until_good / 2);
+                self.signal(libc::SIGCONT)?;
+            }
+            Action::BusMaster | Action::Reset => self.act(number, episode)?,
+            Action::Term | Action::TermTwice | Action::Kill | Action::PowerOff => {
+                self.end(number, episode, held > 0)?;
+            }
+        }
+        if self.guest.is_none() {
+            return Ok(());
+        }
+        let verdict = self.tell(number, "finish", "over:")?;
+        let is_good = verdict.starts_with(&format!("episode {number} over: ok"));
+        ensure!(is_good, "{verdict}");
+        let failed = verdict.split("failed=").nth(1);
+        self.seen.failed += failed.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        Ok(())
+    }
+
+    /// Requests that the kernel holds: not before there is one, if one comes. Where threads of the process wait, nobody sees it.
+    fn held(&self, fault: Fault) -> Result<u32> {
+        let start = Instant::now();
+        loop {
+            let held = match fault {
+                Fault::Holds => self.disk.operations_in_kernel()?,
+                _ => return Ok(0),
+            };
+            if held > 0 || start.elapsed() > MET {
+                return Ok(held);
+            }
+            sleep(LOOK);
+        }
+    }
+
+    fn may_fail(&mut self, fault: Fault) -> &'static str {
+        if matches!(fault, Fault::FailsWrites | Fault::FailsAll | Fault::Full) {
+            self.has_failed = true;
+            return "anything";
+        }
+        // A flush that failed fails for good.
+        match self.has_failed {
+            true => "flushes",
+            false => "nothing",
+        }
+    }
+
+    /// What the guest does to its disk.
+    fn act(&mut self, number: usize, episode: &Episode) -> Result<()> {
+        let act = match episode.action {
+            Action::Reset => "reset",
+            _ => "bus-master",
+        };
+        self.tell(number, &format!("act {act}"), "acting")?;
+        let mut free = Instant::now();
+        let holds = episode.fault.keeps_waiting();
+        if holds {
+            sleep(episode.until_good);
+            self.disk.mend(episode.fault)?;
+            free = Instant::now();
+        }
+        self.guest()?
+            .wait_for_line(&format!("episode {number} acted"))?;
+        self.took(&format!("{:?} × {act}", episode.fault), free)?;
+        if !holds {
+            sleep(episode.until_good);
+            self.disk.mend(episode.fault)?;
+        }
+        Ok(())
+    }
+
+    /// The process that does the I/O ends, or the guest; a daemon has a successor.
+    /// `has_requests`: the kernel is known to hold some.
+    fn end(&mut self, number: usize, episode: &Episode, has_requests: bool) -> Result<()> {
+        let Episode { fault, action, .. } = *episode;
+        let holds = fault.keeps_waiting();
+        let statuses: &[u8] = match (action, self.plan.server) {
+            (Action::PowerOff, _) => {
+                self.tell(number, "act power-off", "acting")?;
+                &[0]
+            }
+            (Action::Kill, _) => {
+                self.signal(libc::SIGKILL)?;
+                &[137]
+            }
+            (_, server) => {
+                self.signal(libc::SIGTERM)?;
+                if action == Action::TermTwice {
+                    sleep(APART);
+                    self.signal(libc::SIGTERM)?;
+                }
+                match (server, action) {
+                    (Server::Run(_), Action::TermTwice) => &[143, 5],
+                    (Server::Run(_), _) => &[143],
+                    (Server::Serve, Action::TermTwice) => &[0, 5],
+                    (Server::Serve, _) => &[0],
+                }
+            }
+        };
+        let mut free = Instant::now();
+        // One that was killed has a successor at once, which waits for the image.
+        let mut successor = None;
+        if holds {
+            if action == Action::Kill {
+                successor = self.successor()?;
+            }
+            sleep(episode.until_good);
+            self.disk.mend(fault)?;
+            free = Instant::now();
+        }
+        let ended = match action {
+            Action::PowerOff => self.end_of_guest(BOUND)?,
+            _ => self.end_of_process()?,
+        };
+        self.took(&format!("{fault:?} × {action:?}"), free)?;
+        if !holds {
+            self.disk.mend(fault)?;
+        }
+        let (status, said) = (ended.status(), ended.said());
+        ensure!(statuses.contains(&status), "ended with {status}: {said}");
+        let is_told = said.contains("waiting for storage that does not answer");
+        let waits = action == Action::Term
+            || action == Action::PowerOff && matches!(self.plan.server, Server::Run(_));
+        if has_requests && waits && episode.until_good > NAMED {
+            ensure!(is_told, "it did not say what it waited for: {said}");
+        }
+        if let Ended::Daemon(_) = ended {
+            self.daemon = match successor {
+                Some(daemon) => Some(daemon),
+                None => self.successor()?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Another daemon, where one serves.
+    fn successor(&self) -> Result<Option<Daemon<'a>>> {
+        let serve = self.serve.as_ref();
+        serve.map(|serve| serve.start_again(self.host)).transpose()
+    }
+
+    fn guest(&mut self) -> Result<&mut RunningGuest<'a>> {
+        self.guest.as_mut().context("the guest is gone")
+    }
+
+    /// Types a line, and waits for the one that begins so.
+    fn tell(&mut self, number: usize, line: &str, word: &str) -> Result<String> {
+        let guest = self.guest()?;
+        guest.type_in(&format!("{line}\n"))?;
+        guest.wait_for_line(&format!("episode {number} {word}"))
+    }
+
+    /// To the process that does the I/O.
+    fn signal(&mut self, signal: i32) -> Result<()> {
+        match &self.daemon {
+            Some(daemon) => daemon.signal(signal),
+            None => self.guest()?.signal(signal),
+        }
+    }
+
+    /// Of the process that does the I/O: one that does not end within [`BOUND`] is killed.
+    fn end_of_process(&mut self) -> Result<Ended> {
+        match self.daemon.take() {
+            Some(mut daemon) => {
+                daemon.set_limit(BOUND);
+                Ok(Ended::Daemon(daemon.wait()?))
+            }
+            None => self.end_of_guest(BOUND),
+        }
+    }
+
+    /// Of the guest's own process; what its writers met has been said.
+    fn end_of_guest(&mut self, limit: Duration) -> Result<Ended> {
+        let mut guest = self.guest.take().context("the guest is gone")?;
+        guest.set_limit(limit);
+        let outcome = guest.wait()?;
+        let met = outcome
+            .console
+            .lines()
+            .find(|line| line.contains(" wrong: "));
+        ensure!(met.is_none(), "{}\n{}", met.unwrap_or(""), outcome.tail());
+        Ok(Ended::Guest(outcome))
+    }
+
+    /// What took so long, `since` it could end.
+    fn took(&mut self, what: &str, since: Instant) -> Result<()> {
+        let took = since.elapsed();
+        let bound = BOUND.mul_f64(patience::stretch());
+        if took > self.seen.longest {
+            (self.seen.longest, self.seen.what) = (took, what.to_owned());
+        }
+        ensure!(
+            took <= bound,
+            "{what} took {:.1} s of {:.1} s",
+            took.as_secs_f64(),
+            bound.as_secs_f64()
+        );
+        Ok(())
+    }
+
+    /// Ends what is left, for an error.
+    fn last_words(&mut self) -> String {
+        let mut words = String::new();
+        // The storage may be held: nothing would end.
+        for episode in &self.plan.episodes {
+            let _ = self.disk.mend(episode.fault);
+        }
+        if let Some(guest) = self.guest.take() {
+            let ended = guest.signal(libc::SIGQUIT).and_then(|()| guest.wait());
+            match ended {
+                Ok(outcome) => words.push_str(&format!("\n{}", outcome.tail())),
+                Err(error) => words.push_str(&format!("\n--- the guest: {error:#}")),
+            }
+        }
+        if let Some(daemon) = self.daemon.take() {
+            let ended = daemon.signal(libc::SIGQUIT).and_then(|()| daemon.wait());
+            match ended {
+                Ok(output) => words.push_str(&format!("\n--- daemon\n{}", output.stderr_text())),
+                Err(error) => words.push_str(&format!("\n--- the daemon: {error:#}")),
+            }
+        }
+        words
+    }
+}
