@@ -15,6 +15,7 @@ mod child;
 pub mod collect;
 pub mod compile;
 pub mod compress;
+pub mod deep;
 pub mod device;
 pub mod driver;
 pub mod echo;
