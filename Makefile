@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ build: setup ## the program and the micro-hypervisor, in target/release
 	cargo build --release --quiet -p exitless
 	@./scripts/hypervisor.sh
 
-demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared: exits counted side by side
+demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared, strict and lazy, and as `run` has it without flags: exits counted side by side
 	$(EXITLESS) demo --report $(REPORT)/demo.json
+
+demo-wide: build ## the same for requests that meet a guest awake: a disk of 100 µs, read and written 32 deep, and UDP -> target/report/demo-wide.json
+	$(EXITLESS) demo --wide --report $(REPORT)/demo-wide.json
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh

@@ -1,9 +1,11 @@
-//! Verified UDP echoes.
+//! Verified UDP echoes: one at a time, sent again if it is lost, or many in flight, of which none may be.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use crate::marker::Windows;
 use crate::pattern;
 
 /// Tries per datagram: UDP may lose any of them.
@@ -24,6 +26,17 @@ pub struct EchoReport {
 /// An answer with wrong content (`InvalidData`), none after five tries (`TimedOut`), or a socket's
 /// error.
 pub fn run(to: SocketAddr, count: u64, wait: Duration) -> io::Result<EchoReport> {
+    let socket = connected(to, wait)?;
+    let mut report = EchoReport::default();
+    for number in 0..count {
+        report.resent += exchange(&socket, &datagram(number))?;
+        report.ok += 1;
+    }
+    Ok(report)
+}
+
+/// A socket of its own for this peer, that waits so long for an answer.
+fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket> {
     let any: SocketAddr = if to.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
     } else {
@@ -32,16 +45,59 @@ pub fn run(to: SocketAddr, count: u64, wait: Duration) -> io::Result<EchoReport>
     let socket = UdpSocket::bind(any)?;
     socket.connect(to)?;
     socket.set_read_timeout(Some(wait))?;
-    let mut report = EchoReport::default();
-    for number in 0..count {
-        let len = 8 + usize::try_from(number * 97 % 1393).expect("below 1393");
-        let mut datagram = vec![0; len];
-        pattern::fill(number, 0, &mut datagram[8..]);
-        datagram[..8].copy_from_slice(&number.to_le_bytes());
-        report.resent += exchange(&socket, &datagram)?;
-        report.ok += 1;
+    Ok(socket)
+}
+
+/// The datagram of this number, which it begins with.
+fn datagram(number: u64) -> Vec<u8> {
+    let len = 8 + usize::try_from(number * 97 % 1393).expect("below 1393");
+    let mut datagram = vec![0; len];
+    pattern::fill(number, 0, &mut datagram[8..]);
+    datagram[..8].copy_from_slice(&number.to_le_bytes());
+    datagram
+}
+
+/// Keeps `depth` (1 to 64) datagrams in flight: as many go out at first, and one for each answer. Answers may come in any order; each is
+/// checked. A window counts answers, and `mark` is called with its markers.
+///
+/// # Errors
+/// The depth is out of range; an answer with wrong content (`InvalidData`); none in time, as one that was lost has; a socket's error.
+pub fn pipelined(
+    to: SocketAddr,
+    depth: u64,
+    windows: &Windows,
+    wait: Duration,
+    mark: &dyn Fn(u8),
+) -> io::Result<()> {
+    if !(1..=64).contains(&depth) {
+        let text = format!("a depth of {depth} is outside 1 to 64");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    Ok(report)
+    let socket = connected(to, wait)?;
+    let mut in_flight = BTreeSet::new();
+    for number in 0..depth {
+        socket.send(&datagram(number))?;
+        in_flight.insert(number);
+    }
+    let mut answer = [0; 2048];
+    for answered in 1..=windows.total() {
+        let len = socket.recv(&mut answer)?;
+        let number = answer.first_chunk().copied().map(u64::from_le_bytes);
+        let number = number.filter(|_| len >= 8);
+        let is_right = |number| in_flight.remove(&number) && answer[..len] == datagram(number);
+        if !number.is_some_and(is_right) {
+            let text = format!("answer {answered}, of {len} bytes, is none of what was sent");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        if let Some(value) = windows.marker_after(answered) {
+            mark(value);
+        }
+        // Beyond the last one too: its window ends with as many in flight.
+        let next = answered + depth - 1;
+        socket.send(&datagram(next))?;
+        in_flight.insert(next);
+    }
+    Ok(())
 }
 
 /// Sends until the answer comes; the number of repetitions.
@@ -126,5 +182,53 @@ mod tests {
         };
         let report = run(server(2, lose_first), 1, Duration::from_millis(300)).unwrap();
         assert_eq!(report, EchoReport { ok: 1, resent: 1 });
+    }
+
+    const WAIT: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn windows_of_pipelined_echoes_are_marked_by_their_answers() {
+        let windows = Windows::new(2, 6, 2).unwrap();
+        let marks = std::cell::RefCell::new(Vec::new());
+        // Four more than are counted: nobody waits for their answers.
+        let to = server(20, |_, _| {});
+        pipelined(to, 4, &windows, WAIT, &|value| {
+            marks.borrow_mut().push(value)
+        })
+        .unwrap();
+        assert_eq!(*marks.borrow(), [1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn a_pipelined_echo_that_changed_or_is_lost_is_an_error() {
+        let windows = Windows::new(2, 6, 2).unwrap();
+        let echo = |change: fn(usize, &mut Vec<u8>)| {
+            let error = pipelined(server(16, change), 4, &windows, WAIT, &|_| {}).unwrap_err();
+            error.kind()
+        };
+        let flip = |number, answer: &mut Vec<u8>| {
+            if number == 3 {
+                *answer.last_mut().unwrap() ^= 1;
+            }
+        };
+        assert_eq!(echo(flip), io::ErrorKind::InvalidData);
+        let twice = |number, answer: &mut Vec<u8>| {
+            if number == 3 {
+                *answer = datagram(0);
+            }
+        };
+        assert_eq!(echo(twice), io::ErrorKind::InvalidData);
+        let shorten = |_, answer: &mut Vec<u8>| answer.truncate(4);
+        assert_eq!(echo(shorten), io::ErrorKind::InvalidData);
+        let short = Duration::from_millis(300);
+        let one_is_lost = server(3, |_, _| {});
+        let error = pipelined(one_is_lost, 4, &windows, short, &|_| {}).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused
+            ),
+            "{error}"
+        );
     }
 }

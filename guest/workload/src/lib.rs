@@ -17,6 +17,7 @@ pub mod collect;
 pub mod compile;
 pub mod compress;
 mod console;
+pub mod deep;
 pub mod device;
 pub mod driver;
 pub mod echo;

@@ -2,41 +2,48 @@
 //! a reader finds it among kernel messages; complaints go to standard error. Exit status: 0 when all
 //! is verified, 1 when not, 2 for a command line that makes no sense.
 
+mod failure;
 mod options;
 mod steps;
+mod windows;
 
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use failure::Failure;
 use options::Options;
 use steps::Steps;
+use workload::BLOCK;
 use workload::collect::{self, CollectConfig};
 use workload::compile::{self, CompileConfig};
 use workload::compress::{self, CompressConfig};
 use workload::device::{self, Buffer};
 use workload::episodes::EpisodesConfig;
 use workload::held::{self, Act, Blocks, HeldConfig};
-use workload::marker::{self, Markers};
+use workload::marker::Markers;
 use workload::mixed::{self, Event, MixedConfig};
-use workload::pattern::{self, Checksum, Random};
+use workload::pattern;
 use workload::sequential::{self, SequentialConfig};
 use workload::verify::{self, VerifyConfig};
-use workload::{BLOCK, echo};
 
 const HELP: &str = "\
 workload: the program inside the test guest
 
   workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers] [--in-place] [--pause-us US]
+                 [--step]
       Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers. What is read is kept and summed
       behind the window; with --in-place it is summed where it is read to, and a byte of it changed, so that one page is touched.
       With --pause-us the processor computes that long before each of them.
       Block numbers ascend, or are chosen by the seed.
-      Prints after each window: reads window=I of=WINDOWS
+      Prints after each window: reads window=I of=WINDOWS; with --step it waits for a line of standard input then.
       Prints at the end: reads ok count=… bytes=… fnv=CHECKSUM (the windows only, in order)
+  workload deep DEV [--depth 32] [--count 400] [--warmup 120] [--windows 1] [--seed 1] [--write] [--no-markers]
+      Direct 4 KiB reads, or writes, by DEPTH threads, one each at a time, in the order of blocks (64 MiB of them at most); each
+      window of COUNT answered requests lies between two markers. What is read is compared with the pattern, what is written is the
+      pattern.
+      Prints at the end: deep ok count=… (the windows only)
   workload mixed DEV --seconds S [--seed 1] [--depth 8] [--skip BLOCKS] [--trim]
                  [--stall-ms MS] [--progress-ms MS]
       Verified reads, writes and flushes by DEPTH threads; destroys the content, except for the first
@@ -92,8 +99,9 @@ workload: the program inside the test guest
       Prints at the end: verify kind=KIND count=… pages=… for each kind of operation
                          verify ok operations=N pages=… blocks=… seconds=…
       (N comparisons), or says what the first wrong byte is, where, and what was done to its page.
-  workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000]
-      Sends datagrams and checks the answers.
+  workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000] [--depth N [--warmup 120] [--windows 1] [--no-markers]]
+      Sends datagrams and checks the answers, one at a time; what is lost is sent again. With --depth so many are in flight, each
+      window of COUNT answers lies between two markers, and what is lost is a failure.
   workload idle --seconds S
       Marker, sleep, marker.
   workload button
@@ -110,7 +118,8 @@ fn main() -> ExitCode {
     };
     let command = options.command.clone();
     let outcome = match command.as_str() {
-        "reads" => reads(&mut options),
+        "reads" => windows::reads(&mut options),
+        "deep" => windows::deep(&mut options),
         "mixed" => mix(&mut options),
         "write-pattern" => write_pattern(&mut options),
         "check-pattern" => check_pattern(&mut options),
@@ -122,8 +131,8 @@ fn main() -> ExitCode {
         "compress" => compress(&mut options),
         "collect" => collect(&mut options),
         "verify" => verify(&mut options),
-        "udp-echo" => udp_echo(&mut options),
-        "idle" => idle(&mut options),
+        "udp-echo" => windows::udp_echo(&mut options),
+        "idle" => windows::idle(&mut options),
         "button" => button(),
         "marker" => mark(&mut options),
         "help" | "--help" | "-h" => {
@@ -145,103 +154,6 @@ fn main() -> ExitCode {
 fn refuse(reason: &str) -> ExitCode {
     eprintln!("workload: {reason}");
     ExitCode::from(2)
-}
-
-/// Why a command did not succeed.
-enum Failure {
-    Usage(String),
-    Run(String),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::Run(error.to_string())
-    }
-}
-
-impl From<options::Wrong> for Failure {
-    fn from(wrong: options::Wrong) -> Self {
-        Self::Usage(wrong.0)
-    }
-}
-
-/// Reads in one window at most: 64 MiB of data kept.
-const COUNT_MAX: usize = 1 << 14;
-
-/// Computes for `time`; sleeping would arm a timer.
-fn spin(time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        std::hint::spin_loop();
-    }
-}
-
-fn reads(options: &mut Options) -> Result<(), Failure> {
-    let count = options.number("count", Some(400))?;
-    let warmup = options.number("warmup", Some(120))?;
-    let windows = options.number("windows", Some(1))?;
-    let seed = options.maybe_number("random")?;
-    let markers = if options.flag("no-markers") {
-        None
-    } else {
-        Some(Markers::open()?)
-    };
-    let in_place = options.flag("in-place");
-    let kept = if in_place { 0 } else { count };
-    let kept_len = usize::try_from(kept)
-        .ok()
-        .filter(|count| *count <= COUNT_MAX);
-    let kept_len = kept_len.ok_or_else(|| {
-        Failure::Usage(format!(
-            "--count {count} is above {COUNT_MAX}: take more windows, or --in-place"
-        ))
-    })? * BLOCK;
-    let pause = Duration::from_micros(options.number("pause-us", Some(0))?);
-    let device = options.subject("DEV")?;
-    let file = device::open(Path::new(&device), false)?;
-    let blocks = device::blocks(&file)?;
-    let mut random = seed.map(Random::new);
-    let mut numbers = (0..blocks).cycle();
-    let mut next = || match &mut random {
-        Some(random) => random.below(blocks),
-        None => numbers.next().expect("a cycle of at least one block"),
-    };
-    let mut buffer = Buffer::new(BLOCK);
-    // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
-    // with something other than zero, so that its memory exists before the first window.
-    let mut kept = vec![0xff; kept_len];
-    let mut sum = Checksum::default();
-    for window in 1..=windows {
-        for _ in 0..warmup {
-            device::read(&file, next(), &mut buffer)?;
-        }
-        if let Some(markers) = &markers {
-            markers.write(marker::BEGIN);
-        }
-        for copy in kept.chunks_mut(BLOCK) {
-            spin(pause);
-            device::read(&file, next(), &mut buffer)?;
-            copy.copy_from_slice(buffer.bytes());
-        }
-        let times = if in_place { count } else { 0 };
-        for _ in 0..times {
-            spin(pause);
-            device::read(&file, next(), &mut buffer)?;
-            sum.add(buffer.bytes());
-            buffer.bytes_mut()[0] ^= 1;
-        }
-        if let Some(markers) = &markers {
-            markers.write(marker::END);
-        }
-        sum.add(&kept);
-        println!("reads window={window} of={windows}");
-    }
-    let (count, bytes) = (count * windows, count * windows * BLOCK as u64);
-    println!(
-        "reads ok count={count} bytes={bytes} fnv={:016x}",
-        sum.value()
-    );
-    Ok(())
 }
 
 fn mix(options: &mut Options) -> Result<(), Failure> {
@@ -496,30 +408,6 @@ fn verify(options: &mut Options) -> Result<(), Failure> {
         report.blocks,
         report.elapsed.as_secs_f64()
     );
-    Ok(())
-}
-
-fn udp_echo(options: &mut Options) -> Result<(), Failure> {
-    let count = options.number("count", Some(100))?;
-    let wait = Duration::from_millis(options.number("wait-ms", Some(2000))?.max(1));
-    let text = options.subject("ADDR:PORT")?;
-    let to: SocketAddr = text
-        .parse()
-        .map_err(|_| Failure::Usage(format!("{text:?} is no ADDR:PORT")))?;
-    let report = echo::run(to, count, wait)?;
-    println!("udp-echo ok count={} resent={}", report.ok, report.resent);
-    Ok(())
-}
-
-fn idle(options: &mut Options) -> Result<(), Failure> {
-    let seconds = options.number("seconds", None)?;
-    let markers = Markers::open()?;
-    markers.write(marker::BEGIN);
-    let begin = Instant::now();
-    thread::sleep(Duration::from_secs(seconds));
-    let slept = begin.elapsed();
-    markers.write(marker::END);
-    println!("idle ok ms={}", slept.as_millis());
     Ok(())
 }
 

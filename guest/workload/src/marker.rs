@@ -33,6 +33,65 @@ pub const ALLOC_END: u8 = 34;
 /// The last phase of `compile`, `compress` or `collect` is over; their phase *i* begins with [`ITERATION`] plus *i*.
 pub const OVER: u8 = 35;
 
+/// Windows of equally many requests; between them, and before the first, requests that are in none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    warmup: u64,
+    count: u64,
+    windows: u64,
+}
+
+impl Windows {
+    /// `windows` of `count` requests each, `warmup` before each of them.
+    ///
+    /// # Errors
+    /// `InvalidInput` if one of them is 0, or all together are no number.
+    pub fn new(warmup: u64, count: u64, windows: u64) -> io::Result<Self> {
+        let this = Self {
+            warmup,
+            count,
+            windows,
+        };
+        let total = warmup
+            .checked_add(count)
+            .and_then(|each| each.checked_mul(windows));
+        // A window is opened by the request before it.
+        match total {
+            Some(_) if warmup > 0 && count > 0 && windows > 0 => Ok(this),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{windows} windows of {count} requests, {warmup} before each: at least 1 of all"
+                ),
+            )),
+        }
+    }
+
+    /// All requests.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.windows * (self.warmup + self.count)
+    }
+
+    /// The requests of the windows.
+    #[must_use]
+    pub fn counted(&self) -> u64 {
+        self.windows * self.count
+    }
+
+    /// The marker due when so many requests have been answered. Beyond [`total`](Self::total) none is.
+    #[must_use]
+    pub fn marker_after(&self, answered: u64) -> Option<u8> {
+        let each = self.warmup + self.count;
+        match answered % each {
+            _ if answered == 0 || answered > self.total() => None,
+            0 => Some(END),
+            at if at == self.warmup => Some(BEGIN),
+            _ => None,
+        }
+    }
+}
+
 /// The right to write markers, which Linux gives to one thread.
 #[derive(Debug)]
 pub struct Markers {
@@ -75,6 +134,35 @@ impl Markers {
                 in("al") value,
                 options(nomem, nostack, preserves_flags)
             );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_holds_as_many_requests_as_it_says() {
+        let windows = Windows::new(3, 5, 2).unwrap();
+        let marked: Vec<(u64, u8)> = (0..40)
+            .filter_map(|answered| Some((answered, windows.marker_after(answered)?)))
+            .collect();
+        assert_eq!(marked, [(3, BEGIN), (8, END), (11, BEGIN), (16, END)]);
+        assert_eq!((windows.total(), windows.counted()), (16, 10));
+    }
+
+    #[test]
+    fn a_window_that_nothing_opens_is_refused() {
+        for (warmup, count, windows) in [
+            (0, 5, 2),
+            (3, 0, 2),
+            (3, 5, 0),
+            (u64::MAX, 1, 1),
+            (1 << 62, 1, 4),
+        ] {
+            let refused = Windows::new(warmup, count, windows).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
         }
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::figures::{CAUSES, Figures, PerRead};
-use crate::system::guest::Mode;
+use super::figures::Figures;
+use super::windows::Windows;
 
 /// Writes the figures; the directory is made if it is not there.
 pub fn write(path: &Path, figures: &Figures) -> Result<()> {
@@ -18,107 +18,156 @@ pub fn write(path: &Path, figures: &Figures) -> Result<()> {
     fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
 }
 
-fn heading(cause: &str) -> &str {
-    match cause {
-        "iommu" => "IOMMU registers",
-        "doorbell" => "doorbells",
-        "pci_config" => "PCI configuration",
-        "other_device" => "other devices",
-        "interrupt" => "interrupt delivery *",
-        "apic" => "local APIC",
-        "hlt" => "hlt *",
-        "timer" => "timer *",
-        "pause" => "pause",
-        "processor" => "processor",
-        other => other,
+/// What a table's first cell says: whose exits they are not must stand beside the figures themselves.
+pub fn title(figures: &Figures, what: &str) -> String {
+    match figures.get("host_is_emulated").as_bool() {
+        Some(true) => format!("{what}, emulated host"),
+        _ => what.to_owned(),
     }
 }
 
-/// The modes as heads of columns.
-fn heads(text: &mut String, title: &str) {
-    let _ = write!(text, "\n  {title:<28}");
-    for mode in Mode::ALL {
-        let name = if mode == Mode::None {
-            "no IOMMU"
-        } else {
-            mode.name()
-        };
-        let _ = write!(text, "{name:>10}");
-    }
-    text.push('\n');
+/// Where and how it was measured.
+pub fn conditions(figures: &Figures) -> String {
+    format!(
+        "{}; host kernel {}\n{}\n",
+        figures.text("host"),
+        figures.text("kernel"),
+        figures.text("mode"),
+    )
 }
 
-fn row(text: &mut String, name: &str, of: impl Fn(Mode) -> f64) {
-    let _ = write!(text, "  {name:<28}");
-    for mode in Mode::ALL {
-        // Adding zero turns a negative one into a plain one.
-        let _ = write!(text, "{:>10.3}", of(mode) + 0.0);
+/// What the program chose where nothing was said.
+pub fn defaults(figures: &Figures) -> String {
+    format!(
+        "no flags: --iommu-mode {} --idle {}, and the stock kernel's own unmapping, which is lazy",
+        figures.text("default_iommu_mode"),
+        figures.text("default_idle"),
+    )
+}
+
+/// "yes", or "NO".
+pub fn yes(figures: &Figures, key: &str) -> &'static str {
+    match figures.get(key).as_bool() {
+        Some(true) => "yes",
+        _ => "NO",
     }
-    text.push('\n');
+}
+
+/// Claims that do not hold, a paragraph each.
+pub fn failures(figures: &Figures, text: &mut String) {
+    for claim in figures.failed() {
+        let _ = writeln!(text, "\n  DOES NOT HOLD: {claim}");
+    }
 }
 
 /// The table a person reads.
-pub fn table(figures: &Figures) -> String {
-    let text_of = |key: &str| figures.get(key).as_str().unwrap_or("?").to_owned();
-    let number = |key: &str| figures.get(key).as_f64().unwrap_or(f64::NAN);
+pub fn table(figures: &Figures, windows: &Windows, adaptive: &Windows) -> String {
+    let number = |key: &str| figures.number(key);
     let mut text = format!(
-        "\nExits per 4 KiB read: {} reads a window, medians of {} interleaved windows, --idle poll\n\
-         {}; host kernel {}\n{}\n",
+        "\nExits per 4 KiB read: {} reads a window, medians of {} windows, in which guests take turns\n{}",
         number("reads_per_window"),
         number("windows"),
-        text_of("host"),
-        text_of("kernel"),
-        text_of("mode"),
+        conditions(figures),
     );
-    heads(&mut text, "");
-    for (i, cause) in CAUSES.iter().enumerate() {
-        let of = |mode| figures.median(mode, |w: &PerRead| w.causes[i]);
-        row(&mut text, heading(cause), of);
-    }
-    row(&mut text, "total", |mode| figures.median(mode, |w| w.total));
-    row(&mut text, "total without *", |mode| {
-        figures.median(mode, PerRead::compared)
-    });
-    row(&mut text, "unmaps waited for", |mode| {
-        figures.median(mode, |w| w.waits)
-    });
-    row(&mut text, "interrupts sent", |mode| {
-        figures.median(mode, |w| w.interrupts)
-    });
+    windows.table(&mut text, &title(figures, "exits a read"), &[]);
     let _ = writeln!(
         text,
-        "\n  shared takes {:+.3} exits per read more than no IOMMU (* excluded)",
+        "\n  {}\n  shared takes {:+.3} exits per read more than no IOMMU (* excluded)",
+        defaults(figures),
         number("shared_above_none_exits_per_io"),
     );
-    heads(&mut text, "one window, --idle adaptive");
-    for cause in ["iommu", "doorbell", "memory", "unattributed", "overlap"] {
-        let of = |mode| figures.adaptive(mode).cause(cause);
-        row(&mut text, heading(cause), of);
-    }
-    row(&mut text, "total without *", |mode| {
-        figures.adaptive(mode).compared()
-    });
-    let yes = |key: &str| {
-        if figures.get(key).as_bool() == Some(true) {
-            "yes"
-        } else {
-            "NO"
-        }
-    };
+    let shown = ["iommu", "doorbell", "memory", "unattributed", "overlap"];
+    adaptive.table(&mut text, &title(figures, "one window"), &shown);
     let _ = write!(
         text,
         "\n  data verified in both directions   {}\n  ping through virtio-net            {}\n  \
          rogue DMA blocked, seen by Linux   {}\n  idle guest, shared, adaptive       \
          {:.1} exits/s, sidecore {:.2} % of a CPU\n  wall clock                         {} s\n",
-        yes("data_verified"),
-        yes("ping_ok"),
-        yes("rogue_dma_blocked"),
+        yes(figures, "data_verified"),
+        yes(figures, "ping_ok"),
+        yes(figures, "rogue_dma_blocked"),
         number("idle_exits_per_s"),
         number("idle_sidecore_cpu_percent"),
         number("wall_s"),
     );
-    for claim in figures.failed() {
-        let _ = writeln!(text, "\n  DOES NOT HOLD: {claim}");
-    }
+    failures(figures, &mut text);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::column::Column;
+    use super::super::per_io::PerIo;
+    use super::*;
+
+    fn windows(columns: &'static [Column], idle: &'static str) -> Windows {
+        let mut windows = Windows::with_idle(columns, idle);
+        for (at, column) in columns.iter().enumerate() {
+            windows.add(
+                *column,
+                PerIo {
+                    total: at as f64,
+                    sidecore_percent: 100.0 - at as f64,
+                    ..PerIo::default()
+                },
+            );
+        }
+        windows
+    }
+
+    fn tables(figures: &Figures) -> String {
+        let adaptive = windows(&Column::STRICT, "adaptive");
+        table(figures, &windows(&Column::ALL, "poll"), &adaptive)
+    }
+
+    #[test]
+    fn a_table_of_the_lab_says_inside_that_its_host_is_emulated() {
+        let mut figures = Figures::default();
+        let said = |figures: &Figures| {
+            let all = tables(figures);
+            let (_, rows) = all.split_once("take turns").expect("a heading");
+            rows.contains("emulated host")
+        };
+        assert!(!said(&figures), "nobody said so");
+        figures.set("host_is_emulated", true);
+        assert!(said(&figures));
+    }
+
+    #[test]
+    fn strict_lazy_and_defaults_stand_side_by_side_with_their_sidecores() {
+        let mut figures = Figures::default();
+        figures.set("default_idle", "adaptive");
+        let text = tables(&figures);
+        let line = |begin: &str| {
+            let mut lines = text.lines();
+            let found = lines.find(|line| line.trim_start().starts_with(begin));
+            found.unwrap_or_else(|| panic!("no {begin:?} in\n{text}"))
+        };
+        let words = |begin: &str| -> Vec<String> {
+            let words = line(begin).split_whitespace();
+            words.map(str::to_owned).collect()
+        };
+        assert_eq!(
+            words("no IOMMU"),
+            [
+                "no", "IOMMU", "trap", "logged", "shared", "trap", "shared", "no", "flags"
+            ]
+        );
+        assert_eq!(
+            words("total ")[1..],
+            [
+                "0.000", "1.000", "2.000", "3.000", "4.000", "5.000", "6.000"
+            ]
+        );
+        assert_eq!(
+            words("sidecore, %").last().map(String::as_str),
+            Some("94.0")
+        );
+        assert!(text.contains("--idle adaptive, and the stock kernel's own unmapping"));
+        assert_eq!(text.matches("strict unmapping, --idle poll").count(), 1);
+        assert_eq!(text.matches("strict unmapping, --idle adaptive").count(), 1);
+        // What stands above several columns begins where the first of them does.
+        let above = line("exits a read");
+        assert_eq!(above.find("lazy, --idle poll"), Some(2 + 30 + 4 * 10 + 2));
+    }
 }

@@ -3,9 +3,12 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::figures::{Figures, PerRead, round};
-use super::{DemoArgs, say};
-use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
+use super::column::Column;
+use super::figures::Figures;
+use super::per_io::{PerIo, round};
+use super::windows::Windows;
+use super::{DemoArgs, Table, report, say};
+use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::host::Host;
 use crate::system::workloads::{self, DISK_BYTES, Rogue};
 
@@ -13,9 +16,7 @@ use crate::system::workloads::{self, DISK_BYTES, Rogue};
 /// it halted, in every mode. A file in memory answers while the guest is on its way there, or both its tick and
 /// the answer wake it, and then a race decides what an interrupt costs. The disk spreads its answers over one tick of 4 ms, so
 /// that those which still meet one are as many in each mode.
-pub const LATENCY_MS: u32 = 6;
-/// Reads before each window.
-const WARMUP: u32 = 100;
+const LATENCY_MS: u32 = 6;
 const SEED_HOST: u64 = 11;
 const SEED_GUEST: u64 = 12;
 /// Length of the window in which a guest does nothing.
@@ -24,12 +25,27 @@ const IDLE_SECONDS: u32 = 6;
 /// The disk that is read; all guests may use it at once.
 const READS: &str = "reads.img";
 
+/// Everything; what prints the tables.
+pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table> {
+    let longest = LATENCY_MS * 5 / 3;
+    figures.set(
+        "mode",
+        format!("one 4 KiB direct read at a time, disk latency {LATENCY_MS} to {longest} ms"),
+    );
+    figures.set("reads_per_window", args.reads());
+    let windows = windows(host, args, figures)?;
+    let adaptive = adaptive(host, args, figures)?;
+    Ok(Box::new(move |figures| {
+        report::table(figures, &windows, &adaptive)
+    }))
+}
+
 /// A guest that reads `windows` times, between markers.
-fn reader(host: &Host, mode: Mode, args: &DemoArgs, windows: u32) -> Guest {
-    let reads = args.reads;
-    let script =
-        format!("workload reads /dev/vda --count {reads} --warmup {WARMUP} --windows {windows}");
-    let mut guest = Guest::new(mode, script);
+fn reader(host: &Host, column: Column, args: &DemoArgs, windows: u32) -> Guest {
+    let (reads, warmup) = (args.reads(), args.warmup());
+    let mut guest = column.guest(&format!(
+        "workload reads /dev/vda --count {reads} --warmup {warmup} --windows {windows}"
+    ));
     guest.pin = host.quiet_pin().map(str::to_owned);
     let (path, latency) = (host.path(READS), LATENCY_MS * 1000);
     guest
@@ -38,9 +54,8 @@ fn reader(host: &Host, mode: Mode, args: &DemoArgs, windows: u32) -> Guest {
     guest
 }
 
-/// The first `count` windows of a reader.
-fn windows_of(outcome: &Outcome, count: u32, reads: u32) -> Result<Vec<PerRead>> {
-    let windows = outcome.windows();
+/// The first `count` of these windows of the ledger, of so many requests each.
+pub fn windows_of(windows: &[Value], count: u32, requests: u32) -> Result<Vec<PerIo>> {
     ensure!(
         windows.len() >= count as usize,
         "the guest marked {} windows, not {count}",
@@ -51,62 +66,84 @@ fn windows_of(outcome: &Outcome, count: u32, reads: u32) -> Result<Vec<PerRead>>
             window["histograms"].as_bool() == Some(true),
             "no exit histograms: tracefs is not available to `exitless run` on this host"
         );
-        Ok(PerRead::of(window, reads))
+        Ok(PerIo::of(window, requests))
     };
     windows[..count as usize].iter().map(of_window).collect()
 }
 
-/// The measured reads. Four guests, one for each mode, take turns: while one reads its window the others are
-/// stopped. So whatever drifts on the host meets all modes alike.
-pub fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<()> {
-    let rounds = args.rounds;
+/// The measured reads: first of the guests that differ in their registers, then of those whose kernels are left to their
+/// own choice.
+fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
     host.put(READS, &workloads::pattern(SEED_HOST))?;
-    let mut guests: Vec<(Mode, RunningGuest<'_>)> = Vec::new();
+    let mut windows = Windows::new(&Column::ALL);
+    for columns in [&Column::STRICT[..], &Column::STOCK] {
+        for (column, outcome) in in_turns(host, args, columns)? {
+            for window in windows_of(outcome.windows(), args.rounds, args.reads())? {
+                windows.add(column, window);
+            }
+            if column == Column::Default {
+                figures.set_defaults(&outcome);
+            }
+        }
+    }
+    figures.summarize(&windows);
+    Ok(windows)
+}
+
+/// Guests of these columns take turns: while one reads its window the others are stopped. So whatever drifts on the host meets
+/// all of them alike.
+fn in_turns(host: &Host, args: &DemoArgs, columns: &[Column]) -> Result<Vec<(Column, Outcome)>> {
+    let (rounds, reads) = (args.rounds, args.reads());
+    let mut guests: Vec<(Column, RunningGuest<'_>)> = Vec::new();
     for round in 1..=rounds {
-        for (turn, mode) in Mode::ALL.into_iter().enumerate() {
+        for (turn, column) in columns.iter().copied().enumerate() {
             say(&format!(
-                "round {round} of {rounds}: {} direct reads, {}",
-                args.reads,
-                mode.name()
+                "round {round} of {rounds}: {reads} direct reads, {}",
+                column.name()
             ));
             if round == 1 {
-                let mut guest = reader(host, mode, args, rounds);
+                let mut guest = reader(host, column, args, rounds);
+                guest.script.push_str(" --step");
                 guest.limit *= 1 + rounds;
-                guests.push((mode, guest.spawn(host)?));
+                guests.push((column, guest.spawn(host)?));
             } else {
-                guests[turn].1.resume()?;
+                go_on(&mut guests[turn].1)?;
             }
             let guest = &mut guests[turn].1;
-            // The reads that begin before it stops are part of the next window's warm-up.
             guest.wait_for(&format!("reads window={round} of={rounds}"))?;
             guest.pause()?;
         }
     }
-    for (mode, guest) in guests {
-        guest.resume()?;
+    let end = |(column, mut guest): (Column, RunningGuest<'_>)| {
+        go_on(&mut guest)?;
         let outcome = guest.wait()?;
         outcome.check()?;
-        for window in windows_of(&outcome, rounds, args.reads)? {
-            figures.add_window(mode, window);
-        }
-    }
-    figures.summarize();
-    Ok(())
+        column.check(&outcome)?;
+        Ok((column, outcome))
+    };
+    guests.into_iter().map(end).collect()
+}
+
+/// Lets a guest go on that was stopped, and waits for a line.
+fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
+    guest.resume()?;
+    guest.type_in("\n")
 }
 
 /// The same reads with a sidecore that sleeps, one window for each mode. The last guest, `shared`, then does nothing
 /// for a while, and after that shows everything else.
-pub fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<()> {
-    host.put(READS, &workloads::pattern(SEED_HOST))?;
-    for mode in Mode::ALL {
+fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
+    const IDLE: &str = "adaptive";
+    let mut windows = Windows::with_idle(&Column::STRICT, IDLE);
+    for column in Column::STRICT {
         say(&format!(
-            "--idle adaptive: {} direct reads, {}",
-            args.reads,
-            mode.name()
+            "--idle {IDLE}: {} direct reads, {}",
+            args.reads(),
+            column.name()
         ));
-        let mut guest = reader(host, mode, args, 1);
-        guest.idle = "adaptive";
-        if mode == Mode::Shared {
+        let mut guest = reader(host, column, args, 1);
+        guest.idle = IDLE;
+        if column == Column::Shared {
             say("and then: an idle guest, data both ways, ping, two disks that attack");
             guest.script.push_str(&format!(
                 " && sleep 1 && workload idle --seconds {IDLE_SECONDS}"
@@ -114,19 +151,25 @@ pub fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<(
             add_function(&mut guest, host)?;
         }
         let outcome = guest.try_run(host)?;
-        for window in windows_of(&outcome, 1, args.reads)
-            .with_context(|| format!("in mode {}\n{}", mode.name(), outcome.tail()))?
+        for window in windows_of(outcome.windows(), 1, args.reads())
+            .with_context(|| format!("in mode {}\n{}", column.name(), outcome.tail()))?
         {
-            figures.set_adaptive(mode, window);
+            windows.add(column, window);
         }
-        if mode == Mode::Shared {
+        column.check(&outcome)?;
+        if column == Column::Shared {
             idle(&outcome, figures)?;
             check_function(&outcome, host, figures)?;
         } else {
             outcome.check()?;
         }
     }
-    Ok(())
+    windows.set(
+        figures,
+        |column| format!("{}_adaptive", column.name()),
+        "io",
+    );
+    Ok(windows)
 }
 
 fn idle(outcome: &Outcome, figures: &mut Figures) -> Result<()> {

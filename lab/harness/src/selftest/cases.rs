@@ -179,15 +179,8 @@ impl Machine {
             has("DMAR: Intel(R) Virtualization Technology for Directed I/O"),
             "Linux did not turn the IOMMU on\n{seen}"
         );
-        let policy = if self.is_strict {
-            "strict mode"
-        } else {
-            "lazy mode"
-        };
-        ensure!(
-            has(&format!("DMA domain TLB invalidation policy: {policy}")),
-            "Linux is not in {policy}\n{seen}"
-        );
+        let policy = Guest::policy(self.is_strict);
+        ensure!(has(policy), "Linux does not say {policy:?}\n{seen}");
         ensure!(
             !has("DMAR: [DMA") && !has("malfunction"),
             "Linux complains of DMA faults\n{seen}"

@@ -177,12 +177,7 @@ impl DebianCase {
             found.with_context(|| format!("it did not say {text:?}\n{}", outcome.tail()))
         };
         let state = said("state running")?;
-        let policy = if self.is_strict {
-            "strict mode"
-        } else {
-            "lazy mode"
-        };
-        said(&format!("DMA domain TLB invalidation policy: {policy}"))?;
+        said(Guest::policy(self.is_strict))?;
         said("reboot: Power down")?;
         let more = match self.jobs {
             Jobs::Nothing => String::new(),

@@ -8,13 +8,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::demo::{CAUSES, PerRead, median, rounded};
+use crate::demo::{CAUSES, PerIo, median, rounded};
 use crate::system::host::Host;
 
 /// What one round has shown.
 pub struct Round {
     /// Each guest's window.
-    pub windows: Vec<PerRead>,
+    pub windows: Vec<PerIo>,
     /// The daemon's counters, boots included.
     pub requests: f64,
     /// Kicks it took up.
@@ -66,7 +66,7 @@ impl Figures {
 
     /// Adds a round: medians over its guests, and the spread of the total.
     pub fn add(&mut self, policy: &str, guests: u32, round: &Round) {
-        let of = |figure: &dyn Fn(&PerRead) -> f64| -> Vec<f64> {
+        let of = |figure: &dyn Fn(&PerIo) -> f64| -> Vec<f64> {
             round.windows.iter().map(figure).collect()
         };
         let prefix = format!("{policy}_{guests}");

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::demo::PerRead;
+use crate::demo::PerIo;
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
@@ -105,7 +105,7 @@ fn round(host: &Host, idle: &'static str, guests: u32, reads: u32) -> Result<Rou
 }
 
 /// The measured windows of that many guests.
-fn side_by_side(host: &Host, guests: u32, reads: u32, limit: Duration) -> Result<Vec<PerRead>> {
+fn side_by_side(host: &Host, guests: u32, reads: u32, limit: Duration) -> Result<Vec<PerIo>> {
     let mut running: Vec<RunningGuest<'_>> = Vec::new();
     for index in 0..guests {
         let mut guest = guest(host, index, reads, limit).spawn(host)?;
@@ -125,7 +125,7 @@ fn side_by_side(host: &Host, guests: u32, reads: u32, limit: Duration) -> Result
             window["histograms"].as_bool() == Some(true),
             "no exit histograms: tracefs is not available to `exitless run` on this host"
         );
-        windows.push(PerRead::of(window, reads));
+        windows.push(PerIo::of(window, reads));
     }
     Ok(windows)
 }

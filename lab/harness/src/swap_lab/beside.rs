@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::demo::PerRead;
+use crate::demo::PerIo;
 use crate::system::guest::Mode;
 use crate::system::host::Host;
 use crate::system::squeezed::{self, Verify};
@@ -15,13 +15,13 @@ const READS: u32 = 400;
 /// Exits per page that is read to the same place, looked at there and changed, in the states of a pager.
 pub struct Exits {
     /// Without a pager, as such a guest has it: KVM's own ways to save exits among them that store to guest memory.
-    pub free: PerRead,
+    pub free: PerIo,
     /// Without a pager, and without those.
-    pub plain: PerRead,
+    pub plain: PerIo,
     /// With one, and plenty of memory.
-    pub disarmed: PerRead,
+    pub disarmed: PerIo,
     /// With most of its memory used, so that disks report, and none leaving yet: what pages that come and go cost is not in it.
-    pub armed: PerRead,
+    pub armed: PerIo,
 }
 
 impl Exits {
@@ -53,7 +53,7 @@ const MOST: u64 = 250;
 /// MiB that a guest uses so that more than three quarters of that are in memory, and not all of it.
 const USED: u64 = 150;
 
-fn reads(host: &Host, pager: Pager) -> Result<PerRead> {
+fn reads(host: &Host, pager: Pager) -> Result<PerIo> {
     let script = format!("workload reads /dev/vda --count {READS} --warmup 100 --in-place");
     let script = match pager {
         Pager::Armed => format!("workload age --mib {USED} && {script}"),
@@ -77,7 +77,7 @@ fn reads(host: &Host, pager: Pager) -> Result<PerRead> {
     };
     outcome.check()?;
     let window = outcome.windows().first().context("no window")?;
-    Ok(PerRead::of(window, READS))
+    Ok(PerIo::of(window, READS))
 }
 
 /// A minute of verified pages: how many operations.

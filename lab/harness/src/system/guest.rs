@@ -21,8 +21,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All four, in the order of a table.
-    pub const ALL: [Mode; 4] = [Mode::None, Mode::Trap, Mode::Logged, Mode::Shared];
     /// The three with an IOMMU.
     pub const VTD: [Mode; 3] = [Mode::Trap, Mode::Logged, Mode::Shared];
 
@@ -57,7 +55,7 @@ pub struct Guest {
     pub kernel: Option<String>,
     /// IOMMU and register mode.
     pub mode: Mode,
-    /// `iommu.strict=1`, or Linux's default of lazy invalidation.
+    /// `iommu.strict=1`, or nothing: the distribution's choice, which is lazy invalidation in Debian.
     pub is_strict: bool,
     /// `--memory`: 256 MiB.
     pub memory: &'static str,
@@ -65,6 +63,8 @@ pub struct Guest {
     pub cpus: u32,
     /// `--idle`.
     pub idle: &'static str,
+    /// Neither `--iommu-mode` nor `--idle` is given: the run has the program's own, and `mode` and `idle` are names only.
+    pub takes_defaults: bool,
     /// Values of `--disk`.
     pub disks: Vec<String>,
     /// Values of `--net`.
@@ -98,6 +98,7 @@ impl Guest {
             memory: "256M",
             cpus: 1,
             idle: "poll",
+            takes_defaults: false,
             disks: Vec::new(),
             nets: Vec::new(),
             flags: Vec::new(),
@@ -126,10 +127,8 @@ impl Guest {
         flag("--initrd", initrd);
         flag("--memory", self.memory.into());
         flag("--cpus", self.cpus.to_string());
-        flag("--idle", self.idle.into());
-        match self.mode {
-            Mode::None => flag("--iommu", "none".into()),
-            mode => flag("--iommu-mode", mode.name().into()),
+        for (name, value) in self.choices() {
+            flag(name, value.into());
         }
         if matches!(host, Host::Lab(_)) {
             // Seconds mean nothing there: an emulated CPU may itself be off its host's for some of them.
@@ -152,23 +151,42 @@ impl Guest {
         Ok(args)
     }
 
+    /// The flags that are said or left to the program.
+    fn choices(&self) -> Vec<(&'static str, &'static str)> {
+        if self.takes_defaults {
+            return Vec::new();
+        }
+        let iommu = match self.mode {
+            Mode::None => ("--iommu", "none"),
+            mode => ("--iommu-mode", mode.name()),
+        };
+        vec![("--idle", self.idle), iommu]
+    }
+
     /// The kernel's command line.
     fn command_line(&self) -> Result<String> {
+        // What is not said is the distribution's choice.
+        let strict = if self.is_strict {
+            " iommu.strict=1"
+        } else {
+            ""
+        };
         if let Some(system) = &self.system {
-            // What is not said is the distribution's choice.
-            let strict = if self.is_strict {
-                " iommu.strict=1"
-            } else {
-                ""
-            };
             return Ok(format!("console=ttyS0 {}{strict}", system.options));
         }
-        let strict = u8::from(self.is_strict);
         let run = lab::guest_image::run_option(&self.script)?;
         Ok(format!(
-            "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off iommu.strict={strict} {} {run}",
+            "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off{strict} {} {run}",
             self.kernel_options
         ))
+    }
+
+    /// What Linux's log says of a guest's policy, strict or lazy.
+    pub fn policy(is_strict: bool) -> &'static str {
+        match is_strict {
+            true => "DMA domain TLB invalidation policy: strict mode",
+            false => "DMA domain TLB invalidation policy: lazy mode",
+        }
     }
 
     /// Runs it to its end.
@@ -369,5 +387,19 @@ mod tests {
         );
         guest.is_strict = false;
         assert_eq!(line(&guest), "console=ttyS0 root=/dev/vda ro");
+    }
+
+    #[test]
+    fn a_guest_with_defaults_is_given_neither_mode_nor_policy() {
+        let mut guest = Guest::new(Mode::Trap, "true");
+        assert_eq!(
+            guest.choices(),
+            [("--idle", "poll"), ("--iommu-mode", "trap")]
+        );
+        assert!(guest.command_line().unwrap().contains(" iommu.strict=1 "));
+        guest.takes_defaults = true;
+        guest.is_strict = false;
+        assert_eq!(guest.choices(), []);
+        assert!(!guest.command_line().unwrap().contains("iommu"));
     }
 }

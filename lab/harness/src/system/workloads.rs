@@ -14,6 +14,8 @@ const ROGUE_SECTOR: u64 = 64;
 
 const GUEST_IP: &str = "192.168.7.2";
 const RESPONDER_IP: &str = "192.168.7.1";
+/// Where datagrams come back from, of a guest with [`add_network`].
+pub const ECHO: &str = "192.168.7.1:7";
 
 /// The content of a disk.
 pub fn pattern(seed: u64) -> Vec<u8> {
@@ -42,11 +44,16 @@ pub fn add_network(guest: &mut Guest) {
     guest.nets.push(format!("responder,ip={RESPONDER_IP}"));
 }
 
+/// Script: the network card has its address.
+pub fn network_up() -> String {
+    format!("ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0")
+}
+
 /// Script: ping and UDP echoes.
 pub fn network_script(pings: u32, echoes: u32) -> String {
     format!(
-        "ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0 && \
-         ping -c {pings} -W 5 {RESPONDER_IP} && workload udp-echo {RESPONDER_IP}:7 --count {echoes}"
+        "{} && ping -c {pings} -W 5 {RESPONDER_IP} && workload udp-echo {ECHO} --count {echoes}",
+        network_up()
     )
 }
 

@@ -1,0 +1,167 @@
+//! The commands whose requests are counted from outside, in windows between two markers.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use workload::deep::{self, DeepConfig};
+use workload::device::{self, Buffer};
+use workload::marker::{self, Markers, Windows};
+use workload::pattern::{Checksum, Random};
+use workload::{BLOCK, echo};
+
+use crate::failure::Failure;
+use crate::options::Options;
+
+fn wants_markers(options: &mut Options) -> bool {
+    !options.flag("no-markers")
+}
+
+/// `--warmup` and `--windows`, of `count` each.
+fn windows(options: &mut Options, count: u64) -> Result<Windows, Failure> {
+    let warmup = options.number("warmup", Some(120))?;
+    let windows = options.number("windows", Some(1))?;
+    Windows::new(warmup, count, windows).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+/// Writes markers, or nothing.
+fn open_mark(is_wanted: bool) -> io::Result<deep::Mark> {
+    let markers = is_wanted.then(Markers::open).transpose()?;
+    Ok(Box::new(move |value| {
+        if let Some(markers) = &markers {
+            markers.write(value);
+        }
+    }))
+}
+
+/// Reads in one window at most: 64 MiB of data kept.
+const COUNT_MAX: usize = 1 << 14;
+
+/// Computes for `time`; sleeping would arm a timer.
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// `reads`: one at a time.
+pub fn reads(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(400))?;
+    let warmup = options.number("warmup", Some(120))?;
+    let windows = options.number("windows", Some(1))?;
+    let seed = options.maybe_number("random")?;
+    let markers = wants_markers(options).then(Markers::open).transpose()?;
+    let is_in_steps = options.flag("step");
+    let in_place = options.flag("in-place");
+    let kept = if in_place { 0 } else { count };
+    let kept_len = usize::try_from(kept)
+        .ok()
+        .filter(|count| *count <= COUNT_MAX);
+    let kept_len = kept_len.ok_or_else(|| {
+        Failure::Usage(format!(
+            "--count {count} is above {COUNT_MAX}: take more windows, or --in-place"
+        ))
+    })? * BLOCK;
+    let pause = Duration::from_micros(options.number("pause-us", Some(0))?);
+    let device = options.subject("DEV")?;
+    let file = device::open(Path::new(&device), false)?;
+    let blocks = device::blocks(&file)?;
+    let mut random = seed.map(Random::new);
+    let mut numbers = (0..blocks).cycle();
+    let mut next = || match &mut random {
+        Some(random) => random.below(blocks),
+        None => numbers.next().expect("a cycle of at least one block"),
+    };
+    let mut buffer = Buffer::new(BLOCK);
+    // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
+    // with something other than zero, so that its memory exists before the first window.
+    let mut kept = vec![0xff; kept_len];
+    let mut sum = Checksum::default();
+    for window in 1..=windows {
+        for _ in 0..warmup {
+            device::read(&file, next(), &mut buffer)?;
+        }
+        if let Some(markers) = &markers {
+            markers.write(marker::BEGIN);
+        }
+        for copy in kept.chunks_mut(BLOCK) {
+            spin(pause);
+            device::read(&file, next(), &mut buffer)?;
+            copy.copy_from_slice(buffer.bytes());
+        }
+        let times = if in_place { count } else { 0 };
+        for _ in 0..times {
+            spin(pause);
+            device::read(&file, next(), &mut buffer)?;
+            sum.add(buffer.bytes());
+            buffer.bytes_mut()[0] ^= 1;
+        }
+        if let Some(markers) = &markers {
+            markers.write(marker::END);
+        }
+        sum.add(&kept);
+        println!("reads window={window} of={windows}");
+        if is_in_steps {
+            // Its end says as much as a line: nobody counts any more.
+            let _ = io::stdin().read_line(&mut String::new());
+        }
+    }
+    let (count, bytes) = (count * windows, count * windows * BLOCK as u64);
+    println!(
+        "reads ok count={count} bytes={bytes} fnv={:016x}",
+        sum.value()
+    );
+    Ok(())
+}
+
+/// `deep`: many in flight.
+pub fn deep(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(400))?;
+    let config = DeepConfig {
+        depth: options.number("depth", Some(32))?,
+        seed: options.number("seed", Some(1))?,
+        write: options.flag("write"),
+        windows: windows(options, count)?,
+    };
+    let is_marked = wants_markers(options);
+    let device = options.subject("DEV")?;
+    deep::run(Path::new(&device), &config, &|| open_mark(is_marked))?;
+    println!("deep ok count={}", config.windows.counted());
+    Ok(())
+}
+
+/// `udp-echo`: one at a time, or many in flight.
+pub fn udp_echo(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(100))?;
+    let wait = Duration::from_millis(options.number("wait-ms", Some(2000))?.max(1));
+    let text = options.subject("ADDR:PORT")?;
+    let to: SocketAddr = text
+        .parse()
+        .map_err(|_| Failure::Usage(format!("{text:?} is no ADDR:PORT")))?;
+    if let Some(depth) = options.maybe_number("depth")? {
+        let windows = windows(options, count)?;
+        let mark = open_mark(wants_markers(options))?;
+        echo::pipelined(to, depth, &windows, wait, &mark)?;
+        println!("udp-echo ok count={}", windows.counted());
+        return Ok(());
+    }
+    let report = echo::run(to, count, wait)?;
+    println!("udp-echo ok count={} resent={}", report.ok, report.resent);
+    Ok(())
+}
+
+/// `idle`: nothing for a while.
+pub fn idle(options: &mut Options) -> Result<(), Failure> {
+    let seconds = options.number("seconds", None)?;
+    let markers = Markers::open()?;
+    markers.write(marker::BEGIN);
+    let begin = Instant::now();
+    thread::sleep(Duration::from_secs(seconds));
+    let slept = begin.elapsed();
+    markers.write(marker::END);
+    println!("idle ok ms={}", slept.as_millis());
+    Ok(())
+}
