@@ -21,6 +21,8 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All four.
+    pub const ALL: [Mode; 4] = [Mode::None, Mode::Trap, Mode::Logged, Mode::Shared];
     /// The three with an IOMMU.
     pub const VTD: [Mode; 3] = [Mode::Trap, Mode::Logged, Mode::Shared];
 
