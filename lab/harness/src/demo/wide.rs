@@ -111,7 +111,11 @@ fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
         args.warmup(),
         args.rounds
     );
-    let mut script = workloads::network_up();
+    // Blocks follow each other: merged by the guest's kernel, two of its requests would be one of the disk's.
+    let mut script = format!(
+        "echo 2 > /sys/block/vda/queue/nomerges && echo 2 > /sys/block/vdb/queue/nomerges && {}",
+        workloads::network_up()
+    );
     for workload in WORKLOADS {
         script.push_str(&format!(" && workload {} {cut}", (workload.command)()));
     }
