@@ -596,7 +596,7 @@ fn cancelled_operations_end() {
                 match completion.outcome {
                     Outcome::Done | Outcome::Failed(libc::ECANCELED) => ended += 1,
                     Outcome::NotCancellable => running += 1,
-                    Outcome::Failed(errno) => panic!("{errno}"),
+                    Outcome::Failed(errno) | Outcome::NotBegun(errno) => panic!("{errno}"),
                 }
             }
         }

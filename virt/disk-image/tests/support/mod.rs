@@ -216,7 +216,7 @@ impl Driver {
                 assert_eq!(completion.slot, slot, "somebody else's completion");
                 match completion.outcome {
                     Outcome::Done => return Ok(data),
-                    Outcome::Failed(errno) => return Err(errno),
+                    Outcome::Failed(errno) | Outcome::NotBegun(errno) => return Err(errno),
                     Outcome::NotCancellable => {}
                 }
             }
