@@ -1,7 +1,6 @@
 //! What found something in a session of `vhost-export`, and must not come back.
 //!
-//! A process of its own: the harness counts this process's descriptors, and whoever signals an eventfd in another thread at the
-//! same time keeps one.
+//! A process of its own: the harness counts this process's descriptors.
 
 #[test]
 fn a_connection_that_is_over_and_moves_leaves_no_descriptor_to_wait_for() {
