@@ -69,7 +69,7 @@ bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy 
 bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
 	cargo run --release --quiet -p dma-bench -- --again --report $(REPORT)/dma.json --docs docs/dma-results.md
 
-bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon, and SPDK if SPDK= names a directory with a build of it: 35 minutes -> target/report/serve.json
+bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon, and SPDK if SPDK= names a directory with a build of it: 30 minutes -> target/report/serve.json
 	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json $(if $(SPDK),--spdk "$(SPDK)")
 
 bench-serve-old: build ## block devices for other VMMs, beside this program of an old commit: six rows, 11 rounds in turns, 5 minutes -> target/report/serve-old.json

@@ -154,10 +154,8 @@ fn at_rate(
     peers: &[Peer],
     pacing: Pacing,
 ) -> Result<Vec<Option<Summary>>> {
-    let repetitions = std::mem::replace(&mut bench.settings.repetitions, ROUNDS);
-    let results = bench.rows(names, peers, &Disk::many(Kind::Null, 1), |bench, server| {
+    let disk = Disk::many(Kind::Null, 1);
+    bench.rows(names, peers, &disk, ROUNDS, |bench, server| {
         super::open::paced(bench, server, pacing)
-    });
-    bench.settings.repetitions = repetitions;
-    results
+    })
 }

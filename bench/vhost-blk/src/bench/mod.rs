@@ -36,7 +36,7 @@ mod record;
 mod server;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use report::short;
@@ -144,9 +144,11 @@ pub fn run(settings: Settings) -> Result<()> {
         let is_wanted =
             bench.settings.only.is_empty() || bench.settings.only.iter().any(|only| only == name);
         if is_wanted {
+            let start = Instant::now();
             section(&mut bench).with_context(|| format!("section {name}"))?;
             // What is there is not lost if a later section fails.
             bench.record.write(&bench.settings.report)?;
+            println!("({name}: {:.0} s)", start.elapsed().as_secs_f64());
         }
     }
     bench.record.finish(&bench.settings.report)
@@ -221,19 +223,20 @@ impl Bench {
         load: impl Fn(&Bench, &Server) -> Run,
     ) -> Result<Vec<Option<Summary>>> {
         let names = vec![name.to_owned(); peers.len()];
-        self.rows(&names, peers, disks, load)
+        self.rows(&names, peers, disks, self.settings.repetitions, load)
     }
 
-    /// The same with a name for each server.
+    /// The same with a name for each server, and so many repetitions.
     fn rows(
         &mut self,
         names: &[String],
         peers: &[Peer],
         disks: &[Disk],
+        repetitions: usize,
         load: impl Fn(&Bench, &Server) -> Run,
     ) -> Result<Vec<Option<Summary>>> {
         let mut reports: Vec<Result<Vec<Report>>> = peers.iter().map(|_| Ok(Vec::new())).collect();
-        for _ in 0..self.settings.repetitions {
+        for _ in 0..repetitions {
             for (peer, reports) in peers.iter().zip(&mut reports) {
                 if let Ok(so_far) = reports {
                     match self.once(peer, disks, &load) {

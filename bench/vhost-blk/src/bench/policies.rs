@@ -22,6 +22,8 @@ const FIXED: [&str; 6] = [
     "spin:200",
     "spin:1000",
 ];
+/// Repetitions at most: there are six loads for nine policies.
+const REPETITIONS: usize = 3;
 const PRICES: [f64; 3] = [0.1, 1.0, 10.0];
 
 /// Which requests' latencies count.
@@ -163,10 +165,12 @@ fn policy_rows(
             _ => row.to_owned(),
         })
         .collect();
+    let repetitions = bench.settings.repetitions.min(REPETITIONS);
     bench.rows(
         &names,
         peers,
         &Disk::many(Kind::Null, 1),
+        repetitions,
         |bench, server| load(bench, server, name, pacing),
     )
 }
