@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use address::{Iova, PhysAddr};
 use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
-use dma_map::table::PageTable;
 use dma_map::testing::{ModelCore, ModelDomain, ModelMemory, TICK};
 use dma_map::{
     Clock, DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment,
@@ -275,9 +274,9 @@ impl<A: IovaAllocator> World<A> {
                 );
             }
         }
-        let stats = self.domain.mapper.allocator().stats();
+        let stats = self.domain.mapper.allocator_stats();
         assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
-        assert_eq!(self.domain.mapper.table().stats().retired, 0);
+        assert_eq!(self.domain.mapper.table_stats().retired, 0);
     }
 }
 

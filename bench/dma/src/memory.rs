@@ -61,7 +61,7 @@ fn mapper<A: IovaAllocator>(allocator: A, policy: Policy, reclaims: bool) -> Res
 }
 
 fn leaf_tables<A: IovaAllocator>(mapper: &Mapper<A>) -> usize {
-    mapper.table().stats().tables[0]
+    mapper.table_stats().tables[0]
 }
 
 /// Buffers of up to 32 pages in 64 GiB of memory: never two that lie together, and none a second time before half a
@@ -180,7 +180,7 @@ fn iterations<A: IovaAllocator>(allocator: A, reclaims: bool, count: usize) -> R
     (0..count)
         .map(|_| {
             iteration(&mapper, &mut cores, &mut buffers)?;
-            Ok(mapper.table().table_pages())
+            Ok(mapper.table_stats().pages())
         })
         .collect()
 }

@@ -6,7 +6,7 @@
 //! round again costs no system call, under a stated bound on how long an idle buffer stays within the device's reach.
 //!
 //! 1. The kernel's answer to "which IOVAs?" becomes an [`Aperture`] ([`from_iommufd`], [`from_vfio`]).
-//! 2. A [`PageTable`] that is the kernel: map and unmap are ioctls ([`IoctlTable`]). The kernel invalidates when it
+//! 2. An [`IoMap`] that is the kernel: map and unmap are ioctls ([`IoctlTable`]). The kernel invalidates when it
 //!    unmaps, so the invalidator is [`NullInvalidator`]. Here the kernel is a fake one that counts, and checks.
 //! 3. A ring for descriptors, mapped once for long ([`MapperCore::map_coherent`]), and packets through it, with
 //!    `STRICT` and with `optimistic`: the same driver, another value.
@@ -19,9 +19,10 @@ use std::time::Instant;
 
 use address::{Iova, PAGE_SHIFT, PhysAddr};
 use dma_map::invalidate::NullInvalidator;
-use dma_map::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use dma_map::table::{MapError, Translation, UnmapError};
 use dma_map::{
-    DeviceLimits, Direction, DmaMapper, Domain, MapperCore, Mapping, Policy, Segment, TickClock,
+    DeviceLimits, Direction, DmaMapError, DmaMapper, Domain, IoMap, MapperCore, Mapping, Policy,
+    Segment, TickClock,
 };
 use iova::{
     Access, Aperture, ApertureError, CoreId, IovaAllocator, IovaPfn, IovaRange, TreeAllocator,
@@ -109,6 +110,16 @@ fn from_vfio(info: &[u8]) -> Option<Result<Aperture, ApertureError>> {
     None
 }
 
+/// What an ioctl sets `errno` to.
+#[derive(Debug, thiserror::Error)]
+#[error("errno {0}")]
+struct Errno(i32);
+
+impl Errno {
+    const EEXIST: Self = Self(17);
+    const EINVAL: Self = Self(22);
+}
+
 /// The kernel, faked: it keeps mappings as VFIO does, refuses what VFIO refuses, and counts.
 #[derive(Default)]
 struct Kernel {
@@ -118,22 +129,21 @@ struct Kernel {
 
 impl Kernel {
     /// `VFIO_IOMMU_MAP_DMA`: iova, size, vaddr, flags.
-    fn map_dma(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), u64> {
+    fn map_dma(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), Errno> {
         self.ioctls.lock().expect("no panics").0 += 1;
         let mut mappings = self.mappings.lock().expect("no panics");
         let (first, last) = (range.first().raw(), range.last().raw());
         if let Some((start, (pages, ..))) = mappings.range(..=last).next_back()
             && start + pages > first
         {
-            // EEXIST
-            return Err(*start.max(&first));
+            return Err(Errno::EEXIST);
         }
         mappings.insert(first, (range.pages(), phys.raw(), access));
         Ok(())
     }
 
     /// `VFIO_IOMMU_UNMAP_DMA`, which also invalidates.
-    fn unmap_dma(&self, range: IovaRange) -> Result<(), ()> {
+    fn unmap_dma(&self, range: IovaRange) -> Result<(), Errno> {
         self.ioctls.lock().expect("no panics").1 += 1;
         let mut mappings = self.mappings.lock().expect("no panics");
         match mappings.get(&range.first().raw()) {
@@ -141,7 +151,7 @@ impl Kernel {
                 mappings.remove(&range.first().raw());
                 Ok(())
             }
-            _ => Err(()),
+            _ => Err(Errno::EINVAL),
         }
     }
 }
@@ -150,25 +160,16 @@ impl Kernel {
 /// ones here; the kernel pins what is behind them.
 struct IoctlTable(Arc<Kernel>);
 
-#[expect(
-    unsafe_code,
-    reason = "the trait has two unsafe functions, which do nothing here"
-)]
-impl PageTable for IoctlTable {
-    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
-        self.0
-            .map_dma(range, phys, access)
-            .map_err(|page| MapError::AlreadyMapped {
-                iova: IovaPfn::new(page).start(),
-                leaf_pages: 1,
-            })
+impl IoMap for IoctlTable {
+    type Error = Errno;
+
+    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError<Errno>> {
+        let done = self.0.map_dma(range, phys, access);
+        done.map_err(MapError::Backend)
     }
 
-    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        let iova = range.start();
-        self.0
-            .unmap_dma(range)
-            .map_err(|()| UnmapError::NotMapped { iova })
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<Errno>> {
+        self.0.unmap_dma(range).map_err(UnmapError::Backend)
     }
 
     fn lookup(&self, iova: Iova) -> Option<Translation> {
@@ -181,25 +182,6 @@ impl PageTable for IoctlTable {
             leaf_pages: 1,
         })
     }
-
-    fn root(&self) -> PhysAddr {
-        // The kernel's, and none of our business.
-        PhysAddr::new(0)
-    }
-
-    fn levels(&self) -> u32 {
-        0
-    }
-
-    fn stats(&self) -> TableStats {
-        TableStats::default()
-    }
-
-    unsafe fn retire_leaf(&self, _chunk: IovaRange) -> Option<RetiredTable> {
-        None
-    }
-
-    unsafe fn release(&self, _retired: RetiredTable) {}
 }
 
 /// What the device reads: where the buffer is.
@@ -231,7 +213,7 @@ fn address_of<T>(memory: &[T]) -> PhysAddr {
 }
 
 impl<A: IovaAllocator, C: dma_map::Clock> Driver<A, C> {
-    fn new(mut core: Core<A, C>) -> Result<Self, dma_map::DmaMapError> {
+    fn new(mut core: Core<A, C>) -> Result<Self, DmaMapError<Errno>> {
         let ring = Box::new([Descriptor::default(); RING]);
         let memory = Segment::new(address_of(&ring[..]), size_of_val(&*ring) as u64);
         // The device reads descriptors and writes their status.

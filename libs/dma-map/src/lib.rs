@@ -1,5 +1,6 @@
 //! IO page tables, invalidation, and the policies between map and unmap.
 //!
+//! * [`io_map`]: [`IoMap`], what a mapper changes translations through: tables, or a kernel's interface.
 //! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without locks.
 //! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
 //! * [`reuse`]: mappings that outlive their unmap, or are found a second time.
@@ -74,6 +75,7 @@ pub use {address, iova};
 
 pub mod clock;
 pub mod invalidate;
+pub mod io_map;
 pub mod mapper;
 #[cfg(shuttle)]
 pub mod planted;
@@ -86,6 +88,7 @@ pub mod table;
 pub mod testing;
 
 pub use clock::{Clock, ManualClock, TickClock};
+pub use io_map::IoMap;
 pub use mapper::{
     Bounce, DeviceLimits, DeviceSegment, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain,
     MapperCore, Mapping, Policy, Segment,

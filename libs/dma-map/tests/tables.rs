@@ -7,12 +7,13 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use dma_map::table::{
-    AmdV1, Arena, ConfigError, HostMemory, IoPageTable, LeafSizes, MapError, PageTable,
+    AmdV1, Arena, ConfigError, HostMemory, IoMap, IoPageTable, LeafSizes, MapError, PageTable,
     TableConfig, TableMemory, UnmapError, VtdSecondLevel,
 };
 use iova::{Access, IovaPfn, IovaRange};
@@ -169,7 +170,7 @@ fn cut(page: u64, count: u64) -> (u64, u64) {
     (BASE + page, count.min(WINDOW - page).max(1))
 }
 
-fn apply<P: PageTable>(table: &P, model: &mut Model, op: &Op) {
+fn apply<P: PageTable<Error = Infallible>>(table: &P, model: &mut Model, op: &Op) {
     match *op {
         Op::Map(page, count, phys, access) => {
             let (first, count) = cut(page, count);
@@ -217,7 +218,7 @@ fn apply<P: PageTable>(table: &P, model: &mut Model, op: &Op) {
     }
 }
 
-fn check_map<P: PageTable>(
+fn check_map<P: PageTable<Error = Infallible>>(
     table: &P,
     model: &mut Model,
     first: u64,
@@ -239,7 +240,12 @@ fn check_map<P: PageTable>(
     }
 }
 
-fn check_unmap<P: PageTable>(table: &P, model: &mut Model, first: u64, count: u64) {
+fn check_unmap<P: PageTable<Error = Infallible>>(
+    table: &P,
+    model: &mut Model,
+    first: u64,
+    count: u64,
+) {
     let expected = model.unmap(first, count);
     assert_eq!(table.unmap(pages(first, count)), expected);
     if expected.is_ok() {
@@ -265,7 +271,7 @@ fn retire<P: PageTable>(table: &P, model: &Model, first: u64) {
 }
 
 /// Runs the calls, then unmaps everything and retires every leaf table: only the upper ones remain.
-fn play<P: PageTable>(table: &P, ops: &[Op]) {
+fn play<P: PageTable<Error = Infallible>>(table: &P, ops: &[Op]) {
     let mut model = Model::default();
     for op in ops {
         apply(table, &mut model, op);

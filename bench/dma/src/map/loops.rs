@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::Result;
-use dma_map::table::PageTable;
+use dma_map::table::IoMap;
 use dma_map::{Clock, Direction, Mapping, Segment};
 use lines::Lock;
 
@@ -50,7 +50,7 @@ fn page(id: usize, count: u64) -> Segment {
 ///
 /// # Errors
 /// The mapper has not so many cores, or a window of mappings cannot be made.
-pub fn windows<T: PageTable + 'static>(
+pub fn windows<T: IoMap + 'static>(
     rig: &Arc<Rig<T>>,
     threads: usize,
     sink: &Sink,
@@ -74,7 +74,7 @@ pub fn windows<T: PageTable + 'static>(
     (0..threads).map(task).collect()
 }
 
-struct Window<T: PageTable + 'static> {
+struct Window<T: IoMap + 'static> {
     id: usize,
     core: Core<T>,
     window: Vec<Option<Mapping>>,
@@ -84,7 +84,7 @@ struct Window<T: PageTable + 'static> {
     sink: Sink,
 }
 
-impl<T: PageTable + 'static> Task for Window<T> {
+impl<T: IoMap + 'static> Task for Window<T> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         for pair in 0..BATCH {
             if pair % LOOK == 0 {

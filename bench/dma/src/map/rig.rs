@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use dma_map::mapper::Teardown;
 use dma_map::reuse::Counts;
-use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::table::{HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use dma_peers::SerialFlush;
 use iova::CoreId;
@@ -124,7 +124,7 @@ pub struct Facts {
 }
 
 /// A mapper and its hardware.
-pub struct Rig<T: PageTable + 'static> {
+pub struct Rig<T: IoMap + 'static> {
     mapper: Mapper<T>,
     costs: Costs,
     pairs: AtomicU64,
@@ -139,7 +139,7 @@ struct Ticks {
     longest: AtomicU64,
 }
 
-impl<T: PageTable + 'static> Rig<T> {
+impl<T: IoMap + 'static> Rig<T> {
     /// A mapper for `cores` cores.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use dma_map::Policy;
-use dma_map::table::PageTable;
+use dma_map::table::IoMap;
 use report::Measured;
 
 use super::loops::{self, Sink};
@@ -64,7 +64,7 @@ pub fn measure(turns: &Turns, record: &mut Record) {
     derive(record);
 }
 
-fn row<'a, T: PageTable + 'static>(
+fn row<'a, T: IoMap + 'static>(
     prefix: &str,
     name: &'a str,
     policy: Policy,
@@ -226,8 +226,6 @@ fn derive(record: &mut Record) {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
-    use iova::IovaAllocator;
-
     use super::*;
     use crate::measure::BATCH;
 
@@ -242,7 +240,7 @@ mod tests {
             }
             tasks.iter_mut().for_each(|task| task.finish());
             drop(tasks);
-            assert_eq!(rig.mapper().allocator().stats().live_ranges, 0, "{name}");
+            assert_eq!(rig.mapper().allocator_stats().live_ranges, 0, "{name}");
             let facts = sink.take();
             assert_eq!((facts.len(), facts[0].pairs), (1, 2 * BATCH));
             if name.starts_with("strict") {

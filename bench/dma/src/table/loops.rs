@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use address::PhysAddr;
 use anyhow::{Result, ensure};
-use dma_map::table::PageTable;
+use dma_map::table::IoMap;
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request};
 
 use crate::measure::{BATCH, Random, Task, Tasks};
@@ -28,7 +28,7 @@ pub enum Split {
 ///
 /// # Errors
 /// The tables cannot be made.
-pub fn pairs<T: PageTable + 'static>(
+pub fn pairs<T: IoMap + 'static>(
     table: &Arc<T>,
     threads: usize,
     pages: u64,
@@ -52,7 +52,7 @@ pub fn pairs<T: PageTable + 'static>(
 ///
 /// # Errors
 /// The tables cannot be made, or an allocator has not so many cores.
-pub fn allocated<T: PageTable + 'static, A: IovaAllocator>(
+pub fn allocated<T: IoMap + 'static, A: IovaAllocator>(
     spaces: &[(Arc<T>, A)],
     threads: usize,
     pages: u64,
@@ -79,11 +79,7 @@ fn one(page: u64) -> IovaRange {
 }
 
 /// Builds the tables, and makes the thread.
-fn task<T: PageTable + 'static>(
-    table: &Arc<T>,
-    id: usize,
-    pages: Vec<u64>,
-) -> Result<Box<dyn Task>> {
+fn task<T: IoMap + 'static>(table: &Arc<T>, id: usize, pages: Vec<u64>) -> Result<Box<dyn Task>> {
     let mut ranges = Vec::with_capacity(pages.len());
     for page in pages {
         table.map(one(page), PhysAddr::new(0x1000), Access::ReadWrite)?;
@@ -124,7 +120,7 @@ struct Pairs<T, F> {
     range: F,
 }
 
-impl<T: PageTable, F: Fn(u64) -> IovaRange + Send> Task for Pairs<T, F> {
+impl<T: IoMap, F: Fn(u64) -> IovaRange + Send> Task for Pairs<T, F> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         for _ in 0..BATCH {
             let range = std::hint::black_box((self.range)(self.random.bits()));
@@ -139,6 +135,8 @@ impl<T: PageTable, F: Fn(u64) -> IovaRange + Send> Task for Pairs<T, F> {
 
 #[cfg(test)]
 mod tests {
+    use dma_map::table::PageTable;
+
     use super::*;
     use crate::alloc::{Best, space};
     use crate::map::rig::table;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use dma_map::table::{HostMemory, PageTable, VtdSecondLevel};
+use dma_map::table::{HostMemory, IoMap, VtdSecondLevel};
 use dma_peers::{GlobalLockTable, RwLockTable};
 
 use super::loops::{self, Split};
@@ -72,7 +72,7 @@ pub fn measure(turns: &Turns, record: &mut Record) {
     record.both("map_unmap_ns", alone, scaled, 2);
 }
 
-fn plain<'a, T: PageTable + 'static>(
+fn plain<'a, T: IoMap + 'static>(
     title: String,
     threads: usize,
     pages: u64,

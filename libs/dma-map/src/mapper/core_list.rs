@@ -12,9 +12,9 @@ use super::error::DmaMapError;
 use super::request::{DeviceSegment, Direction, Mapping, Segment};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::table::PageTable;
+use crate::io_map::IoMap;
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to
     /// be told to `out`: one element for segments that meet at a page boundary, as long as the device takes it.
     ///
@@ -25,7 +25,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         segments: &[Segment],
         direction: Direction,
         out: &mut Vec<DeviceSegment>,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let pages = self.check_list(segments)?;
         if self.shared.policy.is_off {
             return self.list_off(segments, out);
@@ -71,7 +71,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let pages = self.check_list(segments)?;
         for (index, pair) in segments.windows(2).enumerate() {
             if !pair[0].joins(pair[1]) {
@@ -97,7 +97,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     }
 
     /// Pages of all segments.
-    fn check_list(&self, segments: &[Segment]) -> Result<u64, DmaMapError> {
+    fn check_list(&self, segments: &[Segment]) -> Result<u64, DmaMapError<T::Error>> {
         let mut pages = 0_u64;
         for (index, &segment) in segments.iter().enumerate() {
             let more = segment.pages().ok_or(no_segment(index, segment))?;
@@ -118,7 +118,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         segments: &[Segment],
         pages: u64,
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         // A list that fails halfway has been seen by the device, and needs a place in the queue.
         self.make_room().map_err(DmaMapError::Invalidation)?;
         let access = direction.access();
@@ -158,7 +158,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segment: Segment,
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let limits = &self.shared.limits;
         let last = limits.last.raw();
         let phys = if segment.phys.raw() + (segment.len - 1) <= last {
@@ -177,7 +177,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         out: &mut Vec<DeviceSegment>,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let last = self.shared.limits.last.raw();
         for &segment in segments {
             if segment.phys.raw() + (segment.len - 1) > last {

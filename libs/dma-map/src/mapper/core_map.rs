@@ -19,10 +19,14 @@ use super::shared::{BATCH, Shared};
 use super::{first_pages, lines::Told};
 use crate::clock::Clock;
 use crate::invalidate::{Command, Invalidator};
+use crate::io_map::IoMap;
 use crate::reuse::{
     Batch, Key, OptimisticCache, Released, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
 };
-use crate::table::{MapError, PageTable};
+use crate::table::MapError;
+
+/// The parts of a [`Mapping`]: address, length, pages allocated, key.
+type Parts = (Iova, NonZeroU64, u64, Option<Key>);
 
 /// Places of the queue under policies that queue only what an invalidation failed for.
 const STRICT_ROOM: usize = 64;
@@ -206,7 +210,7 @@ fn residency(idle: Optimistic) -> u64 {
 ///
 /// Dropping it gives everything back; what an invalidation that fails then keeps from being given back is
 /// adopted by the other cores after a later one.
-pub struct MapperCore<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> {
+pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     pub(super) shared: Arc<Shared<A, T, I, C>>,
     pub(super) alloc: A::Core,
     pub(super) core: usize,
@@ -230,7 +234,7 @@ pub struct MapperCore<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> 
     is_not_sync: PhantomData<Cell<()>>,
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     pub(super) fn new(shared: Arc<Shared<A, T, I, C>>, alloc: A::Core) -> Self {
         let core = alloc.core().0;
         shared.used.fetch_max(core + 1, Ordering::AcqRel);
@@ -286,7 +290,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let quick = match segments {
             &[segment] => self.map_quickly(segment, direction),
             _ => None,
@@ -395,7 +399,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<(Iova, NonZeroU64, u64, Option<Key>), DmaMapError> {
+    ) -> Result<Parts, DmaMapError<T::Error>> {
         let mapping = match segments {
             &[segment] => self.map_one(segment, direction, true),
             segments => self.map_joined(segments, direction),
@@ -412,7 +416,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         match segments {
             &[segment] => self.map_one(segment, direction, false),
             segments => self.map_joined(segments, direction),
@@ -425,7 +429,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         segment: Segment,
         direction: Direction,
         may_reuse: bool,
-    ) -> Result<Mapping, DmaMapError> {
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let shared = &*self.shared;
         let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
@@ -465,7 +469,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         phys: PhysAddr,
         pages: u64,
         access: Access,
-    ) -> Result<IovaRange, DmaMapError> {
+    ) -> Result<IovaRange, DmaMapError<T::Error>> {
         let request = self.request(pages);
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
@@ -489,7 +493,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         request: Request,
         error: AllocError,
-    ) -> Result<IovaRange, DmaMapError> {
+    ) -> Result<IovaRange, DmaMapError<T::Error>> {
         if let AllocError::Impossible { .. } = error {
             return Err(DmaMapError::Alloc(error));
         }
@@ -501,7 +505,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
-    /// The table refused: where it has no memory, tables that nobody needs are given back first.
+    /// The back end refused: where it has no room, what nobody needs is given back first.
     #[cold]
     fn map_again(
         &mut self,
@@ -509,19 +513,19 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         range: IovaRange,
         phys: PhysAddr,
         access: Access,
-        error: MapError,
-    ) -> Result<IovaRange, DmaMapError> {
-        let mut result = Err(error);
-        if let MapError::OutOfTables { .. } = error
-            && self.shared.reclaims
-            && self.give_back().is_ok()
-        {
-            result = self.shared.table.map(range, phys, access);
-        }
+        error: MapError<T::Error>,
+    ) -> Result<IovaRange, DmaMapError<T::Error>> {
+        let may_help = match error {
+            MapError::OutOfTables { .. } => self.shared.reclaim.is_some(),
+            MapError::Full(_) => self.reused.is_some(),
+            _ => false,
+        };
+        let result = match may_help && self.give_back().is_ok() {
+            true => self.shared.table.map(range, phys, access),
+            false => Err(error),
+        };
         result.map(|()| allocated).map_err(|error| {
-            self.alloc
-                .free(allocated)
-                .expect("this core has just allocated it");
+            self.take_back(allocated);
             DmaMapError::Table(error)
         })
     }
@@ -529,7 +533,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// A mapping that is found, or else made and told to the cache. Gives the start, and the pages allocated where
     /// they are known, else 0.
     #[inline]
-    fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError> {
+    fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
         let now = self.shared.clock.coarse();
         let reused = self.reused.as_mut().expect("the caller has looked");
         if let Some((range, pinned)) = reused.acquire(key, now) {
@@ -573,7 +577,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 }
 
 #[cold]
-pub(super) fn no_segment(index: usize, segment: Segment) -> DmaMapError {
+pub(super) fn no_segment<E>(index: usize, segment: Segment) -> DmaMapError<E> {
     match segment.len {
         0 => DmaMapError::Empty {
             index,
@@ -584,17 +588,17 @@ pub(super) fn no_segment(index: usize, segment: Segment) -> DmaMapError {
 }
 
 #[cold]
-pub(super) fn wraps(index: usize, Segment { phys, len }: Segment) -> DmaMapError {
+pub(super) fn wraps<E>(index: usize, Segment { phys, len }: Segment) -> DmaMapError<E> {
     DmaMapError::Wraps { index, phys, len }
 }
 
 #[cold]
-pub(super) fn too_long(len: u64, max: u64) -> DmaMapError {
+pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
     DmaMapError::TooLong { len, max }
 }
 
 #[cold]
-pub(super) fn unaddressable(segment: Segment, last: u64) -> DmaMapError {
+pub(super) fn unaddressable<E>(segment: Segment, last: u64) -> DmaMapError<E> {
     let phys = segment.phys;
     DmaMapError::Unaddressable { phys, last }
 }

@@ -8,9 +8,9 @@ use super::core_unmap::{Idle, Wait};
 use super::shared::Orphan;
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
-use crate::table::PageTable;
+use crate::io_map::IoMap;
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
     /// gives back what it caches where it was asked to.
     #[cold]
@@ -118,7 +118,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
 /// As [`park`](MapperCore::park), and waits as it does. What an invalidation that fails keeps from being given back stays
 /// counted in [`Risk`](crate::Risk) until a later one covers it: a tick's, a flush's, or another core's.
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
     fn drop(&mut self) {
         // What that leaves behind is counted below.
         let _ = self.give_back();

@@ -1,7 +1,7 @@
 //! How a core unmaps, and how what it unmapped comes back.
 
-use address::{Iova, PAGE_SIZE};
-use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
+use address::{Iova, PAGE_SIZE, PhysAddr};
+use iova::{Access, CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
 
 use super::core_map::{Cache, LetGo, Reused};
@@ -11,8 +11,9 @@ use super::request::{Mapping, range_of};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
+use crate::io_map::IoMap;
 use crate::reuse::{Key, Progress};
-use crate::table::{PageTable, UnmapError};
+use crate::table::{Translation, UnmapError};
 
 /// How often an unmap looks again whether another user of a shared mapping, who ends his use at the moment, has let go
 /// of the pin: by address, which may be nobody's, a few milliseconds (a fuzz target has no other thread);
@@ -63,14 +64,14 @@ impl Patience {
     }
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Ends a mapping of this mapper, whichever core made it.
     ///
     /// # Errors
     /// [`DmaUnmapError`]. The mapping lives on, and [`unmap_at`](Self::unmap_at) can end it, where the error says so.
     // Inlined as `map` is; the parts of the mapping one by one, so that it stays in registers.
     #[inline(always)]
-    pub fn unmap(&mut self, mapping: Mapping) -> Result<(), DmaUnmapError> {
+    pub fn unmap(&mut self, mapping: Mapping) -> Result<(), DmaUnmapError<T::Error>> {
         let Mapping {
             iova,
             len,
@@ -190,7 +191,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         allocated: u64,
         domain: u64,
         key: Option<Key>,
-    ) -> Result<(), DmaUnmapError> {
+    ) -> Result<(), DmaUnmapError<T::Error>> {
         if domain != self.domain() {
             return Err(DmaUnmapError::OtherDomain { iova });
         }
@@ -222,7 +223,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing, or something else, is mapped there. Nothing has changed, except where it says so.
-    pub fn unmap_at(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+    pub fn unmap_at(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError<T::Error>> {
         let range = range_of(iova, len).ok_or(DmaUnmapError::NoRange { iova, len })?;
         if self.shared.policy.is_off {
             return self.unmap_off(iova, len);
@@ -249,8 +250,38 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         self.tear_down(iova, range, pinned)
     }
 
+    /// Where byte `offset` of a mapping goes, and what the device may do there; `None` past its last byte, or where it is
+    /// another mapper's. Without translation every address goes to itself.
+    ///
+    /// The IOVA is pinned meanwhile, so that no core unmaps what is looked at. (That the mapping is borrowed exclusively keeps
+    /// two cores from pinning it in the same moment, which an allocator need not find out.)
+    pub fn lookup(&mut self, mapping: &mut Mapping, offset: u64) -> Option<Translation> {
+        match mapping.domain == self.domain() {
+            true => self.lookup_at(mapping.iova, mapping.len(), offset),
+            false => None,
+        }
+    }
+
+    /// As [`lookup`](Self::lookup), of the mapping that `iova` and `len` name as they do for [`unmap_at`](Self::unmap_at). `None`
+    /// as well where nothing, or something else, is mapped there. No two cores may ask for the same mapping at once.
+    pub fn lookup_at(&mut self, iova: Iova, len: u64, offset: u64) -> Option<Translation> {
+        let range = range_of(iova, len)?;
+        let at = iova.checked_add(offset).filter(|_| offset < len)?;
+        if self.shared.policy.is_off {
+            return Some(Translation {
+                phys: PhysAddr::new(at.raw()),
+                access: Access::ReadWrite,
+                leaf_pages: 1,
+            });
+        }
+        let pinned = self.pin_found(range, PIN_SPINS).ok()?;
+        let found = self.shared.table.lookup(at);
+        self.alloc.unpin(pinned);
+        found
+    }
+
     /// What a reuse cache knows the mapping of `range` by; `None` where it is not one stretch of memory.
-    fn key_of(&self, range: IovaRange) -> Result<Option<Key>, UnmapError> {
+    fn key_of(&self, range: IovaRange) -> Result<Option<Key>, UnmapError<T::Error>> {
         let lookup = |page: u64| {
             let iova = IovaPfn::new(range.first().raw() + page).start();
             let found = self.shared.table.lookup(iova);
@@ -277,7 +308,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Pins what is allocated exactly so. Where mappings are shared, another user may hold the pin for a moment.
     #[inline]
-    fn pin(&mut self, allocated: IovaRange) -> Result<Pinned, DmaUnmapError> {
+    fn pin(&mut self, allocated: IovaRange) -> Result<Pinned, DmaUnmapError<T::Error>> {
         match self.alloc.pin(allocated) {
             Ok(pinned) => Ok(pinned),
             Err(error) => self.pin_again(allocated, error),
@@ -289,7 +320,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         allocated: IovaRange,
         mut error: FreeError,
-    ) -> Result<Pinned, DmaUnmapError> {
+    ) -> Result<Pinned, DmaUnmapError<T::Error>> {
         let mut patience = self.patience(OWNED_PIN_SPINS);
         while patience.allows(error) {
             lines::spin_loop();
@@ -317,7 +348,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Pins the allocation of which exactly `range` is mapped: that range, or the power of two that holds it, which some
     /// allocators give instead. Looks so often where another user may have it.
-    fn pin_found(&mut self, range: IovaRange, spins: u32) -> Result<Pinned, DmaUnmapError> {
+    fn pin_found(
+        &mut self,
+        range: IovaRange,
+        spins: u32,
+    ) -> Result<Pinned, DmaUnmapError<T::Error>> {
         let rounded = range
             .pages()
             .checked_next_power_of_two()
@@ -344,7 +379,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     }
 
     /// The allocation is larger than `range`: whether anything is mapped in the rest.
-    fn check_rounded(&mut self, range: IovaRange, pinned: Pinned) -> Result<Pinned, DmaUnmapError> {
+    fn check_rounded(
+        &mut self,
+        range: IovaRange,
+        pinned: Pinned,
+    ) -> Result<Pinned, DmaUnmapError<T::Error>> {
         let beyond = IovaPfn::new(range.last().raw() + 1).start();
         if self.shared.table.lookup(beyond).is_none() {
             return Ok(pinned);
@@ -458,7 +497,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         iova: Iova,
         range: IovaRange,
         pinned: Pinned,
-    ) -> Result<(), DmaUnmapError> {
+    ) -> Result<(), DmaUnmapError<T::Error>> {
         if let Err(error) = self.shared.table.unmap(range) {
             self.alloc.unpin(pinned);
             return Err(DmaUnmapError::Table(error));
@@ -589,7 +628,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
     /// Looks whether others have left something for us, and sees to it that the queue has room for one.
     #[inline]
-    fn make_ready(&mut self, iova: Iova) -> Result<(), DmaUnmapError> {
+    fn make_ready(&mut self, iova: Iova) -> Result<(), DmaUnmapError<T::Error>> {
         let line = &self.shared.lines[self.core].flusher;
         // Acquire: what was written before the notice is seen.
         if line.notices.load(Ordering::Acquire) != self.notices {
@@ -628,7 +667,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
         let range = first_pages(allocated, mapped);
         let cleared = self.shared.table.unmap(range);
-        debug_assert_eq!(cleared, Ok(()), "this core has just mapped it");
+        debug_assert!(cleared.is_ok(), "this core has just mapped it: {cleared:?}");
         match self.shared.invalidator.flush(&[Command::Pages(range)]) {
             Ok(()) => self.alloc.free_pinned(pinned),
             // `map_pages` has seen room.
@@ -636,10 +675,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
     }
 
-    fn unmap_off(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+    fn unmap_off(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError<T::Error>> {
         if let Some(bounce) = &self.shared.limits.bounce {
             // Memory that was not bounced needs nothing.
-            let _ = bounce.unbounce(address::PhysAddr::new(iova.raw()), len);
+            let _ = bounce.unbounce(PhysAddr::new(iova.raw()), len);
         }
         Ok(())
     }

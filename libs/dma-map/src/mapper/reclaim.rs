@@ -16,19 +16,34 @@
 
 use alloc::collections::VecDeque;
 
-use iova::{CoreAllocator, IovaAllocator, RetiredChunk};
+use iova::{CoreAllocator, IovaAllocator, IovaRange, RetiredChunk};
 use lines::Ordering;
 
 use super::MapperCore;
 use super::shared::Orphan;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
+use crate::io_map::IoMap;
 use crate::table::{PageTable, RetiredTable};
 
 /// Most chunks of a core that are out of circulation.
 const CHUNKS: usize = 16;
 /// Strict unmaps between two looks for empty chunks.
 const LOOK_EVERY: u32 = 512;
+
+/// What a mapper that gives tables back calls of its [`PageTable`]: on cold paths only, so that all others ask no more of a
+/// back end than an [`IoMap`].
+pub(super) struct Reclaim<T> {
+    retire_leaf: unsafe fn(&T, IovaRange) -> Option<RetiredTable>,
+    release: unsafe fn(&T, RetiredTable),
+}
+
+impl<T: PageTable> Reclaim<T> {
+    pub(super) const NEW: Self = Self {
+        retire_leaf: T::retire_leaf,
+        release: T::release,
+    };
+}
 
 /// Chunks without a table that devices may still walk.
 pub(super) struct Quarantine {
@@ -56,7 +71,7 @@ impl Quarantine {
     }
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// One more mapping was freed by a strict unmap.
     #[inline]
     pub(super) fn count_freed(&mut self) {
@@ -71,9 +86,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     #[cold]
     pub(super) fn retire_chunks(&mut self) {
         self.freed = 0;
-        if !self.shared.reclaims {
+        let shared = &*self.shared;
+        let Some(reclaim) = &shared.reclaim else {
             return;
-        }
+        };
         // The allocator may give a chunk without a table again and again: so many looks, no more.
         for _ in 0..CHUNKS {
             if self.quarantine.chunks.len() >= CHUNKS {
@@ -85,14 +101,15 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
             // SAFETY: nothing is allocated in a retired chunk, so no core maps, unmaps or looks up there (each does so
             // only with the range allocated or pinned), until `recycle`, which follows `release`. That the
             // allocator keeps to this, and that nobody else uses the table, `new_reclaiming` demands.
-            let Some(table) = (unsafe { self.shared.table.retire_leaf(chunk.range()) }) else {
+            let Some(table) = (unsafe { (reclaim.retire_leaf)(&shared.table, chunk.range()) })
+            else {
                 self.alloc.recycle(chunk);
                 continue;
             };
-            let line = &self.shared.lines[self.core].owner;
+            let line = &shared.lines[self.core].owner;
             if self.quarantine.chunks.is_empty() {
                 line.retired_ns
-                    .store(self.shared.clock.coarse(), Ordering::Relaxed);
+                    .store(shared.clock.coarse(), Ordering::Relaxed);
             }
             self.quarantine.chunks.push_back((chunk, table));
             let retired = self.quarantine.first + self.quarantine.chunks.len() as u64;
@@ -130,10 +147,12 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     }
 
     fn release(&mut self, chunk: RetiredChunk, table: RetiredTable) {
+        let reclaim = self.shared.reclaim.as_ref();
+        let reclaim = reclaim.expect("a mapper that retired a table gives tables back");
         // SAFETY: a flush noted this chunk's number after `retire_leaf` had returned (Release and Acquire on
         // `retired`), then submitted a domain-wide invalidation, which drops page-walk caches too, and has
         // published its completion. Orphans come here after such a flush as well. No device holds the page.
-        unsafe { self.shared.table.release(table) };
+        unsafe { (reclaim.release)(&self.shared.table, table) };
         self.alloc.recycle(chunk);
     }
 

@@ -8,11 +8,13 @@ use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
 use super::lines::{CoreLines, Leaving, Orphaned};
 use super::policy::{DeviceLimits, Policy, Teardown, Window};
+use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
+use crate::io_map::IoMap;
 use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
 use crate::risk::Counters;
-use crate::table::{PageTable, RetiredTable};
+use crate::table::RetiredTable;
 
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;
@@ -61,7 +63,8 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) strict: CachePadded<Lock<()>>,
     pub(super) combiner: Combiner,
     pub(super) sharing: Option<Arc<SharingTable>>,
-    pub(super) reclaims: bool,
+    /// How tables are given back, where they are.
+    pub(super) reclaim: Option<Reclaim<T>>,
     pub(super) orphans: Lock<Orphans>,
     /// Some of them are safe. Written with the lock held.
     pub(super) has_orphans: AtomicBool,
@@ -71,7 +74,7 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) orphan_windows: Counters,
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     /// The lines of cores that ever had a handle.
     pub(super) fn lines(&self) -> &[CoreLines] {
         &self.lines[..self.used.load(Ordering::Acquire)]

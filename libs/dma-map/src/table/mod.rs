@@ -5,7 +5,7 @@
 //! publication 48882 revision 3.07, §2.2.3).
 //!
 //! # How work flows
-//! [`PageTable::map`] and [`unmap`](PageTable::unmap) take an IOVA range that the caller **owns**: an allocator gave it
+//! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an allocator gave it
 //! to him and to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
 //! different ranges share, are installed by compare-and-swap; who loses gives his page back. Nobody waits for anybody.
 //!
@@ -39,7 +39,7 @@
 //! ```
 //! use address::{Iova, PhysAddr};
 //! use dma_map::table::{
-//!     HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, UnmapError, VtdSecondLevel,
+//!     HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, UnmapError, VtdSecondLevel,
 //! };
 //! use iova::{Access, IovaPfn, IovaRange};
 //!
@@ -66,9 +66,10 @@ mod radix;
 mod tree;
 pub mod vtd;
 
-use address::{Iova, PhysAddr};
+use address::PhysAddr;
 use iova::{Access, IovaRange};
 
+pub use crate::io_map::IoMap;
 pub use amd::AmdV1;
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{ENTRIES, Entry, Format, Leaf};
@@ -128,35 +129,14 @@ impl RetiredTable {
     }
 }
 
-/// A tree of tables that translates IOVAs, shared by all cores.
-///
-/// Whoever maps, unmaps or looks up a range **owns** its IOVAs for the time of the call: they are allocated to the
-/// caller, or pinned, and nobody else calls for them. Calls for different IOVAs run side by side. A caller who breaks
-/// this may find a mapping lost or doubled; errors are exact only for owners.
-///
-/// Neither `map` nor `unmap` invalidates anything: stores are release, so whatever orders the caller's next store
-/// (the tail of an invalidation queue) after them suffices.
+/// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that alignment, the configuration and
+/// existing tables allow, and adds no table page where it fails; [`unmap`](IoMap::unmap) takes any range that covers no part of
+/// a leaf, and leaves tables where they are.
 #[expect(
     unsafe_code,
     reason = "giving a table page back rests on what the device still holds"
 )]
-pub trait PageTable: Send + Sync {
-    /// Maps all of `range` to the memory from `phys` on, with the largest leaves that alignment, the configuration
-    /// and existing tables allow. All or nothing.
-    ///
-    /// # Errors
-    /// [`MapError`]; nothing is mapped then and no table page was added.
-    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError>;
-
-    /// Unmaps all of `range`, which may cover several mappings and no part of a leaf. All or nothing. Tables stay.
-    ///
-    /// # Errors
-    /// [`UnmapError`]; nothing is unmapped then.
-    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError>;
-
-    /// Where `iova` goes now.
-    fn lookup(&self, iova: Iova) -> Option<Translation>;
-
+pub trait PageTable: IoMap {
     /// The page of the root table, for the device's context entry. Whoever gives it to a device takes it away
     /// again, and waits for the invalidation, before the table is dropped: its pages are freed then.
     fn root(&self) -> PhysAddr;

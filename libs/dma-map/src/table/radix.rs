@@ -1,7 +1,7 @@
-//! Mapping and unmapping: what the calls of [`PageTable`] do to the tree.
+//! Mapping and unmapping: what the calls of [`IoMap`] do to the tree.
 //!
 //! A call for one page walks to its leaf table, looks at the entry and stores it: that is the whole of
-//! [`map`](PageTable::map) and [`unmap`](PageTable::unmap) where nothing is wrong, and it is inlined. Everything else,
+//! [`map`](IoMap::map) and [`unmap`](IoMap::unmap) where nothing is wrong, and it is inlined. Everything else,
 //! errors among it, goes out of line and begins again from the arguments:
 //! 1. look at every entry of the range, change nothing, count the tables that are missing;
 //! 2. allocate those;
@@ -13,6 +13,8 @@
 mod mapping;
 mod unmapping;
 
+use core::convert::Infallible;
+
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaPfn, IovaRange};
 
@@ -22,7 +24,9 @@ use unmapping::{check_mapped, clear};
 use super::format::{ENTRIES, Format, entry_pages};
 use super::memory::TableMemory;
 use super::tree::{Child, Tree, index};
-use super::{ConfigError, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use super::{
+    ConfigError, IoMap, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError,
+};
 
 /// Sizes of leaves that a unit knows, beside pages of 4 KiB, which all do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -200,7 +204,9 @@ fn parts(level: u32, first: u64, last: u64) -> impl Iterator<Item = (usize, u64,
     })
 }
 
-impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
+impl<F: Format, M: TableMemory> IoMap for IoPageTable<F, M> {
+    type Error = Infallible;
+
     #[inline]
     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
         if range.pages() == 1 && self.map_page(range.first(), phys, access) {
@@ -240,7 +246,9 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
             }
         }
     }
+}
 
+impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
     fn root(&self) -> PhysAddr {
         self.tree.root()
     }

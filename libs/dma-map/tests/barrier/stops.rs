@@ -8,7 +8,7 @@ use address::PhysAddr;
 use dma_map::invalidate::InvalidateError;
 use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 use dma_map::{Direction, Mapping, Policy, Segment};
-use iova::{Access, Aperture, CoreId, IovaAllocator, IovaPfn, TreeAllocator};
+use iova::{Access, Aperture, CoreId, IovaPfn, TreeAllocator};
 
 use crate::hardware::Failing;
 use crate::turns::{Cores, Place};
@@ -218,7 +218,7 @@ fn a_flush_covers_what_a_quiet_owner_could_not() {
     assert!(!reaches(&world, iovas[0], 1) && !reaches(&world, iovas[1], 2));
     assert_eq!(world.mapper.risk().stale_now, 0);
     drop(quiet);
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
 /// Asynchronous: A's invalidation fails, its core is dropped, and the ticket of the next owner's B completes.
@@ -252,7 +252,7 @@ fn the_next_owners_ticket_does_not_cover_what_a_dropped_core_left() {
     assert_eq!(world.mapper.risk().stale_now, 0);
     drop(next);
     assert_eq!(core(&world, 1).park(), Ok(()));
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
 /// The same where the flush of a window failed.

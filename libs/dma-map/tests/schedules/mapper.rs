@@ -13,7 +13,6 @@ use std::time::Duration;
 use address::PhysAddr;
 use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use dma_map::planted::{Mistake, plant};
-use dma_map::table::PageTable;
 use dma_map::testing::{DeviceFault, ModelCore, ModelDomain, ModelMemory, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
 use iova::{Access, Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
@@ -285,8 +284,8 @@ where
     if has_failed() {
         return;
     }
-    let stats = world.domain.mapper.allocator().stats();
-    let tables = world.domain.mapper.table().stats();
+    let stats = world.domain.mapper.allocator_stats();
+    let tables = world.domain.mapper.table_stats();
     if (stats.live_ranges, stats.live_pages, tables.retired) != (0, 0, 0) {
         fail(format!("left over: {stats:?}, {tables:?}"));
     }

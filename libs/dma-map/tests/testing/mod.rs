@@ -40,7 +40,7 @@ use iova::{CoreId, IovaAllocator};
 use crate::clock::{Clock, ManualClock};
 use crate::invalidate::InvalidateError;
 use crate::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
-use crate::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use crate::table::{IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use crate::{DeviceLimits, DmaMapper, Domain, MapperCore, Policy};
 
 /// A page table in memory whose pages tell whether they are free.
@@ -105,7 +105,7 @@ impl<A: IovaAllocator> ModelDomain<A> {
         // index only; table, invalidator and memory are this function's own.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, limits) };
         let mapper = mapper.expect("a policy within its bounds");
-        let root = mapper.table().root();
+        let root = mapper.root();
         Self {
             device: ModelDevice::new(Arc::clone(&memory), Arc::clone(&iotlb), root, 3),
             memory,

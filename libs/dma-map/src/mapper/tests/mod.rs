@@ -2,6 +2,8 @@
 
 mod allocations;
 mod errors;
+mod io_map;
+mod lookup;
 mod protection;
 mod quiet;
 mod reclaim;

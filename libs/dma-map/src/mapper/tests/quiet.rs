@@ -39,11 +39,11 @@ fn quiet_core(policy: Policy) {
     let risk = world.mapper.risk();
     risk.check(TICK).unwrap();
     // The quiet core's IOVAs are its own until it runs; then they come back.
-    let live = world.mapper.allocator().stats().live_ranges;
+    let live = world.mapper.allocator_stats().live_ranges;
     assert!(live >= 5, "{live} ranges");
     quiet.park().unwrap();
     busy.park().unwrap();
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
     let risk = world.mapper.risk();
     risk.check(TICK).unwrap();
     assert!(risk.windows.max_ns > 0);

@@ -35,7 +35,7 @@ fn tables_are_released_after_one_epoch_under_every_policy() {
         core.park().unwrap();
         world.tick();
         core.park().unwrap();
-        let left = world.mapper.table().stats();
+        let left = world.mapper.table_stats();
         assert!(
             left.tables[0] <= 1 && left.retired == 0,
             "{policy:?}: {left:?}"
@@ -90,8 +90,8 @@ fn a_table_released_without_an_invalidation_is_caught() {
     // SAFETY: nobody walks there, and the model's memory is never really freed: the mistake is the test.
     #[expect(unsafe_code, reason = "releases too early on purpose")]
     unsafe {
-        let retired = world.mapper.table().retire_leaf(chunk).unwrap();
-        world.mapper.table().release(retired);
+        let retired = world.mapper.0.table.retire_leaf(chunk).unwrap();
+        world.mapper.0.table.release(retired);
     }
     let got = world.device.access(iova, Access::Read);
     assert!(

@@ -60,11 +60,7 @@ fn what_a_core_has_unmapped_strictly_no_thread_reaches() {
         if is_strict(&policy) {
             assert_eq!(risk.stale_max, 0, "{policy:?}");
         }
-        assert_eq!(
-            world.mapper.allocator().stats().live_ranges,
-            0,
-            "{policy:?}"
-        );
+        assert_eq!(world.mapper.allocator_stats().live_ranges, 0, "{policy:?}");
     }
 }
 

@@ -19,7 +19,9 @@ use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::{IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel};
+use super::{
+    IoMap, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
+};
 
 /// What a page holds before its first use: no table, in any format.
 const STALE: u64 = u64::MAX;
