@@ -253,7 +253,7 @@ fn shared<A: IovaAllocator>(allocator: A, policy: Policy, memory: &Arc<ModelMemo
         domain: ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), memory),
         hands: Hands::new(CORES),
         is_strict: is_strict(&policy),
-        is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
+        is_sharing: policy.reuse == Reuse::Shared,
         gives_back: false,
     }
 }

@@ -20,12 +20,7 @@ use vtd_client::{DomainInvalidator, EnableError, InvalidationQueue, QueueConfig,
 use common::{DISK, Guest, QUEUE, STATUS};
 use driver::*;
 
-const STRICT: [Policy; 4] = [
-    Policy::STRICT,
-    Policy::STRICT_LOCK,
-    Policy::STRICT_COMBINING,
-    Policy::SHARED,
-];
+const STRICT: [Policy; 3] = [Policy::STRICT, Policy::STRICT_COMBINING, Policy::SHARED];
 
 fn range(first: u64, pages: u64) -> IovaRange {
     IovaRange::new(IovaPfn::new(first), pages).expect("in the space")

@@ -7,7 +7,7 @@ use report::Measured;
 
 use super::loops::{self, Sink};
 use super::no_table::NoTable;
-use super::policies::{COMBINING_AT_ONCE, DEFERRED_256};
+use super::policies::{COMBINING_AT_ONCE, DEFERRED_256, STRICT_LOCK};
 use super::rig::{Costs, Facts, Rig, table};
 use crate::alloc::subject::Ours;
 use crate::alloc::{Best, space};
@@ -16,7 +16,7 @@ use crate::record::Record;
 
 /// The policies of the loops d: those that keep no mappings, for here no page comes back.
 const D_POLICIES: [(&str, Policy); 6] = [
-    ("strict_lock", Policy::STRICT_LOCK),
+    (STRICT_LOCK, Policy::STRICT),
     ("strict", Policy::STRICT),
     ("strict_combining", Policy::STRICT_COMBINING),
     ("combining_no_gather", COMBINING_AT_ONCE),
@@ -79,7 +79,7 @@ fn row<'a, T: IoMap + 'static>(
         _ => format!("d {name} with tables"),
     };
     let case = Case::new(title, threads, move || -> Result<Tasks> {
-        let rig = Rig::new(table()?, policy, Costs::all(flush_ns), threads)?;
+        let rig = Rig::new(table()?, policy, Costs::all(flush_ns).of(name), threads)?;
         loops::windows(&rig, threads, &sink)
     });
     Row {

@@ -139,7 +139,7 @@ fn make(
     sink: &Sink,
     stamps: Option<&Stamps>,
 ) -> Result<Tasks> {
-    let rig = Rig::new(table()?, named.policy, Costs::USUAL, threads)?;
+    let rig = Rig::new(table()?, named.policy, Costs::USUAL.of(named.name), threads)?;
     load::tasks(&rig, sequence, load.packets, threads, sink, stamps)
 }
 

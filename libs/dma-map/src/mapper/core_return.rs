@@ -4,8 +4,9 @@ use iova::{CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
-use super::core_unmap::{Idle, Wait};
+use super::core_map::Cache;
 use super::shared::Orphan;
+use super::tear_down::{Idle, Wait, take_pin};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
 use crate::io_map::IoMap;
@@ -14,8 +15,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
     /// gives back what it caches where it was asked to.
     #[cold]
-    pub(super) fn heed(&mut self) {
-        let line = &self.shared.lines[self.core];
+    #[inline(never)]
+    pub(super) fn process_notices(&mut self) {
+        let line = &self.line;
         self.notices = line.flusher.notices.load(Ordering::Acquire);
         let freed = self.free_covered();
         self.release_covered();
@@ -23,12 +25,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if self.shared.has_orphans.load(Ordering::Relaxed) {
             self.adopt_orphans();
         }
-        let line = &self.shared.lines[self.core];
+        let line = &self.line;
         if line.flusher.is_asked.load(Ordering::Relaxed) {
             line.flusher.is_asked.store(false, Ordering::Relaxed);
-            if let Ok(false) = self.let_idle_go(Idle::All, Wait::No) {
+            if let Ok(false) = self.tear_down_idle(Idle::All, Wait::No) {
                 // Whoever is at it leaves a notice when it is done: then again.
-                let line = &self.shared.lines[self.core];
+                let line = &self.line;
                 line.flusher.is_asked.store(true, Ordering::Relaxed);
             }
             self.alloc.park();
@@ -40,7 +42,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Frees the covered part of the queue. Entries of one coarse time are counted together.
     fn free_covered(&mut self) -> u64 {
-        let line = &self.shared.lines[self.core];
+        let line = &self.line;
         // Acquire, and before the time: pairs with the flusher's stores in the other order.
         let covered = line.flusher.covered.load(Ordering::Acquire);
         let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
@@ -64,12 +66,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Frees idle mappings that others have torn down.
     fn free_returned(&mut self) {
-        let Some(reused) = &mut self.reused else {
+        let Cache::Idle(cache) = &mut self.cache else {
             return;
         };
-        let returned = core::mem::take(&mut *self.shared.lines[self.core].returned.lock());
+        let returned = core::mem::take(&mut *self.line.returned.lock());
         for (place, range) in returned {
-            if let Some(pinned) = reused.take_pin(place, range.first()) {
+            if let Some(pinned) = take_pin(cache, place, range.first()) {
                 self.alloc.free_pinned(pinned);
             }
         }
@@ -78,13 +80,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
     #[cold]
     pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
-        let drained = self.let_idle_go(Idle::All, Wait::Yes);
+        let drained = self.tear_down_idle(Idle::All, Wait::Yes);
         while let Ok(true) = self.free_completed() {}
         let flushed = match self.queue.is_empty() {
             true => Ok(()),
             false => self.flush_all(),
         };
-        self.heed();
+        self.process_notices();
         self.alloc.park();
         self.retire_chunks();
         self.close_quarantine();
@@ -94,7 +96,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Flushes until all of the queue is covered.
     fn flush_all(&mut self) -> Result<(), InvalidateError> {
         let shared = &*self.shared;
-        let line = &shared.lines[self.core];
+        let line = &self.line;
         let next = self.queue.next();
         shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) < next)
     }
@@ -124,7 +126,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         let _ = self.give_back();
         self.publish();
         let now = self.shared.clock.coarse();
-        let line = &self.shared.lines[self.core];
+        let line = &self.line;
         #[cfg(shuttle)]
         if crate::planted::has(crate::planted::Mistake::SettlesFirst) {
             line.settle();
@@ -140,6 +142,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         self.shared.count_orphans(&orphans);
         line.settle();
         drop(orphans);
-        *line.left.lock() = self.reused.take();
+        *line.left.lock() = core::mem::take(&mut self.cache);
     }
 }

@@ -34,7 +34,7 @@ pub enum DmaMapError<E = Infallible> {
         /// Its length in bytes.
         len: u64,
     },
-    /// The device cannot take so much in one element.
+    /// The device cannot take so much in one element, or not without crossing its boundary.
     #[error("{len:#x} bytes in one element, the device takes {max:#x}")]
     TooLong {
         /// Bytes asked for.
@@ -61,6 +61,12 @@ pub enum DmaMapError<E = Infallible> {
         phys: PhysAddr,
         /// Last byte the device can address.
         last: u64,
+    },
+    /// There is no memory for the device's list.
+    #[error("no memory for {elements} elements of the device's list")]
+    OutOfMemory {
+        /// Most elements that the list may have.
+        elements: usize,
     },
     /// There is no room among the mappings that wait for an invalidation, and the invalidation failed.
     #[error("no invalidation")]

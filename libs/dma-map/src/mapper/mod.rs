@@ -5,7 +5,6 @@
 //!
 //! | policy | unmap returns | stale mappings |
 //! |---|---|---|
-//! | [`STRICT_LOCK`](Policy::STRICT_LOCK) | after its invalidation, one core after the other (baseline) | 0 |
 //! | [`STRICT`](Policy::STRICT) | after its invalidation | 0 |
 //! | [`STRICT_COMBINING`](Policy::STRICT_COMBINING) | after an invalidation that it may share with other cores | 0 |
 //! | [`SHARED`](Policy::SHARED) | as strict, for the last user of a page | 0 |
@@ -59,7 +58,7 @@ mod core_map;
 mod core_return;
 mod core_unmap;
 mod error;
-mod idle;
+mod limits;
 mod lines;
 #[cfg(test)]
 #[cfg(loom)]
@@ -70,6 +69,7 @@ mod queue;
 mod reclaim;
 mod request;
 mod shared;
+mod tear_down;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -77,11 +77,12 @@ mod tests;
 pub use bounce::Bounce;
 pub use core_map::MapperCore;
 pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
-pub use policy::{DeviceLimits, Gather, Optimistic, Policy, Reuse, Teardown, Window};
+pub use limits::DeviceLimits;
+pub use policy::{Gather, Optimistic, Policy, Reuse, Teardown, Window};
 pub use request::{DeviceSegment, Direction, Mapping, Segment};
 
 use ::lines::{AtomicBool, AtomicUsize, CachePadded, Lock};
-use alloc::sync::Arc;
+use alloc::{sync::Arc, vec::Vec};
 use core::time::Duration;
 
 use address::PhysAddr;
@@ -93,7 +94,8 @@ use crate::io_map::IoMap;
 use crate::reuse::{Counts, SharingTable};
 use crate::risk::{Counters, Risk, RiskContract, Windows};
 use crate::table::{PageTable, TableStats};
-use lines::{Orphaned, Told};
+use limits::Reach;
+use lines::{CacheSnapshot, Orphaned};
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
@@ -163,8 +165,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         reclaim: Option<Reclaim<T>>,
     ) -> Result<Self, DomainError> {
         let aperture = domain.allocator.aperture();
-        let last_page = limits.last_page();
-        if !policy.is_off && last_page < aperture.usable()[0].first() {
+        let reach = Reach::of(&limits);
+        if !policy.is_off && reach.last_page < aperture.usable()[0].first() {
             return Err(DomainError::NothingAddressable {
                 last: limits.last.raw(),
                 aperture: aperture.clone(),
@@ -175,22 +177,24 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             return Err(DomainError::Entries { entries });
         }
         let cores = domain.allocator.cores();
-        let is_shared = matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_));
+        let age = policy.window().map_or(shared::AGE, |window| window.age);
         Ok(Self(Arc::new(Shared {
             id: next_id(),
             policy,
-            limits,
-            last_page,
-            age: policy.window().map_or(shared::AGE, |window| window.age),
+            reach,
+            bounce: limits.bounce,
+            age_ns: u64::try_from(age.as_nanos()).unwrap_or(u64::MAX),
             lines: (0..cores).map(|_| Default::default()).collect(),
             used: AtomicUsize::new(0),
-            flush: CachePadded::new(Lock::new(Flush::default())),
-            strict: CachePadded::new(Lock::new(())),
+            flush: CachePadded::new(Lock::new(Flush {
+                noted: Vec::with_capacity(cores),
+            })),
             combiner: match policy.teardown {
                 Teardown::Combining(gather) => Combiner::with_gather(cores, gather.looks),
                 _ => Combiner::new(0),
             },
-            sharing: is_shared.then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
+            sharing: matches!(policy.reuse, Reuse::Shared)
+                .then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
             reclaim,
             orphans: Lock::new(Orphans::default()),
             has_orphans: AtomicBool::new(false),
@@ -299,7 +303,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     pub fn reuse_counts(&self) -> Counts {
         let mut sum = Counts::default();
         for line in self.0.lines() {
-            let Told { counts, .. } = &*line.reuse.lock();
+            let CacheSnapshot { counts, .. } = &*line.reuse.lock();
             sum.hits += counts.hits;
             sum.misses += counts.misses;
             sum.stale += counts.stale;
@@ -334,9 +338,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         });
         match policy.reuse {
             Reuse::Never | Reuse::Shared => teardown,
-            Reuse::Optimistic(idle) | Reuse::SharedOptimistic(idle) => {
-                teardown.and(of(idle.quota, idle.residency))
-            }
+            Reuse::Optimistic(idle) => teardown.and(of(idle.quota, idle.residency)),
         }
     }
 

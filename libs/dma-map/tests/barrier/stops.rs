@@ -141,31 +141,27 @@ fn a_drop_waits_for_a_tick_that_has_taken_its_mapping() {
 /// The owner takes its oldest mappings to make room, and is stopped in the middle of that.
 #[test]
 fn flush_waits_for_an_owner_that_evicts() {
-    let idle = Reuse::Optimistic(Optimistic::of(2));
-    let both = Reuse::SharedOptimistic(Optimistic::of(2));
-    for reuse in [idle, both] {
-        for place in [Place::Unmap, Place::Unmapped, Place::Submit] {
-            let world = world(Policy::STRICT.with_reuse(reuse));
-            let mut owner = core(&world, 0);
-            let maps = [1, 2].map(|page| map(&world, &mut owner, page));
-            let oldest = maps[0].iova();
-            let mut maps = maps.into_iter();
-            owner.unmap(maps.next().expect("two")).expect("kept");
-            let mut cores = Cores::new(1, 1);
-            let second = maps.next().expect("two");
-            let (evicting, _) = ask(&mut cores, move || {
-                owner.unmap(second).expect("kept");
-                Ok(())
-            });
-            assert!(cores.run_to(evicting, place, 1));
-            let flushing = ask(&mut cores, {
-                let world = Rc::clone(&world);
-                move || world.mapper.flush()
-            });
-            holds(&mut cores, evicting, flushing, || {
-                reaches(&world, oldest, 1)
-            });
-        }
+    for place in [Place::Unmap, Place::Unmapped, Place::Submit] {
+        let world = world(Policy::optimistic(2));
+        let mut owner = core(&world, 0);
+        let maps = [1, 2].map(|page| map(&world, &mut owner, page));
+        let oldest = maps[0].iova();
+        let mut maps = maps.into_iter();
+        owner.unmap(maps.next().expect("two")).expect("kept");
+        let mut cores = Cores::new(1, 1);
+        let second = maps.next().expect("two");
+        let (evicting, _) = ask(&mut cores, move || {
+            owner.unmap(second).expect("kept");
+            Ok(())
+        });
+        assert!(cores.run_to(evicting, place, 1));
+        let flushing = ask(&mut cores, {
+            let world = Rc::clone(&world);
+            move || world.mapper.flush()
+        });
+        holds(&mut cores, evicting, flushing, || {
+            reaches(&world, oldest, 1)
+        });
     }
 }
 

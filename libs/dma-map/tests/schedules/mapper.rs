@@ -184,7 +184,7 @@ fn work<A: IovaAllocator>(world: &World<A>, core: &mut ModelCore<A>, id: u64) {
                 let phys = match world.domain.mapper.policy().reuse {
                     // Each is another, so that whoever is led to an old one knows.
                     Reuse::Never => 0x1000 + id * 0x100 + step * 0x10,
-                    Reuse::Shared | Reuse::SharedOptimistic(_) if any(2) == 0 => 0x100 + any(2),
+                    Reuse::Shared if any(2) == 0 => 0x100 + any(2),
                     // One of two, so that it is found again.
                     _ => 0x1000 + id * 0x100 + any(2) * 0x10,
                 };
@@ -239,7 +239,7 @@ where
     let world = Arc::new(World {
         domain: ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), &memory),
         is_strict: is_strict(&policy),
-        is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
+        is_sharing: policy.reuse == Reuse::Shared,
         known: Mutex::default(),
     });
     let workers: Vec<_> = (0..cores)
@@ -370,11 +370,7 @@ fn model(policies: &'static [Policy]) -> impl Fn() + Send + Sync + 'static {
 
 #[test]
 fn strict_policies_leave_nothing_stale() {
-    const ALL: &[Policy] = &[
-        Policy::STRICT,
-        Policy::STRICT_LOCK,
-        Policy::STRICT_COMBINING,
-    ];
+    const ALL: &[Policy] = &[Policy::STRICT, Policy::STRICT_COMBINING];
     holds(1_000, model(ALL));
 }
 
@@ -402,8 +398,6 @@ fn idle_mappings_are_reused_or_torn_down() {
         OPTIMISTIC,
         OPTIMISTIC.with_teardown(Teardown::Combining(Gather::DEFAULT)),
         DEFERRED.with_reuse(Reuse::Optimistic(IDLE)),
-        DEFERRED.with_reuse(Reuse::SharedOptimistic(IDLE)),
-        Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(IDLE)),
     ];
     holds(1_000, model(ALL));
 }

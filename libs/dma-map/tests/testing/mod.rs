@@ -143,8 +143,7 @@ const IDLE: Optimistic = Optimistic {
 };
 
 /// Every policy that protects, and what combines, with a name each; small windows and quotas beside the usual ones.
-pub const POLICIES: [(&str, Policy); 15] = [
-    ("strict-lock", Policy::STRICT_LOCK),
+pub const POLICIES: [(&str, Policy); 12] = [
     ("strict", Policy::STRICT),
     ("strict-combining", Policy::STRICT_COMBINING),
     ("shared", Policy::SHARED),
@@ -168,10 +167,6 @@ pub const POLICIES: [(&str, Policy); 15] = [
         Policy::STRICT.with_reuse(Reuse::Optimistic(IDLE)),
     ),
     (
-        "shared optimistic, 16, combining",
-        Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(IDLE)),
-    ),
-    (
         "optimistic, 16, async",
         Policy::ASYNC.with_reuse(Reuse::Optimistic(IDLE)),
     ),
@@ -179,17 +174,10 @@ pub const POLICIES: [(&str, Policy); 15] = [
         "shared, deferred",
         Policy::DEFERRED.with_reuse(Reuse::Shared),
     ),
-    (
-        "shared optimistic, 16, deferred",
-        Policy::DEFERRED.with_reuse(Reuse::SharedOptimistic(IDLE)),
-    ),
 ];
 
 /// Whether nothing may be reached after its unmap.
 pub fn is_strict(policy: &Policy) -> bool {
-    let is_immediate = matches!(
-        policy.teardown,
-        Teardown::StrictLock | Teardown::Strict | Teardown::Combining(_)
-    );
+    let is_immediate = matches!(policy.teardown, Teardown::Strict | Teardown::Combining(_));
     !policy.is_off && is_immediate && matches!(policy.reuse, Reuse::Never | Reuse::Shared)
 }

@@ -3,6 +3,7 @@
 mod allocations;
 mod errors;
 mod io_map;
+mod limits;
 mod lookup;
 mod protection;
 mod quiet;
