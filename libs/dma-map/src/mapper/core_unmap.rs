@@ -324,17 +324,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if let Err(error) = self.shared.table.unmap(range) {
             return self.not_mapped(pinned, error);
         }
-        let done = match self.shared.policy.teardown {
-            Teardown::Deferred(_) => {
-                let now = self.enqueue(pinned);
-                match self.is_flush_due(now) {
-                    true => self.flush_queue(),
-                    false => return Ok(()),
-                }
+        if let Teardown::Deferred(_) = self.shared.policy.teardown {
+            let now = self.enqueue(pinned);
+            if !self.is_flush_due(now) {
+                return Ok(());
             }
-            Teardown::Async(_) => self.submit(range, pinned),
-            Teardown::Strict | Teardown::Combining(_) => self.invalidate_now(range, pinned),
-        };
+            let done = self.flush_queue();
+            return done.map_err(|source| DmaUnmapError::NotInvalidated { iova, source });
+        }
+        let done = self.invalidate_now(range, pinned);
         done.map_err(|source| DmaUnmapError::NotInvalidated { iova, source })
     }
 
@@ -354,6 +352,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     fn invalidate_now(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
         let shared = &*self.shared;
         let done = match shared.policy.teardown {
+            Teardown::Async(_) => return self.submit(range, pinned),
             Teardown::Combining(_) => shared.combiner.flush(&shared.invalidator, self.core, range),
             _ => shared.invalidator.flush(&[Command::Pages(range)]),
         };
@@ -371,7 +370,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     /// Asynchronous: the ticket goes into the queue; what has completed comes out.
-    #[inline(never)]
+    #[inline]
     fn submit(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
         let submitted = self.shared.invalidator.submit(&[Command::Pages(range)]);
         let now = self.enqueue(pinned);
