@@ -67,6 +67,14 @@ pub enum MapError<E = Infallible> {
         /// Table pages that the range needs beyond those there are.
         tables: u64,
     },
+    /// The range needs more table pages than one call adds: it is to be mapped in parts. None was taken.
+    #[error("{tables} table pages are needed, of which one call adds {max} at most")]
+    TooManyTables {
+        /// Table pages that the range needs beyond those there are.
+        tables: u64,
+        /// Most that one call adds.
+        max: u64,
+    },
     /// The back end has no room for another mapping, and would have if others went: a limit on their number or on pinned
     /// memory. A mapper gives back what it keeps idle, and tries once more.
     #[error("the back end is full")]

@@ -61,7 +61,7 @@ pub mod format;
 pub mod memory;
 #[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
-mod model;
+pub(crate) mod model;
 mod radix;
 mod tree;
 pub mod vtd;
@@ -131,7 +131,8 @@ impl RetiredTable {
 
 /// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that alignment, the configuration and
 /// existing tables allow, and adds no table page where it fails; [`unmap`](IoMap::unmap) takes any range that covers no part of
-/// a leaf, and leaves tables where they are.
+/// a leaf, and leaves tables where they are. [`lookup`](IoMap::lookup) may also be asked for what is nobody's, and finds what was
+/// true at some moment of the call, as long as no table that was there when it began is [released](Self::release) before it ends.
 #[expect(
     unsafe_code,
     reason = "giving a table page back rests on what the device still holds"
@@ -156,14 +157,14 @@ pub trait PageTable: IoMap {
     /// there is one and it is empty, and keeps its page. Also makes way for a leaf of the chunk's size.
     ///
     /// # Safety
-    /// No other call concerns an IOVA of `chunk` from here until this call returns, and none that began before is
-    /// running: whoever walks holds the IOVA allocated or pinned, and here nobody does.
+    /// No other call maps or unmaps an IOVA of `chunk` from here until this call returns, and none that began before is
+    /// running: whoever does holds the IOVA allocated or pinned, and here nobody does. A lookup is over before the `release`.
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable>;
 
     /// Gives the page of a retired table back to the memory.
     ///
     /// # Safety
     /// An invalidation of [`RetiredTable::range`], page-walk caches included, was submitted after `retire_leaf`
-    /// returned and has completed: no device holds the address of the page.
+    /// returned and has completed: no device holds the address of the page. No lookup runs that began before.
     unsafe fn release(&self, retired: RetiredTable);
 }
