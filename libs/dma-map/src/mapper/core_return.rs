@@ -1,10 +1,11 @@
 //! How what a core has unmapped comes back, and everything else that it keeps.
 
-use iova::{CoreAllocator, IovaAllocator};
+use iova::{CHUNK_PAGES, CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
 use super::core_map::Cache;
+use super::reclaim::CHUNKS;
 use super::shared::Orphan;
 use super::tear_down::{Idle, Wait, take_pin};
 use crate::clock::Clock;
@@ -19,7 +20,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     pub(super) fn process_notices(&mut self) {
         let line = &self.line;
         self.notices = line.flusher.notices.load(Ordering::Acquire);
-        let freed = self.free_covered();
+        let looks = self.free_covered();
         self.release_covered();
         self.free_returned();
         if self.shared.has_orphans.load(Ordering::Relaxed) {
@@ -35,33 +36,33 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             }
             self.alloc.park();
         }
-        if freed > 0 {
-            self.retire_chunks();
-        }
+        self.retire_chunks(looks);
     }
 
-    /// Frees the covered part of the queue. Entries of one coarse time are counted together.
-    fn free_covered(&mut self) -> u64 {
+    /// Frees the covered part of the queue. Entries of one coarse time are counted together. Gives for how many chunks it is worth
+    /// to look.
+    fn free_covered(&mut self) -> usize {
         let line = &self.line;
         // Acquire, and before the time: pairs with the flusher's stores in the other order.
         let covered = line.flusher.covered.load(Ordering::Acquire);
         let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
         line.counters.saw(self.queue.len() as u64);
         let (queue, alloc) = (&mut self.queue, &mut self.alloc);
-        let mut freed = 0;
-        while let Some((count, since_ns)) =
-            queue.pop_run(covered, |pinned| alloc.free_pinned(pinned))
-        {
+        let (mut looks, mut chunks) = (0, 0);
+        while let Some((count, since_ns)) = queue.pop_run(covered, |pinned| {
+            chunks += pinned.range().pages() / CHUNK_PAGES;
+            alloc.free_pinned(pinned);
+        }) {
             line.counters
                 .closed(closed_ns.saturating_sub(since_ns), count);
-            freed += count;
+            looks = CHUNKS;
         }
         if !queue.is_empty() {
             line.owner
                 .oldest_ns
                 .store(queue.oldest_ns(), Ordering::Relaxed);
         }
-        freed
+        looks + chunks as usize
     }
 
     /// Frees idle mappings that others have torn down.
@@ -88,8 +89,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         };
         self.process_notices();
         self.alloc.park();
-        self.retire_chunks();
-        self.close_quarantine();
+        self.reclaim_all();
         drained.map(drop).and(flushed)
     }
 

@@ -14,6 +14,7 @@ use iova::IovaRange;
 use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 
 use super::core_map::Cache;
+use super::reclaim::Walks;
 use super::shared::BATCH;
 use crate::reuse::{Batch, Counts, Expire, Windows};
 use crate::risk::Counters;
@@ -116,6 +117,8 @@ impl Orphaned {
 pub(super) struct CoreLines {
     pub(super) owner: CachePadded<OwnerLine>,
     pub(super) flusher: CachePadded<FlusherLine>,
+    /// Written by the core when it looks up what may not be its own.
+    pub(super) walks: CachePadded<Walks>,
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
     /// How any thread may take this core's idle mappings; none where it keeps none.

@@ -73,6 +73,10 @@ mod tear_down;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+#[cfg(test)]
+#[cfg(loom)]
+#[path = "tests/whole.rs"]
+mod whole;
 
 pub use bounce::Bounce;
 pub use core_map::MapperCore;

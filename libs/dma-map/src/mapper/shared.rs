@@ -88,6 +88,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         if crate::planted::has(crate::planted::Mistake::NotesLate) {
             self.note(flush);
         }
+        #[cfg(all(test, loom))]
+        if super::whole::plants(super::whole::Mutant::NotesLate) {
+            self.note(flush);
+        }
         let now = self.clock.now();
         self.clock.advance(now);
         for (line, &(queued, retired)) in self.lines.iter().zip(&flush.noted) {

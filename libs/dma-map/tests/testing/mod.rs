@@ -87,13 +87,24 @@ impl<A: IovaAllocator> ModelDomain<A> {
         limits: DeviceLimits,
         memory: &Arc<ModelMemory>,
     ) -> Self {
+        Self::with_leaves(allocator, policy, limits, memory, LeafSizes::FOUR_K)
+    }
+
+    /// The same with leaves of other sizes.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn with_leaves(
+        allocator: A,
+        policy: Policy,
+        limits: DeviceLimits,
+        memory: &Arc<ModelMemory>,
+        leaves: LeafSizes,
+    ) -> Self {
         let memory = Arc::clone(memory);
         let iotlb = Arc::new(ModelIotlb::new());
         let clock = Arc::new(ManualClock::new());
-        let config = TableConfig {
-            levels: 3,
-            leaves: LeafSizes::FOUR_K,
-        };
+        let config = TableConfig { levels: 3, leaves };
         let domain = Domain {
             allocator,
             table: ModelTable::new(Arc::clone(&memory), config).expect("memory for a root"),
