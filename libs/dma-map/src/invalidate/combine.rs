@@ -103,8 +103,6 @@ pub enum Mutant {
     LateJoin,
     /// Who waits for a batch does so for ever.
     NeverLeaves,
-    /// Who has left a generation posts in it again.
-    PostsTwice,
 }
 
 /// What a core has found out about the others, which alone reads and writes this.
@@ -288,7 +286,7 @@ impl Combiner {
     ) -> Result<(), InvalidateError> {
         let own = [Command::Pages(range)];
         let left = habit.left.load(Ordering::Relaxed);
-        if left == self.seat.generation() && !self.plants(Mutant::PostsTwice) {
+        if left == self.seat.generation() {
             // A second post of one core could make more of them than there is room for. Whoever is left there as well hears that
             // it is alone.
             if self.board.has(left - 1)

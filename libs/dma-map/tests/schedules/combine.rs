@@ -54,7 +54,7 @@ impl Invalidator for Hardware {
             && !core::mem::replace(&mut self.state().has_stopped, true)
         {
             while self.state().ended < self.outlive {
-                point();
+                thread::yield_now();
             }
         }
         let mut pages = 0;
