@@ -50,10 +50,12 @@
 //!
 //! | policy | when the call is made | what is saved |
 //! |---|---|---|
-//! | strict, strict-combining, shared | before unmap returns | combining: mappings of several cores that are neighbours go in one call |
+//! | strict, strict-combining, shared | before unmap returns | combining: mappings of several cores go in one call |
 //! | async | before unmap returns: a call cannot be submitted and waited for later, so this is strict with a queue | nothing |
-//! | deferred | when the window closes, or at `flush` | neighbours go in one call: one for some hundred unmaps |
+//! | deferred | when the window closes, or at `flush` | all mappings of a window between which nothing is in use go in one call |
 //! | optimistic | when an idle mapping is let go of | a buffer that comes round again needs no call at all |
+//!
+//! 45,700 commands of that driver made as many calls to unmap under strict, and 2,500 under deferred (`make vfio`).
 //!
 //! # Versions, and what is left out
 //! Layouts and numbers are of `include/uapi/linux/vfio.h`, the group interface (`/dev/vfio/N`), with the second version of type 1, whose

@@ -306,6 +306,42 @@ fn what_a_policy_means_here() {
     }
 }
 
+/// Cores that unmap at the same time, together or each for itself: after its unmap none finds its page within reach, whoever made
+/// the call, and no call takes what another one uses.
+#[test]
+fn a_cores_invalidation_spares_what_other_cores_use() {
+    const CORES: usize = 4;
+    for policy in [Policy::STRICT, Policy::STRICT_COMBINING, Policy::ASYNC] {
+        let map = fake();
+        let domain = Domain {
+            allocator: ChunkAllocator::new(Aperture::of_bits(39).unwrap(), CORES).unwrap(),
+            table: map.clone(),
+            invalidator: map.clone(),
+            clock: ManualClock::new(),
+        };
+        let mapper = DmaMapper::new(domain, policy, DeviceLimits::default()).unwrap();
+        std::thread::scope(|scope| {
+            for core in 0..CORES {
+                let (map, mut core) = (&map, mapper.core(CoreId(core)).unwrap());
+                scope.spawn(move || {
+                    let buffer = map.allocate(4096).unwrap();
+                    for _ in 0..2000 {
+                        let memory = [buffer.segment(0, 4096)];
+                        let mapping = core.map(&memory, Direction::FromDevice).unwrap();
+                        let page = mapping.range().first().raw();
+                        assert!(map.kernel().reaches(page));
+                        core.unmap(mapping).unwrap();
+                        // Nobody else is given the page: it would come from this core.
+                        assert!(!map.kernel().reaches(page));
+                    }
+                });
+            }
+        });
+        mapper.flush().unwrap();
+        assert_eq!(map.kernel().mappings(), 0, "{policy:?}");
+    }
+}
+
 /// A limit on mappings: what is unmapped and not invalidated, or idle, goes first; then it is said which limit it was.
 #[test]
 fn what_is_out_of_use_makes_room_where_there_are_too_many_mappings() {
