@@ -135,7 +135,7 @@ fn drive(lab: &Lab, address: &str, policy: &str, blocks: u64) -> String {
     assert_eq!(maps + count("reused"), commands, "{summary}");
     match policy {
         "deferred" => assert!(maps == commands && unmaps < commands, "{summary}"),
-        "optimistic" => assert!(maps < commands && unmaps <= maps, "{summary}"),
+        "optimistic" => assert!(maps < commands / 10 && unmaps <= maps, "{summary}"),
         // Half of the commands write, two at a time from the same memory.
         "shared" => assert_eq!([maps, unmaps], [commands / 4 * 3; 2], "{summary}"),
         _ => assert_eq!([maps, unmaps], [commands; 2], "{summary}"),

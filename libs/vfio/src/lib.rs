@@ -55,7 +55,8 @@
 //! | deferred | when the window closes, or at `flush` | all mappings of a window between which nothing is in use go in one call |
 //! | optimistic | when an idle mapping is let go of | a buffer that comes round again needs no call at all |
 //!
-//! 45,700 commands of that driver made as many calls to unmap under strict, and 2,500 under deferred (`make vfio`).
+//! 45,700 commands of that driver took 45,700 calls to unmap under strict, 2,500 to 6,000 under deferred, and under optimistic
+//! 124 to map and 33 to unmap (`make vfio`).
 //!
 //! # Versions, and what is left out
 //! Layouts and numbers are of `include/uapi/linux/vfio.h`, the group interface (`/dev/vfio/N`), with the second version of type 1, whose

@@ -22,9 +22,10 @@ mod work;
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dma_map::iova::{Aperture, ChunkAllocator, CoreId};
+use dma_map::mapper::{Optimistic, Reuse};
 use dma_map::{DeviceLimits, DmaMapper, Domain, MapperCore, Policy, TickClock};
 use vfio::{Container, Device, Group, VfioMap};
 
@@ -58,13 +59,21 @@ stamped blocks to namespace 1, reads them back and verifies them, each command w
 The device has to be bound to vfio-pci, which takes an IOMMU; what is missing is said. For other users than root `chown` the
 file /dev/vfio/GROUP, and allow 8 MiB of locked memory (`ulimit -l`).";
 
+const IDLE: Optimistic = Optimistic {
+    quota: 256,
+    residency: Duration::from_secs(1),
+};
 const POLICIES: [(&str, Policy); 6] = [
     ("strict", Policy::STRICT),
     ("strict-combining", Policy::STRICT_COMBINING),
     ("shared", Policy::SHARED),
     ("async", Policy::ASYNC),
     ("deferred", Policy::DEFERRED),
-    ("optimistic", Policy::optimistic(256)),
+    // A buffer comes round again within some milliseconds; on a busy machine, later.
+    (
+        "optimistic",
+        Policy::STRICT.with_reuse(Reuse::Optimistic(IDLE)),
+    ),
 ];
 
 struct Arguments {
@@ -113,16 +122,8 @@ fn open(address: &str) -> Result<(Device, Aperture, VfioMap), Failure> {
     container.attach(&group)?;
     let info = container.info()?;
     let (aperture, left) = (info.aperture()?, info.mappings_left.unwrap_or(u32::MAX));
-    let usable: Vec<String> = aperture
-        .usable()
-        .iter()
-        .map(|range| range.to_string())
-        .collect();
-    eprintln!(
-        "{address}: group {}, IOVAs {}, {left} mappings at most",
-        group.id(),
-        usable.join(" and ")
-    );
+    let (id, usable) = (group.id(), aperture.usable());
+    eprintln!("{address}: group {id}, IOVAs {usable:x?}, {left} mappings at most");
     let device = group.device(address)?;
     Ok((device, aperture, VfioMap::new(container)?))
 }
