@@ -97,7 +97,7 @@ eli: build ## exits of an assigned NVMe controller's interrupts under the micro-
 eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 11 minutes -> target/report/eli-soak.json
 	$(EXITLESS) eli --soak --report $(REPORT)/eli-soak.json
 
-vfio: setup ## the NVMe driver in user space: 100,000 verified blocks under each of six policies and DMA where it may not be, behind an emulated VT-d in the lab
+vfio: setup ## the NVMe driver in user space: 100,000 verified blocks under each of six policies and DMA where it may not be, behind an emulated VT-d in the lab: 2 minutes
 	EXITLESS_LAB=1 cargo test --release --quiet -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy
 
 # What makes the Debian root.

@@ -16,7 +16,7 @@ use crate::uapi::{self, Sized32};
 /// Where the kernel shows devices and groups.
 const SYSFS: &str = "/sys";
 /// The drivers that a group may have beside VFIO's own, since they use no DMA.
-const HARMLESS: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
+const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 /// More than any kernel says of an IOMMU, in bytes.
 const INFO_MAX: usize = 1 << 20;
 
@@ -164,6 +164,11 @@ fn target(link: &Path) -> io::Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
+/// `vfio-pci`, or a driver of some vendor's that is the same and more (`mlx5_vfio_pci`).
+fn is_vfios(driver: &str) -> bool {
+    driver == "vfio-pci" || driver.ends_with("_vfio_pci")
+}
+
 /// The number of the group of a device that is bound to VFIO.
 fn group_of(sysfs: &Path, address: &str) -> Result<u32, VfioError> {
     let address = address.to_owned();
@@ -185,7 +190,7 @@ fn group_of(sysfs: &Path, address: &str) -> Result<u32, VfioError> {
     };
     let driver = target(&device.join("driver")).ok();
     match driver.as_deref() {
-        Some("vfio-pci") => Ok(id),
+        Some(driver) if is_vfios(driver) => Ok(id),
         _ => Err(VfioError::NotBound { address, driver }),
     }
 }
@@ -200,7 +205,8 @@ fn others(sysfs: &Path, group: u32) -> Vec<(String, String)> {
         .filter_map(|entry| {
             let driver = target(&entry.path().join("driver")).ok()?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            (!HARMLESS.contains(&driver.as_str())).then_some((name, driver))
+            let is_harmless = is_vfios(&driver) || HARMLESS.contains(&driver.as_str());
+            (!is_harmless).then_some((name, driver))
         })
         .collect();
     found.sort();
@@ -234,7 +240,10 @@ mod tests {
         show(sysfs, "0000:01:00.1", Some("nvme"));
         show(sysfs, "0000:01:00.2", None);
         fs::create_dir_all(sysfs.join("bus/pci/devices/0000:02:00.0")).expect("a directory");
-        assert_eq!(group_of(sysfs, "0000:01:00.0").expect("bound"), 4);
+        show(sysfs, "0000:01:00.3", Some("mlx5_vfio_pci"));
+        for bound in ["0000:01:00.0", "0000:01:00.3"] {
+            assert_eq!(group_of(sysfs, bound).expect("bound"), 4);
+        }
         let error = |address| group_of(sysfs, address).expect_err("not to be had");
         assert!(matches!(
             error("0000:01:00.1"),

@@ -40,12 +40,26 @@ pub const WRITE: u8 = 0x01;
 pub const READ: u8 = 0x02;
 
 /// What the controller answers (§4.6).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The command's number, as the controller says it.
     pub id: u16,
     /// 0: success.
     pub status: u16,
+}
+
+impl Completion {
+    /// The second word of an entry, if it is new: the phase says so.
+    fn parse(word: u64, queue: u16, entries: u16, phase: bool) -> Result<Option<Self>, Failure> {
+        let [head, from, id, status] = [0, 16, 32, 48].map(|shift| (word >> shift) as u16);
+        if (status & 1 == 1) != phase {
+            return Ok(None);
+        }
+        let is_ours = head < entries && from == queue;
+        ensure!(is_ours, "an answer {word:#x} in queue {queue}");
+        let status = status >> 1;
+        Ok(Some(Self { id, status }))
+    }
 }
 
 /// A pair of queues, each a page.
@@ -104,17 +118,13 @@ impl Queue {
         // The second word has the phase. Acquire: the memory that the controller wrote before is seen.
         let place = usize::from(self.head) * 2 + 1;
         let word = self.completions.words()[place].load(Ordering::Acquire);
-        if (word >> 48 & 1 == 1) != self.phase {
+        let Some(answer) = Completion::parse(word, self.id, self.entries, self.phase)? else {
             return Ok(None);
-        }
-        let (head, queue) = (word as u16, (word >> 16) as u16);
-        let is_ours = head < self.entries && queue == self.id;
-        ensure!(is_ours, "an answer {word:#x} in queue {}", self.id);
+        };
         self.head = (self.head + 1) % self.entries;
         self.phase ^= self.head == 0;
         bar.write32(self.doorbells[1], self.head.into());
-        let (id, status) = ((word >> 32) as u16, (word >> 49) as u16);
-        Ok(Some(Completion { id, status }))
+        Ok(Some(answer))
     }
 
     /// The next answer.
@@ -359,6 +369,19 @@ mod tests {
         }
         any[516] = 0;
         assert!(Identity::parse(&any).is_err());
+    }
+
+    #[test]
+    fn an_answer_is_new_by_its_phase_and_has_to_be_of_the_queue() {
+        let parse = |word, phase| Completion::parse(word, 1, 64, phase);
+        let word = 0x0009_0007_0001_003f;
+        let (id, status) = (7, 4);
+        let answer = Completion { id, status };
+        assert_eq!(parse(word, true).expect("well-formed"), Some(answer));
+        assert_eq!(parse(word, false).expect("old"), None);
+        for wrong in [0x0009_0007_0001_0040, 0x0009_0007_0002_003f, u64::MAX] {
+            assert!(parse(wrong, true).is_err(), "{wrong:#x}");
+        }
     }
 
     #[test]
