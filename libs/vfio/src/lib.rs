@@ -81,5 +81,5 @@ pub use device::{Bar, Device};
 pub use error::{Errno, VfioError};
 pub use group::{Container, Group};
 pub use info::{AllowedRange, InfoError, IommuInfo, aperture_of};
-pub use map::{Calls, Kernel, Refused, VfioMap};
+pub use map::{Calls, Kernel, Mappings, Refused, VfioMap};
 pub use memory::DmaBuffer;

@@ -136,6 +136,15 @@ pub struct Calls {
     pub unmaps: u64,
 }
 
+/// Mappings that the kernel has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mappings {
+    /// Of the mapper.
+    pub open: usize,
+    /// That the mapper has ended, and a device may still reach.
+    pub closed: usize,
+}
+
 /// The table of a mapper that is a VFIO container, and its invalidator: give it a clone for each. Its "physical" addresses are those of
 /// this process.
 ///
@@ -151,11 +160,7 @@ impl<K: Kernel> Clone for VfioMap<K> {
 
 impl<K: Kernel> fmt::Debug for VfioMap<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let book = self.0.book();
-        f.debug_struct("VfioMap")
-            .field("open", &book.open.len())
-            .field("closed", &book.closed.len())
-            .finish()
+        f.debug_tuple("VfioMap").field(&self.mappings()).finish()
     }
 }
 
@@ -224,10 +229,13 @@ impl<K: Kernel> VfioMap<K> {
         self.0.book().calls
     }
 
-    /// Mappings that the mapper has, and those it has ended that a device may still reach.
-    pub fn mappings(&self) -> (usize, usize) {
+    /// Mappings there are now.
+    pub fn mappings(&self) -> Mappings {
         let book = self.0.book();
-        (book.open.len(), book.closed.len())
+        Mappings {
+            open: book.open.len(),
+            closed: book.closed.len(),
+        }
     }
 
     /// Who answers the calls.

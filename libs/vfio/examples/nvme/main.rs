@@ -149,9 +149,7 @@ fn run(arguments: &Arguments, name: &str, policy: Policy) -> Result<(), Failure>
     let done = work.verify(&mut controller, arguments.blocks)?;
     mapper.flush()?;
     let (calls, left) = (map.calls(), map.mappings());
-    if left != kept {
-        return Err(format!("mappings, open and closed: {left:?}, and {kept:?} before").into());
-    }
+    ensure!(left == kept, "{left:?} are left, and not {kept:?}");
     let trespass = match arguments.has_trespass {
         true => trespass::run(&map, &mapper, work.core, &mut controller, policy)?,
         false => String::new(),

@@ -88,6 +88,10 @@ fn range(first: u64, pages: u64) -> IovaRange {
     IovaRange::new(IovaPfn::new(first), pages).unwrap()
 }
 
+const fn mappings(open: usize, closed: usize) -> Mappings {
+    Mappings { open, closed }
+}
+
 /// Maps pages of `buffer` at these first pages.
 fn map_each(map: &Fake, buffer: &DmaBuffer, at: &[(u64, u64)]) {
     for &(first, pages) in at {
@@ -115,7 +119,7 @@ fn a_device_reaches_what_is_unmapped_until_it_is_invalidated() {
     map.unmap(range(16, 1)).unwrap();
     assert_eq!(map.lookup(Iova::new(0x1_0123)), None);
     assert!(map.kernel().reaches(16));
-    assert_eq!(map.mappings(), (0, 1));
+    assert_eq!(map.mappings(), mappings(0, 1));
     // Not to be given to anybody else before.
     let again = map.map(range(16, 1), phys, Access::Read);
     let (iova, leaf_pages) = (Iova::new(0x1_0000), 1);
@@ -145,7 +149,7 @@ fn neighbours_go_in_one_call_and_what_is_in_use_between_them_stays() {
         *map.kernel().unmapped.lock().unwrap(),
         [range(1, 11), range(13, 15)]
     );
-    assert_eq!(map.mappings(), (1, 0));
+    assert_eq!(map.mappings(), mappings(1, 0));
     assert!(map.kernel().reaches(12));
     map.flush(&[Command::Global]).unwrap();
     assert_eq!(map.calls(), Calls { maps: 6, unmaps: 2 }, "nothing to do");
@@ -178,7 +182,7 @@ fn mappings_are_unmapped_whole_or_not_at_all() {
     assert_eq!(map.unmap(range(8, 7)), Err(part(12)));
     assert_eq!(map.unmap(range(7, 9)), Err(hole(7)));
     assert_eq!(map.unmap(range(8, 13)), Err(hole(16)));
-    assert_eq!(map.mappings(), (3, 0));
+    assert_eq!(map.mappings(), mappings(3, 0));
     assert_eq!(map.unmap(range(8, 8)), Ok(()));
     assert_eq!(map.unmap(range(8, 4)), Err(hole(8)));
 }
@@ -422,8 +426,8 @@ fn the_book_and_the_kernel_agree() {
             5 if random(4) == 0 => map.flush(&[Command::Domain]).unwrap(),
             _ => map.flush(&[Command::Pages(range)]).unwrap(),
         }
-        let (mapped, closed) = map.mappings();
-        assert_eq!(mapped, open.len());
-        assert_eq!(map.kernel().mappings(), mapped + closed);
+        let now = map.mappings();
+        assert_eq!(now.open, open.len());
+        assert_eq!(map.kernel().mappings(), now.open + now.closed);
     }
 }
