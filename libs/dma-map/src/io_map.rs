@@ -3,13 +3,12 @@
 //! | back end | `map`, `unmap` | `phys` is | invalidator |
 //! |---|---|---|---|
 //! | [`IoPageTable`](crate::table::IoPageTable) | write entries | an address that the IOMMU puts on the bus | the unit's queue |
-//! | VFIO type 1 | `VFIO_IOMMU_MAP_DMA`, `VFIO_IOMMU_UNMAP_DMA` | a virtual address of this process | [`NullInvalidator`] |
-//! | iommufd | `IOMMU_IOAS_MAP`, `IOMMU_IOAS_UNMAP` | a virtual address of this process | [`NullInvalidator`] |
+//! | VFIO type 1 (crate `vfio`) | `VFIO_IOMMU_MAP_DMA`; a record | a virtual address of this process | `VFIO_IOMMU_UNMAP_DMA` |
+//! | iommufd | `IOMMU_IOAS_MAP`; a record | a virtual address of this process | `IOMMU_IOAS_UNMAP` |
 //!
-//! A kernel's unmap returns after the kernel has invalidated, which is why nothing is left to invalidate there. It has no
-//! query for what is mapped, so such a back end keeps a record of its mappings for [`lookup`](IoMap::lookup).
-//!
-//! [`NullInvalidator`]: crate::invalidate::NullInvalidator
+//! A kernel's unmap returns after the kernel has invalidated. Made by `unmap` it would leave nothing to put off, so it is the
+//! invalidator that makes it, for neighbours at once; `unmap` notes it. A kernel has no query for what is mapped: the record is for
+//! [`lookup`](IoMap::lookup) as well.
 
 use address::{Iova, PhysAddr};
 use iova::{Access, IovaRange};
