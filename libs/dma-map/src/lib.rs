@@ -1,6 +1,6 @@
 //! IO page tables, invalidation, and the policies between map and unmap.
 //!
-//! * [`io_map`]: [`IoMap`], what a mapper changes translations through: tables, or a kernel's interface.
+//! * [`IoMap`]: what a mapper changes translations through: tables, or a kernel's interface.
 //! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without locks.
 //! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
 //! * [`reuse`]: mappings that outlive their unmap, or are found a second time.
@@ -118,7 +118,6 @@ pub use {address, iova};
 
 pub mod clock;
 pub mod invalidate;
-pub mod io_map;
 pub mod mapper;
 #[cfg(shuttle)]
 pub mod planted;
@@ -131,9 +130,9 @@ pub mod table;
 pub mod testing;
 
 pub use clock::{Clock, ManualClock, TickClock};
-pub use io_map::IoMap;
 pub use mapper::{
     Bounce, DeviceLimits, DeviceSegment, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain,
     MapperCore, Mapping, Policy, Segment,
 };
 pub use risk::Risk;
+pub use table::IoMap;

@@ -13,7 +13,7 @@ use super::limits::{DeviceLimits, Reach};
 use super::request::{DeviceSegment, Direction, Mapping, Segment};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::io_map::IoMap;
+use crate::table::IoMap;
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to

@@ -18,8 +18,8 @@ use super::request::{Direction, Mapping, Segment};
 use super::shared::Shared;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::io_map::IoMap;
 use crate::reuse::{Key, OptimisticCache, ReuseCache, SharingCache, Windows};
+use crate::table::IoMap;
 use crate::table::MapError;
 
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.

@@ -10,7 +10,7 @@ use super::shared::Orphan;
 use super::tear_down::{Idle, Wait, take_pin};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
-use crate::io_map::IoMap;
+use crate::table::IoMap;
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;

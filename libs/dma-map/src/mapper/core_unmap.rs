@@ -12,8 +12,8 @@ use super::tear_down::{Idle, Wait};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator};
-use crate::io_map::IoMap;
 use crate::reuse::{Key, Released};
+use crate::table::IoMap;
 use crate::table::{Translation, UnmapError};
 
 /// How often the pin of a shared mapping is tried again that another user holds, who looks at the moment what is mapped

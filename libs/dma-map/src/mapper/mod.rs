@@ -94,9 +94,9 @@ use iova::{CoreId, IovaAllocator, IovaRange};
 
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
-use crate::io_map::IoMap;
 use crate::reuse::{Counts, SharingTable};
 use crate::risk::{Counters, Risk, RiskContract, Windows};
+use crate::table::IoMap;
 use crate::table::{PageTable, TableStats};
 use limits::Reach;
 use lines::{CacheSnapshot, Orphaned};

@@ -32,7 +32,7 @@ use super::MapperCore;
 use super::shared::Orphan;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::io_map::IoMap;
+use crate::table::IoMap;
 use crate::table::{PageTable, RetiredTable, Translation};
 
 /// Most looks for empty chunks that an unmap pays for beyond those it has emptied itself, and most chunks that wait for an

@@ -12,9 +12,9 @@ use super::policy::{Policy, Teardown, Window};
 use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
-use crate::io_map::IoMap;
 use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
 use crate::risk::Counters;
+use crate::table::IoMap;
 use crate::table::RetiredTable;
 
 /// Mappings that a core tears down together.

@@ -7,8 +7,8 @@ use super::core_map::Cache;
 use super::shared::BATCH;
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator};
-use crate::io_map::IoMap;
 use crate::reuse::{OptimisticCache, Progress, ReuseCache};
+use crate::table::IoMap;
 
 /// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
 const PUBLISH_NS: u64 = 100_000_000;

@@ -58,6 +58,7 @@
 pub mod amd;
 mod error;
 pub mod format;
+mod io_map;
 pub mod memory;
 #[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
@@ -69,10 +70,10 @@ pub mod vtd;
 use address::PhysAddr;
 use iova::{Access, IovaRange};
 
-pub use crate::io_map::IoMap;
 pub use amd::AmdV1;
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{ENTRIES, Entry, Format, Leaf};
+pub use io_map::IoMap;
 #[cfg(not(any(loom, shuttle)))]
 pub use memory::{Arena, HostMemory};
 pub use memory::{Table, TableMemory};

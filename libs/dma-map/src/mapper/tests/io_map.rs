@@ -11,7 +11,7 @@ use iova::{Access, CoreId};
 use super::*;
 use crate::ManualClock;
 use crate::invalidate::NullInvalidator;
-use crate::io_map::IoMap;
+use crate::table::IoMap;
 use crate::table::{MapError, Translation, UnmapError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -21,7 +21,7 @@ use loom::thread;
 use super::{DeviceLimits, Direction, DmaMapper, Domain, MapperCore, Policy, Segment};
 use crate::clock::ManualClock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use crate::io_map::IoMap;
+use crate::table::IoMap;
 use crate::table::model::{CONFIG, ModelMemory, ModelTable, load};
 use crate::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
 

@@ -13,7 +13,7 @@
 use address::{Iova, PhysAddr};
 use iova::{Access, IovaRange};
 
-use crate::table::{MapError, Translation, UnmapError};
+use super::{MapError, Translation, UnmapError};
 
 /// The translations of one IOVA space, shared by all cores.
 ///
