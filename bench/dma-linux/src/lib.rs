@@ -98,7 +98,8 @@ impl Linux {
         unsafe { (self.set_cpu)(cpu as c_uint) }
     }
 
-    /// Bytes that all domains together hold from the system: ranges, magazines, tables.
+    /// Bytes that all domains together use: ranges, magazines, tables. As the difference of two calls of a thread between
+    /// which no other one works.
     pub fn bytes(&self) -> i64 {
         // SAFETY: it reads one word.
         unsafe { (self.bytes)() }

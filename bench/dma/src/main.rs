@@ -61,7 +61,7 @@ struct Args {
     #[arg(long)]
     again: bool,
     /// Length of one run, milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 200)]
+    #[arg(long, value_name = "MS", default_value_t = 120)]
     millis: u64,
     /// Runs of each figure.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=50))]
