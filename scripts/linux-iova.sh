@@ -18,11 +18,12 @@ void() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 shim=$root/bench/dma-linux/shim
 dir=${EXITLESS_LAB_DIR:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/exitless/lab}/linux-iova
-apt=$dir/apt
 cc=${CC:-cc}
 [ "$(uname -m)" = x86_64 ] || void "not an x86-64 machine"
 command -v "$cc" >/dev/null || void "no C compiler ($cc)"
 mkdir -p "$dir" || void "nothing can be kept in $dir"
+dir=$(cd "$dir" && pwd)
+apt=$dir/apt
 exec 9>"$dir/lock"
 flock 9
 
