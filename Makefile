@@ -31,7 +31,7 @@ demo-wide: build ## the same for requests that meet a guest awake: a disk of 100
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh
-	@echo "test: not run here: tests of dma-bench, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
+	@echo "test: not run here: tests of dma-bench, of dma-linux, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
 check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
@@ -45,7 +45,7 @@ check: setup ## format, lints, documentation, loom and shuttle models, builds wi
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
 	@./scripts/no-std.sh
-	cargo test --release --quiet -p dma-bench -p dma-peers -p dma-soak -p fuzz
+	cargo test --release --quiet -p dma-bench -p dma-linux -p dma-peers -p dma-soak -p fuzz
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
 	cargo test --release --quiet -p dma-lines --features probe
 	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
@@ -62,8 +62,8 @@ bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> 
 	cargo build --release --quiet -p vtd-bench
 	@old=$$(./scripts/old.sh vtd-case); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
 
-bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 10 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
-	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
+bench-dma: setup ## IOVA allocation and DMA mapping beside Linux's own code (built in the cache from Debian's kernel source) and other peers: 12 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
+	linux=$$(./scripts/linux-iova.sh); EXITLESS_LINUX_IOVA="$$linux" cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
 	cargo run --release --quiet -p dma-lines --features probe -- --report $(REPORT)/dma-lines.json --into $(REPORT)/dma.json
 
 bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma

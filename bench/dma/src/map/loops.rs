@@ -10,6 +10,7 @@ use dma_map::{Clock, Direction, Mapping, Segment};
 use lines::Lock;
 
 use super::rig::{Core, Facts, Rig, Time};
+use crate::alloc::LAST_PAGE;
 use crate::alloc::loops::WINDOW;
 use crate::alloc::subject::{Subject, Worker};
 use crate::measure::{BATCH, Task, Tasks};
@@ -129,7 +130,7 @@ pub fn bare<S: Subject>(subject: &S, threads: usize, flush_ns: u64) -> Result<Ta
     let task = |id| -> Result<Box<dyn Task>> {
         let mut worker = subject.worker(id)?;
         Ok(Box::new(Bare {
-            slots: (0..WINDOW).map(|_| worker.alloc(1)).collect(),
+            slots: (0..WINDOW).map(|_| worker.alloc(1, LAST_PAGE)).collect(),
             worker,
             oldest: 0,
             lock: Arc::clone(&lock),
@@ -142,7 +143,7 @@ pub fn bare<S: Subject>(subject: &S, threads: usize, flush_ns: u64) -> Result<Ta
 
 struct Bare<W: Worker> {
     worker: W,
-    slots: Vec<W::Range>,
+    slots: Vec<u64>,
     oldest: usize,
     lock: Arc<Lock<()>>,
     time: Arc<Time>,
@@ -162,7 +163,7 @@ impl<W: Worker> Task for Bare<W> {
             }
             drop(held);
             self.worker.free(*slot);
-            *slot = self.worker.alloc(1);
+            *slot = self.worker.alloc(1, LAST_PAGE);
             self.oldest = (self.oldest + 1) & (WINDOW - 1);
         }
         BATCH
