@@ -1,7 +1,6 @@
 //! One core's handle: the paths that most operations take, without a lock and without a read-modify-write.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,10 +10,11 @@ use lines::Ordering;
 use super::Shared;
 use super::hot::Hot;
 use super::lane::Lane;
-use super::layout::MAX_ORDER;
+use super::layout::{MARKS, MAX_ORDER, class_of, owner_of};
 use super::ready::Ready;
 use super::state::pages_of;
 use super::zone::MAX_ZONES;
+use crate::allocator::SpaceId;
 use crate::{
     AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
 };
@@ -31,21 +31,22 @@ pub struct ChunkCore {
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) id: CoreId,
-    /// The owner of this core's chunks, and how those of the preferred lane are tagged.
+    /// The owner of this core's chunks, and how those of the highest zone are tagged that have no marks.
     pub(super) owner: u64,
-    pub(super) tag: u64,
+    pub(super) space: SpaceId,
     /// The last call for drains that was answered.
     pub(super) drained: u64,
     pub(super) hot: Hot,
     /// One lane per zone, highest first; those past the last zone are never reached.
     pub(super) lanes: [Lane; MAX_ZONES],
-    /// The lane that is tried first.
-    pub(super) preferred: usize,
-    /// Its last page.
+    /// The last page of the highest zone.
     pub(super) top: u64,
     pub(super) ready: Ready,
-    /// Freed runs whose chunks wait to be retired.
-    pub(super) leaving_runs: Vec<u64>,
+    /// Allocations that failed since the last call for drains, and how many must.
+    pub(super) waited: u32,
+    pub(super) patience: u32,
+    /// Whether the allocation that is under way has looked wherever something could be.
+    pub(super) is_sure: bool,
 }
 
 /// The class of a range of so many pages; past [`MAX_ORDER`] for 0 and for more than 256.
@@ -71,24 +72,42 @@ impl Local {
     /// A range that is kept ready.
     #[inline(always)]
     fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
-        let page = self.ready.preferred(order).take()?;
+        let page = self.ready.highest(order).take()?;
         self.hot.chunk(shared, page)?.hand_out(page, order);
         Some(IovaRange::within_space(page, pages_of(order)))
     }
 
     /// Makes ranges of the newest words with something free ready; whether there was one.
     #[inline(never)]
-    fn refill(&mut self, shared: &Shared, order: usize) -> bool {
-        let lane = self.preferred % MAX_ZONES;
+    fn refill(&mut self, shared: &Shared, lane: usize, order: usize) -> bool {
+        let lane = lane % MAX_ZONES;
         let mut is_any = false;
-        // Half of the room: as far from the next refill as from the next spill.
-        while self.ready.preferred(order).is_below_half()
+        self.ready.of(class_of(lane, order)).grow(order);
+        while self.ready.of(class_of(lane, order)).is_short(order)
             && let Some(newest) = self.lanes[lane].partial[order].len().checked_sub(1)
             && self.make_ready(shared, lane, order, newest)
         {
             is_any = true;
         }
         is_any
+    }
+
+    /// A range that is kept ready at or below a limit that cuts the highest zone: in the highest one all of which lies there.
+    #[inline(never)]
+    pub(super) fn take_below(
+        &mut self,
+        shared: &Shared,
+        order: usize,
+        last: u64,
+    ) -> Option<IovaRange> {
+        let lane = self.lanes.iter().position(|lane| lane.last <= last)?;
+        let class = class_of(lane, order);
+        if self.ready.of(class).is_empty() {
+            self.refill(shared, lane, order);
+        }
+        let page = self.ready.of(class).take()?;
+        self.hot.chunk(shared, page)?.hand_out(page, order);
+        Some(IovaRange::within_space(page, pages_of(order)))
     }
 
     /// Keeps a freed range of ours ready for the next request of its class.
@@ -99,11 +118,11 @@ impl Local {
         }
     }
 
-    /// The same of an order of the preferred lane.
+    /// The same of an order of the highest zone.
     #[inline(always)]
-    fn keep_preferred(&mut self, shared: &Shared, page: u64, order: usize) {
-        if !self.ready.preferred(order).keep(page) {
-            self.spill(shared, page, self.ready.preferred_class(order));
+    fn keep_highest(&mut self, shared: &Shared, page: u64, order: usize) {
+        if !self.ready.highest(order).keep(page) {
+            self.spill(shared, page, class_of(0, order));
         }
     }
 
@@ -113,12 +132,14 @@ impl Local {
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         let page = range.first().raw();
         if let Some(chunk) = self.hot.chunk(shared, page) {
-            if chunk.free_marked(self.owner, range) {
+            let tag = chunk.tag();
+            let is_unmarked = owner_of(tag) == self.owner && tag & MARKS == 0;
+            if is_unmarked && chunk.free_own(tag, range) || chunk.free_marked(self.owner, range) {
                 let class = chunk.class(order_of(range.pages()));
                 self.keep(shared, page, class);
                 return Ok(());
             }
-            if self.hot.free_foreign(self.owner, range) {
+            if self.hot.free_foreign(shared, self.owner, range) {
                 return Ok(());
             }
         }
@@ -131,7 +152,7 @@ impl Local {
         if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
             && chunk.pin_marked(self.owner, range)
         {
-            return Ok(Pinned::new(range, false));
+            return Ok(Pinned::new(range, self.space, false));
         }
         self.pin_slow(shared, range)
     }
@@ -150,13 +171,15 @@ impl CoreAllocator for ChunkCore {
         let order = order_of(request.pages);
         if order <= MAX_ORDER
             && usize::from(request.align_order) <= order
-            && request.last.raw() >= local.top
             && shared.drain.load(Ordering::Relaxed) == local.drained
         {
-            if let Some(range) = local.take(shared, order) {
+            if request.last.raw() < local.top {
+                if let Some(range) = local.take_below(shared, order, request.last.raw()) {
+                    return Ok(range);
+                }
+            } else if let Some(range) = local.take(shared, order) {
                 return Ok(range);
-            }
-            if local.refill(shared, order)
+            } else if local.refill(shared, 0, order)
                 && let Some(range) = local.take(shared, order)
             {
                 return Ok(range);
@@ -164,9 +187,12 @@ impl CoreAllocator for ChunkCore {
         }
         // A new one, without the memory, which means nothing here: were it the caller's, it would be passed by reference, and
         // so lie in memory on the common path too.
-        let wanted = Request::pages(request.pages)
-            .at_most(request.last)
-            .aligned(request.align_order);
+        let wanted = Request {
+            pages: request.pages,
+            last: request.last,
+            align_order: request.align_order,
+            asks: request.asks,
+        };
         local.alloc_slow(shared, wanted)
     }
 
@@ -175,10 +201,10 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         let page = range.first().raw();
         if let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.free_own(local.tag, range)
+            && chunk.free_own(local.owner, range)
         {
             // Of the size and not of what was found there: whoever allocates next waits for this.
-            local.keep_preferred(shared, page, order_of_power(range.pages()));
+            local.keep_highest(shared, page, order_of_power(range.pages()));
             return Ok(());
         }
         if local.hot.give(local.owner, range) {
@@ -192,9 +218,9 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         let page = range.first().raw();
         if let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.pin_own(local.tag, range)
+            && chunk.pin_own(local.owner, range)
         {
-            return Ok(Pinned::new(range, false));
+            return Ok(Pinned::new(range, local.space, false));
         }
         local.pin_elsewhere(shared, range)
     }
@@ -203,11 +229,11 @@ impl CoreAllocator for ChunkCore {
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
         let (range, page) = (pinned.range(), pinned.range().first().raw());
-        if !pinned.is_foreign()
+        if pinned.is_own(local.space)
             && let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.free_pinned_own(local.tag, range)
+            && chunk.free_pinned_own(local.owner, range)
         {
-            local.keep_preferred(shared, page, order_of_power(range.pages()));
+            local.keep_highest(shared, page, order_of_power(range.pages()));
             return;
         }
         local.free_pinned_slow(shared, pinned);
@@ -217,7 +243,7 @@ impl CoreAllocator for ChunkCore {
     fn unpin(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
         let range = pinned.range();
-        if !pinned.is_foreign()
+        if pinned.is_own(local.space)
             && let Some(chunk) = local.hot.chunk(shared, range.first().raw())
             && chunk.unpin_own(local.owner, range)
         {
@@ -227,7 +253,7 @@ impl CoreAllocator for ChunkCore {
     }
 
     fn park(&mut self) {
-        self.local.deposit(&self.shared);
+        self.local.deposit_all(&self.shared);
     }
 
     fn retire(&mut self) -> Option<RetiredChunk> {
@@ -236,6 +262,7 @@ impl CoreAllocator for ChunkCore {
 
     fn recycle(&mut self, chunk: RetiredChunk) {
         let page = chunk.first.raw();
+        assert_eq!(chunk.space, self.local.space, "retired by another space");
         let (_, zone) = self
             .shared
             .zone_of(page)

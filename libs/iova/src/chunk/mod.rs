@@ -35,7 +35,7 @@
 //!
 //! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
 //! that the next allocation does not wait for two loads; the tag names the zone as well, so that one comparison tells
-//! that a chunk is ours, of the preferred zone, and without marks.
+//! that a chunk is ours, of the highest zone, and without marks.
 //!
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
@@ -65,6 +65,7 @@ use core::marker::PhantomData;
 
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
+use crate::allocator::SpaceId;
 use crate::claims::Claims;
 use crate::tree::Tree;
 use crate::{
@@ -114,19 +115,21 @@ struct Shared {
     claims: Claims,
     /// Calls for drains so far. Every core compares it with the last one it answered.
     drain: CachePadded<AtomicU64>,
+    space: SpaceId,
     /// Emptied chunks wait for their leaf tables to be reclaimed.
     retires: bool,
-    lowest_first: bool,
     cores: Box<[CachePadded<Published>]>,
 }
 
-/// What one core writes for others to read now and then.
+/// What one core says to others, and they to it.
 #[derive(Debug)]
 struct Published {
-    /// Operations that left its own memory.
+    /// Operations that left its own memory. It alone writes this, and others read it now and then.
     slow: AtomicU64,
-    /// Chunks it keeps.
+    /// Chunks it keeps; likewise.
     chunks: AtomicU64,
+    /// How often others have marked a chunk of its that had no marks.
+    marked: CachePadded<AtomicU64>,
 }
 
 impl Published {
@@ -134,6 +137,7 @@ impl Published {
         Self {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
+            marked: CachePadded::new(AtomicU64::new(0)),
         }
     }
 }
@@ -146,8 +150,6 @@ pub struct ChunkConfig {
     pub zone_chunks: usize,
     /// Emptied chunks wait for [`retire`](crate::CoreAllocator::retire), so that their leaf tables can be reclaimed. Default: no.
     pub retires: bool,
-    /// Low addresses are given out first, for devices whose DMA costs more above 4 GiB. Default: no.
-    pub lowest_first: bool,
 }
 
 impl Default for ChunkConfig {
@@ -155,7 +157,6 @@ impl Default for ChunkConfig {
         Self {
             zone_chunks: DEFAULT_ZONE_CHUNKS,
             retires: false,
-            lowest_first: false,
         }
     }
 }
@@ -192,7 +193,7 @@ impl ChunkAllocator {
         config: ChunkConfig,
     ) -> Result<Self, ApertureError> {
         let claims = Claims::new(cores)?;
-        let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1));
+        let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1), config.retires);
         Ok(Self {
             shared: Arc::new(Shared {
                 rest: Rest {
@@ -203,8 +204,8 @@ impl ChunkAllocator {
                 zones,
                 claims,
                 drain: CachePadded::new(AtomicU64::new(0)),
+                space: SpaceId::next(),
                 retires: config.retires,
-                lowest_first: config.lowest_first,
                 cores: (0..cores)
                     .map(|_| CachePadded::new(Published::new()))
                     .collect(),
@@ -228,25 +229,22 @@ impl IovaAllocator for ChunkAllocator {
         let shared = Arc::clone(&self.shared);
         shared.claims.claim(core)?;
         let lane = |at: usize| match shared.zones.get(at) {
-            Some(zone) => Lane::new(zone.last()),
-            None => Lane::new(u64::MAX),
-        };
-        let preferred = if shared.lowest_first {
-            shared.zones.len().saturating_sub(1)
-        } else {
-            0
+            Some(zone) => Lane::new(zone.last(), zone.calls.load(Ordering::Relaxed)),
+            None => Lane::new(u64::MAX, 0),
         };
         let local = Local {
             id: core,
             owner: core.0 as u64 + 1,
-            tag: layout::tag_in(preferred, core.0 as u64 + 1),
-            drained: shared.drain.load(Ordering::Relaxed),
+            space: shared.space,
+            // Acquire, as where calls are answered: this core owns nothing yet.
+            drained: shared.drain.load(Ordering::Acquire),
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
-            preferred,
-            top: lane(preferred).last,
-            ready: Ready::new(preferred),
-            leaving_runs: Vec::new(),
+            top: lane(0).last,
+            ready: Ready::new(),
+            waited: 0,
+            patience: 1,
+            is_sure: true,
         };
         Ok(ChunkCore {
             shared,
@@ -304,6 +302,15 @@ impl Shared {
         Ok(Some((lane, zone, &**block.chunk(page))))
     }
 
+    /// Tells the owner of a chunk that it has marks now.
+    fn tell(&self, owner: u64) {
+        let core = usize::try_from(owner.wrapping_sub(1)).unwrap_or(usize::MAX);
+        // Nobody and those who have chunks away keep no account. Release: who sees it sees the mark.
+        if let Some(core) = self.cores.get(core) {
+            core.marked.fetch_add(1, Ordering::Release);
+        }
+    }
+
     fn count_slow(&self, core: CoreId) {
         slow::bump(&self.cores[core.0].slow);
     }
@@ -354,17 +361,18 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     }
     let mut live = 0;
     for word in 0..WORDS {
-        let order = chunk.order(word);
-        if order <= MAX_ORDER {
-            let freed = get(chunk.freed(word));
-            let is_live = |at: &u64| {
-                let page = word as u64 * WORD_PAGES + at;
-                let state = chunk.state(page);
-                !state.is_none() && freed >> at & 1 == 0 && !chunk.is_given(page, state)
-            };
-            let ranges = bits(FULL[order]).filter(is_live).count() as u64;
-            stats.live_ranges += ranges;
-            live += ranges << order;
+        let freed = get(chunk.freed(word));
+        let starts = FULL.get(chunk.order(word)).copied().unwrap_or(0);
+        for at in bits(starts) {
+            let page = word as u64 * WORD_PAGES + at;
+            let state = chunk.state(page);
+            if let Some(order) = state.order()
+                && freed >> at & 1 == 0
+                && !chunk.is_given(page, state)
+            {
+                stats.live_ranges += 1;
+                live += 1 << order;
+            }
         }
     }
     stats.live_pages += live;
@@ -484,6 +492,10 @@ enum Mutant {
     LetsGoSilently,
     /// A giver that looks for other strangers' marks only where the tag speaks of some.
     TrustsPending,
+    /// An owner that looks for claims by loads, after it has cleared the call to look.
+    LoadsClaims,
+    /// A stranger that marks a chunk without saying so to its owner.
+    MarksSilently,
 }
 
 /// Whether this mistake is planted: never, outside the model.
@@ -498,6 +510,9 @@ fn plants(_mutant: Mutant) -> bool {
         Mutant::GivesUnasked => crate::planted::Mistake::GivesUnasked,
         Mutant::LetsGoSilently => crate::planted::Mistake::LetsGoSilently,
         Mutant::TrustsPending => crate::planted::Mistake::TrustsPending,
+        Mutant::MarksSilently => crate::planted::Mistake::MarksSilently,
+        // Nothing that an order of steps shows.
+        Mutant::LoadsClaims => return false,
     });
     #[cfg(not(any(all(test, loom), shuttle)))]
     false

@@ -20,7 +20,7 @@ use super::layout::{
     AWAY, Chunk, GIVER, MARKS, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
 };
 use super::state::State;
-use super::{Mutant, plants};
+use super::{Mutant, Shared, plants};
 use crate::IovaRange;
 
 impl Chunk {
@@ -124,11 +124,19 @@ impl Chunk {
     }
 
     /// Makes the caller the chunk's giver if there is none: whether it is.
-    pub(super) fn become_giver(&self) -> bool {
+    pub(super) fn become_giver(&self, shared: &Shared) -> bool {
         // Acquire: what the last giver wrote is seen.
         self.tag() & GIVER == 0
-            && (self.tag_word().fetch_or(GIVER, Ordering::AcqRel) & GIVER == 0
-                || plants(Mutant::GivesUnasked))
+            && (self.mark(shared, GIVER) & GIVER == 0 || plants(Mutant::GivesUnasked))
+    }
+
+    /// Sets a mark in the tag, and says so to the owner if it has none yet; the tag as it was.
+    fn mark(&self, shared: &Shared, mark: u64) -> u64 {
+        let before = self.tag_word().fetch_or(mark, Ordering::AcqRel);
+        if before & MARKS == 0 && !plants(Mutant::MarksSilently) {
+            shared.tell(owner_of(before));
+        }
+        before
     }
 
     /// The giver lets go.
@@ -184,7 +192,7 @@ impl Chunk {
     }
 
     /// Marks a range as freed, for its owner to take back; `false` where it was before.
-    pub(super) fn give_back(&self, range: IovaRange) -> bool {
+    pub(super) fn give_back(&self, shared: &Shared, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
         // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only the bit itself is asked of
@@ -192,14 +200,14 @@ impl Chunk {
         if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }
-        self.notify();
+        self.notify(shared);
         true
     }
 
     /// Tells the owner to look. After the mark itself: see `drain`.
-    pub(super) fn notify(&self) {
+    pub(super) fn notify(&self, shared: &Shared) {
         if self.tag() & PENDING == 0 {
-            self.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+            self.mark(shared, PENDING);
         }
     }
 }

@@ -97,7 +97,7 @@ fn gives_back(giver: Giver) {
     let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
     if giver == Giver::SomeoneElse {
         for (_, chunk) in owner.shared.zones[0].known_chunks() {
-            assert!(chunk.become_giver());
+            assert!(chunk.become_giver(&owner.shared));
         }
     }
     let mut stranger = claim(&space, 1);
@@ -227,7 +227,8 @@ fn pins_and_retires() {
     });
     // The mistake of a driver: it unmaps what another core is unmapping.
     let _ = owner.free(contested);
-    owner.local.sweep(&owner.shared, 0, true);
+    owner.local.unready_all(&owner.shared, 0);
+    owner.local.sweep(&owner.shared, 0, leave::Keep::One);
     let retired: Vec<_> = core::iter::from_fn(|| owner.retire()).collect();
     let is_retired = retired
         .iter()
@@ -309,4 +310,80 @@ fn parks(is_giver: bool) {
 fn a_free_in_a_parked_chunk_is_not_lost() {
     assert!(!explore(None, || parks(false)));
     assert!(!explore(None, || parks(true)));
+}
+
+/// A stranger pins a range while its owner looks for what strangers did: afterwards the owner does not free it.
+fn pins_while_drained() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let all: Vec<_> = (0..2).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let mut stranger = claim(&space, 1);
+    stranger.free(all[1]).expect("it is ours to free");
+    let contested = all[0];
+    let other = thread::spawn(move || {
+        let pinned = stranger.pin(contested).expect("it is ours to pin");
+        (stranger, pinned)
+    });
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
+    let (mut stranger, pinned) = other.join().expect("loom ends the model at a panic");
+    assert!(owner.free(contested).is_err(), "it is pinned");
+    stranger.free_pinned(pinned);
+    drop(stranger);
+}
+
+#[test]
+fn an_owner_that_drains_does_not_miss_a_pin() {
+    assert!(!explore(None, pins_while_drained));
+    assert!(
+        explore(Some(Mutant::LoadsClaims), pins_while_drained),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+/// An owner for which nothing is left looks again when a stranger gives something back, and only then.
+fn starves() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let all: Vec<_> = (0..4).map(|_| owner.alloc(WORD).expect("free")).collect();
+    assert!(owner.alloc(WORD).is_err(), "all is out");
+    let mut stranger = claim(&space, 1);
+    let given = all[0];
+    let other = thread::spawn(move || {
+        stranger.free(given).expect("it is ours to free");
+        stranger
+    });
+    let early = owner.alloc(WORD);
+    let stranger = other.join().expect("loom ends the model at a panic");
+    let got = early.or_else(|_| owner.alloc(WORD));
+    assert_eq!(got, Ok(given), "what came back is found");
+    drop(stranger);
+}
+
+#[test]
+fn a_starving_owner_finds_what_comes_back() {
+    assert!(!explore_to(2, None, starves));
+    assert!(
+        explore_to(2, Some(Mutant::MarksSilently), starves),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+/// A number that is in a set is found, whoever else looks.
+fn takes() {
+    let set = Arc::new(bitmap::Bitmap::new(64));
+    set.put(0);
+    assert!(set.take(0));
+    let others = Arc::clone(&set);
+    let other = thread::spawn(move || others.take_highest(63));
+    set.put(5);
+    let own = set.take_highest(63);
+    let other = other.join().expect("loom ends the model at a panic");
+    assert!(own == Some(5) || other == Some(5), "{own:?}, {other:?}");
+}
+
+#[test]
+fn a_set_that_is_not_empty_does_not_seem_so() {
+    assert!(!explore(None, takes));
 }
