@@ -14,6 +14,8 @@ pub(super) struct Hot {
     places: [Place; HOT],
     /// What this core is in the chunk of each place.
     roles: [Role; HOT],
+    /// Where it is the giver.
+    gives: usize,
 }
 
 #[derive(Debug)]
@@ -48,11 +50,24 @@ impl Hot {
                 }
             }; HOT],
             roles: [Role::None; HOT],
+            gives: 0,
+        }
+    }
+
+    /// The chunk of `page` if it is in mind.
+    #[inline(always)]
+    pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
+        let (key, at) = key_and_place(page);
+        let place = &self.places[at];
+        if place.key == key {
+            place.chunk.as_deref()
+        } else {
+            None
         }
     }
 
     /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
-    #[inline(always)]
+    #[inline]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
         if self.places[at].key != key {
@@ -97,6 +112,7 @@ impl Hot {
         // Once is no reason: whoever frees here and there would pay for becoming the giver and for letting go.
         if self.roles[at] == Role::Visitor && chunk.become_giver(shared) {
             self.roles[at] = Role::Giver;
+            self.gives += 1;
             return chunk.give(core, range);
         }
         self.roles[at] = Role::Visitor;
@@ -113,12 +129,18 @@ impl Hot {
 
     /// Is the giver nowhere.
     pub(super) fn leave_all(&mut self) {
-        (0..HOT).for_each(|at| self.let_go(at));
+        for at in 0..HOT {
+            if self.gives == 0 {
+                return;
+            }
+            self.let_go(at);
+        }
     }
 
     fn let_go(&mut self, at: usize) {
         if let (Role::Giver, Some(chunk)) = (self.roles[at], &self.places[at].chunk) {
             chunk.let_go();
+            self.gives -= 1;
         }
         self.roles[at] = Role::None;
     }

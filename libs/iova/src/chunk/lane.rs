@@ -14,8 +14,6 @@ const UNKNOWN: u64 = u64::MAX;
 /// an open word is in `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]
 pub(super) struct Lane {
-    /// Last page of the zone.
-    pub(super) last: u64,
     /// First pages of words of each class with something free. Has room for every word of the class, so that a free
     /// allocates no memory.
     pub(super) partial: [Vec<u64>; MAX_ORDER + 1],
@@ -41,9 +39,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(last: u64, answered: u64) -> Self {
+    pub(super) fn new(answered: u64) -> Self {
         Self {
-            last,
             partial: Default::default(),
             words: [0; MAX_ORDER + 1],
             roomy: Vec::new(),

@@ -55,7 +55,7 @@ pub(super) const GIVER: u64 = 1 << 62;
 /// What strangers say in [`Chunk::tag`].
 pub(super) const MARKS: u64 = PENDING | GIVER;
 /// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
-const OWNER: u64 = (1 << LANE_SHIFT) - 1;
+pub(super) const OWNER: u64 = (1 << LANE_SHIFT) - 1;
 const LANE_SHIFT: u32 = 32;
 /// Owner of a chunk that nobody has: free, or an orphan.
 pub(super) const NOBODY: u64 = 0;

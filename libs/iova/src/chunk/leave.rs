@@ -117,16 +117,16 @@ impl Local {
 
     /// Gives back everything.
     pub(super) fn deposit_all(&mut self, shared: &Shared) {
+        self.hot.leave_all();
         (0..shared.zones.len()).for_each(|lane| self.deposit(shared, lane));
     }
 
-    /// Gives back everything of a zone: empty chunks to the space, the others without an owner. And is the giver nowhere.
+    /// Gives back everything of a zone: empty chunks to the space, the others without an owner.
     pub(super) fn deposit(&mut self, shared: &Shared, lane: usize) {
         let zone = &shared.zones[lane];
         self.ready.clear(lane);
-        self.hot.leave_all();
         self.collect_now(shared, lane, Look::All);
-        let fresh = Lane::new(zone.last(), self.lanes[lane].answered);
+        let fresh = Lane::new(self.lanes[lane].answered);
         let own = mem::replace(&mut self.lanes[lane], fresh);
         for page in own.own {
             let chunk = known(zone, page);

@@ -34,8 +34,8 @@
 //! however many of them are freed together. Bookkeeping: 896 bytes per chunk in use, made in blocks of 16.
 //!
 //! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
-//! that the next allocation does not wait for two loads; the tag names the zone as well, so that one comparison tells
-//! that a chunk is ours, of the highest zone, and without marks.
+//! that the next allocation does not wait for two loads; owner and marks are in one tag, so that one comparison tells
+//! that a chunk is ours and without marks.
 //!
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
@@ -76,9 +76,9 @@ pub use handle::ChunkCore;
 use handle::Local;
 use hot::Hot;
 use lane::Lane;
+use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
 #[cfg(debug_assertions)]
-use layout::FREE;
-use layout::{Chunk, FULL, MAX_ORDER, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
+use layout::{FREE, MAX_ORDER};
 use ready::Ready;
 use zone::{MAX_ZONES, Zone};
 
@@ -229,8 +229,8 @@ impl IovaAllocator for ChunkAllocator {
         let shared = Arc::clone(&self.shared);
         shared.claims.claim(core)?;
         let lane = |at: usize| match shared.zones.get(at) {
-            Some(zone) => Lane::new(zone.last(), zone.calls.load(Ordering::Relaxed)),
-            None => Lane::new(u64::MAX, 0),
+            Some(zone) => Lane::new(zone.calls.load(Ordering::Relaxed)),
+            None => Lane::new(0),
         };
         let local = Local {
             id: core,
@@ -240,7 +240,8 @@ impl IovaAllocator for ChunkAllocator {
             drained: shared.drain.load(Ordering::Acquire),
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
-            top: lane(0).last,
+            bases: core::array::from_fn(|at| shared.zones.get(at).map_or(0, Zone::base)),
+            lasts: core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last)),
             ready: Ready::new(),
             waited: 0,
             patience: 1,

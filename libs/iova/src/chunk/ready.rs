@@ -51,12 +51,6 @@ impl Ready {
             .sum()
     }
 
-    /// The ranges of an order in the highest zone.
-    #[inline(always)]
-    pub(super) fn highest(&mut self, order: usize) -> &mut Stack {
-        &mut self.stacks[order % CLASSES]
-    }
-
     /// Makes room for a class.
     pub(super) fn open(&mut self, class: u8) -> &mut Stack {
         let room = READY[usize::from(class) % CLASSES_PER_LANE];
@@ -84,10 +78,20 @@ impl Stack {
         self.pages.pop()
     }
 
+    #[inline(always)]
+    pub(super) fn newest(&self) -> Option<u64> {
+        self.pages.last().copied()
+    }
+
+    #[inline(always)]
+    pub(super) fn has_room(&self) -> bool {
+        self.pages.len() < self.pages.capacity()
+    }
+
     /// Keeps a range ready; `false` where there are enough.
     #[inline(always)]
     pub(super) fn keep(&mut self, page: u64) -> bool {
-        let has_room = self.pages.len() < self.pages.capacity();
+        let has_room = self.has_room();
         if has_room {
             self.pages.push(page);
         }

@@ -86,12 +86,7 @@ impl Local {
                 continue;
             }
             self.lanes[lane].earn(64);
-            let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
-            if marked == self.lanes[lane].marked {
-                self.collect_restless(shared, lane);
-            } else if !self.collect(shared, lane, Look::All) {
-                self.is_sure = false;
-            }
+            self.is_sure &= self.catch_up(shared, lane);
             self.unready_all(shared, lane);
             if order <= MAX_ORDER {
                 continue;
@@ -351,6 +346,8 @@ impl Local {
             return;
         }
         self.drained = called;
+        // What it gave there is seen by whoever looks next.
+        self.hot.leave_all();
         for (lane, zone) in shared.zones.iter().enumerate() {
             let calls = zone.calls.load(Ordering::Relaxed);
             if calls != self.lanes[lane].answered {

@@ -95,8 +95,19 @@ impl Local {
         }
     }
 
+    /// Takes back what strangers freed since the last look at everything; `false` where that costs more than is paid for.
+    pub(super) fn catch_up(&mut self, shared: &Shared, lane: usize) -> bool {
+        // Acquire: a mark that is counted is seen.
+        let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
+        if marked != self.lanes[lane].marked {
+            return self.collect(shared, lane, Look::All);
+        }
+        self.collect_restless(shared, lane);
+        true
+    }
+
     /// Takes back what strangers freed where they do not say so. All other chunks of a lane are known to have no marks.
-    pub(super) fn collect_restless(&mut self, shared: &Shared, lane: usize) {
+    fn collect_restless(&mut self, shared: &Shared, lane: usize) {
         let zone = &shared.zones[lane];
         let mut restless = mem::take(&mut self.lanes[lane].restless);
         restless.retain(|page| {
