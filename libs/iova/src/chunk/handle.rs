@@ -91,7 +91,11 @@ impl Local {
     fn free_ready(&mut self, range: IovaRange, free: impl FnOnce(&Chunk) -> bool) -> bool {
         let page = range.first().raw();
         // Of the address and the size, not of what is found there: whoever allocates next waits for this.
-        let lane = self.bases.iter().filter(|base| page < **base).count();
+        let lane = if page >= self.bases[0] {
+            0
+        } else {
+            self.bases.iter().filter(|base| page < **base).count()
+        };
         let order = (range.pages() | 1 << 63).trailing_zeros() as usize;
         let ready = self.ready.of(class_of(lane, order));
         let is_freed = ready.has_room() && self.hot.known(page).is_some_and(free);

@@ -7,7 +7,8 @@
 //!
 //! # Flow
 //! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and each page has a byte
-//! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line.
+//! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line. Where nothing else is
+//! left, larger ranges are put between those of a word's class, and a word of larger ones serves a smaller class from then on.
 //! ```text
 //! alloc: ready ranges of the class ─▶ write the byte             none: a word with something free │ what strangers freed │
 //!                                                                an open word │ an orphan │ a free chunk │ the tree
@@ -40,8 +41,13 @@
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
 //! range was given out again cannot always be told from a right one. Sizes are rounded up to powers of two below
-//! 512 pages and to whole chunks above. A word serves one class while anything of it is out: what is free there is refused to
-//! other classes. A limit that cuts a chunk may waste what lies below it there.
+//! 512 pages and to whole chunks above. A limit that cuts a chunk may waste what lies below it there.
+//!
+//! Nobody takes a chunk from a core that does not come back: its owner frees by plain stores, and to end that from outside would
+//! take a read-modify-write or a fence in every one of its operations. So a core that neither works nor parks keeps what it
+//! has. After frees alone that is at most 32 to 4,096 ranges of each class kept ready (16 times the first room, `ready`) and
+//! the chunks in which these lie, two chunks of emptied words (or an eighth of its words, if those are more), and an empty
+//! chunk. Whoever goes idle calls [`park`](crate::CoreAllocator::park); whoever works answers the next call for drains.
 
 mod bitmap;
 mod free;
