@@ -16,8 +16,6 @@ pub enum Mistake {
     LetsGoSilently,
     /// A giver looks for other strangers' marks only where the tag speaks of some.
     TrustsPending,
-    /// A stranger marks a chunk without saying so to its owner.
-    MarksSilently,
     /// A search in the tree of gaps counts the first key of an inner node, which means nothing.
     CountsFirstSeparator,
 }

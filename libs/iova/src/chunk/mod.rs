@@ -517,9 +517,8 @@ fn plants(_mutant: Mutant) -> bool {
         Mutant::GivesUnasked => crate::planted::Mistake::GivesUnasked,
         Mutant::LetsGoSilently => crate::planted::Mistake::LetsGoSilently,
         Mutant::TrustsPending => crate::planted::Mistake::TrustsPending,
-        Mutant::MarksSilently => crate::planted::Mistake::MarksSilently,
-        // Nothing that an order of steps shows.
-        Mutant::LoadsClaims => return false,
+        // Loom's alone: an order of steps does not show the first, and whoever has credit looks all the same.
+        Mutant::LoadsClaims | Mutant::MarksSilently => return false,
     });
     #[cfg(not(any(all(test, loom), shuttle)))]
     false
