@@ -7,7 +7,7 @@ SHELL := /bin/bash
 EXITLESS := target/release/exitless
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ demo-wide: build ## the same for requests that meet a guest awake: a disk of 100
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh
-	@echo "test: not run here: tests of dma-bench, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
+	@echo "test: not run here: tests of dma-bench, of dma-linux, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
 
 check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
@@ -45,7 +45,7 @@ check: setup ## format, lints, documentation, loom and shuttle models, builds wi
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
 	@./scripts/no-std.sh
-	cargo test --release --quiet -p dma-bench -p dma-peers -p dma-soak -p fuzz
+	cargo test --release --quiet -p dma-bench -p dma-linux -p dma-peers -p dma-soak -p fuzz
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
 	cargo test --release --quiet -p dma-lines --features probe
 	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
@@ -62,8 +62,8 @@ bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> 
 	cargo build --release --quiet -p vtd-bench
 	@old=$$(./scripts/old.sh vtd-case); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
 
-bench-dma: setup ## IOVA allocation and DMA mapping, every allocator and policy beside its peers: 10 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
-	cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
+bench-dma: setup ## IOVA allocation and DMA mapping beside Linux's own code (built in the cache from Debian's kernel source) and other peers: 12 minutes on 2 idle CPUs -> target/report/dma.json, target/report/dma/
+	linux=$$(./scripts/linux-iova.sh); EXITLESS_LINUX_IOVA="$$linux" cargo run --release --quiet -p dma-bench -- --report $(REPORT)/dma.json
 	cargo run --release --quiet -p dma-lines --features probe -- --report $(REPORT)/dma-lines.json --into $(REPORT)/dma.json
 
 bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
@@ -97,6 +97,9 @@ eli: build ## exits of an assigned NVMe controller's interrupts under the micro-
 eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 11 minutes -> target/report/eli-soak.json
 	$(EXITLESS) eli --soak --report $(REPORT)/eli-soak.json
 
+vfio: setup ## the NVMe driver in user space: 100,000 verified blocks under each of six policies and DMA where it may not be, behind an emulated VT-d in the lab: 2 minutes
+	EXITLESS_LAB=1 cargo test --release --quiet -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy
+
 # What makes the Debian root.
 setup-debian: setup
 	@./scripts/setup.sh debian
@@ -104,12 +107,13 @@ setup-debian: setup
 debian: setup-debian build ## a stock Debian 12 (systemd, generic kernels 6.1 and 6.12) on a disk behind VT-d: raw and qcow2, strict and lazy, verified by fio, rebooted 5 times, powered off by SIGTERM; in the lab, 12 minutes and 5 GB of disk
 	$(EXITLESS) selftest --debian
 
-soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
+soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), 100,000 verified blocks by a driver in user space under each policy, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
 	cargo build --release --quiet -p exitless --features punch
 	$(EXITLESS) selftest --soak
 	$(EXITLESS) selftest --soak --debian
 	$(EXITLESS) selftest --soak --kernel 6.12 --only "taken away"
+	EXITLESS_LAB=1 cargo test --release --quiet -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy
 	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
 	$(EXITLESS) selftest --soak --episodes $${LAB_EPISODES:-50} --seed $${EPISODE_SEED:-1}
 	EPISODES=$${EPISODES:-2000} EPISODE_SEED=$${EPISODE_SEED:-1000} cargo test --release --quiet -p exitless --test episodes

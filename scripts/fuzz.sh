@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 seconds=${FUZZ_SECONDS:-30}
 jobs=${FUZZ_JOBS:-$(($(nproc) > 1 ? 2 : 1))}
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(vhost_user_messages export_session block_requests split_ring packed_ring dma_mapper iova_allocators)
+[ ${#targets[@]} -gt 0 ] || targets=(vhost_user_messages export_session block_requests split_ring packed_ring dma_mapper iova_allocators vfio_info)
 
 home=target/fuzz
 host=$(rustc -vV | sed -n 's/^host: //p')

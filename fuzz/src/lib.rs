@@ -2,7 +2,7 @@
 //!
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from, made by code):
 //! [`vhost_user_messages`], [`export_session`], [`block_requests`], [`split_ring`], [`packed_ring`], [`dma_mapper`] (what
-//! drivers can ask a mapper for), [`iova_allocators`] (histories of address spaces), and [`self_test`], a planted fault that shows that the set-up finds such things.
+//! drivers can ask a mapper for), [`iova_allocators`] (histories of address spaces), [`vfio_info`] (what a kernel says of an IOMMU), and [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
 //! **How they run.** `scripts/fuzz.sh` (`make fuzz`, `make check`) builds the programs in `targets/` with `--cfg fuzzing` and
 //! LLVM's coverage counters, which a stable compiler has too, and links libFuzzer. In any other build they replay
@@ -28,6 +28,7 @@ mod ring;
 mod run;
 pub mod self_test;
 pub mod split_ring;
+pub mod vfio_info;
 pub mod vhost_user_messages;
 
 pub use input::{Input, Script};

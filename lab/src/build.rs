@@ -1,4 +1,5 @@
-//! Builds the programs that run inside: the guest's `workload`, the lab's agent and its `lab-dm`.
+//! Builds the programs that run inside: the guest's `workload`, the lab's agent and its `lab-dm`, and for whoever asks the
+//! driver of `libs/vfio`.
 //!
 //! They are linked statically, so that an image needs no library for them, and go to a target
 //! directory of their own, in the lab's cache: a start from within `cargo test` must not wait for
@@ -20,7 +21,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn workload() -> Result<PathBuf, LabError> {
-    static_program("workload", "workload", "guest/workload")
+    static_program("workload", "--bin", "workload", "guest/workload")
 }
 
 /// The lab's agent, built if its sources changed.
@@ -28,7 +29,7 @@ pub fn workload() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn agent() -> Result<PathBuf, LabError> {
-    static_program("lab", "lab-agent", "lab/src")
+    static_program("lab", "--bin", "lab-agent", "lab/src")
 }
 
 /// The lab's program for device-mapper devices, built if its sources changed.
@@ -36,7 +37,16 @@ pub fn agent() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn device_mapper() -> Result<PathBuf, LabError> {
-    static_program("lab", "lab-dm", "lab/src")
+    static_program("lab", "--bin", "lab-dm", "lab/src")
+}
+
+/// The NVMe driver in user space, built if its sources or those of what it is made of changed. No lab has it unless it is
+/// included.
+///
+/// # Errors
+/// [`LabError::Build`] with the compiler's last words.
+pub fn nvme_driver() -> Result<PathBuf, LabError> {
+    static_program("vfio", "--example", "nvme", "libs")
 }
 
 /// True when `binary` is younger than every file below `sources`, the crate it is made of: the
@@ -95,8 +105,10 @@ fn target_dir() -> PathBuf {
     cache_dir().join(format!("programs-{:016x}", hash.finish()))
 }
 
+/// `kind` is cargo's option for it: `--bin`, or `--example`, which cargo puts into a folder of their own.
 fn static_program(
     package: &'static str,
+    kind: &str,
     program: &'static str,
     dir: &str,
 ) -> Result<PathBuf, LabError> {
@@ -105,7 +117,10 @@ fn static_program(
         reason,
     };
     let target_dir = target_dir();
-    let binary = binary(&target_dir, program);
+    let binary = match kind {
+        "--example" => binary(&target_dir, "examples").join(program),
+        _ => binary(&target_dir, program),
+    };
     if is_current(&binary, &workspace_dir().join(dir)) {
         return Ok(binary);
     }
@@ -128,7 +143,7 @@ fn static_program(
             "--release",
             "--package",
             package,
-            "--bin",
+            kind,
             program,
         ])
         .args(["--target", TARGET, "--target-dir"])

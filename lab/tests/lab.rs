@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use lab::{Lab, LabConfig, LabError, Stream};
 
+mod vfio;
+
 /// Whether to start labs; says so if not.
 fn may_start() -> bool {
     let may = std::env::var_os("EXITLESS_LAB").is_some();
@@ -56,7 +58,7 @@ fn a_complete_host() {
         disks: disks.to_vec(),
         ..LabConfig::default()
     };
-    let config = config
+    let config = vfio::with_controller(config, dir.path())
         .with_file(&copied, "/root/copied")
         .with_exitless(program);
     let mut lab = started(&config);
@@ -66,6 +68,7 @@ fn a_complete_host() {
     groups_and_compressed_memory(&lab);
     a_suspended_device_keeps_requests(&lab);
     the_doctor_finds_everything(&lab);
+    vfio::a_driver_in_user_space(&lab);
     a_late_program_is_killed(&lab);
 
     let mut terminal = lab.take_terminal().expect("given out once");

@@ -27,8 +27,7 @@ pub const DEFERRED: Policy = Policy::DEFERRED.with_teardown(Teardown::Deferred(W
 }));
 
 /// The strict policies, each with the most transfers per operation that it should have.
-pub const STRICT: [(&str, Policy, Option<f64>); 3] = [
-    ("strict-lock", Policy::STRICT_LOCK, None),
+pub const STRICT: [(&str, Policy, Option<f64>); 2] = [
     ("strict", Policy::STRICT, Some(3.0)),
     ("combining", Policy::STRICT_COMBINING, Some(3.0)),
 ];
@@ -242,7 +241,7 @@ mod tests {
         let two = tables(tree(2), 2).unwrap();
         // Beside the lock's line at half of the four calls: entries next to those of the other core.
         assert!(two.transfers > 1.2, "{two:?}");
-        let busy = || busy(tree(4), 4, Policy::STRICT_LOCK).unwrap();
+        let busy = || busy(tree(4), 4, Policy::STRICT).unwrap();
         assert_eq!(busy(), busy());
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use address::PhysAddr;
-use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::table::{HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use dma_peers::{GlobalLockTable, RwLockTable};
 use iova::{Access, IovaPfn, IovaRange};
 
@@ -56,7 +56,7 @@ fn on_cpu() -> f64 {
 }
 
 /// One run: ns per pair and thread.
-fn run<P: PageTable>(table: &P, split: Split, pages: u64) -> f64 {
+fn run<P: IoMap>(table: &P, split: Split, pages: u64) -> f64 {
     for first in (BASE..BASE + 2 * pages.max(512)).step_by(512) {
         table
             .map(one(first), PhysAddr::new(0x1000), Access::Read)
@@ -102,7 +102,7 @@ fn run<P: PageTable>(table: &P, split: Split, pages: u64) -> f64 {
     })
 }
 
-fn line<P: PageTable>(name: &str, table: &P, pages: u64, turns: usize) {
+fn line<P: IoMap>(name: &str, table: &P, pages: u64, turns: usize) {
     print!("{name:<12}");
     for split in [Split::Alone, Split::Shared, Split::Disjoint] {
         let mut ns: Vec<_> = (0..turns).map(|_| run(table, split, pages)).collect();

@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use iova::IovaRange;
 
 use dma_map::reuse::parts::{
-    PackedRange, Shelf, Taker, evicted_together, expired, owners, place, push, take,
+    PackedRange, SlotMap, Taker, evicted_together, expired, owners, place, push, take,
 };
 use dma_map::reuse::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
 
@@ -22,7 +22,7 @@ struct Kept {
 
 /// A least-recently-used list of idle mappings.
 pub struct LruCache {
-    shelf: Shelf<Kept>,
+    slots: SlotMap<Kept>,
     /// What is promised; it lets go an eighth earlier, as the optimistic cache of a core that runs.
     residency_ns: u64,
     evict: usize,
@@ -33,10 +33,10 @@ impl LruCache {
     /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
     /// `residency_ns` while its owner calls.
     pub fn new(quota: usize, residency_ns: u64) -> Self {
-        let shelf = Shelf::new(quota);
-        let evict = evicted_together(shelf.places());
+        let slots = SlotMap::new(quota);
+        let evict = evicted_together(slots.places());
         Self {
-            shelf,
+            slots,
             residency_ns,
             evict,
             own: Counts::default(),
@@ -45,17 +45,17 @@ impl LruCache {
 
     fn taker(&self) -> Taker {
         // Memory of this cache that does not move with it.
-        Taker::Owner(self.shelf.id())
+        Taker::Owner(self.slots.id())
     }
 
     fn is_due(&self, place: u32, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.shelf.value(place).since_ns) >= owners(self.residency_ns)
+        now_ns.saturating_sub(self.slots.value(place).since_ns) >= owners(self.residency_ns)
     }
 
     fn take(&mut self, place: u32, batch: &mut Batch) {
-        let found = self.shelf.locate(place);
-        self.shelf.take_out(found);
-        let &Kept { range, since_ns } = self.shelf.value(place);
+        let found = self.slots.locate(place);
+        self.slots.take_out(found);
+        let &Kept { range, since_ns } = self.slots.value(place);
         let gone = expired(range.range(), since_ns, place);
         push(batch, self.taker(), gone);
     }
@@ -64,11 +64,11 @@ impl LruCache {
     fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
         let _ = self.expire(now_ns, batch);
-        if !self.shelf.is_full() || batch.entries().len() > before {
+        if !self.slots.is_full() || batch.entries().len() > before {
             return;
         }
         for _ in 0..self.evict {
-            if let Some(oldest) = self.shelf.oldest()
+            if let Some(oldest) = self.slots.oldest()
                 && !batch.is_full()
             {
                 self.take(oldest, batch);
@@ -81,13 +81,13 @@ impl LruCache {
 impl ReuseCache for LruCache {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
-        let Some(found) = self.shelf.find(key) else {
+        let Some(found) = self.slots.find(key) else {
             self.own.misses += 1;
             return None;
         };
-        self.shelf.take_out(found);
-        self.shelf.give_back(found.place);
-        let &Kept { range, since_ns } = self.shelf.value(found.place);
+        self.slots.take_out(found);
+        self.slots.give_back(found.place);
+        let &Kept { range, since_ns } = self.slots.value(found.place);
         self.own.windows.record(now_ns.saturating_sub(since_ns));
         self.own.hits += 1;
         Some(range.range())
@@ -101,24 +101,24 @@ impl ReuseCache for LruCache {
         let Some(range) = PackedRange::new(range) else {
             return Released::TearDown;
         };
-        let Some(place) = self.shelf.insert(key) else {
+        let Some(place) = self.slots.insert(key) else {
             self.make_room(now_ns, batch);
             self.own.evicted += 1;
             return Released::TearDown;
         };
         let since_ns = now_ns;
-        *self.shelf.value_mut(place) = Kept { range, since_ns };
-        let occupied = u64::from(self.shelf.occupied());
+        *self.slots.value_mut(place) = Kept { range, since_ns };
+        let occupied = u64::from(self.slots.occupied());
         self.own.stale_max = self.own.stale_max.max(occupied);
-        let has_due = (self.shelf.oldest()).is_some_and(|oldest| self.is_due(oldest, now_ns));
-        if self.shelf.is_full() || has_due {
+        let has_due = (self.slots.oldest()).is_some_and(|oldest| self.is_due(oldest, now_ns));
+        if self.slots.is_full() || has_due {
             self.make_room(now_ns, batch);
         }
         Released::Kept
     }
 
     fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
-        while let Some(oldest) = self.shelf.oldest()
+        while let Some(oldest) = self.slots.oldest()
             && self.is_due(oldest, now_ns)
         {
             if batch.is_full() {
@@ -131,7 +131,7 @@ impl ReuseCache for LruCache {
     }
 
     fn drain(&mut self, batch: &mut Batch) -> Progress {
-        while let Some(oldest) = self.shelf.oldest() {
+        while let Some(oldest) = self.slots.oldest() {
             if batch.is_full() {
                 return Progress::More;
             }
@@ -144,7 +144,7 @@ impl ReuseCache for LruCache {
         for gone in take(batch, self.taker()) {
             let window = now_ns.saturating_sub(gone.since_ns());
             self.own.windows.record(window);
-            self.shelf.give_back(place(&gone));
+            self.slots.give_back(place(&gone));
         }
     }
 
@@ -154,18 +154,18 @@ impl ReuseCache for LruCache {
 
     fn contract(&self) -> RiskContract {
         RiskContract {
-            max_stale: Some(self.shelf.places() as u64),
+            max_stale: Some(self.slots.places() as u64),
             max_age_ns: Some(self.residency_ns),
             survives_quiet_owner: false,
         }
     }
 
     fn counts(&self) -> Counts {
-        let stale = u64::from(self.shelf.occupied());
+        let stale = u64::from(self.slots.occupied());
         Counts {
             stale,
             entries: stale,
-            bytes: size_of::<Self>() + self.shelf.bytes(),
+            bytes: size_of::<Self>() + self.slots.bytes(),
             ..self.own
         }
     }

@@ -3,13 +3,13 @@
 //! A batch starts when the one before it has ended, and ends when its time is over; whoever submits while it runs
 //! waits for its turn, spinning on the clock. One word holds the moment at which the hardware is free again. This
 //! is the "global lock + busy-wait" that strict unmapping costs on serial hardware, but for the hand-over of the
-//! lock, which the policies that have one add themselves.
+//! lock, which [`SerialFlush::behind_a_lock`] adds: what stock kernels do.
 //!
 //! Left out: hardware that overlaps commands, and the fetch of descriptors.
 
 use dma_map::Clock;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use lines::{AtomicU64, CachePadded, Ordering};
+use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 /// What one page-selective command costs where nothing else is said, in nanoseconds.
 pub const PAGE_NS: u64 = 500;
@@ -26,6 +26,8 @@ pub struct SerialFlush<C> {
     domain_from: usize,
     /// When the last batch ends, in nanoseconds of the clock. Written by whoever submits.
     free_at: CachePadded<AtomicU64>,
+    /// Held by whoever flushes, until the batch is complete.
+    turn: Option<CachePadded<Lock<()>>>,
     /// Batches and commands so far.
     batches: CachePadded<AtomicU64>,
     commands: AtomicU64,
@@ -45,9 +47,17 @@ impl<C: Clock> SerialFlush<C> {
             global_ns,
             domain_from: (global_ns / page_ns.max(1)) as usize + 1,
             free_at: CachePadded::new(AtomicU64::new(0)),
+            turn: None,
             batches: CachePadded::new(AtomicU64::new(0)),
             commands: AtomicU64::new(0),
         }
+    }
+
+    /// The same, one flush after the other behind one lock.
+    #[must_use]
+    pub fn behind_a_lock(mut self) -> Self {
+        self.turn = Some(CachePadded::new(Lock::new(())));
+        self
     }
 
     /// Batches and commands submitted so far.
@@ -97,6 +107,12 @@ impl<C: Clock> Invalidator for SerialFlush<C> {
             }
             lines::spin_loop();
         }
+    }
+
+    #[inline]
+    fn flush(&self, commands: &[Command]) -> Result<(), InvalidateError> {
+        let _turn = self.turn.as_ref().map(|turn| turn.lock());
+        self.wait(self.submit(commands)?)
     }
 
     #[inline]

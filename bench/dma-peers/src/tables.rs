@@ -14,12 +14,13 @@
 )]
 
 use alloc::collections::BTreeMap;
+use core::convert::Infallible;
 use core::marker::PhantomData;
 
 use address::{Iova, PAGE_SHIFT, PhysAddr};
 use dma_map::table::{
-    ENTRIES, Format, MapError, PageTable, RetiredTable, TableMemory, TableStats, Translation,
-    UnmapError,
+    ENTRIES, Format, IoMap, MapError, PageTable, RetiredTable, TableMemory, TableStats,
+    Translation, UnmapError,
 };
 use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicU32, AtomicU64, AtomicUsize, CachePadded, Lock, Ordering, spin_loop};
@@ -31,7 +32,7 @@ pub struct GlobalLockTable<T> {
     table: T,
 }
 
-impl<T: PageTable> GlobalLockTable<T> {
+impl<T> GlobalLockTable<T> {
     /// A lock around `table`.
     pub fn new(table: T) -> Self {
         let lock = CachePadded::new(Lock::new(()));
@@ -39,15 +40,22 @@ impl<T: PageTable> GlobalLockTable<T> {
     }
 }
 
-impl<T: PageTable> PageTable for GlobalLockTable<T> {
+impl<T: IoMap> IoMap for GlobalLockTable<T> {
+    type Error = T::Error;
+
     #[inline]
-    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
+    fn map(
+        &self,
+        range: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), MapError<T::Error>> {
         let _held = self.lock.lock();
         self.table.map(range, phys, access)
     }
 
     #[inline]
-    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<T::Error>> {
         let _held = self.lock.lock();
         self.table.unmap(range)
     }
@@ -56,7 +64,9 @@ impl<T: PageTable> PageTable for GlobalLockTable<T> {
         let _held = self.lock.lock();
         self.table.lookup(iova)
     }
+}
 
+impl<T: PageTable> PageTable for GlobalLockTable<T> {
     fn root(&self) -> PhysAddr {
         self.table.root()
     }
@@ -227,7 +237,9 @@ fn numbers(range: IovaRange) -> core::ops::RangeInclusive<u64> {
     range.first().raw()..=range.last().raw()
 }
 
-impl<F: Format, M: TableMemory> PageTable for RwLockTable<F, M> {
+impl<F: Format, M: TableMemory> IoMap for RwLockTable<F, M> {
+    type Error = Infallible;
+
     #[inline]
     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
         for (at, page) in numbers(range).enumerate() {
@@ -282,7 +294,9 @@ impl<F: Format, M: TableMemory> PageTable for RwLockTable<F, M> {
             leaf_pages: 1,
         })
     }
+}
 
+impl<F: Format, M: TableMemory> PageTable for RwLockTable<F, M> {
     fn root(&self) -> PhysAddr {
         self.root
     }
@@ -377,7 +391,7 @@ struct Users {
     count: u64,
 }
 
-impl<T: PageTable> CountedTable<T> {
+impl<T: IoMap> CountedTable<T> {
     /// Over `table`, in which nobody else maps.
     pub fn new(table: T) -> Self {
         let users = Lock::new(BTreeMap::new());
@@ -393,7 +407,12 @@ impl<T: PageTable> CountedTable<T> {
     ///
     /// # Errors
     /// [`MapError::AlreadyMapped`] where a page is mapped otherwise, or another [`MapError`].
-    pub fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
+    pub fn map(
+        &self,
+        range: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), MapError<T::Error>> {
         let mut users = self.users.lock();
         let of = |page: u64| phys.raw() + ((page - range.first().raw()) << PAGE_SHIFT);
         let differs = |page: &u64| {
@@ -434,7 +453,7 @@ impl<T: PageTable> CountedTable<T> {
     ///
     /// # Errors
     /// [`UnmapError::NotMapped`]; nothing has changed then.
-    pub fn unmap(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError> {
+    pub fn unmap(&self, range: IovaRange) -> Result<Option<IovaRange>, UnmapError<T::Error>> {
         let mut users = self.users.lock();
         if let Some(page) = numbers(range).find(|page| !users.contains_key(page)) {
             let iova = IovaPfn::new(page).start();

@@ -4,10 +4,7 @@
 use std::collections::BTreeMap;
 
 use address::PhysAddr;
-use dma_map::reuse::{
-    Batch, Key, OptimisticCache, Progress, Released, ReuseCache, SharingCache, SharingTable,
-    Stacked,
-};
+use dma_map::reuse::{Batch, Key, OptimisticCache, Progress, Released, ReuseCache};
 use dma_peers::{LruCache, RtcCache};
 use iova::testing::Random;
 use iova::{Access, IovaPfn, IovaRange};
@@ -155,23 +152,10 @@ impl Owner {
 
 #[test]
 fn a_drained_cache_leaves_nothing_in_reach() {
-    let shared = || SharingCache::new(SharingTable::new(16, 2));
-    let caches: [(&str, Box<dyn ReuseCache>); 6] = [
+    let caches: [(&str, Box<dyn ReuseCache>); 3] = [
         ("lru", Box::new(LruCache::new(12, 200))),
         ("rtc", Box::new(RtcCache::new(100))),
         ("optimistic", Box::new(OptimisticCache::new(12, 200))),
-        (
-            "shared, lru",
-            Box::new(Stacked::new(shared(), LruCache::new(12, 200))),
-        ),
-        (
-            "shared, rtc",
-            Box::new(Stacked::new(shared(), RtcCache::new(100))),
-        ),
-        (
-            "shared, optimistic",
-            Box::new(Stacked::new(shared(), OptimisticCache::new(12, 200))),
-        ),
     ];
     for (seed, (name, cache)) in (1..).zip(caches) {
         println!("{name}");

@@ -1,18 +1,19 @@
-//! `make bench-dma`: what IOVA allocation and DMA mapping cost on this machine, beside what others reached.
+//! `make bench-dma`: what IOVA allocation and DMA mapping cost on this machine, beside Linux's own code and other peers.
 //!
 //! | section | what |
 //! |---|---|
-//! | `alloc` | the loops a, b, c over every allocator of `iova` and three crates of other people |
+//! | `alloc` | the loops over ours and Linux's allocator, every allocator of the papers, two crates of other people; failing, starving, idle, cold, bytes |
 //! | `table` | p-S over the lock-free table and the locked ones |
 //! | `two` | two threads against one, beside two that share nothing: a-1, c-1, map and unmap through the real allocator |
-//! | `map` | the loops d: deferred and strict policies, with and without tables |
+//! | `map` | the loops d: deferred and strict policies, with and without tables; map and unmap of 4 KiB and 2 MiB beside Linux's |
 //! | `nic` | a network card's load: the share of `off` that each policy reaches; stale mappings; percentiles |
 //! | `memory` | leaf tables after c-1 and after an epoch; table pages over a hundred iterations |
 //! | `reuse` | LRU, optimistic teardown and the reverse translation cache: hit rate, time, bytes |
-//! | `model` | four to 16 cores, by the discrete-event model; never a measurement |
+//! | `model` | four to 16 cores, by the discrete-event model where it holds at two; never a measurement |
 //!
 //! Figures go to one flat JSON object, plots beside it, and with `--docs` a results page that is made from the object
-//! alone, losses included. How figures are scaled is said in `measure/scale.rs`.
+//! alone, losses included. Ratios to Linux are void where `EXITLESS_LINUX_IOVA` names no build of its code
+//! (`scripts/linux-iova.sh` makes one).
 #![deny(unsafe_code)]
 
 mod alloc;
@@ -60,7 +61,7 @@ struct Args {
     #[arg(long)]
     again: bool,
     /// Length of one run, milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 200)]
+    #[arg(long, value_name = "MS", default_value_t = 120)]
     millis: u64,
     /// Runs of each figure.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=50))]
@@ -121,6 +122,10 @@ fn measure(args: &Args) -> Result<()> {
     }
     let primitives = Primitives::measure(&turns)?;
     let mut record = Record::new(&Host::read(), &turns, &primitives, args.quick);
+    if let Some(linux) = alloc::linux() {
+        println!("Linux {}'s own code beside ours", linux.version());
+        record.text("linux_version", linux.version());
+    }
     for (name, section) in SECTIONS {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {
             section(&turns, &mut record);

@@ -5,28 +5,23 @@
 //! * **after an epoch**: everything is unmapped, one flush passes, each core makes one mapping more; strict policies, which
 //!   have no flush to wait for, give tables back when a core looks for them, so they are read once more after that;
 //! * **iterations**: each maps 4,096 ranges of 1 to 32 pages on two cores, unmaps them in random order, and flushes.
-#![expect(
-    unsafe_code,
-    reason = "a mapper that gives tables back trusts its allocator; those here are ours and tested for it"
-)]
+//! * **parked**: 512,000 single pages mapped, unmapped in random order, the core parked, an epoch: whatever order, the tables
+//!   go.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::Result;
-use dma_map::invalidate::NullInvalidator;
 use dma_map::table::PageTable;
-use dma_map::{
-    DeviceLimits, Direction, DmaMapper, Domain, ManualClock, MapperCore, Mapping, Policy, Segment,
-};
+use dma_map::{Direction, Mapping, Policy, Segment};
 use dma_peers::{CountedTable, IdentityAllocator};
 use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
 
-use crate::alloc::loops::{Sizes, WINDOW, windows};
-use crate::alloc::subject::{Ours, Subject};
+use crate::alloc::loops::{WINDOW, Window, windows};
+use crate::alloc::subject::Ours;
 use crate::alloc::{Best, space};
-use crate::map::rig::{Table, table};
+use crate::map::linux::{Core, Mapper, mapper};
+use crate::map::rig::table;
 use crate::measure::{Random, Turns};
 use crate::record::Record;
 
@@ -39,29 +34,9 @@ const BATCHES: usize = 200;
 /// Unmaps after which a core with a strict policy looks for leaf tables that it can give back.
 const LOOK_EVERY: usize = 512;
 
-type Mapper<A> = DmaMapper<A, Table, NullInvalidator, ManualClock>;
-type Core<A> = MapperCore<A, Table, NullInvalidator, ManualClock>;
-
-fn mapper<A: IovaAllocator>(allocator: A, policy: Policy, reclaims: bool) -> Result<Mapper<A>> {
-    let domain = Domain {
-        allocator,
-        table: table()?,
-        invalidator: NullInvalidator,
-        clock: ManualClock::new(),
-    };
-    let limits = DeviceLimits::default();
-    Ok(if reclaims {
-        // SAFETY: the allocators of `iova` give out nothing of a chunk between `retire` and `recycle`, nor anything
-        // that is allocated, which their tests check; there is no hardware to forget anything; and nobody else has the
-        // table or the allocator, which were made here.
-        unsafe { DmaMapper::new_reclaiming(domain, policy, limits) }?
-    } else {
-        DmaMapper::new(domain, policy, limits)?
-    })
-}
-
-fn leaf_tables<A: IovaAllocator>(mapper: &Mapper<A>) -> usize {
-    mapper.table().stats().tables[0]
+/// Leaf tables of a mapper.
+fn leaf_tables(mapper: &Mapper) -> usize {
+    mapper.table_stats().tables[0]
 }
 
 /// Buffers of up to 32 pages in 64 GiB of memory: never two that lie together, and none a second time before half a
@@ -88,17 +63,36 @@ impl Buffers {
 }
 
 /// Chunks that the allocator touches after c-1.
-fn c1_chunks(threads: usize) -> Result<Option<u64>> {
-    let subject = Arc::new(Ours(Best::new(space()?, threads)?));
-    let mut tasks = windows(&*subject, threads, WINDOW, 1, Sizes::UpTo32 { shift: 20 })?;
+fn c1_chunks(threads: usize) -> Result<u64> {
+    let subject = Ours(Best::new(space()?, threads)?);
+    let mut tasks = windows(&subject, threads, Window::of(WINDOW).pages(1, 31))?;
     for _ in 0..BATCHES {
         for task in &mut tasks {
             task.batch(&AtomicBool::new(false));
         }
     }
-    let chunks = subject.stats().map(|stats| stats.chunks);
+    let chunks = subject.0.stats().chunks;
     tasks.iter_mut().for_each(|task| task.finish());
     Ok(chunks)
+}
+
+/// Table pages once `count` single pages were mapped, unmapped in random order and the core parked.
+fn after_park(policy: Policy, count: usize) -> Result<usize> {
+    let mapper = mapper(1, policy, true)?;
+    let mut core = mapper.core(CoreId(0))?;
+    let mut buffers = Buffers::new(0);
+    let mut live = Vec::with_capacity(count);
+    for _ in 0..count {
+        live.push(core.map(&[buffers.next(1)], Direction::FromDevice)?);
+    }
+    while !live.is_empty() {
+        let at = (buffers.random.bits() >> 32) as usize % live.len();
+        core.unmap(live.swap_remove(at))?;
+    }
+    core.park()?;
+    mapper.flush()?;
+    core.park()?;
+    Ok(mapper.table_stats().pages())
 }
 
 /// What c-1 over a mapper leaves: leaf tables with everything mapped; after everything is unmapped and an epoch has
@@ -112,7 +106,7 @@ struct C1Tables {
 }
 
 fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
-    let mapper = mapper(Best::retiring(space()?, threads)?, policy, true)?;
+    let mapper = mapper(threads, policy, true)?;
     let mut cores = Vec::new();
     for id in 0..threads {
         cores.push((mapper.core(CoreId(id))?, Buffers::new(id), Vec::new()));
@@ -173,23 +167,19 @@ fn c1_tables(threads: usize, policy: Policy) -> Result<C1Tables> {
 }
 
 /// Table pages after each iteration.
-fn iterations<A: IovaAllocator>(allocator: A, reclaims: bool, count: usize) -> Result<Vec<usize>> {
-    let mapper = mapper(allocator, Policy::DEFERRED, reclaims)?;
+fn iterations(reclaims: bool, count: usize) -> Result<Vec<usize>> {
+    let mapper = mapper(2, Policy::DEFERRED, reclaims)?;
     let mut cores = [mapper.core(CoreId(0))?, mapper.core(CoreId(1))?];
     let mut buffers = Buffers::new(0);
     (0..count)
         .map(|_| {
             iteration(&mapper, &mut cores, &mut buffers)?;
-            Ok(mapper.table().table_pages())
+            Ok(mapper.table_stats().pages())
         })
         .collect()
 }
 
-fn iteration<A: IovaAllocator>(
-    mapper: &Mapper<A>,
-    cores: &mut [Core<A>; 2],
-    buffers: &mut Buffers,
-) -> Result<()> {
+fn iteration(mapper: &Mapper, cores: &mut [Core; 2], buffers: &mut Buffers) -> Result<()> {
     let mut live: Vec<(usize, Mapping)> = Vec::with_capacity(RANGES);
     for at in 0..RANGES {
         let pages = 1 + (buffers.random.bits() >> 20 & 31);
@@ -245,7 +235,7 @@ pub fn measure(turns: &Turns, record: &mut Record) {
 }
 
 fn run(turns: &Turns, record: &mut Record) -> Result<()> {
-    println!("\nleaf tables after c-1 (quoted: Linux 19 and 37, ideal 9 and 17)");
+    println!("\nleaf tables after c-1 (ideal 9 and 17)");
     println!(
         "{:10} {:>10} {:>14} {:>16} {:>12} {:>8} {:>13} {:>17}",
         "cores",
@@ -262,10 +252,8 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
         let chunks = c1_chunks(threads)?;
         let strict = c1_tables(threads, Policy::STRICT)?;
         let deferred = c1_tables(threads, Policy::DEFERRED)?;
-        if let Some(chunks) = chunks {
-            record.number(&format!("leaf_tables_c1{suffix}"), chunks as f64, 0);
-        }
         for (key, value) in [
+            ("c1", chunks as usize),
             ("c1_strict_mapper", strict.mapped),
             ("c1_deferred_mapper", deferred.mapped),
             ("after_epoch", deferred.after_epoch),
@@ -277,7 +265,7 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
         }
         println!(
             "{threads:<10} {:>10} {:>14} {:>16} {:>12} {:>8} {:>13} {:>17}",
-            chunks.map_or_else(|| "-".to_owned(), |chunks| chunks.to_string()),
+            chunks,
             strict.mapped,
             deferred.mapped,
             deferred.after_epoch,
@@ -286,20 +274,22 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
             strict.after_look
         );
     }
+    let many = if turns.runs == 1 { 4096 } else { 512_000 };
+    println!("\ntable pages after {many} pages were unmapped in random order and the core parked");
+    for (key, policy) in [
+        ("tables_after_park_512k", Policy::DEFERRED),
+        ("tables_after_park_512k_strict", Policy::STRICT),
+    ] {
+        let pages = after_park(policy, many)?;
+        println!("{key:40} {pages:>9}");
+        record.number(key, pages as f64, 0);
+    }
     let count = if turns.runs == 1 { 5 } else { ITERATIONS };
     println!("\ntable pages (4 KiB) after so many iterations, deferred, two cores");
     println!("{:32} {:>8} {:>8} {:>8} {:>8}", "", 1, 10, 50, count);
     for (name, title, pages) in [
-        (
-            "reclaimed",
-            "with reclamation",
-            iterations(Best::retiring(space()?, 2)?, true, count)?,
-        ),
-        (
-            "kept",
-            "without",
-            iterations(Best::new(space()?, 2)?, false, count)?,
-        ),
+        ("reclaimed", "with reclamation", iterations(true, count)?),
+        ("kept", "without", iterations(false, count)?),
         ("identity", "identity, without", identity_iterations(count)?),
     ] {
         let at = |iteration: usize| pages.get(iteration - 1).copied();
@@ -337,11 +327,8 @@ mod tests {
 
     #[test]
     fn what_gives_tables_back_never_has_more() {
-        let space = || space().expect("pages");
-        let with = Best::retiring(space(), 2).expect("2 cores");
-        let with = iterations(with, true, 3).expect("runs");
-        let without = Best::new(space(), 2).expect("2 cores");
-        let without = iterations(without, false, 3).expect("runs");
+        let with = iterations(true, 3).expect("runs");
+        let without = iterations(false, 3).expect("runs");
         assert!(
             with.iter()
                 .zip(&without)

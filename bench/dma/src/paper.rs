@@ -19,17 +19,17 @@ pub const VALUES: [Value; 11] = [
     value(
         "vIOMMU, bare metal, strict: share of 10 GbE",
         "0.43",
-        Some("nic_1500_strict_1thr_share_raw"),
+        Some("nic_1500_strict_1thr_share"),
     ),
     value(
         "vIOMMU, bare metal, deferred",
         "0.91",
-        Some("nic_1500_deferred_1thr_share_raw"),
+        Some("nic_1500_deferred_1thr_share"),
     ),
     value(
         "vIOMMU, bare metal, optimistic",
         "1.00",
-        Some("nic_1500_optimistic4096_1thr_share_raw"),
+        Some("nic_1500_optimistic4096_1thr_share"),
     ),
     value(
         "vIOMMU, guest: strict, best samecore, sidecore",

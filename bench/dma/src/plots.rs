@@ -6,7 +6,7 @@ use std::{fs, io};
 use report::Object;
 use report::svg::{Series, bars, lines};
 
-use crate::alloc::section::{ALLOCATORS, PEERS};
+use crate::alloc::section::ALLOCATORS;
 use crate::map::policies::POLICIES;
 use crate::model;
 use crate::nic::section::LOADS;
@@ -64,14 +64,12 @@ fn names(names: &[&str]) -> Vec<String> {
 }
 
 fn alloc(figures: &Object, threads: usize) -> Plot {
-    let workloads = ["a1", "a32", "c1", "c32", "a1_w65536"];
+    let workloads = ["a1", "c1", "a1_w65536", "p512"];
     let series = ALLOCATORS
         .iter()
-        .chain(&PEERS)
         .map(|allocator| {
-            let point = |workload: &&str| {
-                figures.get(&format!("{workload}_{allocator}_{threads}thr_ns_raw"))
-            };
+            let point =
+                |workload: &&str| figures.get(&format!("{workload}_{allocator}_{threads}thr_ns"));
             Series::new(
                 allocator.replace('_', "-"),
                 workloads.iter().map(point).collect(),
@@ -100,7 +98,7 @@ fn tables(figures: &Object) -> Plot {
         .iter()
         .map(|table| {
             let point = |(way, threads): &(&str, usize)| {
-                figures.get(&format!("p256_{way}_{table}_{threads}thr_ns_raw"))
+                figures.get(&format!("p256_{way}_{table}_{threads}thr_ns"))
             };
             Series::new(table.replace('_', " "), ways.iter().map(point).collect())
         })
@@ -109,7 +107,7 @@ fn tables(figures: &Object) -> Plot {
 }
 
 fn share(figures: &Object, load: &str, policy: &str, threads: usize) -> Option<f64> {
-    let key = format!("nic_{load}_{policy}_{threads}thr_share_raw");
+    let key = format!("nic_{load}_{policy}_{threads}thr_share");
     figures.get(&key).map(|share| share * 100.0)
 }
 
@@ -161,7 +159,7 @@ fn cores(figures: &Object) -> Plot {
         .filter(|(name, ..)| *name != "chunk" && *name != "deferred")
         .map(|(name, title, row)| {
             let point = |cores: &usize| match cores {
-                1 | 2 => figures.get(&format!("{row}_{cores}thr_mps_raw")),
+                1 | 2 => figures.get(&format!("{row}_{cores}thr_mps")),
                 cores => figures.get(&format!("model_{name}_{cores}cores_mps")),
             };
             Series::new(*title, model::CORES.iter().map(point).collect())

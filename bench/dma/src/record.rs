@@ -1,9 +1,8 @@
 //! Rows for people and keys for programs, from one source.
 //!
-//! A row `ROW` of T threads has the keys `ROW_Tthr_ns_raw` (a pair, per thread; `_spread` beside it), `ROW_Tthr_mps_raw`
-//! (all threads), for one thread `ROW_1thr_ns` (scaled run by run) and `ROW_1thr_floor_ns` (the floor beside them), for two
-//! `ROW_2thr_rtt_ns` (the round trip beside them), `ROW_2thr_runs` and, of these, `ROW_2thr_disturbed`. What was not
-//! measured is null.
+//! A row `ROW` of T threads has the keys `ROW_Tthr_ns` (a pair, per thread; `_spread` beside it), `ROW_Tthr_mps` (all
+//! threads), and for two threads `ROW_2thr_rtt_ns` (the round trip before them), `ROW_2thr_runs` and, of these,
+//! `ROW_2thr_disturbed`. What was not measured is null; so is a ratio to Linux where its code could not be had: it is void.
 
 use std::path::Path;
 
@@ -11,27 +10,29 @@ use anyhow::Result;
 use report::object::round;
 use report::{Host, Measured, Object, short};
 
-use crate::measure::{Case, Outcome, Primitives, Scale, Turns};
+use crate::measure::{Case, Outcome, Primitives, Turns};
 
-/// The keys that are always there, null where they were not measured.
-pub const KEYS: [&str; 23] = [
-    "a1_ns",
-    "c1_ns",
-    "a1_2thr_ratio",
-    "a1_2thr_vs_separate",
-    "c1_2thr_ratio",
-    "c1_2thr_vs_separate",
-    "b32_ns",
-    "slow_65536_ns",
-    "slow_2thr_ratio",
-    "slow_2thr_vs_separate",
-    "map_unmap_ns",
-    "map_unmap_2thr_ratio",
-    "map_unmap_2thr_vs_separate",
-    "deferred_ns",
-    "strict_2thr_500ns_vs_lock",
+/// The keys that are always there, null where they were not measured. The first are ours behind one call / Linux's, or of
+/// what the kernel's code does as a whole: below 1 is faster.
+pub const KEYS: [&str; 24] = [
+    "linux_a1_ratio",
+    "linux_b32_ratio",
+    "linux_burst4096_ratio",
+    "linux_fifo4096_ratio",
+    "linux_random_65536_ratio",
+    "linux_mask32_ratio",
+    "linux_512p_ratio",
+    "linux_xcore_ratio",
+    "map_unmap_linux_ratio",
+    "map_unmap_2mib_linux_ratio",
+    "failing_alloc_ns",
+    "exhaustion_neighbour_ratio",
+    "combining_true_costs_vs_strict",
     "combining_2thr_500ns_vs_lock",
-    "combining_2thr_500ns_mps",
+    "tables_after_park_512k",
+    "a1_2thr_vs_separate",
+    "c1_2thr_vs_separate",
+    "map_unmap_2thr_vs_separate",
     "leaf_tables_c1",
     "leaf_tables_c1_2thr",
     "leaf_tables_after_epoch",
@@ -43,7 +44,6 @@ pub const KEYS: [&str; 23] = [
 /// What was measured so far.
 pub struct Record {
     object: Object,
-    scale: Scale,
 }
 
 impl Record {
@@ -72,7 +72,7 @@ impl Record {
         if let Some(rtt) = &primitives.rtt_ns {
             object.measured("rtt_ns", rtt, 1);
         }
-        let (scale, private_ratio) = (primitives.scale(), primitives.private_ratio());
+        let private_ratio = primitives.private_ratio();
         println!("{}, Linux {}, commit {}", host, host.kernel, host.commit);
         println!("{mode}");
         if host.load_average > 1.0 {
@@ -83,55 +83,42 @@ impl Record {
         }
         println!(
             "floor {:.2} ns, lock {:.2} ns, private loop {:.2} ns, 2 threads x {}, round trip {} ns",
-            scale.floor_ns,
+            primitives.floor_ns.median,
             primitives.lock_ns.median,
             primitives.private_ns.median,
             or_dash(private_ratio, 3),
-            or_dash(scale.rtt_ns, 0)
+            or_dash(primitives.rtt_ns.map(|rtt| rtt.median), 0)
         );
         if private_ratio.is_some_and(|ratio| ratio > 1.1) {
             println!(
                 "WARNING: two threads that share nothing disturb each other: figures of two mean little"
             );
         }
-        Self { object, scale }
-    }
-
-    /// How figures are scaled.
-    pub fn scale(&self) -> Scale {
-        self.scale
+        Self { object }
     }
 
     /// A title, and the heads of the columns of [`row`](Self::row).
     pub fn section(&self, title: &str) {
         println!(
-            "\n{title}\n{:40} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}  quoted: Linux 7.3.4 on the reference machine",
-            "ns a pair, per thread", "min", "median", "max", "scaled", "M/s", "RTT"
+            "\n{title}\n{:40} {:>9} {:>9} {:>9} {:>9} {:>6}",
+            "ns a pair, per thread", "min", "median", "max", "M/s", "RTT"
         );
     }
 
     /// A row, printed and kept.
-    pub fn row(&mut self, row: &str, case: &Case<'_>, outcome: &Result<Outcome>, quoted: &str) {
+    pub fn row(&mut self, row: &str, case: &Case<'_>, outcome: &Result<Outcome>) {
         let key = format!("{row}_{}thr", case.threads);
         let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(error) => {
                 println!("{:40} not measured: {error:#}", case.name);
-                self.object.missing(&format!("{key}_ns_raw"));
+                self.object.missing(&format!("{key}_ns"));
                 return;
             }
         };
         let Measured { min, median, max } = outcome.ns;
-        self.measured(&format!("{key}_ns_raw"), &outcome.ns, 2);
-        self.measured(&format!("{key}_mps_raw"), &outcome.mps, 3);
-        let mut scaled = "-".to_owned();
-        if let Some(ns) = outcome.scaled_ns.filter(|_| !case.is_fixed) {
-            self.measured(&format!("{key}_ns"), &ns, 2);
-            scaled = ns_text(ns.median);
-        }
-        if let Some(floor) = outcome.floor_ns {
-            self.number(&format!("{key}_floor_ns"), floor, 3);
-        }
+        self.measured(&format!("{key}_ns"), &outcome.ns, 2);
+        self.measured(&format!("{key}_mps"), &outcome.mps, 3);
         let rtt = outcome.rtt_ns.map(|rtt| rtt.median);
         if let Some(rtt) = rtt {
             self.number(&format!("{key}_rtt_ns"), rtt, 1);
@@ -144,7 +131,7 @@ impl Record {
             (some, all) => format!(" ({some} of {all} runs disturbed and left out)"),
         };
         println!(
-            "{:40} {:>9} {:>9} {:>9} {scaled:>9} {:>9} {:>6}  {quoted}{note}",
+            "{:40} {:>9} {:>9} {:>9} {:>9} {:>6} {note}",
             case.name,
             ns_text(min),
             ns_text(median),
@@ -164,11 +151,38 @@ impl Record {
         self.object.number(key, round(value, digits));
     }
 
-    /// A figure as measured and as scaled; nothing where there is none.
-    pub fn both(&mut self, key: &str, raw: Option<f64>, scaled: Option<f64>, digits: i32) {
-        if let (Some(raw), Some(scaled)) = (raw, scaled) {
-            self.number(key, scaled, digits);
-            self.number(&format!("{key}_raw"), raw, digits);
+    /// The ratio of two cases' times, turn by turn, with its spread; void where there is nothing to compare with. Gives it.
+    pub fn ratio(
+        &mut self,
+        key: &str,
+        this: Option<&Outcome>,
+        other: Option<&Outcome>,
+    ) -> Option<f64> {
+        let found = this.zip(other).and_then(|(this, other)| {
+            this.turn_by_turn(other, |this, other| Some(this.ns / other.ns))
+        });
+        match found {
+            Some(ratio) => {
+                self.measured(key, &ratio, 3);
+                println!(
+                    "{key:40} {:>9.3} {:>9.3} {:>9.3}",
+                    ratio.min, ratio.median, ratio.max
+                );
+            }
+            None => {
+                self.object.missing(key);
+                println!("{key:40} {:>9}", "void");
+            }
+        }
+        found.map(|ratio| ratio.median)
+    }
+
+    /// The same figure under another key, with its spread.
+    pub fn copy(&mut self, key: &str, of: &str) {
+        for suffix in ["", "_spread"] {
+            if let Some(value) = self.get(&format!("{of}{suffix}")) {
+                self.object.number(&format!("{key}{suffix}"), value);
+            }
         }
     }
 
@@ -197,13 +211,12 @@ impl Record {
 
     /// Prints the keys that are always there.
     pub fn summary(&self) {
-        println!("\n{:32} {:>10} {:>10}", "", "scaled", "raw");
+        println!("\n{:40} {:>10} {:>10}", "", "median", "spread");
         for key in KEYS {
-            println!(
-                "{key:32} {:>10} {:>10}",
-                or_dash(self.get(key), 3),
-                or_dash(self.get(&format!("{key}_raw")), 3)
-            );
+            let value = self.get(key).map(|value| format!("{value:.3}"));
+            let value = value.unwrap_or_else(|| "void".to_owned());
+            let spread = or_dash(self.get(&format!("{key}_spread")), 3);
+            println!("{key:40} {value:>10} {spread:>10}");
         }
     }
 }

@@ -158,7 +158,7 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
         }
     }
     let alone = report::median(loops);
-    record.number("reuse_loop_ns_raw", alone, 2);
+    record.number("reuse_loop_ns", alone, 2);
     println!(
         "\nstructures for reuse, recorded pages; ns of an acquire and a release, the loop's {alone:.1} ns taken off\n\
          {:38} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
@@ -170,12 +170,7 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
             continue;
         };
         let (hits, bytes) = (counts.hit_rate(), counts.bytes_per_entry());
-        record.measured(&format!("reuse_{name}_ns_raw"), &ns, 2);
-        record.number(
-            &format!("reuse_{name}_ns"),
-            record.scale().single(ns.median),
-            2,
-        );
+        record.measured(&format!("reuse_{name}_ns"), &ns, 2);
         record.number(&format!("reuse_{name}_hit_rate"), hits, 4);
         record.number(&format!("reuse_{name}_bytes_per_mapping"), bytes, 1);
         record.number(

@@ -1,5 +1,6 @@
 //! IO page tables, invalidation, and the policies between map and unmap.
 //!
+//! * [`IoMap`]: what a mapper changes translations through: tables, or a kernel's interface.
 //! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without locks.
 //! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
 //! * [`reuse`]: mappings that outlive their unmap, or are found a second time.
@@ -17,8 +18,10 @@
 //! then nobody's. `tick(now)`, from any thread but in no interrupt, closes the windows of quiet cores and expires their idle mappings; the owners
 //! free the IOVAs when they next run. `is_due(now)` is for interrupts: whether a tick would find something, without waiting.
 //!
-//! A driver's two cores under [`Policy::DEFERRED`]: an unmap returns at once, a tick makes the device forget, and what it
-//! could reach meanwhile is counted. `address` and `iova`, whose types it takes, are re-exported.
+//! `address` and `iova`, whose types it takes, are re-exported. Three kinds of users:
+//!
+//! **A kernel**, two cores of a driver under [`Policy::DEFERRED`]: an unmap returns at once, a tick makes the device forget, and
+//! what it could reach meanwhile is counted.
 //!
 //! ```
 //! use dma_map::address::PhysAddr;
@@ -59,6 +62,47 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! **A user-space driver** over VFIO or iommufd, whose [`IoMap`] is three functions. A list for a controller that takes no
+//! element across 64 KiB; what it says where it fails bears the ioctl's errno.
+//!
+//! ```
+//! use dma_map::address::PhysAddr;
+//! use dma_map::invalidate::Invalidator;
+//! use dma_map::iova::IovaAllocator;
+//! use dma_map::{Clock, DeviceLimits, DeviceSegment, Direction, DmaMapError, IoMap, MapperCore, Mapping, Segment};
+//!
+//! fn read_into<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock>(
+//!     core: &mut MapperCore<A, T, I, C>,
+//!     buffer: &mut [u8],
+//!     list: &mut Vec<DeviceSegment>,
+//! ) -> Result<Mapping, DmaMapError<T::Error>> {
+//!     // A kernel's «physical» address is a virtual one of ours.
+//!     let memory = PhysAddr::new(buffer.as_mut_ptr().expose_provenance() as u64);
+//!     let controller = DeviceLimits { boundary: 0x1_0000, ..DeviceLimits::of_bits(32) };
+//!     let segment = Segment::new(memory, buffer.len() as u64);
+//!     core.map_list_for(&controller, &[segment], Direction::FromDevice, list)
+//! }
+//! ```
+//!
+//! **A VMM** that gives a device the guest's memory, and translates what a device model is told.
+//!
+//! ```
+//! # use dma_map::address::PhysAddr;
+//! # use dma_map::iova::{Aperture, ChunkAllocator};
+//! # use dma_map::testing::ModelDomain;
+//! # use dma_map::{DeviceLimits, Direction, Policy, Segment};
+//! # let space = ChunkAllocator::new(Aperture::of_bits(39)?, 1)?;
+//! # let domain = ModelDomain::new(space, Policy::STRICT, DeviceLimits::default(), 64);
+//! # let mut core = domain.core(0);
+//! // Two pieces of host memory, next to each other for the device.
+//! let ram = [Segment::new(PhysAddr::new(0x20_0000), 0x8000), Segment::new(PhysAddr::new(0x70_0000), 0x8000)];
+//! let mut mapping = core.map_coherent(&ram, Direction::Bidirectional)?;
+//! let found = core.lookup(&mut mapping, 0x8010).expect("inside");
+//! assert_eq!(found.phys, PhysAddr::new(0x70_0010));
+//! core.unmap(mapping)?; // strict: from here on no device reaches it
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`,
 //! `table::tree`, and the two forwarding functions of `table::radix`), because a table entry is a number that
 //! is turned into a reference, on a path of nanoseconds, and by those that give table pages back
@@ -91,3 +135,4 @@ pub use mapper::{
     MapperCore, Mapping, Policy, Segment,
 };
 pub use risk::Risk;
+pub use table::IoMap;

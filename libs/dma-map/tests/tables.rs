@@ -7,12 +7,13 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use dma_map::table::{
-    AmdV1, Arena, ConfigError, HostMemory, IoPageTable, LeafSizes, MapError, PageTable,
+    AmdV1, Arena, ConfigError, HostMemory, IoMap, IoPageTable, LeafSizes, MapError, PageTable,
     TableConfig, TableMemory, UnmapError, VtdSecondLevel,
 };
 use iova::{Access, IovaPfn, IovaRange};
@@ -169,7 +170,7 @@ fn cut(page: u64, count: u64) -> (u64, u64) {
     (BASE + page, count.min(WINDOW - page).max(1))
 }
 
-fn apply<P: PageTable>(table: &P, model: &mut Model, op: &Op) {
+fn apply<P: PageTable<Error = Infallible>>(table: &P, model: &mut Model, op: &Op) {
     match *op {
         Op::Map(page, count, phys, access) => {
             let (first, count) = cut(page, count);
@@ -217,7 +218,7 @@ fn apply<P: PageTable>(table: &P, model: &mut Model, op: &Op) {
     }
 }
 
-fn check_map<P: PageTable>(
+fn check_map<P: PageTable<Error = Infallible>>(
     table: &P,
     model: &mut Model,
     first: u64,
@@ -239,7 +240,12 @@ fn check_map<P: PageTable>(
     }
 }
 
-fn check_unmap<P: PageTable>(table: &P, model: &mut Model, first: u64, count: u64) {
+fn check_unmap<P: PageTable<Error = Infallible>>(
+    table: &P,
+    model: &mut Model,
+    first: u64,
+    count: u64,
+) {
     let expected = model.unmap(first, count);
     assert_eq!(table.unmap(pages(first, count)), expected);
     if expected.is_ok() {
@@ -265,7 +271,7 @@ fn retire<P: PageTable>(table: &P, model: &Model, first: u64) {
 }
 
 /// Runs the calls, then unmaps everything and retires every leaf table: only the upper ones remain.
-fn play<P: PageTable>(table: &P, ops: &[Op]) {
+fn play<P: PageTable<Error = Infallible>>(table: &P, ops: &[Op]) {
     let mut model = Model::default();
     for op in ops {
         apply(table, &mut model, op);
@@ -437,6 +443,106 @@ fn without_memory_for_tables_nothing_is_mapped_and_none_is_kept() {
     table.unmap(pages(0, 1024)).unwrap();
     drop(table);
     assert_eq!(memory.pages_in_use(), 0);
+}
+
+/// With so many pages as the range needs tables, counted one by one, it is mapped; with one page less it says how many.
+#[test]
+fn the_tables_that_are_missing_are_counted_exactly() {
+    const GIB: u64 = 512 * 512;
+    let none = LeafSizes::FOUR_K;
+    for (leaves, first, count, off) in [
+        (none, 5, 1, 0),
+        (none, 511, 2, 0),
+        (none, GIB - 1, 2 * GIB + 2, 0),
+        (none, 512 * GIB - 513, 1026, 0),
+        (LeafSizes::TWO_M, 511, 3 * 512 + 2, 0),
+        (LeafSizes::TWO_M, 511, 3 * 512 + 2, 1),
+        (LeafSizes::TWO_M, GIB - 512, 513 * 512, 0),
+        (LeafSizes::ONE_G, GIB - 513, 3 * GIB + 1026, 0),
+        (LeafSizes::ONE_G, GIB - 513, 3 * GIB + 1026, 512),
+    ] {
+        // A page is mapped by the largest leaf that lies in the range and to whose size IOVA and memory are off alike.
+        let size = |page: u64| {
+            let fits = |size: &u64| {
+                let start = page & !(size - 1);
+                off % size == 0 && start >= first && start + size <= first + count
+            };
+            let sizes: &[u64] = match leaves {
+                LeafSizes::ONE_G => &[GIB, 512],
+                LeafSizes::TWO_M => &[512],
+                _ => &[],
+            };
+            sizes.iter().copied().find(fits).unwrap_or(1)
+        };
+        let mut tables = std::collections::BTreeSet::new();
+        let mut page = first;
+        while page < first + count {
+            let size = size(page);
+            // Of the levels below the root's, those above the leaf.
+            for level in 1..4 {
+                let shift = 9 * level;
+                if 1 << shift > size {
+                    tables.insert((level, page >> shift));
+                }
+            }
+            page += size;
+        }
+        let tables = tables.len() as u64;
+        let phys = PhysAddr::new((16 * GIB + first + off) * PAGE_SIZE);
+        let map = |limit: u64| {
+            let memory = HostMemory::with_limit(limit as usize);
+            let table = Vtd::new(&memory, config(4, leaves)).unwrap();
+            let mapped = table.map(pages(first, count), phys, Access::Read);
+            (mapped, memory.pages_in_use() as u64)
+        };
+        let what = format!("{leaves:?}, {count} pages from {first} on, off by {off}");
+        assert_eq!(map(1 + tables), (Ok(()), 1 + tables), "{what}");
+        assert_eq!(
+            map(tables),
+            (Err(MapError::OutOfTables { tables }), 1),
+            "{what}"
+        );
+    }
+}
+
+/// What a memory was asked for.
+struct Asked(HostMemory, AtomicU64);
+
+// SAFETY: every call goes to the host's memory.
+unsafe impl TableMemory for Asked {
+    fn alloc(&self) -> Option<PhysAddr> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.alloc()
+    }
+
+    unsafe fn free(&self, page: PhysAddr) {
+        // SAFETY: passed on.
+        unsafe { self.0.free(page) }
+    }
+
+    unsafe fn entries(&self, page: PhysAddr) -> &dma_map::table::Table {
+        // SAFETY: passed on.
+        unsafe { self.0.entries(page) }
+    }
+}
+
+#[test]
+fn a_range_that_needs_too_many_tables_is_refused_before_one_is_taken() {
+    let memory = Asked(HostMemory::new(), AtomicU64::new(0));
+    let table = IoPageTable::<VtdSecondLevel, _>::new(&memory, config(5, LeafSizes::TWO_M));
+    let table = table.unwrap();
+    // 32 PiB, and not aligned: a leaf table for each 2 MiB.
+    let odd = PhysAddr::new(0x1000);
+    let mapped = table.map(pages(0, 1 << 39), odd, Access::Read);
+    assert!(
+        matches!(mapped, Err(MapError::TooManyTables { tables, max }) if tables > 1 << 30 && max < 1 << 20),
+        "{mapped:?}"
+    );
+    assert_eq!(memory.1.load(Ordering::Relaxed), 1, "the root");
+    // The most that goes, in one call.
+    let most = pages(0, 16_000 * 512);
+    table.map(most, odd, Access::Read).unwrap();
+    table.unmap(most).unwrap();
 }
 
 #[test]

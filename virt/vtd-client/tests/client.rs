@@ -7,11 +7,12 @@ mod driver;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
+use address::PhysAddr;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator};
-use dma_map::table::PageTable;
+use dma_map::table::TableMemory;
 use dma_map::{Direction, DmaUnmapError, Policy};
 use guest_mem::{Gpa, Intent, Iommu, Iova, Leases, Perm, PhysMem, RegisterPage};
-use iova::{IovaAllocator, IovaPfn, IovaRange};
+use iova::{IovaPfn, IovaRange};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd_client::{DomainInvalidator, EnableError, InvalidationQueue, QueueConfig, Registers};
@@ -19,12 +20,7 @@ use vtd_client::{DomainInvalidator, EnableError, InvalidationQueue, QueueConfig,
 use common::{DISK, Guest, QUEUE, STATUS};
 use driver::*;
 
-const STRICT: [Policy; 4] = [
-    Policy::STRICT,
-    Policy::STRICT_LOCK,
-    Policy::STRICT_COMBINING,
-    Policy::SHARED,
-];
+const STRICT: [Policy; 3] = [Policy::STRICT, Policy::STRICT_COMBINING, Policy::SHARED];
 
 fn range(first: u64, pages: u64) -> IovaRange {
     IovaRange::new(IovaPfn::new(first), pages).expect("in the space")
@@ -74,7 +70,7 @@ fn deferred_mappings_translate_until_the_flush() {
     }
     core.park().unwrap();
     assert_eq!(world.mapper.risk().stale_now, 0);
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
 #[test]
@@ -134,14 +130,11 @@ fn a_freed_table_that_is_still_linked_is_noticed() {
     let (iova, first) = (mapping.iova(), mapping.range().first().raw());
     core.unmap(mapping).unwrap();
     let mem = &world.guest.mem;
-    let middle = mem.get_u64(Gpa::new(world.mapper.table().root().raw())) & !0xfff;
+    let middle = mem.get_u64(Gpa::new(world.mapper.root().raw())) & !0xfff;
     let entry = Gpa::new(middle + (first >> 9) * 8);
     let link = mem.get_u64(entry);
-    // SAFETY: nothing is mapped in the chunk, and nobody walks but the device, whose error this is.
-    let retired = unsafe { world.mapper.table().retire_leaf(range(first & !511, 512)) };
-    // SAFETY: a mistake on purpose; the page is guest memory, which stays.
-    unsafe { world.mapper.table().release(retired.unwrap()) };
-    mem.put_u64(entry, link);
+    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and nobody walks but the device.
+    unsafe { world.memory.free(PhysAddr::new(link & !0xfff)) };
     assert_eq!(world.access(iova), Ok(POISON));
     mem.put_u64(entry, 0);
 }
@@ -204,7 +197,7 @@ fn a_sidecore_serves_many_cores() {
                 (risk.stale_now, is_strict && risk.stale_max > 0),
                 (0, false)
             );
-            assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+            assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
             // No device of the domain holds the table when it goes.
             guest.raw_context(DISK, 0, 0);
             queue.flush_all().unwrap();
@@ -342,7 +335,7 @@ fn a_stopped_queue_fails_what_is_in_flight_and_starts_again() {
         // Void for ever.
         assert!(world.mapper.invalidator().poll(early).is_err());
     }
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! The loops: windows with random and with first-in-first-out replacement, and a ring from one core to another.
 //!
-//! | loop | what a thread does |
-//! |---|---|
-//! | a-1 | holds W ranges of a page; frees a random one and allocates another into its slot |
-//! | a-B | holds W ranges of a page; frees the B oldest, then allocates B |
-//! | c-1, c-B | the same with 1 to 32 pages |
-//! | b-B | one thread allocates B ranges of a page into a ring of 256, the other one frees them |
+//! A window holds `live` ranges. With a burst of 0 a random one is freed and another allocated into its slot, otherwise the
+//! `burst` oldest are freed together and as many allocated. A ring has one thread allocate a batch of single pages and the
+//! other one free it. A slot is a word for every allocator.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -14,72 +11,78 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::Result;
 use lines::CachePadded;
 
-use super::subject::{OnePage, Subject, Worker};
+use super::LAST_PAGE;
+use super::subject::{Subject, Worker};
 use crate::measure::{BATCH, Random, Task, Tasks};
-
-/// How large ranges are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sizes {
-    /// One page.
-    One,
-    /// 1 to 32 pages, by the random number's bits from this one on.
-    UpTo32 {
-        /// 20 in c-1, 40 in c-32.
-        shift: u32,
-    },
-}
-
-/// 1 to 32.
-#[inline]
-fn up_to_32(r: u64, shift: u32) -> u64 {
-    1 + ((r >> shift) & 31)
-}
-
-impl Sizes {
-    #[inline]
-    fn pages(self, r: u64) -> u64 {
-        match self {
-            Self::One => 1,
-            Self::UpTo32 { shift } => up_to_32(r, shift),
-        }
-    }
-}
 
 /// Slots of the loops with several ranges in flight.
 pub const WINDOW: usize = 256;
 
-/// Threads of a window loop, one per worker: with a `burst` of 1 the replaced slot is random, otherwise the oldest
-/// `burst` are replaced together. `window` is a power of two and a multiple of `burst`.
+/// What a thread of a window loop does. Sizes are `from` pages and up to `mask` more, by bits of a random number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Ranges held: a power of two, and a multiple of `burst`.
+    pub live: usize,
+    /// Oldest ranges that are replaced together; 0 for a random one.
+    pub burst: usize,
+    /// Pages, at least.
+    pub from: u64,
+    /// Pages beyond that, at most; a power of two less one.
+    pub mask: u64,
+    /// The highest page.
+    pub last: u64,
+}
+
+impl Window {
+    /// Single pages, a random one of `live` replaced.
+    pub const fn of(live: usize) -> Self {
+        Self {
+            live,
+            burst: 0,
+            from: 1,
+            mask: 0,
+            last: LAST_PAGE,
+        }
+    }
+
+    /// The same with the `burst` oldest replaced.
+    #[must_use]
+    pub const fn oldest(self, burst: usize) -> Self {
+        Self { burst, ..self }
+    }
+
+    /// The same with `from` to `from + mask` pages.
+    #[must_use]
+    pub const fn pages(self, from: u64, mask: u64) -> Self {
+        Self { from, mask, ..self }
+    }
+
+    /// The same below `last`, inclusive.
+    #[must_use]
+    pub const fn below(self, last: u64) -> Self {
+        Self { last, ..self }
+    }
+}
+
+/// Threads of a window loop, one per worker.
 ///
 /// # Errors
 /// The subject has not so many workers.
-pub fn windows<S: Subject>(
-    subject: &S,
-    threads: usize,
-    window: usize,
-    burst: usize,
-    sizes: Sizes,
-) -> Result<Tasks> {
+pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Result<Tasks> {
     let task = |id| -> Result<Box<dyn Task>> {
-        let mut worker = subject.worker(id)?;
-        let mut random = Random::of_core(id);
-        let slots = (0..window)
-            .map(|_| worker.alloc(sizes.pages(random.bits())))
-            .collect();
-        let held = Held {
-            worker,
-            random,
-            slots,
-            sizes,
+        let mut held = Held {
+            worker: subject.worker(id)?,
+            random: Random::of_core(id),
+            slots: Vec::with_capacity(window.live),
+            oldest: 0,
+            // So that no size and no limit is a constant to the compiler, which knows who calls this with what.
+            window: std::hint::black_box(window),
         };
-        Ok(match burst {
-            1 => Box::new(Randomly(held)),
-            burst => Box::new(Fifo {
-                held,
-                burst,
-                oldest: 0,
-            }),
-        })
+        for _ in 0..window.live {
+            let slot = held.another();
+            held.slots.push(slot);
+        }
+        Ok(Box::new(held))
     };
     (0..threads).map(task).collect()
 }
@@ -88,113 +91,104 @@ pub fn windows<S: Subject>(
 struct Held<W: Worker> {
     worker: W,
     random: Random,
-    slots: Vec<W::Range>,
-    sizes: Sizes,
+    slots: Vec<u64>,
+    oldest: usize,
+    window: Window,
 }
 
 impl<W: Worker> Held<W> {
-    fn give_back(&mut self) {
-        for range in self.slots.drain(..) {
-            self.worker.free(range);
-        }
+    /// A new range, of a size by the next random number.
+    #[inline(always)]
+    fn another(&mut self) -> u64 {
+        let r = self.random.bits();
+        self.sized(r)
     }
-}
 
-struct Randomly<W: Worker>(Held<W>);
+    #[inline(always)]
+    fn sized(&mut self, r: u64) -> u64 {
+        let pages = self.window.from + ((r >> 20) & self.window.mask);
+        let slot = self.worker.alloc(pages, self.window.last);
+        assert!(slot != 0, "the space is far larger than the window");
+        slot
+    }
 
-impl<W: Worker> Held<W> {
-    /// Replaces random ranges. The size is a function, not a value, so that a loop over single pages knows that it is one.
-    #[inline]
-    fn replace(&mut self, pages: impl Fn(u64) -> u64) {
+    fn replace_random(&mut self) -> u64 {
         let mask = self.slots.len() - 1;
         for _ in 0..BATCH {
             let r = self.random.bits();
-            let slot = &mut self.slots[(r >> 32) as usize & mask];
-            self.worker.free(*slot);
-            *slot = self.worker.alloc(pages(r));
-        }
-    }
-}
-
-impl<W: Worker> Task for Randomly<W> {
-    fn batch(&mut self, _: &AtomicBool) -> u64 {
-        let held = &mut self.0;
-        match held.sizes {
-            Sizes::One => held.replace(|_| 1),
-            Sizes::UpTo32 { shift } => held.replace(|r| up_to_32(r, shift)),
+            let at = (r >> 32) as usize & mask;
+            self.worker.free(self.slots[at]);
+            self.slots[at] = self.sized(r);
         }
         BATCH
     }
 
-    fn finish(&mut self) {
-        self.0.give_back();
-    }
-}
-
-struct Fifo<W: Worker> {
-    held: Held<W>,
-    burst: usize,
-    oldest: usize,
-}
-
-impl<W: Worker> Task for Fifo<W> {
-    fn batch(&mut self, _: &AtomicBool) -> u64 {
-        let held = &mut self.held;
-        for _ in 0..BATCH / self.burst as u64 {
-            let slots = &mut held.slots[self.oldest..self.oldest + self.burst];
-            for slot in slots.iter() {
-                held.worker.free(*slot);
+    fn replace_oldest(&mut self) -> u64 {
+        let burst = self.window.burst;
+        let bursts = (BATCH as usize / burst).max(1);
+        for _ in 0..bursts {
+            for at in self.oldest..self.oldest + burst {
+                self.worker.free(self.slots[at]);
             }
-            for slot in slots {
-                *slot = match held.sizes {
-                    Sizes::One => held.worker.alloc(1),
-                    sizes => held.worker.alloc(sizes.pages(held.random.bits())),
-                };
+            for at in self.oldest..self.oldest + burst {
+                self.slots[at] = self.another();
             }
-            self.oldest = (self.oldest + self.burst) % held.slots.len();
+            self.oldest = (self.oldest + burst) & (self.slots.len() - 1);
         }
-        BATCH
-    }
-
-    fn finish(&mut self) {
-        self.held.give_back();
+        (bursts * burst) as u64
     }
 }
 
-/// The two threads of b-B: core 0 allocates, core 1 frees; `burst` divides 256.
+impl<W: Worker> Task for Held<W> {
+    fn batch(&mut self, _: &AtomicBool) -> u64 {
+        self.worker.enter();
+        match self.window.burst {
+            0 => self.replace_random(),
+            _ => self.replace_oldest(),
+        }
+    }
+
+    fn finish(&mut self) {
+        self.worker.enter();
+        for slot in std::mem::take(&mut self.slots) {
+            self.worker.free(slot);
+        }
+    }
+}
+
+/// The two threads of a ring: core 0 allocates `burst` pages at a time, core 1 frees them; `burst` divides 256.
 ///
 /// # Errors
 /// The subject has no two workers.
-pub fn ring<S: Subject>(subject: &S, burst: usize) -> Result<Tasks>
-where
-    S::Worker: OnePage,
-{
+pub fn ring<S: Subject>(subject: &S, burst: usize) -> Result<Tasks> {
     let ring = Arc::new(Ring {
         head: CachePadded::new(AtomicU64::new(0)),
         tail: CachePadded::new(AtomicU64::new(0)),
         slots: (0..WINDOW).map(|_| AtomicU64::new(0)).collect(),
     });
+    let (burst, pages) = (burst as u64, std::hint::black_box(1));
     Ok(vec![
         Box::new(Producer {
             worker: subject.worker(0)?,
             ring: Arc::clone(&ring),
-            burst: burst as u64,
+            burst,
+            pages,
             head: 0,
         }),
         Box::new(Consumer {
             worker: subject.worker(1)?,
             ring,
-            burst: burst as u64,
+            burst,
             tail: 0,
         }),
     ])
 }
 
-/// Slots through which one core hands ranges of one page to another: a word each, eight to a cache line.
+/// Slots through which one core hands single pages to another: a word each, eight to a cache line.
 struct Ring {
-    /// Ranges handed over; the producer's.
+    /// Pages handed over; the producer's.
     head: CachePadded<AtomicU64>,
-    /// Ranges freed; the consumer's.
+    /// Pages freed; the consumer's.
     tail: CachePadded<AtomicU64>,
     slots: Vec<AtomicU64>,
 }
@@ -206,15 +200,17 @@ impl Ring {
     }
 }
 
-struct Producer<W: OnePage> {
+struct Producer<W: Worker> {
     worker: W,
     ring: Arc<Ring>,
     burst: u64,
+    pages: u64,
     head: u64,
 }
 
-impl<W: OnePage> Task for Producer<W> {
+impl<W: Worker> Task for Producer<W> {
     fn batch(&mut self, stop: &AtomicBool) -> u64 {
+        self.worker.enter();
         for _ in 0..BATCH / self.burst {
             // Acquire, with the consumer's release: it has read the slots that are written next.
             while self.head + self.burst - self.ring.tail.load(Ordering::Acquire) > WINDOW as u64 {
@@ -224,9 +220,9 @@ impl<W: OnePage> Task for Producer<W> {
                 spin_loop();
             }
             for at in self.head..self.head + self.burst {
-                let range = self.worker.alloc(1);
+                let page = self.worker.alloc(self.pages, LAST_PAGE);
                 // Published by the head below.
-                self.ring.slot(at).store(W::page(range), Ordering::Relaxed);
+                self.ring.slot(at).store(page, Ordering::Relaxed);
             }
             self.head += self.burst;
             // Release, with the consumer's acquire: the slots are written.
@@ -237,23 +233,25 @@ impl<W: OnePage> Task for Producer<W> {
     }
 
     fn finish(&mut self) {
+        self.worker.enter();
         let tail = self.ring.tail.load(Ordering::Acquire);
         for at in tail..self.head {
             let page = self.ring.slot(at).load(Ordering::Relaxed);
-            self.worker.free(W::at(page));
+            self.worker.free(page);
         }
     }
 }
 
-struct Consumer<W: OnePage> {
+struct Consumer<W: Worker> {
     worker: W,
     ring: Arc<Ring>,
     burst: u64,
     tail: u64,
 }
 
-impl<W: OnePage> Task for Consumer<W> {
+impl<W: Worker> Task for Consumer<W> {
     fn batch(&mut self, stop: &AtomicBool) -> u64 {
+        self.worker.enter();
         for done in 0..BATCH / self.burst {
             // Acquire, with the producer's release.
             while self.ring.head.load(Ordering::Acquire) - self.tail < self.burst {
@@ -264,7 +262,7 @@ impl<W: OnePage> Task for Consumer<W> {
             }
             for at in self.tail..self.tail + self.burst {
                 let page = self.ring.slot(at).load(Ordering::Relaxed);
-                self.worker.free(W::at(page));
+                self.worker.free(page);
             }
             self.tail += self.burst;
             // Release, with the producer's acquire: the slots are read.
@@ -299,9 +297,7 @@ mod tests {
     }
 
     impl Worker for Book {
-        type Range = u64;
-
-        fn alloc(&mut self, pages: u64) -> u64 {
+        fn alloc(&mut self, pages: u64, _: u64) -> u64 {
             let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             book.0 += 1;
             let page = book.0;
@@ -312,16 +308,6 @@ mod tests {
         fn free(&mut self, page: u64) {
             let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             assert!(book.1.remove(&page).is_some(), "{page} is allocated");
-        }
-    }
-
-    impl OnePage for Book {
-        fn page(range: u64) -> u64 {
-            range
-        }
-
-        fn at(page: u64) -> u64 {
-            page
         }
     }
 
@@ -336,22 +322,17 @@ mod tests {
 
     #[test]
     fn windows_stay_full_and_give_everything_back() {
-        for (burst, sizes) in [
-            (1, Sizes::One),
-            (32, Sizes::One),
-            (256, Sizes::One),
-            (1, Sizes::UpTo32 { shift: 20 }),
-            (32, Sizes::UpTo32 { shift: 40 }),
-        ] {
+        let one = Window::of(WINDOW);
+        let many = one.pages(1, 31);
+        for window in [one, one.oldest(32), one.oldest(256), many, many.oldest(32)] {
             let book = Book::default();
-            let mut tasks = windows(&book, 2, WINDOW, burst, sizes).expect("workers");
+            let mut tasks = windows(&book, 2, window).expect("workers");
             for task in &mut tasks {
                 assert_eq!(task.batch(&AtomicBool::new(false)), BATCH);
             }
             let live = book.live();
             assert_eq!(live.len(), 2 * WINDOW);
-            let widest = if sizes == Sizes::One { 1 } else { 32 };
-            assert_eq!((live[0], live[live.len() - 1]), (1, widest));
+            assert_eq!((live[0], live[live.len() - 1]), (1, 1 + window.mask));
             tasks.iter_mut().for_each(|task| task.finish());
             assert!(book.live().is_empty());
             let made = book.0.lock().unwrap_or_else(PoisonError::into_inner).0;
@@ -360,9 +341,18 @@ mod tests {
     }
 
     #[test]
+    fn a_burst_larger_than_a_batch_is_whole() {
+        let book = Book::default();
+        let window = Window::of(8192).oldest(4096);
+        let mut tasks = windows(&book, 1, window).expect("workers");
+        assert_eq!(tasks[0].batch(&AtomicBool::new(false)), 4096);
+        assert_eq!(book.live().len(), 8192);
+    }
+
+    #[test]
     fn the_first_in_is_the_first_out() {
         let book = Book::default();
-        let mut tasks = windows(&book, 1, WINDOW, 32, Sizes::One).expect("workers");
+        let mut tasks = windows(&book, 1, Window::of(WINDOW).oldest(32)).expect("workers");
         tasks[0].batch(&AtomicBool::new(false));
         let book = book.0.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = book.1.keys().min().copied();

@@ -4,26 +4,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::PAGE_SIZE;
 use anyhow::{Result, anyhow};
-use offset_allocator::{Allocation, Allocator};
 use range_alloc::RangeAllocator;
 use vm_allocator::{AddressAllocator, AllocPolicy, RangeInclusive};
 
-use super::subject::{Subject, Worker};
+use super::subject::{Subject, Worker, parts, slot};
 use super::{FIRST_PAGE, LAST_PAGE};
 
-/// A peer behind its mutex.
-pub struct Peer<T>(Arc<Mutex<T>>);
-
-/// One thread's way to it.
+/// A peer behind its mutex, and one thread's way to it.
 pub struct Locked<T>(Arc<Mutex<T>>);
 
-impl<T> Peer<T> {
+impl<T> Locked<T> {
     fn new(allocator: T) -> Self {
         Self(Arc::new(Mutex::new(allocator)))
     }
-}
 
-impl<T> Locked<T> {
     #[inline]
     fn lock(&self) -> MutexGuard<'_, T> {
         // A thread that panicked has ended the run already.
@@ -31,58 +25,35 @@ impl<T> Locked<T> {
     }
 }
 
-impl<T: Send + 'static> Subject for Peer<T>
+impl<T: Send + 'static> Subject for Locked<T>
 where
-    Locked<T>: Worker,
+    Self: Worker,
 {
-    type Worker = Locked<T>;
+    type Worker = Self;
 
-    fn worker(&self, _: usize) -> Result<Locked<T>> {
-        Ok(Locked(Arc::clone(&self.0)))
+    fn worker(&self, _: usize) -> Result<Self> {
+        Ok(Self(Arc::clone(&self.0)))
     }
 }
 
 /// `range-alloc`: best fit in a sorted vector.
-pub fn range_alloc() -> Peer<RangeAllocator<u64>> {
-    Peer::new(RangeAllocator::new(FIRST_PAGE..LAST_PAGE + 1))
+pub fn range_alloc() -> Locked<RangeAllocator<u64>> {
+    Locked::new(RangeAllocator::new(FIRST_PAGE..LAST_PAGE + 1))
 }
 
 impl Worker for Locked<RangeAllocator<u64>> {
-    type Range = (u64, u64);
-
     #[inline]
-    fn alloc(&mut self, pages: u64) -> (u64, u64) {
-        let range = self
+    fn alloc(&mut self, pages: u64, _: u64) -> u64 {
+        let found = self
             .lock()
-            .allocate_range_aligned(pages, pages.next_power_of_two())
-            .expect("the space is far larger than the window");
-        (range.start, range.end)
+            .allocate_range_aligned(pages, pages.next_power_of_two());
+        found.map_or(0, |range| slot(range.start, pages))
     }
 
     #[inline]
-    fn free(&mut self, (start, end): (u64, u64)) {
-        self.lock().free_range(start..end);
-    }
-}
-
-/// `offset-allocator`: bins in two levels of bitmaps, 32 bits, no alignment.
-pub fn offset_allocator() -> Peer<Allocator<u32>> {
-    Peer::new(Allocator::new(u32::MAX))
-}
-
-impl Worker for Locked<Allocator<u32>> {
-    type Range = Allocation<u32>;
-
-    #[inline]
-    fn alloc(&mut self, pages: u64) -> Allocation<u32> {
-        let pages = u32::try_from(pages).expect("ranges of the loops are small");
-        let found = self.lock().allocate(pages);
-        found.expect("the space is far larger than the window")
-    }
-
-    #[inline]
-    fn free(&mut self, range: Allocation<u32>) {
-        self.lock().free(range);
+    fn free(&mut self, slot: u64) {
+        let (first, pages) = parts(slot);
+        self.lock().free_range(first..first + pages);
     }
 }
 
@@ -90,25 +61,26 @@ impl Worker for Locked<Allocator<u32>> {
 ///
 /// # Errors
 /// The crate refuses the space.
-pub fn vm_allocator() -> Result<Peer<AddressAllocator>> {
+pub fn vm_allocator() -> Result<Locked<AddressAllocator>> {
     let allocator = AddressAllocator::new(FIRST_PAGE * PAGE_SIZE, LAST_PAGE * PAGE_SIZE)
         .map_err(|error| anyhow!("vm-allocator: {error:?}"))?;
-    Ok(Peer::new(allocator))
+    Ok(Locked::new(allocator))
 }
 
 impl Worker for Locked<AddressAllocator> {
-    type Range = RangeInclusive;
-
     #[inline]
-    fn alloc(&mut self, pages: u64) -> RangeInclusive {
-        let found = self
-            .lock()
-            .allocate(pages, pages.next_power_of_two(), AllocPolicy::FirstMatch);
-        found.expect("the space is far larger than the window")
+    fn alloc(&mut self, pages: u64, _: u64) -> u64 {
+        let (size, align) = (pages * PAGE_SIZE, pages.next_power_of_two() * PAGE_SIZE);
+        let found = self.lock().allocate(size, align, AllocPolicy::FirstMatch);
+        found.map_or(0, |range| slot(range.start() / PAGE_SIZE, pages))
     }
 
     #[inline]
-    fn free(&mut self, range: RangeInclusive) {
+    fn free(&mut self, slot: u64) {
+        let (first, pages) = parts(slot);
+        let start = first * PAGE_SIZE;
+        let range = RangeInclusive::new(start, start + pages * PAGE_SIZE - 1);
+        let range = range.expect("it was a range");
         self.lock().free(&range).expect("it was allocated");
     }
 }
@@ -120,18 +92,18 @@ mod tests {
     fn pairs<S: Subject>(subject: &S) {
         let mut worker = subject.worker(0).expect("a worker");
         let mut other = subject.worker(1).expect("another worker");
-        let held: Vec<_> = (1..=32).map(|pages| worker.alloc(pages)).collect();
-        for range in held {
-            other.free(range);
+        let held: Vec<_> = (1..=32)
+            .map(|pages| worker.alloc(pages, LAST_PAGE))
+            .collect();
+        for slot in held {
+            assert_ne!(slot, 0);
+            other.free(slot);
         }
-        let again = worker.alloc(32);
-        worker.free(again);
     }
 
     #[test]
     fn what_one_thread_of_a_peer_allocates_another_frees() {
         pairs(&range_alloc());
-        pairs(&offset_allocator());
         pairs(&vm_allocator().expect("the space is valid"));
     }
 }

@@ -1,4 +1,4 @@
-//! The loops over everything that allocates, and the figures that come from them.
+//! The loops over everything that allocates, and the ratios to Linux that come from them.
 
 use anyhow::Result;
 use dma_peers::{
@@ -6,10 +6,10 @@ use dma_peers::{
 };
 use iova::TreeAllocator;
 
-use super::loops::{self, Sizes, WINDOW};
-use super::subject::{Identity, Nothing, OnePage, Ours, Subject};
-use super::{Best, peers, quoted, space};
-use crate::measure::{Case, Outcome, Tasks, Turns, scale};
+use super::loops::{self, WINDOW, Window};
+use super::subject::{Called, Identity, Nothing, OfLinux, Ours, Subject};
+use super::{Best, LAST_BELOW_4G, limits, linux, peers, space};
+use crate::measure::{Case, Tasks, Turns};
 use crate::record::Record;
 
 /// A loop and how many threads run it.
@@ -17,106 +17,115 @@ use crate::record::Record;
 pub struct Workload {
     /// Its name in keys.
     pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
     /// Threads.
     pub threads: usize,
+    /// The key of its ratio to Linux, where it is one that has a target.
+    pub ratio: &'static str,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    Window {
-        window: usize,
-        burst: usize,
-        sizes: Sizes,
-    },
-    Ring {
-        burst: usize,
-    },
+    Window(Window),
+    Ring(usize),
 }
 
 const fn window(
     name: &'static str,
+    title: &'static str,
     threads: usize,
-    window: usize,
-    burst: usize,
-    sizes: Sizes,
+    ratio: &'static str,
+    window: Window,
 ) -> Workload {
     Workload {
         name,
+        title,
         threads,
-        kind: Kind::Window {
-            window,
-            burst,
-            sizes,
-        },
+        ratio,
+        kind: Kind::Window(window),
     }
 }
 
-const fn ring(name: &'static str, burst: usize) -> Workload {
+const fn ring(
+    name: &'static str,
+    title: &'static str,
+    ratio: &'static str,
+    burst: usize,
+) -> Workload {
     Workload {
         name,
+        title,
         threads: 2,
-        kind: Kind::Ring { burst },
+        ratio,
+        kind: Kind::Ring(burst),
     }
 }
 
-const C1: Sizes = Sizes::UpTo32 { shift: 20 };
-const C32: Sizes = Sizes::UpTo32 { shift: 40 };
+const ONE: Window = Window::of(WINDOW);
+const MANY: Window = Window::of(65_536);
 
-/// All of them.
-pub const WORKLOADS: [Workload; 15] = [
-    window("a1", 1, WINDOW, 1, Sizes::One),
-    window("a1", 2, WINDOW, 1, Sizes::One),
-    window("a32", 1, WINDOW, 32, Sizes::One),
-    window("a32", 2, WINDOW, 32, Sizes::One),
-    window("a256", 1, WINDOW, 256, Sizes::One),
-    window("a256", 2, WINDOW, 256, Sizes::One),
-    window("a1_w4096", 1, 4096, 1, Sizes::One),
-    window("a1_w65536", 1, 65536, 1, Sizes::One),
-    window("a1_w65536", 2, 65536, 1, Sizes::One),
-    ring("b32", 32),
-    ring("b1", 1),
-    window("c1", 1, WINDOW, 1, C1),
-    window("c1", 2, WINDOW, 1, C1),
-    window("c32", 1, WINDOW, 32, C32),
-    window("c32", 2, WINDOW, 32, C32),
+/// All of them. Those of the papers (a-1, c-1, rings) are run by every allocator, the others by ours and Linux's.
+#[rustfmt::skip]
+pub const WORKLOADS: [Workload; 22] = [
+    window("a1", "1 page, 256 live, random (a-1)", 1, "linux_a1_ratio", ONE),
+    window("a1", "the same", 2, "", ONE),
+    window("mask32", "the same below 4 GiB", 1, "linux_mask32_ratio", ONE.below(LAST_BELOW_4G)),
+    window("c1", "1-32 pages, 256 live, random (c-1)", 1, "", ONE.pages(1, 31)),
+    window("c1", "the same", 2, "", ONE.pages(1, 31)),
+    window("a1_w4096", "1 page, 4,096 live, random", 1, "", Window::of(4096)),
+    window("a1_w65536", "1 page, 65,536 live, random", 1, "linux_random_65536_ratio", MANY),
+    window("a1_w65536", "the same", 2, "", MANY),
+    window("a1_w1m", "1 page, 1,048,576 live, random", 1, "", Window::of(1 << 20)),
+    window("c16_w65536", "1-16 pages, 65,536 live, random", 1, "", MANY.pages(1, 15)),
+    window("burst32", "1 page, bursts of 32 of 65,536 live", 1, "linux_b32_ratio", MANY.oldest(32)),
+    window("burst512", "the same, of 512", 1, "", MANY.oldest(512)),
+    window("burst4096", "the same, of 4,096", 1, "linux_burst4096_ratio", MANY.oldest(4096)),
+    window("fifo256", "1-16 pages, the oldest of 256", 1, "", ONE.pages(1, 15).oldest(1)),
+    window("fifo4096", "1-16 pages, the oldest of 4,096", 1, "linux_fifo4096_ratio", Window::of(4096).pages(1, 15).oldest(1)),
+    ring("xcore32", "from core to core, batches of 32", "linux_xcore_ratio", 32),
+    ring("xcore1", "from core to core, one by one", "", 1),
+    window("p64", "64 pages, the oldest of 256", 1, "", ONE.pages(64, 0).oldest(1)),
+    window("p64_w4096", "64 pages, 4,096 live, random", 1, "", Window::of(4096).pages(64, 0)),
+    window("p64", "64 pages, the oldest of 256", 2, "", ONE.pages(64, 0).oldest(1)),
+    window("p512", "512 pages, 256 live, random", 1, "linux_512p_ratio", ONE.pages(512, 0)),
+    window("p512", "the same", 2, "", ONE.pages(512, 0)),
 ];
 
 impl Workload {
-    /// Whether the peers run it: the others would only show that a mutex is one.
+    /// Whether every allocator runs it.
+    pub fn is_for_all(&self) -> bool {
+        matches!(self.name, "a1" | "c1" | "xcore32")
+    }
+
+    /// Whether peers behind a mutex do.
     fn is_for_peers(&self) -> bool {
         matches!(self.name, "a1" | "c1")
     }
 
-    fn tasks<S: Subject>(&self, subject: &S) -> Result<Tasks>
-    where
-        S::Worker: OnePage,
-    {
+    fn tasks<S: Subject>(&self, subject: &S) -> Result<Tasks> {
         match self.kind {
-            Kind::Window { .. } => self.window_tasks(subject),
-            Kind::Ring { burst } => loops::ring(subject, burst),
+            Kind::Window(window) => loops::windows(subject, self.threads, window),
+            Kind::Ring(burst) => loops::ring(subject, burst),
         }
-    }
-
-    fn window_tasks<S: Subject>(&self, subject: &S) -> Result<Tasks> {
-        let Kind::Window {
-            window,
-            burst,
-            sizes,
-        } = self.kind
-        else {
-            unreachable!("peers run windows only");
-        };
-        loops::windows(subject, self.threads, window, burst, sizes)
     }
 }
 
-/// Names of our allocators in keys; the first is the one that the targets are about.
-pub const ALLOCATORS: [&str; 7] = [
-    "chunk", "magazine", "identity", "slab", "tree", "eiovar", "linear",
+/// Names of allocators in keys: Linux's own, ours, ours inlined, what the papers describe, and other people's.
+pub const ALLOCATORS: [&str; 11] = [
+    "linux",
+    "chunk",
+    "chunk_inlined",
+    "magazine",
+    "identity",
+    "slab",
+    "tree",
+    "eiovar",
+    "linear",
+    "range_alloc",
+    "vm_allocator",
 ];
-/// Names of the peers.
-pub const PEERS: [&str; 3] = ["range_alloc", "offset_allocator", "vm_allocator"];
 
 /// Makes an allocator and the threads of a loop over it.
 type MakeTasks = dyn Fn(&Workload) -> Result<Tasks>;
@@ -125,139 +134,99 @@ type MakeTasks = dyn Fn(&Workload) -> Result<Tasks>;
 pub struct Entry {
     /// Its name in keys.
     pub name: &'static str,
-    is_peer: bool,
     tasks: Box<MakeTasks>,
 }
 
-/// One of ours: made anew for every run, for as many cores as the loop has threads.
-fn ours<S: Subject>(name: &'static str, make: impl Fn(usize) -> Result<S> + 'static) -> Entry
-where
-    S::Worker: OnePage,
-{
+impl Entry {
+    fn is_peer(&self) -> bool {
+        matches!(self.name, "range_alloc" | "vm_allocator")
+    }
+
+    fn runs(&self, workload: &Workload) -> bool {
+        match self.name {
+            "linux" | "chunk" | "chunk_inlined" => true,
+            _ if self.is_peer() => workload.is_for_peers(),
+            _ => workload.is_for_all(),
+        }
+    }
+}
+
+/// One that is made anew for every run, for as many cores as the loop has threads, as it is.
+fn inlined<S: Subject>(name: &'static str, make: impl Fn(usize) -> Result<S> + 'static) -> Entry {
     Entry {
         name,
-        is_peer: false,
         tasks: Box::new(move |workload| workload.tasks(&make(workload.threads)?)),
     }
 }
 
-fn peer<S: Subject>(name: &'static str, make: impl Fn() -> Result<S> + 'static) -> Entry {
-    Entry {
-        name,
-        is_peer: true,
-        tasks: Box::new(move |workload| workload.window_tasks(&make()?)),
-    }
+/// The same behind calls.
+fn called<S: Subject>(name: &'static str, make: impl Fn(usize) -> Result<S> + 'static) -> Entry {
+    inlined(name, move |cores| Ok(Called(make(cores)?)))
 }
 
-/// Everything that allocates; the first one is what the targets are about.
+/// Everything that allocates; Linux's only where it is.
+#[rustfmt::skip]
 pub fn entries() -> Vec<Entry> {
-    vec![
-        ours("chunk", |cores| Ok(Ours(Best::new(space()?, cores)?))),
-        ours("magazine", |cores| {
-            Ok(Ours(MagazineAllocator::new(space()?, cores)?))
-        }),
-        ours("identity", |cores| {
-            Ok(Identity(IdentityAllocator::new(space()?, cores, 46)?))
-        }),
-        ours("slab", |cores| {
-            Ok(Ours(SlabAllocator::new(space()?, cores)?))
-        }),
-        ours("tree", |cores| {
-            Ok(Ours(TreeAllocator::new(space()?, cores)?))
-        }),
-        ours("eiovar", |cores| {
-            Ok(Ours(EiovaRAllocator::new(space()?, cores)?))
-        }),
-        ours("linear", |cores| {
-            Ok(Ours(LinearAllocator::new(space()?, cores)?))
-        }),
-        peer("range_alloc", || Ok(peers::range_alloc())),
-        peer("offset_allocator", || Ok(peers::offset_allocator())),
-        peer("vm_allocator", peers::vm_allocator),
-    ]
-}
-
-/// The ring without an allocator, as the entry that b-B is compared with.
-fn control() -> Entry {
-    ours("x", |_| Ok(Nothing))
+    // Linux's is a call through a pointer as it is.
+    let linux = linux().map(|linux| inlined("linux", move |_| OfLinux::new(linux)));
+    linux.into_iter().chain([
+        called("chunk", |cores| Ok(Ours(Best::new(space()?, cores)?))),
+        inlined("chunk_inlined", |cores| Ok(Ours(Best::new(space()?, cores)?))),
+        called("magazine", |cores| Ok(Ours(MagazineAllocator::new(space()?, cores)?))),
+        called("identity", |cores| Ok(Identity(IdentityAllocator::new(space()?, cores, 46)?))),
+        called("slab", |cores| Ok(Ours(SlabAllocator::new(space()?, cores)?))),
+        called("tree", |cores| Ok(Ours(TreeAllocator::new(space()?, cores)?))),
+        called("eiovar", |cores| Ok(Ours(EiovaRAllocator::new(space()?, cores)?))),
+        called("linear", |cores| Ok(Ours(LinearAllocator::new(space()?, cores)?))),
+        called("range_alloc", |_| Ok(peers::range_alloc())),
+        called("vm_allocator", |_| peers::vm_allocator()),
+    ]).collect()
 }
 
 /// Runs everything, one workload at a time, the allocators taking turns.
 pub fn measure(turns: &Turns, record: &mut Record) {
-    let (entries, control) = (entries(), control());
+    let (entries, control) = (entries(), called("loop", |_| Ok(Nothing)));
     for workload in &WORKLOADS {
-        let is_ring = matches!(workload.kind, Kind::Ring { .. });
-        // The control runs right before the first, which is compared with it.
-        let runs: Vec<_> = is_ring
-            .then_some(&control)
-            .into_iter()
-            .chain(&entries)
-            .filter(|entry| !entry.is_peer || workload.is_for_peers())
+        let is_ring = matches!(workload.kind, Kind::Ring(_));
+        let runs: Vec<_> = entries
+            .iter()
+            .filter(|entry| entry.runs(workload))
+            .chain(is_ring.then_some(&control))
             .collect();
         let cases: Vec<_> = runs
             .iter()
             .map(|entry| {
                 let title = format!("{} {}", workload.name, entry.name);
                 let case = Case::new(title, workload.threads, || (entry.tasks)(workload));
-                if entry.is_peer { case.sleeping() } else { case }
+                if entry.is_peer() {
+                    case.sleeping()
+                } else {
+                    case
+                }
             })
             .collect();
+        let s = if workload.threads == 1 { "" } else { "s" };
         record.section(&format!(
-            "{}, {} thread{}",
-            workload.name,
-            workload.threads,
-            if workload.threads == 1 { "" } else { "s" }
+            "{}, {} thread{s}",
+            workload.title, workload.threads
         ));
         let found = turns.measure(&cases);
         for ((entry, case), outcome) in runs.iter().zip(&cases).zip(&found) {
-            let quoted = quoted(entry, workload);
-            record.row(
-                &format!("{}_{}", workload.name, entry.name),
-                case,
-                outcome,
-                &quoted,
-            );
+            record.row(&format!("{}_{}", workload.name, entry.name), case, outcome);
         }
-        if let (true, [Ok(control), Ok(ours), ..]) = (is_ring, &found[..]) {
-            net(record, &format!("{}_ns", workload.name), ours, control);
+        let of = |name| {
+            let at = runs.iter().position(|entry| entry.name == name)?;
+            found[at].as_ref().ok()
+        };
+        let row = format!("{}_{}thr", workload.name, workload.threads);
+        record.ratio(&format!("{row}_ratio"), of("chunk"), of("linux"));
+        let inlined = format!("{row}_inlined_ratio");
+        record.ratio(&inlined, of("chunk_inlined"), of("linux"));
+        if !workload.ratio.is_empty() {
+            record.ratio(workload.ratio, of("chunk"), of("linux"));
         }
     }
-    derive(record);
-}
-
-/// What is quoted beside a row.
-fn quoted(entry: &Entry, workload: &Workload) -> String {
-    let (name, threads) = (workload.name, workload.threads);
-    match entry.name {
-        "chunk" => quoted::linux(name, threads),
-        "x" => quoted::linux(&name.replace('b', "x"), threads),
-        peer => quoted::peer(peer, name, threads).to_owned(),
-    }
-}
-
-/// The figures that are made of several rows.
-fn derive(record: &mut Record) {
-    for (key, row) in [
-        ("a1_ns", "a1_chunk_1thr"),
-        ("c1_ns", "c1_chunk_1thr"),
-        ("slow_65536_ns", "a1_w65536_chunk_1thr"),
-    ] {
-        let raw = record.get(&format!("{row}_ns_raw"));
-        record.both(key, raw, record.get(&format!("{row}_ns")), 2);
-    }
-}
-
-/// b-B net of its control: turn by turn, each by the round trips beside both.
-fn net(record: &mut Record, key: &str, ours: &Outcome, control: &Outcome) {
-    let raw = ours.turn_by_turn(control, |ours, control| Some(ours.ns - control.ns));
-    let scaled = ours.turn_by_turn(control, |ours, control| {
-        let rtt = f64::midpoint(ours.beside_ns?, control.beside_ns?);
-        Some(scale::by_round_trip(ours.ns - control.ns, rtt))
-    });
-    if let (Some(raw), Some(scaled)) = (raw, scaled) {
-        record.measured(key, &scaled, 2);
-        record.measured(&format!("{key}_raw"), &raw, 2);
-    }
+    limits::measure(turns, record);
 }
 
 #[cfg(test)]
@@ -265,23 +234,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lists_of_names_are_those_of_the_entries() {
+    fn the_list_of_names_is_that_of_the_entries() {
         let names: Vec<_> = entries().iter().map(|entry| entry.name).collect();
-        let listed: Vec<_> = ALLOCATORS.iter().chain(&PEERS).copied().collect();
-        assert_eq!(names, listed);
+        assert_eq!(names, ALLOCATORS[ALLOCATORS.len() - names.len()..]);
     }
 
     #[test]
-    fn every_allocator_runs_every_loop() {
-        for entry in entries().iter().filter(|entry| !entry.is_peer) {
+    fn every_allocator_runs_its_loops() {
+        for entry in entries() {
             for workload in &WORKLOADS {
-                // Filling the larger windows of the linear scan takes its time.
-                if workload.name == "a1_w65536" {
+                if !entry.runs(workload) || workload.name == "a1_w1m" {
                     continue;
                 }
                 let mut tasks = (entry.tasks)(workload)
                     .unwrap_or_else(|error| panic!("{} {}: {error:#}", entry.name, workload.name));
-                if matches!(workload.kind, Kind::Window { .. }) {
+                if matches!(workload.kind, Kind::Window(_)) {
                     for task in &mut tasks {
                         task.batch(&std::sync::atomic::AtomicBool::new(false));
                     }

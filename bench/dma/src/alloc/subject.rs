@@ -1,29 +1,45 @@
-//! What the loops allocate from: our allocators through the traits of `iova`, their peers through as little more.
+//! What the loops allocate from: our allocators through the traits of `iova`, Linux's, other people's, all through one
+//! trait whose ranges are a word.
+//!
+//! Every allocator is one call that is not inlined ([`Called`]), with sizes and limits that the compiler does not know.
+//! [`Core`] alone is inlined, as a caller in Rust may have it.
+
+use std::sync::Arc;
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::{Context, Result, ensure};
+use dma_linux::{Domain, Linux};
 use dma_peers::{IdentityAllocator, IdentityCore};
-use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request, Stats};
+use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request};
+
+use super::FIRST_PAGE;
+
+/// How far up a slot has the number of pages.
+const PAGES_SHIFT: u32 = 48;
+
+/// What a range is in a window or a ring, of every allocator: a word of its first page and, above, how many there are.
+#[inline(always)]
+pub fn slot(first: u64, pages: u64) -> u64 {
+    first | pages << PAGES_SHIFT
+}
+
+/// First page and pages of a slot.
+#[inline(always)]
+pub fn parts(slot: u64) -> (u64, u64) {
+    (slot & ((1 << PAGES_SHIFT) - 1), slot >> PAGES_SHIFT)
+}
 
 /// One core's way to ranges.
 pub trait Worker: Send + 'static {
-    /// What stands for a range until it is freed.
-    type Range: Copy + Send + 'static;
+    /// Called by a thread before it goes on with what another one did.
+    fn enter(&mut self) {}
 
-    /// A range of `pages` pages, aligned to the power of two that holds them where the allocator can align.
-    fn alloc(&mut self, pages: u64) -> Self::Range;
+    /// A range of `pages` pages, aligned to the power of two that holds them where the allocator can align, none above
+    /// `last`, as a [`slot`]; 0 where there is none. Some give more pages than were asked for.
+    fn alloc(&mut self, pages: u64, last: u64) -> u64;
 
     /// Takes it back.
-    fn free(&mut self, range: Self::Range);
-}
-
-/// A worker whose ranges of one page can be handed to another core as a word.
-pub trait OnePage: Worker {
-    /// The word.
-    fn page(range: Self::Range) -> u64;
-
-    /// The range again.
-    fn at(page: u64) -> Self::Range;
+    fn free(&mut self, slot: u64);
 }
 
 /// An allocator that several cores use.
@@ -36,10 +52,32 @@ pub trait Subject {
     /// # Errors
     /// There is none for this core.
     fn worker(&self, id: usize) -> Result<Self::Worker>;
+}
 
-    /// What it says about itself, if it does.
-    fn stats(&self) -> Option<Stats> {
-        None
+/// A worker behind calls that are not inlined.
+pub struct Called<T>(pub T);
+
+impl<S: Subject> Subject for Called<S> {
+    type Worker = Called<S::Worker>;
+
+    fn worker(&self, id: usize) -> Result<Self::Worker> {
+        Ok(Called(self.0.worker(id)?))
+    }
+}
+
+impl<W: Worker> Worker for Called<W> {
+    fn enter(&mut self) {
+        self.0.enter();
+    }
+
+    #[inline(never)]
+    fn alloc(&mut self, pages: u64, last: u64) -> u64 {
+        self.0.alloc(pages, last)
+    }
+
+    #[inline(never)]
+    fn free(&mut self, slot: u64) {
+        self.0.free(slot);
     }
 }
 
@@ -53,55 +91,91 @@ where
     type Worker = Core<A::Core>;
 
     fn worker(&self, id: usize) -> Result<Self::Worker> {
-        let core = self
-            .0
-            .claim(CoreId(id))
-            .with_context(|| format!("core {id}"))?;
-        Ok(Core(core))
-    }
-
-    fn stats(&self) -> Option<Stats> {
-        Some(self.0.stats())
+        let core = self.0.claim(CoreId(id));
+        Ok(Core(core.with_context(|| format!("core {id}"))?))
     }
 }
 
 /// A core's handle.
-pub struct Core<C>(C);
+pub struct Core<C>(pub C);
 
-/// The range of one page.
-#[inline]
-fn one_page(page: u64) -> IovaRange {
-    IovaRange::new(IovaPfn::new(page), 1).expect("it was a range")
+/// The slot of a range.
+#[inline(always)]
+fn slot_of(range: IovaRange) -> u64 {
+    slot(range.first().raw(), range.pages())
+}
+
+/// The range of a slot.
+#[inline(always)]
+fn range(slot: u64) -> IovaRange {
+    let (first, pages) = parts(slot);
+    IovaRange::new(IovaPfn::new(first), pages).expect("it was a range")
 }
 
 impl<C: CoreAllocator + 'static> Worker for Core<C> {
-    type Range = IovaRange;
-
-    // As the allocator's own: what is measured is a caller that has it inlined.
     #[inline(always)]
-    fn alloc(&mut self, pages: u64) -> IovaRange {
-        // Not `expect`: it takes the error by reference, so that the range goes through memory with it.
-        match self.0.alloc(Request::pages(pages)) {
-            Ok(range) => range,
-            Err(_) => panic!("the space is far larger than the window"),
+    fn alloc(&mut self, pages: u64, last: u64) -> u64 {
+        let request = Request::pages(pages).at_most(IovaPfn::new(last));
+        self.0.alloc(request).map_or(0, slot_of)
+    }
+
+    #[inline(always)]
+    fn free(&mut self, slot: u64) {
+        self.0.free(range(slot)).expect("it was allocated");
+    }
+}
+
+/// Linux's: the kernel's own functions, called through a pointer; caches are emptied before an allocation fails, as the
+/// kernel's DMA API has it.
+pub struct OfLinux(pub Arc<Domain>);
+
+impl OfLinux {
+    /// An empty space.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(linux: &'static Linux) -> Result<Self> {
+        Ok(Self(Arc::new(Domain::new(linux, FIRST_PAGE)?)))
+    }
+}
+
+impl Subject for OfLinux {
+    type Worker = LinuxCore;
+
+    fn worker(&self, id: usize) -> Result<LinuxCore> {
+        ensure!(id < dma_linux::CPUS, "no core {id}");
+        let mut core = LinuxCore {
+            domain: Arc::clone(&self.0),
+            id,
+        };
+        core.enter();
+        Ok(core)
+    }
+}
+
+/// A CPU's part of it.
+pub struct LinuxCore {
+    domain: Arc<Domain>,
+    id: usize,
+}
+
+impl Worker for LinuxCore {
+    fn enter(&mut self) {
+        self.domain.linux().enter(self.id);
+    }
+
+    #[inline(always)]
+    fn alloc(&mut self, pages: u64, last: u64) -> u64 {
+        match self.domain.alloc(pages, last, true) {
+            0 => 0,
+            first => slot(first, pages),
         }
     }
 
     #[inline(always)]
-    fn free(&mut self, range: IovaRange) {
-        self.0.free(range).expect("it was allocated");
-    }
-}
-
-impl<C: CoreAllocator + 'static> OnePage for Core<C> {
-    #[inline]
-    fn page(range: IovaRange) -> u64 {
-        range.first().raw()
-    }
-
-    #[inline]
-    fn at(page: u64) -> IovaRange {
-        one_page(page)
+    fn free(&mut self, slot: u64) {
+        let (first, pages) = parts(slot);
+        self.domain.free(first, pages);
     }
 }
 
@@ -125,19 +199,12 @@ impl Subject for Identity {
     type Worker = IdentityWorker;
 
     fn worker(&self, id: usize) -> Result<IdentityWorker> {
-        let core = self
-            .0
-            .claim(CoreId(id))
-            .with_context(|| format!("core {id}"))?;
+        let core = self.0.claim(CoreId(id));
         Ok(IdentityWorker {
-            core,
+            core: core.with_context(|| format!("core {id}"))?,
             base: id as u64 * IDENTITY_PAGES,
             next: 0,
         })
-    }
-
-    fn stats(&self) -> Option<Stats> {
-        Some(self.0.stats())
     }
 }
 
@@ -153,36 +220,22 @@ pub struct IdentityWorker {
 }
 
 impl Worker for IdentityWorker {
-    type Range = IovaRange;
-
     #[inline]
-    fn alloc(&mut self, pages: u64) -> IovaRange {
+    fn alloc(&mut self, pages: u64, _: u64) -> u64 {
         let size = pages.next_power_of_two();
         let start = (self.next + size - 1) & !(size - 1);
         self.next = (start + size) & (IDENTITY_PAGES - 1);
         let page = self.base + (start & (IDENTITY_PAGES - 1));
         let phys = PhysAddr::new(page << PAGE_SHIFT);
-        let range = self
-            .core
-            .alloc_for(Request::pages(pages), phys, Access::ReadWrite);
-        range.expect("the space is far larger than the window")
+        let request = Request::pages(pages);
+        let range = self.core.alloc_for(request, phys, Access::ReadWrite);
+        range.map_or(0, slot_of)
     }
 
     #[inline]
-    fn free(&mut self, range: IovaRange) {
-        self.core.free(range).expect("it was allocated");
-    }
-}
-
-impl OnePage for IdentityWorker {
-    #[inline]
-    fn page(range: IovaRange) -> u64 {
-        range.first().raw()
-    }
-
-    #[inline]
-    fn at(page: u64) -> IovaRange {
-        one_page(page)
+    fn free(&mut self, slot: u64) {
+        let freed = self.core.free(range(slot));
+        freed.expect("it was allocated");
     }
 }
 
@@ -201,28 +254,14 @@ impl Subject for Nothing {
 }
 
 impl Worker for NoWorker {
-    type Range = u64;
-
     #[inline]
-    fn alloc(&mut self, _: u64) -> u64 {
-        self.0 = self.0.wrapping_add(1);
-        self.0
+    fn alloc(&mut self, _: u64, _: u64) -> u64 {
+        self.0 = (self.0 + 1) & 0xffff_ffff;
+        self.0 | 1
     }
 
     #[inline]
-    fn free(&mut self, range: u64) {
-        std::hint::black_box(range);
-    }
-}
-
-impl OnePage for NoWorker {
-    #[inline]
-    fn page(range: u64) -> u64 {
-        range
-    }
-
-    #[inline]
-    fn at(page: u64) -> u64 {
-        page
+    fn free(&mut self, slot: u64) {
+        std::hint::black_box(slot);
     }
 }

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::Result;
-use dma_map::table::PageTable;
+use dma_map::table::IoMap;
 use dma_map::{Clock, Direction, Mapping, Segment};
 use lines::Lock;
 
 use super::rig::{Core, Facts, Rig, Time};
+use crate::alloc::LAST_PAGE;
 use crate::alloc::loops::WINDOW;
 use crate::alloc::subject::{Subject, Worker};
 use crate::measure::{BATCH, Task, Tasks};
@@ -50,7 +51,7 @@ fn page(id: usize, count: u64) -> Segment {
 ///
 /// # Errors
 /// The mapper has not so many cores, or a window of mappings cannot be made.
-pub fn windows<T: PageTable + 'static>(
+pub fn windows<T: IoMap + 'static>(
     rig: &Arc<Rig<T>>,
     threads: usize,
     sink: &Sink,
@@ -74,7 +75,7 @@ pub fn windows<T: PageTable + 'static>(
     (0..threads).map(task).collect()
 }
 
-struct Window<T: PageTable + 'static> {
+struct Window<T: IoMap + 'static> {
     id: usize,
     core: Core<T>,
     window: Vec<Option<Mapping>>,
@@ -84,7 +85,7 @@ struct Window<T: PageTable + 'static> {
     sink: Sink,
 }
 
-impl<T: PageTable + 'static> Task for Window<T> {
+impl<T: IoMap + 'static> Task for Window<T> {
     fn batch(&mut self, _: &AtomicBool) -> u64 {
         for pair in 0..BATCH {
             if pair % LOOK == 0 {
@@ -129,7 +130,7 @@ pub fn bare<S: Subject>(subject: &S, threads: usize, flush_ns: u64) -> Result<Ta
     let task = |id| -> Result<Box<dyn Task>> {
         let mut worker = subject.worker(id)?;
         Ok(Box::new(Bare {
-            slots: (0..WINDOW).map(|_| worker.alloc(1)).collect(),
+            slots: (0..WINDOW).map(|_| worker.alloc(1, LAST_PAGE)).collect(),
             worker,
             oldest: 0,
             lock: Arc::clone(&lock),
@@ -142,7 +143,7 @@ pub fn bare<S: Subject>(subject: &S, threads: usize, flush_ns: u64) -> Result<Ta
 
 struct Bare<W: Worker> {
     worker: W,
-    slots: Vec<W::Range>,
+    slots: Vec<u64>,
     oldest: usize,
     lock: Arc<Lock<()>>,
     time: Arc<Time>,
@@ -162,7 +163,7 @@ impl<W: Worker> Task for Bare<W> {
             }
             drop(held);
             self.worker.free(*slot);
-            *slot = self.worker.alloc(1);
+            *slot = self.worker.alloc(1, LAST_PAGE);
             self.oldest = (self.oldest + 1) & (WINDOW - 1);
         }
         BATCH

@@ -1,18 +1,19 @@
 //! A table that translates nothing: what is left is the bookkeeping, which is what the loops d measure.
-#![expect(
-    unsafe_code,
-    reason = "the trait's functions that give table pages back are declared so; these do nothing"
-)]
+
+use std::convert::Infallible;
 
 use address::{Iova, PhysAddr};
-use dma_map::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use dma_map::IoMap;
+use dma_map::table::{MapError, Translation, UnmapError};
 use iova::{Access, IovaRange};
 
 /// Maps nothing, unmaps nothing, never fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoTable;
 
-impl PageTable for NoTable {
+impl IoMap for NoTable {
+    type Error = Infallible;
+
     #[inline]
     fn map(&self, _: IovaRange, _: PhysAddr, _: Access) -> Result<(), MapError> {
         Ok(())
@@ -26,22 +27,4 @@ impl PageTable for NoTable {
     fn lookup(&self, _: Iova) -> Option<Translation> {
         None
     }
-
-    fn root(&self) -> PhysAddr {
-        PhysAddr::new(0)
-    }
-
-    fn levels(&self) -> u32 {
-        4
-    }
-
-    fn stats(&self) -> TableStats {
-        TableStats::default()
-    }
-
-    unsafe fn retire_leaf(&self, _: IovaRange) -> Option<RetiredTable> {
-        None
-    }
-
-    unsafe fn release(&self, _: RetiredTable) {}
 }

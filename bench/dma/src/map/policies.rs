@@ -30,9 +30,12 @@ pub const COMBINING_AT_ONCE: Policy =
 
 const OPTIMISTIC_4096: Reuse = Reuse::Optimistic(Optimistic::of(4096));
 
+/// Strict, one flush after the other behind one lock (`Costs::of`): what stock kernels do.
+pub const STRICT_LOCK: &str = "strict_lock";
+
 /// All of them; the last one is what the others' shares are of.
-pub const POLICIES: [Named; 11] = [
-    named("strict_lock", Policy::STRICT_LOCK),
+pub const POLICIES: [Named; 10] = [
+    named(STRICT_LOCK, Policy::STRICT),
     named("strict", Policy::STRICT),
     named("strict_combining", Policy::STRICT_COMBINING),
     named("shared", Policy::SHARED),
@@ -40,10 +43,6 @@ pub const POLICIES: [Named; 11] = [
     named("deferred", Policy::DEFERRED),
     named("optimistic256", Policy::optimistic(256)),
     named("optimistic4096", Policy::optimistic(4096)),
-    named(
-        "shared_optimistic4096",
-        Policy::SHARED.with_reuse(Reuse::SharedOptimistic(Optimistic::of(4096))),
-    ),
     named(
         "async_optimistic4096",
         Policy::ASYNC.with_reuse(OPTIMISTIC_4096),

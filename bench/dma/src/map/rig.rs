@@ -10,12 +10,13 @@ use std::time::Duration;
 use anyhow::Result;
 use dma_map::mapper::Teardown;
 use dma_map::reuse::Counts;
-use dma_map::table::{HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::table::{HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use dma_peers::SerialFlush;
 use iova::CoreId;
 use lines::{AtomicU64, CachePadded};
 
+use super::policies::STRICT_LOCK;
 use crate::alloc::{Best, space};
 
 /// The table that is measured: VT-d second level, four levels, no locks.
@@ -85,6 +86,8 @@ pub struct Costs {
     pub page_ns: u64,
     /// For a domain or everything.
     pub global_ns: u64,
+    /// One flush after the other behind one lock.
+    pub is_locked: bool,
 }
 
 impl Costs {
@@ -92,6 +95,7 @@ impl Costs {
     pub const USUAL: Self = Self {
         page_ns: 500,
         global_ns: 1000,
+        is_locked: false,
     };
 
     /// Every command takes as long.
@@ -99,6 +103,15 @@ impl Costs {
         Self {
             page_ns: ns,
             global_ns: ns,
+            is_locked: false,
+        }
+    }
+
+    /// The same as the policy of that name has it.
+    pub fn of(self, policy: &str) -> Self {
+        Self {
+            is_locked: policy == STRICT_LOCK,
+            ..self
         }
     }
 }
@@ -124,7 +137,7 @@ pub struct Facts {
 }
 
 /// A mapper and its hardware.
-pub struct Rig<T: PageTable + 'static> {
+pub struct Rig<T: IoMap + 'static> {
     mapper: Mapper<T>,
     costs: Costs,
     pairs: AtomicU64,
@@ -139,14 +152,17 @@ struct Ticks {
     longest: AtomicU64,
 }
 
-impl<T: PageTable + 'static> Rig<T> {
+impl<T: IoMap + 'static> Rig<T> {
     /// A mapper for `cores` cores.
     ///
     /// # Errors
     /// The policy does not fit.
     pub fn new(table: T, policy: Policy, costs: Costs, cores: usize) -> Result<Arc<Self>> {
         let clock = Time::shared();
-        let hardware = SerialFlush::with_costs(clock.clone(), costs.page_ns, costs.global_ns);
+        let mut hardware = SerialFlush::with_costs(clock.clone(), costs.page_ns, costs.global_ns);
+        if costs.is_locked {
+            hardware = hardware.behind_a_lock();
+        }
         let domain = Domain {
             allocator: Best::new(space()?, cores)?,
             table,

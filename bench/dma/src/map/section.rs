@@ -2,21 +2,22 @@
 
 use anyhow::Result;
 use dma_map::Policy;
-use dma_map::table::PageTable;
+use dma_map::table::IoMap;
 use report::Measured;
 
+use super::linux;
 use super::loops::{self, Sink};
 use super::no_table::NoTable;
-use super::policies::{COMBINING_AT_ONCE, DEFERRED_256};
+use super::policies::{COMBINING_AT_ONCE, DEFERRED_256, STRICT_LOCK};
 use super::rig::{Costs, Facts, Rig, table};
-use crate::alloc::subject::Ours;
+use crate::alloc::subject::{Called, Ours};
 use crate::alloc::{Best, space};
-use crate::measure::{Case, Outcome, Scale, Tasks, Turn, Turns};
+use crate::measure::{Case, Outcome, Tasks, Turns};
 use crate::record::Record;
 
 /// The policies of the loops d: those that keep no mappings, for here no page comes back.
 const D_POLICIES: [(&str, Policy); 6] = [
-    ("strict_lock", Policy::STRICT_LOCK),
+    (STRICT_LOCK, Policy::STRICT),
     ("strict", Policy::STRICT),
     ("strict_combining", Policy::STRICT_COMBINING),
     ("combining_no_gather", COMBINING_AT_ONCE),
@@ -25,24 +26,13 @@ const D_POLICIES: [(&str, Policy); 6] = [
 ];
 
 /// What a command takes, nanoseconds.
-pub const FLUSHES: [u64; 3] = [0, 500, 1000];
-
-/// Linux's deferred and strict frees on the reference machine: threads, flush, deferred, strict.
-const QUOTED: [(usize, u64, &str, &str); 6] = [
-    (1, 0, "38.8", "28.3"),
-    (1, 500, "", "568"),
-    (1, 1000, "47.4", "1067"),
-    (2, 0, "46.7", "290"),
-    (2, 500, "", "1353"),
-    (2, 1000, "49.9", "2375"),
-];
+pub const FLUSHES: [u64; 2] = [0, 500];
 
 /// One row: a policy, over a table or over none.
 struct Row<'a> {
     key: String,
     case: Case<'a>,
     sink: Sink,
-    policy: &'a str,
 }
 
 /// Runs the loops d.
@@ -57,14 +47,15 @@ pub fn measure(turns: &Turns, record: &mut Record) {
             rows.push(bare(threads, flush_ns));
             let found = run(turns, record, rows, threads, flush_ns);
             if (threads, flush_ns) == (2, 500) {
-                derive_together(record, &found);
+                against_lock(record, &found);
             }
         }
     }
-    derive(record);
+    true_costs(turns, record);
+    linux::measure(turns, record);
 }
 
-fn row<'a, T: PageTable + 'static>(
+fn row<'a, T: IoMap + 'static>(
     prefix: &str,
     name: &'a str,
     policy: Policy,
@@ -79,27 +70,25 @@ fn row<'a, T: PageTable + 'static>(
         _ => format!("d {name} with tables"),
     };
     let case = Case::new(title, threads, move || -> Result<Tasks> {
-        let rig = Rig::new(table()?, policy, Costs::all(flush_ns), threads)?;
+        let rig = Rig::new(table()?, policy, Costs::all(flush_ns).of(name), threads)?;
         loops::windows(&rig, threads, &sink)
     });
     Row {
         key: format!("{prefix}_{name}_f{flush_ns}"),
-        case: if flush_ns > 0 { case.fixed() } else { case },
+        case,
         sink: facts,
-        policy: name,
     }
 }
 
 fn bare<'a>(threads: usize, flush_ns: u64) -> Row<'a> {
     let case = Case::new("d lock around a wait, nothing else", threads, move || {
-        let subject = Ours(Best::new(space()?, threads)?);
+        let subject = Called(Ours(Best::new(space()?, threads)?));
         loops::bare(&subject, threads, flush_ns)
     });
     Row {
         key: format!("d_bare_f{flush_ns}"),
-        case: if flush_ns > 0 { case.fixed() } else { case },
+        case,
         sink: Sink::default(),
-        policy: "",
     }
 }
 
@@ -117,12 +106,12 @@ fn run(
     ));
     let (cases, others): (Vec<_>, Vec<_>) = rows
         .into_iter()
-        .map(|row| (row.case, (row.key, row.sink, row.policy)))
+        .map(|row| (row.case, (row.key, row.sink)))
         .unzip();
     let found = turns.measure(&cases);
     let mut keyed = Vec::new();
-    for ((case, (key, sink, policy)), outcome) in cases.iter().zip(others).zip(found) {
-        record.row(&key, case, &outcome, quoted(policy, threads, flush_ns));
+    for ((case, (key, sink)), outcome) in cases.iter().zip(others).zip(found) {
+        record.row(&key, case, &outcome);
         let facts = sink.take();
         let of = |value: &dyn Fn(&Facts) -> f64| {
             Measured::of(facts.iter().map(|of| value(of) / of.pairs.max(1) as f64))
@@ -140,93 +129,47 @@ fn run(
     keyed
 }
 
-fn quoted(policy: &str, threads: usize, flush_ns: u64) -> &'static str {
-    let found = QUOTED
-        .iter()
-        .find(|(of, flush, ..)| (*of, *flush) == (threads, flush_ns));
-    match (policy, found) {
-        ("deferred", Some((.., deferred, _))) => deferred,
-        ("strict_lock", Some((.., strict))) => strict,
-        _ => "",
-    }
-}
-
-/// What two threads reach together through a policy, turn by turn.
-struct Together<'a> {
-    outcome: &'a Outcome,
-    scale: Scale,
-    flushed_ns: f64,
-}
-
-impl<'a> Together<'a> {
-    fn new(record: &Record, policy: &str, found: &'a [(String, Result<Outcome>)]) -> Option<Self> {
+/// What two threads reach together through a policy where a command takes 500 ns, against strict behind a lock. Ratios of
+/// throughput: above 1 is faster.
+fn against_lock(record: &mut Record, found: &[(String, Result<Outcome>)]) {
+    let of = |policy: &str| {
         let key = format!("d_{policy}_f500");
         let (_, outcome) = found.iter().find(|(of, _)| *of == key)?;
-        Some(Self {
-            outcome: outcome.as_ref().ok()?,
-            scale: record.scale(),
-            flushed_ns: record.get(&format!("{key}_2thr_flushed_ns"))?,
-        })
-    }
-
-    /// Millions per second of a run, scaled beyond the flush.
-    fn scaled(&self, run: &Turn) -> Option<f64> {
-        let ns = 1000.0 / run.mps;
-        let scaled = self.scale.beyond_flush(ns, self.flushed_ns, run.beside_ns?);
-        Some(1000.0 / scaled)
-    }
-}
-
-/// The targets of two threads and a flush of 500 ns.
-fn derive_together(record: &mut Record, found: &[(String, Result<Outcome>)]) {
-    let of = |record: &Record, policy| Together::new(record, policy, found);
-    let lock = of(record, "strict_lock");
-    let (combining, at_once) = (
-        of(record, "strict_combining"),
-        of(record, "combining_no_gather"),
-    );
-    let median = |measured: Option<Measured>| measured.map(|of| of.median);
-    if let Some(lock) = lock {
-        for (key, this) in [
-            ("strict_2thr_500ns_vs_lock", &of(record, "strict")),
-            ("combining_2thr_500ns_vs_lock", &combining),
-            ("combining_no_gather_2thr_500ns_vs_lock", &at_once),
-        ] {
-            let Some(this) = this else { continue };
-            let compare = |of: &dyn Fn(&Turn, &Turn) -> Option<f64>| {
-                median(this.outcome.turn_by_turn(lock.outcome, of))
-            };
-            let raw = compare(&|this, lock| Some(this.mps / lock.mps));
-            let scaled = compare(&|run, of_lock| Some(this.scaled(run)? / lock.scaled(of_lock)?));
-            record.both(key, raw, scaled, 3);
-        }
-    }
-    for (key, this) in [
-        ("combining_2thr_500ns_mps", at_once),
-        ("combining_gather_2thr_500ns_mps", combining),
+        outcome.as_ref().ok()
+    };
+    for (key, policy) in [
+        ("strict_2thr_500ns_vs_lock", "strict"),
+        ("combining_2thr_500ns_vs_lock", "strict_combining"),
+        (
+            "combining_no_gather_2thr_500ns_vs_lock",
+            "combining_no_gather",
+        ),
     ] {
-        let Some(this) = this else { continue };
-        let of = this.outcome;
-        let scaled = median(of.turn_by_turn(of, |run, _| this.scaled(run)));
-        record.both(key, Some(of.mps.median), scaled, 3);
+        record.ratio(key, of("strict_lock"), of(policy));
     }
 }
 
-fn derive(record: &mut Record) {
-    let deferred = record.get("d_deferred_f0_1thr_ns_raw");
-    let scaled = record.get("d_deferred_f0_1thr_ns");
-    // Allocator and queue, as d-def is defined; beside it the same with a table behind.
-    record.both("deferred_ns", deferred, scaled, 2);
-    let deferred = record.get("dt_deferred_f0_1thr_ns_raw");
-    let scaled = record.get("dt_deferred_f0_1thr_ns");
-    record.both("deferred_table_ns", deferred, scaled, 2);
+/// Combining where commands cost what they may: 500 ns for pages and 1 µs for a domain. Where a domain cost no more than a
+/// page, a leader that takes two cores' pages together would save a whole command.
+fn true_costs(turns: &Turns, record: &mut Record) {
+    record.section("d: two threads; 500 ns a command for pages, 1 us for a domain");
+    let cases = D_POLICIES.map(|(name, policy)| {
+        Case::new(format!("d {name}"), 2, move || {
+            let rig = Rig::new(NoTable, policy, Costs::USUAL, 2)?;
+            loops::windows(&rig, 2, &Sink::default())
+        })
+    });
+    let found = turns.measure(&cases);
+    for ((name, _), (case, outcome)) in D_POLICIES.iter().zip(cases.iter().zip(&found)) {
+        record.row(&format!("d_{name}_true_costs"), case, outcome);
+    }
+    let of = |at: usize| found[at].as_ref().ok();
+    record.ratio("combining_true_costs_vs_strict", of(1), of(2));
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
-
-    use iova::IovaAllocator;
 
     use super::*;
     use crate::measure::BATCH;
@@ -242,7 +185,7 @@ mod tests {
             }
             tasks.iter_mut().for_each(|task| task.finish());
             drop(tasks);
-            assert_eq!(rig.mapper().allocator().stats().live_ranges, 0, "{name}");
+            assert_eq!(rig.mapper().allocator_stats().live_ranges, 0, "{name}");
             let facts = sink.take();
             assert_eq!((facts.len(), facts[0].pairs), (1, 2 * BATCH));
             if name.starts_with("strict") {

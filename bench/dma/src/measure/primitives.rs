@@ -1,4 +1,4 @@
-//! What this machine can do at all: the primitives that figures are scaled by.
+//! What this machine can do at all: printed beside the figures, which are as measured.
 //!
 //! * **floor**: an object taken from an array that its core owns and put back, two calls that are not inlined;
 //! * **private loop**: random numbers on one and on two threads that share nothing;
@@ -7,15 +7,14 @@
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lines::Lock;
 use report::Measured;
 
-use super::threads::{BATCH, Task, run};
+use super::Random;
+use super::threads::{BATCH, Task};
 use super::turns::{Case, Outcome, Turns};
-use super::{Random, Scale};
 
 /// Objects of one magazine, as Bonwick and Linux have them.
 const MAGAZINE: usize = 127;
@@ -87,17 +86,8 @@ fn magazine() -> Box<Floor> {
     })))
 }
 
-/// The private loop of thread `id`.
-pub fn private(id: usize) -> Box<dyn Task> {
+fn private(id: usize) -> Box<dyn Task> {
     Box::new(Private(Random::of_core(id)))
-}
-
-/// The floor now, nanoseconds.
-///
-/// # Errors
-/// The CPU cannot be used.
-pub fn floor(cpus: &[usize], time: Duration) -> Result<f64> {
-    Ok(run(vec![magazine()], cpus, time)?.cpu_ns)
 }
 
 /// The primitives of one run of the program.
@@ -139,14 +129,6 @@ impl Primitives {
             private_2thr_ns: ns(&found[3]),
             rtt_ns,
         })
-    }
-
-    /// The scale they make.
-    pub fn scale(&self) -> Scale {
-        Scale {
-            floor_ns: self.floor_ns.median,
-            rtt_ns: self.rtt_ns.map(|rtt| rtt.median),
-        }
     }
 
     /// Two threads that share nothing against one; `None` where there is one CPU.

@@ -1,11 +1,11 @@
 //! Figures that are compared take turns; two threads that were disturbed are run again.
 //!
-//! A processor that shares a core with somebody else's runs faster or slower from second to second. So every run has
-//! the primitive that it is scaled by right before and after it: one thread the floor, two a cache line's round trip.
+//! A processor that shares a core with somebody else's runs faster or slower from second to second, so cases are compared
+//! turn by turn, and a cache line's round trip is measured before each run of two threads.
 //! A turn, and a run that is repeated, waits a little for CPUs that are not idle. A run of two threads counts if both were running for 98.5 % of
 //! it (time that the hypervisor gave to others is none of theirs); it has three attempts, and what was disturbed in
 //! all of them is counted, and left out where another turn was not. Runs so short that they are no measurement have one attempt,
-//! and few looks at the primitive: on a machine that is busy each of them waits for a CPU.
+//! and few looks at the round trip: on a machine that is busy each of them waits for a CPU.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use anyhow::Result;
 use report::{Measured, host};
 
 use super::threads::{Run, Tasks, run};
-use super::{primitives, scale};
 
 /// The part of a two-thread run that both threads must have been running.
 const UNDISTURBED: f64 = 0.985;
@@ -34,8 +33,6 @@ pub struct Case<'a> {
     pub threads: usize,
     /// Threads that sleep inside the loop cannot be told from disturbed ones.
     pub may_sleep: bool,
-    /// Waits of fixed length are part of it, so that it does not scale with the machine.
-    pub is_fixed: bool,
     /// Makes the threads.
     pub make: Box<dyn Fn() -> Result<Tasks> + 'a>,
 }
@@ -51,17 +48,7 @@ impl<'a> Case<'a> {
             name: name.into(),
             threads,
             may_sleep: false,
-            is_fixed: false,
             make: Box::new(make),
-        }
-    }
-
-    /// The same with waits of fixed length.
-    #[must_use]
-    pub fn fixed(self) -> Self {
-        Self {
-            is_fixed: true,
-            ..self
         }
     }
 
@@ -79,7 +66,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// One run, and what was measured right before and after it.
+/// One run, and what was measured right before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     /// Nanoseconds of a pair, per thread: of one thread its processor time, of two the time on the wall.
@@ -88,8 +75,8 @@ pub struct Turn {
     pub mps: f64,
     /// Pairs of all threads together.
     pub pairs: u64,
-    /// Beside one thread the floor, beside two a cache line's round trip, nanoseconds: the mean of before and after.
-    pub beside_ns: Option<f64>,
+    /// Before two threads: a cache line's round trip, nanoseconds.
+    pub rtt_ns: Option<f64>,
     /// Two threads of which one was kept from running, in this attempt and in those that were worse.
     pub is_disturbed: bool,
 }
@@ -99,14 +86,10 @@ pub struct Turn {
 pub struct Outcome {
     /// Nanoseconds of a pair, per thread, as measured.
     pub ns: Measured,
-    /// Of one thread: each run scaled by the floor beside it.
-    pub scaled_ns: Option<Measured>,
     /// Millions of pairs per second, all threads; of one thread by its processor time.
     pub mps: Measured,
-    /// A cache line's round trip, beside the runs of two threads.
+    /// A cache line's round trip, before the runs of two threads.
     pub rtt_ns: Option<Measured>,
-    /// The floor beside the runs of one thread.
-    pub floor_ns: Option<f64>,
     /// Runs in which a thread was not running all the time, because others use the machine.
     pub disturbed: usize,
     /// Of each turn, so that two cases can be compared turn by turn.
@@ -169,11 +152,7 @@ impl Turns {
                 }
             }
         }
-        cases
-            .iter()
-            .zip(found)
-            .map(|(case, found)| Ok(outcome(case, found?)))
-            .collect()
+        found.into_iter().map(|found| Ok(outcome(found?))).collect()
     }
 
     fn is_short(&self) -> bool {
@@ -202,36 +181,24 @@ impl Turns {
             .map(|rtt| rtt.median)
     }
 
-    /// The primitive that a run of so many threads is scaled by.
-    fn primitive(&self, threads: usize) -> Option<f64> {
-        match threads {
-            1 => primitives::floor(&self.cpus, self.time / 16).ok(),
-            _ => self.round_trip(),
-        }
-    }
-
     /// One run, and up to two more if others disturbed it: the least disturbed of them.
     fn attempt(&self, case: &Case<'_>) -> Result<Turn> {
         let mut best: Option<(Run, Option<f64>)> = None;
         for _ in 0..3 {
-            let before = self.primitive(case.threads);
+            let rtt = (case.threads > 1).then(|| self.round_trip()).flatten();
             let found = run((case.make)()?, &self.cpus, self.time)?;
-            let after = self.primitive(case.threads);
-            let beside = before
-                .zip(after)
-                .map(|(before, after)| f64::midpoint(before, after));
             if best
                 .as_ref()
                 .is_none_or(|(run, _)| run.on_cpu < found.on_cpu)
             {
-                best = Some((found, beside));
+                best = Some((found, rtt));
             }
             if self.is_short() || !case.is_disturbed(&found) {
                 break;
             }
             self.wait_for_others();
         }
-        let (run, beside_ns) = best.expect("there was an attempt");
+        let (run, rtt_ns) = best.expect("there was an attempt");
         let is_alone = case.threads == 1;
         Ok(Turn {
             ns: if is_alone { run.cpu_ns } else { run.wall_ns },
@@ -241,28 +208,23 @@ impl Turns {
                 run.per_second / 1e6
             },
             pairs: run.pairs,
-            beside_ns,
+            rtt_ns,
             is_disturbed: case.is_disturbed(&run),
         })
     }
 }
 
-fn outcome(case: &Case<'_>, runs: Vec<Turn>) -> Outcome {
+fn outcome(runs: Vec<Turn>) -> Outcome {
     let disturbed = runs.iter().filter(|run| run.is_disturbed).count();
     let is_counted = |run: &&Turn| !run.is_disturbed || disturbed == runs.len();
     let of = |value: &dyn Fn(&Turn) -> Option<f64>| {
         Measured::of(runs.iter().filter(is_counted).filter_map(value))
     };
     let must = |value: &dyn Fn(&Turn) -> f64| of(&|run| Some(value(run))).expect("there are runs");
-    let is_alone = case.threads == 1;
-    let beside = of(&|run| run.beside_ns);
     Outcome {
         ns: must(&|run| run.ns),
-        scaled_ns: of(&|run| run.beside_ns.map(|floor| scale::by_floor(run.ns, floor)))
-            .filter(|_| is_alone),
         mps: must(&|run| run.mps),
-        rtt_ns: beside.filter(|_| !is_alone),
-        floor_ns: beside.filter(|_| is_alone).map(|floor| floor.median),
+        rtt_ns: of(&|run| run.rtt_ns),
         disturbed,
         runs,
     }
@@ -305,54 +267,32 @@ mod tests {
             (3, None, 0)
         );
         assert!(works.ns.min > 0.0 && works.mps.median > 0.0);
-        assert!(works.floor_ns.is_some_and(|floor| floor > 0.0));
     }
 
-    fn turn(ns: f64, beside: f64, is_disturbed: bool) -> Turn {
+    fn turn(ns: f64, rtt: f64, is_disturbed: bool) -> Turn {
         Turn {
             ns,
             mps: 1e3 / ns,
             pairs: 1,
-            beside_ns: Some(beside),
+            rtt_ns: Some(rtt),
             is_disturbed,
         }
     }
 
     #[test]
-    fn each_run_is_scaled_by_the_floor_beside_it() {
-        let case = Case::new("one", 1, || bail!("not run"));
-        let floor = scale::REFERENCE_FLOOR_NS;
-        let runs = [(10.0, 1.0), (20.0, 2.0), (30.0, 3.0)];
-        let found = outcome(
-            &case,
-            runs.map(|(ns, times)| turn(ns, floor * times, false))
-                .into(),
-        );
-        let scaled = found.scaled_ns.expect("one thread");
-        assert!((scaled.min - 10.0).abs() < 1e-9 && scaled.spread() < 1e-9);
-        assert_eq!((found.ns.median, found.rtt_ns), (20.0, None));
-    }
-
-    #[test]
     fn disturbed_runs_count_only_where_there_are_no_others() {
-        let case = Case::new("two", 2, || bail!("not run"));
-        let some = outcome(
-            &case,
-            vec![turn(90.0, 100.0, true), turn(10.0, 200.0, false)],
-        );
+        let some = outcome(vec![turn(90.0, 100.0, true), turn(10.0, 200.0, false)]);
         assert_eq!((some.ns.max, some.disturbed, some.runs.len()), (10.0, 1, 2));
         assert_eq!(some.rtt_ns.map(|rtt| rtt.median), Some(200.0));
-        assert_eq!((some.scaled_ns, some.floor_ns), (None, None));
-        let all = outcome(&case, vec![turn(90.0, 1.0, true), turn(10.0, 1.0, true)]);
+        let all = outcome(vec![turn(90.0, 1.0, true), turn(10.0, 1.0, true)]);
         assert_eq!((all.ns.max, all.disturbed), (90.0, 2));
     }
 
     #[test]
     fn cases_are_compared_turn_by_turn_and_in_quiet_turns() {
         let of = |runs: &[(f64, bool)]| {
-            let case = Case::new("two", 2, || bail!("not run"));
             let turn = |&(ns, is_disturbed): &(f64, bool)| turn(ns, 200.0, is_disturbed);
-            outcome(&case, runs.iter().map(turn).collect())
+            outcome(runs.iter().map(turn).collect())
         };
         let ratio = |this: &Outcome, other: &Outcome| {
             let found = this.turn_by_turn(other, |this, other| Some(this.ns / other.ns));

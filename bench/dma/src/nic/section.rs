@@ -139,7 +139,7 @@ fn make(
     sink: &Sink,
     stamps: Option<&Stamps>,
 ) -> Result<Tasks> {
-    let rig = Rig::new(table()?, named.policy, Costs::USUAL, threads)?;
+    let rig = Rig::new(table()?, named.policy, Costs::USUAL.of(named.name), threads)?;
     load::tasks(&rig, sequence, load.packets, threads, sink, stamps)
 }
 
@@ -159,7 +159,6 @@ fn shares(
             Case::new(named.name, threads, move || {
                 make(named, load, sequence, threads, sink, None)
             })
-            .fixed()
         })
         .collect();
     record.section(&format!(
@@ -172,7 +171,7 @@ fn shares(
     let found = turns.measure(&cases);
     for ((named, case), outcome) in POLICIES.iter().zip(&cases).zip(&found) {
         let key = format!("nic_{}_{}", load.name, named.name);
-        record.row(&key, case, outcome, "");
+        record.row(&key, case, outcome);
     }
     let off = found.last().and_then(|outcome| outcome.as_ref().ok());
     let mut last = Vec::new();
@@ -184,18 +183,12 @@ fn shares(
         let (Ok(outcome), Some(off)) = (outcome, off) else {
             continue;
         };
-        let raw = off.ns.median / outcome.ns.median;
         let key = format!("nic_{}_{}_{threads}thr_share", load.name, named.name);
-        let fixed = flushed(outcome, &facts) + load.packets.pad_ns as f64;
-        let scaled = if threads == 1 && load.packets.pad_ns > 0 {
-            let pad = load.packets.pad_ns as f64;
-            let scale = record.scale().with_floor(outcome.floor_ns);
-            scale.beyond_wait(off.ns.median, pad) / scale.beyond_wait(outcome.ns.median, fixed)
-        } else {
-            raw
-        };
-        record.both(&key, Some(raw), Some(scaled), 4);
-        println!("  {:24} {raw:.3} measured, {scaled:.3} scaled", named.name);
+        let share = outcome.turn_by_turn(off, |this, off| Some(off.ns / this.ns));
+        if let Some(share) = share {
+            record.measured(&key, &share, 4);
+            println!("  {:24} {:.3} to {:.3}", named.name, share.min, share.max);
+        }
     }
     if (load.name, threads) == ("1500", 1) {
         budget(record, &found, &last);
@@ -205,8 +198,7 @@ fn shares(
             ("strict_share", "strict"),
         ] {
             let of = format!("nic_1500_{policy}_1thr_share");
-            let (raw, scaled) = (record.get(&format!("{of}_raw")), record.get(&of));
-            record.both(key, raw, scaled, 4);
+            record.copy(key, &of);
         }
     }
 }
@@ -251,14 +243,6 @@ fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]
             facts.commands as f64 / pairs,
             beyond - commands
         );
-    }
-}
-
-/// Time of a packet that the hardware took for its commands, in the last run.
-fn flushed(outcome: &Outcome, facts: &[Facts]) -> f64 {
-    match (outcome.runs.last(), facts.last()) {
-        (Some(run), Some(facts)) => facts.flushed_ns / run.pairs.max(1) as f64,
-        _ => 0.0,
     }
 }
 

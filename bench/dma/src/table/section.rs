@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use dma_map::table::{HostMemory, PageTable, VtdSecondLevel};
+use dma_linux::Domain;
+use dma_map::table::{HostMemory, VtdSecondLevel};
 use dma_peers::{GlobalLockTable, RwLockTable};
 
-use super::loops::{self, Split};
+use super::loops::{self, OfLinux, Pages, Split};
+use crate::alloc;
 use crate::map::rig::{self, CONFIG};
 use crate::measure::{Case, Turns};
 use crate::record::Record;
@@ -15,14 +17,7 @@ use crate::record::Record;
 pub const PAGES: [u64; 3] = [256, 65_536, 2_097_152];
 
 /// Names of the tables in keys.
-pub const TABLES: [&str; 3] = ["lock_free", "rw_locks", "global_lock"];
-
-/// Linux's `generic_pt` on the reference machine: one thread, two shared, two disjoint.
-pub const QUOTED: [[&str; 3]; 3] = [
-    ["71.4", "119", "71.6"],
-    ["78.0", "117", "79.3"],
-    ["216", "217", ""],
-];
+pub const TABLES: [&str; 4] = ["lock_free", "rw_locks", "global_lock", "linux"];
 
 /// How threads share, as rows name it.
 const SPLITS: [(&str, usize, Split); 4] = [
@@ -34,8 +29,8 @@ const SPLITS: [(&str, usize, Split); 4] = [
 
 /// Runs p-S.
 pub fn measure(turns: &Turns, record: &mut Record) {
-    for (pages, quoted) in PAGES.into_iter().zip(QUOTED) {
-        for (index, (name, threads, split)) in SPLITS.into_iter().enumerate() {
+    for pages in PAGES {
+        for (name, threads, split) in SPLITS {
             if split == Split::OwnLeaves && pages > 512 {
                 continue;
             }
@@ -50,7 +45,15 @@ pub fn measure(turns: &Turns, record: &mut Record) {
                     Ok(GlobalLockTable::new(rig::table()?))
                 }),
             );
-            let cases = [lock_free, rw, global];
+            let of_linux = alloc::linux().map(|linux| {
+                plain(case("linux"), threads, pages, split, move || {
+                    Ok(OfLinux(Domain::new(linux, alloc::FIRST_PAGE)?))
+                })
+            });
+            let cases: Vec<_> = [lock_free, rw, global]
+                .into_iter()
+                .chain(of_linux)
+                .collect();
             let s = if threads == 1 { "" } else { "s" };
             record.section(&format!(
                 "p-{pages}: map and unmap a page, {threads} thread{s}, {}",
@@ -59,20 +62,16 @@ pub fn measure(turns: &Turns, record: &mut Record) {
             let found = turns.measure(&cases);
             for ((table, case), outcome) in TABLES.iter().zip(&cases).zip(&found) {
                 let key = format!("p{pages}_{name}_{table}");
-                let quoted = match *table {
-                    "lock_free" => quoted.get(index).copied().unwrap_or(""),
-                    _ => "",
-                };
-                record.row(&key, case, outcome, quoted);
+                record.row(&key, case, outcome);
             }
+            let of = |at: usize| found.get(at).and_then(|outcome| outcome.as_ref().ok());
+            let key = format!("p{pages}_{name}_{threads}thr_ratio");
+            record.ratio(&key, of(0), of(3));
         }
     }
-    let alone = record.get("p256_alone_lock_free_1thr_ns_raw");
-    let scaled = record.get("p256_alone_lock_free_1thr_ns");
-    record.both("map_unmap_ns", alone, scaled, 2);
 }
 
-fn plain<'a, T: PageTable + 'static>(
+fn plain<'a, T: Pages>(
     title: String,
     threads: usize,
     pages: u64,

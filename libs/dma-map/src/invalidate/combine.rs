@@ -24,7 +24,9 @@
 //! the same word, so the clearing comes before the submission; a report is a Release store, a look at it an Acquire load;
 //! [`poll`](Invalidator::poll) acquires what the hardware did. A range that has not come when its generation is closed makes
 //! the batch a domain command, and can no longer be left: its word belongs to a later generation then. Who is stopped
-//! for so long that his report is overwritten invalidates for himself, and anybody may close for a first who is stopped.
+//! for so long that the report is overwritten invalidates for itself, and anybody may close for a first that is stopped. **No wait
+//! for another core is without a bound**: where who has closed a generation is stopped before it reports, the others invalidate
+//! each for itself, and go on so until it does; their posts stay in the open generation, which one of them closes then.
 //! The loom models check this, and that the planted mutants are caught. If a submission fails, everybody tries for himself
 //! and has his own error.
 //!
@@ -62,16 +64,19 @@ mod seat;
 use alloc::boxed::Box;
 
 use iova::IovaRange;
-use lines::{AtomicU32, CachePadded, Ordering, Spin};
+use lines::{AtomicU32, AtomicU64, CachePadded, Ordering, Spin};
 
-use self::merge::Merged;
+use self::merge::{RANGES_MAX, merge};
 use self::seat::{Board, CORES_MAX, News, Post, RANGES, Seat, unpack};
 use super::{Command, InvalidateError, Invalidator, Ticket};
 
-/// After so many looks whoever waits closes the generation himself: the machine may have stopped who should.
-const LOOKS: u32 = 1 << 12;
+/// After so many looks whoever waits closes the generation itself: the machine may have stopped who should.
+const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 3 } else { 1 << 12 };
+/// After so many looks whoever waits for a batch to be submitted invalidates for itself: the machine may have stopped who has
+/// closed the generation.
+const PATIENCE: u32 = 2 * LOOKS;
 /// After so many looks hardware that seems busy is given the batch all the same, and says whether it is dead.
-const BUSY_LOOKS: u32 = 1 << 14;
+const BUSY_LOOKS: u32 = 4 * LOOKS;
 /// Looks for others by a core that finds the hardware idle, and a batch with others would be cheaper: about half a
 /// microsecond.
 pub const GATHER_LOOKS: u32 = 256;
@@ -85,8 +90,8 @@ const MEETINGS: u32 = 256;
 const SHORT: u32 = 4;
 
 /// What the models must catch.
-#[cfg(any(loom, shuttle))]
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(any(loom, shuttle)), expect(dead_code, reason = "the models'"))]
 pub enum Mutant {
     /// Nothing is planted.
     None,
@@ -96,6 +101,8 @@ pub enum Mutant {
     RelaxedPost,
     /// A core takes the batch before its own for its own.
     LateJoin,
+    /// Who waits for a batch does so for ever.
+    NeverLeaves,
 }
 
 /// What a core has found out about the others, which alone reads and writes this.
@@ -109,6 +116,8 @@ struct Habit {
     calls_at: AtomicU32,
     /// Looks at its own batch, last time alone.
     own: AtomicU32,
+    /// The generation that it left unfinished, if it is still the open one: its post is in there.
+    left: AtomicU64,
 }
 
 impl Habit {
@@ -275,6 +284,19 @@ impl Combiner {
         habit: &Habit,
         range: IovaRange,
     ) -> Result<(), InvalidateError> {
+        let own = [Command::Pages(range)];
+        let left = habit.left.load(Ordering::Relaxed);
+        if left == self.seat.generation() {
+            // A second post of one core could make more of them than there is room for. Whoever is left there as well hears that
+            // it is alone.
+            if self.board.has(left - 1)
+                && let Some(count) = self.seat.close(Post::some_of(left))
+            {
+                self.seat.take(left, count);
+                self.board.report_on(left, None);
+            }
+            return invalidator.flush(&own);
+        }
         let post = self.seat.post(self.order());
         // Those who come when a domain command is cheaper anyway need not say.
         if post.place + 1 < invalidator.whole_domain_from() {
@@ -298,20 +320,25 @@ impl Combiner {
             match self.news(post) {
                 News::Ticket(ticket) => {
                     habit.met();
-                    #[cfg(any(loom, shuttle))]
-                    if self.mutant == Mutant::EarlyAnswer {
+                    if self.plants(Mutant::EarlyAnswer) {
                         return Ok(());
                     }
                     return wait(invalidator, ticket).map(drop);
                 }
                 News::Alone => {
                     habit.met_nobody();
-                    return invalidator.flush(&[Command::Pages(range)]);
+                    return invalidator.flush(&own);
                 }
                 News::Nothing => {}
             }
-            if spin.wait() % LOOKS == 0 && self.board.has(post.generation - 1) {
+            let looks = spin.wait();
+            if looks % LOOKS == 0 && self.board.has(post.generation - 1) {
                 closed = self.seat.close(post);
+            }
+            if looks >= PATIENCE && closed.is_none() && !self.plants(Mutant::NeverLeaves) {
+                habit.left.store(post.generation, Ordering::Relaxed);
+                habit.met_nobody();
+                return invalidator.flush(&own);
             }
         }
     }
@@ -322,10 +349,10 @@ impl Combiner {
         let is_open = || matches!(self.board.news(post.generation), News::Nothing);
         let mut spin = Spin::default();
         let mut looks = 0;
-        while looks < BUSY_LOOKS && !self.is_idle(invalidator, post)
-            || !self.board.has(post.generation - 1)
+        while !self.board.has(post.generation - 1)
+            || looks < BUSY_LOOKS && !self.is_idle(invalidator, post)
         {
-            if !is_open() {
+            if looks >= BUSY_LOOKS || !is_open() {
                 return false;
             }
             looks = spin.wait();
@@ -355,24 +382,30 @@ impl Combiner {
 
     #[inline]
     fn news(&self, post: Post) -> News {
-        #[cfg(any(loom, shuttle))]
-        if self.mutant == Mutant::LateJoin {
-            return self.board.news(post.generation - 1);
-        }
-        self.board.news(post.generation)
+        let late = u64::from(self.plants(Mutant::LateJoin));
+        self.board.news(post.generation - late)
     }
 
     /// Of posting.
     #[inline]
     fn order(&self) -> Ordering {
-        #[cfg(any(loom, shuttle))]
-        if self.mutant == Mutant::RelaxedPost {
-            return Ordering::Relaxed;
+        match self.plants(Mutant::RelaxedPost) {
+            true => Ordering::Relaxed,
+            false => Ordering::AcqRel,
         }
-        Ordering::AcqRel
     }
 
-    /// Carries out a generation of `count`, which this core has closed.
+    /// Whether this mistake is planted: never, outside the models.
+    #[inline(always)]
+    fn plants(&self, _mutant: Mutant) -> bool {
+        #[cfg(any(loom, shuttle))]
+        return self.mutant == _mutant;
+        #[cfg(not(any(loom, shuttle)))]
+        false
+    }
+
+    /// Carries out a generation of `count`, which this core has closed. Its ranges are taken before the report, which whoever
+    /// closes the next generation has seen.
     fn lead<I: Invalidator>(
         &self,
         invalidator: &I,
@@ -383,14 +416,10 @@ impl Combiner {
     ) -> Result<(), InvalidateError> {
         let generation = post.generation;
         let own = [Command::Pages(range)];
-        let submitted = if count < enough {
-            let submitted = invalidator.submit(&own);
-            self.board.report_on(generation, None);
-            self.seat.take(generation, count);
-            submitted
-        } else if count >= invalidator.whole_domain_from() || count > RANGES {
-            let submitted = invalidator.submit(&[Command::Domain]);
-            self.board.report_on(generation, submitted.ok());
+        let is_alone = count < enough;
+        let submitted = if is_alone || count >= invalidator.whole_domain_from() || count > RANGES {
+            let commands = if is_alone { own } else { [Command::Domain] };
+            let submitted = invalidator.submit(&commands);
             self.seat.take(generation, count);
             submitted
         } else {
@@ -401,10 +430,10 @@ impl Combiner {
                 }
                 unpack(*word)
             });
-            let submitted = invalidator.submit(Merged::of(ranges).commands());
-            self.board.report_on(generation, submitted.ok());
-            submitted
+            invalidator.submit(merge(ranges, &mut [Command::Domain; RANGES_MAX]))
         };
+        let ticket = submitted.ok().filter(|_| !is_alone);
+        self.board.report_on(generation, ticket);
         wait(invalidator, submitted?).map(drop)
     }
 }

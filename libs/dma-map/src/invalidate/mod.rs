@@ -8,7 +8,7 @@
 //! | implementation | for |
 //! |---|---|
 //! | `testing::ModelIotlb` (feature `testing`) | caches translations *and table pointers*, and serves them until it is told to forget |
-//! | [`NullInvalidator`] | no hardware caches anything; also what a VFIO or iommufd container is, whose unmap call invalidates |
+//! | [`NullInvalidator`] | no hardware caches anything |
 //!
 //! [`Combiner`] lets the unmaps of many cores meet in one batch and one wait.
 //!

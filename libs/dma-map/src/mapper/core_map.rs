@@ -1,269 +1,128 @@
 //! One core's handle, and how it maps.
 
-use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use alloc::sync::Arc;
 use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{
-    Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Pinned, Request,
-};
+use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Pinned, Request};
 use lines::Ordering;
 
 use super::error::DmaMapError;
-use super::idle::IdlePins;
-use super::policy::{Optimistic, Reuse, Teardown};
+use super::first_pages;
+use super::limits::{DeviceLimits, Reach};
+use super::lines::{CacheSnapshot, CoreLines};
+use super::policy::{Reuse, Teardown};
 use super::queue::Queue;
 use super::reclaim::Quarantine;
 use super::request::{Direction, Mapping, Segment};
-use super::shared::{BATCH, Shared};
-use super::{first_pages, lines::Told};
+use super::shared::Shared;
 use crate::clock::Clock;
-use crate::invalidate::{Command, Invalidator};
-use crate::reuse::{
-    Batch, Key, OptimisticCache, Released, ReuseCache, SharingCache, SharingTable, Stacked, Windows,
-};
-use crate::table::{MapError, PageTable};
+use crate::invalidate::Invalidator;
+use crate::reuse::{Key, OptimisticCache, ReuseCache, SharingCache, Windows};
+use crate::table::IoMap;
+use crate::table::MapError;
+
+/// The parts of a [`Mapping`]: address, length, pages allocated, key.
+type Parts = (Iova, NonZeroU64, u64, Option<Key>);
 
 /// Places of the queue under policies that queue only what an invalidation failed for.
 const STRICT_ROOM: usize = 64;
 
 /// What finds mappings again. An enumeration, so that the calls for each mapping are inlined.
+#[derive(Default)]
 #[expect(
     clippy::large_enum_variant,
     reason = "one per core, and the large one is the one that matters"
 )]
 pub(super) enum Cache {
+    /// Nothing.
+    #[default]
+    Never,
     Shared(SharingCache),
-    /// With the pins of what it keeps.
+    /// With the pins of what it keeps: a second unmap of an idle mapping, by any core, is refused by the allocator.
     Idle(OptimisticCache<Option<Pinned>>),
-    Both(Box<Stacked<SharingCache, OptimisticCache>>),
 }
 
 impl Cache {
-    /// A mapping that ends now can be kept, if it is to be.
-    #[inline]
-    pub(super) fn has_room(&mut self) -> bool {
-        match self {
-            Self::Shared(_) => true,
-            Self::Idle(cache) => cache.has_room(),
-            Self::Both(both) => both.parts().1.has_room(),
-        }
-    }
-
-    /// [`OptimisticCache::make_room`].
-    pub(super) fn make_room(&mut self, now: u64, batch: &mut Batch) {
-        match self {
-            Self::Shared(_) => {}
-            Self::Idle(cache) => cache.make_room(now, batch),
-            Self::Both(both) => both.parts().1.make_room(now, batch),
-        }
-    }
-
-    /// [`OptimisticCache::hand_over`].
-    pub(super) fn hand_over(&mut self, batch: &mut Batch) {
-        match self {
-            Self::Shared(_) => {}
-            Self::Idle(cache) => cache.hand_over(batch),
-            Self::Both(both) => both.parts().1.hand_over(batch),
-        }
-    }
-
     /// For what is seldom asked.
-    pub(super) fn any(&mut self) -> &mut dyn ReuseCache {
+    pub(super) fn any(&mut self) -> Option<&mut dyn ReuseCache> {
         match self {
-            Self::Shared(cache) => cache,
-            Self::Idle(cache) => cache,
-            Self::Both(cache) => &mut **cache,
+            Self::Never => None,
+            Self::Shared(cache) => Some(cache),
+            Self::Idle(cache) => Some(cache),
         }
     }
 }
 
-/// What a core has where mappings are reused.
-pub(super) struct Reused {
-    pub(super) cache: Cache,
-    /// The pins of what other caches keep.
-    idle: IdlePins,
-}
-
-/// What became of a mapping that a user has let go of.
-pub(super) enum LetGo {
-    /// It stays, with its pin.
-    Kept {
-        /// Where its place was another's, whom somebody else has torn down, that one's pin.
-        gone: Option<Pinned>,
-        /// Others have to go.
-        wants_room: bool,
-    },
-    /// The caller lets go of the pin: somebody else uses the mapping.
-    InUse(Pinned),
-    /// The caller tears it down.
-    TearDown(Pinned),
-}
-
-impl Reused {
-    fn new(reuse: Reuse, table: Option<&Arc<SharingTable>>) -> Option<Self> {
-        let shared = || {
-            let table = table.expect("a policy that shares has a table");
-            SharingCache::new(Arc::clone(table))
-        };
-        let (cache, quota) = match reuse {
-            Reuse::Never => return None,
-            Reuse::Shared => (Cache::Shared(shared()), 0),
-            Reuse::Optimistic(kept) => {
-                let cache = OptimisticCache::keeping(kept.quota, residency(kept));
-                (Cache::Idle(cache), 0)
-            }
-            Reuse::SharedOptimistic(kept) => {
-                let idle = OptimisticCache::new(kept.quota, residency(kept));
-                let both = Stacked::new(shared(), idle);
-                (Cache::Both(Box::new(both)), kept.quota)
-            }
-        };
-        Some(Self {
-            cache,
-            idle: IdlePins::new(quota),
-        })
-    }
-
-    /// [`ReuseCache::acquire`], with the pin where it has one here.
-    #[inline]
-    fn acquire(&mut self, key: Key, now: u64) -> Option<(IovaRange, Option<Pinned>)> {
-        match &mut self.cache {
-            Cache::Idle(cache) => cache.acquire_at(key, now),
-            other => {
-                let range = other.any().acquire(key, now)?;
-                Some((range, self.idle.remove(range.first())))
-            }
-        }
-    }
-
-    /// [`ReuseCache::release`], with the pin; what goes to make room goes before and after.
-    #[inline]
-    pub(super) fn release(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        pinned: Pinned,
-        now: u64,
-    ) -> LetGo {
-        let placed = match &mut self.cache {
-            Cache::Shared(cache) => match cache.end_use(key, range) {
-                Released::InUse => return LetGo::InUse(pinned),
-                _ => None,
-            },
-            Cache::Idle(cache) => {
-                let Some(placed) = cache.release_at(key, range, now) else {
-                    cache.refused();
-                    return LetGo::TearDown(pinned);
-                };
-                return LetGo::Kept {
-                    gone: cache.kept(placed.place).replace(pinned),
-                    wants_room: placed.wants_room,
-                };
-            }
-            Cache::Both(both) => {
-                let (shared, idle) = both.parts();
-                if shared.end_use(key, range) == Released::InUse {
-                    return LetGo::InUse(pinned);
-                }
-                let placed = idle.release_at(key, range, now);
-                if placed.is_none() {
-                    idle.refused();
-                }
-                placed
-            }
-        };
-        match placed {
-            Some(placed) => {
-                self.idle.insert(pinned);
-                LetGo::Kept {
-                    gone: None,
-                    wants_room: placed.wants_room,
-                }
-            }
-            None => LetGo::TearDown(pinned),
-        }
-    }
-
-    /// The pin of a mapping that starts at `page` and was torn down, by whom ever. In its place there may be another's
-    /// by now: then its own has come out when that one came.
-    pub(super) fn take_pin(&mut self, place: u32, page: IovaPfn) -> Option<Pinned> {
-        match &mut self.cache {
-            Cache::Idle(cache) => {
-                let kept = cache.kept(place);
-                kept.take_if(|pinned| pinned.range().first() == page)
-            }
-            _ => self.idle.remove(page),
-        }
-    }
-}
-
-fn residency(idle: Optimistic) -> u64 {
-    u64::try_from(idle.residency.as_nanos()).unwrap_or(u64::MAX)
+/// Whether a mapping may be found again.
+#[derive(Clone, Copy)]
+enum MayReuse {
+    No,
+    Yes,
 }
 
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
 ///
 /// Dropping it gives everything back; what an invalidation that fails then keeps from being given back is
 /// adopted by the other cores after a later one.
-pub struct MapperCore<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> {
+pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     pub(super) shared: Arc<Shared<A, T, I, C>>,
     pub(super) alloc: A::Core,
     pub(super) core: usize,
+    /// Ours of the mapper's lines.
+    pub(super) line: Arc<CoreLines>,
     pub(super) queue: Queue,
     pub(super) quarantine: Quarantine,
-    pub(super) reused: Option<Reused>,
-    /// Every mapping is made, none is found: translation is on and nothing is reused.
-    pub(super) makes_each: bool,
-    /// As well, and what is unmapped goes into the queue.
-    pub(super) queues_each: bool,
+    pub(super) cache: Cache,
     /// What our line said when we last looked.
     pub(super) notices: u64,
     /// Age of the queue's oldest entry at which it is flushed, in nanoseconds.
     pub(super) age_ns: u64,
     /// Mappings freed since chunks were last looked for.
     pub(super) freed: u32,
-    /// When the reuse cache last told what it has counted.
+    /// When the reuse cache last reported what it has counted.
     pub(super) published_ns: u64,
-    pub(super) commands: Vec<Command>,
     /// Not `Sync`: one thread at a time.
     is_not_sync: PhantomData<Cell<()>>,
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     pub(super) fn new(shared: Arc<Shared<A, T, I, C>>, alloc: A::Core) -> Self {
         let core = alloc.core().0;
         shared.used.fetch_max(core + 1, Ordering::AcqRel);
-        let line = &shared.lines[core];
-        let window = shared.policy.window();
+        let line = Arc::clone(&shared.lines[core]);
+        let policy = &shared.policy;
         // Whoever had the handle before left nothing in a queue, and nothing open on the line.
         let queue = Queue::new(
-            window.map_or(STRICT_ROOM, |window| window.entries),
+            policy.window().map_or(STRICT_ROOM, |window| window.entries),
             line.owner.queued.load(Ordering::Relaxed),
+            matches!(policy.teardown, Teardown::Async(_)),
         );
         let quarantine = Quarantine::new(line.owner.retired.load(Ordering::Relaxed));
-        let left = line.left.lock().take();
-        let mut reused = left.or_else(|| Reused::new(shared.policy.reuse, shared.sharing.as_ref()));
-        *line.expirer.lock() = reused
-            .as_mut()
-            .and_then(|reused| reused.cache.any().expirer());
-        let makes_each = !shared.policy.is_off && reused.is_none();
-        let is_deferred = matches!(shared.policy.teardown, Teardown::Deferred(_));
+        let mut cache = core::mem::take(&mut *line.left.lock());
+        if let Cache::Never = cache {
+            cache = match (policy.reuse, &shared.sharing) {
+                (Reuse::Shared, Some(table)) => Cache::Shared(SharingCache::new(Arc::clone(table))),
+                (Reuse::Optimistic(idle), _) => {
+                    Cache::Idle(OptimisticCache::keeping(idle.quota, idle.residency_ns()))
+                }
+                _ => Cache::Never,
+            };
+        }
+        *line.expirer.lock() = cache.any().and_then(|cache| cache.expirer());
         Self {
-            makes_each,
-            queues_each: makes_each && is_deferred,
-            age_ns: u64::try_from(shared.age.as_nanos()).unwrap_or(u64::MAX),
+            age_ns: shared.age_ns,
             // Not what it says now: what was left there is looked at once.
             notices: line.flusher.notices.load(Ordering::Relaxed).wrapping_sub(1),
             shared,
             alloc,
             core,
+            line,
             queue,
             quarantine,
-            reused,
+            cache,
             freed: 0,
             published_ns: 0,
-            commands: Vec::with_capacity(BATCH),
             is_not_sync: PhantomData,
         }
     }
@@ -286,121 +145,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
-        let quick = match segments {
-            &[segment] => self.map_quickly(segment, direction),
-            _ => None,
-        };
-        let (start, offset, len, allocated, key) = match (quick, segments) {
-            (Some((start, len, allocated, key)), &[segment]) => {
-                let offset = segment.phys.offset_in(PAGE_SIZE);
-                (start.raw(), offset, len, allocated, key)
-            }
-            _ => match self.map_carefully(segments, direction) {
-                Ok((iova, len, allocated, key)) => (iova.raw(), 0, len, allocated, key),
-                Err(error) => return Err(error),
-            },
-        };
-        Ok(Mapping {
-            iova: Iova::new(start | offset),
-            len,
-            allocated,
-            domain: self.domain(),
-            key,
-        })
-    }
-
-    /// The common case: one segment, nothing out of the ordinary. Gives where its first page is mapped, and the pages
-    /// allocated. `None` leaves things as they were, and [`map_carefully`](Self::map_carefully) does it or says why not.
-    #[inline(always)]
-    fn map_quickly(
-        &mut self,
-        segment: Segment,
-        direction: Direction,
-    ) -> Option<(Iova, NonZeroU64, u64, Option<Key>)> {
-        let shared = &*self.shared;
-        let len = NonZeroU64::new(segment.len)?;
-        let pages = segment.pages()?;
-        if segment.len > shared.limits.max_segment {
-            return None;
-        }
-        let phys = segment.phys.align_down(PAGE_SIZE);
-        if !self.makes_each {
-            if shared.policy.is_off {
-                let is_within = segment.phys.raw() + (segment.len - 1) <= shared.limits.last.raw();
-                return is_within.then_some((Iova::new(phys.raw()), len, 0, None));
-            }
-            let key = Key::new(phys, pages, direction.access())?;
-            let (start, allocated) = self.find_quickly(key)?;
-            return Some((start, len, allocated, Some(key)));
-        }
-        let access = direction.access();
-        let allocated = self.try_make(phys, pages, access)?;
-        Some((allocated.start(), len, allocated.pages(), None))
-    }
-
-    /// A new mapping of so many pages, where nothing is out of the ordinary. `None` leaves things as they were.
-    #[inline(always)]
-    fn try_make(&mut self, phys: PhysAddr, pages: u64, access: Access) -> Option<IovaRange> {
-        let request = self.request(pages);
-        let allocated = self.alloc.alloc(request).ok()?;
-        let range = first_pages(allocated, pages);
-        if self.shared.table.map(range, phys, access).is_err() {
-            self.take_back(allocated);
-            return None;
-        }
-        Some(allocated)
-    }
-
-    /// An idle mapping of this core, in use again, or a new one. `None` leaves things as they were.
-    #[inline(always)]
-    fn find_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
-        let reused = self.reused.as_mut()?;
-        let Cache::Idle(cache) = &mut reused.cache else {
-            return None;
-        };
-        let Some((range, pinned)) = cache.hit(key, self.shared.clock.coarse()) else {
-            return self.make_quickly(key);
-        };
-        let Some(pinned) = pinned else {
-            return Some((range.range().start(), 0));
-        };
-        // It starts where the mapping does.
-        let allocated = pinned.range();
-        self.alloc.unpin(pinned);
-        Some((allocated.start(), allocated.pages()))
-    }
-
-    /// A mapping, where none was found. `None` leaves things as they were.
-    #[inline(never)]
-    fn make_quickly(&mut self, key: Key) -> Option<(Iova, u64)> {
-        let allocated = self.try_make(key.phys(), key.pages(), key.access())?;
-        if let Some(Cache::Idle(cache)) = self.reused.as_mut().map(|reused| &mut reused.cache) {
-            cache.missed();
-        }
-        Some((allocated.start(), allocated.pages()))
-    }
-
-    /// Nothing was mapped there.
-    #[cold]
-    #[inline(never)]
-    fn take_back(&mut self, allocated: IovaRange) {
-        self.alloc.free(allocated).expect("just allocated");
-    }
-
-    /// All other cases, and those that [`map_quickly`](Self::map_quickly) gave up, from the start. Gives the parts of the
-    /// mapping: were it the mapping itself, that of the common case would have to lie in the same memory.
-    #[inline(never)]
-    fn map_carefully(
-        &mut self,
-        segments: &[Segment],
-        direction: Direction,
-    ) -> Result<(Iova, NonZeroU64, u64, Option<Key>), DmaMapError> {
-        let mapping = match segments {
-            &[segment] => self.map_one(segment, direction, true),
-            segments => self.map_joined(segments, direction),
-        }?;
-        Ok((mapping.iova, mapping.len, mapping.allocated, mapping.key))
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
+        self.map_within(None, segments, direction, MayReuse::Yes)
     }
 
     /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
@@ -412,45 +158,42 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         &mut self,
         segments: &[Segment],
         direction: Direction,
-    ) -> Result<Mapping, DmaMapError> {
-        match segments {
-            &[segment] => self.map_one(segment, direction, false),
-            segments => self.map_joined(segments, direction),
-        }
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
+        self.map_within(None, segments, direction, MayReuse::No)
     }
 
-    #[inline]
-    fn map_one(
+    /// As [`map_coherent`](Self::map_coherent), for a device of the domain that takes less than the mapper's own limits: a lower
+    /// highest address, shorter segments, a boundary that none may cross. What the mapper's own limits exclude stays excluded.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    pub fn map_for(
         &mut self,
-        segment: Segment,
+        device: &DeviceLimits,
+        segments: &[Segment],
         direction: Direction,
-        may_reuse: bool,
-    ) -> Result<Mapping, DmaMapError> {
-        let shared = &*self.shared;
-        let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
-            return Err(no_segment(0, segment));
-        };
-        if segment.len > shared.limits.max_segment {
-            return Err(too_long(segment.len, shared.limits.max_segment));
-        }
-        if shared.policy.is_off {
-            return self.map_off(segment, direction);
-        }
-        let phys = segment.phys.align_down(PAGE_SIZE);
-        let access = direction.access();
-        let key = match may_reuse && self.reused.is_some() {
-            true => Key::new(phys, pages, access),
-            false => None,
-        };
-        let (start, allocated) = match key {
-            Some(key) => self.map_reusable(key)?,
-            None => {
-                let allocated = self.make(phys, pages, access)?;
-                (allocated.start(), allocated.pages())
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
+        self.map_within(Some(device), segments, direction, MayReuse::No)
+    }
+
+    #[inline(always)]
+    fn map_within(
+        &mut self,
+        device: Option<&DeviceLimits>,
+        segments: &[Segment],
+        direction: Direction,
+        may_reuse: MayReuse,
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
+        // The parts one by one, and one place where they become a mapping: it stays in registers.
+        let (iova, len, allocated, key) = match segments {
+            &[segment] => self.map_one(device, segment, direction, may_reuse)?,
+            segments => {
+                let (iova, len, allocated) = self.map_joined(device, segments, direction)?;
+                (iova, len, allocated, None)
             }
         };
         Ok(Mapping {
-            iova: Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE)),
+            iova,
             len,
             allocated,
             domain: self.domain(),
@@ -458,38 +201,114 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         })
     }
 
+    #[inline(always)]
+    fn map_one(
+        &mut self,
+        device: Option<&DeviceLimits>,
+        segment: Segment,
+        direction: Direction,
+        may_reuse: MayReuse,
+    ) -> Result<Parts, DmaMapError<T::Error>> {
+        let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
+            return Err(no_segment(0, segment));
+        };
+        // Its numbers one by one: as a whole it would lie in memory for those who are seldom called.
+        let reach = self.reach(device);
+        if segment.len > reach.max_len {
+            return Err(too_long(segment.len, reach.max_len));
+        }
+        if self.shared.policy.is_off {
+            let iova = match reach.has(segment) {
+                true => Iova::new(segment.phys.raw()),
+                false => self.map_off(device, segment, direction)?,
+            };
+            return Ok((iova, len, 0, None));
+        }
+        let phys = segment.phys.align_down(PAGE_SIZE);
+        let access = direction.access();
+        let key = match (&self.cache, may_reuse) {
+            (Cache::Never, _) | (_, MayReuse::No) => None,
+            _ => Key::new(phys, pages, access),
+        };
+        let (start, allocated) = match key {
+            Some(key) => self.find_or_make(key)?,
+            None => {
+                let request = reach.request(pages)?;
+                let allocated = self.make(request, pages, phys, access)?;
+                (allocated.start(), allocated.pages())
+            }
+        };
+        let iova = Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE));
+        Ok((iova, len, allocated, key))
+    }
+
+    /// A mapping that is found, or else made. Gives its start, and the pages allocated where they are known, else 0.
+    #[inline(always)]
+    fn find_or_make(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
+        if let Cache::Idle(cache) = &mut self.cache
+            && let Some((range, pinned)) = cache.hit(key, self.shared.clock.coarse())
+        {
+            let Some(pinned) = pinned else {
+                return Ok((range.range().start(), 0));
+            };
+            // It starts where the mapping does.
+            let allocated = pinned.range();
+            self.alloc.unpin(pinned);
+            return Ok((allocated.start(), allocated.pages()));
+        }
+        self.share_or_make(key)
+    }
+
+    /// A mapping that another user has, or, where none was found, a new one.
+    #[inline(never)]
+    fn share_or_make(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
+        if let Cache::Shared(cache) = &mut self.cache
+            && let Some(range) = cache.acquire(key, 0)
+        {
+            return Ok((range.start(), 0));
+        }
+        let pages = key.pages();
+        let request = self.shared.reach.request(pages)?;
+        let allocated = self.make(request, pages, key.phys(), key.access())?;
+        match &mut self.cache {
+            Cache::Idle(cache) => cache.missed(),
+            Cache::Shared(cache) => cache.adopt(key, first_pages(allocated, pages), 0),
+            Cache::Never => {}
+        }
+        Ok((allocated.start(), allocated.pages()))
+    }
+
     /// An IOVA for pages that are mapped there now. Gives all that was allocated.
-    #[inline]
+    #[inline(always)]
     fn make(
         &mut self,
-        phys: PhysAddr,
+        request: Request,
         pages: u64,
+        phys: PhysAddr,
         access: Access,
-    ) -> Result<IovaRange, DmaMapError> {
-        let request = self.request(pages);
+    ) -> Result<IovaRange, DmaMapError<T::Error>> {
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
             Err(error) => self.alloc_again(request, error)?,
         };
-        let range = first_pages(allocated, pages);
-        match self.shared.table.map(range, phys, access) {
+        match self
+            .shared
+            .table
+            .map(first_pages(allocated, pages), phys, access)
+        {
             Ok(()) => Ok(allocated),
-            Err(error) => self.map_again(allocated, range, phys, access, error),
+            Err(error) => self.map_again(allocated, pages, phys, access, error),
         }
-    }
-
-    #[inline]
-    pub(super) fn request(&self, pages: u64) -> Request {
-        Request::pages(pages).at_most(self.shared.last_page)
     }
 
     /// No IOVA: everything cached goes back first, and others are asked.
     #[cold]
+    #[inline(never)]
     pub(super) fn alloc_again(
         &mut self,
         request: Request,
         error: AllocError,
-    ) -> Result<IovaRange, DmaMapError> {
+    ) -> Result<IovaRange, DmaMapError<T::Error>> {
         if let AllocError::Impossible { .. } = error {
             return Err(DmaMapError::Alloc(error));
         }
@@ -501,56 +320,47 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
-    /// The table refused: where it has no memory, tables that nobody needs are given back first.
+    /// The back end refused: where it has no room, what nobody needs is given back first.
     #[cold]
+    #[inline(never)]
     fn map_again(
         &mut self,
         allocated: IovaRange,
-        range: IovaRange,
+        pages: u64,
         phys: PhysAddr,
         access: Access,
-        error: MapError,
-    ) -> Result<IovaRange, DmaMapError> {
-        let mut result = Err(error);
-        if let MapError::OutOfTables { .. } = error
-            && self.shared.reclaims
-            && self.give_back().is_ok()
-        {
-            result = self.shared.table.map(range, phys, access);
-        }
+        error: MapError<T::Error>,
+    ) -> Result<IovaRange, DmaMapError<T::Error>> {
+        let may_help = match error {
+            MapError::OutOfTables { .. } => self.shared.reclaim.is_some(),
+            MapError::Full(_) => matches!(self.cache, Cache::Idle(_)),
+            _ => false,
+        };
+        let result = match may_help && self.give_back().is_ok() {
+            true => self
+                .shared
+                .table
+                .map(first_pages(allocated, pages), phys, access),
+            false => Err(error),
+        };
         result.map(|()| allocated).map_err(|error| {
-            self.alloc
-                .free(allocated)
-                .expect("this core has just allocated it");
+            let freed = self.alloc.free(allocated);
+            freed.expect("this core has just allocated it");
             DmaMapError::Table(error)
         })
     }
 
-    /// A mapping that is found, or else made and told to the cache. Gives the start, and the pages allocated where
-    /// they are known, else 0.
-    #[inline]
-    fn map_reusable(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError> {
-        let now = self.shared.clock.coarse();
-        let reused = self.reused.as_mut().expect("the caller has looked");
-        if let Some((range, pinned)) = reused.acquire(key, now) {
-            // Live elsewhere, it has no pin here.
-            let Some(pinned) = pinned else {
-                return Ok((range.start(), 0));
-            };
-            let pages = pinned.range().pages();
-            self.alloc.unpin(pinned);
-            return Ok((range.start(), pages));
+    /// What a device of the domain can take, and without one the mapper's own limits.
+    #[inline(always)]
+    pub(super) fn reach(&self, device: Option<&DeviceLimits>) -> Reach {
+        match device {
+            None => self.shared.reach,
+            Some(device) => self.shared.reach.and(Reach::of(device)),
         }
-        let allocated = self.make(key.phys(), key.pages(), key.access())?;
-        let range = first_pages(allocated, key.pages());
-        if let Some(reused) = &mut self.reused {
-            reused.cache.any().adopt(key, range, now);
-        }
-        Ok((allocated.start(), allocated.pages()))
     }
 
     /// Which mapper this is.
-    #[inline]
+    #[inline(always)]
     pub(super) fn domain(&self) -> u64 {
         self.shared.id
     }
@@ -558,22 +368,21 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
     /// itself whenever mappings are torn down or the core parks.
     pub fn publish(&mut self) {
-        let Some(reused) = &mut self.reused else {
+        let Some(cache) = self.cache.any() else {
             return;
         };
-        let cache = reused.cache.any();
         let outside = cache.expirer().map(|expirer| expirer.counts());
-        let told = Told {
+        let snapshot = CacheSnapshot {
             counts: cache.counts(),
             outside: outside.map_or(Windows::EMPTY, |counts| counts.windows),
         };
-        *self.shared.lines[self.core].reuse.lock() = told;
+        *self.line.reuse.lock() = snapshot;
         self.published_ns = self.shared.clock.coarse();
     }
 }
 
 #[cold]
-pub(super) fn no_segment(index: usize, segment: Segment) -> DmaMapError {
+pub(super) fn no_segment<E>(index: usize, segment: Segment) -> DmaMapError<E> {
     match segment.len {
         0 => DmaMapError::Empty {
             index,
@@ -584,17 +393,17 @@ pub(super) fn no_segment(index: usize, segment: Segment) -> DmaMapError {
 }
 
 #[cold]
-pub(super) fn wraps(index: usize, Segment { phys, len }: Segment) -> DmaMapError {
+pub(super) fn wraps<E>(index: usize, Segment { phys, len }: Segment) -> DmaMapError<E> {
     DmaMapError::Wraps { index, phys, len }
 }
 
 #[cold]
-pub(super) fn too_long(len: u64, max: u64) -> DmaMapError {
+pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
     DmaMapError::TooLong { len, max }
 }
 
 #[cold]
-pub(super) fn unaddressable(segment: Segment, last: u64) -> DmaMapError {
+pub(super) fn unaddressable<E>(segment: Segment, last: u64) -> DmaMapError<E> {
     let phys = segment.phys;
     DmaMapError::Unaddressable { phys, last }
 }

@@ -1,75 +1,78 @@
 //! How what a core has unmapped comes back, and everything else that it keeps.
 
-use iova::{CoreAllocator, IovaAllocator};
+use iova::{CHUNK_PAGES, CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
-use super::core_unmap::{Idle, Wait};
+use super::core_map::Cache;
+use super::reclaim::CHUNKS;
 use super::shared::Orphan;
+use super::tear_down::{Idle, Wait, take_pin};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
-use crate::table::PageTable;
+use crate::table::IoMap;
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
     /// gives back what it caches where it was asked to.
     #[cold]
-    pub(super) fn heed(&mut self) {
-        let line = &self.shared.lines[self.core];
+    #[inline(never)]
+    pub(super) fn process_notices(&mut self) {
+        let line = &self.line;
         self.notices = line.flusher.notices.load(Ordering::Acquire);
-        let freed = self.free_covered();
+        let looks = self.free_covered();
         self.release_covered();
         self.free_returned();
         if self.shared.has_orphans.load(Ordering::Relaxed) {
             self.adopt_orphans();
         }
-        let line = &self.shared.lines[self.core];
+        let line = &self.line;
         if line.flusher.is_asked.load(Ordering::Relaxed) {
             line.flusher.is_asked.store(false, Ordering::Relaxed);
-            if let Ok(false) = self.let_idle_go(Idle::All, Wait::No) {
+            if let Ok(false) = self.tear_down_idle(Idle::All, Wait::No) {
                 // Whoever is at it leaves a notice when it is done: then again.
-                let line = &self.shared.lines[self.core];
+                let line = &self.line;
                 line.flusher.is_asked.store(true, Ordering::Relaxed);
             }
             self.alloc.park();
         }
-        if freed > 0 {
-            self.retire_chunks();
-        }
+        self.retire_chunks(looks);
     }
 
-    /// Frees the covered part of the queue. Entries of one coarse time are counted together.
-    fn free_covered(&mut self) -> u64 {
-        let line = &self.shared.lines[self.core];
+    /// Frees the covered part of the queue. Entries of one coarse time are counted together. Gives for how many chunks it is worth
+    /// to look.
+    fn free_covered(&mut self) -> usize {
+        let line = &self.line;
         // Acquire, and before the time: pairs with the flusher's stores in the other order.
         let covered = line.flusher.covered.load(Ordering::Acquire);
         let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
         line.counters.saw(self.queue.len() as u64);
         let (queue, alloc) = (&mut self.queue, &mut self.alloc);
-        let mut freed = 0;
-        while let Some((count, since_ns)) =
-            queue.pop_run(covered, |pinned| alloc.free_pinned(pinned))
-        {
+        let (mut looks, mut chunks) = (0, 0);
+        while let Some((count, since_ns)) = queue.pop_run(covered, |pinned| {
+            chunks += pinned.range().pages() / CHUNK_PAGES;
+            alloc.free_pinned(pinned);
+        }) {
             line.counters
                 .closed(closed_ns.saturating_sub(since_ns), count);
-            freed += count;
+            looks = CHUNKS;
         }
         if !queue.is_empty() {
             line.owner
                 .oldest_ns
                 .store(queue.oldest_ns(), Ordering::Relaxed);
         }
-        freed
+        looks + chunks as usize
     }
 
     /// Frees idle mappings that others have torn down.
     fn free_returned(&mut self) {
-        let Some(reused) = &mut self.reused else {
+        let Cache::Idle(cache) = &mut self.cache else {
             return;
         };
-        let returned = core::mem::take(&mut *self.shared.lines[self.core].returned.lock());
+        let returned = core::mem::take(&mut *self.line.returned.lock());
         for (place, range) in returned {
-            if let Some(pinned) = reused.take_pin(place, range.first()) {
+            if let Some(pinned) = take_pin(cache, place, range.first()) {
                 self.alloc.free_pinned(pinned);
             }
         }
@@ -78,23 +81,22 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
     /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
     #[cold]
     pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
-        let drained = self.let_idle_go(Idle::All, Wait::Yes);
+        let drained = self.tear_down_idle(Idle::All, Wait::Yes);
         while let Ok(true) = self.free_completed() {}
         let flushed = match self.queue.is_empty() {
             true => Ok(()),
             false => self.flush_all(),
         };
-        self.heed();
+        self.process_notices();
         self.alloc.park();
-        self.retire_chunks();
-        self.close_quarantine();
+        self.reclaim_all();
         drained.map(drop).and(flushed)
     }
 
     /// Flushes until all of the queue is covered.
     fn flush_all(&mut self) -> Result<(), InvalidateError> {
         let shared = &*self.shared;
-        let line = &shared.lines[self.core];
+        let line = &self.line;
         let next = self.queue.next();
         shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) < next)
     }
@@ -118,13 +120,13 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
 
 /// As [`park`](MapperCore::park), and waits as it does. What an invalidation that fails keeps from being given back stays
 /// counted in [`Risk`](crate::Risk) until a later one covers it: a tick's, a flush's, or another core's.
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
     fn drop(&mut self) {
         // What that leaves behind is counted below.
         let _ = self.give_back();
         self.publish();
         let now = self.shared.clock.coarse();
-        let line = &self.shared.lines[self.core];
+        let line = &self.line;
         #[cfg(shuttle)]
         if crate::planted::has(crate::planted::Mistake::SettlesFirst) {
             line.settle();
@@ -140,6 +142,6 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Drop for MapperCo
         self.shared.count_orphans(&orphans);
         line.settle();
         drop(orphans);
-        *line.left.lock() = self.reused.take();
+        *line.left.lock() = core::mem::take(&mut self.cache);
     }
 }

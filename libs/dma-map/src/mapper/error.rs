@@ -1,6 +1,8 @@
 //! What can go wrong between a driver and its device. Errors leave mappings, tables and allocators as they were, except
 //! where they say otherwise.
 
+use core::convert::Infallible;
+
 use address::{Iova, PhysAddr};
 use iova::{AllocError, Aperture, ClaimError, FreeError, IovaPfn, IovaRange};
 use thiserror::Error;
@@ -8,9 +10,9 @@ use thiserror::Error;
 use crate::invalidate::InvalidateError;
 use crate::table;
 
-/// Why memory was not mapped.
+/// Why memory was not mapped. `E` is the back end's own error ([`IoMap::Error`](crate::IoMap::Error)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DmaMapError {
+pub enum DmaMapError<E = Infallible> {
     /// There is no segment.
     #[error("the list has no segment")]
     NoSegments,
@@ -32,7 +34,7 @@ pub enum DmaMapError {
         /// Its length in bytes.
         len: u64,
     },
-    /// The device cannot take so much in one element.
+    /// The device cannot take so much in one element, or not without crossing its boundary.
     #[error("{len:#x} bytes in one element, the device takes {max:#x}")]
     TooLong {
         /// Bytes asked for.
@@ -49,9 +51,9 @@ pub enum DmaMapError {
     /// No IOVA is free.
     #[error("no iova")]
     Alloc(#[source] AllocError),
-    /// The table refused.
+    /// The table, or the kernel that has it, refused.
     #[error("no entry")]
-    Table(#[source] table::MapError),
+    Table(#[source] table::MapError<E>),
     /// The memory lies above what the device can address, and nothing bounces it.
     #[error("{phys:#x} lies above {last:#x}, the last byte that the device can address")]
     Unaddressable {
@@ -60,14 +62,20 @@ pub enum DmaMapError {
         /// Last byte the device can address.
         last: u64,
     },
+    /// There is no memory for the device's list.
+    #[error("no memory for {elements} elements of the device's list")]
+    OutOfMemory {
+        /// Most elements that the list may have.
+        elements: usize,
+    },
     /// There is no room among the mappings that wait for an invalidation, and the invalidation failed.
     #[error("no invalidation")]
     Invalidation(#[source] InvalidateError),
 }
 
-/// Why a mapping was not ended, or not completely.
+/// Why a mapping was not ended, or not completely. `E` as in [`DmaMapError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DmaUnmapError {
+pub enum DmaUnmapError<E = Infallible> {
     /// No bytes, or past the end of the space.
     #[error("{len:#x} bytes at {iova:#x} are no range")]
     NoRange {
@@ -96,7 +104,7 @@ pub enum DmaUnmapError {
     /// Allocated there, but not all of it is mapped: more was given than the mapping has, within what the allocator rounded
     /// it up to.
     #[error("the table does not have it")]
-    Table(#[source] table::UnmapError),
+    Table(#[source] table::UnmapError<E>),
     /// The mapping waits for an earlier invalidation which failed again; it lives, and
     /// [`unmap_at`](super::MapperCore::unmap_at) may try again.
     #[error("{iova:#x} is still mapped: no room among the mappings that wait for an invalidation")]

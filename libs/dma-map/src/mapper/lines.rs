@@ -9,13 +9,12 @@
 //! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans, so that the core's next handle
 //! begins with a line on which nothing is open, and may raise what is covered when tickets of its own complete.
 
-use core::time::Duration;
-
 use alloc::{sync::Arc, vec::Vec};
 use iova::IovaRange;
 use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 
-use super::core_map::Reused;
+use super::core_map::Cache;
+use super::reclaim::Walks;
 use super::shared::BATCH;
 use crate::reuse::{Batch, Counts, Expire, Windows};
 use crate::risk::Counters;
@@ -107,8 +106,7 @@ impl Orphaned {
     }
 
     /// Whether something has waited for `age` at `now`.
-    pub(super) fn is_due(&self, now: u64, age: Duration) -> bool {
-        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    pub(super) fn is_due(&self, now: u64, age: u64) -> bool {
         let oldest = self.oldest_ns.load(Ordering::Relaxed);
         oldest != u64::MAX && now.saturating_sub(oldest) >= age
     }
@@ -119,6 +117,8 @@ impl Orphaned {
 pub(super) struct CoreLines {
     pub(super) owner: CachePadded<OwnerLine>,
     pub(super) flusher: CachePadded<FlusherLine>,
+    /// Written by the core when it looks up what may not be its own.
+    pub(super) walks: CachePadded<Walks>,
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
     /// How any thread may take this core's idle mappings; none where it keeps none.
@@ -127,14 +127,14 @@ pub(super) struct CoreLines {
     /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
     pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
     /// What the core's reuse cache said of itself.
-    pub(super) reuse: Lock<Told>,
+    pub(super) reuse: Lock<CacheSnapshot>,
     /// What its last owner reused mappings with: the next one goes on with it.
-    pub(super) left: Lock<Option<Reused>>,
+    pub(super) left: Lock<Cache>,
 }
 
 /// What a reuse cache said of itself.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct CacheSnapshot {
     pub(super) counts: Counts,
     /// The part of its windows that was counted by others who expired its mappings, which goes on without it.
     pub(super) outside: Windows,
@@ -149,18 +149,18 @@ impl CoreLines {
     pub(super) fn add_reuse(&self, windows: &mut Windows) -> (u64, u64) {
         let expirer = self.expirer();
         let outside = expirer.map(|expirer| expirer.counts());
-        let told = self.reuse.lock();
-        windows.add(&told.counts.windows);
-        let mut stale = told.counts.stale;
+        let snapshot = self.reuse.lock();
+        windows.add(&snapshot.counts.windows);
+        let mut stale = snapshot.counts.stale;
         if let Some(outside) = outside {
             stale = outside.stale;
             let mut since = outside.windows;
-            for (bucket, told) in since.buckets.iter_mut().zip(&told.outside.buckets) {
-                *bucket = bucket.saturating_sub(*told);
+            for (bucket, known) in since.buckets.iter_mut().zip(&snapshot.outside.buckets) {
+                *bucket = bucket.saturating_sub(*known);
             }
             windows.add(&since);
         }
-        (stale, told.counts.stale_max.max(stale))
+        (stale, snapshot.counts.stale_max.max(stale))
     }
 }
 
@@ -192,8 +192,7 @@ impl CoreLines {
     }
 
     /// Whether something has waited for `age` at `now`.
-    pub(super) fn is_due(&self, now: u64, age: Duration) -> bool {
-        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    pub(super) fn is_due(&self, now: u64, age: u64) -> bool {
         let is_old = |since: &AtomicU64| now.saturating_sub(since.load(Ordering::Relaxed)) >= age;
         let has_mappings = self.owner.queued.load(Ordering::Acquire)
             > self.flusher.covered.load(Ordering::Relaxed);

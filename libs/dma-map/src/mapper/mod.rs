@@ -5,7 +5,6 @@
 //!
 //! | policy | unmap returns | stale mappings |
 //! |---|---|---|
-//! | [`STRICT_LOCK`](Policy::STRICT_LOCK) | after its invalidation, one core after the other (baseline) | 0 |
 //! | [`STRICT`](Policy::STRICT) | after its invalidation | 0 |
 //! | [`STRICT_COMBINING`](Policy::STRICT_COMBINING) | after an invalidation that it may share with other cores | 0 |
 //! | [`SHARED`](Policy::SHARED) | as strict, for the last user of a page | 0 |
@@ -59,7 +58,7 @@ mod core_map;
 mod core_return;
 mod core_unmap;
 mod error;
-mod idle;
+mod limits;
 mod lines;
 #[cfg(test)]
 #[cfg(loom)]
@@ -70,28 +69,38 @@ mod queue;
 mod reclaim;
 mod request;
 mod shared;
+mod tear_down;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+#[cfg(test)]
+#[cfg(loom)]
+#[path = "tests/whole.rs"]
+mod whole;
 
 pub use bounce::Bounce;
 pub use core_map::MapperCore;
 pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
-pub use policy::{DeviceLimits, Gather, Optimistic, Policy, Reuse, Teardown, Window};
+pub use limits::DeviceLimits;
+pub use policy::{Gather, Optimistic, Policy, Reuse, Teardown, Window};
 pub use request::{DeviceSegment, Direction, Mapping, Segment};
 
 use ::lines::{AtomicBool, AtomicUsize, CachePadded, Lock};
-use alloc::sync::Arc;
+use alloc::{sync::Arc, vec::Vec};
 use core::time::Duration;
 
+use address::PhysAddr;
 use iova::{CoreId, IovaAllocator, IovaRange};
 
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
 use crate::reuse::{Counts, SharingTable};
 use crate::risk::{Counters, Risk, RiskContract, Windows};
-use crate::table::PageTable;
-use lines::{Orphaned, Told};
+use crate::table::IoMap;
+use crate::table::{PageTable, TableStats};
+use limits::Reach;
+use lines::{CacheSnapshot, Orphaned};
+use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
 /// What a mapper works with.
@@ -140,7 +149,7 @@ impl<A, T, I, C> Clone for DmaMapper<A, T, I, C> {
     }
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C> {
     /// A mapper that keeps the table pages it once needed.
     ///
     /// # Errors
@@ -150,38 +159,18 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         policy: Policy,
         limits: DeviceLimits,
     ) -> Result<Self, DomainError> {
-        Self::build(domain, policy, limits, false)
-    }
-
-    /// A mapper that gives table pages back when nothing is allocated in their 2 MiB.
-    ///
-    /// # Safety
-    /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that is allocated. The
-    /// invalidator keeps its contract. Nobody but this mapper looks up, maps or unmaps in the table or allocates
-    /// from the allocator. Where the allocator does not exclude two pins of the same moment
-    /// ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended by two cores at once: [`Mapping`]s see to that,
-    /// [`unmap_at`](MapperCore::unmap_at) leaves it to its callers.
-    #[expect(
-        unsafe_code,
-        reason = "allocator and invalidator are safe traits, and table pages are freed on their word"
-    )]
-    pub unsafe fn new_reclaiming(
-        domain: Domain<A, T, I, C>,
-        policy: Policy,
-        limits: DeviceLimits,
-    ) -> Result<Self, DomainError> {
-        Self::build(domain, policy, limits, true)
+        Self::build(domain, policy, limits, None)
     }
 
     fn build(
         domain: Domain<A, T, I, C>,
         policy: Policy,
         limits: DeviceLimits,
-        reclaims: bool,
+        reclaim: Option<Reclaim<T>>,
     ) -> Result<Self, DomainError> {
         let aperture = domain.allocator.aperture();
-        let last_page = limits.last_page();
-        if !policy.is_off && last_page < aperture.usable()[0].first() {
+        let reach = Reach::of(&limits);
+        if !policy.is_off && reach.last_page < aperture.usable()[0].first() {
             return Err(DomainError::NothingAddressable {
                 last: limits.last.raw(),
                 aperture: aperture.clone(),
@@ -192,23 +181,25 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
             return Err(DomainError::Entries { entries });
         }
         let cores = domain.allocator.cores();
-        let is_shared = matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_));
+        let age = policy.window().map_or(shared::AGE, |window| window.age);
         Ok(Self(Arc::new(Shared {
             id: next_id(),
             policy,
-            limits,
-            last_page,
-            age: policy.window().map_or(shared::AGE, |window| window.age),
+            reach,
+            bounce: limits.bounce,
+            age_ns: u64::try_from(age.as_nanos()).unwrap_or(u64::MAX),
             lines: (0..cores).map(|_| Default::default()).collect(),
             used: AtomicUsize::new(0),
-            flush: CachePadded::new(Lock::new(Flush::default())),
-            strict: CachePadded::new(Lock::new(())),
+            flush: CachePadded::new(Lock::new(Flush {
+                noted: Vec::with_capacity(cores),
+            })),
             combiner: match policy.teardown {
                 Teardown::Combining(gather) => Combiner::with_gather(cores, gather.looks),
                 _ => Combiner::new(0),
             },
-            sharing: is_shared.then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
-            reclaims,
+            sharing: matches!(policy.reuse, Reuse::Shared)
+                .then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
+            reclaim,
             orphans: Lock::new(Orphans::default()),
             has_orphans: AtomicBool::new(false),
             orphaned: Orphaned::default(),
@@ -316,7 +307,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     pub fn reuse_counts(&self) -> Counts {
         let mut sum = Counts::default();
         for line in self.0.lines() {
-            let Told { counts, .. } = &*line.reuse.lock();
+            let CacheSnapshot { counts, .. } = &*line.reuse.lock();
             sum.hits += counts.hits;
             sum.misses += counts.misses;
             sum.stale += counts.stale;
@@ -351,9 +342,7 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         });
         match policy.reuse {
             Reuse::Never | Reuse::Shared => teardown,
-            Reuse::Optimistic(idle) | Reuse::SharedOptimistic(idle) => {
-                teardown.and(of(idle.quota, idle.residency))
-            }
+            Reuse::Optimistic(idle) => teardown.and(of(idle.quota, idle.residency)),
         }
     }
 
@@ -362,19 +351,68 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         self.0.policy
     }
 
-    /// The table: for its root and its statistics.
-    pub fn table(&self) -> &T {
-        &self.0.table
-    }
-
-    /// The allocator: for its statistics.
-    pub fn allocator(&self) -> &A {
-        &self.0.allocator
+    /// What is allocated and cached; slow and, while others work, approximate.
+    pub fn allocator_stats(&self) -> iova::Stats {
+        self.0.allocator.stats()
     }
 
     /// The invalidator.
     pub fn invalidator(&self) -> &I {
         &self.0.invalidator
+    }
+}
+
+impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I, C> {
+    /// A mapper that gives table pages back when nothing is allocated in their 2 MiB.
+    ///
+    /// # Safety
+    /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that is allocated. The
+    /// invalidator keeps its contract. Table and allocator are this mapper's own: whoever kept a way to them (a shared pointer
+    /// inside) uses it neither to look up, map or unmap, nor to allocate or reset. Where the allocator does not exclude two
+    /// pins of the same moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended or looked up by two cores at
+    /// once: [`Mapping`]s see to that, [`unmap_at`](MapperCore::unmap_at) and [`lookup_at`](MapperCore::lookup_at) leave it to
+    /// their callers.
+    ///
+    /// The mapper keeps its side: it lends neither. Where an address goes is answered by [`MapperCore::lookup`], with the
+    /// IOVA pinned; what the table and the allocator count, by [`table_stats`](Self::table_stats) and
+    /// [`allocator_stats`](Self::allocator_stats).
+    ///
+    /// ```compile_fail,E0599
+    /// # use dma_map::{Clock, DmaMapper, iova, invalidate::Invalidator, table::PageTable};
+    /// fn walk<A: iova::IovaAllocator, T: PageTable, I: Invalidator, C: Clock>(mapper: &DmaMapper<A, T, I, C>) {
+    ///     // A walk that a core's release of the table may overtake.
+    ///     mapper.table().lookup(dma_map::address::Iova::new(0x1000));
+    /// }
+    /// ```
+    ///
+    /// ```compile_fail,E0599
+    /// # use dma_map::{Clock, DmaMapper, iova, invalidate::Invalidator, table::PageTable};
+    /// fn forget<A: iova::IovaAllocator, T: PageTable, I: Invalidator, C: Clock>(mapper: &DmaMapper<A, T, I, C>) {
+    ///     // Live mappings would be given out again, and their chunks retired.
+    ///     mapper.allocator().reset();
+    /// }
+    /// ```
+    #[expect(
+        unsafe_code,
+        reason = "allocator and invalidator are safe traits, and table pages are freed on their word"
+    )]
+    pub unsafe fn new_reclaiming(
+        domain: Domain<A, T, I, C>,
+        policy: Policy,
+        limits: DeviceLimits,
+    ) -> Result<Self, DomainError> {
+        Self::build(domain, policy, limits, Some(Reclaim::NEW))
+    }
+
+    /// The page of the root table, for the device's context entry. Whoever gives it to a device takes it away again, and waits
+    /// for the invalidation, before the last handle of the mapper is dropped: its pages are freed then.
+    pub fn root(&self) -> PhysAddr {
+        self.0.table.root()
+    }
+
+    /// Table pages, by level. Exact when nobody maps at the time.
+    pub fn table_stats(&self) -> TableStats {
+        self.0.table.stats()
     }
 }
 

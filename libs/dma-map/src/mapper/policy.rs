@@ -1,19 +1,12 @@
 //! Policies as values: what happens between a driver's unmap and the device's last access.
 
-use alloc::boxed::Box;
 use core::time::Duration;
 
-use address::Iova;
-use iova::IovaPfn;
-
-use super::Bounce;
 use crate::invalidate::GATHER_LOOKS;
 
 /// When an unmapped mapping is invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Teardown {
-    /// Before unmap returns, one core after the other behind one lock: what stock kernels do, kept as the baseline.
-    StrictLock,
     /// Before unmap returns; the invalidator orders the cores.
     Strict,
     /// Before unmap returns, together with what other cores unmap at the moment.
@@ -67,8 +60,6 @@ pub enum Reuse {
     Shared,
     /// Idle ones of the same core: an unmap leaves the entries for a while (optimistic teardown).
     Optimistic(Optimistic),
-    /// Both.
-    SharedOptimistic(Optimistic),
 }
 
 /// The bound of optimistic teardown.
@@ -87,6 +78,10 @@ impl Optimistic {
             quota,
             residency: Duration::from_millis(10),
         }
+    }
+
+    pub(super) fn residency_ns(&self) -> u64 {
+        u64::try_from(self.residency.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -116,8 +111,6 @@ impl Policy {
         reuse: Reuse::Never,
         teardown: Teardown::Strict,
     };
-    /// Strict behind a plain lock.
-    pub const STRICT_LOCK: Self = Self::of(Reuse::Never, Teardown::StrictLock);
     /// Strict.
     pub const STRICT: Self = Self::of(Reuse::Never, Teardown::Strict);
     /// Strict, many cores in one invalidation.
@@ -148,43 +141,7 @@ impl Policy {
     pub(super) const fn window(&self) -> Option<Window> {
         match self.teardown {
             Teardown::Async(window) | Teardown::Deferred(window) => Some(window),
-            Teardown::StrictLock | Teardown::Strict | Teardown::Combining(_) => None,
+            Teardown::Strict | Teardown::Combining(_) => None,
         }
-    }
-}
-
-/// What a device can address, and what stands in for memory that it cannot.
-pub struct DeviceLimits {
-    /// Last byte that the device addresses: its DMA mask.
-    pub last: Iova,
-    /// Most bytes in one element of a device's list.
-    pub max_segment: u64,
-    /// For `Policy::OFF`.
-    pub bounce: Option<Box<dyn Bounce>>,
-}
-
-impl DeviceLimits {
-    /// A device of `bits` address bits, 12 to 64; fewer and more count as these.
-    pub fn of_bits(bits: u32) -> Self {
-        Self {
-            last: Iova::new(u64::MAX >> (64 - bits.clamp(12, 64))),
-            max_segment: u64::MAX,
-            bounce: None,
-        }
-    }
-
-    pub(super) fn last_page(&self) -> IovaPfn {
-        // A page that the device addresses only in part is not given.
-        match self.last.raw().checked_add(1) {
-            None => IovaPfn::MAX,
-            Some(end) => IovaPfn::new((end >> address::PAGE_SHIFT).saturating_sub(1)),
-        }
-    }
-}
-
-impl Default for DeviceLimits {
-    /// 64 bits, segments of any length.
-    fn default() -> Self {
-        Self::of_bits(64)
     }
 }

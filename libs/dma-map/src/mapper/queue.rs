@@ -34,13 +34,13 @@ pub(super) struct Queue {
     newest_ns: u64,
     /// Times, oldest first; empty if and only if there are no entries. Has room for one of each entry.
     runs: VecDeque<Run>,
-    /// What covers an entry, besides flushes, by place. Empty until the first.
+    /// What covers an entry, besides flushes, by place. None where no entry has any.
     tickets: Box<[Option<Ticket>]>,
 }
 
 impl Queue {
-    /// Room for `room` entries, of which the first is number `first`.
-    pub(super) fn new(room: usize, first: u64) -> Self {
+    /// Room for `room` entries, of which the first is number `first`, with tickets or without.
+    pub(super) fn new(room: usize, first: u64, has_tickets: bool) -> Self {
         let places = room.max(1).next_power_of_two();
         Self {
             pins: (0..places).map(|_| None).collect(),
@@ -50,7 +50,7 @@ impl Queue {
             oldest_ns: 0,
             newest_ns: 0,
             runs: VecDeque::with_capacity(places),
-            tickets: Box::default(),
+            tickets: (0..places).filter(|_| has_tickets).map(|_| None).collect(),
         }
     }
 
@@ -67,13 +67,6 @@ impl Queue {
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
         self.next - self.first >= self.room
-    }
-
-    /// Whether it is neither empty nor full before it has taken one more.
-    #[inline(always)]
-    pub(super) fn is_between(&self) -> bool {
-        let len = self.next - self.first;
-        len.wrapping_sub(1) < self.room.saturating_sub(2)
     }
 
     #[inline]
@@ -99,25 +92,19 @@ impl Queue {
         self.oldest_ns
     }
 
-    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room.
-    #[inline]
-    pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) {
-        if self.is_empty() {
-            self.begin_run(since_ns);
-        }
-        self.push_another(pinned, since_ns);
-    }
-
-    /// The same, where the caller has also seen that the queue is not empty.
+    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room. Gives whether it is the first. Where
+    /// entries have tickets, [`set_ticket`](Self::set_ticket) follows.
     #[inline(always)]
-    pub(super) fn push_another(&mut self, pinned: Pinned, since_ns: u64) {
+    pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) -> bool {
         debug_assert!(!self.is_full(), "a queue never grows");
-        if since_ns != self.newest_ns {
+        let is_first = self.is_empty();
+        if is_first || since_ns != self.newest_ns {
             self.begin_run(since_ns);
         }
         let place = self.place(self.next);
         self.pins[place] = Some(pinned);
         self.next += 1;
+        is_first
     }
 
     #[cold]
@@ -135,14 +122,10 @@ impl Queue {
 
     /// `ticket` covers the last entry.
     pub(super) fn set_ticket(&mut self, ticket: Option<Ticket>) {
-        if self.tickets.is_empty() {
-            if ticket.is_none() {
-                return;
-            }
-            self.tickets = (0..self.pins.len()).map(|_| None).collect();
-        }
         let place = self.place(self.next.wrapping_sub(1));
-        self.tickets[place] = ticket;
+        if let Some(last) = self.tickets.get_mut(place) {
+            *last = ticket;
+        }
     }
 
     /// What covers the first, besides flushes.

@@ -5,10 +5,18 @@
 //!        ▲                                                              │ quarantine: devices may still walk it
 //!        └── recycle ◀── release(page) ◀── a domain-wide invalidation that began after it is complete
 //! ```
-//! The chunk stays out of circulation until its page is released, so that nobody walks there meanwhile. The
-//! invalidation is the one that the queue of unmapped mappings waits for anyway; strict policies, which have none,
-//! pay one for up to [`CHUNKS`] chunks. Done on cold paths: after a queue was emptied, after every 512
-//! strict unmaps, when a core parks, when the space or the table memory is exhausted.
+//! The chunk stays out of circulation until its page is released, so that nobody maps there meanwhile. One invalidation, begun
+//! after the last was taken out, is enough for any number of chunks: the one that the queue of unmapped mappings waits for
+//! anyway; strict policies, which have none, pay one for [`CHUNKS`] chunks. Done on cold paths, each time for a bounded number
+//! of chunks: after a queue was emptied, after every 512 unmaps that wait for no queue, after an unmap of whole chunks for as
+//! many. (A chunk that was mapped by one large leaf has no table, and goes straight back.) When a core parks, when the space or
+//! the table memory is exhausted, without a bound: nothing remains.
+//!
+//! [`translate`](MapperCore::translate) walks under addresses that are not the core's: it says so on the core's line, and no
+//! page is released while a walk that began before may still be there.
+//!
+//! Left out: tables above the leaf tables, of which there is at most one for each GiB that was ever used. Nobody but an
+//! allocator that has all of a GiB out of circulation could promise that nobody walks there.
 #![expect(
     unsafe_code,
     reason = "calls the table's retire_leaf and release, whose conditions are argued below"
@@ -16,19 +24,72 @@
 
 use alloc::collections::VecDeque;
 
-use iova::{CoreAllocator, IovaAllocator, RetiredChunk};
-use lines::Ordering;
+use address::{Iova, PhysAddr};
+use iova::{Access, CHUNK_PAGES, CoreAllocator, IovaAllocator, IovaRange, RetiredChunk};
+use lines::{AtomicU64, Ordering, Spin, fence};
 
 use super::MapperCore;
 use super::shared::Orphan;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::table::{PageTable, RetiredTable};
+use crate::table::IoMap;
+use crate::table::{PageTable, RetiredTable, Translation};
 
-/// Most chunks of a core that are out of circulation.
-const CHUNKS: usize = 16;
-/// Strict unmaps between two looks for empty chunks.
+/// Most looks for empty chunks that an unmap pays for beyond those it has emptied itself, and most chunks that wait for an
+/// invalidation before one is carried out for them. A core that parks knows no bound.
+pub(super) const CHUNKS: usize = 16;
+/// Unmaps that wait for no queue between two looks for empty chunks.
 const LOOK_EVERY: u32 = 512;
+/// How often a walk is looked at before the release is put off, because the machine may have stopped who walks.
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 1 << 12 };
+
+/// Whether a core walks the tables under addresses that it neither has allocated nor pinned.
+#[derive(Default)]
+pub(super) struct Walks(AtomicU64);
+
+impl Walks {
+    /// Walks. One thread at a time.
+    fn during<R>(&self, walk: impl FnOnce() -> R) -> R {
+        let walks = self.0.load(Ordering::Relaxed);
+        self.0.store(walks + 1, Ordering::Relaxed);
+        // Pairs with the fence in `are_over`: either that sees this walk, or this walk does not find what was taken out before.
+        fence(Ordering::SeqCst);
+        let found = walk();
+        // Release: all loads of the walk come before.
+        self.0.store(walks + 2, Ordering::Release);
+        found
+    }
+
+    /// Whether all walks are over that can have found what this thread has taken out of the tree before.
+    fn are_over<'w>(mut all: impl Iterator<Item = &'w Self>) -> bool {
+        fence(Ordering::SeqCst);
+        // Acquire: pairs with the end of the walk.
+        all.all(|Self(walks)| {
+            let seen = walks.load(Ordering::Acquire);
+            let mut spin = Spin::default();
+            while seen % 2 == 1 && walks.load(Ordering::Acquire) == seen {
+                if spin.wait() >= LOOKS {
+                    return false;
+                }
+            }
+            true
+        })
+    }
+}
+
+/// What a mapper that gives tables back calls of its [`PageTable`]: on cold paths only, so that all others ask no more of a
+/// back end than an [`IoMap`].
+pub(super) struct Reclaim<T> {
+    retire_leaf: unsafe fn(&T, IovaRange) -> Option<RetiredTable>,
+    release: unsafe fn(&T, RetiredTable),
+}
+
+impl<T: PageTable> Reclaim<T> {
+    pub(super) const NEW: Self = Self {
+        retire_leaf: T::retire_leaf,
+        release: T::release,
+    };
+}
 
 /// Chunks without a table that devices may still walk.
 pub(super) struct Quarantine {
@@ -56,49 +117,64 @@ impl Quarantine {
     }
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// One more mapping was freed by a strict unmap.
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+    /// One more mapping, of `pages`, was freed that did not wait for a flush of the queue.
     #[inline]
-    pub(super) fn count_freed(&mut self) {
+    pub(super) fn count_freed(&mut self, pages: u64) {
         self.freed += 1;
         if self.freed >= LOOK_EVERY {
-            self.retire_chunks();
+            self.freed = 0;
+            self.retire_chunks(CHUNKS);
             self.close_quarantine();
+        }
+        if pages >= CHUNK_PAGES {
+            self.retire_chunks((pages / CHUNK_PAGES) as usize);
+            if self.quarantine.chunks.len() >= CHUNKS {
+                self.close_quarantine();
+            }
         }
     }
 
-    /// Takes chunks out of circulation and their tables out of the tree.
-    #[cold]
-    pub(super) fn retire_chunks(&mut self) {
-        self.freed = 0;
-        if !self.shared.reclaims {
+    /// Takes chunks out of circulation and their tables out of the tree, after at most `looks` for them.
+    #[inline(never)]
+    pub(super) fn retire_chunks(&mut self, looks: usize) {
+        let shared = &*self.shared;
+        let Some(reclaim) = &shared.reclaim else {
             return;
-        }
-        // The allocator may give a chunk without a table again and again: so many looks, no more.
-        for _ in 0..CHUNKS {
-            if self.quarantine.chunks.len() >= CHUNKS {
+        };
+        let line = &shared.lines[self.core].owner;
+        let Quarantine { chunks, first } = &mut self.quarantine;
+        for _ in 0..looks {
+            // Without memory for it the chunk is left for the next time.
+            if chunks.len() >= looks.max(CHUNKS) || chunks.try_reserve(1).is_err() {
                 return;
             }
             let Some(chunk) = self.alloc.retire() else {
                 return;
             };
-            // SAFETY: nothing is allocated in a retired chunk, so no core maps, unmaps or looks up there (each does so
-            // only with the range allocated or pinned), until `recycle`, which follows `release`. That the
-            // allocator keeps to this, and that nobody else uses the table, `new_reclaiming` demands.
-            let Some(table) = (unsafe { self.shared.table.retire_leaf(chunk.range()) }) else {
+            // SAFETY: nothing is allocated in a retired chunk, so no core maps or unmaps there (each does so only with the range
+            // allocated or pinned), until `recycle`, which follows `release`. That the allocator keeps to this, and that nobody
+            // else uses the table, `new_reclaiming` demands. A `translate` may walk there: `release` waits for it.
+            let Some(table) = (unsafe { (reclaim.retire_leaf)(&shared.table, chunk.range()) })
+            else {
                 self.alloc.recycle(chunk);
                 continue;
             };
-            let line = &self.shared.lines[self.core].owner;
-            if self.quarantine.chunks.is_empty() {
+            if chunks.is_empty() {
                 line.retired_ns
-                    .store(self.shared.clock.coarse(), Ordering::Relaxed);
+                    .store(shared.clock.coarse(), Ordering::Relaxed);
             }
-            self.quarantine.chunks.push_back((chunk, table));
-            let retired = self.quarantine.first + self.quarantine.chunks.len() as u64;
+            chunks.push_back((chunk, table));
             // Release: a flush that notes it comes after the table was taken out.
-            line.retired.store(retired, Ordering::Release);
+            line.retired
+                .store(*first + chunks.len() as u64, Ordering::Release);
         }
+    }
+
+    /// Takes out all that there are, and flushes for them.
+    pub(super) fn reclaim_all(&mut self) {
+        self.retire_chunks(usize::MAX);
+        self.close_quarantine();
     }
 
     /// Flushes for the quarantine. Where that fails, the next flush of anybody covers it.
@@ -109,17 +185,26 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         let shared = &*self.shared;
         let line = &shared.lines[self.core];
         let target = line.owner.retired.load(Ordering::Relaxed);
+        #[cfg(all(test, loom))]
+        if super::whole::plants(super::whole::Mutant::ReleasesEarly) {
+            line.flusher
+                .retired_covered
+                .store(target, Ordering::Relaxed);
+        }
         let is_open = || line.flusher.retired_covered.load(Ordering::Acquire) < target;
         if shared.flush_if(is_open).is_ok() {
             self.release_covered();
         }
     }
 
-    /// Gives back the pages and chunks that a flush has covered.
+    /// Gives back the pages and chunks that a flush has covered, unless somebody is in the middle of a walk.
     pub(super) fn release_covered(&mut self) {
         let line = &self.shared.lines[self.core].flusher;
         // Acquire: pairs with the flusher's Release store after the invalidation.
         let covered = line.retired_covered.load(Ordering::Acquire);
+        if self.quarantine.first >= covered || !self.are_walks_over() {
+            return;
+        }
         while self.quarantine.first < covered {
             let Some((chunk, table)) = self.quarantine.chunks.pop_front() else {
                 return;
@@ -129,16 +214,31 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
         }
     }
 
+    fn are_walks_over(&self) -> bool {
+        #[cfg(all(test, loom))]
+        if super::whole::plants(super::whole::Mutant::IgnoresWalks) {
+            return true;
+        }
+        // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
+        Walks::are_over(self.shared.lines.iter().map(|line| &*line.walks))
+    }
+
     fn release(&mut self, chunk: RetiredChunk, table: RetiredTable) {
+        let reclaim = self.shared.reclaim.as_ref();
+        let reclaim = reclaim.expect("a mapper that retired a table gives tables back");
         // SAFETY: a flush noted this chunk's number after `retire_leaf` had returned (Release and Acquire on
         // `retired`), then submitted a domain-wide invalidation, which drops page-walk caches too, and has
-        // published its completion. Orphans come here after such a flush as well. No device holds the page.
-        unsafe { self.shared.table.release(table) };
+        // published its completion. Orphans come here after such a flush as well. No device holds the page. No core walks it:
+        // the caller has seen, after that, that all walks which could find it are over.
+        unsafe { (reclaim.release)(&self.shared.table, table) };
         self.alloc.recycle(chunk);
     }
 
     /// Takes over what other cores could not give back, where a flush has covered it since.
     pub(super) fn adopt_orphans(&mut self) {
+        if !self.are_walks_over() {
+            return;
+        }
         let mut orphans = self.shared.orphans.lock();
         self.shared.has_orphans.store(false, Ordering::Relaxed);
         let safe = core::mem::take(&mut orphans.safe);
@@ -149,5 +249,26 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, 
                 Orphan::Chunk(chunk, table, _) => self.release(chunk, table),
             }
         }
+    }
+}
+
+impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+    /// Where `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that are kept idle, or
+    /// are not yet torn down, are found like others.
+    ///
+    /// The address need not be this core's: others may map and unmap there, and give tables back, at the same time. Then the
+    /// answer is what was true at some moment of the call, and whoever uses the memory must know that it is still mapped.
+    /// Costs a fence and the walk, pins nothing and waits for nobody; tables are not given back while it lasts.
+    pub fn translate(&mut self, iova: Iova) -> Option<Translation> {
+        let shared = &*self.shared;
+        if shared.policy.is_off {
+            return Some(Translation {
+                phys: PhysAddr::new(iova.raw()),
+                access: Access::ReadWrite,
+                leaf_pages: 1,
+            });
+        }
+        let walks = &shared.lines[self.core].walks;
+        walks.during(|| shared.table.lookup(iova))
     }
 }

@@ -10,7 +10,8 @@ use crate::reuse::Key;
 /// Memory that is contiguous for the CPU's side of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// First byte; need not begin a page.
+    /// First byte; need not begin a page. An address in the back end's terms ([`IoMap`](crate::IoMap)): over a page table what
+    /// the IOMMU puts on the bus, over a kernel's interface the virtual address at which this process has the memory.
     pub phys: PhysAddr,
     /// Bytes, at least 1.
     pub len: u64,

@@ -1,18 +1,21 @@
 //! What the cores of a mapper share, and what any thread may do with it: flush, expire, ask.
 
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
-use core::time::Duration;
 
-use iova::{IovaAllocator, IovaPfn, IovaRange, Pinned, RetiredChunk};
+use iova::{IovaAllocator, Pinned, RetiredChunk};
 use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
+use super::Bounce;
+use super::limits::Reach;
 use super::lines::{CoreLines, Leaving, Orphaned};
-use super::policy::{DeviceLimits, Policy, Teardown, Window};
+use super::policy::{Policy, Teardown, Window};
+use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
 use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
 use crate::risk::Counters;
-use crate::table::{PageTable, RetiredTable};
+use crate::table::IoMap;
+use crate::table::RetiredTable;
 
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;
@@ -31,15 +34,13 @@ pub(super) struct Orphans {
 }
 
 /// Work of whoever flushes; its lock makes flushes one after the other.
-#[derive(Default)]
 pub(super) struct Flush {
     /// By core: mappings and chunks noted at the start.
-    noted: Vec<(u64, u64)>,
+    pub(super) noted: Vec<(u64, u64)>,
 }
 
-/// Lock order: `flush` before `orphans`; `leaving` of a line before `strict` and `returned`, and never with `flush` or
-/// another line's `leaving`. While `flush`, `strict` or `leaving` is held the invalidator is waited for; nobody who answers for
-/// it may want one of them.
+/// Lock order: `flush` before `orphans`; `leaving` of a line before `returned`, and never with `flush` or another line's
+/// `leaving`. While `flush` or `leaving` is held the invalidator is waited for; nobody who answers for it may want one of them.
 pub(super) struct Shared<A, T, I, C> {
     /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
     /// address the next one may lie.
@@ -49,19 +50,20 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) invalidator: I,
     pub(super) clock: C,
     pub(super) policy: Policy,
-    pub(super) limits: DeviceLimits,
-    pub(super) last_page: IovaPfn,
-    /// What waits longer is flushed by a tick.
-    pub(super) age: Duration,
-    pub(super) lines: Box<[CoreLines]>,
+    /// The mapper's own limits.
+    pub(super) reach: Reach,
+    /// For `Policy::OFF`.
+    pub(super) bounce: Option<Box<dyn Bounce>>,
+    /// What waits longer is flushed by a tick, ns.
+    pub(super) age_ns: u64,
+    pub(super) lines: Box<[Arc<CoreLines>]>,
     /// Lines from here on were never used.
     pub(super) used: AtomicUsize,
     pub(super) flush: CachePadded<Lock<Flush>>,
-    /// The lock of `Teardown::StrictLock`.
-    pub(super) strict: CachePadded<Lock<()>>,
     pub(super) combiner: Combiner,
     pub(super) sharing: Option<Arc<SharingTable>>,
-    pub(super) reclaims: bool,
+    /// How tables are given back, where they are.
+    pub(super) reclaim: Option<Reclaim<T>>,
     pub(super) orphans: Lock<Orphans>,
     /// Some of them are safe. Written with the lock held.
     pub(super) has_orphans: AtomicBool,
@@ -71,9 +73,9 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) orphan_windows: Counters,
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C> {
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     /// The lines of cores that ever had a handle.
-    pub(super) fn lines(&self) -> &[CoreLines] {
+    pub(super) fn lines(&self) -> &[Arc<CoreLines>] {
         &self.lines[..self.used.load(Ordering::Acquire)]
     }
 
@@ -84,6 +86,10 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         self.invalidator.flush(&[Command::Domain])?;
         #[cfg(shuttle)]
         if crate::planted::has(crate::planted::Mistake::NotesLate) {
+            self.note(flush);
+        }
+        #[cfg(all(test, loom))]
+        if super::whole::plants(super::whole::Mutant::NotesLate) {
             self.note(flush);
         }
         let now = self.clock.now();
@@ -120,15 +126,14 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
 
     #[cold]
     fn let_go_of_orphans(&self, count: usize, now: u64) {
-        let mut orphans = self.orphans.lock();
-        let covered: Vec<Orphan> = orphans.waiting.drain(..count).collect();
-        for orphan in &covered {
+        let orphans = &mut *self.orphans.lock();
+        for orphan in orphans.waiting.drain(..count) {
             if let Orphan::Mapping(_, since_ns) = orphan {
-                self.orphan_windows.closed(now.saturating_sub(*since_ns), 1);
+                self.orphan_windows.closed(now.saturating_sub(since_ns), 1);
             }
+            orphans.safe.push(orphan);
         }
-        orphans.safe.extend(covered);
-        self.count_orphans(&orphans);
+        self.count_orphans(orphans);
         self.has_orphans.store(true, Ordering::Relaxed);
         self.lines().iter().for_each(|line| line.flusher.notify());
     }
@@ -161,29 +166,34 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         self.flush_holding(&mut flush)
     }
 
-    /// Invalidates `ranges`, whose entries are cleared, and waits.
+    /// Carries out commands of a core, for what is cleared, and waits.
     pub(super) fn invalidate(
         &self,
         core: usize,
-        ranges: impl ExactSizeIterator<Item = IovaRange>,
-        commands: &mut Vec<Command>,
+        commands: &[Command],
     ) -> Result<(), InvalidateError> {
-        commands.clear();
-        if ranges.len() >= self.invalidator.whole_domain_from().max(1) {
-            commands.push(Command::Domain);
-        } else {
-            commands.extend(ranges.map(Command::Pages));
-        }
-        match (self.policy.teardown, commands.as_slice()) {
+        match (self.policy.teardown, commands) {
             (Teardown::Combining(_), &[Command::Pages(range)]) => {
                 self.combiner.flush(&self.invalidator, core, range)
             }
-            (Teardown::StrictLock, commands) => {
-                let _turn = self.strict.lock();
-                self.invalidator.flush(commands)
-            }
             (_, commands) => self.invalidator.flush(commands),
         }
+    }
+
+    /// The commands for a batch.
+    pub(super) fn commands<'a>(
+        &self,
+        expired: &[Expired],
+        room: &'a mut [Command; BATCH],
+    ) -> &'a [Command] {
+        let len = expired.len();
+        if len >= self.invalidator.whole_domain_from().max(1) || len > BATCH {
+            return &[Command::Domain];
+        }
+        for (command, expired) in room.iter_mut().zip(expired) {
+            *command = Command::Pages(expired.range());
+        }
+        &room[..len]
     }
 
     /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which somebody else, the owner
@@ -251,10 +261,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         if batch.is_empty() {
             return Ok(());
         }
-        // Room for a few: who unmaps much here does it in one domain command.
-        let mut commands = Vec::new();
-        let ranges = batch.entries().iter().map(|expired| expired.range());
-        self.invalidate_directly(ranges, &mut commands)?;
+        let room = &mut [Command::Domain; BATCH];
+        self.invalidator
+            .flush(self.commands(batch.entries(), room))?;
         let gone = batch.entries().iter();
         let gone = gone.map(|expired| (expired.place(), expired.range()));
         line.returned.lock().extend(gone);
@@ -262,19 +271,6 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
         line.flusher.notify();
         expirer.torn_down(batch, self.clock.now());
         Ok(())
-    }
-
-    /// As [`invalidate`](Self::invalidate), by a thread that is no core.
-    fn invalidate_directly(
-        &self,
-        ranges: impl ExactSizeIterator<Item = IovaRange>,
-        commands: &mut Vec<Command>,
-    ) -> Result<(), InvalidateError> {
-        if ranges.len() >= self.invalidator.whole_domain_from().max(1) {
-            return self.invalidator.flush(&[Command::Domain]);
-        }
-        commands.extend(ranges.map(Command::Pages));
-        self.invalidator.flush(commands)
     }
 
     /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
@@ -301,15 +297,18 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
     /// may be who was interrupted: no lock is waited for here, and no [`Arc`] cloned, since the last to go frees.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.clock.advance(now);
-        let is_due = |line: &CoreLines| line.is_due(now, self.age) || line.is_idle_due(now);
-        self.lines().iter().any(is_due) || self.orphaned.is_due(now, self.age)
+        let is_due = |line: &Arc<CoreLines>| line.is_due(now, self.age_ns) || line.is_idle_due(now);
+        self.lines().iter().any(is_due) || self.orphaned.is_due(now, self.age_ns)
     }
 
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.clock.advance(now);
         let expired = self.expire(now);
-        let is_due = self.lines().iter().any(|line| line.is_due(now, self.age));
-        if !is_due && !self.orphaned.is_due(now, self.age) {
+        let is_due = self
+            .lines()
+            .iter()
+            .any(|line| line.is_due(now, self.age_ns));
+        if !is_due && !self.orphaned.is_due(now, self.age_ns) {
             return expired;
         }
         // Where somebody else flushes just now, the next tick sees whether it was enough.
@@ -322,4 +321,4 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> Shared<A, T, I, C
 
 /// The age after which a tick flushes what waits under a policy without a window: retired tables, and what
 /// an invalidation failed for.
-pub(super) const AGE: Duration = Window::DEFAULT.age;
+pub(super) const AGE: core::time::Duration = Window::DEFAULT.age;

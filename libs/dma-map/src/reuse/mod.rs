@@ -10,7 +10,6 @@
 //! |---|---|---|---|---|
 //! | [`OptimisticCache`] | vIOMMU (ATC'11) §3.4, optimistic teardown | ≤ quota, per core | ≤ residency, even where the owner is quiet | idle mappings of one core |
 //! | [`SharingCache`] | vIOMMU §3.2-3.3, approximate sharing | 0 | 0 | live mappings of all cores |
-//! | [`Stacked`] | shared + optimistic | the sum | the sum | |
 //!
 //! The bound each one promises is a value ([`RiskContract`]) that its own counters can be checked against
 //! ([`RiskContract::check`]). A mapping is *stale* from its release until it is acquired again or its teardown,
@@ -33,21 +32,19 @@ mod key;
 mod risk;
 
 mod index;
-mod shelf;
 mod slab;
+mod slot_map;
 
 mod optimistic;
 #[cfg(feature = "parts")]
 pub mod parts;
 mod sharing;
-mod stacked;
 
 pub use batch::{Batch, Expired};
 pub use key::Key;
 pub use optimistic::{OptimisticCache, RESIDENCY_NS};
 pub use risk::{Counts, RiskContract, Violation, Windows};
 pub use sharing::{SharingCache, SharingTable};
-pub use stacked::Stacked;
 
 use alloc::sync::Arc;
 

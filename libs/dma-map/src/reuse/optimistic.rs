@@ -33,8 +33,8 @@ use iova::IovaRange;
 
 use super::batch::Taker;
 use super::key::PackedRange;
-use super::shelf::Shelf;
 use super::slab::Slab;
+use super::slot_map::SlotMap;
 use super::{
     Batch, Counts, Expire, Expired, Key, Progress, Released, ReuseCache, RiskContract, Windows,
 };
@@ -50,9 +50,9 @@ const EVICT_MAX: usize = 64;
 pub struct OptimisticCache<P = ()> {
     slab: Arc<Slab>,
     /// By place: the slot's number.
-    shelf: Shelf<P>,
+    slots: SlotMap<P>,
     /// Places that somebody else had taken when the owner came; their slots were still EXPIRING.
-    limbo: VecDeque<u32>,
+    pending_free: VecDeque<u32>,
     /// When the owner lets one go.
     residency_ns: u64,
     evict: usize,
@@ -73,13 +73,13 @@ impl OptimisticCache {
 impl<P: Default + Send> OptimisticCache<P> {
     /// The same, with something of the owner's beside each mapping.
     pub(crate) fn keeping(quota: usize, residency_ns: u64) -> Self {
-        let shelf = Shelf::new(quota);
+        let slots = SlotMap::new(quota);
         Self {
-            slab: Arc::new(Slab::new(shelf.places(), residency_ns)),
-            limbo: VecDeque::with_capacity(shelf.places()),
+            slab: Arc::new(Slab::new(slots.places(), residency_ns)),
+            pending_free: VecDeque::with_capacity(slots.places()),
             residency_ns: owners(residency_ns),
-            evict: evicted_together(shelf.places()),
-            shelf,
+            evict: evicted_together(slots.places()),
+            slots,
             due_ns: 0,
             published: 0,
             own: Counts::default(),
@@ -97,29 +97,23 @@ impl<P: Default + Send> OptimisticCache<P> {
         self.due_ns.wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
     }
 
-    /// A release now would keep the mapping.
-    #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
-        !self.shelf.is_full()
-    }
-
     /// As [`ReuseCache::acquire`], with what was kept beside the mapping; a miss is not counted.
     #[inline(always)]
     pub(crate) fn hit(&mut self, key: Key, now_ns: u64) -> Option<(PackedRange, P)> {
-        while let Some(found) = self.shelf.find(key) {
+        while let Some(found) = self.slots.find(key) {
             let place = found.place;
             let slot = self.slab.slot(place);
             if let Some(since_ns) = slot.idle_since()
                 && slot.reuse(since_ns)
             {
                 let range = slot.range();
-                self.shelf.take_out(found);
-                self.shelf.give_back(place);
+                self.slots.take_out(found);
+                self.slots.give_back(place);
                 self.own.windows.record(now_ns.saturating_sub(since_ns));
                 self.own.hits += 1;
-                return Some((range, core::mem::take(self.shelf.value_mut(place))));
+                return Some((range, core::mem::take(self.slots.value_mut(place))));
             }
-            self.shelf.take_out(found);
+            self.slots.take_out(found);
             self.lose(place);
         }
         None
@@ -144,8 +138,8 @@ impl<P: Default + Send> OptimisticCache<P> {
     }
 
     /// As [`ReuseCache::release`], but that no other mapping goes to make room: [`make_room`](Self::make_room) is the
-    /// caller's to call, before where there [is none](Self::has_room), and after where the answer says so. Gives the place
-    /// it has where it is kept, and `None` where it has to be torn down. What is to be kept beside it goes to
+    /// caller's to call, where the answer says so. Gives the place it has where it is kept, and `None` where no place is
+    /// free. What is to be kept beside it goes to
     /// [`kept`](Self::kept) of the place.
     #[inline(always)]
     pub(crate) fn release_at(&mut self, key: Key, range: IovaRange, now_ns: u64) -> Option<Placed> {
@@ -162,23 +156,23 @@ impl<P: Default + Send> OptimisticCache<P> {
     /// down may still be there when its place has gone to the next.
     #[inline(always)]
     pub(crate) fn kept(&mut self, place: u32) -> &mut P {
-        self.shelf.value_mut(place)
+        self.slots.value_mut(place)
     }
 
     /// A place that is no longer linked was taken by somebody else.
     #[cold]
     fn lose(&mut self, place: u32) {
         if self.slab.slot(place).is_owned() {
-            self.shelf.give_back(place);
+            self.slots.give_back(place);
         } else {
-            self.limbo.push_back(place);
+            self.pending_free.push_back(place);
         }
     }
 
     /// Frees places that have come back from those who expired them.
     fn reclaim(&mut self) {
-        for _ in 0..self.limbo.len() {
-            let Some(place) = self.limbo.pop_front() else {
+        for _ in 0..self.pending_free.len() {
+            let Some(place) = self.pending_free.pop_front() else {
                 return;
             };
             self.lose(place);
@@ -187,8 +181,8 @@ impl<P: Default + Send> OptimisticCache<P> {
 
     /// Takes a linked place out, and its mapping if nobody else has it.
     fn take(&mut self, place: u32, batch: &mut Batch) -> bool {
-        let found = self.shelf.locate(place);
-        self.shelf.take_out(found);
+        let found = self.slots.locate(place);
+        self.slots.take_out(found);
         let slot = self.slab.slot(place);
         let since_ns = slot.idle_since();
         let Some((since_ns, range)) =
@@ -211,7 +205,7 @@ impl<P: Default + Send> OptimisticCache<P> {
     #[cold]
     pub(crate) fn hand_over(&mut self, batch: &mut Batch) {
         batch.hand_over(self.taker(), Taker::Stranger(self.slab.id()));
-        self.limbo
+        self.pending_free
             .extend(batch.entries().iter().map(|expired| expired.slot));
     }
 
@@ -220,13 +214,13 @@ impl<P: Default + Send> OptimisticCache<P> {
     pub(crate) fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
         let _ = self.expire(now_ns, batch);
-        if !self.shelf.is_full() || batch.entries().len() > before {
+        if !self.slots.is_full() || batch.entries().len() > before {
             return;
         }
         self.reclaim();
         let mut wanted = self.evict;
-        while self.shelf.is_full() && wanted > 0 && !batch.is_full() {
-            let Some(oldest) = self.shelf.oldest() else {
+        while self.slots.is_full() && wanted > 0 && !batch.is_full() {
+            let Some(oldest) = self.slots.oldest() else {
                 return;
             };
             if self.take(oldest, batch) {
@@ -239,15 +233,15 @@ impl<P: Default + Send> OptimisticCache<P> {
     /// Keeps the mapping where a place is free.
     #[inline(always)]
     fn keep(&mut self, key: Key, range: PackedRange, now_ns: u64) -> Option<Placed> {
-        let place = self.shelf.insert(key)?;
+        let place = self.slots.insert(key)?;
         self.slab.slot(place).publish(range, now_ns);
         self.published += 1;
         self.slab.announce(self.published);
-        let occupied = u64::from(self.shelf.occupied());
+        let occupied = u64::from(self.slots.occupied());
         if occupied > self.own.stale_max {
             self.own.stale_max = occupied;
         }
-        let wants_room = self.shelf.is_full() || !self.is_early(now_ns);
+        let wants_room = self.slots.is_full() || !self.is_early(now_ns);
         Some(Placed { place, wants_room })
     }
 }
@@ -312,7 +306,7 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
 
     fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
         let mut from_ns = now_ns;
-        while let Some(oldest) = self.shelf.oldest() {
+        while let Some(oldest) = self.slots.oldest() {
             let since_ns = self.slab.slot(oldest).idle_since();
             if let Some(since_ns) = since_ns
                 && now_ns.saturating_sub(since_ns) < self.residency_ns
@@ -334,7 +328,7 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
     }
 
     fn drain(&mut self, batch: &mut Batch) -> Progress {
-        while let Some(oldest) = self.shelf.oldest() {
+        while let Some(oldest) = self.slots.oldest() {
             if batch.is_full() {
                 return Progress::More;
             }
@@ -348,7 +342,7 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
         for Expired { since_ns, slot, .. } in batch.take(self.taker()) {
             self.own.windows.record(now_ns.saturating_sub(since_ns));
             self.slab.slot(slot).finish();
-            self.shelf.give_back(slot);
+            self.slots.give_back(slot);
         }
     }
 
@@ -358,7 +352,7 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
 
     fn contract(&self) -> RiskContract {
         RiskContract {
-            max_stale: Some(self.shelf.places() as u64),
+            max_stale: Some(self.slots.places() as u64),
             max_age_ns: Some(self.slab.residency_ns()),
             survives_quiet_owner: true,
         }
@@ -373,8 +367,8 @@ impl<P: Default + Send> ReuseCache for OptimisticCache<P> {
             expired: self.own.expired + expired,
             entries: stale,
             bytes: size_of::<Self>()
-                + self.limbo.capacity() * size_of::<u32>()
-                + self.shelf.bytes()
+                + self.pending_free.capacity() * size_of::<u32>()
+                + self.slots.bytes()
                 + self.slab.bytes(),
             ..self.own
         };

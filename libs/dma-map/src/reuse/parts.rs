@@ -5,7 +5,7 @@ use iova::IovaRange;
 pub use super::batch::Taker;
 pub use super::key::PackedRange;
 pub use super::optimistic::{evicted_together, owners};
-pub use super::shelf::{Found, Shelf};
+pub use super::slot_map::{Found, SlotMap};
 use super::{Batch, Expired, Key};
 
 /// The bits of a key: none has the same as another.

@@ -18,7 +18,7 @@ use lines::{CachePadded, Lock};
 
 use super::index::hash;
 use super::key::PackedRange;
-use super::shelf::{Found, Shelf};
+use super::slot_map::{Found, SlotMap};
 use super::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
 
 /// A live mapping, and its number of users.
@@ -30,60 +30,60 @@ struct Live {
 
 /// The live mappings of one key each; those of one user are linked.
 struct Shard {
-    shelf: Shelf<Live>,
+    slots: SlotMap<Live>,
     forgotten: u64,
 }
 
 impl Shard {
     fn acquire(&mut self, key: Key) -> Option<IovaRange> {
-        let Found { place, .. } = self.shelf.find(key)?;
-        let live = self.shelf.value_mut(place);
+        let Found { place, .. } = self.slots.find(key)?;
+        let live = self.slots.value_mut(place);
         live.users += 1;
         let range = live.range.range();
         if live.users == 2 {
             // From here on it cannot be forgotten.
-            self.shelf.unlink(place);
+            self.slots.unlink(place);
         }
         Some(range)
     }
 
     fn adopt(&mut self, key: Key, range: PackedRange) {
-        if self.shelf.find(key).is_some() {
+        if self.slots.find(key).is_some() {
             // Another core's, or the one remembered when this was made: one is enough.
             return;
         }
-        if self.shelf.is_full() {
-            let Some(oldest) = self.shelf.oldest() else {
+        if self.slots.is_full() {
+            let Some(oldest) = self.slots.oldest() else {
                 // All have several users.
                 return;
             };
-            let found = self.shelf.locate(oldest);
-            self.shelf.take_out(found);
-            self.shelf.give_back(oldest);
+            let found = self.slots.locate(oldest);
+            self.slots.take_out(found);
+            self.slots.give_back(oldest);
             self.forgotten += 1;
         }
-        if let Some(place) = self.shelf.insert(key) {
-            *self.shelf.value_mut(place) = Live { range, users: 1 };
+        if let Some(place) = self.slots.insert(key) {
+            *self.slots.value_mut(place) = Live { range, users: 1 };
         }
     }
 
     fn release(&mut self, key: Key, range: IovaRange) -> Released {
-        let Some(found) = self.shelf.find(key) else {
+        let Some(found) = self.slots.find(key) else {
             return Released::TearDown;
         };
         let place = found.place;
-        let live = self.shelf.value_mut(place);
+        let live = self.slots.value_mut(place);
         if live.range.range() != range {
             return Released::TearDown;
         }
         live.users -= 1;
         match live.users {
             0 => {
-                self.shelf.take_out(found);
-                self.shelf.give_back(place);
+                self.slots.take_out(found);
+                self.slots.give_back(place);
                 return Released::TearDown;
             }
-            1 => self.shelf.link(place),
+            1 => self.slots.link(place),
             _ => {}
         }
         Released::InUse
@@ -102,7 +102,7 @@ impl SharingTable {
         let shards = shards.clamp(1, 1 << 16).next_power_of_two();
         let each = mappings.div_ceil(shards);
         let shard = || Shard {
-            shelf: Shelf::new(each),
+            slots: SlotMap::new(each),
             forgotten: 0,
         };
         let shards = (0..shards).map(|_| CachePadded::new(Lock::new(shard())));
@@ -135,10 +135,21 @@ impl SharingCache {
         }
     }
 
-    /// As [`ReuseCache::release`]: in use by others, or to be torn down.
+    /// As [`ReuseCache::release`]: in use by others, or to be torn down. In the first case `in_use` is called before anybody
+    /// else can be told that its use is the last.
     #[inline]
-    pub(crate) fn end_use(&mut self, key: Key, range: IovaRange) -> Released {
-        self.table.shard(key).lock().release(key, range)
+    pub(crate) fn end_use(
+        &mut self,
+        key: Key,
+        range: IovaRange,
+        in_use: impl FnOnce(),
+    ) -> Released {
+        let mut shard = self.table.shard(key).lock();
+        let released = shard.release(key, range);
+        if released == Released::InUse {
+            in_use();
+        }
+        released
     }
 }
 
@@ -168,7 +179,7 @@ impl ReuseCache for SharingCache {
         _now_ns: u64,
         _batch: &mut Batch,
     ) -> Released {
-        self.end_use(key, range)
+        self.end_use(key, range, || ())
     }
 
     fn expire(&mut self, _now_ns: u64, _batch: &mut Batch) -> Progress {
@@ -201,9 +212,9 @@ impl ReuseCache for SharingCache {
         };
         for shard in &self.table.shards {
             let shard = shard.lock();
-            counts.entries += u64::from(shard.shelf.occupied());
+            counts.entries += u64::from(shard.slots.occupied());
             counts.evicted += shard.forgotten;
-            counts.bytes += shard.shelf.bytes();
+            counts.bytes += shard.slots.bytes();
         }
         counts
     }

@@ -1,5 +1,7 @@
 //! What can go wrong. Every error leaves the mappings as they were, except where it says otherwise.
 
+use core::convert::Infallible;
+
 use address::{Iova, PhysAddr};
 use iova::IovaRange;
 use thiserror::Error;
@@ -24,9 +26,9 @@ pub enum ConfigError {
     OutOfTables,
 }
 
-/// Why a range was not mapped.
+/// Why a range was not mapped. `E` is the back end's own error ([`IoMap::Error`](super::IoMap::Error)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum MapError {
+pub enum MapError<E = Infallible> {
     /// The range reaches past what the table translates.
     #[error("iova: {range} reaches past the {width} bits of the table")]
     IovaTooWide {
@@ -65,11 +67,26 @@ pub enum MapError {
         /// Table pages that the range needs beyond those there are.
         tables: u64,
     },
+    /// The range needs more table pages than one call adds: it is to be mapped in parts. None was taken.
+    #[error("{tables} table pages are needed, of which one call adds {max} at most")]
+    TooManyTables {
+        /// Table pages that the range needs beyond those there are.
+        tables: u64,
+        /// Most that one call adds.
+        max: u64,
+    },
+    /// The back end has no room for another mapping, and would have if others went: a limit on their number or on pinned
+    /// memory. A mapper gives back what it keeps idle, and tries once more.
+    #[error("the back end is full")]
+    Full(#[source] E),
+    /// The back end refused.
+    #[error("the back end refused")]
+    Backend(#[source] E),
 }
 
-/// Why a range was not unmapped.
+/// Why a range was not unmapped. `E` as in [`MapError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum UnmapError {
+pub enum UnmapError<E = Infallible> {
     /// The range reaches past what the table translates.
     #[error("iova: {range} reaches past the {width} bits of the table")]
     IovaTooWide {
@@ -92,4 +109,7 @@ pub enum UnmapError {
         /// Size of the leaf, in pages of 4 KiB.
         leaf_pages: u64,
     },
+    /// The back end refused.
+    #[error("the back end refused")]
+    Backend(#[source] E),
 }

@@ -49,41 +49,29 @@ pub unsafe trait TableMemory: Send + Sync {
     unsafe fn entries(&self, page: PhysAddr) -> &Table;
 }
 
-// SAFETY: every call goes to the memory behind the reference, which keeps the contract.
-unsafe impl<M: TableMemory> TableMemory for &M {
-    fn alloc(&self) -> Option<PhysAddr> {
-        (**self).alloc()
-    }
+macro_rules! forward {
+    ($($pointer:ty),*) => {$(
+        // SAFETY: every call goes to the memory behind the pointer, always the same, which keeps the contract.
+        unsafe impl<M: TableMemory> TableMemory for $pointer {
+            fn alloc(&self) -> Option<PhysAddr> {
+                (**self).alloc()
+            }
 
-    unsafe fn free(&self, page: PhysAddr) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).free(page) }
-    }
+            unsafe fn free(&self, page: PhysAddr) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { (**self).free(page) }
+            }
 
-    #[inline]
-    unsafe fn entries(&self, page: PhysAddr) -> &Table {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).entries(page) }
-    }
+            #[inline]
+            unsafe fn entries(&self, page: PhysAddr) -> &Table {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { (**self).entries(page) }
+            }
+        }
+    )*};
 }
 
-// SAFETY: every call goes to the memory behind the pointer, which keeps the contract.
-unsafe impl<M: TableMemory> TableMemory for Arc<M> {
-    fn alloc(&self) -> Option<PhysAddr> {
-        (**self).alloc()
-    }
-
-    unsafe fn free(&self, page: PhysAddr) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).free(page) }
-    }
-
-    #[inline]
-    unsafe fn entries(&self, page: PhysAddr) -> &Table {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).entries(page) }
-    }
-}
+forward!(&M, Arc<M>);
 
 #[cfg(not(any(loom, shuttle)))]
 mod host {
@@ -122,7 +110,7 @@ mod host {
         /// At most `limit` pages at a time.
         pub fn with_limit(limit: usize) -> Self {
             Self {
-                pool: Lock::new(Vec::with_capacity(POOL)),
+                pool: Lock::new(Vec::new()),
                 in_use: AtomicUsize::new(0),
                 limit,
             }
@@ -179,7 +167,8 @@ mod host {
         unsafe fn free(&self, page: PhysAddr) {
             self.in_use.fetch_sub(1, Ordering::Relaxed);
             let mut pool = self.pool.lock();
-            if pool.len() < POOL {
+            let room = POOL - pool.len();
+            if room > 0 && pool.try_reserve_exact(room).is_ok() {
                 pool.push(page);
                 return;
             }

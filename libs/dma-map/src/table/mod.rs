@@ -5,7 +5,7 @@
 //! publication 48882 revision 3.07, §2.2.3).
 //!
 //! # How work flows
-//! [`PageTable::map`] and [`unmap`](PageTable::unmap) take an IOVA range that the caller **owns**: an allocator gave it
+//! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an allocator gave it
 //! to him and to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
 //! different ranges share, are installed by compare-and-swap; who loses gives his page back. Nobody waits for anybody.
 //!
@@ -39,7 +39,7 @@
 //! ```
 //! use address::{Iova, PhysAddr};
 //! use dma_map::table::{
-//!     HostMemory, IoPageTable, LeafSizes, PageTable, TableConfig, UnmapError, VtdSecondLevel,
+//!     HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, UnmapError, VtdSecondLevel,
 //! };
 //! use iova::{Access, IovaPfn, IovaRange};
 //!
@@ -58,20 +58,22 @@
 pub mod amd;
 mod error;
 pub mod format;
+mod io_map;
 pub mod memory;
 #[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
-mod model;
+pub(crate) mod model;
 mod radix;
 mod tree;
 pub mod vtd;
 
-use address::{Iova, PhysAddr};
+use address::PhysAddr;
 use iova::{Access, IovaRange};
 
 pub use amd::AmdV1;
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{ENTRIES, Entry, Format, Leaf};
+pub use io_map::IoMap;
 #[cfg(not(any(loom, shuttle)))]
 pub use memory::{Arena, HostMemory};
 pub use memory::{Table, TableMemory};
@@ -128,35 +130,15 @@ impl RetiredTable {
     }
 }
 
-/// A tree of tables that translates IOVAs, shared by all cores.
-///
-/// Whoever maps, unmaps or looks up a range **owns** its IOVAs for the time of the call: they are allocated to the
-/// caller, or pinned, and nobody else calls for them. Calls for different IOVAs run side by side. A caller who breaks
-/// this may find a mapping lost or doubled; errors are exact only for owners.
-///
-/// Neither `map` nor `unmap` invalidates anything: stores are release, so whatever orders the caller's next store
-/// (the tail of an invalidation queue) after them suffices.
+/// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that alignment, the configuration and
+/// existing tables allow, and adds no table page where it fails; [`unmap`](IoMap::unmap) takes any range that covers no part of
+/// a leaf, and leaves tables where they are. [`lookup`](IoMap::lookup) may also be asked for what is nobody's, and finds what was
+/// true at some moment of the call, as long as no table that was there when it began is [released](Self::release) before it ends.
 #[expect(
     unsafe_code,
     reason = "giving a table page back rests on what the device still holds"
 )]
-pub trait PageTable: Send + Sync {
-    /// Maps all of `range` to the memory from `phys` on, with the largest leaves that alignment, the configuration
-    /// and existing tables allow. All or nothing.
-    ///
-    /// # Errors
-    /// [`MapError`]; nothing is mapped then and no table page was added.
-    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError>;
-
-    /// Unmaps all of `range`, which may cover several mappings and no part of a leaf. All or nothing. Tables stay.
-    ///
-    /// # Errors
-    /// [`UnmapError`]; nothing is unmapped then.
-    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError>;
-
-    /// Where `iova` goes now.
-    fn lookup(&self, iova: Iova) -> Option<Translation>;
-
+pub trait PageTable: IoMap {
     /// The page of the root table, for the device's context entry. Whoever gives it to a device takes it away
     /// again, and waits for the invalidation, before the table is dropped: its pages are freed then.
     fn root(&self) -> PhysAddr;
@@ -176,14 +158,14 @@ pub trait PageTable: Send + Sync {
     /// there is one and it is empty, and keeps its page. Also makes way for a leaf of the chunk's size.
     ///
     /// # Safety
-    /// No other call concerns an IOVA of `chunk` from here until this call returns, and none that began before is
-    /// running: whoever walks holds the IOVA allocated or pinned, and here nobody does.
+    /// No other call maps or unmaps an IOVA of `chunk` from here until this call returns, and none that began before is
+    /// running: whoever does holds the IOVA allocated or pinned, and here nobody does. A lookup is over before the `release`.
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable>;
 
     /// Gives the page of a retired table back to the memory.
     ///
     /// # Safety
     /// An invalidation of [`RetiredTable::range`], page-walk caches included, was submitted after `retire_leaf`
-    /// returned and has completed: no device holds the address of the page.
+    /// returned and has completed: no device holds the address of the page. No lookup runs that began before.
     unsafe fn release(&self, retired: RetiredTable);
 }

@@ -1,28 +1,34 @@
-//! Mapping and unmapping: what the calls of [`PageTable`] do to the tree.
+//! Mapping and unmapping: what the calls of [`IoMap`] do to the tree.
 //!
 //! A call for one page walks to its leaf table, looks at the entry and stores it: that is the whole of
-//! [`map`](PageTable::map) and [`unmap`](PageTable::unmap) where nothing is wrong, and it is inlined. Everything else,
+//! [`map`](IoMap::map) and [`unmap`](IoMap::unmap) where nothing is wrong, and it is inlined. Everything else,
 //! errors among it, goes out of line and begins again from the arguments:
 //! 1. look at every entry of the range, change nothing, count the tables that are missing;
 //! 2. allocate those;
 //! 3. install them and store the leaves.
 //!
-//! So an error finds nothing changed. Steps 1 and 3 walk once to each leaf table of 512 pages, and not at all
-//! below an entry that is empty (1) or becomes a large leaf.
+//! So an error finds nothing changed, and what one call takes is bounded ([`MAX_TABLES`]). Steps 1 and 3 begin at the lowest
+//! table that leads to all of the range, walk once to each leaf table of 512 pages, and not at all below an entry that is
+//! empty (1) or becomes a large leaf.
 
-mod mapping;
-mod unmapping;
+mod range;
+
+use core::convert::Infallible;
 
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaPfn, IovaRange};
 
-use mapping::Job;
-use unmapping::{check_mapped, clear};
+use range::{Job, check_mapped, clear};
 
-use super::format::{ENTRIES, Format, entry_pages};
+use super::format::{ENTRIES, Format, INDEX_BITS, entry_pages};
 use super::memory::TableMemory;
-use super::tree::{Child, Tree, index};
-use super::{ConfigError, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use super::tree::{Child, Node, Tree, index};
+use super::{
+    ConfigError, IoMap, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError,
+};
+
+/// Most table pages that one call adds: 64 MiB, which map 32 GiB in pages of 4 KiB.
+const MAX_TABLES: u64 = 1 << 14;
 
 /// Sizes of leaves that a unit knows, beside pages of 4 KiB, which all do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +85,7 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
 
     /// An empty table whose tables are installed with another ordering than release, to show what goes wrong.
     #[cfg(all(test, loom))]
-    pub(super) fn with_install_order(
+    pub(crate) fn with_install_order(
         memory: M,
         config: TableConfig,
         order: lines::Ordering,
@@ -91,30 +97,12 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
 
     /// Where its pages come from.
     pub fn memory(&self) -> &M {
-        self.tree.memory()
+        &self.tree.memory
     }
 
     /// Bits of an IOVA that the table translates.
     pub fn width(&self) -> u32 {
-        PAGE_SHIFT + super::format::INDEX_BITS * self.tree.levels()
-    }
-
-    /// The common path of `map`: `false` where anything is out of the ordinary.
-    #[inline]
-    fn map_page(&self, page: IovaPfn, phys: PhysAddr, access: Access) -> bool {
-        is_page_of::<F>(phys)
-            && self
-                .tree
-                .leaf_table(page)
-                .is_some_and(|leaf| leaf.map_one(index(page.raw(), 1), phys, access))
-    }
-
-    /// The common path of `unmap`: `false` where anything is out of the ordinary.
-    #[inline]
-    fn unmap_page(&self, page: IovaPfn) -> bool {
-        self.tree
-            .leaf_table(page)
-            .is_some_and(|leaf| leaf.unmap_one(index(page.raw(), 1)))
+        PAGE_SHIFT + INDEX_BITS * self.tree.levels
     }
 
     fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), MapError> {
@@ -146,19 +134,15 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
             access,
             leaves: self.leaves,
         };
-        if share_leaf_table(first, last)
-            && let Some(leaf) = self.tree.leaf_table(range.first())
-        {
-            job.check(leaf, first, last)?;
-            leaf.store_leaves(index(first, 1)..=index(last, 1), phys, access);
-            return Ok(());
+        let top = self.lowest(first, last);
+        let tables = job.check(top, first, last)?;
+        if tables > MAX_TABLES {
+            let max = MAX_TABLES;
+            return Err(MapError::TooManyTables { tables, max });
         }
-        let tables = job.check(self.tree.top(), first, last)?;
-        let mut reserve = self
-            .tree
-            .reserve(tables)
-            .ok_or(MapError::OutOfTables { tables })?;
-        job.store(self.tree.top(), first, last, &mut reserve)
+        let reserve = self.tree.reserve(tables);
+        let mut reserve = reserve.ok_or(MapError::OutOfTables { tables })?;
+        job.store(top, first, last, &mut reserve)
     }
 
     #[inline(never)]
@@ -168,13 +152,21 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
             return Err(UnmapError::IovaTooWide { range, width });
         }
         let (first, last) = (range.first().raw(), range.last().raw());
-        let top = match self.tree.leaf_table(range.first()) {
-            Some(leaf) if share_leaf_table(first, last) => leaf,
-            _ => self.tree.top(),
-        };
+        let top = self.lowest(first, last);
         check_mapped(top, first, last)?;
-        clear(top, first, last);
-        Ok(())
+        clear(top, first, last)
+    }
+
+    /// The lowest table there is through which all walks for pages `first` to `last` go.
+    fn lowest(&self, first: u64, last: u64) -> Node<'_, F, M> {
+        let mut node = self.tree.top();
+        while let level @ 2.. = node.level
+            && (first ^ last) >> (INDEX_BITS * (level - 1)) == 0
+            && let Child::Table(child) = node.child(index(first, level))
+        {
+            node = child;
+        }
+        node
     }
 }
 
@@ -184,26 +176,32 @@ fn is_page_of<F: Format>(phys: PhysAddr) -> bool {
     phys.raw() & ((PAGE_SIZE - 1) | !(u64::MAX >> (64 - F::PHYS_BITS))) == 0
 }
 
-#[inline]
-fn share_leaf_table(first: u64, last: u64) -> bool {
-    first / ENTRIES as u64 == last / ENTRIES as u64
-}
-
 /// The entries of a table at `level` that pages `first` to `last` concern, which lie below one table: for each
 /// its index and its pages among these, both ends inclusive.
-fn parts(level: u32, first: u64, last: u64) -> impl Iterator<Item = (usize, u64, u64)> {
+fn parts(
+    level: u32,
+    first: u64,
+    last: u64,
+) -> impl ExactSizeIterator<Item = (usize, u64, u64)> + DoubleEndedIterator {
     let pages = entry_pages(level);
     let start = first & !(pages * ENTRIES as u64 - 1);
-    (index(first, level)..=index(last, level)).map(move |at| {
+    (index(first, level)..index(last, level) + 1).map(move |at| {
         let from = start + at as u64 * pages;
         (at, from.max(first), last.min(from + (pages - 1)))
     })
 }
 
-impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
+impl<F: Format, M: TableMemory> IoMap for IoPageTable<F, M> {
+    type Error = Infallible;
+
     #[inline]
     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
-        if range.pages() == 1 && self.map_page(range.first(), phys, access) {
+        let page = range.first();
+        if range.pages() == 1
+            && is_page_of::<F>(phys)
+            && let Some(leaf) = self.tree.leaf_table(page)
+            && leaf.map_one(index(page.raw(), 1), phys, access)
+        {
             return Ok(());
         }
         self.map_range(range, phys, access)
@@ -211,7 +209,11 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
 
     #[inline]
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        if range.pages() == 1 && self.unmap_page(range.first()) {
+        let page = range.first();
+        if range.pages() == 1
+            && let Some(leaf) = self.tree.leaf_table(page)
+            && leaf.unmap_one(index(page.raw(), 1))
+        {
             return Ok(());
         }
         self.unmap_range(range)
@@ -224,7 +226,7 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
         }
         let mut node = self.tree.top();
         loop {
-            let level = node.level();
+            let level = node.level;
             match node.child(index(page.raw(), level)) {
                 Child::Empty => return None,
                 Child::Table(child) => node = child,
@@ -240,13 +242,15 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
             }
         }
     }
+}
 
+impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
     fn root(&self) -> PhysAddr {
-        self.tree.root()
+        self.tree.root
     }
 
     fn levels(&self) -> u32 {
-        self.tree.levels()
+        self.tree.levels
     }
 
     fn stats(&self) -> TableStats {

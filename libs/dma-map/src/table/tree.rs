@@ -38,9 +38,9 @@ pub(super) const fn index(pfn: u64, level: u32) -> usize {
 /// The tables and their memory.
 #[derive(Debug)]
 pub(super) struct Tree<F: Format, M: TableMemory> {
-    root: PhysAddr,
-    levels: u32,
-    memory: M,
+    pub(super) root: PhysAddr,
+    pub(super) levels: u32,
+    pub(super) memory: M,
     counters: Counters,
     format: PhantomData<fn() -> F>,
     /// The ordering that publishes a table: release, except in a model that shows why.
@@ -52,7 +52,7 @@ pub(super) struct Tree<F: Format, M: TableMemory> {
 pub(super) struct Node<'t, F: Format, M: TableMemory> {
     tree: &'t Tree<F, M>,
     table: &'t Table,
-    level: u32,
+    pub(super) level: u32,
 }
 
 /// What lies behind an entry.
@@ -85,20 +85,6 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         };
         tree.counters.installed(levels);
         Some(tree)
-    }
-
-    #[inline]
-    pub(super) fn levels(&self) -> u32 {
-        self.levels
-    }
-
-    #[inline]
-    pub(super) fn root(&self) -> PhysAddr {
-        self.root
-    }
-
-    pub(super) fn memory(&self) -> &M {
-        &self.memory
     }
 
     pub(super) fn stats(&self) -> TableStats {
@@ -257,11 +243,6 @@ impl<F: Format, M: TableMemory> Drop for Tree<F, M> {
 }
 
 impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
-    #[inline]
-    pub(super) fn level(&self) -> u32 {
-        self.level
-    }
-
     /// What lies behind the entry at `index`.
     pub(super) fn child(&self, index: usize) -> Child<'t, F, M> {
         let slot = &self.table[index];
@@ -291,8 +272,11 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         let entry = F::table(page, self.level);
         let slot = &self.table[index];
         // Release: pairs with the acquire of every walk; the page's zeros go first. Acquire: the winner's do.
-        let swapped = slot.compare_exchange(0, entry, self.tree.install_order(), Ordering::Acquire);
-        match swapped {
+        #[cfg(not(loom))]
+        let order = Ordering::Release;
+        #[cfg(loom)]
+        let order = self.tree.install_order;
+        match slot.compare_exchange(0, entry, order, Ordering::Acquire) {
             Ok(_) => {
                 self.tree.counters.installed(self.level - 1);
                 self.behind(entry)
@@ -305,24 +289,13 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         }
     }
 
-    /// First of the leaf table's entries `among` these that is not empty.
+    /// First of the leaf table's entries `among` these that is used, or that is not.
     #[inline]
-    pub(super) fn first_used(&self, among: RangeInclusive<usize>) -> Option<usize> {
-        self.first(among, |entry| entry != 0)
-    }
-
-    /// First of the leaf table's entries `among` these that is empty.
-    #[inline]
-    pub(super) fn first_empty(&self, among: RangeInclusive<usize>) -> Option<usize> {
-        self.first(among, |entry| entry == 0)
-    }
-
-    #[inline]
-    fn first(&self, among: RangeInclusive<usize>, is: impl Fn(u64) -> bool) -> Option<usize> {
+    pub(super) fn first(&self, among: RangeInclusive<usize>, is_used: bool) -> Option<usize> {
         debug_assert_eq!(self.level, 1);
         let start = *among.start();
         let mut slots = self.table[among].iter();
-        let found = slots.position(|slot| is(slot.load(Ordering::Relaxed)))?;
+        let found = slots.position(|slot| (slot.load(Ordering::Relaxed) != 0) == is_used)?;
         Some(start + found)
     }
 
@@ -381,16 +354,6 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         }
         slot.store(0, Ordering::Release);
         true
-    }
-}
-
-impl<F: Format, M: TableMemory> Tree<F, M> {
-    #[inline]
-    fn install_order(&self) -> Ordering {
-        #[cfg(loom)]
-        return self.install_order;
-        #[cfg(not(loom))]
-        Ordering::Release
     }
 }
 

@@ -19,7 +19,6 @@ fn policies() -> Vec<Policy> {
     let age = Duration::from_millis(10);
     let windows = [250, 6].map(|entries| Window { entries, age });
     let teardowns = [
-        Teardown::StrictLock,
         Teardown::Strict,
         Teardown::Combining(Gather::DEFAULT),
         Teardown::Combining(Gather::NONE),
@@ -31,7 +30,6 @@ fn policies() -> Vec<Policy> {
     let idle = [4, 16, 256, 4096].map(Optimistic::of);
     let mut reuses = vec![Reuse::Never, Reuse::Shared];
     reuses.extend(idle.map(Reuse::Optimistic));
-    reuses.extend(idle[..3].iter().copied().map(Reuse::SharedOptimistic));
     let of =
         |reuse| teardowns.map(|teardown| Policy::STRICT.with_reuse(reuse).with_teardown(teardown));
     reuses.into_iter().flat_map(of).collect()

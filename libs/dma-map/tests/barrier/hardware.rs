@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Iova, PhysAddr};
 use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
-use dma_map::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+use dma_map::table::{
+    IoMap, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError,
+};
 use dma_map::testing::ModelIotlb;
 use dma_map::{Clock, ManualClock};
 use iova::{Access, IovaRange};
@@ -179,16 +181,22 @@ impl Clock for Time {
 /// A table at which cores stop.
 pub struct Stopping<T>(pub T);
 
-#[expect(unsafe_code, reason = "forwards the unsafe methods of the trait")]
-impl<T: PageTable> PageTable for Stopping<T> {
-    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
+impl<T: IoMap> IoMap for Stopping<T> {
+    type Error = T::Error;
+
+    fn map(
+        &self,
+        range: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), MapError<T::Error>> {
         point(Place::Map);
         let done = self.0.map(range, phys, access);
         point(Place::Map);
         done
     }
 
-    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<T::Error>> {
         point(Place::Unmap);
         let done = self.0.unmap(range);
         point(Place::Unmapped);
@@ -198,7 +206,10 @@ impl<T: PageTable> PageTable for Stopping<T> {
     fn lookup(&self, iova: Iova) -> Option<Translation> {
         self.0.lookup(iova)
     }
+}
 
+#[expect(unsafe_code, reason = "forwards the unsafe methods of the trait")]
+impl<T: PageTable> PageTable for Stopping<T> {
     fn root(&self) -> PhysAddr {
         self.0.root()
     }

@@ -8,7 +8,7 @@ use address::PhysAddr;
 use dma_map::invalidate::InvalidateError;
 use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 use dma_map::{Direction, Mapping, Policy, Segment};
-use iova::{Access, Aperture, CoreId, IovaAllocator, IovaPfn, TreeAllocator};
+use iova::{Access, Aperture, CoreId, IovaPfn, TreeAllocator};
 
 use crate::hardware::Failing;
 use crate::turns::{Cores, Place};
@@ -141,31 +141,27 @@ fn a_drop_waits_for_a_tick_that_has_taken_its_mapping() {
 /// The owner takes its oldest mappings to make room, and is stopped in the middle of that.
 #[test]
 fn flush_waits_for_an_owner_that_evicts() {
-    let idle = Reuse::Optimistic(Optimistic::of(2));
-    let both = Reuse::SharedOptimistic(Optimistic::of(2));
-    for reuse in [idle, both] {
-        for place in [Place::Unmap, Place::Unmapped, Place::Submit] {
-            let world = world(Policy::STRICT.with_reuse(reuse));
-            let mut owner = core(&world, 0);
-            let maps = [1, 2].map(|page| map(&world, &mut owner, page));
-            let oldest = maps[0].iova();
-            let mut maps = maps.into_iter();
-            owner.unmap(maps.next().expect("two")).expect("kept");
-            let mut cores = Cores::new(1, 1);
-            let second = maps.next().expect("two");
-            let (evicting, _) = ask(&mut cores, move || {
-                owner.unmap(second).expect("kept");
-                Ok(())
-            });
-            assert!(cores.run_to(evicting, place, 1));
-            let flushing = ask(&mut cores, {
-                let world = Rc::clone(&world);
-                move || world.mapper.flush()
-            });
-            holds(&mut cores, evicting, flushing, || {
-                reaches(&world, oldest, 1)
-            });
-        }
+    for place in [Place::Unmap, Place::Unmapped, Place::Submit] {
+        let world = world(Policy::optimistic(2));
+        let mut owner = core(&world, 0);
+        let maps = [1, 2].map(|page| map(&world, &mut owner, page));
+        let oldest = maps[0].iova();
+        let mut maps = maps.into_iter();
+        owner.unmap(maps.next().expect("two")).expect("kept");
+        let mut cores = Cores::new(1, 1);
+        let second = maps.next().expect("two");
+        let (evicting, _) = ask(&mut cores, move || {
+            owner.unmap(second).expect("kept");
+            Ok(())
+        });
+        assert!(cores.run_to(evicting, place, 1));
+        let flushing = ask(&mut cores, {
+            let world = Rc::clone(&world);
+            move || world.mapper.flush()
+        });
+        holds(&mut cores, evicting, flushing, || {
+            reaches(&world, oldest, 1)
+        });
     }
 }
 
@@ -218,7 +214,7 @@ fn a_flush_covers_what_a_quiet_owner_could_not() {
     assert!(!reaches(&world, iovas[0], 1) && !reaches(&world, iovas[1], 2));
     assert_eq!(world.mapper.risk().stale_now, 0);
     drop(quiet);
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
 /// Asynchronous: A's invalidation fails, its core is dropped, and the ticket of the next owner's B completes.
@@ -252,7 +248,7 @@ fn the_next_owners_ticket_does_not_cover_what_a_dropped_core_left() {
     assert_eq!(world.mapper.risk().stale_now, 0);
     drop(next);
     assert_eq!(core(&world, 1).park(), Ok(()));
-    assert_eq!(world.mapper.allocator().stats().live_ranges, 0);
+    assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
 /// The same where the flush of a window failed.

@@ -480,6 +480,6 @@ pub fn end<A: IovaAllocator>(world: &Rc<World<A>>, cores: usize) {
             .park()
             .expect("the hardware answers");
     }
-    let stats = world.mapper.allocator().stats();
+    let stats = world.mapper.allocator_stats();
     assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
 }

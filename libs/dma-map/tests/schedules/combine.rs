@@ -18,6 +18,10 @@ struct State {
     cached: u64,
     /// By ticket: the pages to forget, and how often the answer is still no.
     pending: Vec<(u64, u64)>,
+    /// Somebody who submits is stopped, or was.
+    has_stopped: bool,
+    /// Cores that have unmapped all they have.
+    ended: usize,
 }
 
 struct Hardware {
@@ -25,6 +29,8 @@ struct Hardware {
     whole_domain_from: usize,
     /// Some batches fail.
     fails: bool,
+    /// So many cores end while one is stopped in the middle of a submission; none is where there are 0.
+    outlive: usize,
 }
 
 impl Hardware {
@@ -43,6 +49,14 @@ impl State {
 impl Invalidator for Hardware {
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
         point();
+        if self.outlive > 0
+            && any(4) == 0
+            && !core::mem::replace(&mut self.state().has_stopped, true)
+        {
+            while self.state().ended < self.outlive {
+                thread::yield_now();
+            }
+        }
         let mut pages = 0;
         for command in commands {
             match command {
@@ -109,12 +123,17 @@ fn unmaps(combiner: &Combiner, hardware: &Hardware, core: usize) {
             fail("an unmap returned before its own invalidation");
         }
         if has_failed() {
-            return;
+            break;
         }
     }
+    hardware.state().ended += 1;
 }
 
 fn model(fails: bool, mutant: Mutant) -> impl Fn() + Send + Sync + 'static {
+    model_stopped(fails, mutant, false)
+}
+
+fn model_stopped(fails: bool, mutant: Mutant, stops: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let cores = 4 + any(5) as usize;
         let gather_spins = any(2) as u32 * 3;
@@ -124,6 +143,7 @@ fn model(fails: bool, mutant: Mutant) -> impl Fn() + Send + Sync + 'static {
                 state: Mutex::default(),
                 whole_domain_from: 2 + any(8) as usize,
                 fails,
+                outlive: if stops { cores - 1 } else { 0 },
             },
         ));
         let threads: Vec<_> = (0..cores)
@@ -141,6 +161,11 @@ fn model(fails: bool, mutant: Mutant) -> impl Fn() + Send + Sync + 'static {
 #[test]
 fn nobody_returns_before_his_own_invalidation() {
     holds(10_000, model(false, Mutant::None));
+}
+
+#[test]
+fn a_core_that_is_stopped_stops_nobody() {
+    holds(10_000, model_stopped(false, Mutant::None, true));
 }
 
 #[test]

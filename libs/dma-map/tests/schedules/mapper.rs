@@ -13,7 +13,6 @@ use std::time::Duration;
 use address::PhysAddr;
 use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
 use dma_map::planted::{Mistake, plant};
-use dma_map::table::PageTable;
 use dma_map::testing::{DeviceFault, ModelCore, ModelDomain, ModelMemory, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
 use iova::{Access, Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
@@ -185,7 +184,7 @@ fn work<A: IovaAllocator>(world: &World<A>, core: &mut ModelCore<A>, id: u64) {
                 let phys = match world.domain.mapper.policy().reuse {
                     // Each is another, so that whoever is led to an old one knows.
                     Reuse::Never => 0x1000 + id * 0x100 + step * 0x10,
-                    Reuse::Shared | Reuse::SharedOptimistic(_) if any(2) == 0 => 0x100 + any(2),
+                    Reuse::Shared if any(2) == 0 => 0x100 + any(2),
                     // One of two, so that it is found again.
                     _ => 0x1000 + id * 0x100 + any(2) * 0x10,
                 };
@@ -240,7 +239,7 @@ where
     let world = Arc::new(World {
         domain: ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), &memory),
         is_strict: is_strict(&policy),
-        is_sharing: matches!(policy.reuse, Reuse::Shared | Reuse::SharedOptimistic(_)),
+        is_sharing: policy.reuse == Reuse::Shared,
         known: Mutex::default(),
     });
     let workers: Vec<_> = (0..cores)
@@ -285,8 +284,8 @@ where
     if has_failed() {
         return;
     }
-    let stats = world.domain.mapper.allocator().stats();
-    let tables = world.domain.mapper.table().stats();
+    let stats = world.domain.mapper.allocator_stats();
+    let tables = world.domain.mapper.table_stats();
     if (stats.live_ranges, stats.live_pages, tables.retired) != (0, 0, 0) {
         fail(format!("left over: {stats:?}, {tables:?}"));
     }
@@ -371,11 +370,7 @@ fn model(policies: &'static [Policy]) -> impl Fn() + Send + Sync + 'static {
 
 #[test]
 fn strict_policies_leave_nothing_stale() {
-    const ALL: &[Policy] = &[
-        Policy::STRICT,
-        Policy::STRICT_LOCK,
-        Policy::STRICT_COMBINING,
-    ];
+    const ALL: &[Policy] = &[Policy::STRICT, Policy::STRICT_COMBINING];
     holds(1_000, model(ALL));
 }
 
@@ -403,8 +398,6 @@ fn idle_mappings_are_reused_or_torn_down() {
         OPTIMISTIC,
         OPTIMISTIC.with_teardown(Teardown::Combining(Gather::DEFAULT)),
         DEFERRED.with_reuse(Reuse::Optimistic(IDLE)),
-        DEFERRED.with_reuse(Reuse::SharedOptimistic(IDLE)),
-        Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(IDLE)),
     ];
     holds(1_000, model(ALL));
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use dma_map::table::{
-    Entry, Format, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory,
+    Entry, Format, IoMap, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory,
     VtdSecondLevel,
 };
 use iova::{Access, CHUNK_PAGES, IovaPfn, IovaRange};

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use address::PhysAddr;
 use dma_map::mapper::{Teardown, Window};
-use dma_map::table::PageTable;
 use dma_map::testing::ModelDomain;
 use dma_map::{DeviceLimits, Direction, Policy, Segment};
 use iova::{Aperture, IovaAllocator, IovaPfn, TreeAllocator};
@@ -65,8 +64,8 @@ where
     if *succeeded != (0..MAPPINGS as usize).collect::<Vec<_>>() {
         fail(format!("unmaps that succeeded: {succeeded:?}"));
     }
-    let stats = domain.mapper.allocator().stats();
-    if (stats.live_ranges, domain.mapper.table().stats().retired) != (0, 0) {
+    let stats = domain.mapper.allocator_stats();
+    if (stats.live_ranges, domain.mapper.table_stats().retired) != (0, 0) {
         fail(format!("left over: {stats:?}"));
     }
 }

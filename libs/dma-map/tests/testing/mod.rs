@@ -40,7 +40,7 @@ use iova::{CoreId, IovaAllocator};
 use crate::clock::{Clock, ManualClock};
 use crate::invalidate::InvalidateError;
 use crate::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
-use crate::table::{IoPageTable, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use crate::table::{IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use crate::{DeviceLimits, DmaMapper, Domain, MapperCore, Policy};
 
 /// A page table in memory whose pages tell whether they are free.
@@ -87,13 +87,24 @@ impl<A: IovaAllocator> ModelDomain<A> {
         limits: DeviceLimits,
         memory: &Arc<ModelMemory>,
     ) -> Self {
+        Self::with_leaves(allocator, policy, limits, memory, LeafSizes::FOUR_K)
+    }
+
+    /// The same with leaves of other sizes.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn with_leaves(
+        allocator: A,
+        policy: Policy,
+        limits: DeviceLimits,
+        memory: &Arc<ModelMemory>,
+        leaves: LeafSizes,
+    ) -> Self {
         let memory = Arc::clone(memory);
         let iotlb = Arc::new(ModelIotlb::new());
         let clock = Arc::new(ManualClock::new());
-        let config = TableConfig {
-            levels: 3,
-            leaves: LeafSizes::FOUR_K,
-        };
+        let config = TableConfig { levels: 3, leaves };
         let domain = Domain {
             allocator,
             table: ModelTable::new(Arc::clone(&memory), config).expect("memory for a root"),
@@ -105,7 +116,7 @@ impl<A: IovaAllocator> ModelDomain<A> {
         // index only; table, invalidator and memory are this function's own.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, limits) };
         let mapper = mapper.expect("a policy within its bounds");
-        let root = mapper.table().root();
+        let root = mapper.root();
         Self {
             device: ModelDevice::new(Arc::clone(&memory), Arc::clone(&iotlb), root, 3),
             memory,
@@ -143,8 +154,7 @@ const IDLE: Optimistic = Optimistic {
 };
 
 /// Every policy that protects, and what combines, with a name each; small windows and quotas beside the usual ones.
-pub const POLICIES: [(&str, Policy); 15] = [
-    ("strict-lock", Policy::STRICT_LOCK),
+pub const POLICIES: [(&str, Policy); 12] = [
     ("strict", Policy::STRICT),
     ("strict-combining", Policy::STRICT_COMBINING),
     ("shared", Policy::SHARED),
@@ -168,10 +178,6 @@ pub const POLICIES: [(&str, Policy); 15] = [
         Policy::STRICT.with_reuse(Reuse::Optimistic(IDLE)),
     ),
     (
-        "shared optimistic, 16, combining",
-        Policy::STRICT_COMBINING.with_reuse(Reuse::SharedOptimistic(IDLE)),
-    ),
-    (
         "optimistic, 16, async",
         Policy::ASYNC.with_reuse(Reuse::Optimistic(IDLE)),
     ),
@@ -179,17 +185,10 @@ pub const POLICIES: [(&str, Policy); 15] = [
         "shared, deferred",
         Policy::DEFERRED.with_reuse(Reuse::Shared),
     ),
-    (
-        "shared optimistic, 16, deferred",
-        Policy::DEFERRED.with_reuse(Reuse::SharedOptimistic(IDLE)),
-    ),
 ];
 
 /// Whether nothing may be reached after its unmap.
 pub fn is_strict(policy: &Policy) -> bool {
-    let is_immediate = matches!(
-        policy.teardown,
-        Teardown::StrictLock | Teardown::Strict | Teardown::Combining(_)
-    );
+    let is_immediate = matches!(policy.teardown, Teardown::Strict | Teardown::Combining(_));
     !policy.is_off && is_immediate && matches!(policy.reuse, Reuse::Never | Reuse::Shared)
 }

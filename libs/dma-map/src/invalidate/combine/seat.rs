@@ -57,6 +57,17 @@ pub(super) struct Post {
     pub(super) is_awaited: bool,
 }
 
+impl Post {
+    /// The first of a generation, of which nothing else is known.
+    pub(super) fn some_of(generation: u64) -> Self {
+        Self {
+            generation,
+            place: 0,
+            is_awaited: false,
+        }
+    }
+}
+
 impl Seat {
     pub(super) fn new() -> Self {
         Self {
@@ -75,6 +86,11 @@ impl Seat {
     #[inline]
     pub(super) fn has_posts(&self) -> bool {
         self.line.open.load(Ordering::Relaxed) & CORES_MAX as u64 != 0
+    }
+
+    /// The open generation.
+    pub(super) fn generation(&self) -> u64 {
+        self.line.open.load(Ordering::Relaxed) >> STATE_BITS
     }
 
     /// Enters the open generation.
@@ -156,10 +172,8 @@ impl Seat {
     /// Who closed a generation of `count`: takes its ranges as far as they have come, and gives their words to the next.
     pub(super) fn take(&self, generation: u64, count: usize) -> [u64; RANGES] {
         let mut ranges = [0; RANGES];
-        // Acquire: pairs with the Release below, of the generation before.
-        while self.line.taken.load(Ordering::Acquire) < generation - 1 {
-            lines::spin_loop();
-        }
+        // Whoever closed this one has seen the report on the one before.
+        debug_assert_eq!(self.line.taken.load(Ordering::Relaxed), generation - 1);
         let empty = (generation + 1) << PAGES_BITS;
         for (place, range) in ranges.iter_mut().enumerate().take(count) {
             if let Some(word) = self.range(place) {

@@ -4,6 +4,7 @@ use iova::IovaPfn;
 use lines::AtomicBool;
 
 use super::super::Ticket;
+use super::merge::RANGES_MAX;
 use super::*;
 
 fn range(first: u64, pages: u64) -> IovaRange {
@@ -121,4 +122,26 @@ fn nobody_returns_before_his_page_is_forgotten() {
     });
     let batches = hardware.batches.load(Ordering::Relaxed);
     assert!(batches < CORES as u32 * UNMAPS, "nobody met: {batches}");
+}
+
+fn merged(ranges: impl Iterator<Item = Option<IovaRange>>) -> Vec<Command> {
+    merge(ranges, &mut [Command::Domain; RANGES_MAX]).to_vec()
+}
+
+#[test]
+fn adjacent_and_overlapping_ranges_share_a_command() {
+    let ranges = [(9, 1), (4, 2), (6, 1), (5, 3), (12, 1)];
+    let ranges = ranges.map(|(first, pages)| Some(range(first, pages)));
+    let expected = [(4, 4), (9, 1), (12, 1)].map(|(f, p)| Command::Pages(range(f, p)));
+    assert_eq!(merged(ranges.into_iter()), expected);
+}
+
+#[test]
+fn too_many_ranges_become_a_domain() {
+    let of = |count: usize| merged((0..count as u64).rev().map(|at| Some(range(3 * at + 1, 1))));
+    assert_eq!(of(RANGES_MAX).len(), RANGES_MAX);
+    assert_eq!(of(RANGES_MAX)[1], Command::Pages(range(4, 1)));
+    assert_eq!(of(RANGES_MAX + 1), [Command::Domain]);
+    assert_eq!(merged([None].into_iter()), [Command::Domain]);
+    assert!(of(0).is_empty());
 }

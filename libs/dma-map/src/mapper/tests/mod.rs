@@ -2,6 +2,9 @@
 
 mod allocations;
 mod errors;
+mod io_map;
+mod limits;
+mod lookup;
 mod protection;
 mod quiet;
 mod reclaim;

@@ -39,18 +39,4 @@ proptest! {
         let cache = SharingCache::new(SharingTable::new(mappings, shards));
         World::new(cache, rules, 0, 1).run(&steps);
     }
-
-    #[test]
-    fn sharing_over_optimistic(
-        mappings in 1usize..12,
-        quota in 1usize..24,
-        room in 1usize..8,
-        steps in proptest::collection::vec(a_step(), 1..600),
-    ) {
-        // A live mapping comes before an idle one of the same page.
-        let rules = Rules { is_sharing: true, finds_all_idle: true, keeps_while_it_can: false };
-        let front = SharingCache::new(SharingTable::new(mappings, 2));
-        let cache = Stacked::new(front, OptimisticCache::new(quota, 100));
-        World::new(cache, rules, EARLIEST_NS, room).run(&steps);
-    }
 }

@@ -19,21 +19,23 @@ use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::{IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel};
+use super::{
+    IoMap, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
+};
 
 /// What a page holds before its first use: no table, in any format.
 const STALE: u64 = u64::MAX;
 /// What a page holds after its release.
 const FREED: u64 = u64::MAX - 0x1000;
 
-struct ModelMemory {
+pub(crate) struct ModelMemory {
     pages: Vec<Table>,
     /// Not loom's: the list of free pages is not what is modelled.
     next: Index,
 }
 
 impl ModelMemory {
-    fn new(pages: usize) -> Self {
+    pub(crate) fn new(pages: usize) -> Self {
         let page = |_| core::array::from_fn(|_| AtomicU64::new(STALE));
         Self {
             pages: (0..pages).map(page).collect(),
@@ -41,7 +43,7 @@ impl ModelMemory {
         }
     }
 
-    fn table(&self, page: PhysAddr) -> &Table {
+    pub(crate) fn table(&self, page: PhysAddr) -> &Table {
         &self.pages[(page.raw() / PAGE_SIZE) as usize - 1]
     }
 
@@ -73,9 +75,9 @@ unsafe impl TableMemory for ModelMemory {
     }
 }
 
-type ModelTable = IoPageTable<VtdSecondLevel, ModelMemory>;
+pub(crate) type ModelTable = IoPageTable<VtdSecondLevel, ModelMemory>;
 
-const CONFIG: TableConfig = TableConfig {
+pub(crate) const CONFIG: TableConfig = TableConfig {
     levels: 2,
     leaves: LeafSizes::FOUR_K,
 };
@@ -125,7 +127,7 @@ impl Device {
     }
 }
 
-fn load(entry: &AtomicU64) -> u64 {
+pub(crate) fn load(entry: &AtomicU64) -> u64 {
     let entry = entry.load(Ordering::Acquire);
     assert_ne!(entry, STALE, "the device met a stale entry");
     assert_ne!(entry, FREED, "the device walked a freed table");
@@ -218,6 +220,25 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
+}
+
+/// Two who both believe that a large leaf is theirs.
+#[test]
+fn model_of_two_that_unmap_one_large_leaf_one_does() {
+    explore(|| {
+        let leaves = LeafSizes::TWO_M;
+        let config = TableConfig { leaves, ..CONFIG };
+        let order = Ordering::Release;
+        let table = ModelTable::with_install_order(ModelMemory::new(4), config, order);
+        let table: &ModelTable = Box::leak(Box::new(table));
+        table.map(pages(0, 2), A, Access::Read).expect("empty");
+        let other = thread::spawn(move || table.unmap(pages(0, 2)).is_ok());
+        let both = [
+            table.unmap(pages(0, 2)).is_ok(),
+            other.join().expect("it ends"),
+        ];
+        assert_ne!(both[0], both[1], "both unmapped it, or neither");
+    });
 }
 
 #[test]

@@ -14,12 +14,22 @@ struct Hardware {
     cached: Vec<AtomicBool>,
     polls: AtomicU32,
     looks: AtomicU32,
+    /// Whoever submits first is stopped until the other core has returned, where this is not true from the start.
+    has_returned: AtomicBool,
+    submissions: AtomicU32,
 }
 
 impl Invalidator for Hardware {
     /// The ticket: pages that are forgotten when it is complete. One whose entry the walk still finds would be remembered
     /// again at once.
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        if !self.has_returned.load(Ordering::Relaxed)
+            && self.submissions.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            while !self.has_returned.load(Ordering::Relaxed) {
+                loom::thread::yield_now();
+            }
+        }
         let mut pages = 0;
         for command in commands {
             let named = match command {
@@ -56,6 +66,11 @@ impl Invalidator for Hardware {
 
 /// `unmaps` of each of `threads` cores.
 fn explore(threads: usize, unmaps: usize, mutant: Mutant) {
+    explore_stopped(threads, unmaps, mutant, false);
+}
+
+/// `stops`: who submits first is stopped until another core has unmapped all it has.
+fn explore_stopped(threads: usize, unmaps: usize, mutant: Mutant, stops: bool) {
     let mut builder = loom::model::Builder::new();
     // Waiters spin, which costs branches; more preemptions of many unmaps cost minutes.
     builder.preemption_bound = Some(if threads * unmaps > 2 { 2 } else { 4 });
@@ -73,6 +88,8 @@ fn explore(threads: usize, unmaps: usize, mutant: Mutant) {
                 cached: pages.map(|_| AtomicBool::new(true)).collect(),
                 polls: AtomicU32::new(0),
                 looks: AtomicU32::new(0),
+                has_returned: AtomicBool::new(!stops),
+                submissions: AtomicU32::new(0),
             },
         ));
         let unmap = move |shared: &(Combiner, Hardware), core: usize| {
@@ -86,6 +103,7 @@ fn explore(threads: usize, unmaps: usize, mutant: Mutant) {
                     "an unmap returned before its own invalidation"
                 );
             }
+            hardware.has_returned.store(true, Ordering::Relaxed);
         };
         let others: Vec<_> = (1..threads)
             .map(|core| {
@@ -113,6 +131,19 @@ fn model_two_cores_come_back() {
 #[test]
 fn model_three_cores() {
     explore(3, 1, Mutant::None);
+}
+
+/// Between closing a generation and its report as well.
+#[test]
+fn model_a_core_that_is_stopped_stops_nobody() {
+    explore_stopped(2, 1, Mutant::None, true);
+    explore_stopped(2, 2, Mutant::None, true);
+}
+
+#[test]
+#[should_panic(expected = "branches")]
+fn model_catches_a_wait_without_a_bound() {
+    explore_stopped(2, 1, Mutant::NeverLeaves, true);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub struct Found {
 }
 
 /// Places by key and by age.
-pub struct Shelf<T> {
+pub struct SlotMap<T> {
     index: Index,
     nodes: Box<[Node<T>]>,
     order: Box<[Links]>,
@@ -56,7 +56,7 @@ pub struct Shelf<T> {
     free_len: u32,
 }
 
-impl<T: Default> Shelf<T> {
+impl<T: Default> SlotMap<T> {
     /// `places` places, 1 to 2^30; more or fewer are taken for the nearest.
     pub fn new(places: usize) -> Self {
         let places = places.clamp(1, 1 << 30);
@@ -89,7 +89,7 @@ impl<T: Default> Shelf<T> {
         self.nodes.len()
     }
 
-    /// Address that stands for this shelf in batches; it stays when the shelf moves.
+    /// Address that stands for this map in batches; it stays when the map moves.
     #[cfg(feature = "parts")]
     pub fn id(&self) -> usize {
         self.nodes.as_ptr().addr()

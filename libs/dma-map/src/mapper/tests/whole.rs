@@ -1,0 +1,334 @@
+//! All parts in one model: allocator, tables, mapper and a device, in every order that loom knows as far as time allows. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
+//!
+//! One core maps, unmaps, parks, so that the leaf table goes, and maps something else at the same address. Beside it another
+//! translates that address; or one flushes, and there is a **device**, which reads entries as hardware does, remembers a
+//! translation and the address of a leaf table, and forgets them only when it sees an invalidation, which it then acknowledges.
+//! All code is the real one; an allocation is a word of 64 pages, which [`Small`] makes one page of a table of two entries.
+//!
+//! Pages of tables hold a mark before their first use and after they are given back. Who meets one has been let in too early
+//! or left in too long.
+
+use core::convert::Infallible;
+use std::boxed::Box;
+use std::sync::Mutex;
+
+use address::{Iova, PAGE_SIZE, PhysAddr};
+use iova::{Access, Aperture, ChunkAllocator, ChunkConfig, CoreId, IovaPfn, IovaRange};
+use lines::{AtomicBool, AtomicU64, Ordering};
+use loom::thread;
+
+use super::{DeviceLimits, Direction, DmaMapper, Domain, MapperCore, Policy, Segment};
+use crate::clock::ManualClock;
+use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
+use crate::table::IoMap;
+use crate::table::model::{CONFIG, ModelMemory, ModelTable, load};
+use crate::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
+
+/// What is planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mutant {
+    /// A table is released before its invalidation.
+    ReleasesEarly,
+    /// A table is released while a core walks it.
+    IgnoresWalks,
+    /// A table is installed by a relaxed swap.
+    InstallsRelaxed,
+    /// A flush covers what was unmapped after its invalidation.
+    NotesLate,
+}
+
+/// Of `std`: it orders nothing and is not part of what is explored.
+static PLANTED: Mutex<Option<Mutant>> = Mutex::new(None);
+/// One model at a time: what is planted is meant for it alone.
+static ALONE: Mutex<()> = Mutex::new(());
+
+pub(super) fn plants(mutant: Mutant) -> bool {
+    *PLANTED.lock().expect("nobody panics with it") == Some(mutant)
+}
+
+/// Chunks of two words, as the allocator has under loom, over leaf tables of two entries.
+struct Small(ModelTable);
+
+fn small(range: IovaRange) -> IovaRange {
+    let first = range.first().raw();
+    let page = first / 512 * 2 + first % 512 / 64;
+    let pages = if range.pages() == 512 { 2 } else { 1 };
+    IovaRange::new(IovaPfn::new(page), pages).expect("a small range")
+}
+
+impl IoMap for Small {
+    type Error = Infallible;
+
+    fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
+        self.0.map(small(range), phys, access)
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
+        self.0.unmap(small(range))
+    }
+
+    fn lookup(&self, iova: Iova) -> Option<Translation> {
+        let range = IovaRange::new(IovaPfn::of(iova), 1).expect("a page");
+        self.0.lookup(small(range).start())
+    }
+}
+
+#[expect(unsafe_code, reason = "promises of the caller, passed on")]
+impl PageTable for Small {
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+
+    fn levels(&self) -> u32 {
+        self.0.levels()
+    }
+
+    fn stats(&self) -> TableStats {
+        self.0.stats()
+    }
+
+    unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
+        // SAFETY: nobody walks in the chunk, so nobody walks in what stands for it.
+        unsafe { self.0.retire_leaf(small(chunk)) }
+    }
+
+    unsafe fn release(&self, retired: RetiredTable) {
+        // SAFETY: what no device holds, no device holds.
+        unsafe { self.0.release(retired) }
+    }
+}
+
+/// What the mapper and the device say to each other.
+#[derive(Default)]
+struct Iommu {
+    requested: AtomicU64,
+    /// The last request that was for the whole domain.
+    domain: AtomicU64,
+    done: AtomicU64,
+    /// There is no device: every request is done.
+    is_unused: bool,
+    /// No more requests follow.
+    is_over: AtomicBool,
+    /// `A` was unmapped, and what says that the device has let go of it has returned.
+    is_gone: AtomicBool,
+}
+
+impl Invalidator for &'static Iommu {
+    fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
+        if commands.contains(&Command::Domain) {
+            let next = self.requested.load(Ordering::Relaxed) + 1;
+            self.domain.fetch_max(next, Ordering::Relaxed);
+        }
+        // Release: the device that sees this sees the cleared entries.
+        Ok(Ticket(self.requested.fetch_add(1, Ordering::AcqRel) + 1))
+    }
+
+    fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
+        Ok(self.is_unused || self.done.load(Ordering::Acquire) >= ticket.0)
+    }
+}
+
+const PAGES: u64 = 64;
+const A: PhysAddr = PhysAddr::new(0xa_0000);
+const B: PhysAddr = PhysAddr::new(0xb_0000);
+const fn memory(phys: PhysAddr) -> Segment {
+    Segment::new(phys, PAGES * PAGE_SIZE)
+}
+
+/// The first word of the higher chunk, which is given out first.
+const WHERE: Iova = Iova::new(512 * PAGE_SIZE);
+
+/// The hardware, for that address.
+struct Device {
+    memory: &'static ModelMemory,
+    root: PhysAddr,
+    table: Option<PhysAddr>,
+    translation: Option<PhysAddr>,
+}
+
+impl Device {
+    fn access(&mut self) -> Option<PhysAddr> {
+        let address = |entry: u64| (entry != 0).then(|| PhysAddr::new(entry & !3));
+        if self.translation.is_none() {
+            if self.table.is_none() {
+                self.table = address(load(&self.memory.table(self.root)[1]));
+            }
+            self.translation = address(load(&self.memory.table(self.table?)[0]));
+        }
+        self.translation
+    }
+
+    fn look(&mut self, iommu: &Iommu) {
+        let is_gone = iommu.is_gone.load(Ordering::Acquire);
+        let seen = self.access();
+        assert!(
+            seen.is_none() || seen == Some(B) || seen == Some(A) && !is_gone,
+            "the device reaches {seen:?}"
+        );
+    }
+
+    fn obey(mut self, iommu: &Iommu) {
+        self.look(iommu);
+        loop {
+            let is_over = iommu.is_over.load(Ordering::Acquire);
+            let requested = iommu.requested.load(Ordering::Acquire);
+            let done = iommu.done.load(Ordering::Relaxed);
+            if requested > done {
+                self.look(iommu);
+                self.translation = None;
+                if iommu.domain.load(Ordering::Relaxed) > done {
+                    self.table = None;
+                }
+                iommu.done.store(requested, Ordering::Release);
+                self.look(iommu);
+            } else if is_over {
+                self.look(iommu);
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+type Core = MapperCore<ChunkAllocator, Small, &'static Iommu, ManualClock>;
+type Mapper = DmaMapper<ChunkAllocator, Small, &'static Iommu, ManualClock>;
+
+/// On the heap: loom's stacks are small.
+#[inline(never)]
+fn claim(mapper: &Mapper, core: usize) -> Box<Core> {
+    Box::new(mapper.core(CoreId(core)).expect("free"))
+}
+
+/// Leaked: what is dropped while a model fails would use loom after its end.
+#[inline(never)]
+fn mapper(iommu: &'static Iommu, order: Ordering) -> &'static Mapper {
+    let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(1023), &[]).expect("pages");
+    let config = ChunkConfig {
+        zone_chunks: 2,
+        retires: true,
+        ..ChunkConfig::default()
+    };
+    let domain = Domain {
+        allocator: ChunkAllocator::with_config(aperture, 2, config).expect("two cores"),
+        table: Small(ModelTable::with_install_order(
+            ModelMemory::new(4),
+            CONFIG,
+            order,
+        )),
+        invalidator: iommu,
+        clock: ManualClock::new(),
+    };
+    // SAFETY: allocator, table and invalidator are this model's, and used by nobody else. Where a mistake is planted, pages
+    // of a `ModelMemory` live on when they are freed.
+    #[expect(unsafe_code, reason = "gives tables back, which is what is modelled")]
+    let mapper =
+        unsafe { DmaMapper::new_reclaiming(domain, Policy::DEFERRED, DeviceLimits::default()) };
+    Box::leak(Box::new(mapper.expect("a valid policy")))
+}
+
+/// With a device, beside a core that flushes.
+fn device_walks(order: Ordering) {
+    let iommu: &'static Iommu = Box::leak(Box::default());
+    let mapper = mapper(iommu, order);
+    let device = Device {
+        memory: mapper.0.table.0.memory(),
+        root: mapper.0.table.root(),
+        table: None,
+        translation: None,
+    };
+    let mut core = claim(mapper, 0);
+    let device = thread::spawn(move || device.obey(iommu));
+    let flushes = thread::spawn(move || mapper.flush().expect("the device answers"));
+    let first = core.map(&[memory(A)], Direction::ToDevice).expect("room");
+    assert_eq!(first.iova(), WHERE);
+    core.unmap(first).expect("mapped");
+    core.park().expect("the device answers");
+    iommu.is_gone.store(true, Ordering::Release);
+    let second = core.map(&[memory(B)], Direction::ToDevice).expect("room");
+    assert_eq!(second.iova(), WHERE);
+    flushes.join().expect("it ends");
+    iommu.is_over.store(true, Ordering::Release);
+    device.join().expect("it finds mappings");
+    // What dropping it does is not what is explored.
+    core::mem::forget((core, second));
+}
+
+/// Without a device, beside a core that translates.
+fn core_walks(order: Ordering) {
+    let iommu: &'static Iommu = Box::leak(Box::new(Iommu {
+        is_unused: true,
+        ..Iommu::default()
+    }));
+    let mapper = mapper(iommu, order);
+    let (mut core, mut other) = (claim(mapper, 0), claim(mapper, 1));
+    let translates = thread::spawn(move || {
+        let seen = other.translate(WHERE).map(|goes| goes.phys);
+        let is_known = seen.is_none_or(|phys| phys == A || phys == B);
+        assert!(is_known, "a core found {seen:?}");
+        other
+    });
+    let first = core.map(&[memory(A)], Direction::ToDevice).expect("room");
+    core.unmap(first).expect("mapped");
+    core.park().expect("nothing fails");
+    // Elsewhere where the table could not be given back, since the other was walking.
+    let second = core.map(&[memory(B)], Direction::ToDevice).expect("room");
+    let other = translates.join().expect("it finds mappings");
+    core::mem::forget((core, other, second));
+}
+
+/// What goes wrong with this planted.
+fn goes_wrong(planted: Option<Mutant>, model: fn(Ordering)) -> Option<String> {
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    *PLANTED.lock().expect("nobody panics with it") = planted;
+    let order = match planted {
+        Some(Mutant::InstallsRelaxed) => Ordering::Relaxed,
+        _ => Ordering::Release,
+    };
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.max_branches = 100_000;
+    builder.max_duration = Some(core::time::Duration::from_secs(15));
+    let run = || builder.check(move || model(order));
+    let failed = std::panic::catch_unwind(core::panic::AssertUnwindSafe(run)).err();
+    *PLANTED.lock().expect("nobody panics with it") = None;
+    failed.map(|what| match what.downcast_ref::<String>() {
+        Some(what) => what.clone(),
+        None => what
+            .downcast_ref::<&str>()
+            .map_or_else(String::new, |what| String::from(*what)),
+    })
+}
+
+#[test]
+fn model_of_the_whole_keeps_what_it_promises() {
+    assert_eq!(goes_wrong(None, device_walks), None);
+    assert_eq!(goes_wrong(None, core_walks), None);
+}
+
+fn is_found(mutant: Mutant, model: fn(Ordering), as_what: &str) {
+    let found = goes_wrong(Some(mutant), model).expect("a mutant is found");
+    assert!(found.contains(as_what), "{mutant:?}: {found}");
+}
+
+#[test]
+fn model_of_the_whole_catches_a_release_before_the_epoch() {
+    is_found(Mutant::ReleasesEarly, device_walks, "a freed table");
+}
+
+#[test]
+fn model_of_the_whole_catches_a_relaxed_install() {
+    is_found(Mutant::InstallsRelaxed, device_walks, "a stale entry");
+}
+
+#[test]
+fn model_of_the_whole_catches_an_epoch_that_covers_what_came_later() {
+    is_found(Mutant::NotesLate, device_walks, "the device ");
+}
+
+#[test]
+fn model_of_the_whole_catches_a_release_under_a_walk() {
+    is_found(Mutant::IgnoresWalks, core_walks, "a core found");
+}

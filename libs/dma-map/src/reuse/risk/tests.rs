@@ -1,0 +1,39 @@
+use super::*;
+
+#[test]
+fn windows_fall_into_their_bucket() {
+    let mut windows = Windows::EMPTY;
+    for ns in [0, 1, 2, 3, 4, 1 << 46, u64::MAX] {
+        windows.record(ns);
+    }
+    assert_eq!(windows.buckets[..4], [1, 1, 2, 1]);
+    assert_eq!(windows.buckets[47], 2);
+    assert_eq!((windows.total(), windows.max_ns), (7, u64::MAX));
+}
+
+#[test]
+fn a_contract_names_the_bound_that_broke() {
+    let contract = RiskContract {
+        max_stale: Some(4),
+        max_age_ns: Some(100),
+        survives_quiet_owner: true,
+    };
+    let mut counts = Counts {
+        stale_max: 4,
+        ..Counts::default()
+    };
+    counts.windows.record(110);
+    assert_eq!(contract.check(&counts, 10), Ok(()));
+    let seen_ns = 110;
+    let bound_ns = 109;
+    assert_eq!(
+        contract.check(&counts, 9),
+        Err(Violation::Age { seen_ns, bound_ns })
+    );
+    counts.stale_max = 5;
+    assert_eq!(
+        contract.check(&counts, 10),
+        Err(Violation::Stale { seen: 5, bound: 4 })
+    );
+    assert_eq!(contract.and(RiskContract::STRICT), contract);
+}

@@ -1,0 +1,96 @@
+//! What a mapper changes translations through: a page table of our own, or a kernel that has one.
+//!
+//! | back end | `map`, `unmap` | `phys` is | invalidator |
+//! |---|---|---|---|
+//! | [`IoPageTable`](crate::table::IoPageTable) | write entries | an address that the IOMMU puts on the bus | the unit's queue |
+//! | VFIO type 1 (crate `vfio`) | `VFIO_IOMMU_MAP_DMA`; a record | a virtual address of this process | `VFIO_IOMMU_UNMAP_DMA` |
+//! | iommufd | `IOMMU_IOAS_MAP`; a record | a virtual address of this process | `IOMMU_IOAS_UNMAP` |
+//!
+//! A kernel's unmap returns after the kernel has invalidated. Made by `unmap` it would leave nothing to put off, so it is the
+//! invalidator that makes it, for neighbours at once; `unmap` notes it. A kernel has no query for what is mapped: the record is for
+//! [`lookup`](IoMap::lookup) as well.
+
+use address::{Iova, PhysAddr};
+use iova::{Access, IovaRange};
+
+use super::{MapError, Translation, UnmapError};
+
+/// The translations of one IOVA space, shared by all cores.
+///
+/// Whoever maps, unmaps or looks up a range **owns** its IOVAs for the time of the call: they are allocated to the
+/// caller, or pinned, and nobody else calls for them. Calls for different IOVAs run side by side. A caller who breaks
+/// this may find a mapping lost or doubled; errors are exact only for owners.
+///
+/// Ranges are whole pages of 4 KiB. Neither `map` nor `unmap` need invalidate anything: that is the
+/// [`Invalidator`](crate::invalidate::Invalidator)'s part. What `unmap` has written is visible to whoever sees a store that
+/// the caller makes later (the tail of an invalidation queue).
+///
+/// ```
+/// use dma_map::IoMap;
+/// use dma_map::address::{Iova, PhysAddr};
+/// use dma_map::iova::{Access, IovaRange};
+/// use dma_map::table::{MapError, Translation, UnmapError};
+///
+/// /// An errno.
+/// #[derive(Debug, thiserror::Error)]
+/// #[error("errno {0}")]
+/// struct Errno(i32);
+/// const ENOSPC: i32 = 28;
+///
+/// struct Kernel;
+///
+/// impl IoMap for Kernel {
+///     type Error = Errno;
+///
+///     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError<Errno>> {
+///         match ioctl_map(range, phys, access) {
+///             0 => Ok(()),
+///             ENOSPC => Err(MapError::Full(Errno(ENOSPC))), // `dma_entry_limit`
+///             errno => Err(MapError::Backend(Errno(errno))),
+///         }
+///     }
+///
+///     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<Errno>> {
+///         // ...
+/// #       Ok(())
+///     }
+///
+///     fn lookup(&self, iova: Iova) -> Option<Translation> {
+///         // ... from a record of what was mapped
+/// #       None
+///     }
+/// }
+/// # fn ioctl_map(_: IovaRange, _: PhysAddr, _: Access) -> i32 { ENOSPC }
+/// # use dma_map::iova::IovaPfn;
+/// # let range = IovaRange::new(IovaPfn::new(1), 1).expect("a page");
+/// # assert!(matches!(Kernel.map(range, PhysAddr::new(0), Access::Read), Err(MapError::Full(_))));
+/// ```
+pub trait IoMap: Send + Sync {
+    /// What the back end says when it refuses, an ioctl's errno for instance; [`Infallible`](core::convert::Infallible) where
+    /// nothing but the caller's mistakes can go wrong.
+    type Error: core::error::Error + Send + Sync + 'static;
+
+    /// Maps all of `range` to the memory from `phys` on, which begins a page. All or nothing.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing is mapped then.
+    fn map(
+        &self,
+        range: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), MapError<Self::Error>>;
+
+    /// Unmaps all of `range`. All or nothing.
+    ///
+    /// A mapper unmaps only **whole** mappings: the ranges of one or several calls of [`map`](Self::map), one behind the other,
+    /// never a part of one. (VFIO type 1 version 2 and iommufd refuse parts.) It may ask for pages behind a mapping's last that
+    /// are not mapped, where its own caller has given a wrong length: that has to be refused.
+    ///
+    /// # Errors
+    /// [`UnmapError`]; nothing is unmapped then.
+    fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<Self::Error>>;
+
+    /// Where `iova` goes now. The caller owns it, or holds it pinned.
+    fn lookup(&self, iova: Iova) -> Option<Translation>;
+}

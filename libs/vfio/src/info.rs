@@ -1,0 +1,226 @@
+//! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there may be.
+//!
+//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it: a header (16-bit id,
+//! 16-bit version, 32-bit offset of the next one from the start, 0 in the last), then what the id says. It is the kernel
+//! who writes it, but a parser that believes lengths and offsets is a bad habit: those that lead outside, back, or in
+//! circles are errors, and so is a list that is longer than what it lies in.
+
+use dma_map::address::PAGE_SHIFT;
+use dma_map::iova::{Aperture, ApertureError, IovaPfn, IovaRange};
+use thiserror::Error;
+use zerocopy::FromBytes;
+
+use crate::uapi::{CAP_DMA_AVAIL, CAP_IOVA_RANGE, INFO_CAPS, INFO_PGSIZES, IommuType1Info};
+
+/// Bytes of a capability's header.
+const HEADER: usize = 8;
+
+/// First and last byte that a device may be given, inclusive: `struct vfio_iova_range`, and iommufd's
+/// `struct iommu_iova_range`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllowedRange {
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub last: u64,
+}
+
+/// What the kernel says of a container's IOMMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IommuInfo {
+    /// A bit for each page size that the tables have; the lowest is the granule of mappings.
+    pub page_sizes: u64,
+    /// Allowed IOVAs, as they were said. None before Linux 5.4.
+    pub allowed: Option<Vec<AllowedRange>>,
+    /// How many more mappings there may be (`dma_entry_limit` less those there are). None before Linux 5.10.
+    pub mappings_left: Option<u32>,
+}
+
+/// Why what the kernel said cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InfoError {
+    /// It ends in the middle of something.
+    #[error("{len} bytes end before {what} at {at:#x}")]
+    Short {
+        /// Bytes there are.
+        len: usize,
+        /// What would be there.
+        what: &'static str,
+        /// Where.
+        at: usize,
+    },
+    /// A capability leads to one that is not behind it.
+    #[error("the capability at {from:#x} is followed by one at {to:#x}, which is not behind it")]
+    NotBehind {
+        /// Where the link stands; 0: in the structure itself.
+        from: usize,
+        /// Where it leads.
+        to: usize,
+    },
+    /// A range ends before it begins.
+    #[error("the allowed range {start:#x} to {last:#x} ends before it begins")]
+    Inverted {
+        /// First byte.
+        start: u64,
+        /// Last byte.
+        last: u64,
+    },
+    /// The kernel does not say which IOVAs it reserves, so that none is known to be free.
+    #[error("the kernel does not say which IOVAs are allowed: Linux 5.4 or newer does")]
+    NoRanges,
+    /// The IOMMU cannot map single pages of 4 KiB.
+    #[error("the IOMMU's page sizes, {page_sizes:#x}, do not have 4 KiB")]
+    PageSize {
+        /// A bit for each size.
+        page_sizes: u64,
+    },
+    /// Nothing is allowed.
+    #[error("no IOVA is allowed")]
+    Nothing(#[source] ApertureError),
+}
+
+impl IommuInfo {
+    /// Reads what `VFIO_IOMMU_GET_INFO` wrote, all of its bytes.
+    ///
+    /// # Errors
+    /// [`InfoError`]: it is not what a kernel writes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, InfoError> {
+        let reader = Reader(bytes);
+        let (head, _) = IommuType1Info::read_from_prefix(bytes)
+            .map_err(|_| reader.short("the structure", 0))?;
+        let mut info = Self {
+            page_sizes: match head.flags & INFO_PGSIZES {
+                0 => 0,
+                _ => head.iova_pgsizes,
+            },
+            allowed: None,
+            mappings_left: None,
+        };
+        if head.flags & INFO_CAPS == 0 {
+            return Ok(info);
+        }
+        let (mut from, mut end) = (0, size_of::<IommuType1Info>());
+        let mut at = head.cap_offset as usize;
+        // Each lies behind the one before: there is an end.
+        while at != 0 {
+            if at < end {
+                return Err(InfoError::NotBehind { from, to: at });
+            }
+            let [id, version] = reader.words(at, "a capability")?.map(u16::from_le_bytes);
+            let next = reader.u32(at + 4, "a capability")? as usize;
+            let body = at + HEADER;
+            match (id, version) {
+                (CAP_IOVA_RANGE, 1) => info.allowed = Some(reader.ranges(body)?),
+                (CAP_DMA_AVAIL, 1) => {
+                    info.mappings_left = Some(reader.u32(body, "the number of mappings left")?);
+                }
+                // Of others nothing is known but where they end.
+                _ => {}
+            }
+            (from, end, at) = (at, body, next);
+        }
+        Ok(info)
+    }
+
+    /// The IOVAs for an allocator: those allowed, from the first page to the last, the gaps reserved.
+    ///
+    /// # Errors
+    /// [`InfoError`]: they are not known, or are none, or pages of 4 KiB cannot be mapped.
+    pub fn aperture(&self) -> Result<Aperture, InfoError> {
+        let page_sizes = self.page_sizes;
+        if page_sizes.trailing_zeros() > PAGE_SHIFT {
+            return Err(InfoError::PageSize { page_sizes });
+        }
+        let allowed = self.allowed.as_ref().ok_or(InfoError::NoRanges)?;
+        aperture_of(allowed).map_err(InfoError::Nothing)
+    }
+}
+
+/// Ranges that are allowed become an aperture: from the first page to the last, the gaps between them reserved (on x86 the
+/// interrupt window). Pages that are allowed only in part are not used; nor is page 0, which devices take for "none".
+///
+/// ```
+/// use vfio::{AllowedRange, aperture_of};
+/// let ranges = [(0, 0xfedf_ffff), (0xfef0_0000, 0x7f_ffff_ffff)];
+/// let aperture = aperture_of(&ranges.map(|(start, last)| AllowedRange { start, last }))?;
+/// assert_eq!(aperture, dma_map::iova::Aperture::of_bits(39)?);
+/// # Ok::<(), dma_map::iova::ApertureError>(())
+/// ```
+///
+/// # Errors
+/// [`ApertureError`]: no page is left.
+pub fn aperture_of(allowed: &[AllowedRange]) -> Result<Aperture, ApertureError> {
+    let whole_pages = |range: &AllowedRange| {
+        let first = range.start.div_ceil(1 << PAGE_SHIFT).max(1);
+        // One past the last whole page; the last byte of the space ends one.
+        let end = match range.last.checked_add(1) {
+            Some(end) => end >> PAGE_SHIFT,
+            None => IovaPfn::MAX.raw() + 1,
+        };
+        (first < end).then(|| (first, end - 1))
+    };
+    let mut pages: Vec<(u64, u64)> = allowed.iter().filter_map(whole_pages).collect();
+    pages.sort_unstable();
+    // Of none the first page lies behind the last.
+    let first = pages.first().map_or(1, |(first, _)| *first);
+    let mut next = first;
+    let mut reserved = Vec::new();
+    for (start, last) in pages {
+        if start > next {
+            reserved.extend(IovaRange::new(IovaPfn::new(next), start - next));
+        }
+        next = next.max(last + 1);
+    }
+    Aperture::new(IovaPfn::new(first), IovaPfn::new(next - 1), &reserved)
+}
+
+/// Bytes, none of them believed to be there.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn short(&self, what: &'static str, at: usize) -> InfoError {
+        let len = self.0.len();
+        InfoError::Short { len, what, at }
+    }
+
+    /// So many pieces of so many bytes.
+    fn words<const N: usize, const COUNT: usize>(
+        &self,
+        at: usize,
+        what: &'static str,
+    ) -> Result<[[u8; N]; COUNT], InfoError> {
+        let found = self.0.get(at..).unwrap_or_default();
+        match found.as_chunks().0.first_chunk() {
+            Some(words) => Ok(*words),
+            None => Err(self.short(what, at)),
+        }
+    }
+
+    fn u32(&self, at: usize, what: &'static str) -> Result<u32, InfoError> {
+        self.words(at, what).map(|[word]| u32::from_le_bytes(word))
+    }
+
+    /// `vfio_iommu_type1_info_cap_iova_range` behind its header: a number, 4 bytes reserved, then first and last byte of each.
+    fn ranges(&self, at: usize) -> Result<Vec<AllowedRange>, InfoError> {
+        const RANGES: &str = "the allowed ranges";
+        let count = self.u32(at, RANGES)? as usize;
+        let list = self.0.get(at + 8..).unwrap_or_default();
+        // Before anything is allocated for them.
+        let (pairs, _) = list.as_chunks::<16>();
+        let pairs = pairs.get(..count).ok_or_else(|| self.short(RANGES, at))?;
+        let read = |pair: &[u8; 16]| {
+            let [start, last] = [0, 8].map(|at| {
+                let half = pair[at..].first_chunk().expect("two halves of 8 bytes");
+                u64::from_le_bytes(*half)
+            });
+            match start <= last {
+                true => Ok(AllowedRange { start, last }),
+                false => Err(InfoError::Inverted { start, last }),
+            }
+        };
+        pairs.iter().map(read).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
