@@ -1,6 +1,7 @@
 //! The traits: a space that cores share, and the handle through which one core uses it.
 
 use core::num::NonZeroU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     AllocError, Aperture, ClaimError, CoreId, FreeError, IovaPfn, IovaRange, Request, ResetError,
@@ -59,7 +60,8 @@ pub trait CoreAllocator: Send {
     /// [`AllocError`]; nothing has changed then, except that other cores may have been asked to drain.
     fn alloc(&mut self, request: Request) -> Result<IovaRange, AllocError>;
 
-    /// Takes back a range exactly as a core of this space got it; any core may.
+    /// Takes back a range exactly as a core of this space got it; any core may. A range does not say which space it is of: one of
+    /// another space is refused unless exactly such a range is allocated in this one.
     ///
     /// # Errors
     /// [`FreeError`]; nothing has changed then.
@@ -76,7 +78,11 @@ pub trait CoreAllocator: Send {
     /// As [`free`](Self::free).
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError>;
 
-    /// Frees what was pinned, by this core or another.
+    /// Frees what was pinned, by this core or another of the same space.
+    ///
+    /// # Panics
+    /// Where it was pinned in another space (as far as 1,024 spaces are told apart); so do [`unpin`](Self::unpin) and
+    /// [`recycle`](Self::recycle).
     fn free_pinned(&mut self, pinned: Pinned);
 
     /// Lets go of what this core pinned: it is allocated as before.
@@ -104,34 +110,63 @@ pub trait CoreAllocator: Send {
 #[must_use = "a pinned range stays allocated until it is freed"]
 pub struct Pinned {
     first: IovaPfn,
-    /// The pages, and [`Self::FOREIGN`].
+    /// The pages, the space and [`Self::FOREIGN`].
     pages: NonZeroU64,
+}
+
+/// Which space something came from: one of 1,024, in turn. What lies where a range's size has no bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SpaceId(u64);
+
+impl SpaceId {
+    const SHIFT: u32 = 53;
+    const COUNT: u64 = 1 << 10;
+
+    /// One that the last 1,023 spaces did not get.
+    pub(crate) fn next() -> Self {
+        static SPACES: AtomicU64 = AtomicU64::new(1);
+        Self((SPACES.fetch_add(1, Ordering::Relaxed) % Self::COUNT) << Self::SHIFT)
+    }
+
+    /// Of allocators that do not look.
+    #[cfg(feature = "parts")]
+    pub(crate) const NONE: Self = Self(0);
 }
 
 impl Pinned {
     /// Marked in shared memory because another core owns the chunk. No range has so many pages.
     const FOREIGN: u64 = 1 << 63;
+    const PAGES: u64 = (1 << SpaceId::SHIFT) - 1;
 
     /// A range that the caller has just pinned; `is_foreign` means something to the allocator only.
     #[inline(always)]
-    pub(crate) fn new(range: IovaRange, is_foreign: bool) -> Self {
+    pub(crate) fn new(range: IovaRange, space: SpaceId, is_foreign: bool) -> Self {
         let mark = if is_foreign { Self::FOREIGN } else { 0 };
         Self {
             first: range.first(),
-            pages: NonZeroU64::new(range.pages() | mark).expect("a range has pages"),
+            pages: NonZeroU64::new(range.pages() | space.0 | mark).expect("a range has pages"),
         }
+    }
+
+    /// Whether it was pinned in this space and not marked in shared memory.
+    #[inline(always)]
+    pub(crate) fn is_own(&self, space: SpaceId) -> bool {
+        self.pages.get() & !Self::PAGES == space.0
+    }
+
+    /// # Panics
+    /// It was pinned in another space.
+    #[inline]
+    pub(crate) fn check(&self, space: SpaceId) {
+        let own = self.pages.get() & !Self::PAGES & !Self::FOREIGN;
+        assert_eq!(own, space.0, "{} was pinned in another space", self.range());
     }
 
     /// The range.
     #[inline(always)]
     pub fn range(&self) -> IovaRange {
-        IovaRange::within_space(self.first.raw(), self.pages.get() & !Self::FOREIGN)
-    }
-
-    /// What [`new`](Self::new) was told.
-    #[inline(always)]
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.pages.get() & Self::FOREIGN != 0
+        let pages = NonZeroU64::new(self.pages.get() & Self::PAGES);
+        IovaRange::within_space(self.first.raw(), pages.unwrap_or(NonZeroU64::MIN))
     }
 }
 
@@ -143,6 +178,7 @@ pub const CHUNK_PAGES: u64 = 512;
 #[must_use = "a retired chunk is lost until it is recycled"]
 pub struct RetiredChunk {
     pub(crate) first: IovaPfn,
+    pub(crate) space: SpaceId,
 }
 
 impl RetiredChunk {

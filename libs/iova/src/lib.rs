@@ -9,8 +9,9 @@
 //! | [`ChunkAllocator`] | 2 MiB chunks, one leaf table each, owned by one core | page tables that many cores map in; the default |
 //! | [`TreeAllocator`] | one locked tree, logarithmic, packed to the top | the reference; few, long-lived or huge ranges |
 //!
-//! All of them check what they are told: a range that is freed twice, in part, with another size, or that another space gave
-//! is refused with an error that names it, and nothing changes. All take reserved regions, alignment, a highest address per
+//! All of them check what they are told: a range that is freed twice, in part, or with another size is refused with an error
+//! that names it, and nothing changes. So is one of another space, unless exactly such a range is allocated in this one: ranges are
+//! plain numbers. What was pinned or retired knows its space, and another one panics. All take reserved regions, alignment, a highest address per
 //! request, and sizes from one page to the whole space; all drain their caches before they say that a space is
 //! exhausted, and ask the other cores.
 //!

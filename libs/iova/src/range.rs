@@ -1,6 +1,7 @@
 //! What is asked for and what is given: sizes in pages of 4 KiB, ends inclusive.
 
 use core::fmt;
+use core::num::NonZeroU64;
 
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE};
 
@@ -48,23 +49,25 @@ impl fmt::Debug for IovaPfn {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IovaRange {
     first: IovaPfn,
-    pages: u64,
+    pages: NonZeroU64,
 }
 
 impl IovaRange {
     /// `pages` pages from `first` on; `None` for no pages, or where the last one lies past the space.
     #[inline]
     pub const fn new(first: IovaPfn, pages: u64) -> Option<Self> {
-        if pages == 0 || pages - 1 > IovaPfn::MAX.0 - first.0 {
-            return None;
+        match NonZeroU64::new(pages) {
+            Some(pages) if pages.get() - 1 <= IovaPfn::MAX.0 - first.0 => {
+                Some(Self { first, pages })
+            }
+            _ => None,
         }
-        Some(Self { first, pages })
     }
 
     /// A range that its maker knows to lie in the space.
     #[inline]
-    pub(crate) const fn within_space(first: u64, pages: u64) -> Self {
-        debug_assert!(pages > 0 && pages - 1 <= IovaPfn::MAX.0 - first);
+    pub(crate) const fn within_space(first: u64, pages: NonZeroU64) -> Self {
+        debug_assert!(pages.get() - 1 <= IovaPfn::MAX.0 - first);
         Self {
             first: IovaPfn(first),
             pages,
@@ -80,13 +83,13 @@ impl IovaRange {
     /// Last page, inclusive.
     #[inline]
     pub const fn last(self) -> IovaPfn {
-        IovaPfn(self.first.0 + (self.pages - 1))
+        IovaPfn(self.first.0 + (self.pages.get() - 1))
     }
 
     /// Number of pages, at least 1.
     #[inline]
     pub const fn pages(self) -> u64 {
-        self.pages
+        self.pages.get()
     }
 
     /// First byte.
@@ -98,7 +101,7 @@ impl IovaRange {
     /// Length in bytes; `None` for the whole 64-bit space.
     #[inline]
     pub const fn len(self) -> Option<u64> {
-        self.pages.checked_mul(PAGE_SIZE)
+        self.pages.get().checked_mul(PAGE_SIZE)
     }
 
     /// Never: a range has at least one page.
@@ -146,6 +149,7 @@ pub struct Request {
     pub(crate) pages: u64,
     pub(crate) last: IovaPfn,
     pub(crate) align_order: u8,
+    pub(crate) asks: bool,
 }
 
 /// What a device may do with a page.
@@ -168,6 +172,7 @@ impl Request {
             pages,
             last: IovaPfn::MAX,
             align_order: 0,
+            asks: true,
         }
     }
 
@@ -175,6 +180,16 @@ impl Request {
     #[inline]
     pub const fn at_most(self, last: IovaPfn) -> Self {
         Self { last, ..self }
+    }
+
+    /// Where nothing is free, fails without a call to the other cores to give back what they cache: for whoever has another limit
+    /// to try next.
+    #[inline]
+    pub const fn without_drain(self) -> Self {
+        Self {
+            asks: false,
+            ..self
+        }
     }
 
     /// Aligned to `2^order` pages, if that is more than the size's own alignment. `order` is at most 52.
@@ -188,22 +203,4 @@ impl Request {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_that_wraps_is_not_made() {
-        assert!(IovaRange::new(IovaPfn::new(5), 0).is_none());
-        assert!(IovaRange::new(IovaPfn::MAX, 2).is_none());
-        assert!(IovaRange::new(IovaPfn::MAX, u64::MAX).is_none());
-        let all = IovaRange::new(IovaPfn::new(0), 1 << 52).expect("the whole space");
-        assert_eq!((all.last(), all.len()), (IovaPfn::MAX, None));
-    }
-
-    #[test]
-    fn ends_are_inclusive() {
-        let range = |first, pages| IovaRange::new(IovaPfn::new(first), pages).expect("fits");
-        assert!(range(4, 4).overlaps(range(7, 1)) && !range(4, 4).overlaps(range(8, 1)));
-        assert!(range(4, 4).contains(range(4, 4)) && !range(4, 4).contains(range(7, 2)));
-    }
-}
+mod tests;

@@ -1,155 +1,122 @@
-//! A set of small numbers that many cores take from and put into without a lock.
+//! A set of small numbers that many cores take from and put into without a lock: a bit each.
 //!
-//! Words of 64 bits, and one summary bit per word: "something may be there". A taker that finds an empty word
-//! behind a set summary bit clears the bit, looks again, and sets it back if it was wrong.
+//! There is no summary of the words: one that a taker clears while another puts would, for a moment, hide a number that is in
+//! the set, and a space would call itself exhausted that is not. A search reads at most every word once, 2 KiB for a zone
+//! of the default size, and goes on behind a word in which another core was faster.
 
 use alloc::boxed::Box;
 
 use lines::{AtomicU64, Ordering};
 
+use super::layout::FULL;
+
 #[derive(Debug)]
-pub(super) struct Bitmap {
-    words: Box<[AtomicU64]>,
-    summary: Box<[AtomicU64]>,
+pub(super) struct Bitmap(Box<[AtomicU64]>);
+
+/// The lowest `count` bits; 64 for more.
+fn low(count: usize) -> u64 {
+    u64::MAX >> (64 - count.clamp(1, 64))
 }
 
 impl Bitmap {
     /// A set over the numbers below `len`; empty.
     pub(super) fn new(len: usize) -> Self {
-        let zeroes = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect();
-        let words = len.div_ceil(64);
-        Self {
-            words: zeroes(words),
-            summary: zeroes(words.div_ceil(64)),
-        }
+        Self((0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Makes it the set of all numbers below `len`, or of none. Only while nobody else uses it.
-    pub(super) fn fill(&self, len: usize) {
-        for (group, words) in [(&self.words, len), (&self.summary, len.div_ceil(64))] {
-            for (at, word) in group.iter().enumerate() {
-                let bits = words.saturating_sub(at * 64).min(64);
-                let all = u64::MAX.checked_shr(64 - bits as u32).unwrap_or(0);
-                word.store(all, Ordering::Release);
-            }
+    /// Makes it the set of all numbers in `first..end`. Only while nobody else uses it.
+    pub(super) fn fill(&self, first: usize, end: usize) {
+        self.0
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
+        for (word, mask) in pieces(first, end) {
+            self.0[word].store(mask, Ordering::Release);
         }
     }
 
     /// Puts `index` in. Release: what its owner wrote before is seen by who takes it.
     pub(super) fn put(&self, index: usize) {
-        self.words[index / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
-        self.mark(index / 64);
-    }
-
-    fn mark(&self, word: usize) {
-        // Always a read-modify-write: one that follows a taker's clearing sets the bit again; one that precedes it is
-        // what the taker's clearing reads, so that its second look sees the word.
-        self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
+        self.0[index / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
     }
 
     /// Takes `index` out; false where it is not in.
     pub(super) fn take(&self, index: usize) -> bool {
         let bit = 1 << (index % 64);
-        self.words[index / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0
+        self.0[index / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Takes the highest number not above `bound`. Reads at most every word once, plus one retry per number that another
-    /// core takes meanwhile.
+    /// Takes the highest number not above `bound`.
     pub(super) fn take_highest(&self, bound: usize) -> Option<usize> {
-        let last = (bound / 64).min(self.words.len().checked_sub(1)?);
-        for group in (0..=last / 64).rev() {
-            let mut marks = self.summary[group].load(Ordering::Acquire);
-            if group == last / 64 {
-                marks &= u64::MAX >> (63 - last % 64);
-            }
-            while marks != 0 {
-                let word = 63 - marks.leading_zeros() as usize;
-                marks &= !(1 << word);
-                let word = group * 64 + word;
-                let mask = if word == bound / 64 {
-                    u64::MAX >> (63 - bound % 64)
-                } else {
-                    u64::MAX
+        self.take_run(1, 0, 0, bound)
+    }
+
+    /// Takes `count` consecutive numbers whose first is `offset` (a multiple of 64) more than a multiple of `2^order`, which is at
+    /// least `count`, and whose last is not above `bound`; the highest such run.
+    pub(super) fn take_run(
+        &self,
+        count: usize,
+        order: u32,
+        offset: usize,
+        bound: usize,
+    ) -> Option<usize> {
+        let end = bound.saturating_add(1).min(self.0.len() * 64);
+        if order > 6 {
+            return self.take_words(count, 1_usize.checked_shl(order)?, offset, end);
+        }
+        for at in (0..end.div_ceil(64)).rev() {
+            let room = (end - at * 64 + 1).saturating_sub(count);
+            let starts = if room > 0 {
+                FULL[order as usize] & low(room)
+            } else {
+                0
+            };
+            let word = &self.0[at];
+            let mut seen = word.load(Ordering::Relaxed);
+            // Each turn more is one in which another core changed the word.
+            while seen != 0 {
+                let fits = starting(seen, count) & starts;
+                let Some(bit) = fits.checked_ilog2() else {
+                    break;
                 };
-                if let Some(bit) = self.take_in(word, mask) {
-                    return Some(word * 64 + bit);
+                let run = low(count) << bit;
+                let taken = word.compare_exchange_weak(
+                    seen,
+                    seen & !run,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+                match taken {
+                    Ok(_) => return Some(at * 64 + bit as usize),
+                    Err(now) => seen = now,
                 }
             }
         }
         None
     }
 
-    fn take_in(&self, word: usize, mask: u64) -> Option<usize> {
-        let bits = &self.words[word];
-        let mut seen = bits.load(Ordering::Relaxed);
+    /// The same of runs that start with a word.
+    fn take_words(&self, count: usize, align: usize, offset: usize, end: usize) -> Option<usize> {
+        let most = end.checked_sub(count)?;
+        let mut start = most.checked_sub(most.wrapping_sub(offset) & (align - 1))?;
         loop {
-            if seen == 0 {
-                self.summary[word / 64].fetch_and(!(1 << (word % 64)), Ordering::AcqRel);
-                seen = bits.load(Ordering::Acquire);
-                if seen == 0 {
-                    return None;
-                }
-                self.mark(word);
+            let missing = pieces(start, start + count)
+                .find(|(word, mask)| mask & !self.0[*word].load(Ordering::Relaxed) != 0);
+            if missing.is_none() && self.take_all(start, start + count) {
+                return Some(start);
             }
-            let within = seen & mask;
-            if within == 0 {
-                return None;
-            }
-            let bit = 63 - within.leading_zeros() as usize;
-            match bits.compare_exchange_weak(
-                seen,
-                seen & !(1 << bit),
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return Some(bit),
-                Err(now) => seen = now,
-            }
+            start = start.checked_sub(align)?;
         }
-    }
-
-    /// Takes `count` consecutive numbers whose first is `offset` more than a multiple of `align` (a power of two) and
-    /// whose last is not above `bound`; the highest such run. Reads each word once and tries each start once.
-    pub(super) fn take_run(
-        &self,
-        count: usize,
-        align: usize,
-        offset: usize,
-        bound: usize,
-    ) -> Option<usize> {
-        let end = bound.min(self.words.len() * 64 - 1) + 1;
-        let mut start = end.checked_sub(count)?;
-        loop {
-            // The highest start not above `start` that is aligned.
-            start = start.checked_sub(start.wrapping_sub(offset) & (align - 1))?;
-            match self.blocker(start, count) {
-                // No run that ends above `taken` and starts at or below it can do.
-                Some(taken) => start = taken.checked_sub(count)?,
-                None if self.take_all(start, count) => return Some(start),
-                None => start = start.checked_sub(1)?,
-            }
-        }
-    }
-
-    /// The lowest number in `[start, start + count)` that is not in the set.
-    fn blocker(&self, start: usize, count: usize) -> Option<usize> {
-        self.pieces(start, count).find_map(|(word, mask)| {
-            let missing = mask & !self.words[word].load(Ordering::Relaxed);
-            (missing != 0).then(|| word * 64 + missing.trailing_zeros() as usize)
-        })
     }
 
     /// Takes all of them, or none.
-    fn take_all(&self, start: usize, count: usize) -> bool {
-        for (done, (word, mask)) in self.pieces(start, count).enumerate() {
-            let bits = &self.words[word];
-            let taken = bits.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |now| {
+    fn take_all(&self, start: usize, end: usize) -> bool {
+        for (done, (word, mask)) in pieces(start, end).enumerate() {
+            let taken = self.0[word].fetch_update(Ordering::AcqRel, Ordering::Relaxed, |now| {
                 (now & mask == mask).then_some(now & !mask)
             });
             if taken.is_err() {
-                for (word, mask) in self.pieces(start, count).take(done) {
-                    self.words[word].fetch_or(mask, Ordering::AcqRel);
-                    self.mark(word);
+                for (word, mask) in pieces(start, end).take(done) {
+                    self.0[word].fetch_or(mask, Ordering::AcqRel);
                 }
                 return false;
             }
@@ -157,25 +124,36 @@ impl Bitmap {
         true
     }
 
-    /// The words that `[start, start + count)` touches, and its bits in each.
-    fn pieces(&self, start: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
-        let end = start + count;
-        (start / 64..end.div_ceil(64)).map(move |word| {
-            let from = start.max(word * 64) - word * 64;
-            let to = end.min(word * 64 + 64) - word * 64;
-            (word, u64::MAX >> (64 - (to - from)) << from)
-        })
-    }
-
     /// Whether `index` is in the set now.
     pub(super) fn has(&self, index: usize) -> bool {
-        self.words[index / 64].load(Ordering::Relaxed) >> (index % 64) & 1 != 0
+        let word = self.0.get(index / 64);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (index % 64) & 1 != 0)
     }
 
     /// Bytes of the words.
     pub(super) fn bytes(&self) -> usize {
-        (self.words.len() + self.summary.len()) * 8
+        self.0.len() * 8
     }
+}
+
+/// The bits at which `count` set bits start, at most 64.
+fn starting(mut word: u64, count: usize) -> u64 {
+    let mut known = 1;
+    while known < count {
+        let more = known.min(count - known);
+        word &= word >> more;
+        known += more;
+    }
+    word
+}
+
+/// The words that `start..end` touches, and its bits in each.
+fn pieces(start: usize, end: usize) -> impl Iterator<Item = (usize, u64)> {
+    (start / 64..end.div_ceil(64)).map(move |word| {
+        let from = start.max(word * 64) - word * 64;
+        let to = end.min(word * 64 + 64) - word * 64;
+        (word, low(to - from) << from)
+    })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -5,9 +5,11 @@ use lines::Ordering;
 
 use super::Shared;
 use super::handle::{Local, order_of};
-use super::layout::{AWAY, Chunk, NOBODY, RUN, bit_of, class_of, get, owner_of, word_of};
+use super::layout::{
+    AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, class_of, get, owner_of,
+    word_base, word_of,
+};
 use super::leave::release;
-use super::slow::{head_of, known};
 use super::zone::Zone;
 use super::{Mutant, plants};
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
@@ -49,7 +51,7 @@ impl Local {
                 if !chunk.check_foreign(range) {
                     return Err(diagnose(chunk, range));
                 }
-                match chunk.give_back(range) {
+                match chunk.give_back(shared, range) {
                     true => Ok(()),
                     false => Err(FreeError::NotAllocated { range }),
                 }
@@ -67,7 +69,7 @@ impl Local {
         self.answer(shared);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
             shared.rest.pin(range)?;
-            return Ok(Pinned::new(range, true));
+            return Ok(Pinned::new(range, self.space, true));
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
@@ -75,7 +77,7 @@ impl Local {
                 if !chunk.pin_marked(self.owner, range) {
                     return Err(diagnose(chunk, range));
                 }
-                Ok(Pinned::new(range, false))
+                Ok(Pinned::new(range, self.space, false))
             }
             Place::Run => {
                 if !is_run(chunk, range) {
@@ -89,7 +91,7 @@ impl Local {
                     chunk.claimed(0).fetch_and(!1, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                Ok(Pinned::new(range, true))
+                Ok(Pinned::new(range, self.space, true))
             }
             Place::Foreign => {
                 if !chunk.check_foreign(range) {
@@ -105,8 +107,8 @@ impl Local {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                chunk.notify();
-                Ok(Pinned::new(range, true))
+                chunk.notify(shared);
+                Ok(Pinned::new(range, self.space, true))
             }
         }
     }
@@ -114,6 +116,7 @@ impl Local {
     #[cold]
     #[inline(never)]
     pub(super) fn free_pinned_slow(&mut self, shared: &Shared, pinned: Pinned) {
+        pinned.check(self.space);
         self.answer(shared);
         let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
@@ -137,7 +140,7 @@ impl Local {
                 debug_assert!(freed.is_ok(), "a pinned run stays as it is: {freed:?}");
             }
             Place::Foreign => {
-                let freed = chunk.give_back(range);
+                let freed = chunk.give_back(shared, range);
                 debug_assert!(freed, "a pinned range stays allocated");
             }
         }
@@ -145,6 +148,7 @@ impl Local {
 
     #[cold]
     pub(super) fn unpin_slow(&mut self, shared: &Shared, pinned: Pinned) {
+        pinned.check(self.space);
         let range = pinned.range();
         let Ok(Some((_, _, chunk))) = shared.locate(range) else {
             return shared.rest.unpin(range);
@@ -196,15 +200,13 @@ impl Local {
             return Err(diagnose(head, range));
         }
         shared.count_slow(self.id);
-        for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
-            known(zone, chunk).wipe();
-            if shared.retires {
-                self.leaving_runs.push(chunk);
-            } else {
-                release(zone, chunk, false);
-            }
+        head.set_kind(0, FREE);
+        if get(head.claimed(0)) & 1 != 0 {
+            head.claimed(0).fetch_and(!1, Ordering::AcqRel);
         }
-        self.publish(shared);
+        for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
+            release(zone, chunk, shared.retires);
+        }
         Ok(())
     }
 }
@@ -219,10 +221,9 @@ fn is_run(chunk: &Chunk, range: IovaRange) -> bool {
 fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
     let page = range.first().raw();
     let is_taken = match head_of(chunk, page) {
-        Some((start, _)) => {
-            let state = chunk.state(start);
+        Some(start) => {
             let is_freed = get(chunk.freed(word_of(start))) & bit_of(start) != 0;
-            !state.is_none() && !is_freed && !chunk.is_given(start, state)
+            !is_freed && !chunk.is_given(start, chunk.state(start))
         }
         None => chunk.kind(0) == RUN,
     };
@@ -234,4 +235,19 @@ fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
     } else {
         FreeError::NotAllocated { range }
     }
+}
+
+/// The start of the range that is allocated where a page lies, as far as its owner knows.
+fn head_of(chunk: &Chunk, page: u64) -> Option<u64> {
+    let mut base = word_base(page);
+    while chunk.kind(word_of(base)) == TAIL {
+        base -= WORD_PAGES;
+    }
+    let class = chunk.order(word_of(base));
+    // In a word lie ranges of its class and larger ones.
+    let mut starts = (class..=MAX_ORDER).map(|order| (page >> order << order).max(base));
+    starts.find(|start| {
+        let order = chunk.state(*start).order();
+        order.is_some_and(|order| page - start < 1 << order)
+    })
 }

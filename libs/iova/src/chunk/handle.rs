@@ -1,7 +1,6 @@
 //! One core's handle: the paths that most operations take, without a lock and without a read-modify-write.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,12 +10,13 @@ use lines::Ordering;
 use super::Shared;
 use super::hot::Hot;
 use super::lane::Lane;
-use super::layout::MAX_ORDER;
+use super::layout::{Chunk, MAX_ORDER, class_of};
 use super::ready::Ready;
 use super::state::pages_of;
 use super::zone::MAX_ZONES;
+use crate::allocator::SpaceId;
 use crate::{
-    AllocError, CoreAllocator, CoreId, FreeError, IovaRange, Pinned, Request, RetiredChunk,
+    AllocError, CoreAllocator, CoreId, FreeError, IovaPfn, IovaRange, Pinned, Request, RetiredChunk,
 };
 
 /// The handle of one core of a [`ChunkAllocator`](super::ChunkAllocator).
@@ -31,21 +31,23 @@ pub struct ChunkCore {
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) id: CoreId,
-    /// The owner of this core's chunks, and how those of the preferred lane are tagged.
+    /// The owner of this core's chunks.
     pub(super) owner: u64,
-    pub(super) tag: u64,
+    pub(super) space: SpaceId,
     /// The last call for drains that was answered.
     pub(super) drained: u64,
     pub(super) hot: Hot,
     /// One lane per zone, highest first; those past the last zone are never reached.
     pub(super) lanes: [Lane; MAX_ZONES],
-    /// The lane that is tried first.
-    pub(super) preferred: usize,
-    /// Its last page.
-    pub(super) top: u64,
+    /// The first and last pages of the zones.
+    pub(super) bases: [u64; MAX_ZONES],
+    pub(super) lasts: [u64; MAX_ZONES],
     pub(super) ready: Ready,
-    /// Freed runs whose chunks wait to be retired.
-    pub(super) leaving_runs: Vec<u64>,
+    /// Allocations that failed since the last call for drains, and how many must.
+    pub(super) waited: u32,
+    pub(super) patience: u32,
+    /// Whether the allocation that is under way has looked wherever something could be.
+    pub(super) is_sure: bool,
 }
 
 /// The class of a range of so many pages; past [`MAX_ORDER`] for 0 and for more than 256.
@@ -60,29 +62,56 @@ pub(super) fn order_of(pages: u64) -> usize {
     }
 }
 
-/// The same of a range that is a power of two.
-#[inline(always)]
-fn order_of_power(pages: u64) -> usize {
-    // A bit that is always there: of 0 the count would be another instruction.
-    (pages | 1 << 63).trailing_zeros() as usize
-}
-
 impl Local {
-    /// A range that is kept ready.
+    /// A range that is kept ready in the highest zone all of which lies at or below `last`. It calls nothing, nor does
+    /// [`Self::free_ready`]: what is inlined of them saves no registers.
     #[inline(always)]
-    fn take(&mut self, shared: &Shared, order: usize) -> Option<IovaRange> {
-        let page = self.ready.preferred(order).take()?;
-        self.hot.chunk(shared, page)?.hand_out(page, order);
+    pub(super) fn take(&mut self, order: usize, last: u64) -> Option<IovaRange> {
+        let lane = if last >= self.lasts[0] {
+            0
+        } else {
+            self.lane_below(last)?
+        };
+        let ready = self.ready.of(class_of(lane, order));
+        let page = ready.newest()?;
+        self.hot.known(page)?.hand_out(page, order);
+        ready.take();
         Some(IovaRange::within_space(page, pages_of(order)))
+    }
+
+    /// The highest zone all of which lies at or below a page.
+    #[inline(always)]
+    fn lane_below(&self, last: u64) -> Option<usize> {
+        let lane = self.lasts.iter().filter(|end| last < **end).count();
+        (lane < MAX_ZONES).then_some(lane)
+    }
+
+    /// Keeps a range of ours ready that `free` frees, which says whether it did.
+    #[inline(always)]
+    fn free_ready(&mut self, range: IovaRange, free: impl FnOnce(&Chunk) -> bool) -> bool {
+        let page = range.first().raw();
+        // Of the address and the size, not of what is found there: whoever allocates next waits for this.
+        let lane = if page >= self.bases[0] {
+            0
+        } else {
+            self.bases.iter().filter(|base| page < **base).count()
+        };
+        let order = (range.pages() | 1 << 63).trailing_zeros() as usize;
+        let ready = self.ready.of(class_of(lane, order));
+        let is_freed = ready.has_room() && self.hot.known(page).is_some_and(free);
+        if is_freed {
+            ready.keep(page);
+        }
+        is_freed
     }
 
     /// Makes ranges of the newest words with something free ready; whether there was one.
     #[inline(never)]
-    fn refill(&mut self, shared: &Shared, order: usize) -> bool {
-        let lane = self.preferred % MAX_ZONES;
+    fn refill(&mut self, shared: &Shared, lane: usize, order: usize) -> bool {
+        let lane = lane % MAX_ZONES;
         let mut is_any = false;
-        // Half of the room: as far from the next refill as from the next spill.
-        while self.ready.preferred(order).is_below_half()
+        self.ready.of(class_of(lane, order)).grow(order);
+        while self.ready.of(class_of(lane, order)).is_short(order)
             && let Some(newest) = self.lanes[lane].partial[order].len().checked_sub(1)
             && self.make_ready(shared, lane, order, newest)
         {
@@ -99,18 +128,12 @@ impl Local {
         }
     }
 
-    /// The same of an order of the preferred lane.
-    #[inline(always)]
-    fn keep_preferred(&mut self, shared: &Shared, page: u64, order: usize) {
-        if !self.ready.preferred(order).keep(page) {
-            self.spill(shared, page, self.ready.preferred_class(order));
-        }
-    }
-
-    /// A free in another core's chunk whose giver we are not, or where strangers have marked something. Out of line: its
-    /// registers would cost a core's own frees a quarter.
+    /// A free that is not of a range of ours which may be kept ready.
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
+        if self.hot.give(self.owner, range) {
+            return Ok(());
+        }
         let page = range.first().raw();
         if let Some(chunk) = self.hot.chunk(shared, page) {
             if chunk.free_marked(self.owner, range) {
@@ -118,7 +141,7 @@ impl Local {
                 self.keep(shared, page, class);
                 return Ok(());
             }
-            if self.hot.free_foreign(self.owner, range) {
+            if self.hot.free_foreign(shared, self.owner, range) {
                 return Ok(());
             }
         }
@@ -131,9 +154,46 @@ impl Local {
         if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
             && chunk.pin_marked(self.owner, range)
         {
-            return Ok(Pinned::new(range, false));
+            return Ok(Pinned::new(range, self.space, false));
         }
         self.pin_slow(shared, range)
+    }
+}
+
+impl ChunkCore {
+    /// An allocation for which nothing is at hand. In parts, because a request would go through memory.
+    #[inline(never)]
+    fn alloc_elsewhere(
+        &mut self,
+        pages: u64,
+        last: IovaPfn,
+        align_order: u8,
+        asks: bool,
+    ) -> Result<IovaRange, AllocError> {
+        let Self { shared, local, .. } = self;
+        let order = order_of(pages);
+        if order <= MAX_ORDER
+            && usize::from(align_order) <= order
+            && shared.drain.load(Ordering::Relaxed) == local.drained
+            && let Some(lane) = local.lane_below(last.raw())
+        {
+            if local.ready.of(class_of(lane, order)).is_empty() {
+                local.refill(shared, lane, order);
+            }
+            if let Some(page) = local.ready.of(class_of(lane, order)).newest() {
+                local.hot.chunk(shared, page);
+            }
+            if let Some(range) = local.take(order, last.raw()) {
+                return Ok(range);
+            }
+        }
+        let request = Request {
+            pages,
+            last,
+            align_order,
+            asks,
+        };
+        local.alloc_slow(shared, request)
     }
 }
 
@@ -150,38 +210,24 @@ impl CoreAllocator for ChunkCore {
         let order = order_of(request.pages);
         if order <= MAX_ORDER
             && usize::from(request.align_order) <= order
-            && request.last.raw() >= local.top
             && shared.drain.load(Ordering::Relaxed) == local.drained
+            && let Some(range) = local.take(order, request.last.raw())
         {
-            if let Some(range) = local.take(shared, order) {
-                return Ok(range);
-            }
-            if local.refill(shared, order)
-                && let Some(range) = local.take(shared, order)
-            {
-                return Ok(range);
-            }
+            return Ok(range);
         }
-        // A new one, without the memory, which means nothing here: were it the caller's, it would be passed by reference, and
-        // so lie in memory on the common path too.
-        let wanted = Request::pages(request.pages)
-            .at_most(request.last)
-            .aligned(request.align_order);
-        local.alloc_slow(shared, wanted)
+        self.alloc_elsewhere(
+            request.pages,
+            request.last,
+            request.align_order,
+            request.asks,
+        )
     }
 
     #[inline(always)]
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         let Self { shared, local, .. } = self;
-        let page = range.first().raw();
-        if let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.free_own(local.tag, range)
-        {
-            // Of the size and not of what was found there: whoever allocates next waits for this.
-            local.keep_preferred(shared, page, order_of_power(range.pages()));
-            return Ok(());
-        }
-        if local.hot.give(local.owner, range) {
+        let owner = local.owner;
+        if local.free_ready(range, |chunk| chunk.free_own(owner, range)) {
             return Ok(());
         }
         local.free_elsewhere(shared, range)
@@ -190,11 +236,10 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
         let Self { shared, local, .. } = self;
-        let page = range.first().raw();
-        if let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.pin_own(local.tag, range)
+        if let Some(chunk) = local.hot.known(range.first().raw())
+            && chunk.pin_own(local.owner, range)
         {
-            return Ok(Pinned::new(range, false));
+            return Ok(Pinned::new(range, local.space, false));
         }
         local.pin_elsewhere(shared, range)
     }
@@ -202,32 +247,28 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
-        let (range, page) = (pinned.range(), pinned.range().first().raw());
-        if !pinned.is_foreign()
-            && let Some(chunk) = local.hot.chunk(shared, page)
-            && chunk.free_pinned_own(local.tag, range)
+        let (range, owner) = (pinned.range(), local.owner);
+        if !pinned.is_own(local.space)
+            || !local.free_ready(range, |chunk| chunk.free_pinned_own(owner, range))
         {
-            local.keep_preferred(shared, page, order_of_power(range.pages()));
-            return;
+            local.free_pinned_slow(shared, pinned);
         }
-        local.free_pinned_slow(shared, pinned);
     }
 
     #[inline(always)]
     fn unpin(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
         let range = pinned.range();
-        if !pinned.is_foreign()
-            && let Some(chunk) = local.hot.chunk(shared, range.first().raw())
-            && chunk.unpin_own(local.owner, range)
+        if !pinned.is_own(local.space)
+            || !(local.hot.known(range.first().raw()))
+                .is_some_and(|chunk| chunk.unpin_own(local.owner, range))
         {
-            return;
+            local.unpin_slow(shared, pinned);
         }
-        local.unpin_slow(shared, pinned);
     }
 
     fn park(&mut self) {
-        self.local.deposit(&self.shared);
+        self.local.deposit_all(&self.shared);
     }
 
     fn retire(&mut self) -> Option<RetiredChunk> {
@@ -236,6 +277,7 @@ impl CoreAllocator for ChunkCore {
 
     fn recycle(&mut self, chunk: RetiredChunk) {
         let page = chunk.first.raw();
+        assert_eq!(chunk.space, self.local.space, "retired by another space");
         let (_, zone) = self
             .shared
             .zone_of(page)

@@ -5,7 +5,7 @@
 //! | line | written by | says |
 //! |---|---|---|
 //! | `states`, one line per word | owner | of each page, which range starts there ([`State`]) |
-//! | `held`, `taken` | owner | where a range starts that is allocated or kept ready; what of `given` the owner has seen |
+//! | `held`, `taken` | owner | what is allocated or kept ready, a bit per range of the word's class; what of `given` the owner has seen |
 //! | `given` | one stranger, the *giver* | ranges it gave back: a bit differs from the turn of its page |
 //! | `claimed`, `freed` | strangers, by read-modify-write | ranges that a stranger has pinned; that other strangers than the giver gave back and the owner has not seen yet |
 //! | `tag` and the rest of a chunk | owner; strangers set [`PENDING`] and [`GIVER`] | whose the chunk is, which words have which class |
@@ -55,7 +55,7 @@ pub(super) const GIVER: u64 = 1 << 62;
 /// What strangers say in [`Chunk::tag`].
 pub(super) const MARKS: u64 = PENDING | GIVER;
 /// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
-const OWNER: u64 = (1 << LANE_SHIFT) - 1;
+pub(super) const OWNER: u64 = (1 << LANE_SHIFT) - 1;
 const LANE_SHIFT: u32 = 32;
 /// Owner of a chunk that nobody has: free, or an orphan.
 pub(super) const NOBODY: u64 = 0;
@@ -84,6 +84,15 @@ pub(super) const CLASSES: usize = 64;
 #[inline]
 pub(super) const fn class_of(lane: usize, order: usize) -> u8 {
     (lane * CLASSES_PER_LANE + order) as u8
+}
+
+/// The bits that a range of an order has which starts at the first page of a word of a class, at most that order.
+const fn span(order: usize, class: usize) -> u64 {
+    if order >= 6 {
+        FULL[class]
+    } else {
+        FULL[class] & ((1 << (1 << order)) - 1)
+    }
 }
 
 /// How many words a range of this class takes at least.
@@ -254,7 +263,7 @@ impl Chunk {
         self.set_state(page, self.state(page).handed_out(order));
     }
 
-    /// Where a range starts that is allocated, or kept ready. Owner only.
+    /// What is allocated or kept ready: a bit where a range of the word's class starts, all of the bits of a larger range. Owner only.
     #[inline]
     pub(super) fn held(&self, word: usize) -> &AtomicU64 {
         self.held.word(word)
@@ -289,12 +298,20 @@ impl Chunk {
         &self.meta.run
     }
 
-    /// Where a range starts that is allocated, as far as the owner knows. Owner only.
+    /// The part of [`Self::held`] that is allocated, as far as the owner knows. Owner only.
     pub(super) fn allocated(&self, word: usize) -> u64 {
-        let base = word as u64 * WORD_PAGES;
-        bits(get(self.held(word)))
-            .filter(|at| !self.state(base + at).is_none())
-            .fold(0, |all, at| all | 1 << at)
+        bits(get(self.held(word))).fold(0, |all, at| all | self.span_at(word, at))
+    }
+
+    /// The bits in [`Self::held`] of the range that starts at a page of a word; 0 where none does.
+    pub(super) fn span_at(&self, word: usize, at: u64) -> u64 {
+        let state = self.state(word as u64 * WORD_PAGES + at);
+        state.order().map_or(0, |order| self.span(word, at, order))
+    }
+
+    /// The bits in [`Self::held`] of a range of an order that starts at a page of a word.
+    pub(super) fn span(&self, word: usize, at: u64, order: usize) -> u64 {
+        span(order, self.order(word)) << at
     }
 
     /// Pages that are allocated or kept ready, as far as the owner knows. Owner only.
@@ -384,6 +401,25 @@ impl Chunk {
             let bits = word_bits(*first, words);
             open & bits == bits
         })
+    }
+
+    /// Makes a word serve a smaller class than before, with what is out and kept ready of it. Owner only.
+    pub(super) fn split(&self, word: usize, order: usize) {
+        // Each range's bit becomes those of its parts: there are no carries.
+        let held = get(self.held(word)) * span(self.order(word), order);
+        set(self.held(word), held);
+        self.set_kind(word, order as u8);
+    }
+
+    /// Takes a free range out of a word of a smaller class: its first page. Owner only.
+    pub(super) fn join(&self, word: usize, order: usize) -> Option<u64> {
+        let class = self.order(word);
+        let held = get(self.held(word));
+        let free =
+            (class..order).fold(FULL[class] & !held, |free, half| free & free >> (1 << half));
+        let at = u64::from((free & FULL[order]).checked_ilog2()?);
+        set(self.held(word), held | self.span(word, at, order));
+        Some(at)
     }
 
     /// Nothing is allocated or cached in it.

@@ -2,21 +2,33 @@
 //!
 //! A sweep visits the words that have something free; a deposit visits every chunk of this core.
 
-use alloc::vec::Vec;
 use core::mem;
 
 use lines::Ordering;
 
 use super::Shared;
 use super::handle::Local;
+use super::lane::Lane;
 use super::layout::{
-    AWAY, CLASSES, CLASSES_PER_LANE, MAX_ORDER, NOBODY, PENDING, WORD_PAGES, WORDS, bit_of, bits,
-    class_of, get, set, word_base, word_of,
+    AWAY, CLASSES, CLASSES_PER_LANE, MAX_ORDER, NOBODY, PENDING, WORD_PAGES, WORDS, bits, class_of,
+    get, owner_of, set, word_base, word_of,
 };
 use super::slow::known;
 use super::strangers::Look;
 use super::zone::Zone;
 use crate::{CHUNK_PAGES, IovaPfn, RetiredChunk};
+
+/// Emptied words after which a free that finds no room among the ready ranges sweeps: a core that only frees, and then does
+/// nothing any more, keeps no more of them.
+const MOST_EMPTIED: usize = 2 * WORDS;
+
+/// How many empty chunks a sweep leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Whoever maps one page at a time must not fetch a chunk for each.
+    One,
+    Nothing,
+}
 
 impl Local {
     /// Returns half of the ranges kept ready to their words, and one more that was freed.
@@ -25,9 +37,14 @@ impl Local {
     pub(super) fn spill(&mut self, shared: &Shared, page: u64, class: u8) {
         let lane = usize::from(class) % CLASSES / CLASSES_PER_LANE;
         let order = usize::from(class) % CLASSES_PER_LANE;
-        let half = self.ready.of(class).len() / 2;
+        let half = self.ready.of(class).spill();
         self.unready(shared, lane, order, half);
         self.put_back(shared, lane, page, order);
+        let own = &self.lanes[lane];
+        // A sweep visits every word with something free: not for a few.
+        if own.emptied >= MOST_EMPTIED.max(own.partial_words() / 8) {
+            self.sweep(shared, lane, Keep::One);
+        }
     }
 
     /// Returns the `count` ranges of a class that were freed first to their words.
@@ -40,23 +57,28 @@ impl Local {
         self.ready.of(class).forget(count);
     }
 
+    /// Returns all ranges of a lane that are kept ready to their words.
+    pub(super) fn unready_all(&mut self, shared: &Shared, lane: usize) {
+        for order in 0..=MAX_ORDER {
+            let all = self.ready.of(class_of(lane, order)).len();
+            self.unready(shared, lane, order, all);
+        }
+    }
+
     fn put_back(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
         let Some(chunk) = self.hot.chunk(shared, page) else {
             return;
         };
-        self.lanes[lane].unhold(chunk, word_base(page), order, bit_of(page));
+        let span = chunk.span(word_of(page), page % WORD_PAGES, order);
+        self.lanes[lane].unhold(chunk, word_base(page), span);
     }
 
-    /// Returns empty words to their chunks, and empty chunks but one to the space (or, where leaf tables are reclaimed, to
-    /// the list of what may be retired). `deep`: what is kept ready is returned first.
-    pub(super) fn sweep(&mut self, shared: &Shared, lane: usize, deep: bool) {
+    /// Returns empty words to their chunks, and empty chunks to the space (or, where leaf tables are reclaimed, to those that may be
+    /// retired).
+    pub(super) fn sweep(&mut self, shared: &Shared, lane: usize, keep: Keep) {
         let zone = &shared.zones[lane];
+        let own = &mut self.lanes[lane];
         for order in 0..=MAX_ORDER {
-            if deep {
-                let all = self.ready.of(class_of(lane, order)).len();
-                self.unready(shared, lane, order, all);
-            }
-            let own = &mut self.lanes[lane];
             let (words, roomy) = (&mut own.words[order], &mut own.roomy);
             own.partial[order].retain(|base| {
                 let chunk = known(zone, *base);
@@ -72,81 +94,66 @@ impl Local {
                 false
             });
         }
-        let own = &mut self.lanes[lane];
         own.emptied = 0;
-        let empties = own
-            .roomy
-            .iter()
-            .filter(|page| known(zone, **page).is_empty())
-            .count();
-        // The last chunk stays: whoever maps one page at a time must not fetch a chunk for each.
-        let mut leave = empties.min(own.own.len().saturating_sub(1));
-        if leave == 0 {
-            return;
-        }
-        let gone = own.leaving.len();
-        let leaving = &mut own.leaving;
+        let most = match keep {
+            Keep::One => own.own.len().saturating_sub(1),
+            Keep::Nothing => usize::MAX,
+        };
+        let mut left = 0;
         own.roomy.retain(|page| {
-            let goes = leave > 0 && known(zone, *page).is_empty();
+            let goes = left < most && known(zone, *page).is_empty();
             if goes {
-                leave -= 1;
-                leaving.push(*page);
+                left += 1;
+                release(zone, *page, shared.retires);
             }
             !goes
         });
-        let mut left: Vec<u64> = leaving[gone..].to_vec();
-        left.sort_unstable();
-        own.own.retain(|page| left.binary_search(page).is_err());
-        if !shared.retires {
-            for page in mem::take(&mut own.leaving) {
-                release(zone, page, false);
-            }
+        if left > 0 {
+            own.own
+                .retain(|page| owner_of(known(zone, *page).tag()) == self.owner);
+            self.publish(shared);
         }
     }
 
-    /// Gives back everything: empty chunks to the space, the others without an owner.
-    pub(super) fn deposit(&mut self, shared: &Shared) {
-        self.ready.clear();
+    /// Gives back everything.
+    pub(super) fn deposit_all(&mut self, shared: &Shared) {
         self.hot.leave_all();
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            self.collect_now(shared, lane, Look::All);
-            let own = &mut self.lanes[lane];
-            own.emptied = 0;
-            own.partial.iter_mut().for_each(Vec::clear);
-            own.words = [0; MAX_ORDER + 1];
-            own.roomy.clear();
-            for page in own.own.drain(..).chain(own.leaving.drain(..)) {
-                let chunk = known(zone, page);
-                for word in 0..WORDS {
-                    let order = chunk.order(word);
-                    let allocated = chunk.allocated(word);
-                    set(chunk.held(word), allocated);
-                    if order <= MAX_ORDER && allocated == 0 {
-                        chunk.unassign(word, order);
-                    }
-                    // A pin of ours must be known to whoever owns the chunk next.
-                    for page in bits(allocated).map(|at| word as u64 * WORD_PAGES + at) {
-                        let state = chunk.state(page);
-                        if state.is_pinned() {
-                            chunk.claimed(word).fetch_or(bit_of(page), Ordering::AcqRel);
-                            chunk.set_state(page, state.unpinned());
-                            chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
-                        }
-                    }
+        (0..shared.zones.len()).for_each(|lane| self.deposit(shared, lane));
+    }
+
+    /// Gives back everything of a zone: empty chunks to the space, the others without an owner.
+    pub(super) fn deposit(&mut self, shared: &Shared, lane: usize) {
+        let zone = &shared.zones[lane];
+        self.ready.clear(lane);
+        self.collect_now(shared, lane, Look::All);
+        let fresh = Lane::new(self.lanes[lane].answered);
+        let own = mem::replace(&mut self.lanes[lane], fresh);
+        for page in own.own {
+            let chunk = known(zone, page);
+            for word in 0..WORDS {
+                let order = chunk.order(word);
+                let allocated = chunk.allocated(word);
+                set(chunk.held(word), allocated);
+                if order <= MAX_ORDER && allocated == 0 {
+                    chunk.unassign(word, order);
                 }
-                if chunk.is_empty() {
-                    release(zone, page, shared.retires);
-                } else {
-                    chunk.tag_word().fetch_and(!self.owner, Ordering::AcqRel);
-                    zone.orphans.put(zone.index(page));
+                // A pin of ours must be known to whoever owns the chunk next.
+                for at in bits(allocated) {
+                    let page = word as u64 * WORD_PAGES + at;
+                    let state = chunk.state(page);
+                    if state.is_pinned() {
+                        chunk.claimed(word).fetch_or(1 << at, Ordering::AcqRel);
+                        chunk.set_state(page, state.unpinned());
+                        chunk.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+                    }
                 }
             }
-        }
-        for page in self.leaving_runs.drain(..) {
-            let (_, zone) = shared
-                .zone_of(page)
-                .expect("a run's chunk is one of a zone");
-            release(zone, page, true);
+            if chunk.is_empty() {
+                release(zone, page, shared.retires);
+            } else {
+                chunk.tag_word().fetch_and(!self.owner, Ordering::AcqRel);
+                zone.orphans.put(zone.index(page));
+            }
         }
         self.publish(shared);
     }
@@ -165,40 +172,44 @@ impl Local {
         if !shared.retires {
             return None;
         }
-        if let Some(page) = self.leaving_runs.pop() {
-            return Some(RetiredChunk {
-                first: IovaPfn::new(page),
-            });
-        }
         for (lane, zone) in shared.zones.iter().enumerate() {
-            let own = &mut self.lanes[lane];
-            own.credit += 32;
-            if own.leaving.is_empty() && own.own.len() > 1 {
+            self.lanes[lane].earn(32);
+            let page = take_spent(zone).or_else(|| {
+                if self.lanes[lane].own.len() < 2 {
+                    return None;
+                }
                 let has_looked = self.collect(shared, lane, Look::All);
                 if self.lanes[lane].emptied > 0 || has_looked && self.is_mostly_free(zone, lane) {
-                    self.sweep(shared, lane, true);
+                    self.unready_all(shared, lane);
+                    self.sweep(shared, lane, Keep::One);
                 }
-            }
-            let taken = match self.lanes[lane].leaving.pop() {
-                Some(page) => Some(page),
-                None => zone
-                    .spent
-                    .take_highest(usize::MAX)
-                    .map(|index| zone.page(index)),
-            };
-            let Some(page) = taken else { continue };
-            let chunk = known(zone, page);
-            // Read-modify-write: a stranger who claims after this sees that nothing is allocated, and lets go.
-            if (0..WORDS).any(|word| chunk.claimed(word).fetch_or(0, Ordering::AcqRel) != 0) {
-                self.lanes[lane].leaving.insert(0, page);
-                continue;
-            }
-            chunk.set_owner(AWAY);
-            return Some(RetiredChunk {
-                first: IovaPfn::new(page),
+                take_spent(zone)
             });
+            if let Some(page) = page {
+                return Some(RetiredChunk {
+                    first: IovaPfn::new(page),
+                    space: self.space,
+                });
+            }
         }
         None
+    }
+}
+
+/// Takes the highest of the emptied chunks in which no stranger has claimed a range, and makes it nobody's.
+fn take_spent(zone: &Zone) -> Option<u64> {
+    let mut bound = usize::MAX;
+    loop {
+        let index = zone.spent.take_highest(bound)?;
+        let page = zone.page(index);
+        let chunk = known(zone, page);
+        // Read-modify-write: a stranger who claims after this sees that nothing is allocated, and lets go.
+        if (0..WORDS).all(|word| chunk.claimed(word).fetch_or(0, Ordering::AcqRel) == 0) {
+            chunk.set_owner(AWAY);
+            return Some(page);
+        }
+        zone.spent.put(index);
+        bound = index.checked_sub(1)?;
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! # Flow
 //! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and each page has a byte
-//! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line.
+//! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line. Where nothing else is
+//! left, larger ranges are put between those of a word's class, and a word of larger ones serves a smaller class from then on.
 //! ```text
 //! alloc: ready ranges of the class ─▶ write the byte             none: a word with something free │ what strangers freed │
 //!                                                                an open word │ an orphan │ a free chunk │ the tree
@@ -34,14 +35,19 @@
 //! however many of them are freed together. Bookkeeping: 896 bytes per chunk in use, made in blocks of 16.
 //!
 //! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
-//! that the next allocation does not wait for two loads; the tag names the zone as well, so that one comparison tells
-//! that a chunk is ours, of the preferred zone, and without marks.
+//! that the next allocation does not wait for two loads; owner and marks are in one tag, so that one comparison tells
+//! that a chunk is ours and without marks.
 //!
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
 //! range was given out again cannot always be told from a right one. Sizes are rounded up to powers of two below
-//! 512 pages and to whole chunks above. A word serves one class while anything of it is out: what is free there is refused to
-//! other classes. A limit that cuts a chunk may waste what lies below it there.
+//! 512 pages and to whole chunks above. A limit that cuts a chunk may waste what lies below it there.
+//!
+//! Nobody takes a chunk from a core that does not come back: its owner frees by plain stores, and to end that from outside would
+//! take a read-modify-write or a fence in every one of its operations. So a core that neither works nor parks keeps what it
+//! has. After frees alone that is at most 32 to 4,096 ranges of each class kept ready (16 times the first room, `ready`) and
+//! the chunks in which these lie, two chunks of emptied words (or an eighth of its words, if those are more), and an empty
+//! chunk. Whoever goes idle calls [`park`](crate::CoreAllocator::park); whoever works answers the next call for drains.
 
 mod bitmap;
 mod free;
@@ -65,6 +71,7 @@ use core::marker::PhantomData;
 
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
+use crate::allocator::SpaceId;
 use crate::claims::Claims;
 use crate::tree::Tree;
 use crate::{
@@ -75,9 +82,9 @@ pub use handle::ChunkCore;
 use handle::Local;
 use hot::Hot;
 use lane::Lane;
+use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
 #[cfg(debug_assertions)]
-use layout::FREE;
-use layout::{Chunk, FULL, MAX_ORDER, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
+use layout::{FREE, MAX_ORDER};
 use ready::Ready;
 use zone::{MAX_ZONES, Zone};
 
@@ -114,19 +121,21 @@ struct Shared {
     claims: Claims,
     /// Calls for drains so far. Every core compares it with the last one it answered.
     drain: CachePadded<AtomicU64>,
+    space: SpaceId,
     /// Emptied chunks wait for their leaf tables to be reclaimed.
     retires: bool,
-    lowest_first: bool,
     cores: Box<[CachePadded<Published>]>,
 }
 
-/// What one core writes for others to read now and then.
+/// What one core says to others, and they to it.
 #[derive(Debug)]
 struct Published {
-    /// Operations that left its own memory.
+    /// Operations that left its own memory. It alone writes this, and others read it now and then.
     slow: AtomicU64,
-    /// Chunks it keeps.
+    /// Chunks it keeps; likewise.
     chunks: AtomicU64,
+    /// How often others have marked a chunk of its that had no marks.
+    marked: CachePadded<AtomicU64>,
 }
 
 impl Published {
@@ -134,6 +143,7 @@ impl Published {
         Self {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
+            marked: CachePadded::new(AtomicU64::new(0)),
         }
     }
 }
@@ -146,8 +156,6 @@ pub struct ChunkConfig {
     pub zone_chunks: usize,
     /// Emptied chunks wait for [`retire`](crate::CoreAllocator::retire), so that their leaf tables can be reclaimed. Default: no.
     pub retires: bool,
-    /// Low addresses are given out first, for devices whose DMA costs more above 4 GiB. Default: no.
-    pub lowest_first: bool,
 }
 
 impl Default for ChunkConfig {
@@ -155,7 +163,6 @@ impl Default for ChunkConfig {
         Self {
             zone_chunks: DEFAULT_ZONE_CHUNKS,
             retires: false,
-            lowest_first: false,
         }
     }
 }
@@ -192,7 +199,7 @@ impl ChunkAllocator {
         config: ChunkConfig,
     ) -> Result<Self, ApertureError> {
         let claims = Claims::new(cores)?;
-        let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1));
+        let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1), config.retires);
         Ok(Self {
             shared: Arc::new(Shared {
                 rest: Rest {
@@ -203,8 +210,8 @@ impl ChunkAllocator {
                 zones,
                 claims,
                 drain: CachePadded::new(AtomicU64::new(0)),
+                space: SpaceId::next(),
                 retires: config.retires,
-                lowest_first: config.lowest_first,
                 cores: (0..cores)
                     .map(|_| CachePadded::new(Published::new()))
                     .collect(),
@@ -228,25 +235,23 @@ impl IovaAllocator for ChunkAllocator {
         let shared = Arc::clone(&self.shared);
         shared.claims.claim(core)?;
         let lane = |at: usize| match shared.zones.get(at) {
-            Some(zone) => Lane::new(zone.last()),
-            None => Lane::new(u64::MAX),
-        };
-        let preferred = if shared.lowest_first {
-            shared.zones.len().saturating_sub(1)
-        } else {
-            0
+            Some(zone) => Lane::new(zone.calls.load(Ordering::Relaxed)),
+            None => Lane::new(0),
         };
         let local = Local {
             id: core,
             owner: core.0 as u64 + 1,
-            tag: layout::tag_in(preferred, core.0 as u64 + 1),
-            drained: shared.drain.load(Ordering::Relaxed),
+            space: shared.space,
+            // Acquire, as where calls are answered: this core owns nothing yet.
+            drained: shared.drain.load(Ordering::Acquire),
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
-            preferred,
-            top: lane(preferred).last,
-            ready: Ready::new(preferred),
-            leaving_runs: Vec::new(),
+            bases: core::array::from_fn(|at| shared.zones.get(at).map_or(0, Zone::base)),
+            lasts: core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last)),
+            ready: Ready::new(),
+            waited: 0,
+            patience: 1,
+            is_sure: true,
         };
         Ok(ChunkCore {
             shared,
@@ -304,6 +309,15 @@ impl Shared {
         Ok(Some((lane, zone, &**block.chunk(page))))
     }
 
+    /// Tells the owner of a chunk that it has marks now.
+    fn tell(&self, owner: u64) {
+        let core = usize::try_from(owner.wrapping_sub(1)).unwrap_or(usize::MAX);
+        // Nobody and those who have chunks away keep no account. Release: who sees it sees the mark.
+        if let Some(core) = self.cores.get(core) {
+            core.marked.fetch_add(1, Ordering::Release);
+        }
+    }
+
     fn count_slow(&self, core: CoreId) {
         slow::bump(&self.cores[core.0].slow);
     }
@@ -354,17 +368,18 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     }
     let mut live = 0;
     for word in 0..WORDS {
-        let order = chunk.order(word);
-        if order <= MAX_ORDER {
-            let freed = get(chunk.freed(word));
-            let is_live = |at: &u64| {
-                let page = word as u64 * WORD_PAGES + at;
-                let state = chunk.state(page);
-                !state.is_none() && freed >> at & 1 == 0 && !chunk.is_given(page, state)
-            };
-            let ranges = bits(FULL[order]).filter(is_live).count() as u64;
-            stats.live_ranges += ranges;
-            live += ranges << order;
+        let freed = get(chunk.freed(word));
+        let starts = FULL.get(chunk.order(word)).copied().unwrap_or(0);
+        for at in bits(starts) {
+            let page = word as u64 * WORD_PAGES + at;
+            let state = chunk.state(page);
+            if let Some(order) = state.order()
+                && freed >> at & 1 == 0
+                && !chunk.is_given(page, state)
+            {
+                stats.live_ranges += 1;
+                live += 1 << order;
+            }
         }
     }
     stats.live_pages += live;
@@ -484,6 +499,10 @@ enum Mutant {
     LetsGoSilently,
     /// A giver that looks for other strangers' marks only where the tag speaks of some.
     TrustsPending,
+    /// An owner that looks for claims by loads, after it has cleared the call to look.
+    LoadsClaims,
+    /// A stranger that marks a chunk without saying so to its owner.
+    MarksSilently,
 }
 
 /// Whether this mistake is planted: never, outside the model.
@@ -498,6 +517,8 @@ fn plants(_mutant: Mutant) -> bool {
         Mutant::GivesUnasked => crate::planted::Mistake::GivesUnasked,
         Mutant::LetsGoSilently => crate::planted::Mistake::LetsGoSilently,
         Mutant::TrustsPending => crate::planted::Mistake::TrustsPending,
+        // Loom's alone: an order of steps does not show the first, and whoever has credit looks all the same.
+        Mutant::LoadsClaims | Mutant::MarksSilently => return false,
     });
     #[cfg(not(any(all(test, loom), shuttle)))]
     false

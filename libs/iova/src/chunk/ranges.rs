@@ -17,18 +17,18 @@
 use lines::Ordering;
 
 use super::layout::{
-    AWAY, Chunk, GIVER, MARKS, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
+    AWAY, Chunk, GIVER, MARKS, OWNER, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
 };
 use super::state::State;
-use super::{Mutant, plants};
+use super::{Mutant, Shared, plants};
 use crate::IovaRange;
 
 impl Chunk {
-    /// Frees `range` if the chunk has this very tag, so that no stranger has marked anything in it, and exactly `range` is
-    /// allocated and not pinned; whether it was.
+    /// Frees `range` if the `owner` calls, no stranger has marked anything in the chunk, and exactly `range` is allocated and
+    /// not pinned; whether it was.
     #[inline(always)]
-    pub(super) fn free_own(&self, tag: u64, range: IovaRange) -> bool {
-        let state = self.out_unmarked(tag, range);
+    pub(super) fn free_own(&self, owner: u64, range: IovaRange) -> bool {
+        let state = self.out_unmarked(owner, range);
         self.change(range, state.map(State::none))
     }
 
@@ -40,8 +40,8 @@ impl Chunk {
 
     /// Pins what [`Self::free_own`] would free; whether there is such a range.
     #[inline(always)]
-    pub(super) fn pin_own(&self, tag: u64, range: IovaRange) -> bool {
-        let state = self.out_unmarked(tag, range);
+    pub(super) fn pin_own(&self, owner: u64, range: IovaRange) -> bool {
+        let state = self.out_unmarked(owner, range);
         self.change(range, state.map(State::pinned))
     }
 
@@ -51,11 +51,12 @@ impl Chunk {
         self.change(range, state.map(State::pinned))
     }
 
-    /// The state of `range` if the chunk has this very tag and exactly `range` is allocated and not pinned.
+    /// The state of `range` if the chunk is the `owner`'s and unmarked, and exactly `range` is allocated and not pinned.
     #[inline(always)]
-    fn out_unmarked(&self, tag: u64, range: IovaRange) -> Option<State> {
+    fn out_unmarked(&self, owner: u64, range: IovaRange) -> Option<State> {
         let state = self.state(range.first().raw());
-        (self.tag() == tag && state.is_out(range.pages())).then_some(state)
+        let is_unmarked = self.tag() & (OWNER | MARKS) == owner;
+        (is_unmarked && state.is_out(range.pages())).then_some(state)
     }
 
     /// The same where the `owner` calls, and strangers have not marked this range.
@@ -76,13 +77,13 @@ impl Chunk {
         true
     }
 
-    /// Frees what its owner, who calls, pinned, if the chunk has this tag or marks besides; `false` where it does not own the
-    /// chunk, or has not pinned the range: it may have parked since.
+    /// Frees what the `owner`, who calls, pinned; `false` where it does not own the chunk, or has not pinned the range: it may
+    /// have parked since.
     #[inline(always)]
-    pub(super) fn free_pinned_own(&self, tag: u64, range: IovaRange) -> bool {
+    pub(super) fn free_pinned_own(&self, owner: u64, range: IovaRange) -> bool {
         let page = range.first().raw();
         let state = self.state(page);
-        if self.tag() & !MARKS != tag || !state.is_pinned_out(range.pages()) {
+        if !self.is_own(owner) || !state.is_pinned_out(range.pages()) {
             return false;
         }
         self.set_state(page, state.none());
@@ -124,11 +125,19 @@ impl Chunk {
     }
 
     /// Makes the caller the chunk's giver if there is none: whether it is.
-    pub(super) fn become_giver(&self) -> bool {
+    pub(super) fn become_giver(&self, shared: &Shared) -> bool {
         // Acquire: what the last giver wrote is seen.
         self.tag() & GIVER == 0
-            && (self.tag_word().fetch_or(GIVER, Ordering::AcqRel) & GIVER == 0
-                || plants(Mutant::GivesUnasked))
+            && (self.mark(shared, GIVER) & GIVER == 0 || plants(Mutant::GivesUnasked))
+    }
+
+    /// Sets a mark in the tag, and says so to the owner if it has none yet; the tag as it was.
+    fn mark(&self, shared: &Shared, mark: u64) -> u64 {
+        let before = self.tag_word().fetch_or(mark, Ordering::AcqRel);
+        if before & MARKS == 0 && !plants(Mutant::MarksSilently) {
+            shared.tell(owner_of(before));
+        }
+        before
     }
 
     /// The giver lets go.
@@ -184,7 +193,7 @@ impl Chunk {
     }
 
     /// Marks a range as freed, for its owner to take back; `false` where it was before.
-    pub(super) fn give_back(&self, range: IovaRange) -> bool {
+    pub(super) fn give_back(&self, shared: &Shared, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
         // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only the bit itself is asked of
@@ -192,14 +201,14 @@ impl Chunk {
         if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }
-        self.notify();
+        self.notify(shared);
         true
     }
 
     /// Tells the owner to look. After the mark itself: see `drain`.
-    pub(super) fn notify(&self) {
+    pub(super) fn notify(&self, shared: &Shared) {
         if self.tag() & PENDING == 0 {
-            self.tag_word().fetch_or(PENDING, Ordering::AcqRel);
+            self.mark(shared, PENDING);
         }
     }
 }

@@ -1,20 +1,28 @@
 //! What a core does when its current word has nothing: the other words it has, what strangers gave back, chunks without an
-//! owner, the tree, and at last a call to the other cores.
+//! owner, the tree, words of other classes, and at last a call to the other cores.
 //!
-//! Bounds: each turn for a word finds one, or makes something available at most three times.
+//! Bounds: each turn for a word finds one, or makes something available at most three times. A failing allocation looks into
+//! the sets of chunks and the tree, and at what changed since the last one failed: what it must walk for that is paid
+//! for by earlier ones ([`Lane::pay`](super::lane::Lane::pay)), and where it cannot pay it names this core among those that
+//! may have something.
 
 use lines::{AtomicU64, Ordering};
 
 use super::Shared;
 use super::handle::Local;
 use super::layout::{
-    AWAY, Chunk, FULL, MAX_ORDER, RUN, TAIL, WORD_PAGES, class_of, get, set, word_base, word_of,
-    words_of,
+    AWAY, Chunk, FULL, MAX_ORDER, RUN, WORD_PAGES, class_of, get, set, word_of, words_of,
 };
+use super::leave::Keep;
+use super::state::pages_of;
 use super::strangers::Look;
 use super::zone::Zone;
 use crate::wanted::Wanted;
 use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request};
+
+/// A starving core calls for drains at its first failure, the second after that, the fourth after that, and so on, and then at
+/// every one in this many: a call makes every other core give up its chunks of a zone and take others.
+const MOST_PATIENCE: u32 = 1024;
 
 impl Local {
     #[cold]
@@ -27,53 +35,82 @@ impl Local {
         self.answer(shared);
         let wanted = Wanted::of(&request)?;
         let last = request.last.min(shared.aperture.last());
-        if let Some(range) = self.alloc_anywhere(shared, &wanted, last) {
-            return Ok(range);
-        }
-        // What this core keeps, and what nobody owns, may be what is missing.
-        self.adopt_all(shared);
-        self.deposit(shared);
-        for zone in &shared.zones {
+        self.is_sure = true;
+        let (pages, order) = (wanted.pages, usize::from(wanted.order));
+        let found = self
+            .alloc_in_zones(shared, pages, order, last, false)
+            .or_else(|| shared.rest.alloc(pages, order as u8, last))
+            .or_else(|| {
+                // What this core keeps, and what nobody owns, may be what is missing.
+                self.gather(shared, order, last);
+                self.alloc_in_zones(shared, pages, order, last, true)
+            });
+        found.ok_or_else(|| {
+            let asked = if request.asks {
+                self.ask(shared, last)
+            } else {
+                0
+            };
+            wanted.failure(&shared.aperture, asked + usize::from(!self.is_sure))
+        })
+    }
+
+    /// A range of a zone; `is_last`: nothing else is left.
+    fn alloc_in_zones(
+        &mut self,
+        shared: &Shared,
+        pages: u64,
+        order: usize,
+        last: IovaPfn,
+        is_last: bool,
+    ) -> Option<IovaRange> {
+        let mut zones = shared.zones.iter().enumerate();
+        zones.find_map(|(lane, zone)| {
+            if zone.base() > last.raw() {
+                return None;
+            }
+            let bound = last.raw().min(zone.last());
+            if order <= MAX_ORDER {
+                self.alloc_word(shared, lane, order, bound, is_last)
+            } else {
+                self.alloc_run(shared, lane, pages, order, bound)
+            }
+        })
+    }
+
+    /// Makes available what an allocation of this order lacked: what strangers gave back, what is kept ready of any class, and
+    /// for whole chunks all that are empty.
+    fn gather(&mut self, shared: &Shared, order: usize, last: IovaPfn) {
+        for (lane, zone) in shared.zones.iter().enumerate() {
+            if zone.base() > last.raw() {
+                continue;
+            }
+            self.lanes[lane].earn(64);
+            self.is_sure &= self.catch_up(shared, lane);
+            self.unready_all(shared, lane);
+            if order <= MAX_ORDER {
+                continue;
+            }
+            while let Some(index) = zone.orphans.take_highest(usize::MAX) {
+                self.adopt(shared, lane, zone.page(index));
+            }
+            let is_hopeless = self.lanes[lane].is_hopeless(order, zone.last());
+            if !is_hopeless && self.pay_for_words(lane) {
+                self.sweep(shared, lane, Keep::Nothing);
+                self.lanes[lane].give_up(MAX_ORDER + 1, zone.last());
+            }
             while let Some(index) = zone.spent.take_highest(usize::MAX) {
                 zone.free.put(index);
             }
         }
-        if let Some(range) = self.alloc_anywhere(shared, &wanted, last) {
-            return Ok(range);
-        }
-        let asked = self.ask(shared);
-        Err(wanted.failure(&shared.aperture, asked))
     }
 
-    fn alloc_anywhere(
-        &mut self,
-        shared: &Shared,
-        wanted: &Wanted,
-        last: IovaPfn,
-    ) -> Option<IovaRange> {
-        let (pages, order) = (wanted.pages, usize::from(wanted.order));
-        let zones = shared.zones.len();
-        for turn in 0..zones {
-            let lane = if self.preferred == 0 {
-                turn
-            } else {
-                zones - 1 - turn
-            };
-            let zone = &shared.zones[lane];
-            if zone.base() > last.raw() {
-                continue;
-            }
-            let bound = last.raw().min(zone.last());
-            let found = if order <= MAX_ORDER {
-                self.alloc_word(shared, lane, order, bound)
-            } else {
-                self.alloc_run(shared, lane, pages, order, bound)
-            };
-            if found.is_some() {
-                return found;
-            }
-        }
-        shared.rest.alloc(pages, order as u8, last)
+    /// Whether all words with something free may be looked at.
+    fn pay_for_words(&mut self, lane: usize) -> bool {
+        let words = self.lanes[lane].partial_words() / 8;
+        let pays = self.lanes[lane].pay(words);
+        self.is_sure &= pays;
+        pays
     }
 
     /// A range of a class from a word whose pages all lie at or below `bound`.
@@ -83,18 +120,21 @@ impl Local {
         lane: usize,
         order: usize,
         bound: u64,
+        is_last: bool,
     ) -> Option<IovaRange> {
         if let Some(range) = self.take_ready(shared, lane, order, bound) {
             return Some(range);
         }
-        self.lanes[lane].credit += 8;
+        self.lanes[lane].earn(8);
         if self.lanes[lane].partial[order].is_empty() {
             self.collect(shared, lane, Look::Ripe);
         }
         // Each turn makes something available that the next one finds: at most one look, one sweep and one chunk.
         let mut look = Look::All;
         loop {
-            if let Some(at) = self.find_word(shared, lane, order, bound) {
+            if !self.lanes[lane].is_hopeless(order, bound)
+                && let Some(at) = self.find_word(shared, lane, order, bound)
+            {
                 self.make_ready(shared, lane, order, at);
                 return self.take_ready(shared, lane, order, bound);
             }
@@ -102,11 +142,62 @@ impl Local {
                 self.collect(shared, lane, look);
                 look = Look::Ripe;
             } else if self.lanes[lane].emptied > 0 {
-                self.sweep(shared, lane, false);
+                self.sweep(shared, lane, Keep::One);
             } else if !self.acquire(shared, lane, bound) {
+                if !is_last || self.lanes[lane].is_hopeless(order, bound) {
+                    return None;
+                }
+                if self.convert(shared, lane, order, bound) {
+                    return self.take_ready(shared, lane, order, bound);
+                }
+                if self.is_sure {
+                    self.lanes[lane].give_up(order, bound);
+                }
                 return None;
             }
         }
+    }
+
+    /// Makes ranges of a class ready out of words of other classes: what is free between smaller ones, or a word of larger
+    /// ones, which serves this class from now on. Whether there was one.
+    fn convert(&mut self, shared: &Shared, lane: usize, order: usize, bound: u64) -> bool {
+        if order > 6 || !self.pay_for_words(lane) {
+            return false;
+        }
+        let zone = &shared.zones[lane];
+        let fits = |base: &u64| base + WORD_PAGES - 1 <= bound;
+        let own = &mut self.lanes[lane];
+        let ready = self.ready.open(class_of(lane, order));
+        let mut is_any = false;
+        for smaller in (0..order).rev() {
+            own.partial[smaller].retain(|base| {
+                let (chunk, word) = (known(zone, *base), word_of(*base));
+                while fits(base)
+                    && ready.is_short(order)
+                    && let Some(at) = chunk.join(word, order)
+                {
+                    ready.keep(base + at);
+                    is_any = true;
+                }
+                get(chunk.held(word)) != FULL[smaller]
+            });
+        }
+        for larger in order + 1..=6 {
+            if is_any {
+                break;
+            }
+            let Some(at) = own.partial[larger].iter().rposition(fits) else {
+                continue;
+            };
+            let base = own.partial[larger].swap_remove(at);
+            own.drop_word(larger);
+            own.add_word(order);
+            own.partial[order].push(base);
+            known(zone, base).split(word_of(base), order);
+            let at = own.partial[order].len() - 1;
+            return self.make_ready(shared, lane, order, at);
+        }
+        is_any
     }
 
     /// A range that is kept ready and lies at or below `bound`.
@@ -120,7 +211,7 @@ impl Local {
         let ready = self.ready.of(class_of(lane, order));
         let page = ready.take_below(order, bound)?;
         self.chunk(shared, page).hand_out(page, order);
-        Some(IovaRange::within_space(page, 1 << order))
+        Some(IovaRange::within_space(page, pages_of(order)))
     }
 
     /// Where in its list a word of the class with something free is; one was open before, if there was none.
@@ -188,40 +279,28 @@ impl Local {
         true
     }
 
-    /// One more chunk: an emptied one of ours, an orphan, a spent one, a free one.
+    /// One more chunk: an orphan, a spent one, a free one.
     fn acquire(&mut self, shared: &Shared, lane: usize, bound: u64) -> bool {
-        let leaving = &mut self.lanes[lane].leaving;
-        if let Some(at) = leaving
-            .iter()
-            .rposition(|page| page + CHUNK_PAGES - 1 <= bound)
-        {
-            let page = leaving.swap_remove(at);
-            self.lanes[lane].own.push(page);
-            self.lanes[lane].roomy.push(page);
-            return true;
-        }
         let zone = &shared.zones[lane];
         let Some(highest) = zone.highest_below(bound) else {
             return false;
         };
-        shared.count_slow(self.id);
         if let Some(index) = zone.orphans.take_highest(highest) {
+            shared.count_slow(self.id);
             self.adopt(shared, lane, zone.page(index));
             return true;
         }
-        let Some(index) = zone
-            .spent
-            .take_highest(highest)
-            .or_else(|| zone.free.take_highest(highest))
-        else {
+        let Some(index) = zone.take_run(1, 0, highest) else {
             return false;
         };
+        shared.count_slow(self.id);
+        self.patience = (self.patience / 2).max(1);
         let page = zone.page(index);
         let chunk = zone.make_block(page).chunk(page);
         chunk.wipe();
         chunk.set_owner(self.owner);
-        self.lanes[lane].own.push(page);
-        self.lanes[lane].roomy.push(page);
+        self.lanes[lane].add_chunk(page);
+        self.lanes[lane].watch(chunk);
         self.publish(shared);
         true
     }
@@ -237,53 +316,68 @@ impl Local {
     ) -> Option<IovaRange> {
         let zone = &shared.zones[lane];
         let count = usize::try_from(pages.div_ceil(CHUNK_PAGES)).ok()?;
-        let align = 1_usize.checked_shl(u32::try_from(order).ok()?.saturating_sub(9))?;
-        let first = (zone.base() / CHUNK_PAGES) as usize & (align - 1);
-        let offset = (align - first) & (align - 1);
+        let index = zone.take_run(count, order as u32 - 9, zone.highest_below(bound)?)?;
         shared.count_slow(self.id);
-        let index = zone
-            .free
-            .take_run(count, align, offset, zone.highest_below(bound)?)?;
+        // Nothing of them is assigned. Marks that strangers leave by mistake are wiped off before the next words are.
         for chunk in index..index + count {
             let page = zone.page(chunk);
-            let chunk = zone.make_block(page).chunk(page);
-            chunk.wipe();
-            chunk.set_owner(AWAY);
+            zone.make_block(page).chunk(page).set_owner(AWAY);
         }
         let page = zone.page(index);
         let head = known(zone, page);
+        head.claimed(0).fetch_and(!1, Ordering::AcqRel);
         head.set_kind(0, RUN);
         head.run().store(count as u64, Ordering::Release);
-        Some(IovaRange::within_space(page, count as u64 * CHUNK_PAGES))
+        IovaRange::new(IovaPfn::new(page), count as u64 * CHUNK_PAGES)
     }
 
     /// Says how many chunks this core keeps.
     pub(super) fn publish(&self, shared: &Shared) {
-        let own: usize = self
-            .lanes
-            .iter()
-            .map(|lane| lane.own.len() + lane.leaving.len())
-            .sum();
-        let kept = (own + self.leaving_runs.len()) as u64;
-        shared.cores[self.id.0]
-            .chunks
-            .store(kept, Ordering::Relaxed);
+        let kept: usize = self.lanes.iter().map(|lane| lane.own.len()).sum();
+        let chunks = &shared.cores[self.id.0].chunks;
+        chunks.store(kept as u64, Ordering::Relaxed);
     }
 
-    /// Answers a call for drains.
+    /// Answers calls for drains, of the zones that lack something.
     pub(super) fn answer(&mut self, shared: &Shared) {
-        let called = shared.drain.load(Ordering::Relaxed);
-        if called != self.drained {
-            self.drained = called;
-            self.deposit(shared);
+        // Acquire: with a call the number of its zone is seen.
+        let called = shared.drain.load(Ordering::Acquire);
+        if called == self.drained {
+            return;
+        }
+        self.drained = called;
+        // What it gave there is seen by whoever looks next.
+        self.hot.leave_all();
+        for (lane, zone) in shared.zones.iter().enumerate() {
+            let calls = zone.calls.load(Ordering::Relaxed);
+            if calls != self.lanes[lane].answered {
+                self.lanes[lane].answered = calls;
+                self.deposit(shared, lane);
+            }
         }
     }
 
-    /// Calls on all others; how many there are.
-    fn ask(&mut self, shared: &Shared) -> usize {
-        // Nothing is ordered by the call: who answers it publishes what he gives back by the sets he puts it in.
-        self.drained = shared.drain.fetch_add(1, Ordering::Relaxed) + 1;
-        shared.others(self.id)
+    /// Calls on all others now and then; how many there are.
+    fn ask(&mut self, shared: &Shared, last: IovaPfn) -> usize {
+        let others = shared.others(self.id);
+        self.waited += 1;
+        if others == 0 || self.waited < self.patience {
+            return others;
+        }
+        self.waited = 0;
+        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        for (lane, zone) in shared.zones.iter().enumerate() {
+            if zone.base() <= last.raw() {
+                let before = zone.calls.fetch_add(1, Ordering::Relaxed);
+                // Our own call is not for us; another's of just now is.
+                let answered = &mut self.lanes[lane].answered;
+                *answered += u64::from(*answered == before);
+            }
+        }
+        // Release: see `answer`. Who answers publishes what he gives back by the sets he puts it in.
+        let before = shared.drain.fetch_add(1, Ordering::Release);
+        self.drained += u64::from(self.drained == before);
+        others
     }
 
     /// A chunk that is in use.
@@ -309,19 +403,4 @@ pub(super) fn known(zone: &Zone, page: u64) -> &Chunk {
 /// A counter that one core writes and others read now and then.
 pub(super) fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-}
-
-/// The start of the range of a class in which a page of this word would lie.
-pub(super) fn head_of(chunk: &Chunk, page: u64) -> Option<(u64, usize)> {
-    let mut base = word_base(page);
-    while chunk.kind(word_of(base)) == TAIL {
-        base -= WORD_PAGES;
-    }
-    let order = chunk.order(word_of(base));
-    let start = if order <= 6 {
-        page & !((1 << order) - 1)
-    } else {
-        base
-    };
-    (order <= MAX_ORDER).then_some((start, order))
 }

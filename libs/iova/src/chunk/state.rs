@@ -13,6 +13,8 @@
 //! The bit above them, the *turn*, is compared with a bit that strangers write (`layout`: `given`): where they differ, a
 //! stranger has given the range back. The owner takes note by turning it, in the same store that says "not allocated".
 
+use core::num::NonZeroU64;
+
 /// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State(pub(super) u8);
@@ -22,11 +24,13 @@ const PINNED: u8 = 54;
 const TURN: u8 = 1 << 6;
 
 /// Two to the power of each byte's low six bits. A table: a shift by a variable is three times the work of a load.
-static POWERS: [u64; 256] = {
-    let mut powers = [0; 256];
+static POWERS: [NonZeroU64; 256] = {
+    let mut powers = [NonZeroU64::MIN; 256];
     let mut byte = 0;
     while byte < powers.len() {
-        powers[byte] = 1 << (byte % 64);
+        if let Some(power) = NonZeroU64::new(1 << (byte % 64)) {
+            powers[byte] = power;
+        }
         byte += 1;
     }
     powers
@@ -34,7 +38,7 @@ static POWERS: [u64; 256] = {
 
 /// Pages of a range of an order; of a large one, some number.
 #[inline(always)]
-pub(super) fn pages_of(order: usize) -> u64 {
+pub(super) fn pages_of(order: usize) -> NonZeroU64 {
     POWERS[order % POWERS.len()]
 }
 
@@ -45,19 +49,25 @@ impl State {
     /// Whether exactly a range of so many pages is allocated here, and not pinned by the owner.
     #[inline(always)]
     pub(super) fn is_out(self, pages: u64) -> bool {
-        POWERS[usize::from(self.0)] == pages
+        POWERS[usize::from(self.0)].get() == pages
     }
 
     /// Whether a range of so many pages, at most 256, is allocated here and pinned by the owner.
     #[inline(always)]
     pub(super) fn is_pinned_out(self, pages: u64) -> bool {
-        POWERS[usize::from(self.0)] == pages << PINNED
+        POWERS[usize::from(self.0)].get() == pages << PINNED
     }
 
     /// Whether nothing is allocated here.
     #[inline(always)]
     pub(super) fn is_none(self) -> bool {
         self.0 & Self::NONE.0 == Self::NONE.0
+    }
+
+    /// The order of the range that is allocated here.
+    pub(super) fn order(self) -> Option<usize> {
+        let order = usize::from(self.0 & Self::NONE.0) % usize::from(PINNED);
+        (!self.is_none()).then_some(order)
     }
 
     pub(super) fn is_pinned(self) -> bool {
@@ -101,32 +111,4 @@ impl State {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_exact_size_of_what_is_allocated_is_out() {
-        let most = 1 << 52;
-        for turn in [0, 1] {
-            let none = State::NONE.at_turn(turn);
-            assert!(none.is_none() && !none.is_pinned() && none.turn() == turn);
-            for order in 0..=8 {
-                let out = none.handed_out(order);
-                let pinned = out.pinned();
-                assert_eq!((out.0 & 63, out.turn()), (order as u8, turn));
-                assert_eq!(pages_of(order), 1 << order);
-                assert!(!out.is_none() && !out.is_pinned() && pinned.is_pinned());
-                assert_eq!((out.none(), pinned.none()), (none, none));
-                assert_eq!((pinned.unpinned(), pinned.turn()), (out, turn));
-                for pages in (1..=1024).chain([1 << 30, most - 1, most]) {
-                    assert_eq!(out.is_out(pages), pages == 1 << order);
-                    assert!(!none.is_out(pages) && !pinned.is_out(pages));
-                }
-                for pages in 1..=256 {
-                    assert_eq!(pinned.is_pinned_out(pages), pages == 1 << order);
-                    assert!(!none.is_pinned_out(pages) && !out.is_pinned_out(pages));
-                }
-            }
-        }
-    }
-}
+mod tests;

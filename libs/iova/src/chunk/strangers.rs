@@ -1,14 +1,18 @@
 //! Taking back what strangers freed, and taking over what nobody owns.
 //!
 //! A look reads the tags of this core's chunks, and is paid for by the looks for words since the last one
-//! ([`Lane::credit`](super::lane::Lane::credit)). It goes for words that strangers have emptied ([`Look::Ripe`]), so as not to
+//! ([`Lane::pay`]). Whoever marks a chunk that has no marks says so to its owner
+//! ([`Published::marked`](super::Published)), so that a core that is short of space need not look again for nothing. It goes for words that strangers have emptied ([`Look::Ripe`]), so as not to
 //! disturb those they are filling, and for everything before a core takes one more chunk ([`Look::All`]).
+
+use core::mem;
 
 use lines::Ordering;
 
 use super::handle::Local;
+use super::lane::Lane;
 use super::layout::{
-    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, class_of, get, set,
+    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, class_of, get, owner_of, set,
 };
 use super::slow::known;
 use super::state::State;
@@ -49,23 +53,15 @@ impl Local {
             own.emptied += usize::from(held == 0);
         }
         self.drain(chunk, page, lane);
+        self.lanes[lane].watch(chunk);
         self.publish(shared);
-    }
-
-    pub(super) fn adopt_all(&mut self, shared: &Shared) {
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            while let Some(index) = zone.orphans.take_highest(usize::MAX) {
-                self.adopt(shared, lane, zone.page(index));
-            }
-        }
     }
 
     /// Takes back what strangers freed in any chunk of a lane, if there is credit to look; whether there was.
     pub(super) fn collect(&mut self, shared: &Shared, lane: usize, look: Look) -> bool {
-        let own = &mut self.lanes[lane];
-        let has_credit = own.credit >= own.own.len();
+        let chunks = self.lanes[lane].own.len();
+        let has_credit = self.lanes[lane].pay(chunks);
         if has_credit {
-            own.credit -= own.own.len();
             self.collect_now(shared, lane, look);
         }
         has_credit
@@ -74,6 +70,8 @@ impl Local {
     /// Takes back what strangers freed in any chunk of a lane.
     pub(super) fn collect_now(&mut self, shared: &Shared, lane: usize, look: Look) {
         let zone = &shared.zones[lane];
+        // Acquire, and before the tags: a chunk marked from now on is one that raises it again.
+        let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
         for at in 0..self.lanes[lane].own.len() {
             let page = self.lanes[lane].own[at];
             let chunk = known(zone, page);
@@ -86,6 +84,41 @@ impl Local {
                 Look::Ripe => self.harvest(chunk, page, lane, tag),
             }
         }
+        if look == Look::All {
+            let Lane { own, restless, .. } = &mut self.lanes[lane];
+            restless.clear();
+            restless.extend(
+                own.iter()
+                    .filter(|page| known(zone, **page).tag() & MARKS != 0),
+            );
+            self.lanes[lane].marked = marked;
+        }
+    }
+
+    /// Takes back what strangers freed since the last look at everything; `false` where that costs more than is paid for.
+    pub(super) fn catch_up(&mut self, shared: &Shared, lane: usize) -> bool {
+        // Acquire: a mark that is counted is seen.
+        let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
+        if marked != self.lanes[lane].marked {
+            return self.collect(shared, lane, Look::All);
+        }
+        self.collect_restless(shared, lane);
+        true
+    }
+
+    /// Takes back what strangers freed where they do not say so. All other chunks of a lane are known to have no marks.
+    fn collect_restless(&mut self, shared: &Shared, lane: usize) {
+        let zone = &shared.zones[lane];
+        let mut restless = mem::take(&mut self.lanes[lane].restless);
+        restless.retain(|page| {
+            let chunk = known(zone, *page);
+            let is_own = owner_of(chunk.tag()) == self.owner;
+            if is_own {
+                self.drain(chunk, *page, lane);
+            }
+            is_own && chunk.tag() & MARKS != 0
+        });
+        self.lanes[lane].restless = restless;
     }
 
     /// Takes back the words of a chunk of ours in which strangers have freed everything. `PENDING` stays, so that what is left is
@@ -133,7 +166,13 @@ impl Local {
                 }
                 freed = seen & !freed;
             }
-            claimed |= get(chunk.claimed(word));
+            // Read-modify-write: a stranger who claims after it reads from it, and so sees `PENDING` clear and sets it. A load
+            // might miss a claim whose maker still saw it set.
+            claimed |= if plants(Mutant::LoadsClaims) {
+                get(chunk.claimed(word))
+            } else {
+                chunk.claimed(word).fetch_or(0, Ordering::AcqRel)
+            };
         }
         if is_pending && plants(Mutant::ForgetsMarks) {
             chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
@@ -160,20 +199,17 @@ impl Local {
             return;
         }
         let base = page + word as u64 * WORD_PAGES;
-        let mut back = marked;
+        let mut back = 0;
         for at in bits(marked) {
-            if chunk.state(base + at).is_none() {
-                back &= !(1 << at);
-            }
+            back |= chunk.span_at(word, at);
             chunk.set_state(base + at, State::NONE.at_turn(given >> at));
         }
         set(chunk.taken(word), given);
         if get(chunk.claimed(word)) & marked != 0 {
             chunk.claimed(word).fetch_and(!marked, Ordering::AcqRel);
         }
-        let order = chunk.order(word);
-        if order <= MAX_ORDER && back != 0 {
-            self.lanes[lane].unhold(chunk, base, order, back);
+        if back != 0 {
+            self.lanes[lane].unhold(chunk, base, back);
         }
     }
 }

@@ -1,28 +1,37 @@
 //! A zone: the part of the aperture below one address limit that is handed out in chunks.
 //!
-//! Zones end at address limits (4 GiB, 512 GiB, the aperture's end), so that a device of 32 bits and one of 64 never search
+//! Zones end at address limits (4, 64 and 512 GiB, the aperture's end), so that a device of 32 bits and one of 64 never search
 //! each other's space, and are bounded in length, so that the directory is a plain array. What no zone covers (odd ends,
 //! pieces between reserved regions, the rest of a huge aperture) is the tree's.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use lines::{AtomicU64, CachePadded};
 use once_cell::race::OnceBox;
 
 use super::bitmap::Bitmap;
 use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk};
+use crate::wanted::range_at;
 use crate::{Aperture, CHUNK_PAGES, IovaPfn, IovaRange};
 
 /// Most zones of a space: one per limit and one above; a power of two, for the fast path.
 pub(super) const MAX_ZONES: usize = 4;
 
-/// Last pages of the address limits that get zones of their own: 32 bits, and 39 (the least a VT-d unit translates).
-const LIMITS: [u64; 2] = [(1 << (32 - 12)) - 1, (1 << (39 - 12)) - 1];
+/// Last pages of the address limits that get zones of their own: 32 bits, 36, and 39 (the least a VT-d unit translates).
+const LIMITS: [u64; MAX_ZONES - 1] = [
+    (1 << (32 - 12)) - 1,
+    (1 << (36 - 12)) - 1,
+    (1 << (39 - 12)) - 1,
+];
 
 #[derive(Debug)]
 pub(super) struct Zone {
     /// First page, a multiple of [`CHUNK_PAGES`].
     base: u64,
+    /// The page of the chunk that has number 0, at or below `base`: a multiple of 64 chunks, so that a run of up to 64 chunks,
+    /// which is aligned, lies in one word of a set.
+    origin: u64,
     chunks: usize,
     /// Blocks by their number; the first one's is `first_key`. A block may reach past the zone's ends; the chunks there
     /// stay unused.
@@ -32,25 +41,31 @@ pub(super) struct Zone {
     pub(super) free: Bitmap,
     /// Chunks with ranges in use whose owner parked.
     pub(super) orphans: Bitmap,
-    /// Chunks that nobody has, whose leaf tables wait to be reclaimed.
+    /// Chunks that nobody has, whose leaf tables wait to be reclaimed. Has room for none where they do not.
     pub(super) spent: Bitmap,
+    /// Calls for drains of this zone so far.
+    pub(super) calls: CachePadded<AtomicU64>,
     /// Its number.
     lane: usize,
 }
 
 impl Zone {
-    fn new(base: u64, chunks: usize) -> Self {
+    fn new(base: u64, chunks: usize, retires: bool) -> Self {
         let first_key = base >> BLOCK_SHIFT;
         let last_key = (base + chunks as u64 * CHUNK_PAGES - 1) >> BLOCK_SHIFT;
         let blocks = (first_key..=last_key).map(|_| OnceBox::new()).collect();
+        let origin = base & !(64 * CHUNK_PAGES - 1);
+        let numbers = ((base - origin) / CHUNK_PAGES) as usize + chunks;
         let zone = Self {
             base,
+            origin,
             chunks,
             blocks,
             first_key,
-            free: Bitmap::new(chunks),
-            orphans: Bitmap::new(chunks),
-            spent: Bitmap::new(chunks),
+            free: Bitmap::new(numbers),
+            orphans: Bitmap::new(numbers),
+            spent: Bitmap::new(if retires { numbers } else { 0 }),
+            calls: CachePadded::new(AtomicU64::new(0)),
             lane: 0,
         };
         zone.fill();
@@ -59,9 +74,10 @@ impl Zone {
 
     /// Every chunk is free. Only while nobody else uses the zone.
     pub(super) fn fill(&self) {
-        self.free.fill(self.chunks);
-        self.orphans.fill(0);
-        self.spent.fill(0);
+        let first = self.index(self.base);
+        self.free.fill(first, first + self.chunks);
+        self.orphans.fill(0, 0);
+        self.spent.fill(0, 0);
     }
 
     /// Last page, inclusive.
@@ -74,7 +90,7 @@ impl Zone {
     }
 
     pub(super) fn range(&self) -> IovaRange {
-        IovaRange::within_space(self.base, self.chunks as u64 * CHUNK_PAGES)
+        range_at(self.base, self.chunks as u64 * CHUNK_PAGES)
     }
 
     #[inline]
@@ -84,18 +100,27 @@ impl Zone {
 
     /// The number of the chunk that holds a page of this zone.
     pub(super) fn index(&self, page: u64) -> usize {
-        ((page - self.base) / CHUNK_PAGES) as usize
+        ((page - self.origin) / CHUNK_PAGES) as usize
     }
 
     /// First page of a chunk.
     pub(super) fn page(&self, index: usize) -> u64 {
-        self.base + index as u64 * CHUNK_PAGES
+        self.origin + index as u64 * CHUNK_PAGES
     }
 
     /// The highest chunk number whose pages are all at or below `bound`; `None` where not even the first is.
     pub(super) fn highest_below(&self, bound: u64) -> Option<usize> {
         let chunks = (bound.min(self.last()) + 1).checked_sub(self.base)? / CHUNK_PAGES;
-        (chunks as usize).checked_sub(1)
+        (chunks > 0).then(|| self.index(self.base) + chunks as usize - 1)
+    }
+
+    /// Takes `count` free chunks in a row, or ones whose leaf tables wait to be reclaimed, from a multiple of `2^order` chunks
+    /// on and up to number `highest`.
+    pub(super) fn take_run(&self, count: usize, order: u32, highest: usize) -> Option<usize> {
+        let align = 1_u64.checked_shl(order)?;
+        let offset = (align - self.origin / CHUNK_PAGES % align) % align;
+        let take = |set: &Bitmap| set.take_run(count, order, offset as usize, highest);
+        take(&self.spent).or_else(|| take(&self.free))
     }
 
     /// The block of a page of this zone, if any chunk of it was ever used.
@@ -134,7 +159,8 @@ impl Zone {
             .iter()
             .filter(|block| block.get().is_some())
             .count();
-        3 * self.free.bytes()
+        2 * self.free.bytes()
+            + self.spent.bytes()
             + size_of_val(&*self.blocks)
             + made * (size_of::<Block>() + BLOCK_CHUNKS * size_of::<Chunk>())
     }
@@ -142,7 +168,7 @@ impl Zone {
 
 /// Cuts the aperture into at most one zone per address limit, of at most `most` chunks each, highest first; and what
 /// remains for the tree, ascending.
-pub(super) fn cut(aperture: &Aperture, most: usize) -> (Vec<Zone>, Vec<IovaRange>) {
+pub(super) fn cut(aperture: &Aperture, most: usize, retires: bool) -> (Vec<Zone>, Vec<IovaRange>) {
     let mut zones: Vec<Zone> = Vec::new();
     let mut from = 0;
     for limit in LIMITS.into_iter().chain([IovaPfn::MAX.raw()]) {
@@ -158,9 +184,10 @@ pub(super) fn cut(aperture: &Aperture, most: usize) -> (Vec<Zone>, Vec<IovaRange
                 (taken > 0).then_some((taken as usize, end))
             })
             .max_by_key(|(taken, _)| *taken);
-        zones.extend(
-            largest.map(|(chunks, end)| Zone::new(end - chunks as u64 * CHUNK_PAGES, chunks)),
-        );
+        zones
+            .extend(largest.map(|(chunks, end)| {
+                Zone::new(end - chunks as u64 * CHUNK_PAGES, chunks, retires)
+            }));
         from = limit + 1;
     }
     let rest = Aperture::new(
@@ -184,27 +211,4 @@ pub(super) fn cut(aperture: &Aperture, most: usize) -> (Vec<Zone>, Vec<IovaRange
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zones_end_at_address_limits_and_the_tree_has_the_rest() {
-        let aperture = Aperture::of_bits(48).expect("valid");
-        let (zones, rest) = cut(&aperture, 1024);
-        let ends: Vec<u64> = zones.iter().map(|zone| zone.last() + 1).collect();
-        // Below the interrupt window, not above it: the larger piece.
-        assert_eq!(ends, [1 << 36, 1 << 27, 0xfee00]);
-        let covered: u64 = zones.iter().map(|zone| zone.range().pages()).sum();
-        let usable = |ranges: &[IovaRange]| ranges.iter().map(|r| r.pages()).sum::<u64>();
-        assert_eq!(covered, 3 * 1024 * 512);
-        assert_eq!(covered + usable(&rest), usable(aperture.usable()));
-    }
-
-    #[test]
-    fn an_aperture_smaller_than_a_chunk_has_no_zone() {
-        let aperture = Aperture::new(IovaPfn::new(100), IovaPfn::new(600), &[]).expect("valid");
-        let (zones, rest) = cut(&aperture, 1024);
-        assert!(zones.is_empty());
-        assert_eq!(rest, aperture.usable());
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use core::fmt;
 use lines::Lock;
 
 use super::Tree;
+use crate::allocator::SpaceId;
 use crate::claims::Claims;
 use crate::wanted::Wanted;
 use crate::{
@@ -31,6 +32,7 @@ pub struct TreeAllocator(Arc<Shared>);
 struct Shared {
     aperture: Aperture,
     claims: Claims,
+    space: SpaceId,
     inner: Lock<Counted>,
 }
 
@@ -57,6 +59,7 @@ impl TreeAllocator {
     pub fn new(aperture: Aperture, cores: usize) -> Result<Self, ApertureError> {
         Ok(Self(Arc::new(Shared {
             claims: Claims::new(cores)?,
+            space: SpaceId::next(),
             inner: Lock::new(Counted::new(&aperture)),
             aperture,
         })))
@@ -97,6 +100,7 @@ impl IovaAllocator for TreeAllocator {
             aperture,
             claims,
             inner,
+            space: _,
         } = &*self.0;
         claims.while_idle(|| *inner.lock() = Counted::new(aperture))
     }
@@ -146,10 +150,11 @@ impl CoreAllocator for TreeCore {
 
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
         self.with(|tree| tree.set_pinned(range, true))?;
-        Ok(Pinned::new(range, false))
+        Ok(Pinned::new(range, self.shared.space, false))
     }
 
     fn free_pinned(&mut self, pinned: Pinned) {
+        pinned.check(self.shared.space);
         self.with(|tree| {
             tree.set_pinned(pinned.range(), false)?;
             tree.free(pinned.range())
@@ -158,6 +163,7 @@ impl CoreAllocator for TreeCore {
     }
 
     fn unpin(&mut self, pinned: Pinned) {
+        pinned.check(self.shared.space);
         self.with(|tree| tree.set_pinned(pinned.range(), false))
             .expect("what this allocator pinned is allocated");
     }

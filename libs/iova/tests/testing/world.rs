@@ -32,10 +32,9 @@ pub struct Grain {
 impl Grain {
     /// A page: whatever is free is had.
     pub const PAGE: Self = Self { order: 0, limit: 1 };
-    /// Of [`ChunkAllocator`](crate::ChunkAllocator): a word of a chunk is of one class, and a limit that cuts a chunk may waste
-    /// what lies below it there.
+    /// Of [`ChunkAllocator`](crate::ChunkAllocator): a limit that cuts a chunk may waste what lies below it there.
     pub const CHUNK: Self = Self {
-        order: 6,
+        order: 0,
         limit: crate::CHUNK_PAGES,
     };
 }

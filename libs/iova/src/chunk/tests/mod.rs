@@ -259,3 +259,207 @@ fn a_chunk_that_a_stranger_claims_is_not_retired() {
     first.into_iter().for_each(|chunk| a.recycle(chunk));
     assert_eq!(space.stats().live_ranges, 0);
 }
+
+fn free_all(core: &mut ChunkCore, ranges: impl IntoIterator<Item = IovaRange>) {
+    for range in ranges {
+        core.free(range).expect("allocated");
+    }
+}
+
+fn take_all(core: &mut ChunkCore, pages: u64) -> Vec<IovaRange> {
+    take_all_of(core, Request::pages(pages))
+}
+
+fn take_all_of(core: &mut ChunkCore, request: Request) -> Vec<IovaRange> {
+    core::iter::from_fn(|| core.alloc(request).ok()).collect()
+}
+
+#[test]
+fn words_of_one_class_serve_larger_and_smaller_ones_when_nothing_else_is_left() {
+    let space = ChunkAllocator::new(aperture(0, 2047), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    let mut all = take_all(&mut core, 1);
+    assert_eq!(all.len(), 2048);
+    // One page of each word stays: 63 of 64 pages are free, and no word is.
+    let stays = |range: &IovaRange| range.first().raw().is_multiple_of(64);
+    let kept: Vec<_> = all.iter().copied().filter(stays).collect();
+    free_all(&mut core, all.drain(..).filter(|range| !stays(range)));
+    let halves = take_all(&mut core, 32);
+    assert_eq!(halves.len(), 32, "the upper half of each word");
+    let pairs = take_all(&mut core, 2);
+    assert_eq!(pairs.len(), 32 * 15, "what is free in the lower halves");
+    for range in &pairs {
+        let part = IovaRange::new(range.first(), 1).expect("a page");
+        assert_eq!(core.free(part), Err(FreeError::Mismatch { range: part }));
+        let rest = IovaRange::new(range.last(), 1).expect("a page");
+        assert_eq!(core.free(rest), Err(FreeError::Mismatch { range: rest }));
+    }
+    let live = space.stats();
+    assert_eq!(live.live_ranges, 32 + 32 + 32 * 15);
+    assert_eq!(live.live_pages, 32 + 32 * 32 + 32 * 30);
+    free_all(&mut core, pairs);
+    free_all(&mut core, halves);
+    free_all(&mut core, kept);
+    let whole = core.alloc(Request::pages(2048)).expect("all is free");
+    core.free(whole).expect("allocated");
+}
+
+#[test]
+fn all_that_is_free_can_be_had_after_a_change_of_size() {
+    for (before, after) in [(4, 1), (16, 1), (64, 2), (1, 4)] {
+        let space = ChunkAllocator::new(aperture(0, 4095), 2).expect("valid");
+        let (mut core, mut other) = two_cores(&space);
+        let all = take_all(&mut core, before);
+        let (kept, freed): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|range| range.first().raw() / 16 % 2 == 0);
+        let free: u64 = freed.iter().map(|range| range.pages()).sum();
+        // Some by another core.
+        let (own, others) = freed.split_at(freed.len() / 2);
+        free_all(&mut core, own.iter().copied());
+        free_all(&mut other, others.iter().copied());
+        let again = take_all(&mut core, after);
+        assert_eq!(
+            again.len() as u64 * after,
+            free,
+            "{before} to {after} pages"
+        );
+        free_all(&mut other, again);
+        free_all(&mut other, kept);
+        other.park();
+        core.park();
+        assert_eq!(space.stats().live_pages, 0);
+    }
+}
+
+/// Chunks that are taken, adopted or given back count as slow operations.
+#[test]
+fn an_allocation_that_fails_again_moves_no_chunk() {
+    let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 2).expect("valid");
+    let (mut core, mut other) = two_cores(&space);
+    let high = other.alloc(Request::pages(1)).expect("free");
+    let low = |pages| Request::pages(pages).at_most(IovaPfn::new(0xf_ffff));
+    let kept = take_all_of(&mut core, low(64));
+    // What it must look through is paid for by these.
+    for _ in 0..100 {
+        assert!(core.alloc(low(64)).is_err());
+    }
+    let before = space.stats().slow;
+    for pages in [64, 200, 512, 64].repeat(100) {
+        let failed = core.alloc(low(pages));
+        assert!(
+            matches!(failed, Err(AllocError::Exhausted { asked: 1, .. })),
+            "{failed:?}"
+        );
+        // Others are not bothered whose space is above 4 GiB.
+        let one = other.alloc(Request::pages(1)).expect("free");
+        other.free(one).expect("allocated");
+    }
+    let moved = space.stats().slow - before;
+    assert!(moved <= 4, "{moved} chunks for 400 failures");
+    other.free(high).expect("allocated");
+    free_all(&mut core, kept);
+}
+
+#[test]
+fn a_starving_core_calls_for_drains_ever_more_rarely() {
+    let space = ChunkAllocator::new(aperture(0, 2047), 2).expect("valid");
+    let (mut a, mut b) = two_cores(&space);
+    let kept = a.alloc(Request::pages(1)).expect("free");
+    let all = take_all(&mut b, 256);
+    let calls = || space.shared.drain.load(Ordering::Relaxed);
+    let before = calls();
+    for _ in 0..1000 {
+        let failed = b.alloc(Request::pages(256).without_drain());
+        assert!(matches!(
+            failed,
+            Err(AllocError::Exhausted { asked: 0, .. })
+        ));
+    }
+    assert_eq!(calls(), before, "it said that it will not ask");
+    for _ in 0..10_000 {
+        assert!(b.alloc(Request::pages(256)).is_err());
+    }
+    assert!(
+        calls() - before <= 10 + 10,
+        "1, 2, 4, ... 1024, then each 1024th"
+    );
+    assert!(calls() > before);
+    free_all(&mut b, all);
+    a.free(kept).expect("allocated");
+}
+
+#[test]
+fn what_an_idle_core_has_freed_others_get_but_for_a_bound() {
+    let space = ChunkAllocator::new(aperture(0, 8191), 2).expect("valid");
+    let (mut a, mut b) = two_cores(&space);
+    let all = take_all(&mut a, 1);
+    assert_eq!(all.len(), 8192);
+    free_all(&mut a, all);
+    // It does nothing any more.
+    let got = take_all(&mut b, 1);
+    assert!(got.len() >= 8192 - 2048, "{} pages of 8192", got.len());
+    free_all(&mut b, got);
+}
+
+#[test]
+fn freed_runs_do_not_pile_up_until_they_are_retired() {
+    let space = ChunkAllocator::retiring(Aperture::of_bits(48).expect("valid"), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    let mut live: Vec<_> = (0..256)
+        .map(|_| core.alloc(Request::pages(512)).expect("room"))
+        .collect();
+    let before = space.stats().bytes;
+    for at in 0..10_000 {
+        let slot = &mut live[at * 7 % 256];
+        core.free(*slot).expect("allocated");
+        *slot = core.alloc(Request::pages(512)).expect("room");
+    }
+    assert_eq!(space.stats().bytes, before);
+    free_all(&mut core, live);
+    let retired: Vec<_> = core::iter::from_fn(|| core.retire()).collect();
+    assert!(retired.len() >= 256);
+    retired.into_iter().for_each(|chunk| core.recycle(chunk));
+}
+
+#[test]
+fn a_pinned_run_that_is_freed_can_be_retired() {
+    let space = ChunkAllocator::retiring(aperture(0, 1023), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    let run = core.alloc(Request::pages(1024)).expect("free");
+    let pinned = core.pin(run).expect("allocated");
+    assert!(core.free(run).is_err() && core.pin(run).is_err());
+    core.free_pinned(pinned);
+    let retired: Vec<_> = core::iter::from_fn(|| core.retire()).collect();
+    assert_eq!(retired.len(), 2);
+    retired.into_iter().for_each(|chunk| core.recycle(chunk));
+}
+
+#[test]
+fn limits_below_the_aperture_take_what_is_kept_ready() {
+    let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    for bits in 32..=48 {
+        let last = IovaPfn::new((1 << (bits - 12)) - 1);
+        let range = core.alloc(Request::pages(2).at_most(last)).expect("free");
+        core.free(range).expect("allocated");
+        let local = &mut core.local;
+        assert_eq!(local.take(1, last.raw()), Some(range), "{bits} bits");
+        core.free(range).expect("allocated");
+    }
+}
+
+#[test]
+#[should_panic(expected = "was pinned in another space")]
+fn what_another_space_pinned_is_not_freed() {
+    let spaces = [0; 2].map(|_| ChunkAllocator::new(aperture(0, 1023), 1).expect("valid"));
+    let mut cores = spaces
+        .each_ref()
+        .map(|space| space.claim(CoreId(0)).expect("free"));
+    let ranges = cores
+        .each_mut()
+        .map(|core| core.alloc(Request::pages(1)).expect("free"));
+    assert_eq!(ranges[0], ranges[1], "ranges are plain numbers");
+    let pinned = cores[0].pin(ranges[0]).expect("allocated");
+    cores[1].free_pinned(pinned);
+}

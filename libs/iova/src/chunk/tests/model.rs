@@ -97,7 +97,7 @@ fn gives_back(giver: Giver) {
     let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
     if giver == Giver::SomeoneElse {
         for (_, chunk) in owner.shared.zones[0].known_chunks() {
-            assert!(chunk.become_giver());
+            assert!(chunk.become_giver(&owner.shared));
         }
     }
     let mut stranger = claim(&space, 1);
@@ -208,10 +208,10 @@ fn a_chunk_has_one_giver() {
 /// A stranger pins a range that its owner frees and whose chunk it retires: one of them comes too late.
 fn pins_and_retires() {
     let space = space(true);
-    let mut owner = space.claim(CoreId(0)).expect("free");
+    let mut owner = claim(&space, 0);
     let mut all: Vec<_> = (0..3).map(|_| owner.alloc(WORD).expect("free")).collect();
     let contested = all.pop().expect("three");
-    let mut stranger = space.claim(CoreId(1)).expect("free");
+    let mut stranger = claim(&space, 1);
     let (tell, told) = mpsc::channel();
     let other = thread::spawn(move || {
         let pinned = stranger.pin(contested);
@@ -227,7 +227,8 @@ fn pins_and_retires() {
     });
     // The mistake of a driver: it unmaps what another core is unmapping.
     let _ = owner.free(contested);
-    owner.local.sweep(&owner.shared, 0, true);
+    owner.local.unready_all(&owner.shared, 0);
+    owner.local.sweep(&owner.shared, 0, leave::Keep::One);
     let retired: Vec<_> = core::iter::from_fn(|| owner.retire()).collect();
     let is_retired = retired
         .iter()
@@ -283,9 +284,9 @@ fn what_a_giver_has_pinned_it_does_not_free() {
 /// An owner parks while a stranger frees in its chunk, as its giver if it has freed there before: somebody takes notice.
 fn parks(is_giver: bool) {
     let space = space(false);
-    let mut owner = space.claim(CoreId(0)).expect("free");
+    let mut owner = claim(&space, 0);
     let range = owner.alloc(HALF).expect("free");
-    let mut stranger = space.claim(CoreId(1)).expect("free");
+    let mut stranger = claim(&space, 1);
     if is_giver {
         let first = owner.alloc(HALF).expect("free");
         stranger.free(first).expect("it is ours to free");
@@ -309,4 +310,87 @@ fn parks(is_giver: bool) {
 fn a_free_in_a_parked_chunk_is_not_lost() {
     assert!(!explore(None, || parks(false)));
     assert!(!explore(None, || parks(true)));
+}
+
+/// A stranger pins a range while its owner looks for what strangers did: afterwards the owner does not free it.
+fn pins_while_drained() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let all: Vec<_> = (0..2).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let mut stranger = claim(&space, 1);
+    stranger.free(all[1]).expect("it is ours to free");
+    let contested = all[0];
+    let other = thread::spawn(move || {
+        let pinned = stranger.pin(contested).expect("it is ours to pin");
+        (stranger, pinned)
+    });
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
+    let (mut stranger, pinned) = other.join().expect("loom ends the model at a panic");
+    assert!(owner.free(contested).is_err(), "it is pinned");
+    stranger.free_pinned(pinned);
+    drop(stranger);
+}
+
+#[test]
+fn an_owner_that_drains_does_not_miss_a_pin() {
+    assert!(!explore(None, pins_while_drained));
+    assert!(
+        explore(Some(Mutant::LoadsClaims), pins_while_drained),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+/// An owner that has looked at everything looks again only where strangers say that they have marked something.
+fn catches_up() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
+    owner
+        .local
+        .collect_now(&owner.shared, 0, strangers::Look::All);
+    let mut stranger = claim(&space, 1);
+    let other = thread::spawn(move || {
+        for range in given {
+            stranger.free(range).expect("it is ours to free");
+        }
+        stranger
+    });
+    let catch_up = |owner: &mut ChunkCore| {
+        owner.local.lanes[0].earn(8);
+        assert!(owner.local.catch_up(&owner.shared, 0), "it is paid for");
+    };
+    catch_up(&mut owner);
+    let stranger = other.join().expect("loom ends the model at a panic");
+    catch_up(&mut owner);
+    assert!(nothing_is_marked(&owner.shared), "what came back is found");
+    drop(stranger);
+}
+
+#[test]
+fn an_owner_is_told_of_what_comes_back() {
+    assert!(!explore_to(2, None, catches_up));
+    assert!(
+        explore_to(2, Some(Mutant::MarksSilently), catches_up),
+        "the planted mistake goes unnoticed"
+    );
+}
+
+/// A number that is in a set is found, whoever else looks.
+fn takes() {
+    let set = Arc::new(bitmap::Bitmap::new(64));
+    set.put(0);
+    assert!(set.take(0));
+    let others = Arc::clone(&set);
+    // It finds nothing that low, and must not hide what is higher meanwhile.
+    let other = thread::spawn(move || others.take_highest(3));
+    set.put(5);
+    assert_eq!(set.take_highest(63), Some(5));
+    assert_eq!(other.join().expect("loom ends the model at a panic"), None);
+}
+
+#[test]
+fn a_set_that_is_not_empty_does_not_seem_so() {
+    assert!(!explore(None, takes));
 }

@@ -1,0 +1,28 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::testing::Random;
+
+#[test]
+fn it_holds_what_a_map_holds() {
+    let (mut live, mut map, mut random) = (Live::new(), BTreeMap::new(), Random::new(7));
+    for step in 0..200_000u64 {
+        // Few keys, so that neighbours collide and wrap around the end.
+        let key = random.below(if step < 100_000 { 40 } else { 5000 });
+        match (live.find(key), map.remove(&key)) {
+            (None, None) => {
+                live.insert(key, step + 1);
+                map.insert(key, step + 1);
+            }
+            (Some(found), Some(pages)) => {
+                assert_eq!((found.pages, found.is_pinned), (pages, false));
+                live.remove(found);
+            }
+            other => panic!("{other:?} at {key}"),
+        }
+        assert_eq!(live.len(), map.len());
+    }
+    let mut all: Vec<_> = live.iter().collect();
+    all.sort_unstable();
+    assert_eq!(all, map.into_iter().collect::<Vec<_>>());
+}
