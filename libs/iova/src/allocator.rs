@@ -85,6 +85,12 @@ pub trait CoreAllocator: Send {
     /// [`recycle`](Self::recycle).
     fn free_pinned(&mut self, pinned: Pinned);
 
+    /// As [`free_pinned`](Self::free_pinned), of whole chunks behind which there is no leaf table: nothing has to be
+    /// [retired](Self::retire) before they are used again.
+    fn free_without_table(&mut self, pinned: Pinned) {
+        self.free_pinned(pinned);
+    }
+
     /// Lets go of what this core pinned: it is allocated as before.
     fn unpin(&mut self, pinned: Pinned);
 

@@ -1,12 +1,12 @@
 //! How what a core has unmapped comes back, and everything else that it keeps.
 
-use iova::{CHUNK_PAGES, CoreAllocator, IovaAllocator};
+use iova::{CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
 use super::core_map::Cache;
-use super::reclaim::CHUNKS;
-use super::shared::Orphan;
+use super::reclaim::{CHUNKS, Reclaim};
+use super::shared::{Orphan, Shared};
 use super::tear_down::{Idle, Wait, take_pin};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
@@ -48,10 +48,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
         line.counters.saw(self.queue.len() as u64);
         let (queue, alloc) = (&mut self.queue, &mut self.alloc);
+        let Shared { reclaim, table, .. } = &*self.shared;
         let (mut looks, mut chunks) = (0, 0);
         while let Some((count, since_ns)) = queue.pop_run(covered, |pinned| {
-            chunks += pinned.range().pages() / CHUNK_PAGES;
-            alloc.free_pinned(pinned);
+            chunks += Reclaim::free(reclaim.as_ref(), table, alloc, pinned);
         }) {
             line.counters
                 .closed(closed_ns.saturating_sub(since_ns), count);
@@ -62,7 +62,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
                 .oldest_ns
                 .store(queue.oldest_ns(), Ordering::Relaxed);
         }
-        looks + chunks as usize
+        looks + chunks
     }
 
     /// Frees idle mappings that others have torn down.

@@ -360,9 +360,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             self.enqueue(pinned);
             return Err(error);
         }
-        let pages = pinned.range().pages();
-        self.alloc.free_pinned(pinned);
-        self.count_freed(pages);
+        self.free(pinned);
         if !self.queue.is_empty() {
             // The hardware answers again: what it did not answer for can go.
             let _ = self.flush_queue();
@@ -409,8 +407,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// The front of the queue cannot be used any more, as of `now`.
     fn free_front(&mut self, now: u64) {
         if let Some((pinned, since_ns)) = self.queue.pop() {
-            let pages = pinned.range().pages();
-            self.alloc.free_pinned(pinned);
             let line = &self.line;
             line.counters.closed(now.saturating_sub(since_ns), 1);
             line.owner
@@ -421,7 +417,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             line.flusher
                 .covered
                 .fetch_max(self.queue.first(), Ordering::Relaxed);
-            self.count_freed(pages);
+            self.free(pinned);
         }
     }
 

@@ -9,7 +9,7 @@
 //! after the last was taken out, is enough for any number of chunks: the one that the queue of unmapped mappings waits for
 //! anyway; strict policies, which have none, pay one for [`CHUNKS`] chunks. Done on cold paths, each time for a bounded number
 //! of chunks: after a queue was emptied, after every 512 unmaps that wait for no queue, after an unmap of whole chunks for as
-//! many. (A chunk that was mapped by one large leaf has no table, and goes straight back.) When a core parks, when the space or
+//! many. (Whole chunks that were mapped by large leaves have no table, and are freed at once.) When a core parks, when the space or
 //! the table memory is exhausted, without a bound: nothing remains.
 //!
 //! [`translate`](MapperCore::translate) walks under addresses that are not the core's: it says so on the core's line, and no
@@ -25,11 +25,13 @@
 use alloc::collections::VecDeque;
 
 use address::{Iova, PhysAddr};
-use iova::{Access, CHUNK_PAGES, CoreAllocator, IovaAllocator, IovaRange, RetiredChunk};
+use iova::{
+    Access, CHUNK_PAGES, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Pinned, RetiredChunk,
+};
 use lines::{AtomicU64, Ordering, Spin, fence};
 
 use super::MapperCore;
-use super::shared::Orphan;
+use super::shared::{Orphan, Shared};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
 use crate::table::IoMap;
@@ -80,12 +82,41 @@ impl Walks {
 /// What a mapper that gives tables back calls of its [`PageTable`]: on cold paths only, so that all others ask no more of a
 /// back end than an [`IoMap`].
 pub(super) struct Reclaim<T> {
+    has_table: fn(&T, IovaRange) -> bool,
     retire_leaf: unsafe fn(&T, IovaRange) -> Option<RetiredTable>,
     release: unsafe fn(&T, RetiredTable),
 }
 
+impl<T> Reclaim<T> {
+    /// Frees what no device reaches; gives for how many chunks it is worth to look.
+    #[inline]
+    pub(super) fn free<A: CoreAllocator>(
+        reclaim: Option<&Self>,
+        table: &T,
+        alloc: &mut A,
+        pinned: Pinned,
+    ) -> usize {
+        let (range, mut looks) = (pinned.range(), 0);
+        if let (Some(reclaim), 1..) = (reclaim, range.pages() / CHUNK_PAGES) {
+            // The pin is ours, so no table comes or goes here.
+            let starts = (range.first().raw()..=range.last().raw()).step_by(CHUNK_PAGES as usize);
+            let chunks = starts.filter_map(|at| IovaRange::new(IovaPfn::new(at), CHUNK_PAGES));
+            looks = chunks
+                .filter(|chunk| (reclaim.has_table)(table, *chunk))
+                .count();
+            if looks == 0 {
+                alloc.free_without_table(pinned);
+                return 0;
+            }
+        }
+        alloc.free_pinned(pinned);
+        looks
+    }
+}
+
 impl<T: PageTable> Reclaim<T> {
     pub(super) const NEW: Self = Self {
+        has_table: T::has_table,
         retire_leaf: T::retire_leaf,
         release: T::release,
     };
@@ -118,17 +149,19 @@ impl Quarantine {
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// One more mapping, of `pages`, was freed that did not wait for a flush of the queue.
+    /// Frees a mapping that did not wait for a flush of the queue.
     #[inline]
-    pub(super) fn count_freed(&mut self, pages: u64) {
+    pub(super) fn free(&mut self, pinned: Pinned) {
+        let Shared { reclaim, table, .. } = &*self.shared;
+        let looks = Reclaim::free(reclaim.as_ref(), table, &mut self.alloc, pinned);
         self.freed += 1;
         if self.freed >= LOOK_EVERY {
             self.freed = 0;
             self.retire_chunks(CHUNKS);
             self.close_quarantine();
         }
-        if pages >= CHUNK_PAGES {
-            self.retire_chunks((pages / CHUNK_PAGES) as usize);
+        if looks > 0 {
+            self.retire_chunks(looks);
             if self.quarantine.chunks.len() >= CHUNKS {
                 self.close_quarantine();
             }

@@ -154,6 +154,12 @@ pub trait PageTable: IoMap {
         self.stats().pages()
     }
 
+    /// Whether there is a table that translates exactly `chunk`, which [`retire_leaf`](Self::retire_leaf) might take. The caller
+    /// owns all of it.
+    fn has_table(&self, _chunk: IovaRange) -> bool {
+        true
+    }
+
     /// Takes the table that translates exactly `chunk` (512 pages, or a power of 512, aligned) out of the tree, if
     /// there is one and it is empty, and keeps its page. Also makes way for a leaf of the chunk's size.
     ///

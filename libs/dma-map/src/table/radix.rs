@@ -257,6 +257,10 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
         self.tree.stats()
     }
 
+    fn has_table(&self, chunk: IovaRange) -> bool {
+        self.tree.has_table(chunk)
+    }
+
     #[expect(unsafe_code, reason = "the promise is the caller's, passed on")]
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
         // SAFETY: the caller promises that nobody walks for an IOVA of the chunk, which is what `retire` asks.

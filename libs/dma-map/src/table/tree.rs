@@ -23,7 +23,7 @@ use core::ops::RangeInclusive;
 use address::{PAGE_SHIFT, PhysAddr};
 use alloc::vec::Vec;
 use iova::{Access, IovaPfn, IovaRange};
-use lines::{AtomicUsize, Ordering};
+use lines::{AtomicU64, AtomicUsize, Ordering};
 
 use super::format::{ENTRIES, Entry, Format, INDEX_BITS, Leaf, MAX_LEVELS, entry_pages};
 use super::memory::{Table, TableMemory};
@@ -160,11 +160,8 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         Some(reserve)
     }
 
-    /// Takes an empty table out of the tree; see [`PageTable::retire_leaf`](super::PageTable::retire_leaf).
-    ///
-    /// # Safety
-    /// As there: nobody walks for an IOVA of `range`.
-    pub(super) unsafe fn retire(&self, range: IovaRange) -> Option<RetiredTable> {
+    /// The entry, of a table at the level, that stands for exactly `range`.
+    fn entry_of(&self, range: IovaRange) -> Option<(&AtomicU64, u32)> {
         if !self.translates(range.last()) {
             return None;
         }
@@ -182,7 +179,21 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         {
             return None;
         }
-        let slot = &parent.table[index(first, level)];
+        Some((&parent.table[index(first, level)], level))
+    }
+
+    /// Whether there is a table for exactly `range`.
+    pub(super) fn has_table(&self, range: IovaRange) -> bool {
+        let entry = self.entry_of(range);
+        entry.is_some_and(|(slot, level)| F::is_table(slot.load(Ordering::Relaxed), level))
+    }
+
+    /// Takes an empty table out of the tree; see [`PageTable::retire_leaf`](super::PageTable::retire_leaf).
+    ///
+    /// # Safety
+    /// As there: nobody walks for an IOVA of `range`.
+    pub(super) unsafe fn retire(&self, range: IovaRange) -> Option<RetiredTable> {
+        let (slot, level) = self.entry_of(range)?;
         let entry = slot.load(Ordering::Acquire);
         if !F::is_table(entry, level) {
             return None;
@@ -190,7 +201,7 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         let page = F::phys(entry);
         // Acquire: pairs with the release of whoever cleared an entry, so that his later stores to
         // the page (there are none) could not follow it into the free list.
-        let is_empty = |entry: &lines::AtomicU64| entry.load(Ordering::Acquire) == 0;
+        let is_empty = |entry: &AtomicU64| entry.load(Ordering::Acquire) == 0;
         if !self.follow(page).iter().all(is_empty) {
             return None;
         }

@@ -45,7 +45,7 @@ impl Local {
                 if is_run(chunk, range) && get(chunk.claimed(0)) & 1 != 0 {
                     return Err(FreeError::NotAllocated { range });
                 }
-                self.free_run(shared, zone, chunk, range)
+                self.free_run(shared, zone, chunk, range, shared.retires)
             }
             Place::Foreign => {
                 if !chunk.check_foreign(range) {
@@ -115,7 +115,7 @@ impl Local {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn free_pinned_slow(&mut self, shared: &Shared, pinned: Pinned) {
+    pub(super) fn free_pinned_slow(&mut self, shared: &Shared, pinned: Pinned, is_spent: bool) {
         pinned.check(self.space);
         self.answer(shared);
         let range = pinned.range();
@@ -136,7 +136,7 @@ impl Local {
                 }
             }
             Place::Run => {
-                let freed = self.free_run(shared, zone, chunk, range);
+                let freed = self.free_run(shared, zone, chunk, range, is_spent);
                 debug_assert!(freed.is_ok(), "a pinned run stays as it is: {freed:?}");
             }
             Place::Foreign => {
@@ -180,13 +180,14 @@ impl Local {
         }
     }
 
-    /// Frees whole chunks.
+    /// Frees whole chunks; `is_spent`: their leaf tables are reclaimed before they are used again.
     fn free_run(
         &mut self,
         shared: &Shared,
         zone: &Zone,
         head: &Chunk,
         range: IovaRange,
+        is_spent: bool,
     ) -> Result<(), FreeError> {
         let chunks = range.pages() / CHUNK_PAGES;
         let page = range.first().raw();
@@ -205,7 +206,7 @@ impl Local {
             head.claimed(0).fetch_and(!1, Ordering::AcqRel);
         }
         for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
-            release(zone, chunk, shared.retires);
+            release(zone, chunk, is_spent);
         }
         Ok(())
     }

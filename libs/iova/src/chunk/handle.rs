@@ -251,8 +251,12 @@ impl CoreAllocator for ChunkCore {
         if !pinned.is_own(local.space)
             || !local.free_ready(range, |chunk| chunk.free_pinned_own(owner, range))
         {
-            local.free_pinned_slow(shared, pinned);
+            local.free_pinned_slow(shared, pinned, shared.retires);
         }
+    }
+
+    fn free_without_table(&mut self, pinned: Pinned) {
+        self.local.free_pinned_slow(&self.shared, pinned, false);
     }
 
     #[inline(always)]

@@ -208,7 +208,7 @@ fn take_spent(zone: &Zone) -> Option<u64> {
             chunk.set_owner(AWAY);
             return Some(page);
         }
-        zone.spent.put(index);
+        zone.put_spent(index);
         bound = index.checked_sub(1)?;
     }
 }
@@ -216,6 +216,9 @@ fn take_spent(zone: &Zone) -> Option<u64> {
 /// Puts an emptied chunk where others find it.
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
     known(zone, page).set_owner(NOBODY);
-    let set = if is_spent { &zone.spent } else { &zone.free };
-    set.put(zone.index(page));
+    let index = zone.index(page);
+    match is_spent {
+        true => zone.put_spent(index),
+        false => zone.free.put(index),
+    }
 }

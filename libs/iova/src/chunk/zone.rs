@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use lines::{AtomicU64, CachePadded};
+use lines::{AtomicBool, AtomicU64, CachePadded, Ordering};
 use once_cell::race::OnceBox;
 
 use super::bitmap::Bitmap;
@@ -43,6 +43,8 @@ pub(super) struct Zone {
     pub(super) orphans: Bitmap,
     /// Chunks that nobody has, whose leaf tables wait to be reclaimed. Has room for none where they do not.
     pub(super) spent: Bitmap,
+    /// A hint whether there are any.
+    has_spent: AtomicBool,
     /// Calls for drains of this zone so far.
     pub(super) calls: CachePadded<AtomicU64>,
     /// Its number.
@@ -65,6 +67,7 @@ impl Zone {
             free: Bitmap::new(numbers),
             orphans: Bitmap::new(numbers),
             spent: Bitmap::new(if retires { numbers } else { 0 }),
+            has_spent: AtomicBool::new(false),
             calls: CachePadded::new(AtomicU64::new(0)),
             lane: 0,
         };
@@ -120,7 +123,23 @@ impl Zone {
         let align = 1_u64.checked_shl(order)?;
         let offset = (align - self.origin / CHUNK_PAGES % align) % align;
         let take = |set: &Bitmap| set.take_run(count, order, offset as usize, highest);
-        take(&self.spent).or_else(|| take(&self.free))
+        // Those first that still have their leaf tables. To find none costs a look at every word.
+        if self.has_spent.load(Ordering::Relaxed) {
+            if let Some(index) = take(&self.spent) {
+                return Some(index);
+            }
+            // Hides one that is put in meanwhile, until the next is, or until the look below.
+            self.has_spent.store(false, Ordering::Relaxed);
+        }
+        take(&self.free).or_else(|| take(&self.spent))
+    }
+
+    /// Puts a chunk among those whose leaf tables wait to be reclaimed.
+    pub(super) fn put_spent(&self, index: usize) {
+        self.spent.put(index);
+        if !self.has_spent.load(Ordering::Relaxed) {
+            self.has_spent.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The block of a page of this zone, if any chunk of it was ever used.
