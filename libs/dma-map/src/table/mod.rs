@@ -27,7 +27,7 @@
 //! sound (with `memory`, all of the unsafe code); `radix` what a call does to the tree; `tests/model.rs` the loom models.
 //!
 //! # What it costs
-//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a store; `map_unmap_ns` of
+//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a store; `p256_alone_lock_free_1thr_ns` of
 //! `make bench-dma` (a loop over the levels instead of the unrolled walk was slower). `cargo run --release -p
 //! dma-peers --example map_unmap`. Cores that use pages of the same leaf table share its lines; an
 //! allocator that gives each core its own chunks avoids that.
