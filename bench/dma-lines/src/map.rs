@@ -7,7 +7,7 @@ use address::{PAGE_SIZE, PhysAddr};
 use anyhow::Result;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use dma_map::mapper::{Teardown, Window};
-use dma_map::table::{HostMemory, IoIoMap, LeafSizes, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::table::{HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use dma_map::{
     DeviceLimits, Direction, DmaMapper, Domain, ManualClock, MapperCore, Mapping, Policy, Segment,
 };
