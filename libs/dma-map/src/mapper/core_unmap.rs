@@ -19,6 +19,9 @@ use crate::table::{Translation, UnmapError};
 /// How often the pin of a shared mapping is tried again that another user holds, who looks at the moment what is mapped
 /// ([`MapperCore::unmap_at`], [`MapperCore::lookup`]): a few milliseconds. (A fuzz target has no other thread.)
 const PIN_LOOKS: u32 = if cfg!(fuzzing) { 4 } else { 1 << 16 };
+/// The same where something else seems to be allocated there. An allocator that finds a pin in its way looks what is there only
+/// afterwards: where that pin has just been let go, it finds the range allocated, and can but blame its length.
+const MISMATCH_LOOKS: u32 = 32;
 /// Completed invalidations that one unmap gives IOVAs back for.
 const POLLS: u32 = 4;
 
@@ -208,6 +211,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             .filter(|pages| *pages != range.pages())
             .and_then(|pages| IovaRange::new(range.first(), pages));
         let mut looks = self.pin_looks();
+        let mut mismatches = looks.min(MISMATCH_LOOKS);
         loop {
             let refused = match self.alloc.pin(range) {
                 Ok(pinned) => return Ok(pinned),
@@ -218,10 +222,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             {
                 return self.check_rounded(range, pinned);
             }
-            if looks == 0 || matches!(refused, FreeError::Outside { .. }) {
+            let left = match refused {
+                FreeError::NotAllocated { .. } => &mut looks,
+                FreeError::Mismatch { .. } => &mut mismatches,
+                FreeError::Outside { .. } => &mut 0,
+            };
+            if *left == 0 {
                 return Err(DmaUnmapError::NotAllocated(refused));
             }
-            looks -= 1;
+            *left -= 1;
             lines::spin_loop();
         }
     }
