@@ -19,8 +19,7 @@ use super::shared::Shared;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
 use crate::reuse::{Key, OptimisticCache, ReuseCache, SharingCache, Windows};
-use crate::table::IoMap;
-use crate::table::MapError;
+use crate::table::{IoMap, MapError};
 
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.
 type Parts = (Iova, NonZeroU64, u64, Option<Key>);

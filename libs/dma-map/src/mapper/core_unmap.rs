@@ -13,8 +13,7 @@ use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator};
 use crate::reuse::{Key, Released};
-use crate::table::IoMap;
-use crate::table::{Translation, UnmapError};
+use crate::table::{IoMap, Translation, UnmapError};
 
 /// How often the pin of a shared mapping is tried again that another user holds, who looks at the moment what is mapped
 /// ([`MapperCore::unmap_at`], [`MapperCore::lookup`]): a few milliseconds. (A fuzz target has no other thread.)
@@ -24,6 +23,38 @@ const PIN_LOOKS: u32 = if cfg!(fuzzing) { 4 } else { 1 << 16 };
 const MISMATCH_LOOKS: u32 = 32;
 /// Completed invalidations that one unmap gives IOVAs back for.
 const POLLS: u32 = 4;
+
+/// How often a pin that was refused is tried again.
+struct Looks {
+    pinned: u32,
+    mismatched: u32,
+}
+
+impl Looks {
+    const NONE: Self = Self {
+        pinned: 0,
+        mismatched: 0,
+    };
+    const SHARED: Self = Self {
+        pinned: PIN_LOOKS,
+        mismatched: MISMATCH_LOOKS,
+    };
+
+    /// Whether it is to be tried again after this refusal.
+    fn allow(&mut self, refused: FreeError) -> bool {
+        let left = match refused {
+            FreeError::NotAllocated { .. } => &mut self.pinned,
+            FreeError::Mismatch { .. } => &mut self.mismatched,
+            FreeError::Outside { .. } => return false,
+        };
+        let Some(less) = left.checked_sub(1) else {
+            return false;
+        };
+        *left = less;
+        lines::spin_loop();
+        true
+    }
+}
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Ends a mapping of this mapper, whichever core made it.
@@ -184,8 +215,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         allocated: IovaRange,
         mut error: FreeError,
     ) -> Result<Pinned, DmaUnmapError<T::Error>> {
-        for _ in 0..self.pin_looks() {
-            lines::spin_loop();
+        let mut looks = self.pin_looks();
+        while looks.allow(error) {
             match self.alloc.pin(allocated) {
                 Ok(pinned) => return Ok(pinned),
                 Err(again) => error = again,
@@ -195,10 +226,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     /// None where a mapping has one user: nobody else has its pin.
-    fn pin_looks(&self) -> u32 {
+    fn pin_looks(&self) -> Looks {
         match self.cache {
-            Cache::Shared(_) => PIN_LOOKS,
-            Cache::Never | Cache::Idle(_) => 0,
+            Cache::Shared(_) => Looks::SHARED,
+            Cache::Never | Cache::Idle(_) => Looks::NONE,
         }
     }
 
@@ -211,7 +242,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             .filter(|pages| *pages != range.pages())
             .and_then(|pages| IovaRange::new(range.first(), pages));
         let mut looks = self.pin_looks();
-        let mut mismatches = looks.min(MISMATCH_LOOKS);
         loop {
             let refused = match self.alloc.pin(range) {
                 Ok(pinned) => return Ok(pinned),
@@ -222,16 +252,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             {
                 return self.check_rounded(range, pinned);
             }
-            let left = match refused {
-                FreeError::NotAllocated { .. } => &mut looks,
-                FreeError::Mismatch { .. } => &mut mismatches,
-                FreeError::Outside { .. } => &mut 0,
-            };
-            if *left == 0 {
+            if !looks.allow(refused) {
                 return Err(DmaUnmapError::NotAllocated(refused));
             }
-            *left -= 1;
-            lines::spin_loop();
         }
     }
 
@@ -518,5 +541,24 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             // Memory that was not bounced needs nothing.
             let _ = bounce.unbounce(PhysAddr::new(iova.raw()), len);
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_length_is_not_waited_for_as_another_users_pin_is() {
+        let range = IovaRange::new(IovaPfn::new(1), 1).expect("a page");
+        let allowed =
+            |mut looks: Looks, refused| (0..).take_while(|_| looks.allow(refused)).count();
+        assert_eq!(
+            allowed(Looks::SHARED, FreeError::NotAllocated { range }),
+            1 << 16
+        );
+        assert_eq!(allowed(Looks::SHARED, FreeError::Mismatch { range }), 32);
+        assert_eq!(allowed(Looks::SHARED, FreeError::Outside { range }), 0);
+        assert_eq!(allowed(Looks::NONE, FreeError::NotAllocated { range }), 0);
     }
 }

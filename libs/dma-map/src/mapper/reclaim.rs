@@ -34,8 +34,7 @@ use super::MapperCore;
 use super::shared::{Orphan, Shared};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::table::IoMap;
-use crate::table::{PageTable, RetiredTable, Translation};
+use crate::table::{IoMap, PageTable, RetiredTable, Translation};
 
 /// Most looks for empty chunks that an unmap pays for beyond those it has emptied itself, and most chunks that wait for an
 /// invalidation before one is carried out for them. A core that parks knows no bound.

@@ -14,8 +14,7 @@ use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
 use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
 use crate::risk::Counters;
-use crate::table::IoMap;
-use crate::table::RetiredTable;
+use crate::table::{IoMap, RetiredTable};
 
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;

@@ -11,8 +11,7 @@ use iova::{Access, CoreId};
 use super::*;
 use crate::ManualClock;
 use crate::invalidate::NullInvalidator;
-use crate::table::IoMap;
-use crate::table::{MapError, Translation, UnmapError};
+use crate::table::{IoMap, MapError, Translation, UnmapError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("errno {0}")]
