@@ -4,12 +4,13 @@
 use lines::Ordering;
 
 use super::Shared;
-use super::handle::{Local, order_of};
+use super::handle::Local;
 use super::layout::{
-    AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, class_of, get, owner_of,
-    word_base, word_of,
+    AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
+    word_of,
 };
 use super::leave::release;
+use super::state::exact_order;
 use super::zone::Zone;
 use super::{Mutant, plants};
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
@@ -37,8 +38,7 @@ impl Local {
                 if !chunk.free_marked(self.owner, range) {
                     return Err(diagnose(chunk, range));
                 }
-                let class = class_of(lane, order_of(range.pages()));
-                self.keep(shared, range.first().raw(), class);
+                self.keep(shared, lane, range);
                 Ok(())
             }
             Place::Run => {
@@ -128,8 +128,7 @@ impl Local {
                 let state = chunk.state(range.first().raw());
                 chunk.set_state(range.first().raw(), state.none());
                 if !state.is_none() {
-                    let class = class_of(lane, order_of(range.pages()));
-                    self.keep(shared, range.first().raw(), class);
+                    self.keep(shared, lane, range);
                 }
                 if get(chunk.claimed(word)) & bit != 0 {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
@@ -153,9 +152,12 @@ impl Local {
         let Ok(Some((_, _, chunk))) = shared.locate(range) else {
             return shared.rest.unpin(range);
         };
-        let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
-        if !chunk.unpin_own(self.owner, range) {
-            chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
+        let page = range.first().raw();
+        let order = exact_order(range.pages());
+        if order.is_none_or(|order| !chunk.unpin_own(self.owner, page, order)) {
+            chunk
+                .claimed(word_of(page))
+                .fetch_and(!bit_of(page), Ordering::AcqRel);
         }
     }
 
@@ -229,8 +231,7 @@ fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
         None => chunk.kind(0) == RUN,
     };
     let state = chunk.state(page);
-    let is_exact = state.is_out(range.pages())
-        || range.pages() < CHUNK_PAGES && state.is_pinned_out(range.pages());
+    let is_exact = state.is_of(range);
     if is_taken && !is_exact {
         FreeError::Mismatch { range }
     } else {

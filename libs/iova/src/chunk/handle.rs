@@ -10,9 +10,9 @@ use lines::Ordering;
 use super::Shared;
 use super::hot::Hot;
 use super::lane::Lane;
-use super::layout::{Chunk, MAX_ORDER, class_of};
-use super::ready::Ready;
-use super::state::pages_of;
+use super::layout::MAX_ORDER;
+use super::ready::{Ready, Stack};
+use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::MAX_ZONES;
 use crate::allocator::SpaceId;
 use crate::{
@@ -43,6 +43,7 @@ pub(super) struct Local {
     pub(super) bases: [u64; MAX_ZONES],
     pub(super) lasts: [u64; MAX_ZONES],
     pub(super) ready: Ready,
+    pub(super) single: Single,
     /// Allocations that failed since the last call for drains, and how many must.
     pub(super) waited: u32,
     pub(super) patience: u32,
@@ -50,59 +51,131 @@ pub(super) struct Local {
     pub(super) is_sure: bool,
 }
 
-/// The class of a range of so many pages; past [`MAX_ORDER`] for 0 and for more than 256.
+/// Takes what was kept last.
 #[inline(always)]
-pub(super) fn order_of(pages: u64) -> usize {
-    // The logarithm of an odd number: that is one instruction.
-    let order = (pages.wrapping_mul(2).wrapping_sub(1) | 1).ilog2() as usize;
-    if pages <= 1 << MAX_ORDER {
-        order
-    } else {
-        usize::MAX
+fn take_from(ready: &mut Stack, hot: &Hot, order: usize) -> Option<IovaRange> {
+    let page = ready.newest()?;
+    hot.known(page)?.hand_out(page, order);
+    ready.take();
+    Some(IovaRange::within_space(page, pages_of(order)))
+}
+
+/// What became of a free that looked only at what is at hand.
+enum Freed {
+    Done,
+    /// It is allocated, in this state, and its chunk, which is in mind, another core's or marked by one.
+    Marked(State),
+    Unknown,
+}
+
+/// Keeps a range of the core `owner` if it is allocated or, where the caller says that it `is_pinned`, pinned.
+#[inline(always)]
+fn free_to(
+    ready: &mut Stack,
+    hot: &Hot,
+    owner: u64,
+    page: u64,
+    order: usize,
+    is_pinned: bool,
+) -> Freed {
+    let Some(chunk) = hot.known(page) else {
+        return Freed::Unknown;
+    };
+    let state = chunk.state(page);
+    let is_ours = match is_pinned {
+        false if !state.is_out(order) => return Freed::Unknown,
+        false if chunk.tag() != owner => return Freed::Marked(state),
+        false => true,
+        true => state.is_pinned_out(order) && chunk.is_own(owner),
+    };
+    if !(is_ours && ready.keep(page)) {
+        return Freed::Unknown;
+    }
+    chunk.set_state(page, state.none());
+    Freed::Done
+}
+
+/// Which zone's pages have a place of their own ([`Ready::singles`]): its first page, and for which limits it is the zone to
+/// take from, each with the distance to the last one.
+#[derive(Debug)]
+pub(super) struct Single {
+    base: u64,
+    span: u64,
+    least: u64,
+    reach: u64,
+}
+
+impl Single {
+    pub(super) fn of(lane: usize, bases: &[u64; MAX_ZONES], lasts: &[u64; MAX_ZONES]) -> Self {
+        let greatest = lane
+            .checked_sub(1)
+            .map_or(u64::MAX, |above| lasts[above] - 1);
+        Self {
+            base: bases[lane],
+            span: lasts[lane] - bases[lane],
+            least: lasts[lane],
+            reach: greatest - lasts[lane],
+        }
+    }
+
+    #[inline(always)]
+    fn has(&self, page: u64) -> bool {
+        page.wrapping_sub(self.base) <= self.span
+    }
+
+    #[inline(always)]
+    fn is_for(&self, last: u64) -> bool {
+        last.wrapping_sub(self.least) <= self.reach
     }
 }
 
 impl Local {
-    /// A range that is kept ready in the highest zone all of which lies at or below `last`. It calls nothing, nor does
-    /// [`Self::free_ready`]: what is inlined of them saves no registers.
-    #[inline(always)]
-    pub(super) fn take(&mut self, order: usize, last: u64) -> Option<IovaRange> {
-        let lane = if last >= self.lasts[0] {
-            0
-        } else {
-            self.lane_below(last)?
-        };
-        let ready = self.ready.of(class_of(lane, order));
-        let page = ready.newest()?;
-        self.hot.known(page)?.hand_out(page, order);
-        ready.take();
-        Some(IovaRange::within_space(page, pages_of(order)))
-    }
-
-    /// The highest zone all of which lies at or below a page.
+    /// The highest zone all of which lies at or below a limit.
     #[inline(always)]
     fn lane_below(&self, last: u64) -> Option<usize> {
-        let lane = self.lasts.iter().filter(|end| last < **end).count();
-        (lane < MAX_ZONES).then_some(lane)
+        (0..MAX_ZONES).find(|lane| last >= self.lasts[*lane])
     }
 
-    /// Keeps a range of ours ready that `free` frees, which says whether it did.
+    /// A range that is kept ready in the highest zone all of which lies within the limit. It calls nothing, nor does
+    /// [`Self::free_ready`]: what is inlined of them saves no registers.
     #[inline(always)]
-    fn free_ready(&mut self, range: IovaRange, free: impl FnOnce(&Chunk) -> bool) -> bool {
-        let page = range.first().raw();
-        // Of the address and the size, not of what is found there: whoever allocates next waits for this.
-        let lane = if page >= self.bases[0] {
-            0
-        } else {
-            self.bases.iter().filter(|base| page < **base).count()
-        };
-        let order = (range.pages() | 1 << 63).trailing_zeros() as usize;
-        let ready = self.ready.of(class_of(lane, order));
-        let is_freed = ready.has_room() && self.hot.known(page).is_some_and(free);
-        if is_freed {
-            ready.keep(page);
+    pub(super) fn take(&mut self, request: &Request) -> Option<IovaRange> {
+        let (align_order, last) = (usize::from(request.align_order), request.last.raw());
+        if request.pages == 1 && align_order == 0 && self.single.is_for(last) {
+            return take_from(&mut self.ready.singles, &self.hot, 0);
         }
-        is_freed
+        let order = order_of(request.pages).filter(|order| align_order <= *order)?;
+        let lane = self.lane_below(last)?;
+        take_from(self.ready.among_others(lane, order), &self.hot, order)
+    }
+
+    /// Keeps a range of ours ready: an allocated or a pinned one.
+    #[inline(always)]
+    fn free_ready(&mut self, range: IovaRange, is_pinned: bool) -> Freed {
+        let (page, owner) = (range.first().raw(), self.owner);
+        if range.pages() == 1 && self.single.has(page) {
+            return free_to(
+                &mut self.ready.singles,
+                &self.hot,
+                owner,
+                page,
+                0,
+                is_pinned,
+            );
+        }
+        let Some(order) = exact_order(range.pages()) else {
+            return Freed::Unknown;
+        };
+        // Of the address and the size, not of what is found there: whoever allocates next waits for this.
+        let lane = (0..MAX_ZONES).find(|lane| page >= self.bases[*lane]);
+        let ready = self.ready.among_others(lane.unwrap_or(0), order);
+        free_to(ready, &self.hot, owner, page, order, is_pinned)
+    }
+
+    /// Makes the pages of a zone those that have a place of their own.
+    fn single_out(&mut self, lane: usize) {
+        self.ready.single_out(lane);
+        self.single = Single::of(lane, &self.bases, &self.lasts);
     }
 
     /// Makes ranges of the newest words with something free ready; whether there was one.
@@ -110,8 +183,8 @@ impl Local {
     fn refill(&mut self, shared: &Shared, lane: usize, order: usize) -> bool {
         let lane = lane % MAX_ZONES;
         let mut is_any = false;
-        self.ready.of(class_of(lane, order)).grow(order);
-        while self.ready.of(class_of(lane, order)).is_short(order)
+        self.ready.of(lane, order).grow(order);
+        while self.ready.of(lane, order).is_short(order)
             && let Some(newest) = self.lanes[lane].partial[order].len().checked_sub(1)
             && self.make_ready(shared, lane, order, newest)
         {
@@ -122,23 +195,44 @@ impl Local {
 
     /// Keeps a freed range of ours ready for the next request of its class.
     #[inline]
-    pub(super) fn keep(&mut self, shared: &Shared, page: u64, class: u8) {
-        if !self.ready.of(class).keep(page) {
-            self.spill(shared, page, class);
+    pub(super) fn keep(&mut self, shared: &Shared, lane: usize, range: IovaRange) {
+        let order = exact_order(range.pages()).unwrap_or(MAX_ORDER);
+        let page = range.first().raw();
+        if !self.ready.of(lane, order).keep(page) {
+            self.spill(shared, lane, page, order);
         }
+    }
+
+    /// Lets go of what this core has pinned; whether it had.
+    fn unpin_known(&mut self, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        exact_order(range.pages())
+            .zip(self.hot.known(page))
+            .is_some_and(|(order, chunk)| chunk.unpin_own(self.owner, page, order))
+    }
+
+    /// A free that was found to be [`Freed::Marked`]. Apart from the other one, whose registers cost a giver as much as the work.
+    #[inline(never)]
+    fn free_marked(
+        &mut self,
+        shared: &Shared,
+        range: IovaRange,
+        state: State,
+    ) -> Result<(), FreeError> {
+        if self.hot.give(self.owner, range.first().raw(), state) {
+            return Ok(());
+        }
+        self.free_elsewhere(shared, range)
     }
 
     /// A free that is not of a range of ours which may be kept ready.
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
-        if self.hot.give(self.owner, range) {
-            return Ok(());
-        }
         let page = range.first().raw();
         if let Some(chunk) = self.hot.chunk(shared, page) {
             if chunk.free_marked(self.owner, range) {
-                let class = chunk.class(order_of(range.pages()));
-                self.keep(shared, page, class);
+                let lane = chunk.lane();
+                self.keep(shared, lane, range);
                 return Ok(());
             }
             if self.hot.free_foreign(shared, self.owner, range) {
@@ -171,19 +265,22 @@ impl ChunkCore {
         asks: bool,
     ) -> Result<IovaRange, AllocError> {
         let Self { shared, local, .. } = self;
-        let order = order_of(pages);
-        if order <= MAX_ORDER
+        if let Some(order) = order_of(pages)
+            && order <= MAX_ORDER
             && usize::from(align_order) <= order
             && shared.drain.load(Ordering::Relaxed) == local.drained
             && let Some(lane) = local.lane_below(last.raw())
         {
-            if local.ready.of(class_of(lane, order)).is_empty() {
+            if local.ready.of(lane, order).is_empty() {
+                if order == 0 {
+                    local.single_out(lane);
+                }
                 local.refill(shared, lane, order);
             }
-            if let Some(page) = local.ready.of(class_of(lane, order)).newest() {
+            if let Some(page) = local.ready.of(lane, order).newest() {
                 local.hot.chunk(shared, page);
             }
-            if let Some(range) = local.take(order, last.raw()) {
+            if let Some(range) = take_from(local.ready.of(lane, order), &local.hot, order) {
                 return Ok(range);
             }
         }
@@ -207,11 +304,8 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn alloc(&mut self, request: Request) -> Result<IovaRange, AllocError> {
         let Self { shared, local, .. } = self;
-        let order = order_of(request.pages);
-        if order <= MAX_ORDER
-            && usize::from(request.align_order) <= order
-            && shared.drain.load(Ordering::Relaxed) == local.drained
-            && let Some(range) = local.take(order, request.last.raw())
+        if shared.drain.load(Ordering::Relaxed) == local.drained
+            && let Some(range) = local.take(&request)
         {
             return Ok(range);
         }
@@ -226,18 +320,20 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError> {
         let Self { shared, local, .. } = self;
-        let owner = local.owner;
-        if local.free_ready(range, |chunk| chunk.free_own(owner, range)) {
-            return Ok(());
+        match local.free_ready(range, false) {
+            Freed::Done => Ok(()),
+            Freed::Marked(state) => local.free_marked(shared, range, state),
+            Freed::Unknown => local.free_elsewhere(shared, range),
         }
-        local.free_elsewhere(shared, range)
     }
 
     #[inline(always)]
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
         let Self { shared, local, .. } = self;
-        if let Some(chunk) = local.hot.known(range.first().raw())
-            && chunk.pin_own(local.owner, range)
+        let page = range.first().raw();
+        if let Some(order) = exact_order(range.pages())
+            && let Some(chunk) = local.hot.known(page)
+            && chunk.pin_own(local.owner, page, order)
         {
             return Ok(Pinned::new(range, local.space, false));
         }
@@ -247,10 +343,8 @@ impl CoreAllocator for ChunkCore {
     #[inline(always)]
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
-        let (range, owner) = (pinned.range(), local.owner);
-        if !pinned.is_own(local.space)
-            || !local.free_ready(range, |chunk| chunk.free_pinned_own(owner, range))
-        {
+        let range = pinned.range();
+        if !pinned.is_own(local.space) || !matches!(local.free_ready(range, true), Freed::Done) {
             local.free_pinned_slow(shared, pinned, shared.retires);
         }
     }
@@ -263,10 +357,7 @@ impl CoreAllocator for ChunkCore {
     fn unpin(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
         let range = pinned.range();
-        if !pinned.is_own(local.space)
-            || !(local.hot.known(range.first().raw()))
-                .is_some_and(|chunk| chunk.unpin_own(local.owner, range))
-        {
+        if !pinned.is_own(local.space) || !local.unpin_known(range) {
             local.unpin_slow(shared, pinned);
         }
     }

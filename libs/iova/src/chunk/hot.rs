@@ -1,19 +1,18 @@
-//! The chunks that a core has in mind: a direct-mapped cache of the directory, and of which of them it is the giver.
+//! The blocks of chunks that a core has in mind: a direct-mapped cache of the directory, and of which chunks it is the giver.
 
 use alloc::sync::Arc;
 
 use super::Shared;
-use super::layout::Chunk;
+use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of};
+use super::state::State;
 use crate::{CHUNK_PAGES, IovaRange};
 
-/// Chunks that a handle has in mind: 512 MiB of addresses in use.
-const HOT: usize = if cfg!(loom) { 2 } else { 256 };
+/// Blocks that a handle has in mind: 4 GiB of addresses in use.
+const HOT: usize = if cfg!(loom) { 2 } else { 128 };
 
 #[derive(Debug)]
 pub(super) struct Hot {
     places: [Place; HOT],
-    /// What this core is in the chunk of each place.
-    roles: [Role; HOT],
     /// Where it is the giver.
     gives: usize,
 }
@@ -21,7 +20,9 @@ pub(super) struct Hot {
 #[derive(Debug)]
 struct Place {
     key: u64,
-    chunk: Option<Arc<Chunk>>,
+    block: Option<Arc<Block>>,
+    /// What this core is in each chunk.
+    roles: [Role; BLOCK_CHUNKS],
 }
 
 /// What a core is in a chunk of another.
@@ -33,11 +34,17 @@ enum Role {
     Giver,
 }
 
-/// What a page's chunk is known by, and its place.
+/// What a page's block is known by, and its place.
 #[inline(always)]
 fn key_and_place(page: u64) -> (u64, usize) {
-    let key = page / CHUNK_PAGES;
+    let key = page >> BLOCK_SHIFT;
     (key, key as usize % HOT)
+}
+
+/// The number of a page's chunk in its block.
+#[inline(always)]
+fn chunk_at(page: u64) -> usize {
+    (page / CHUNK_PAGES) as usize % BLOCK_CHUNKS
 }
 
 impl Hot {
@@ -46,10 +53,10 @@ impl Hot {
             places: [const {
                 Place {
                     key: u64::MAX,
-                    chunk: None,
+                    block: None,
+                    roles: [Role::None; BLOCK_CHUNKS],
                 }
             }; HOT],
-            roles: [Role::None; HOT],
             gives: 0,
         }
     }
@@ -59,11 +66,8 @@ impl Hot {
     pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
         let place = &self.places[at];
-        if place.key == key {
-            place.chunk.as_deref()
-        } else {
-            None
-        }
+        let block = place.block.as_deref().filter(|_| place.key == key)?;
+        Some(chunk_of(block, page))
     }
 
     /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
@@ -73,49 +77,52 @@ impl Hot {
         if self.places[at].key != key {
             self.load(shared, page)?;
         }
-        self.places[at].chunk.as_deref()
+        Some(chunk_of(self.places[at].block.as_deref()?, page))
     }
 
     #[cold]
     #[inline(never)]
     fn load(&mut self, shared: &Shared, page: u64) -> Option<()> {
         let (key, at) = key_and_place(page);
-        let chunk = Arc::clone(shared.zone_of(page)?.1.block(page)?.chunk(page));
-        self.let_go(at);
-        self.places[at] = Place {
-            key,
-            chunk: Some(chunk),
-        };
+        let block = Arc::clone(shared.zone_of(page)?.1.block(page)?);
+        (0..BLOCK_CHUNKS).for_each(|chunk| self.let_go(at, chunk));
+        let place = &mut self.places[at];
+        place.key = key;
+        place.block = Some(block);
         Some(())
     }
 
-    /// Frees in a chunk of another core than `core`, which calls, if it is the chunk's giver; whether it did.
+    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another core than `core`, which calls, if it
+    /// is the chunk's giver; whether it did.
     #[inline(always)]
-    pub(super) fn give(&self, core: u64, range: IovaRange) -> bool {
-        let (key, at) = key_and_place(range.first().raw());
-        let Place { key: known, chunk } = &self.places[at];
-        self.roles[at] == Role::Giver
-            && *known == key
-            && chunk.as_ref().is_some_and(|chunk| chunk.give(core, range))
+    pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
+        let Place { block, roles, .. } = &self.places[key_and_place(page).1];
+        let block = block
+            .as_deref()
+            .filter(|_| roles[chunk_at(page)] == Role::Giver);
+        block.is_some_and(|block| chunk_of(block, page).give(core, page, state))
     }
 
     /// The same if it is not the giver, and has the chunk in mind; `false` where the slow path must find out what is wrong
     /// or special.
     pub(super) fn free_foreign(&mut self, shared: &Shared, core: u64, range: IovaRange) -> bool {
-        let (_, at) = key_and_place(range.first().raw());
-        let Some(chunk) = &self.places[at].chunk else {
+        let page = range.first().raw();
+        let Place { block, roles, .. } = &mut self.places[key_and_place(page).1];
+        let Some(block) = block else {
             return false;
         };
-        if self.roles[at] == Role::Giver || !chunk.is_anothers(core) {
+        let (chunk, role) = (chunk_of(block, page), &mut roles[chunk_at(page)]);
+        if *role == Role::Giver || !chunk.is_anothers(core) {
             return false;
         }
         // Once is no reason: whoever frees here and there would pay for becoming the giver and for letting go.
-        if self.roles[at] == Role::Visitor && chunk.become_giver(shared) {
-            self.roles[at] = Role::Giver;
+        if *role == Role::Visitor && chunk.become_giver(shared) {
+            *role = Role::Giver;
             self.gives += 1;
-            return chunk.give(core, range);
+            let state = chunk.state(page);
+            return state.is_out_of(range) && chunk.give(core, page, state);
         }
-        self.roles[at] = Role::Visitor;
+        *role = Role::Visitor;
         chunk.check_foreign(range) && chunk.give_back(shared, range)
     }
 
@@ -123,7 +130,7 @@ impl Hot {
     pub(super) fn leave(&mut self, page: u64) {
         let (key, at) = key_and_place(page);
         if self.places[at].key == key {
-            self.let_go(at);
+            self.let_go(at, chunk_at(page));
         }
     }
 
@@ -133,15 +140,16 @@ impl Hot {
             if self.gives == 0 {
                 return;
             }
-            self.let_go(at);
+            (0..BLOCK_CHUNKS).for_each(|chunk| self.let_go(at, chunk));
         }
     }
 
-    fn let_go(&mut self, at: usize) {
-        if let (Role::Giver, Some(chunk)) = (self.roles[at], &self.places[at].chunk) {
-            chunk.let_go();
+    fn let_go(&mut self, at: usize, chunk: usize) {
+        let Place { block, roles, .. } = &mut self.places[at];
+        if let (Role::Giver, Some(block)) = (roles[chunk], block) {
+            block[chunk].let_go();
             self.gives -= 1;
         }
-        self.roles[at] = Role::None;
+        roles[chunk] = Role::None;
     }
 }

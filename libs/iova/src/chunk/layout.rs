@@ -19,7 +19,6 @@
 use alloc::sync::Arc;
 
 use super::state::State;
-use super::zone::MAX_ZONES;
 use lines::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
@@ -34,7 +33,7 @@ const STATES: usize = if cfg!(loom) { 2 } else { 64 };
 pub(super) const WORD_PAGES: u64 = 64;
 /// Pages of a block, as a power of two.
 pub(super) const BLOCK_SHIFT: u32 = if cfg!(loom) { 10 } else { 13 };
-/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 14 KiB of bookkeeping).
+/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 16 KiB of bookkeeping).
 pub(super) const BLOCK_CHUNKS: usize = 1 << (BLOCK_SHIFT - 9);
 /// Largest size class inside a chunk: 256 pages. 512 pages and more are runs of whole chunks.
 pub(super) const MAX_ORDER: usize = 8;
@@ -54,9 +53,8 @@ pub(super) const PENDING: u64 = 1 << 63;
 pub(super) const GIVER: u64 = 1 << 62;
 /// What strangers say in [`Chunk::tag`].
 pub(super) const MARKS: u64 = PENDING | GIVER;
-/// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
-pub(super) const OWNER: u64 = (1 << LANE_SHIFT) - 1;
-const LANE_SHIFT: u32 = 32;
+/// In [`Chunk::tag`]: the owner.
+pub(super) const OWNER: u64 = !MARKS;
 /// Owner of a chunk that nobody has: free, or an orphan.
 pub(super) const NOBODY: u64 = 0;
 /// Owner of a chunk out of circulation, or part of a run.
@@ -75,17 +73,6 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
     1,
 ];
 
-/// Classes of one zone: the orders, and some numbers nobody uses.
-pub(super) const CLASSES_PER_LANE: usize = 16;
-/// Classes of all zones.
-pub(super) const CLASSES: usize = 64;
-
-/// The class of ranges of an order in a zone.
-#[inline]
-pub(super) const fn class_of(lane: usize, order: usize) -> u8 {
-    (lane * CLASSES_PER_LANE + order) as u8
-}
-
 /// The bits that a range of an order has which starts at the first page of a word of a class, at most that order.
 const fn span(order: usize, class: usize) -> u64 {
     if order >= 6 {
@@ -100,8 +87,9 @@ pub(super) const fn words_of(order: usize) -> usize {
     if order <= 6 { 1 } else { 1 << (order - 6) }
 }
 
+// Of 1024 bytes: that makes a chunk's place in its block a mask and a shift.
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(C, align(1024))]
 pub(super) struct Chunk {
     meta: Meta,
     claimed: Line,
@@ -115,8 +103,10 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Meta {
-    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), its lane, [`PENDING`] and [`GIVER`].
+    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), [`PENDING`] and [`GIVER`].
     tag: AtomicU64,
+    /// The number of its zone.
+    lane: u8,
     /// Chunks of the run that starts here; 0 where none does.
     run: AtomicU64,
     /// Words of no class, a bit each. Owner only.
@@ -135,7 +125,7 @@ struct Line {
 }
 
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 struct States {
     pages: [AtomicU8; WORDS * STATES],
     touch: [Touch; WORDS],
@@ -213,17 +203,13 @@ pub(super) const fn owner_of(tag: u64) -> u64 {
     tag & OWNER
 }
 
-/// How the chunks of a lane are tagged that have this owner and no marks.
-pub(super) const fn tag_in(lane: usize, owner: u64) -> u64 {
-    (lane as u64) << LANE_SHIFT | owner
-}
-
 impl Chunk {
     /// One of the zone with this number.
     pub(super) fn new(lane: usize) -> Self {
         Self {
             meta: Meta {
-                tag: AtomicU64::new(tag_in(lane, NOBODY)),
+                tag: AtomicU64::new(NOBODY),
+                lane: lane as u8,
                 run: AtomicU64::new(0),
                 open: AtomicU8::new(ALL_WORDS),
                 kinds: core::array::from_fn(|_| AtomicU8::new(FREE)),
@@ -322,9 +308,9 @@ impl Chunk {
             .sum()
     }
 
-    /// The class of an order here.
-    pub(super) fn class(&self, order: usize) -> u8 {
-        class_of((self.tag() >> LANE_SHIFT) as usize % MAX_ZONES, order)
+    /// The number of its zone.
+    pub(super) fn lane(&self) -> usize {
+        usize::from(self.meta.lane)
     }
 
     /// The order of a word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
@@ -467,24 +453,18 @@ fn word_bits(first: usize, words: usize) -> u8 {
 }
 
 /// Sixteen chunks, made when the first of them is used.
-#[derive(Debug)]
-pub(super) struct Block {
-    chunks: [Arc<Chunk>; BLOCK_CHUNKS],
+pub(super) type Block = [Chunk; BLOCK_CHUNKS];
+
+/// A block of the zone with this number; made where it stays, as it is large.
+pub(super) fn new_block(lane: usize) -> Arc<Block> {
+    let chunks: Arc<[Chunk]> = (0..BLOCK_CHUNKS).map(|_| Chunk::new(lane)).collect();
+    chunks.try_into().expect("it has as many chunks as a block")
 }
 
-impl Block {
-    /// One of the zone with this number.
-    pub(super) fn new(lane: usize) -> Self {
-        Self {
-            chunks: core::array::from_fn(|_| Arc::new(Chunk::new(lane))),
-        }
-    }
-
-    /// The chunk that holds this page of the block.
-    #[inline]
-    pub(super) fn chunk(&self, page: u64) -> &Arc<Chunk> {
-        &self.chunks[(page >> 9) as usize % BLOCK_CHUNKS]
-    }
+/// The chunk that holds this page of a block.
+#[inline(always)]
+pub(super) fn chunk_of(block: &Block, page: u64) -> &Chunk {
+    &block[(page >> 9) as usize % BLOCK_CHUNKS]
 }
 
 /// The word of its chunk in which a page lies.
@@ -506,7 +486,7 @@ pub(super) const fn bit_of(page: u64) -> u64 {
 }
 
 #[cfg(not(any(loom, shuttle)))]
-const _: () = assert!(size_of::<Chunk>() == 128 * 7);
+const _: () = assert!(size_of::<Chunk>() == 1024);
 
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -10,8 +10,8 @@ use super::Shared;
 use super::handle::Local;
 use super::lane::Lane;
 use super::layout::{
-    AWAY, CLASSES, CLASSES_PER_LANE, MAX_ORDER, NOBODY, PENDING, WORD_PAGES, WORDS, bits, class_of,
-    get, owner_of, set, word_base, word_of,
+    AWAY, MAX_ORDER, NOBODY, PENDING, WORD_PAGES, WORDS, bits, get, owner_of, set, word_base,
+    word_of,
 };
 use super::slow::known;
 use super::strangers::Look;
@@ -34,10 +34,8 @@ impl Local {
     /// Returns half of the ranges kept ready to their words, and one more that was freed.
     #[cold]
     #[inline(never)]
-    pub(super) fn spill(&mut self, shared: &Shared, page: u64, class: u8) {
-        let lane = usize::from(class) % CLASSES / CLASSES_PER_LANE;
-        let order = usize::from(class) % CLASSES_PER_LANE;
-        let half = self.ready.of(class).spill();
+    pub(super) fn spill(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
+        let half = self.ready.of(lane, order).spill();
         self.unready(shared, lane, order, half);
         self.put_back(shared, lane, page, order);
         let own = &self.lanes[lane];
@@ -49,18 +47,17 @@ impl Local {
 
     /// Returns the `count` ranges of a class that were freed first to their words.
     fn unready(&mut self, shared: &Shared, lane: usize, order: usize, count: usize) {
-        let class = class_of(lane, order);
         for at in 0..count {
-            let page = self.ready.of(class).get(at);
+            let page = self.ready.of(lane, order).get(at);
             self.put_back(shared, lane, page, order);
         }
-        self.ready.of(class).forget(count);
+        self.ready.of(lane, order).forget(count);
     }
 
     /// Returns all ranges of a lane that are kept ready to their words.
     pub(super) fn unready_all(&mut self, shared: &Shared, lane: usize) {
         for order in 0..=MAX_ORDER {
-            let all = self.ready.of(class_of(lane, order)).len();
+            let all = self.ready.of(lane, order).len();
             self.unready(shared, lane, order, all);
         }
     }

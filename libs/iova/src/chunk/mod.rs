@@ -30,13 +30,15 @@
 //! allocated; the owner empties the chunk and *then* looks, by read-modify-write, for claims. One of the two sees the other.
 //!
 //! # Cost
-//! Alloc and free of a page on its own core: about three times the floor (a pop and a push of a private stack). Freeing another core's
+//! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private stack). Freeing another core's
 //! range: a plain store of the giver, a read-modify-write of others, and about three line transfers per word of 64 pages
-//! however many of them are freed together. Bookkeeping: 896 bytes per chunk in use, made in blocks of 16.
+//! however many of them are freed together. Bookkeeping: 1 KiB per chunk in use, made in blocks of 16.
 //!
 //! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
 //! that the next allocation does not wait for two loads; owner and marks are in one tag, so that one comparison tells
-//! that a chunk is ours and without marks.
+//! that a chunk is ours and without marks; single pages of the zone that a core last ran out of have a stack at a place of its own
+//! (`ready`); and what leads from a page to its chunk is a table of blocks (`hot`), small enough for the first-level cache with
+//! 4 GiB in use.
 //!
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
@@ -79,10 +81,10 @@ use crate::{
     IovaRange, ResetError, Stats,
 };
 pub use handle::ChunkCore;
-use handle::Local;
+use handle::{Local, Single};
 use hot::Hot;
 use lane::Lane;
-use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, get, owner_of};
+use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
 #[cfg(debug_assertions)]
 use layout::{FREE, MAX_ORDER};
 use ready::Ready;
@@ -238,6 +240,8 @@ impl IovaAllocator for ChunkAllocator {
             Some(zone) => Lane::new(zone.calls.load(Ordering::Relaxed)),
             None => Lane::new(0),
         };
+        let bases = core::array::from_fn(|at| shared.zones.get(at).map_or(0, Zone::base));
+        let lasts = core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last));
         let local = Local {
             id: core,
             owner: core.0 as u64 + 1,
@@ -246,8 +250,9 @@ impl IovaAllocator for ChunkAllocator {
             drained: shared.drain.load(Ordering::Acquire),
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
-            bases: core::array::from_fn(|at| shared.zones.get(at).map_or(0, Zone::base)),
-            lasts: core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last)),
+            bases,
+            lasts,
+            single: Single::of(0, &bases, &lasts),
             ready: Ready::new(),
             waited: 0,
             patience: 1,
@@ -306,7 +311,7 @@ impl Shared {
             return Ok(None);
         };
         let block = zone.block(page).ok_or(FreeError::NotAllocated { range })?;
-        Ok(Some((lane, zone, &**block.chunk(page))))
+        Ok(Some((lane, zone, chunk_of(block, page))))
     }
 
     /// Tells the owner of a chunk that it has marks now.

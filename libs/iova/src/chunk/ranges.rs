@@ -17,93 +17,60 @@
 use lines::Ordering;
 
 use super::layout::{
-    AWAY, Chunk, GIVER, MARKS, OWNER, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
+    AWAY, Chunk, GIVER, MARKS, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
 };
 use super::state::State;
 use super::{Mutant, Shared, plants};
 use crate::IovaRange;
 
 impl Chunk {
-    /// Frees `range` if the `owner` calls, no stranger has marked anything in the chunk, and exactly `range` is allocated and
-    /// not pinned; whether it was.
-    #[inline(always)]
-    pub(super) fn free_own(&self, owner: u64, range: IovaRange) -> bool {
-        let state = self.out_unmarked(owner, range);
-        self.change(range, state.map(State::none))
-    }
-
-    /// The same where the `owner` calls, and strangers may have marked something, but not this range.
+    /// Frees `range` if the `owner` calls, exactly that is allocated and not pinned, and no stranger has marked it; whether it was.
     pub(super) fn free_marked(&self, owner: u64, range: IovaRange) -> bool {
-        let state = self.out_if_not_marked(owner, range);
-        self.change(range, state.map(State::none))
+        self.change_marked(owner, range, State::none)
     }
 
-    /// Pins what [`Self::free_own`] would free; whether there is such a range.
+    /// Pins the range of this order at a page if no stranger has marked anything in the chunk, and otherwise as
+    /// [`Self::free_marked`] frees.
     #[inline(always)]
-    pub(super) fn pin_own(&self, owner: u64, range: IovaRange) -> bool {
-        let state = self.out_unmarked(owner, range);
-        self.change(range, state.map(State::pinned))
+    pub(super) fn pin_own(&self, owner: u64, page: u64, order: usize) -> bool {
+        let state = self.state(page);
+        let is_ours = state.is_out(order) && self.tag() == owner;
+        if is_ours {
+            self.set_state(page, state.pinned());
+        }
+        is_ours
     }
 
     /// Pins what [`Self::free_marked`] would free; whether there is such a range.
     pub(super) fn pin_marked(&self, owner: u64, range: IovaRange) -> bool {
-        let state = self.out_if_not_marked(owner, range);
-        self.change(range, state.map(State::pinned))
+        self.change_marked(owner, range, State::pinned)
     }
 
-    /// The state of `range` if the chunk is the `owner`'s and unmarked, and exactly `range` is allocated and not pinned.
-    #[inline(always)]
-    fn out_unmarked(&self, owner: u64, range: IovaRange) -> Option<State> {
-        let state = self.state(range.first().raw());
-        let is_unmarked = self.tag() & (OWNER | MARKS) == owner;
-        (is_unmarked && state.is_out(range.pages())).then_some(state)
-    }
-
-    /// The same where the `owner` calls, and strangers have not marked this range.
-    fn out_if_not_marked(&self, owner: u64, range: IovaRange) -> Option<State> {
+    /// Owner: changes the state of exactly `range` if strangers have not marked it; whether that was so.
+    fn change_marked(&self, owner: u64, range: IovaRange, to: impl Fn(State) -> State) -> bool {
         let page = range.first().raw();
         let state = self.state(page);
-        let is_out = self.is_own(owner) && state.is_out(range.pages());
-        (is_out && !self.is_marked(page, state)).then_some(state)
-    }
-
-    /// Owner: writes the state of `range` if there is a new one; whether there is.
-    #[inline(always)]
-    fn change(&self, range: IovaRange, state: Option<State>) -> bool {
-        let Some(state) = state else {
-            return false;
-        };
-        self.set_state(range.first().raw(), state);
-        true
-    }
-
-    /// Frees what the `owner`, who calls, pinned; `false` where it does not own the chunk, or has not pinned the range: it may
-    /// have parked since.
-    #[inline(always)]
-    pub(super) fn free_pinned_own(&self, owner: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
-        let state = self.state(page);
-        if !self.is_own(owner) || !state.is_pinned_out(range.pages()) {
-            return false;
+        let is_ours = self.is_own(owner) && state.is_out_of(range) && !self.is_marked(page, state);
+        if is_ours {
+            self.set_state(page, to(state));
         }
-        self.set_state(page, state.none());
-        true
+        is_ours
     }
 
-    /// Lets go of what the `owner`, who calls, pinned; `false` as above.
+    /// Lets go of what the `owner`, who calls, pinned; `false` where it does not own the chunk, or has not
+    /// pinned the range: it may have parked since.
     #[inline(always)]
-    pub(super) fn unpin_own(&self, owner: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
+    pub(super) fn unpin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
-        if !self.is_own(owner) || !state.is_pinned_out(range.pages()) {
-            return false;
+        let is_ours = state.is_pinned_out(order) && self.is_own(owner);
+        if is_ours {
+            self.set_state(page, state.unpinned());
         }
-        self.set_state(page, state.unpinned());
-        true
+        is_ours
     }
 
     #[inline(always)]
-    fn is_own(&self, core: u64) -> bool {
+    pub(super) fn is_own(&self, core: u64) -> bool {
         owner_of(self.tag()) == core
     }
 
@@ -155,16 +122,14 @@ impl Chunk {
             });
     }
 
-    /// Gives `range` back to its owner, another core than the giver, `core`, who calls; `false` where the slow path must
-    /// find out what is wrong or special.
+    /// Gives what is allocated at a page, in this state, back to its owner, another core than the giver, `core`, who calls; `false`
+    /// where the slow path must find out what is wrong or special.
     #[inline(always)]
-    pub(super) fn give(&self, core: u64, range: IovaRange) -> bool {
-        let page = range.first().raw();
+    pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (word, at) = (word_of(page), page % WORD_PAGES);
-        let (now, state) = (self.tag(), self.state(page));
-        let given = get(self.given(word));
+        let (now, given) = (self.tag(), get(self.given(word)));
         let is_given = (given >> at ^ state.turn()) & 1 != 0;
-        if !names_another(now, core) || !state.is_out(range.pages()) || is_given {
+        if !names_another(now, core) || is_given {
             return false;
         }
         // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
@@ -189,7 +154,7 @@ impl Chunk {
     pub(super) fn is_still_out(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let state = self.state(page);
-        state.is_out(range.pages()) && !self.is_given(page, state)
+        state.is_out_of(range) && !self.is_given(page, state)
     }
 
     /// Marks a range as freed, for its owner to take back; `false` where it was before.

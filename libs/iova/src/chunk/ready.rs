@@ -3,7 +3,8 @@
 use alloc::vec::Vec;
 use core::mem;
 
-use super::layout::{CLASSES, CLASSES_PER_LANE, FULL, MAX_ORDER, WORD_PAGES, bits, class_of};
+use super::layout::{FULL, MAX_ORDER, WORD_PAGES, bits};
+use super::zone::MAX_ZONES;
 
 /// Ranges a core keeps ready at first, by class: 256 to 1536 pages of each. What a loop over mixed sizes takes and gives of one
 /// class goes up and down like a random walk, and each end of it costs a look at words.
@@ -12,14 +13,20 @@ pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 128, 128, 64, 48, 48, 16,
 /// How many times as many a core keeps of a class that runs empty and over in turn, as bursts make it.
 const MOST: usize = 16;
 
-/// Free ranges of one core, by class. Room for [`READY`] is made with the first word of a class.
+/// Free ranges of one core, by zone and order. Room for [`READY`] is made with the first word of a class.
 #[derive(Debug)]
 pub(super) struct Ready {
-    stacks: [Stack; CLASSES],
+    /// Pages of one zone. Most devices ask for these alone, and a stack whose place does not depend on what is asked for takes
+    /// a third less: its length need not go through memory from one operation to the next.
+    pub(super) singles: Stack,
+    /// The zone whose pages [`Self::singles`] has.
+    single_lane: usize,
+    /// All others. More orders than there are: a power of two, so that a place needs no check.
+    stacks: [[Stack; 16]; MAX_ZONES],
 }
 
 /// Free ranges of a class: the first pages, the one freed last on top. Of 32 bytes, which makes its place a shift.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(32))]
 pub(super) struct Stack {
     pages: Vec<u64>,
@@ -30,33 +37,51 @@ pub(super) struct Stack {
 impl Ready {
     pub(super) fn new() -> Self {
         Self {
-            stacks: core::array::from_fn(|_| Stack {
-                pages: Vec::new(),
-                has_spilled: false,
-            }),
+            singles: Stack::default(),
+            single_lane: 0,
+            stacks: Default::default(),
         }
     }
 
-    /// The ranges of a class.
-    #[inline]
-    pub(super) fn of(&mut self, class: u8) -> &mut Stack {
-        &mut self.stacks[usize::from(class) % CLASSES]
+    /// Makes the pages of another zone those that have a place of their own.
+    pub(super) fn single_out(&mut self, lane: usize) {
+        mem::swap(
+            &mut self.singles,
+            &mut self.stacks[self.single_lane % MAX_ZONES][0],
+        );
+        mem::swap(&mut self.singles, &mut self.stacks[lane % MAX_ZONES][0]);
+        self.single_lane = lane;
+    }
+
+    /// The ranges of an order; none of one that there is not.
+    pub(super) fn of(&mut self, lane: usize, order: usize) -> &mut Stack {
+        match order {
+            0 if lane == self.single_lane => &mut self.singles,
+            _ => self.among_others(lane, order),
+        }
+    }
+
+    /// The same of what is not singled out.
+    #[inline(always)]
+    pub(super) fn among_others(&mut self, lane: usize, order: usize) -> &mut Stack {
+        &mut self.stacks[lane % MAX_ZONES][order % 16]
     }
 
     /// Pages of all ranges of a lane.
     pub(super) fn pages(&self, lane: usize) -> u64 {
-        let stack = |order| &self.stacks[usize::from(class_of(lane, order)) % CLASSES];
-        (0..=MAX_ORDER)
-            .map(|order| (stack(order).len() as u64) << order)
-            .sum()
+        let is_single = lane == self.single_lane;
+        let singles = if is_single { self.singles.len() } else { 0 };
+        let others = self.stacks[lane % MAX_ZONES].iter().enumerate();
+        others.fold(singles as u64, |all, (order, stack)| {
+            all + ((stack.len() as u64) << order)
+        })
     }
 
     /// Makes room for a class.
-    pub(super) fn open(&mut self, class: u8) -> &mut Stack {
-        let room = READY[usize::from(class) % CLASSES_PER_LANE];
-        let stack = self.of(class);
+    pub(super) fn open(&mut self, lane: usize, order: usize) -> &mut Stack {
+        let stack = self.of(lane, order);
         if stack.pages.capacity() == 0 {
-            stack.pages.reserve_exact(room);
+            stack.pages.reserve_exact(READY[order]);
         }
         stack
     }
@@ -64,7 +89,7 @@ impl Ready {
     /// Forgets the ranges of a lane, and how many there were room for.
     pub(super) fn clear(&mut self, lane: usize) {
         for (order, room) in READY.iter().enumerate() {
-            let stack = self.of(class_of(lane, order));
+            let stack = self.of(lane, order);
             stack.pages.clear();
             stack.pages.shrink_to(*room);
         }

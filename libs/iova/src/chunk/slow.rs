@@ -11,7 +11,7 @@ use lines::{AtomicU64, Ordering};
 use super::Shared;
 use super::handle::Local;
 use super::layout::{
-    AWAY, Chunk, FULL, MAX_ORDER, RUN, WORD_PAGES, class_of, get, set, word_of, words_of,
+    AWAY, Chunk, FULL, MAX_ORDER, RUN, WORD_PAGES, chunk_of, get, set, word_of, words_of,
 };
 use super::leave::Keep;
 use super::state::pages_of;
@@ -167,7 +167,7 @@ impl Local {
         let zone = &shared.zones[lane];
         let fits = |base: &u64| base + WORD_PAGES - 1 <= bound;
         let own = &mut self.lanes[lane];
-        let ready = self.ready.open(class_of(lane, order));
+        let ready = self.ready.open(lane, order);
         let mut is_any = false;
         for smaller in (0..order).rev() {
             own.partial[smaller].retain(|base| {
@@ -208,7 +208,7 @@ impl Local {
         order: usize,
         bound: u64,
     ) -> Option<IovaRange> {
-        let ready = self.ready.of(class_of(lane, order));
+        let ready = self.ready.of(lane, order);
         let page = ready.take_below(order, bound)?;
         self.chunk(shared, page).hand_out(page, order);
         Some(IovaRange::within_space(page, pages_of(order)))
@@ -230,7 +230,6 @@ impl Local {
             return Some(at);
         }
         let roomy = self.lanes[lane].roomy.len();
-        let class = class_of(lane, order);
         for at in (0..roomy).rev() {
             let page = self.lanes[lane].roomy[at];
             if page + CHUNK_PAGES - 1 > bound {
@@ -242,14 +241,14 @@ impl Local {
             };
             chunk.assign(word, order);
             let is_full = chunk.open() == 0;
-            let lane = &mut self.lanes[lane];
-            lane.add_word(order);
+            let own = &mut self.lanes[lane];
+            own.add_word(order);
             if is_full {
-                lane.roomy.swap_remove(at);
+                own.roomy.swap_remove(at);
             }
-            lane.partial[order].push(page + word as u64 * WORD_PAGES);
-            let at = lane.partial[order].len() - 1;
-            self.ready.open(class);
+            own.partial[order].push(page + word as u64 * WORD_PAGES);
+            let at = own.partial[order].len() - 1;
+            self.ready.open(lane, order);
             return Some(at);
         }
         None
@@ -270,7 +269,7 @@ impl Local {
         };
         let word = word_of(base);
         let mut held = get(chunk.held(word));
-        let ready = self.ready.of(class_of(lane, order));
+        let ready = self.ready.of(lane, order);
         held |= ready.keep_all(base, FULL[order] & !held, order);
         set(chunk.held(word), held);
         if held == FULL[order] {
@@ -296,7 +295,7 @@ impl Local {
         shared.count_slow(self.id);
         self.patience = (self.patience / 2).max(1);
         let page = zone.page(index);
-        let chunk = zone.make_block(page).chunk(page);
+        let chunk = chunk_of(zone.make_block(page), page);
         chunk.wipe();
         chunk.set_owner(self.owner);
         self.lanes[lane].add_chunk(page);
@@ -321,7 +320,7 @@ impl Local {
         // Nothing of them is assigned. Marks that strangers leave by mistake are wiped off before the next words are.
         for chunk in index..index + count {
             let page = zone.page(chunk);
-            zone.make_block(page).chunk(page).set_owner(AWAY);
+            chunk_of(zone.make_block(page), page).set_owner(AWAY);
         }
         let page = zone.page(index);
         let head = known(zone, page);
@@ -395,9 +394,11 @@ const fn extent(order: usize) -> u64 {
 
 /// A chunk of a zone that was used before.
 pub(super) fn known(zone: &Zone, page: u64) -> &Chunk {
-    zone.block(page)
-        .expect("a chunk in use is in the directory")
-        .chunk(page)
+    chunk_of(
+        zone.block(page)
+            .expect("a chunk in use is in the directory"),
+        page,
+    )
 }
 
 /// A counter that one core writes and others read now and then.

@@ -4,58 +4,116 @@
 //! | low six bits | meaning |
 //! |---|---|
 //! | 0 to 8 | a range of 2^n pages starts here and is allocated |
-//! | 54 to 62 | the same, n plus 54: its owner has pinned it |
+//! | 32 to 40 | the same, n plus 32: its owner has pinned it |
 //! | 63 | no range starts here that is allocated |
 //!
-//! So `1 << byte` is the number of pages that may be freed, and for everything else no number of pages that a range has:
-//! one comparison tells that a range is allocated, unpinned, and of that size.
+//! So one comparison with an order ([`exact_order`]) tells that a range is allocated, unpinned, and of that size.
 //!
 //! The bit above them, the *turn*, is compared with a bit that strangers write (`layout`: `given`): where they differ, a
 //! stranger has given the range back. The owner takes note by turning it, in the same store that says "not allocated".
 
 use core::num::NonZeroU64;
 
+use super::layout::MAX_ORDER;
+use crate::IovaRange;
+
 /// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State(pub(super) u8);
 
 /// What an owner's pin adds.
-const PINNED: u8 = 54;
+const PINNED: u8 = 32;
 const TURN: u8 = 1 << 6;
 
-/// Two to the power of each byte's low six bits. A table: a shift by a variable is three times the work of a load.
-static POWERS: [NonZeroU64; 256] = {
-    let mut powers = [NonZeroU64::MIN; 256];
-    let mut byte = 0;
-    while byte < powers.len() {
-        if let Some(power) = NonZeroU64::new(1 << (byte % 64)) {
-            powers[byte] = power;
+/// Largest size inside a chunk.
+const MOST_PAGES: usize = 1 << MAX_ORDER;
+/// The order of no range inside a chunk; no state has it.
+const NO_ORDER: u8 = 62;
+
+/// Of each number of pages, the order of the range that holds them. Tables, here and below: logarithms and shifts by a variable
+/// are several times the work of a load.
+const ORDERS: [u8; MOST_PAGES + 1] = {
+    let mut orders = [NO_ORDER; MOST_PAGES + 1];
+    let mut pages = 1;
+    while pages <= MOST_PAGES {
+        orders[pages] = pages.next_power_of_two().trailing_zeros() as u8;
+        pages += 1;
+    }
+    orders
+};
+
+/// The same of those that are powers of two.
+const EXACT_ORDERS: [u8; MOST_PAGES + 1] = {
+    let mut orders = [NO_ORDER; MOST_PAGES + 1];
+    let mut order = 0;
+    while order <= MAX_ORDER {
+        orders[1 << order] = order as u8;
+        order += 1;
+    }
+    orders
+};
+
+const POWERS: [NonZeroU64; MAX_ORDER + 1] = {
+    let mut powers = [NonZeroU64::MIN; MAX_ORDER + 1];
+    let mut order = 0;
+    while order < powers.len() {
+        if let Some(power) = NonZeroU64::new(1 << order) {
+            powers[order] = power;
         }
-        byte += 1;
+        order += 1;
     }
     powers
 };
 
-/// Pages of a range of an order; of a large one, some number.
+#[inline(always)]
+fn look_up(orders: &[u8; MOST_PAGES + 1], pages: u64) -> Option<usize> {
+    let at = usize::try_from(pages).ok()?;
+    orders.get(at).map(|order| usize::from(*order))
+}
+
+/// The order of the range inside a chunk that holds so many pages.
+#[inline(always)]
+pub(super) fn order_of(pages: u64) -> Option<usize> {
+    look_up(&ORDERS, pages).filter(|order| *order <= MAX_ORDER)
+}
+
+/// The order of ranges of exactly so many pages; past [`MAX_ORDER`] where there are none inside a chunk.
+#[inline(always)]
+pub(super) fn exact_order(pages: u64) -> Option<usize> {
+    look_up(&EXACT_ORDERS, pages)
+}
+
+/// Pages of a range of an order; of a larger one than there are, some number.
 #[inline(always)]
 pub(super) fn pages_of(order: usize) -> NonZeroU64 {
-    POWERS[order % POWERS.len()]
+    POWERS.get(order).copied().unwrap_or(NonZeroU64::MIN)
 }
 
 impl State {
     /// No range starts here.
     pub(super) const NONE: Self = Self(63);
 
-    /// Whether exactly a range of so many pages is allocated here, and not pinned by the owner.
+    /// Whether exactly a range of this order is allocated here, and not pinned by the owner.
     #[inline(always)]
-    pub(super) fn is_out(self, pages: u64) -> bool {
-        POWERS[usize::from(self.0)].get() == pages
+    pub(super) fn is_out(self, order: usize) -> bool {
+        (self.0 ^ order as u8) & Self::NONE.0 == 0
     }
 
-    /// Whether a range of so many pages, at most 256, is allocated here and pinned by the owner.
+    /// Whether a range of this order is allocated here and pinned by the owner.
     #[inline(always)]
-    pub(super) fn is_pinned_out(self, pages: u64) -> bool {
-        POWERS[usize::from(self.0)].get() == pages << PINNED
+    pub(super) fn is_pinned_out(self, order: usize) -> bool {
+        (self.0 ^ (order as u8 | PINNED)) & Self::NONE.0 == 0
+    }
+
+    /// Whether exactly `range` starts here, and is allocated and not pinned by the owner.
+    pub(super) fn is_out_of(self, range: IovaRange) -> bool {
+        exact_order(range.pages()).is_some_and(|order| self.is_out(order))
+    }
+
+    /// Whether exactly `range` starts here, pinned by the owner or not.
+    pub(super) fn is_of(self, range: IovaRange) -> bool {
+        exact_order(range.pages())
+            .is_some_and(|order| self.is_out(order) || self.is_pinned_out(order))
     }
 
     /// Whether nothing is allocated here.

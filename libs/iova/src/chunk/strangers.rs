@@ -12,7 +12,7 @@ use lines::Ordering;
 use super::handle::Local;
 use super::lane::Lane;
 use super::layout::{
-    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, class_of, get, owner_of, set,
+    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of, set,
 };
 use super::slow::known;
 use super::state::State;
@@ -30,7 +30,7 @@ pub(super) enum Look {
 impl Local {
     /// Takes over an orphan that the caller took out of the zone's set.
     pub(super) fn adopt(&mut self, shared: &Shared, lane: usize, page: u64) {
-        let chunk = &shared.zones[lane].make_block(page).chunk(page);
+        let chunk = chunk_of(shared.zones[lane].make_block(page), page);
         // Read-modify-write: a stranger's mark of now stays.
         chunk.tag_word().fetch_or(self.owner, Ordering::AcqRel);
         self.hot.leave(page);
@@ -45,7 +45,7 @@ impl Local {
                 continue;
             }
             own.add_word(order);
-            self.ready.open(class_of(lane, order));
+            self.ready.open(lane, order);
             let held = get(chunk.held(word));
             if held != FULL[order] {
                 own.partial[order].push(page + word as u64 * WORD_PAGES);

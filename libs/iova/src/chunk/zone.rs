@@ -5,13 +5,14 @@
 //! pieces between reserved regions, the rest of a huge aperture) is the tree's.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use lines::{AtomicBool, AtomicU64, CachePadded, Ordering};
 use once_cell::race::OnceBox;
 
 use super::bitmap::Bitmap;
-use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk};
+use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of, new_block};
 use crate::wanted::range_at;
 use crate::{Aperture, CHUNK_PAGES, IovaPfn, IovaRange};
 
@@ -35,7 +36,7 @@ pub(super) struct Zone {
     chunks: usize,
     /// Blocks by their number; the first one's is `first_key`. A block may reach past the zone's ends; the chunks there
     /// stay unused.
-    blocks: Box<[OnceBox<Block>]>,
+    blocks: Box<[OnceBox<Arc<Block>>]>,
     first_key: u64,
     /// Chunks that nobody has.
     pub(super) free: Bitmap,
@@ -144,7 +145,7 @@ impl Zone {
 
     /// The block of a page of this zone, if any chunk of it was ever used.
     #[inline]
-    pub(super) fn block(&self, page: u64) -> Option<&Block> {
+    pub(super) fn block(&self, page: u64) -> Option<&Arc<Block>> {
         self.blocks
             .get(((page >> BLOCK_SHIFT) - self.first_key) as usize)?
             .get()
@@ -153,7 +154,7 @@ impl Zone {
     /// The block of a page of this zone, made if there is none.
     pub(super) fn make_block(&self, page: u64) -> &Block {
         let key = ((page >> BLOCK_SHIFT) - self.first_key) as usize;
-        self.blocks[key].get_or_init(|| Box::new(Block::new(self.lane)))
+        self.blocks[key].get_or_init(|| Box::new(new_block(self.lane)))
     }
 
     /// Chunks that were ever used, with their first pages.
@@ -167,7 +168,7 @@ impl Zone {
                 (0..BLOCK_CHUNKS as u64)
                     .map(move |chunk| first + chunk * CHUNK_PAGES)
                     .filter(|page| self.contains(*page))
-                    .map(|page| (page, &**block.chunk(page)))
+                    .map(|page| (page, chunk_of(block, page)))
             })
     }
 
@@ -181,7 +182,7 @@ impl Zone {
         2 * self.free.bytes()
             + self.spent.bytes()
             + size_of_val(&*self.blocks)
-            + made * (size_of::<Block>() + BLOCK_CHUNKS * size_of::<Chunk>())
+            + made * size_of::<Block>()
     }
 }
 

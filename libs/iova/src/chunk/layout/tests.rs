@@ -10,8 +10,8 @@ fn starts_of_each_class_are_as_many_as_fit() {
 
 #[test]
 fn large_classes_take_aligned_groups_of_words() {
-    let block = Block::new(0);
-    let chunk = block.chunk(0);
+    let block = new_block(0);
+    let chunk = chunk_of(&block, 0);
     chunk.assign(1, 0);
     assert_eq!(chunk.find_open(7), Some(2));
     chunk.assign(2, 7);
@@ -27,13 +27,13 @@ fn large_classes_take_aligned_groups_of_words() {
 fn the_giver_and_what_strangers_mark_outlive_an_owner() {
     let chunk = Chunk::new(3);
     chunk.set_owner(5);
-    assert_eq!(chunk.tag(), tag_in(3, 5));
+    assert_eq!(chunk.tag(), 5);
     chunk.tag_word().fetch_or(MARKS, Ordering::Relaxed);
     chunk.set_owner(AWAY);
-    assert_eq!(chunk.tag(), tag_in(3, AWAY) | GIVER);
+    assert_eq!(chunk.tag(), AWAY | GIVER);
     chunk.set_owner(NOBODY);
-    assert_eq!(chunk.tag(), tag_in(3, NOBODY) | GIVER);
-    assert_eq!(chunk.class(2), class_of(3, 2));
+    assert_eq!(chunk.tag(), NOBODY | GIVER);
+    assert_eq!(chunk.lane(), 3);
     chunk.given(0).store(6, Ordering::Relaxed);
     chunk.wipe();
     let turns: Vec<u64> = (0..4).map(|page| chunk.state(page).turn()).collect();

@@ -3,11 +3,10 @@ use super::*;
 #[test]
 fn a_word_is_kept_as_far_as_there_is_room_lowest_first() {
     for order in 0..=MAX_ORDER {
-        let class = class_of(0, order);
         for free in [FULL[order], FULL[order] & 0x0011_0001_0110_1011] {
             let mut ready = Ready::new();
-            ready.open(class);
-            let stack = ready.of(class);
+            ready.open(0, order);
+            let stack = ready.of(0, order);
             let mut starts: Vec<u64> = bits(free).map(|at| 640 + at).collect();
             assert_eq!(stack.keep_all(640, free, order), free);
             // Room for one more and not for two.
@@ -30,5 +29,22 @@ fn a_word_is_kept_as_far_as_there_is_room_lowest_first() {
             assert_eq!(kept, starts);
             assert_eq!(stack.take(), starts.pop());
         }
+    }
+}
+
+#[test]
+fn what_is_singled_out_is_where_it_was() {
+    let mut ready = Ready::new();
+    for lane in 0..MAX_ZONES {
+        assert!(ready.open(lane, 0).keep(lane as u64));
+    }
+    for single in [2, 0, 0, 3] {
+        ready.single_out(single);
+        for lane in 0..MAX_ZONES {
+            assert_eq!(ready.of(lane, 0).newest(), Some(lane as u64));
+            assert_eq!(ready.pages(lane), 1);
+        }
+        assert_eq!(ready.singles.newest(), Some(single as u64));
+        assert_eq!(ready.among_others(single, 0).newest(), None);
     }
 }

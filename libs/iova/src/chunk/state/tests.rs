@@ -1,4 +1,5 @@
 use super::*;
+use crate::IovaPfn;
 
 #[test]
 fn only_the_exact_size_of_what_is_allocated_is_out() {
@@ -17,13 +18,26 @@ fn only_the_exact_size_of_what_is_allocated_is_out() {
             assert_eq!((out.order(), pinned.order()), (Some(order), Some(order)));
             assert_eq!((pinned.unpinned(), pinned.turn()), (out, turn));
             for pages in (1..=1024).chain([1 << 30, most - 1, most]) {
-                assert_eq!(out.is_out(pages), pages == 1 << order);
-                assert!(!none.is_out(pages) && !pinned.is_out(pages));
-            }
-            for pages in 1..=256 {
-                assert_eq!(pinned.is_pinned_out(pages), pages == 1 << order);
-                assert!(!none.is_pinned_out(pages) && !out.is_pinned_out(pages));
+                let range = IovaRange::new(IovaPfn::new(0), pages).expect("in the space");
+                assert_eq!(out.is_out_of(range), pages == 1 << order);
+                assert_eq!(out.is_of(range), pages == 1 << order);
+                assert_eq!(pinned.is_of(range), pages == 1 << order);
+                assert!(!none.is_out_of(range) && !pinned.is_out_of(range) && !none.is_of(range));
             }
         }
+    }
+}
+
+#[test]
+fn orders_are_those_of_the_powers_that_hold_the_pages() {
+    for pages in (0..2000).chain([u64::MAX, 1 << 32, 1 << 40]) {
+        let is_inside = (1..=256).contains(&pages);
+        let order = is_inside.then(|| pages.next_power_of_two().trailing_zeros() as usize);
+        assert_eq!(order_of(pages), order);
+        let exact = order.filter(|order| pages == 1 << order);
+        assert_eq!(
+            exact_order(pages).filter(|order| *order <= MAX_ORDER),
+            exact
+        );
     }
 }

@@ -441,12 +441,25 @@ fn limits_below_the_aperture_take_what_is_kept_ready() {
     let mut core = space.claim(CoreId(0)).expect("free");
     for bits in 32..=48 {
         let last = IovaPfn::new((1 << (bits - 12)) - 1);
-        let range = core.alloc(Request::pages(2).at_most(last)).expect("free");
-        core.free(range).expect("allocated");
-        let local = &mut core.local;
-        assert_eq!(local.take(1, last.raw()), Some(range), "{bits} bits");
-        core.free(range).expect("allocated");
+        for request in [1, 2].map(|pages| Request::pages(pages).at_most(last)) {
+            let range = core.alloc(request).expect("free");
+            core.free(range).expect("allocated");
+            assert_eq!(core.local.take(&request), Some(range), "{bits} bits");
+            core.free(range).expect("allocated");
+        }
     }
+}
+
+#[test]
+fn what_is_live_stays_in_mind_up_to_four_gib() {
+    let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    let mut another = || core.alloc(Request::pages(256)).expect("free");
+    let live: Vec<_> = (0..1 << 12).map(|_| another()).collect();
+    for range in &live {
+        assert!(core.local.hot.known(range.first().raw()).is_some());
+    }
+    free_all(&mut core, live);
 }
 
 #[test]
