@@ -85,8 +85,6 @@ use handle::{Local, Single};
 use hot::Hot;
 use lane::Lane;
 use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
-#[cfg(debug_assertions)]
-use layout::{FREE, MAX_ORDER};
 use ready::Ready;
 use zone::{MAX_ZONES, Zone};
 
@@ -449,48 +447,6 @@ fn refusal(tree: &Tree, range: IovaRange, error: FreeError) -> FreeError {
     }
 }
 
-#[cfg(debug_assertions)]
-impl Drop for Shared {
-    /// Each word holds starts of its class only, and what is in the set of free chunks is empty.
-    fn drop(&mut self) {
-        for zone in &self.zones {
-            for (page, chunk) in zone.known_chunks() {
-                let is_free = zone.free.has(zone.index(page)) || zone.spent.has(zone.index(page));
-                assert!(
-                    !is_free || chunk.is_empty(),
-                    "chunk {page:#x} is free and has classes"
-                );
-
-                for word in 0..WORDS {
-                    let kind = chunk.kind(word);
-                    let order = chunk.order(word);
-                    let legal = if order <= MAX_ORDER { FULL[order] } else { 0 };
-                    let held = get(chunk.held(word));
-                    assert_eq!(
-                        held & !legal,
-                        0,
-                        "word {word} of chunk {page:#x}, class {order}"
-                    );
-                    for at in 0..WORD_PAGES {
-                        let state = chunk.state(word as u64 * WORD_PAGES + at);
-                        assert!(
-                            state.is_none() || held >> at & 1 != 0 && !is_free,
-                            "page {at} of word {word} of chunk {page:#x}: {state:?}"
-                        );
-                        assert_eq!(state.turn(), get(chunk.taken(word)) >> at & 1);
-                    }
-                    let is_open = chunk.open() >> word & 1 != 0;
-                    assert_eq!(
-                        is_open,
-                        kind == FREE || kind == RUN,
-                        "word {word} of chunk {page:#x}"
-                    );
-                }
-            }
-        }
-    }
-}
-
 /// Mistakes that the model plants to prove that it would find them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mutant {
@@ -532,5 +488,8 @@ fn plants(_mutant: Mutant) -> bool {
 #[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
 mod model;
+#[cfg(debug_assertions)]
+#[path = "tests/sound.rs"]
+mod sound;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

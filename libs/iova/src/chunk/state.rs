@@ -30,40 +30,22 @@ const MOST_PAGES: usize = 1 << MAX_ORDER;
 /// The order of no range inside a chunk; no state has it.
 const NO_ORDER: u8 = 62;
 
-/// Of each number of pages, the order of the range that holds them. Tables, here and below: logarithms and shifts by a variable
-/// are several times the work of a load.
-const ORDERS: [u8; MOST_PAGES + 1] = {
+/// The order of the range that holds so many pages, or of exactly so many, for each number of them. Tables: a logarithm is several
+/// times the work of a load.
+const ORDERS: [u8; MOST_PAGES + 1] = orders(false);
+const EXACT_ORDERS: [u8; MOST_PAGES + 1] = orders(true);
+
+const fn orders(are_exact: bool) -> [u8; MOST_PAGES + 1] {
     let mut orders = [NO_ORDER; MOST_PAGES + 1];
     let mut pages = 1;
     while pages <= MOST_PAGES {
-        orders[pages] = pages.next_power_of_two().trailing_zeros() as u8;
+        if pages.is_power_of_two() || !are_exact {
+            orders[pages] = pages.next_power_of_two().trailing_zeros() as u8;
+        }
         pages += 1;
     }
     orders
-};
-
-/// The same of those that are powers of two.
-const EXACT_ORDERS: [u8; MOST_PAGES + 1] = {
-    let mut orders = [NO_ORDER; MOST_PAGES + 1];
-    let mut order = 0;
-    while order <= MAX_ORDER {
-        orders[1 << order] = order as u8;
-        order += 1;
-    }
-    orders
-};
-
-const POWERS: [NonZeroU64; MAX_ORDER + 1] = {
-    let mut powers = [NonZeroU64::MIN; MAX_ORDER + 1];
-    let mut order = 0;
-    while order < powers.len() {
-        if let Some(power) = NonZeroU64::new(1 << order) {
-            powers[order] = power;
-        }
-        order += 1;
-    }
-    powers
-};
+}
 
 #[inline(always)]
 fn look_up(orders: &[u8; MOST_PAGES + 1], pages: u64) -> Option<usize> {
@@ -83,10 +65,10 @@ pub(super) fn exact_order(pages: u64) -> Option<usize> {
     look_up(&EXACT_ORDERS, pages)
 }
 
-/// Pages of a range of an order; of a larger one than there are, some number.
+/// Pages of a range of an order.
 #[inline(always)]
 pub(super) fn pages_of(order: usize) -> NonZeroU64 {
-    POWERS.get(order).copied().unwrap_or(NonZeroU64::MIN)
+    NonZeroU64::new(1 << (order % 64)).unwrap_or(NonZeroU64::MIN)
 }
 
 impl State {
