@@ -114,12 +114,24 @@ extern crate alloc;
 #[cfg(shuttle)]
 extern crate std;
 
+/// Whether a test has planted this mistake: never, outside of models.
+macro_rules! plants {
+    ($mistake:ident) => {{
+        #[cfg(any(shuttle, all(test, loom)))]
+        let plants = crate::planted::has(crate::planted::Mistake::$mistake);
+        #[cfg(not(any(shuttle, all(test, loom))))]
+        let plants = false;
+        plants
+    }};
+}
+
 pub use {address, iova};
 
 pub mod clock;
 pub mod invalidate;
 pub mod mapper;
-#[cfg(shuttle)]
+#[cfg(any(shuttle, all(test, loom)))]
+#[path = "tests/planted.rs"]
 pub mod planted;
 pub mod reuse;
 pub mod risk;
