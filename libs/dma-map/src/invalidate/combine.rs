@@ -47,7 +47,7 @@
 //!
 //! Cost in line transfers for each request: the post, and the report; from the seventh of a generation on its range. For each
 //! batch: closing, reporting, the look at the report before, and what the hardware's queue needs. Counted by `bench/dma-lines`
-//! with everybody busy: 1.8 for two cores, 3.1 to 4.0 for four to 32, 2.5 for 128.
+//! with everybody busy (`dstr_busy`): 2.7 for two cores, 3.5 to 5.0 for four to 128.
 //!
 //! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among those who go alone, which is the
 //! hardware's; merging of adjacent ranges where their number alone would not pay.

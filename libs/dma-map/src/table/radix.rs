@@ -79,11 +79,7 @@ fn missing(level: u32, leaf_level: u32, first: u64, last: u64) -> u64 {
         let (tables, last) = ((last >> shift) + 1 - (first >> shift), last + 1);
         let whole = (last >> shift).saturating_sub((first + (1 << shift) - 1) >> shift);
         // The entry above a table that is needed whole becomes a leaf instead.
-        if below < leaf_level {
-            tables - whole
-        } else {
-            tables
-        }
+        tables - if below < leaf_level { whole } else { 0 }
     };
     (1..level).map(at).sum()
 }
@@ -181,22 +177,14 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
         // Errors from here on only where others map what they do not own.
         while let Some((node, leaf, first, last)) = parts(top, next, end).next() {
             let (level, phys) = (node.level, phys_of(first));
+            let is_leaf = level <= leaf_level && last - first == entry_pages(level) - 1;
             next = last + 1;
-            if level == 1 {
-                node.store(first, last, phys, access);
-            } else if leaf.is_none()
-                && level <= leaf_level
-                && last - first == entry_pages(level) - 1
-            {
-                if !node.swap(first, None, Some(Leaf { phys, access })) {
-                    return Err(already_mapped(first, level));
-                }
-            } else if leaf.is_some() {
-                return Err(already_mapped(first, level));
-            } else if node.install(first, &mut reserve) {
-                next = first;
-            } else {
-                return Err(MapError::OutOfTables { tables: 1 });
+            match leaf {
+                _ if level == 1 => node.store(first, last, phys, access),
+                None if is_leaf && node.swap(first, None, Some(Leaf { phys, access })) => {}
+                None if !is_leaf && node.install(first, &mut reserve) => next = first,
+                None if !is_leaf => return Err(MapError::OutOfTables { tables: 1 }),
+                _ => return Err(already_mapped(first, level)),
             }
         }
         Ok(())

@@ -41,6 +41,8 @@ const fn index(page: u64, level: u32) -> usize {
 pub struct IoPageTable<F: Format, M: TableMemory> {
     root: PhysAddr,
     levels: u32,
+    /// The first page that it does not translate.
+    end: u64,
     pub(super) leaves: LeafSizes,
     memory: M,
     counters: Counters,
@@ -91,6 +93,7 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
         let tree = Self {
             root: memory.alloc().ok_or(ConfigError::OutOfTables)?,
             levels,
+            end: entry_pages(levels + 1),
             leaves,
             memory,
             counters: Counters::default(),
@@ -108,15 +111,14 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
     }
 
     /// Bits of an IOVA that the table translates.
-    #[inline]
     pub fn width(&self) -> u32 {
-        PAGE_SHIFT + INDEX_BITS * self.levels
+        PAGE_SHIFT + self.end.trailing_zeros()
     }
 
     /// Whether `page` lies in what the table translates.
     #[inline]
     pub(super) fn translates(&self, page: u64) -> bool {
-        page >> (self.width() - PAGE_SHIFT) == 0
+        page < self.end
     }
 
     fn count_table(&self, level: u32) {
