@@ -103,10 +103,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`,
-//! `table::tree`, and the two forwarding functions of `table::radix`), because a table entry is a number that
-//! is turned into a reference, on a path of nanoseconds, and by those that give table pages back
-//! (`mapper::reclaim`) or pretend to (`testing`). Everything else is safe code.
+//! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`, `table::tree`),
+//! because a table entry is a number that is turned into a reference, on a path of nanoseconds, and by those that give table
+//! pages back (`mapper::reclaim`) or pretend to (`testing`). Everything else is safe code.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 

@@ -206,27 +206,23 @@ impl Combiner {
         own: &[Command],
     ) -> Result<Option<(Ticket, u32)>, InvalidateError> {
         let joins_after = habit.joins_after();
-        if joins_after == 0 && self.generations.has_posts() {
-            return Ok(None);
-        }
-        if let Some(ticket) = invalidator.try_submit(own)? {
-            return Ok(Some((ticket, 0)));
-        }
-        if habit.pressed.load(Ordering::Relaxed) >= habit.calls_at() {
-            return Ok(None);
-        }
         let mut spin = Spin::default();
+        let mut looks = 0;
         loop {
-            let looks = spin.wait();
-            if looks > joins_after && self.generations.has_posts() {
+            if looks >= joins_after && self.generations.has_posts() {
                 return Ok(None);
             }
-            if looks == BUSY_LOOKS {
-                return Ok(Some((invalidator.submit(own)?, looks)));
-            }
-            if let Some(ticket) = invalidator.try_submit(own)? {
+            let submitted = match looks {
+                BUSY_LOOKS => Some(invalidator.submit(own)?),
+                _ => invalidator.try_submit(own)?,
+            };
+            if let Some(ticket) = submitted {
                 return Ok(Some((ticket, looks)));
             }
+            if looks == 0 && habit.pressed.load(Ordering::Relaxed) >= habit.calls_at() {
+                return Ok(None);
+            }
+            looks = spin.wait();
         }
     }
 

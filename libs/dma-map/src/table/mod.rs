@@ -5,8 +5,8 @@
 //!
 //! # How work flows
 //! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an allocator gave it
-//! to him and to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
-//! different ranges share, are installed by compare-and-swap; who loses gives his page back. Nobody waits for anybody.
+//! to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
+//! different ranges share, are installed by compare-and-swap; who loses gives its page back. Nobody waits for anybody.
 //!
 //! Tables that become empty stay, until the owner of all their IOVAs, usually the allocator that got a whole chunk
 //! of 512 pages back, calls [`retire_leaf`](PageTable::retire_leaf): no walk counts anything. The device may still
@@ -118,11 +118,6 @@ impl RetiredTable {
     /// What the table translated: the range to invalidate, page-walk caches included.
     pub fn range(&self) -> IovaRange {
         self.range
-    }
-
-    /// The page of the table.
-    pub fn page(&self) -> PhysAddr {
-        self.page
     }
 }
 
