@@ -19,8 +19,8 @@ use core::marker::PhantomData;
 
 use address::{Iova, PAGE_SHIFT, PhysAddr};
 use dma_map::table::{
-    ENTRIES, Format, IoMap, MapError, PageTable, RetiredTable, TableMemory, TableStats,
-    Translation, UnmapError,
+    ENTRIES, Entry, Format, IoMap, MapError, PageTable, RetiredTable, TableMemory, TableStats,
+    Translation, UnmapError, format::MAX_LEVELS,
 };
 use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicU32, AtomicU64, AtomicUsize, CachePadded, Lock, Ordering, spin_loop};
@@ -71,10 +71,6 @@ impl<T: PageTable> PageTable for GlobalLockTable<T> {
         self.table.root()
     }
 
-    fn levels(&self) -> u32 {
-        self.table.levels()
-    }
-
     fn stats(&self) -> TableStats {
         self.table.stats()
     }
@@ -109,7 +105,7 @@ pub struct RwLockTable<F: Format, M: TableMemory> {
 impl<F: Format, M: TableMemory> RwLockTable<F, M> {
     /// An empty table of so many levels, which the format has; `None` without memory for a root.
     pub fn new(memory: M, levels: u32) -> Option<Self> {
-        assert!((F::MIN_LEVELS..=F::MAX_LEVELS).contains(&levels));
+        assert!((F::MIN_LEVELS..=MAX_LEVELS).contains(&levels));
         let root = memory.alloc()?;
         let table = Self {
             memory,
@@ -288,9 +284,12 @@ impl<F: Format, M: TableMemory> IoMap for RwLockTable<F, M> {
         let page = IovaPfn::of(iova).raw();
         let table = self.leaf_table(page)?;
         let entry = self.read(table, self.entry(table, page, 1));
-        (entry != 0).then(|| Translation {
-            phys: PhysAddr::new(F::phys(entry).raw() + iova.offset_in(1 << PAGE_SHIFT)),
-            access: F::access(entry),
+        let Entry::Leaf(leaf) = F::decode(entry, 1) else {
+            return None;
+        };
+        Some(Translation {
+            phys: PhysAddr::new(leaf.phys.raw() + iova.offset_in(1 << PAGE_SHIFT)),
+            access: leaf.access,
             leaf_pages: 1,
         })
     }
@@ -299,10 +298,6 @@ impl<F: Format, M: TableMemory> IoMap for RwLockTable<F, M> {
 impl<F: Format, M: TableMemory> PageTable for RwLockTable<F, M> {
     fn root(&self) -> PhysAddr {
         self.root
-    }
-
-    fn levels(&self) -> u32 {
-        self.levels
     }
 
     fn stats(&self) -> TableStats {
@@ -489,19 +484,20 @@ fn one(page: u64) -> IovaRange {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use dma_map::table::{HostMemory, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
+    use dma_map::table::{IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
+    use dma_map::testing::CountedMemory;
     use iova::testing::Random;
 
     use super::*;
 
-    type Rw<'a> = RwLockTable<VtdSecondLevel, &'a HostMemory>;
-    type Plain<'a> = IoPageTable<VtdSecondLevel, &'a HostMemory>;
+    type Rw<'a> = RwLockTable<VtdSecondLevel, &'a CountedMemory>;
+    type Plain<'a> = IoPageTable<VtdSecondLevel, &'a CountedMemory>;
 
     fn range(first: u64, pages: u64) -> IovaRange {
         IovaRange::new(IovaPfn::new(first), pages).expect("a range of the space")
     }
 
-    fn plain(memory: &HostMemory) -> Plain<'_> {
+    fn plain(memory: &CountedMemory) -> Plain<'_> {
         let config = TableConfig {
             levels: 4,
             leaves: LeafSizes::FOUR_K,
@@ -512,7 +508,7 @@ mod tests {
     /// The table without locks is the model: it has tests of its own.
     #[test]
     fn tables_with_locks_answer_as_the_one_without() {
-        let memory = HostMemory::new();
+        let memory = CountedMemory::new();
         let rw = Rw::new(&memory, 4).expect("memory for a root");
         let global = GlobalLockTable::new(plain(&memory));
         let model = plain(&memory);
@@ -570,7 +566,7 @@ mod tests {
 
     #[test]
     fn owners_do_not_disturb_each_other() {
-        let memory = HostMemory::new();
+        let memory = CountedMemory::new();
         hammer(&Rw::new(&memory, 4).expect("memory for a root"));
         hammer(&GlobalLockTable::new(plain(&memory)));
         assert_eq!(memory.pages_in_use(), 0);
@@ -578,7 +574,7 @@ mod tests {
 
     #[test]
     fn a_counted_page_ends_with_its_last_user() {
-        let memory = HostMemory::new();
+        let memory = CountedMemory::new();
         let table = CountedTable::new(plain(&memory));
         let (two, phys) = (range(511, 2), PhysAddr::new(511 << PAGE_SHIFT));
         for _ in 0..3 {

@@ -222,7 +222,7 @@ fn identity_iterations(count: usize) -> Result<Vec<usize>> {
             table.unmap(range)?;
             cores[core].free(range)?;
         }
-        pages_after.push(table.table().table_pages());
+        pages_after.push(table.table().stats().pages());
     }
     Ok(pages_after)
 }

@@ -103,10 +103,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`,
-//! `table::tree`, and the two forwarding functions of `table::radix`), because a table entry is a number that
-//! is turned into a reference, on a path of nanoseconds, and by those that give table pages back
-//! (`mapper::reclaim`) or pretend to (`testing`). Everything else is safe code.
+//! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`, `table::tree`),
+//! because a table entry is a number that is turned into a reference, on a path of nanoseconds, and by those that give table
+//! pages back (`mapper::reclaim`) or pretend to (`testing`). Everything else is safe code.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 
@@ -114,12 +113,24 @@ extern crate alloc;
 #[cfg(shuttle)]
 extern crate std;
 
+/// Whether a test has planted this mistake: never, outside of models.
+macro_rules! plants {
+    ($mistake:ident) => {{
+        #[cfg(any(shuttle, all(test, loom)))]
+        let plants = crate::planted::has(crate::planted::Mistake::$mistake);
+        #[cfg(not(any(shuttle, all(test, loom))))]
+        let plants = false;
+        plants
+    }};
+}
+
 pub use {address, iova};
 
 pub mod clock;
 pub mod invalidate;
 pub mod mapper;
-#[cfg(shuttle)]
+#[cfg(any(shuttle, all(test, loom)))]
+#[path = "tests/planted.rs"]
 pub mod planted;
 pub mod reuse;
 pub mod risk;

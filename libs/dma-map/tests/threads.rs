@@ -5,9 +5,8 @@ use std::sync::Barrier;
 use std::thread;
 
 use address::PhysAddr;
-use dma_map::table::{
-    HostMemory, IoPageTable, LeafSizes, MapError, PageTable, TableConfig, VtdSecondLevel,
-};
+use dma_map::table::{IoPageTable, LeafSizes, MapError, PageTable, TableConfig, VtdSecondLevel};
+use dma_map::testing::CountedMemory;
 use iova::{Access, IovaPfn, IovaRange};
 
 const THREADS: u64 = 4;
@@ -121,7 +120,7 @@ fn retire<P: PageTable>(table: &P, first: u64) {
 
 #[test]
 fn owners_do_not_disturb_each_other() {
-    let memory = HostMemory::new();
+    let memory = CountedMemory::new();
     let table = IoPageTable::<VtdSecondLevel, _>::new(&memory, CONFIG).unwrap();
     hammer(&table, 200_000 / SLOWER);
     drop(table);

@@ -2,9 +2,9 @@
 //!
 //! A core that finds the hardware idle submits for itself, and one that finds it busy waits and then does, as under
 //! `strict`. After some such waits in a row it **calls**: it posts in the open **generation**. Whoever is first there waits
-//! until the batch before is complete, and where nobody has come a little longer; then he, or who comes meanwhile, closes
+//! until the batch before is complete, and where nobody has come a little longer; then it, or who comes meanwhile, closes
 //! the generation, which opens the next, and submits one batch for all. It reports the ticket, and everybody waits for
-//! the hardware himself. Those who meet keep to it for a while; then, and where nobody came, they go alone again.
+//! the hardware. Those who meet keep to it for a while; then, and where nobody came, they go alone again.
 //!
 //! As pseudo-code:
 //! ```text
@@ -17,57 +17,54 @@
 //! ```
 //! **When it is cheaper**, the [`Invalidator`] says ([`meets_from`](Invalidator::meets_from)). Where no more cores exist than
 //! that, and for cores from the 32,768th on, a request costs what it costs under `strict`. Where fewer have come when a
-//! generation is closed, each invalidates for himself.
+//! generation is closed, each invalidates for itself.
 //!
-//! **Guarantee**: nobody returns before an invalidation is complete that covers his range and was submitted after
-//! the call, hence after he cleared the entries. Orderings: a post is a Release read-modify-write and closing an Acquire one of
+//! **Guarantee**: nobody returns before an invalidation is complete that covers its range and was submitted after
+//! the call, hence after it cleared the entries. Orderings: a post is a Release read-modify-write and closing an Acquire one of
 //! the same word, so the clearing comes before the submission; a report is a Release store, a look at it an Acquire load;
 //! [`poll`](Invalidator::poll) acquires what the hardware did. A range that has not come when its generation is closed makes
-//! the batch a domain command, and can no longer be left: its word belongs to a later generation then. Who is stopped
-//! for so long that the report is overwritten invalidates for itself, and anybody may close for a first that is stopped. **No wait
-//! for another core is without a bound**: where who has closed a generation is stopped before it reports, the others invalidate
-//! each for itself, and go on so until it does; their posts stay in the open generation, which one of them closes then.
-//! The loom models check this, and that the planted mutants are caught. If a submission fails, everybody tries for himself
-//! and has his own error.
+//! the batch a domain command, and can no longer be left: its word belongs to a later generation then. If a submission fails,
+//! everybody tries for itself and has its own error.
+//!
+//! **No wait for another core is without a bound.** A core that is stopped for so long that the report is overwritten
+//! invalidates for itself, and anybody may close for a first that is stopped. Where who has closed a generation is stopped
+//! before it reports, the others invalidate each for itself, and go on so until it does; their posts stay in the open
+//! generation, which one of them closes then. The models check all this, and that planted mistakes are found.
 //!
 //! # What was measured
 //! Two cores of a Xeon whose lines take 215 ns there and back, commands of 500 ns, a domain as dear as a page: 0.79 and 0.80
-//! of `strict`'s time in two runs, where the version with a handed-over seat took 0.82 and 0.86; of a lock around the wait
-//! 0.65 and 0.59. Where two do not pay (pages of 500 ns, a domain of 1 us), as long as `strict`. This counts the wait for
-//! others, up to 256 looks, as `strict` where there is none ([`with_gather`](Combiner::with_gather)): then two cores
-//! seldom meet. More than two cores were not measured, nor was a real unit.
+//! of `strict`'s time in two runs; of a lock around the wait 0.65 and 0.59. Where two do not pay (pages of 500 ns, a domain of
+//! 1 us), as long as `strict`. More than two cores were not measured, nor was a real unit.
 //!
 //! | departure from the plain version | why |
 //! |---|---|
 //! | going alone is a habit of the core, no word is shared for it | a lone core must not pay for others |
 //! | a core meets only after waits that were not short | where hardware is idle half of the time, coming together costs and brings nothing: 16 % |
-//! | who comes when the first awaits him closes | the first would hear of him a line's transfer later, and submit another later |
+//! | who comes when the first awaits it closes | the first would hear of it a line's transfer later, and submit another later |
 //! | tickets are reported at submission | the report travels while the hardware works; all return at once |
 //! | two reports in turn | the next generation's posts do not disturb those who read; a core finds what it read last time |
 //! | the first six ranges lie on the line of the posts | one transfer brings both |
 //!
 //! Cost in line transfers for each request: the post, and the report; from the seventh of a generation on its range. For each
 //! batch: closing, reporting, the look at the report before, and what the hardware's queue needs. Counted by `bench/dma-lines`
-//! with everybody busy: 1.8 for two cores, 3.1 to 4.0 for four to 32, 2.5 for 128. What is above 3: with four cores two meet at
-//! a time, and a batch's five lines count half each; from 16 on, the ranges beyond the sixth.
+//! with everybody busy (`dstr_busy`): 2.7 for two cores, 3.5 to 5.0 for four to 128.
 //!
 //! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among those who go alone, which is the
 //! hardware's; merging of adjacent ranges where their number alone would not pay.
 
-mod merge;
+mod generations;
 #[cfg(test)]
 #[cfg(loom)]
 #[path = "combine/tests/model.rs"]
 mod model;
-mod seat;
 
 use alloc::boxed::Box;
+use core::task::Poll;
 
 use iova::IovaRange;
 use lines::{AtomicU32, AtomicU64, CachePadded, Ordering, Spin};
 
-use self::merge::{RANGES_MAX, merge};
-use self::seat::{Board, CORES_MAX, News, Post, RANGES, Seat, unpack};
+use self::generations::{CORES_MAX, Generations, Post, RANGES};
 use super::{Command, InvalidateError, Invalidator, Ticket};
 
 /// After so many looks whoever waits closes the generation itself: the machine may have stopped who should.
@@ -88,22 +85,6 @@ const PRESSED_MAX: u32 = 256;
 const MEETINGS: u32 = 256;
 /// A wait is short that is less than this part of what the core's own batch takes.
 const SHORT: u32 = 4;
-
-/// What the models must catch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(any(loom, shuttle)), expect(dead_code, reason = "the models'"))]
-pub enum Mutant {
-    /// Nothing is planted.
-    None,
-    /// Who hears that his batch was submitted returns.
-    EarlyAnswer,
-    /// A post orders nothing. Only loom sees this.
-    RelaxedPost,
-    /// A core takes the batch before its own for its own.
-    LateJoin,
-    /// Who waits for a batch does so for ever.
-    NeverLeaves,
-}
 
 /// What a core has found out about the others, which alone reads and writes this.
 #[derive(Default)]
@@ -135,9 +116,8 @@ impl Habit {
         }
     }
 
-    fn calls(&self) -> bool {
-        let calls_at = self.calls_at.load(Ordering::Relaxed);
-        self.pressed.load(Ordering::Relaxed) >= calls_at.max(PRESSED)
+    fn calls_at(&self) -> u32 {
+        self.calls_at.load(Ordering::Relaxed).max(PRESSED)
     }
 
     /// Alone: so many looks at busy hardware, and so many at the core's own batch.
@@ -154,64 +134,38 @@ impl Habit {
         self.own.store(own, Ordering::Relaxed);
     }
 
-    fn met(&self) {
-        let left = match self.meetings.load(Ordering::Relaxed) {
-            0 => MEETINGS,
-            left => left - 1,
+    /// After a post: whether others were there.
+    fn met(&self, others: bool) {
+        let (meetings, pressed, calls_at) = match self.meetings.load(Ordering::Relaxed) {
+            _ if !others => (0, 0, (2 * self.calls_at()).min(PRESSED_MAX)),
+            // One wait that is not short brings it back.
+            0 => (MEETINGS, PRESSED.saturating_sub(1), 0),
+            left => (left - 1, PRESSED.saturating_sub(1), 0),
         };
-        self.meetings.store(left, Ordering::Relaxed);
-        // One wait that is not short brings it back.
-        self.pressed
-            .store(PRESSED.saturating_sub(1), Ordering::Relaxed);
-        self.calls_at.store(0, Ordering::Relaxed);
-    }
-
-    fn met_nobody(&self) {
-        let calls_at = self.calls_at.load(Ordering::Relaxed).max(PRESSED);
-        self.meetings.store(0, Ordering::Relaxed);
-        self.pressed.store(0, Ordering::Relaxed);
-        self.calls_at
-            .store((2 * calls_at).min(PRESSED_MAX), Ordering::Relaxed);
+        self.meetings.store(meetings, Ordering::Relaxed);
+        self.pressed.store(pressed, Ordering::Relaxed);
+        self.calls_at.store(calls_at, Ordering::Relaxed);
     }
 }
 
 /// Where the unmaps of a domain's cores meet.
 pub struct Combiner {
-    seat: Seat,
-    board: Board,
+    generations: Generations,
     habits: Box<[CachePadded<Habit>]>,
     gather_looks: u32,
-    #[cfg(any(loom, shuttle))]
-    mutant: Mutant,
 }
 
 impl Combiner {
-    /// For `cores` cores.
-    pub fn new(cores: usize) -> Self {
-        Self::with_gather(cores, GATHER_LOOKS)
-    }
-
-    /// As [`new`](Self::new); a core that has called others and is alone when the hardware is idle looks up to
-    /// `gather_looks` times for them.
-    pub fn with_gather(cores: usize, gather_looks: u32) -> Self {
+    /// For `cores` cores. One that has called others and is alone when the hardware is idle looks up to `gather_looks` times
+    /// for them ([`GATHER_LOOKS`]; with 0 as `strict`, and then two cores seldom meet).
+    pub fn new(cores: usize, gather_looks: u32) -> Self {
         Self {
-            seat: Seat::new(),
-            board: Board::new(),
+            generations: Generations::new(),
             habits: (0..cores.min(CORES_MAX))
                 .map(|_| CachePadded::default())
                 .collect(),
             gather_looks,
-            #[cfg(any(loom, shuttle))]
-            mutant: Mutant::None,
         }
-    }
-
-    /// The same with a mistake planted, to show that the models find it.
-    #[cfg(shuttle)]
-    #[must_use]
-    pub fn planted(mut self, mutant: Mutant) -> Self {
-        self.mutant = mutant;
-        self
     }
 
     /// Returns when an invalidation of `range` that was submitted after the call is complete.
@@ -252,27 +206,23 @@ impl Combiner {
         own: &[Command],
     ) -> Result<Option<(Ticket, u32)>, InvalidateError> {
         let joins_after = habit.joins_after();
-        if joins_after == 0 && self.seat.has_posts() {
-            return Ok(None);
-        }
-        if let Some(ticket) = invalidator.try_submit(own)? {
-            return Ok(Some((ticket, 0)));
-        }
-        if habit.calls() {
-            return Ok(None);
-        }
         let mut spin = Spin::default();
+        let mut looks = 0;
         loop {
-            let looks = spin.wait();
-            if looks > joins_after && self.seat.has_posts() {
+            if looks >= joins_after && self.generations.has_posts() {
                 return Ok(None);
             }
-            if looks == BUSY_LOOKS {
-                return Ok(Some((invalidator.submit(own)?, looks)));
-            }
-            if let Some(ticket) = invalidator.try_submit(own)? {
+            let submitted = match looks {
+                BUSY_LOOKS => Some(invalidator.submit(own)?),
+                _ => invalidator.try_submit(own)?,
+            };
+            if let Some(ticket) = submitted {
                 return Ok(Some((ticket, looks)));
             }
+            if looks == 0 && habit.pressed.load(Ordering::Relaxed) >= habit.calls_at() {
+                return Ok(None);
+            }
+            looks = spin.wait();
         }
     }
 
@@ -285,79 +235,87 @@ impl Combiner {
         range: IovaRange,
     ) -> Result<(), InvalidateError> {
         let own = [Command::Pages(range)];
+        let all = &self.generations;
         let left = habit.left.load(Ordering::Relaxed);
-        if left == self.seat.generation() {
-            // A second post of one core could make more of them than there is room for. Whoever is left there as well hears that
-            // it is alone.
-            if self.board.has(left - 1)
-                && let Some(count) = self.seat.close(Post::some_of(left))
+        if left == all.open() {
+            // A second post of one core could make more of them than there is room for. Whoever is left there as well hears
+            // that it is alone.
+            let post = Post {
+                generation: left,
+                place: 0,
+                is_awaited: false,
+            };
+            if all.is_reported(left - 1)
+                && let Some(count) = all.close(post)
             {
-                self.seat.take(left, count);
-                self.board.report_on(left, None);
+                all.take(left, count);
+                all.report(left, None);
             }
             return invalidator.flush(&own);
         }
-        let post = self.seat.post(self.order());
+        let post = all.post();
+        let is_next = || all.is_reported(post.generation - 1);
         // Those who come when a domain command is cheaper anyway need not say.
         if post.place + 1 < invalidator.whole_domain_from() {
-            self.seat.put(post, range);
+            all.put(post, range);
         }
         let closes = match post.place {
-            0 => self.stand_first(invalidator, enough, post),
+            0 => self.stand_first(invalidator, enough, post.generation),
             // The first would hear only a line's transfer from now that it is worth it.
-            place => post.is_awaited && place + 1 == enough && self.board.has(post.generation - 1),
+            place => post.is_awaited && place + 1 == enough && is_next(),
         };
-        let mut closed = closes.then(|| self.seat.close(post)).flatten();
+        let mut closed = closes.then(|| all.close(post)).flatten();
         let mut spin = Spin::default();
         loop {
             if let Some(count) = closed {
-                match count >= enough {
-                    true => habit.met(),
-                    false => habit.met_nobody(),
-                }
+                habit.met(count >= enough);
                 return self.lead(invalidator, enough, post, count, range);
             }
-            match self.news(post) {
-                News::Ticket(ticket) => {
-                    habit.met();
-                    if self.plants(Mutant::EarlyAnswer) {
-                        return Ok(());
-                    }
-                    return wait(invalidator, ticket).map(drop);
-                }
-                News::Alone => {
-                    habit.met_nobody();
-                    return invalidator.flush(&own);
-                }
-                News::Nothing => {}
+            if let Poll::Ready(ticket) =
+                all.outcome(post.generation - u64::from(plants!(JoinsLate)))
+            {
+                habit.met(ticket.is_some());
+                return match ticket {
+                    Some(_) if plants!(AnswersEarly) => Ok(()),
+                    Some(ticket) => wait(invalidator, ticket).map(drop),
+                    None => invalidator.flush(&own),
+                };
             }
             let looks = spin.wait();
-            if looks % LOOKS == 0 && self.board.has(post.generation - 1) {
-                closed = self.seat.close(post);
+            if looks % LOOKS == 0 && is_next() {
+                closed = all.close(post);
             }
-            if looks >= PATIENCE && closed.is_none() && !self.plants(Mutant::NeverLeaves) {
+            if looks >= PATIENCE && closed.is_none() && !plants!(NeverLeaves) {
                 habit.left.store(post.generation, Ordering::Relaxed);
-                habit.met_nobody();
+                habit.met(false);
                 return invalidator.flush(&own);
             }
         }
     }
 
-    /// The first of a generation waits until the hardware is idle, and a little for others if they would make a cheaper
-    /// batch. False where somebody else has closed it.
-    fn stand_first<I: Invalidator>(&self, invalidator: &I, enough: usize, post: Post) -> bool {
-        let is_open = || matches!(self.board.news(post.generation), News::Nothing);
+    /// The first of a generation waits until the batch of the last one is complete, or where it had none the hardware is idle,
+    /// and a little for others if they would make a cheaper batch. False where somebody else has closed it.
+    fn stand_first<I: Invalidator>(&self, invalidator: &I, enough: usize, generation: u64) -> bool {
+        let is_open = || self.generations.outcome(generation).is_pending();
         let mut spin = Spin::default();
         let mut looks = 0;
-        while !self.board.has(post.generation - 1)
-            || looks < BUSY_LOOKS && !self.is_idle(invalidator, post)
-        {
+        loop {
+            let is_idle = match self.generations.outcome(generation - 1) {
+                Poll::Pending => false,
+                Poll::Ready(_) if looks >= BUSY_LOOKS => true,
+                // An error is for those who are in it.
+                Poll::Ready(Some(ticket)) => invalidator.poll(ticket).unwrap_or(true),
+                Poll::Ready(None) => invalidator.is_idle(),
+            };
+            if is_idle {
+                break;
+            }
             if looks >= BUSY_LOOKS || !is_open() {
                 return false;
             }
             looks = spin.wait();
         }
-        if self.gather_looks == 0 || self.seat.await_others() >= enough {
+        if self.gather_looks == 0 || self.generations.await_others() >= enough {
             return true;
         }
         let mut spin = Spin::default();
@@ -367,41 +325,6 @@ impl Combiner {
             }
         }
         true
-    }
-
-    /// Whether the batch of the last generation is complete; where it had none, whether the hardware is idle.
-    #[inline]
-    fn is_idle<I: Invalidator>(&self, invalidator: &I, post: Post) -> bool {
-        match self.board.news(post.generation - 1) {
-            News::Nothing => false,
-            // An error is for those who are in it.
-            News::Ticket(ticket) => invalidator.poll(ticket).unwrap_or(true),
-            News::Alone => invalidator.is_idle(),
-        }
-    }
-
-    #[inline]
-    fn news(&self, post: Post) -> News {
-        let late = u64::from(self.plants(Mutant::LateJoin));
-        self.board.news(post.generation - late)
-    }
-
-    /// Of posting.
-    #[inline]
-    fn order(&self) -> Ordering {
-        match self.plants(Mutant::RelaxedPost) {
-            true => Ordering::Relaxed,
-            false => Ordering::AcqRel,
-        }
-    }
-
-    /// Whether this mistake is planted: never, outside the models.
-    #[inline(always)]
-    fn plants(&self, _mutant: Mutant) -> bool {
-        #[cfg(any(loom, shuttle))]
-        return self.mutant == _mutant;
-        #[cfg(not(any(loom, shuttle)))]
-        false
     }
 
     /// Carries out a generation of `count`, which this core has closed. Its ranges are taken before the report, which whoever
@@ -414,28 +337,44 @@ impl Combiner {
         count: usize,
         range: IovaRange,
     ) -> Result<(), InvalidateError> {
-        let generation = post.generation;
-        let own = [Command::Pages(range)];
-        let is_alone = count < enough;
-        let submitted = if is_alone || count >= invalidator.whole_domain_from() || count > RANGES {
-            let commands = if is_alone { own } else { [Command::Domain] };
-            let submitted = invalidator.submit(&commands);
-            self.seat.take(generation, count);
-            submitted
+        let mut ranges = self.generations.take(post.generation, count);
+        if let Some(own) = ranges.get_mut(post.place) {
+            *own = Some(range);
+        }
+        let mut commands = [Command::Domain; RANGES];
+        let submitted = if count < enough {
+            invalidator.submit(&[Command::Pages(range)])
+        } else if count >= invalidator.whole_domain_from() || count > RANGES {
+            invalidator.submit(&[Command::Domain])
         } else {
-            let words = self.seat.take(generation, count);
-            let ranges = words[..count].iter().enumerate().map(|(place, word)| {
-                if place == post.place {
-                    return Some(range);
-                }
-                unpack(*word)
-            });
-            invalidator.submit(merge(ranges, &mut [Command::Domain; RANGES_MAX]))
+            invalidator.submit(merge(&mut ranges[..count], &mut commands))
         };
-        let ticket = submitted.ok().filter(|_| !is_alone);
-        self.board.report_on(generation, ticket);
+        let ticket = submitted.ok().filter(|_| count >= enough);
+        self.generations.report(post.generation, ticket);
         wait(invalidator, submitted?).map(drop)
     }
+}
+
+/// Sorts ranges and gives the fewest commands, in `to`, that cover them: everything where one is unknown. `to` begins with that.
+fn merge<'c>(ranges: &mut [Option<IovaRange>], to: &'c mut [Command; RANGES]) -> &'c [Command] {
+    ranges.sort_unstable_by_key(|range| range.map(IovaRange::first));
+    let mut len = 0;
+    for range in ranges {
+        let Some(range) = *range else {
+            return &to[..1];
+        };
+        if let Some(Command::Pages(last)) = to[..len].last_mut()
+            && range.first().raw() <= last.last().raw().saturating_add(1)
+        {
+            let end = last.last().max(range.last());
+            let pages = end.raw() - last.first().raw() + 1;
+            *last = IovaRange::new(last.first(), pages).expect("spans two ranges of the space");
+        } else {
+            to[len] = Command::Pages(range);
+            len += 1;
+        }
+    }
+    &to[..len]
 }
 
 /// Waits without pauses at first; gives the looks it took.

@@ -18,8 +18,6 @@
 
 mod combine;
 
-#[cfg(shuttle)]
-pub use combine::Mutant;
 pub use combine::{Combiner, GATHER_LOOKS};
 
 use iova::IovaRange;

@@ -193,8 +193,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
                 noted: Vec::with_capacity(cores),
             })),
             combiner: match policy.teardown {
-                Teardown::Combining(gather) => Combiner::with_gather(cores, gather.looks),
-                _ => Combiner::new(0),
+                Teardown::Combining(gather) => Combiner::new(cores, gather.looks),
+                _ => Combiner::new(0, 0),
             },
             sharing: matches!(policy.reuse, Reuse::Shared)
                 .then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),

@@ -1,13 +1,12 @@
 //! IO page tables: what a device's addresses go through, changed by many cores while the device reads them.
 //!
 //! A tree of tables of 512 entries, 3 to 5 levels high, with leaves of 4 KiB, 2 MiB and 1 GiB, in the format of
-//! Intel VT-d's second level ([`vtd`], Architecture Specification revision 4.1, §9.8) or AMD's version 1 ([`amd`],
-//! publication 48882 revision 3.07, §2.2.3).
+//! Intel VT-d's second level or AMD's version 1 ([`format`](mod@format)).
 //!
 //! # How work flows
 //! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an allocator gave it
-//! to him and to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
-//! different ranges share, are installed by compare-and-swap; who loses gives his page back. Nobody waits for anybody.
+//! to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
+//! different ranges share, are installed by compare-and-swap; who loses gives its page back. Nobody waits for anybody.
 //!
 //! Tables that become empty stay, until the owner of all their IOVAs, usually the allocator that got a whole chunk
 //! of 512 pages back, calls [`retire_leaf`](PageTable::retire_leaf): no walk counts anything. The device may still
@@ -23,7 +22,7 @@
 //! that no table need be locked is from *Utilizing the IOMMU Scalably* (USENIX ATC 2015).
 //!
 //! # Parts
-//! [`format`] what an entry is; [`memory`] where pages come from; `tree` the entries and why following them is
+//! [`format`](mod@format) what an entry is; [`memory`] where pages come from; `tree` the entries and why following them is
 //! sound (with `memory`, all of the unsafe code); `radix` what a call does to the tree; `tests/model.rs` the loom models.
 //!
 //! # What it costs
@@ -55,7 +54,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod amd;
 mod error;
 pub mod format;
 mod io_map;
@@ -65,20 +63,18 @@ pub mod memory;
 pub(crate) mod model;
 mod radix;
 mod tree;
-pub mod vtd;
 
 use address::PhysAddr;
 use iova::{Access, IovaRange};
 
-pub use amd::AmdV1;
 pub use error::{ConfigError, MapError, UnmapError};
-pub use format::{ENTRIES, Entry, Format, Leaf};
+pub use format::{AmdV1, ENTRIES, Entry, Format, Leaf, VtdSecondLevel};
 pub use io_map::IoMap;
 #[cfg(not(any(loom, shuttle)))]
-pub use memory::{Arena, HostMemory};
+pub use memory::HostMemory;
 pub use memory::{Table, TableMemory};
-pub use radix::{IoPageTable, LeafSizes, TableConfig};
-pub use vtd::VtdSecondLevel;
+pub use radix::{LeafSizes, TableConfig};
+pub use tree::IoPageTable;
 
 /// Where an address goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,11 +119,6 @@ impl RetiredTable {
     pub fn range(&self) -> IovaRange {
         self.range
     }
-
-    /// The page of the table.
-    pub fn page(&self) -> PhysAddr {
-        self.page
-    }
 }
 
 /// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that alignment, the configuration and
@@ -143,16 +134,8 @@ pub trait PageTable: IoMap {
     /// again, and waits for the invalidation, before the table is dropped: its pages are freed then.
     fn root(&self) -> PhysAddr;
 
-    /// Levels.
-    fn levels(&self) -> u32;
-
     /// Pages by level. Exact when nobody maps at the time.
     fn stats(&self) -> TableStats;
-
-    /// All table pages, those retired among them.
-    fn table_pages(&self) -> usize {
-        self.stats().pages()
-    }
 
     /// Whether there is a table that translates exactly `chunk`, which [`retire_leaf`](Self::retire_leaf) might take. The caller
     /// owns all of it.

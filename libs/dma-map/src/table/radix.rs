@@ -7,45 +7,34 @@
 //! 2. allocate those;
 //! 3. install them and store the leaves.
 //!
-//! So an error finds nothing changed, and what one call takes is bounded ([`MAX_TABLES`]). Steps 1 and 3 begin at the lowest
-//! table that leads to all of the range, walk once to each leaf table of 512 pages, and not at all below an entry that is
-//! empty (1) or becomes a large leaf.
-
-mod range;
+//! So an error finds nothing changed, and what one call takes is bounded ([`MAX_TABLES`]). Steps 1 and 3 go from [`Part`] to
+//! part: they walk once to each leaf table of 512 pages, from the lowest table that leads to all of the range, and not at
+//! all below an entry that is empty (1) or becomes a large leaf.
 
 use core::convert::Infallible;
 
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
 use iova::{Access, IovaPfn, IovaRange};
 
-use range::{Job, check_mapped, clear};
-
-use super::format::{ENTRIES, Format, INDEX_BITS, entry_pages};
+use super::format::{Format, INDEX_BITS, Leaf, PHYS_BITS, entry_pages};
 use super::memory::TableMemory;
-use super::tree::{Child, Node, Tree, index};
-use super::{
-    ConfigError, IoMap, MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError,
-};
+use super::tree::{IoPageTable, Node};
+use super::{IoMap, MapError, Translation, UnmapError};
 
 /// Most table pages that one call adds: 64 MiB, which map 32 GiB in pages of 4 KiB.
 const MAX_TABLES: u64 = 1 << 14;
 
-/// Sizes of leaves that a unit knows, beside pages of 4 KiB, which all do.
+/// Sizes of leaves that a unit knows, beside pages of 4 KiB, which all do: how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeafSizes(u8);
+pub struct LeafSizes(u32);
 
 impl LeafSizes {
     /// 4 KiB only.
     pub const FOUR_K: Self = Self(0);
     /// 4 KiB and 2 MiB.
-    pub const TWO_M: Self = Self(1 << 2);
+    pub const TWO_M: Self = Self(1);
     /// 4 KiB, 2 MiB and 1 GiB.
-    pub const ONE_G: Self = Self(1 << 2 | 1 << 3);
-
-    #[inline]
-    const fn has(self, level: u32) -> bool {
-        self.0 >> level & 1 != 0
-    }
+    pub const ONE_G: Self = Self(2);
 }
 
 /// What tables a unit can walk.
@@ -57,138 +46,187 @@ pub struct TableConfig {
     pub leaves: LeafSizes,
 }
 
-/// A tree of tables in format `F` on pages of `M`, that cores share without a lock.
-#[derive(Debug)]
-pub struct IoPageTable<F: Format, M: TableMemory> {
-    tree: Tree<F, M>,
-    leaves: LeafSizes,
+/// Pages that lie in one leaf table, or behind one entry above that leads to no table: to a leaf, which is given, or nowhere.
+/// That table, that leaf, the first page and the last.
+type Part<'t, F, M> = (Node<'t, F, M>, Option<Leaf>, u64, u64);
+
+/// The parts of pages `first` to `last`, to all of which `top` leads, each as it is when it is asked for.
+fn parts<F: Format, M: TableMemory>(
+    top: Node<'_, F, M>,
+    first: u64,
+    last: u64,
+) -> impl Iterator<Item = Part<'_, F, M>> {
+    let mut next = first;
+    core::iter::from_fn(move || {
+        let first = next;
+        if first > last {
+            return None;
+        }
+        let (node, leaf) = top.walk(first);
+        // A leaf table is all that one entry of the level above stands for.
+        let pages = entry_pages(node.level.max(2));
+        let last = last.min(first | (pages - 1));
+        next = last + 1;
+        Some((node, leaf, first, last))
+    })
+}
+
+/// Tables needed below an empty entry of a table at `level` for its pages `first` to `last`, where whole entries of tables
+/// up to level `leaf_level` become leaves.
+fn missing(level: u32, leaf_level: u32, first: u64, last: u64) -> u64 {
+    let at = |below: u32| {
+        let shift = INDEX_BITS * below;
+        let (tables, last) = ((last >> shift) + 1 - (first >> shift), last + 1);
+        let whole = (last >> shift).saturating_sub((first + (1 << shift) - 1) >> shift);
+        // The entry above a table that is needed whole becomes a leaf instead.
+        tables - if below < leaf_level { whole } else { 0 }
+    };
+    (1..level).map(at).sum()
+}
+
+#[cold]
+fn already_mapped(page: u64, level: u32) -> MapError {
+    MapError::AlreadyMapped {
+        iova: IovaPfn::new(page).start(),
+        leaf_pages: entry_pages(level),
+    }
+}
+
+#[cold]
+fn not_mapped(page: u64) -> UnmapError {
+    let iova = IovaPfn::new(page).start();
+    UnmapError::NotMapped { iova }
+}
+
+/// Whether an address is that of a page, and an entry can hold it.
+#[inline]
+fn is_page(phys: PhysAddr) -> bool {
+    phys.raw() & ((PAGE_SIZE - 1) | !(u64::MAX >> (64 - PHYS_BITS))) == 0
 }
 
 impl<F: Format, M: TableMemory> IoPageTable<F, M> {
-    /// An empty table: a root.
-    ///
-    /// # Errors
-    /// [`ConfigError`].
-    pub fn new(memory: M, config: TableConfig) -> Result<Self, ConfigError> {
-        let TableConfig { levels, leaves } = config;
-        if !(F::MIN_LEVELS..=F::MAX_LEVELS).contains(&levels) {
-            return Err(ConfigError::Levels {
-                levels,
-                format: F::NAME,
-                min: F::MIN_LEVELS,
-                max: F::MAX_LEVELS,
-            });
-        }
-        let tree = Tree::new(memory, levels).ok_or(ConfigError::OutOfTables)?;
-        Ok(Self { tree, leaves })
+    /// Maps pages of one leaf table, if that is there and they are not mapped.
+    #[inline]
+    fn map_in_leaf_table(&self, range: IovaRange, phys: PhysAddr, access: Access) -> bool {
+        let (first, last) = (range.first().raw(), range.last().raw());
+        let leaf = self.leaf_table(first, last);
+        let leaf = leaf.filter(|leaf| leaf.find(first, last, true).is_none());
+        leaf.inspect(|leaf| leaf.store(first, last, phys, access))
+            .is_some()
     }
 
-    /// An empty table whose tables are installed with another ordering than release, to show what goes wrong.
-    #[cfg(all(test, loom))]
-    pub(crate) fn with_install_order(
-        memory: M,
-        config: TableConfig,
-        order: lines::Ordering,
-    ) -> Self {
-        let mut table = Self::new(memory, config).expect("the configuration of the model is valid");
-        table.tree.install_order = order;
-        table
+    /// Unmaps pages of one leaf table, if that is there and they are mapped.
+    #[inline]
+    fn unmap_in_leaf_table(&self, range: IovaRange) -> bool {
+        let (first, last) = (range.first().raw(), range.last().raw());
+        let leaf = self.leaf_table(first, last);
+        let leaf = leaf.filter(|leaf| leaf.find(first, last, false).is_none());
+        leaf.inspect(|leaf| leaf.clear(first, last)).is_some()
     }
 
-    /// Where its pages come from.
-    pub fn memory(&self) -> &M {
-        &self.tree.memory
-    }
-
-    /// Bits of an IOVA that the table translates.
-    pub fn width(&self) -> u32 {
-        PAGE_SHIFT + INDEX_BITS * self.tree.levels
-    }
-
-    fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), MapError> {
-        if !self.tree.translates(range.last()) {
+    #[inline(never)]
+    fn map_range(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
+        let (start, end) = (range.first().raw(), range.last().raw());
+        if !self.translates(end) {
             let width = self.width();
             return Err(MapError::IovaTooWide { range, width });
         }
         if !phys.is_aligned(PAGE_SIZE) {
             return Err(MapError::PhysMisaligned { phys });
         }
-        let end = range.len().and_then(|len| phys.checked_add(len - 1));
-        if end.is_none_or(|end| end.raw() >> F::PHYS_BITS != 0) {
+        let last = range.len().and_then(|len| phys.checked_add(len - 1));
+        if last.is_none_or(|last| last.raw() >> PHYS_BITS != 0) {
             return Err(MapError::PhysTooWide {
                 phys,
                 pages: range.pages(),
-                width: F::PHYS_BITS,
+                width: PHYS_BITS,
             });
+        }
+        // Nothing overflows from here on.
+        if self.map_in_leaf_table(range, phys, access) {
+            return Ok(());
+        }
+        let phys_of = |page: u64| PhysAddr::new(phys.raw() + ((page - start) << PAGE_SHIFT));
+        let is_aligned =
+            |level: &u32| (start ^ phys.raw() >> PAGE_SHIFT).is_multiple_of(entry_pages(*level));
+        let leaf_level = (1..=1 + self.leaves.0).rev().find(is_aligned).unwrap_or(1);
+
+        let top = self.top().lowest(start, end, 1);
+        let mut tables = 0;
+        for (node, leaf, first, last) in parts(top, start, end) {
+            let level = node.level;
+            let mapped = match leaf {
+                _ if level == 1 => node.find(first, last, true),
+                Some(_) => Some(first),
+                None => {
+                    tables += missing(level, leaf_level, first, last);
+                    None
+                }
+            };
+            if let Some(page) = mapped {
+                return Err(already_mapped(page, level));
+            }
+        }
+        if tables > MAX_TABLES {
+            let max = MAX_TABLES;
+            return Err(MapError::TooManyTables { tables, max });
+        }
+        let reserve = self.reserve(tables);
+        let mut reserve = reserve.ok_or(MapError::OutOfTables { tables })?;
+        let mut next = start;
+        // Errors from here on only where others map what they do not own.
+        while let Some((node, leaf, first, last)) = parts(top, next, end).next() {
+            let (level, phys) = (node.level, phys_of(first));
+            let is_leaf = level <= leaf_level && last - first == entry_pages(level) - 1;
+            next = last + 1;
+            match leaf {
+                _ if level == 1 => node.store(first, last, phys, access),
+                None if is_leaf && node.swap(first, None, Some(Leaf { phys, access })) => {}
+                None if !is_leaf && node.install(first, &mut reserve) => next = first,
+                None if !is_leaf => return Err(MapError::OutOfTables { tables: 1 }),
+                _ => return Err(already_mapped(first, level)),
+            }
         }
         Ok(())
     }
 
     #[inline(never)]
-    fn map_range(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
-        self.check(range, phys)?;
-        let (first, last) = (range.first().raw(), range.last().raw());
-        let job = Job {
-            first,
-            phys,
-            access,
-            leaves: self.leaves,
-        };
-        let top = self.lowest(first, last);
-        let tables = job.check(top, first, last)?;
-        if tables > MAX_TABLES {
-            let max = MAX_TABLES;
-            return Err(MapError::TooManyTables { tables, max });
-        }
-        let reserve = self.tree.reserve(tables);
-        let mut reserve = reserve.ok_or(MapError::OutOfTables { tables })?;
-        job.store(top, first, last, &mut reserve)
-    }
-
-    #[inline(never)]
     fn unmap_range(&self, range: IovaRange) -> Result<(), UnmapError> {
-        if !self.tree.translates(range.last()) {
+        let (start, end) = (range.first().raw(), range.last().raw());
+        if !self.translates(end) {
             let width = self.width();
             return Err(UnmapError::IovaTooWide { range, width });
         }
-        let (first, last) = (range.first().raw(), range.last().raw());
-        let top = self.lowest(first, last);
-        check_mapped(top, first, last)?;
-        clear(top, first, last)
-    }
-
-    /// The lowest table there is through which all walks for pages `first` to `last` go.
-    fn lowest(&self, first: u64, last: u64) -> Node<'_, F, M> {
-        let mut node = self.tree.top();
-        while let level @ 2.. = node.level
-            && (first ^ last) >> (INDEX_BITS * (level - 1)) == 0
-            && let Child::Table(child) = node.child(index(first, level))
-        {
-            node = child;
+        if self.unmap_in_leaf_table(range) {
+            return Ok(());
         }
-        node
+        let top = self.top().lowest(start, end, 1);
+        for (node, leaf, first, last) in parts(top, start, end) {
+            let leaf_pages = entry_pages(node.level);
+            let unmapped = match leaf {
+                _ if node.level == 1 => node.find(first, last, false),
+                None => Some(first),
+                Some(_) if last - first == leaf_pages - 1 => None,
+                Some(_) => {
+                    let iova = IovaPfn::new(first).start();
+                    return Err(UnmapError::InsideHugeLeaf { iova, leaf_pages });
+                }
+            };
+            if let Some(page) = unmapped {
+                return Err(not_mapped(page));
+            }
+        }
+        let mut cleared = Ok(());
+        for (node, leaf, first, last) in parts(top, start, end) {
+            if node.level == 1 {
+                node.clear(first, last);
+            } else if leaf.is_none() || !node.swap(first, leaf, None) {
+                // Others have unmapped what they do not own: a large leaf is not there any more.
+                cleared = cleared.and(Err(not_mapped(first)));
+            }
+        }
+        cleared
     }
-}
-
-/// Whether an address is that of a page, and an entry of the format can hold it.
-#[inline]
-fn is_page_of<F: Format>(phys: PhysAddr) -> bool {
-    phys.raw() & ((PAGE_SIZE - 1) | !(u64::MAX >> (64 - F::PHYS_BITS))) == 0
-}
-
-/// The entries of a table at `level` that pages `first` to `last` concern, which lie below one table: for each
-/// its index and its pages among these, both ends inclusive.
-fn parts(
-    level: u32,
-    first: u64,
-    last: u64,
-) -> impl ExactSizeIterator<Item = (usize, u64, u64)> + DoubleEndedIterator {
-    let pages = entry_pages(level);
-    let start = first & !(pages * ENTRIES as u64 - 1);
-    (index(first, level)..index(last, level) + 1).map(move |at| {
-        let from = start + at as u64 * pages;
-        (at, from.max(first), last.min(from + (pages - 1)))
-    })
 }
 
 impl<F: Format, M: TableMemory> IoMap for IoPageTable<F, M> {
@@ -196,12 +234,7 @@ impl<F: Format, M: TableMemory> IoMap for IoPageTable<F, M> {
 
     #[inline]
     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError> {
-        let page = range.first();
-        if range.pages() == 1
-            && is_page_of::<F>(phys)
-            && let Some(leaf) = self.tree.leaf_table(page)
-            && leaf.map_one(index(page.raw(), 1), phys, access)
-        {
+        if range.pages() == 1 && is_page(phys) && self.map_in_leaf_table(range, phys, access) {
             return Ok(());
         }
         self.map_range(range, phys, access)
@@ -209,67 +242,21 @@ impl<F: Format, M: TableMemory> IoMap for IoPageTable<F, M> {
 
     #[inline]
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        let page = range.first();
-        if range.pages() == 1
-            && let Some(leaf) = self.tree.leaf_table(page)
-            && leaf.unmap_one(index(page.raw(), 1))
-        {
+        if range.pages() == 1 && self.unmap_in_leaf_table(range) {
             return Ok(());
         }
         self.unmap_range(range)
     }
 
     fn lookup(&self, iova: Iova) -> Option<Translation> {
-        let page = IovaPfn::of(iova);
-        if !self.tree.translates(page) {
-            return None;
-        }
-        let mut node = self.tree.top();
-        loop {
-            let level = node.level;
-            match node.child(index(page.raw(), level)) {
-                Child::Empty => return None,
-                Child::Table(child) => node = child,
-                Child::Leaf(leaf) => {
-                    let leaf_pages = entry_pages(level);
-                    let offset = iova.offset_in(leaf_pages << PAGE_SHIFT);
-                    return Some(Translation {
-                        phys: leaf.phys.checked_add(offset)?,
-                        access: leaf.access,
-                        leaf_pages,
-                    });
-                }
-            }
-        }
-    }
-}
-
-impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
-    fn root(&self) -> PhysAddr {
-        self.tree.root
-    }
-
-    fn levels(&self) -> u32 {
-        self.tree.levels
-    }
-
-    fn stats(&self) -> TableStats {
-        self.tree.stats()
-    }
-
-    fn has_table(&self, chunk: IovaRange) -> bool {
-        self.tree.has_table(chunk)
-    }
-
-    #[expect(unsafe_code, reason = "the promise is the caller's, passed on")]
-    unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
-        // SAFETY: the caller promises that nobody walks for an IOVA of the chunk, which is what `retire` asks.
-        unsafe { self.tree.retire(chunk) }
-    }
-
-    #[expect(unsafe_code, reason = "the promise is the caller's, passed on")]
-    unsafe fn release(&self, retired: RetiredTable) {
-        // SAFETY: the caller promises that no device holds the page, which is what `release` asks.
-        unsafe { self.tree.release(retired) }
+        let page = IovaPfn::of(iova).raw();
+        let top = self.translates(page).then(|| self.top())?;
+        let (node, leaf) = top.walk(page);
+        let (Leaf { phys, access }, leaf_pages) = (leaf?, entry_pages(node.level));
+        Some(Translation {
+            phys: phys.checked_add(iova.offset_in(leaf_pages << PAGE_SHIFT))?,
+            access,
+            leaf_pages,
+        })
     }
 }

@@ -4,10 +4,10 @@
 //! the address of a page that came from this tree's memory and is not freed. It holds because
 //! * entries are written only here, as 0, as what `Format::leaf` makes (which is never taken for a table: formats
 //!   are sealed and tested), or by [`Node::install`] with a fresh page;
-//! * a page leaves the tree only by [`Tree::retire`], whose caller promises that nobody walks its range, and is
-//!   freed only by [`Tree::release`], after that;
+//! * a page leaves the tree only by [`PageTable::retire_leaf`], whose caller promises that nobody walks its range, and is
+//!   freed only by [`PageTable::release`], after that;
 //! * new pages are published by a *release* compare-and-swap and entries are loaded by *acquire*, so whoever
-//!   finds the page finds its zeros too. With a relaxed swap he may find what the page held before: entries
+//!   finds the page finds its zeros too. With a relaxed swap it may find what the page held before: entries
 //!   of a table that is gone. (`tests/model.rs` makes that mistake on purpose.)
 //!
 //! A [`Node`] is a table in use by a call. It does not outlive the call, which is what makes "nobody walks"
@@ -18,29 +18,33 @@
 )]
 
 use core::marker::PhantomData;
-use core::ops::RangeInclusive;
+// `core`'s, since counters order nothing: models need not explore them.
+use core::sync::atomic::AtomicUsize;
 
 use address::{PAGE_SHIFT, PhysAddr};
 use alloc::vec::Vec;
-use iova::{Access, IovaPfn, IovaRange};
-use lines::{AtomicU64, AtomicUsize, Ordering};
+use iova::{Access, IovaRange};
+use lines::{AtomicU64, Ordering};
 
 use super::format::{ENTRIES, Entry, Format, INDEX_BITS, Leaf, MAX_LEVELS, entry_pages};
 use super::memory::{Table, TableMemory};
-use super::{RetiredTable, TableStats};
+use super::{ConfigError, LeafSizes, PageTable, RetiredTable, TableConfig, TableStats};
 
-/// Index of `pfn`'s entry in a table at `level`.
+/// Index of `page`'s entry in a table at `level`.
 #[inline]
-pub(super) const fn index(pfn: u64, level: u32) -> usize {
-    (pfn >> (INDEX_BITS * (level - 1))) as usize & (ENTRIES - 1)
+const fn index(page: u64, level: u32) -> usize {
+    (page >> (INDEX_BITS * (level - 1))) as usize & (ENTRIES - 1)
 }
 
-/// The tables and their memory.
+/// A tree of tables in format `F` on pages of `M`, that cores share without a lock.
 #[derive(Debug)]
-pub(super) struct Tree<F: Format, M: TableMemory> {
-    pub(super) root: PhysAddr,
-    pub(super) levels: u32,
-    pub(super) memory: M,
+pub struct IoPageTable<F: Format, M: TableMemory> {
+    root: PhysAddr,
+    levels: u32,
+    /// The first page that it does not translate.
+    end: u64,
+    pub(super) leaves: LeafSizes,
+    memory: M,
     counters: Counters,
     format: PhantomData<fn() -> F>,
     /// The ordering that publishes a table: release, except in a model that shows why.
@@ -48,18 +52,19 @@ pub(super) struct Tree<F: Format, M: TableMemory> {
     pub(super) install_order: Ordering,
 }
 
-/// A table during a call.
-pub(super) struct Node<'t, F: Format, M: TableMemory> {
-    tree: &'t Tree<F, M>,
-    table: &'t Table,
-    pub(super) level: u32,
+/// Tables by level, leaf tables first. Written when a table comes or goes, never on the common path.
+#[derive(Debug, Default)]
+struct Counters {
+    tables: [AtomicUsize; MAX_LEVELS as usize],
+    retired: AtomicUsize,
+    peak: AtomicUsize,
 }
 
-/// What lies behind an entry.
-pub(super) enum Child<'t, F: Format, M: TableMemory> {
-    Empty,
-    Leaf(Leaf),
-    Table(Node<'t, F, M>),
+/// A table during a call. Its methods take pages, of which it has an entry.
+pub(super) struct Node<'t, F: Format, M: TableMemory> {
+    tree: &'t IoPageTable<F, M>,
+    table: &'t Table,
+    pub(super) level: u32,
 }
 
 impl<F: Format, M: TableMemory> Clone for Node<'_, F, M> {
@@ -70,31 +75,56 @@ impl<F: Format, M: TableMemory> Clone for Node<'_, F, M> {
 
 impl<F: Format, M: TableMemory> Copy for Node<'_, F, M> {}
 
-impl<F: Format, M: TableMemory> Tree<F, M> {
-    /// An empty tree of `levels` levels; `None` without memory for the root.
-    pub(super) fn new(memory: M, levels: u32) -> Option<Self> {
-        let root = memory.alloc()?;
+impl<F: Format, M: TableMemory> IoPageTable<F, M> {
+    /// An empty table: a root.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn new(memory: M, config: TableConfig) -> Result<Self, ConfigError> {
+        let TableConfig { levels, leaves } = config;
+        if !(F::MIN_LEVELS..=MAX_LEVELS).contains(&levels) {
+            return Err(ConfigError::Levels {
+                levels,
+                format: F::NAME,
+                min: F::MIN_LEVELS,
+                max: MAX_LEVELS,
+            });
+        }
         let tree = Self {
-            root,
+            root: memory.alloc().ok_or(ConfigError::OutOfTables)?,
             levels,
+            end: entry_pages(levels + 1),
+            leaves,
             memory,
             counters: Counters::default(),
             format: PhantomData,
             #[cfg(loom)]
             install_order: Ordering::Release,
         };
-        tree.counters.installed(levels);
-        Some(tree)
+        tree.count_table(levels);
+        Ok(tree)
     }
 
-    pub(super) fn stats(&self) -> TableStats {
-        self.counters.read()
+    /// Where its pages come from.
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
-    /// Whether `pfn` lies in what the table translates.
+    /// Bits of an IOVA that the table translates.
+    pub fn width(&self) -> u32 {
+        PAGE_SHIFT + self.end.trailing_zeros()
+    }
+
+    /// Whether `page` lies in what the table translates.
     #[inline]
-    pub(super) fn translates(&self, pfn: IovaPfn) -> bool {
-        pfn.raw() >> (INDEX_BITS * self.levels) == 0
+    pub(super) fn translates(&self, page: u64) -> bool {
+        page < self.end
+    }
+
+    fn count_table(&self, level: u32) {
+        self.counters.tables[level as usize - 1].fetch_add(1, Ordering::Relaxed);
+        let pages = self.stats().pages();
+        self.counters.peak.fetch_max(pages, Ordering::Relaxed);
     }
 
     /// The table at `page`, which the root or a table entry of the tree names.
@@ -114,36 +144,32 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         }
     }
 
-    /// The leaf table of a page that the tree translates, if there is one: the whole of the common path.
+    /// The leaf table of all pages from `first` to `last`, if there is one: the whole walk of the common path.
     #[inline]
-    pub(super) fn leaf_table(&self, pfn: IovaPfn) -> Option<Node<'_, F, M>> {
-        if !self.translates(pfn) {
+    pub(super) fn leaf_table(&self, first: u64, last: u64) -> Option<Node<'_, F, M>> {
+        if (first ^ last) >= ENTRIES as u64 || !self.translates(first) {
             return None;
         }
-        let mut table = self.follow(self.root);
+        let (mut table, levels) = (self.follow(self.root), self.levels);
         // Levels by name, so that shifts are constants: a loop over them costs 2 ns more.
-        if self.levels == 5 {
-            table = self.step(table, pfn, 5)?;
-        }
-        if self.levels >= 4 {
-            table = self.step(table, pfn, 4)?;
-        }
-        if self.levels >= 3 {
-            table = self.step(table, pfn, 3)?;
-        }
-        Some(Node {
+        let mut descend = |level| {
+            // Acquire: pairs with `install`.
+            let entry = table[index(first, level)].load(Ordering::Acquire);
+            let is_table = F::is_table(entry, level);
+            if is_table {
+                table = self.follow(F::phys(entry));
+            }
+            is_table
+        };
+        let is_there = (levels < 5 || descend(5))
+            && (levels < 4 || descend(4))
+            && (levels < 3 || descend(3))
+            && descend(2);
+        is_there.then_some(Node {
             tree: self,
-            table: self.step(table, pfn, 2)?,
+            table,
             level: 1,
         })
-    }
-
-    /// The next table on the way to `pfn` from one at `level`.
-    #[inline(always)]
-    fn step(&self, table: &Table, pfn: IovaPfn, level: u32) -> Option<&Table> {
-        // Acquire: pairs with `install`.
-        let entry = table[index(pfn.raw(), level)].load(Ordering::Acquire);
-        F::is_table(entry, level).then(|| self.follow(F::phys(entry)))
     }
 
     /// `pages` pages for tables to be installed; `None` if there are not so many.
@@ -160,72 +186,17 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         Some(reserve)
     }
 
-    /// The entry, of a table at the level, that stands for exactly `range`.
-    fn entry_of(&self, range: IovaRange) -> Option<(&AtomicU64, u32)> {
-        if !self.translates(range.last()) {
-            return None;
-        }
-        let first = range.first().raw();
-        let mut parent = self.top();
-        // The parent is the table with one entry for the whole range.
-        while entry_pages(parent.level) > range.pages() {
-            match parent.child(index(first, parent.level)) {
-                Child::Table(node) => parent = node,
-                _ => return None,
-            }
-        }
-        let level = parent.level;
-        if level == 1 || entry_pages(level) != range.pages() || !first.is_multiple_of(range.pages())
-        {
-            return None;
-        }
-        Some((&parent.table[index(first, level)], level))
-    }
-
-    /// Whether there is a table for exactly `range`.
-    pub(super) fn has_table(&self, range: IovaRange) -> bool {
-        let entry = self.entry_of(range);
-        entry.is_some_and(|(slot, level)| F::is_table(slot.load(Ordering::Relaxed), level))
-    }
-
-    /// Takes an empty table out of the tree; see [`PageTable::retire_leaf`](super::PageTable::retire_leaf).
-    ///
-    /// # Safety
-    /// As there: nobody walks for an IOVA of `range`.
-    pub(super) unsafe fn retire(&self, range: IovaRange) -> Option<RetiredTable> {
-        let (slot, level) = self.entry_of(range)?;
-        let entry = slot.load(Ordering::Acquire);
-        if !F::is_table(entry, level) {
-            return None;
-        }
-        let page = F::phys(entry);
-        // Acquire: pairs with the release of whoever cleared an entry, so that his later stores to
-        // the page (there are none) could not follow it into the free list.
-        let is_empty = |entry: &AtomicU64| entry.load(Ordering::Acquire) == 0;
-        if !self.follow(page).iter().all(is_empty) {
-            return None;
-        }
-        // Fails if somebody else retired it at the same time. Release: the invalidation comes after.
-        slot.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed)
-            .ok()?;
-        self.counters.retired(level - 1);
-        Some(RetiredTable {
-            page,
-            root: self.root,
-            range,
-        })
-    }
-
-    /// Frees a retired table.
-    ///
-    /// # Safety
-    /// As [`PageTable::release`](super::PageTable::release): no device holds the page's address.
-    pub(super) unsafe fn release(&self, retired: RetiredTable) {
-        assert_eq!(retired.root, self.root, "released into its own table");
-        self.counters.released();
-        // SAFETY: the page came from this memory by `install`, was unlinked by `retire`, and `RetiredTable` cannot be
-        // copied, so it is freed once. No CPU walks it (`retire`'s promise) and no device (this one's).
-        unsafe { self.memory.free(retired.page) };
+    /// The table with one entry for exactly `range`, if there is one and a table may be behind that entry.
+    fn above(&self, range: IovaRange) -> Option<Node<'_, F, M>> {
+        let (first, pages) = (range.first().raw(), range.pages());
+        let level = 1 + pages.trailing_zeros() / INDEX_BITS;
+        let is_entry = level > 1
+            && level <= self.levels
+            && pages == entry_pages(level)
+            && first.is_multiple_of(pages)
+            && self.translates(first);
+        let node = is_entry.then(|| self.top().lowest(first, first, level))?;
+        (node.level == level).then_some(node)
     }
 
     /// Frees the tables below `node`.
@@ -235,7 +206,7 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
         }
         for slot in node.table {
             let entry = slot.load(Ordering::Acquire);
-            if let Child::Table(child) = node.behind(entry) {
+            if let Entry::Table(child) = node.behind(entry) {
                 self.free_below(child);
                 // SAFETY: named by an entry, so live by the invariant; called from `drop` only, which is alone with
                 // the tree and does not look at this entry again. Devices: see `PageTable::root`.
@@ -245,7 +216,64 @@ impl<F: Format, M: TableMemory> Tree<F, M> {
     }
 }
 
-impl<F: Format, M: TableMemory> Drop for Tree<F, M> {
+impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
+    fn root(&self) -> PhysAddr {
+        self.root
+    }
+
+    fn stats(&self) -> TableStats {
+        let Counters {
+            tables,
+            retired,
+            peak,
+        } = &self.counters;
+        TableStats {
+            tables: core::array::from_fn(|level| tables[level].load(Ordering::Relaxed)),
+            retired: retired.load(Ordering::Relaxed),
+            peak: peak.load(Ordering::Relaxed),
+        }
+    }
+
+    fn has_table(&self, chunk: IovaRange) -> bool {
+        let node = self.above(chunk);
+        node.is_some_and(|node| matches!(node.child(chunk.first().raw()), Entry::Table(_)))
+    }
+
+    unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
+        let above = self.above(chunk)?;
+        let slot = above.slot(chunk.first().raw());
+        let entry = slot.load(Ordering::Acquire);
+        let Entry::Table(child) = above.behind(entry) else {
+            return None;
+        };
+        // Acquire: pairs with the release of whoever cleared an entry, so that its later stores to
+        // the page (there are none) could not follow it into the free list.
+        let is_empty = |entry: &AtomicU64| entry.load(Ordering::Acquire) == 0;
+        if !child.table.iter().all(is_empty) {
+            return None;
+        }
+        // Fails if somebody else retired it at the same time. Release: the invalidation comes after.
+        slot.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        self.counters.retired.fetch_add(1, Ordering::Relaxed);
+        self.counters.tables[child.level as usize - 1].fetch_sub(1, Ordering::Relaxed);
+        Some(RetiredTable {
+            page: F::phys(entry),
+            root: self.root,
+            range: chunk,
+        })
+    }
+
+    unsafe fn release(&self, retired: RetiredTable) {
+        assert_eq!(retired.root, self.root, "released into its own table");
+        self.counters.retired.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: the page came from this memory by `install`, was unlinked by `retire_leaf`, and `RetiredTable` cannot
+        // be copied, so it is freed once. No CPU walks it (the promise there) and no device (this one's).
+        unsafe { self.memory.free(retired.page) };
+    }
+}
+
+impl<F: Format, M: TableMemory> Drop for IoPageTable<F, M> {
     fn drop(&mut self) {
         self.free_below(self.top());
         // SAFETY: allocated by `new`, and nothing uses the tree after this.
@@ -254,19 +282,51 @@ impl<F: Format, M: TableMemory> Drop for Tree<F, M> {
 }
 
 impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
-    /// What lies behind the entry at `index`.
-    pub(super) fn child(&self, index: usize) -> Child<'t, F, M> {
-        let slot = &self.table[index];
-        // Acquire: pairs with `install`; what is behind a table entry is seen with the entry.
-        let entry = slot.load(Ordering::Acquire);
-        self.behind(entry)
+    /// The lowest table there is, at `level` or above, through which all walks for pages `first` to `last` go.
+    pub(super) fn lowest(mut self, first: u64, last: u64, level: u32) -> Self {
+        while self.level > level
+            && (first ^ last) < entry_pages(self.level)
+            && let Entry::Table(child) = self.child(first)
+        {
+            self = child;
+        }
+        self
     }
 
-    fn behind(&self, entry: u64) -> Child<'t, F, M> {
+    /// Where a walk for `page` ends: the last table, and the leaf that its entry is, if it is one.
+    pub(super) fn walk(mut self, page: u64) -> (Self, Option<Leaf>) {
+        loop {
+            match self.child(page) {
+                Entry::Table(child) => self = child,
+                Entry::Leaf(leaf) => return (self, Some(leaf)),
+                Entry::Empty => return (self, None),
+            }
+        }
+    }
+
+    fn slot(&self, page: u64) -> &'t AtomicU64 {
+        &self.table[index(page, self.level)]
+    }
+
+    /// The entries of pages `first` to `last` of a leaf table.
+    #[inline]
+    fn slots(&self, first: u64, last: u64) -> &'t [AtomicU64] {
+        debug_assert_eq!(self.level, 1);
+        let first_at = index(first, 1);
+        &self.table[first_at..first_at + (last - first) as usize + 1]
+    }
+
+    /// What lies behind the entry of `page`.
+    fn child(&self, page: u64) -> Entry<Self> {
+        // Acquire: pairs with `install`; what is behind a table entry is seen with the entry.
+        self.behind(self.slot(page).load(Ordering::Acquire))
+    }
+
+    fn behind(&self, entry: u64) -> Entry<Self> {
         match F::decode(entry, self.level) {
-            Entry::Empty => Child::Empty,
-            Entry::Leaf(leaf) => Child::Leaf(leaf),
-            Entry::Table(page) => Child::Table(Self {
+            Entry::Empty => Entry::Empty,
+            Entry::Leaf(leaf) => Entry::Leaf(leaf),
+            Entry::Table(page) => Entry::Table(Self {
                 tree: self.tree,
                 table: self.tree.follow(page),
                 level: self.level - 1,
@@ -274,155 +334,77 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         }
     }
 
-    /// Puts an empty table behind the entry at `index`, unless another core was faster: what is there now.
-    /// [`Child::Empty`] where the reserve is used up.
-    pub(super) fn install(&self, index: usize, reserve: &mut Reserve<'t, F, M>) -> Child<'t, F, M> {
-        let Some(page) = reserve.pages.pop() else {
-            return Child::Empty;
+    /// Puts an empty table behind the entry of `page`, unless another core was faster. False where the reserve is used up.
+    pub(super) fn install(&self, page: u64, reserve: &mut Reserve<'t, F, M>) -> bool {
+        let Some(table) = reserve.pages.pop() else {
+            return false;
         };
-        let entry = F::table(page, self.level);
-        let slot = &self.table[index];
-        // Release: pairs with the acquire of every walk; the page's zeros go first. Acquire: the winner's do.
+        let entry = F::table(table, self.level);
+        // Release: pairs with the acquire of every walk; the page's zeros go first.
         #[cfg(not(loom))]
         let order = Ordering::Release;
         #[cfg(loom)]
         let order = self.tree.install_order;
-        match slot.compare_exchange(0, entry, order, Ordering::Acquire) {
-            Ok(_) => {
-                self.tree.counters.installed(self.level - 1);
-                self.behind(entry)
-            }
-            Err(theirs) => {
-                // Nobody has seen our page: back to the reserve, which frees what is left over.
-                reserve.pages.push(page);
-                self.behind(theirs)
-            }
+        match (self.slot(page)).compare_exchange(0, entry, order, Ordering::Relaxed) {
+            Ok(_) => self.tree.count_table(self.level - 1),
+            // Nobody has seen our page: back to the reserve, which frees what is left over.
+            Err(_) => reserve.pages.push(table),
+        }
+        true
+    }
+
+    /// The first of the leaf table's pages `first` to `last` that is mapped, or that is not.
+    #[inline]
+    pub(super) fn find(&self, first: u64, last: u64, is_mapped: bool) -> Option<u64> {
+        // Relaxed: the caller owns the IOVAs, so nobody else writes these entries, and whatever gave the caller the
+        // IOVAs ordered the last owner's stores before.
+        let mut slots = self.slots(first, last).iter();
+        let found = slots.position(|slot| (slot.load(Ordering::Relaxed) != 0) == is_mapped)?;
+        Some(first + found as u64)
+    }
+
+    /// Makes the leaf table's entries of pages `first` to `last` leaves of consecutive pages from `phys` on.
+    #[inline]
+    pub(super) fn store(&self, first: u64, last: u64, phys: PhysAddr, access: Access) {
+        let mut leaf = F::leaf(phys, access, 1);
+        for slot in self.slots(first, last) {
+            // Release: a device that walks sees what the caller wrote to the page before.
+            slot.store(leaf, Ordering::Release);
+            leaf = leaf.wrapping_add(1 << PAGE_SHIFT);
         }
     }
 
-    /// First of the leaf table's entries `among` these that is used, or that is not.
+    /// Empties the leaf table's entries of pages `first` to `last`.
     #[inline]
-    pub(super) fn first(&self, among: RangeInclusive<usize>, is_used: bool) -> Option<usize> {
-        debug_assert_eq!(self.level, 1);
-        let start = *among.start();
-        let mut slots = self.table[among].iter();
-        let found = slots.position(|slot| (slot.load(Ordering::Relaxed) != 0) == is_used)?;
-        Some(start + found)
-    }
-
-    /// Makes the leaf table's entries `at` leaves of consecutive pages from `phys` on.
-    #[inline]
-    pub(super) fn store_leaves(&self, at: RangeInclusive<usize>, phys: PhysAddr, access: Access) {
-        debug_assert_eq!(self.level, 1);
-        // Release: a device that walks sees what the caller wrote to the page before.
-        let mut phys = phys.raw();
-        for slot in &self.table[at] {
-            slot.store(F::leaf(PhysAddr::new(phys), access, 1), Ordering::Release);
-            phys += 1 << PAGE_SHIFT;
-        }
-    }
-
-    /// Empties the leaf table's entries `at`.
-    #[inline]
-    pub(super) fn clear_leaves(&self, at: RangeInclusive<usize>) {
-        debug_assert_eq!(self.level, 1);
-        for slot in &self.table[at] {
+    pub(super) fn clear(&self, first: u64, last: u64) {
+        for slot in self.slots(first, last) {
             slot.store(0, Ordering::Release);
         }
     }
 
-    /// Changes one leaf, or nothing into a leaf or back; `false` if it is not `from` now. Never changes a table.
-    #[inline]
-    pub(super) fn swap(&self, at: usize, from: Option<Leaf>, to: Option<Leaf>) -> bool {
+    /// Changes one leaf, or nothing into a leaf or back; false if it is not `from` now. Never changes a table.
+    pub(super) fn swap(&self, page: u64, from: Option<Leaf>, to: Option<Leaf>) -> bool {
         let word = |leaf: Option<Leaf>| match leaf {
             Some(leaf) => F::leaf(leaf.phys, leaf.access, self.level),
             None => 0,
         };
-        let slot = &self.table[at];
-        slot.compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed)
+        (self.slot(page))
+            .compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
-    }
-
-    /// Maps one page of the leaf table if nothing is there.
-    #[inline]
-    pub(super) fn map_one(&self, at: usize, phys: PhysAddr, access: Access) -> bool {
-        let slot = &self.table[at];
-        // Relaxed, and no swap: the caller owns the IOVA, so nobody else writes this entry, and whatever
-        // gave the caller the IOVA ordered the last owner's store before.
-        if slot.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
-        slot.store(F::leaf(phys, access, 1), Ordering::Release);
-        true
-    }
-
-    /// Unmaps one page of the leaf table if a mapping is there.
-    #[inline]
-    pub(super) fn unmap_one(&self, at: usize) -> bool {
-        let slot = &self.table[at];
-        if slot.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        slot.store(0, Ordering::Release);
-        true
     }
 }
 
 /// Pages for tables, allocated before anything changes; what is left is freed.
 pub(super) struct Reserve<'t, F: Format, M: TableMemory> {
-    tree: &'t Tree<F, M>,
+    tree: &'t IoPageTable<F, M>,
     pages: Vec<PhysAddr>,
 }
 
 impl<F: Format, M: TableMemory> Drop for Reserve<'_, F, M> {
     fn drop(&mut self) {
         for page in self.pages.drain(..) {
-            // SAFETY: allocated by `Tree::reserve`, and never published: `install` takes it out of the list to do so.
+            // SAFETY: allocated by `reserve`, and never published: `install` takes it out of the list to do so.
             unsafe { self.tree.memory.free(page) };
-        }
-    }
-}
-
-/// Tables by level. Written when a table comes or goes, never on the common path.
-#[derive(Debug, Default)]
-struct Counters {
-    tables: [AtomicUsize; MAX_LEVELS as usize],
-    retired: AtomicUsize,
-    all: AtomicUsize,
-    peak: AtomicUsize,
-}
-
-impl Counters {
-    // In a model every access is a branch to explore, and nothing there reads these.
-    const COUNTS: bool = !cfg!(loom);
-
-    fn installed(&self, level: u32) {
-        if Self::COUNTS {
-            self.tables[level as usize - 1].fetch_add(1, Ordering::Relaxed);
-            let all = self.all.fetch_add(1, Ordering::Relaxed) + 1;
-            self.peak.fetch_max(all, Ordering::Relaxed);
-        }
-    }
-
-    fn retired(&self, level: u32) {
-        if Self::COUNTS {
-            self.tables[level as usize - 1].fetch_sub(1, Ordering::Relaxed);
-            self.retired.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn released(&self) {
-        if Self::COUNTS {
-            self.retired.fetch_sub(1, Ordering::Relaxed);
-            self.all.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn read(&self) -> TableStats {
-        TableStats {
-            tables: core::array::from_fn(|level| self.tables[level].load(Ordering::Relaxed)),
-            retired: self.retired.load(Ordering::Relaxed),
-            peak: self.peak.load(Ordering::Relaxed),
         }
     }
 }

@@ -214,10 +214,6 @@ impl<T: PageTable> PageTable for Stopping<T> {
         self.0.root()
     }
 
-    fn levels(&self) -> u32 {
-        self.0.levels()
-    }
-
     fn stats(&self) -> TableStats {
         self.0.stats()
     }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use dma_map::invalidate::{Combiner, Command, InvalidateError, Invalidator, Mutant, Ticket};
+use dma_map::invalidate::{Combiner, Command, InvalidateError, Invalidator, Ticket};
+use dma_map::planted::{Mistake, plant};
 use iova::{IovaPfn, IovaRange};
 use random_schedules::{any, fail, finds, has_failed, holds, point, thread};
 
@@ -129,16 +130,16 @@ fn unmaps(combiner: &Combiner, hardware: &Hardware, core: usize) {
     hardware.state().ended += 1;
 }
 
-fn model(fails: bool, mutant: Mutant) -> impl Fn() + Send + Sync + 'static {
-    model_stopped(fails, mutant, false)
+fn model(fails: bool) -> impl Fn() + Send + Sync + 'static {
+    model_stopped(fails, false)
 }
 
-fn model_stopped(fails: bool, mutant: Mutant, stops: bool) -> impl Fn() + Send + Sync + 'static {
+fn model_stopped(fails: bool, stops: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let cores = 4 + any(5) as usize;
         let gather_spins = any(2) as u32 * 3;
         let shared = Arc::new((
-            Combiner::with_gather(cores, gather_spins).planted(mutant),
+            Combiner::new(cores, gather_spins),
             Hardware {
                 state: Mutex::default(),
                 whole_domain_from: 2 + any(8) as usize,
@@ -160,29 +161,33 @@ fn model_stopped(fails: bool, mutant: Mutant, stops: bool) -> impl Fn() + Send +
 
 #[test]
 fn nobody_returns_before_his_own_invalidation() {
-    holds(10_000, model(false, Mutant::None));
+    holds(10_000, model(false));
 }
 
 #[test]
 fn a_core_that_is_stopped_stops_nobody() {
-    holds(10_000, model_stopped(false, Mutant::None, true));
+    holds(10_000, model_stopped(false, true));
 }
 
 #[test]
 fn after_an_error_everybody_asks_again_and_is_served() {
-    holds(5_000, model(true, Mutant::None));
+    holds(5_000, model(true));
 }
 
 #[test]
 fn mistakes_of_leaders_are_found() {
-    for mutant in [Mutant::EarlyAnswer, Mutant::LateJoin] {
+    for mistake in [Mistake::AnswersEarly, Mistake::JoinsLate] {
+        plant(Some(mistake));
         let what = "before its own invalidation";
-        assert!(finds(6_000, what, model(false, mutant)), "{mutant:?}");
+        assert!(finds(6_000, what, model(false)), "{mistake:?}");
     }
+    plant(None);
 }
 
 /// What shuttle cannot see, and loom does.
 #[test]
 fn a_post_that_orders_nothing_is_not_found() {
-    assert!(!finds(200, "", model(false, Mutant::RelaxedPost)));
+    plant(Some(Mistake::RelaxedPost));
+    assert!(!finds(200, "", model(false)));
+    plant(None);
 }

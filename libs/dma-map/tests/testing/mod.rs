@@ -29,8 +29,12 @@
 )]
 
 mod device;
+#[cfg(not(shuttle))]
+mod memory;
 
 pub use device::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
+#[cfg(not(shuttle))]
+pub use memory::{CountedMemory, RegionMemory};
 
 use alloc::sync::Arc;
 use core::time::Duration;

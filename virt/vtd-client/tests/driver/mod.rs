@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use address::PhysAddr;
 use dma_map::table::{
-    Arena, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
+    IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
 };
+use dma_map::testing::RegionMemory;
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Segment, TickClock};
 use fake_mem::ArrayMem;
 use guest_mem::{Gpa, Intent, Iommu, Iova, Perm, PhysMem, RegisterPage, Stop};
@@ -29,7 +30,7 @@ const TABLE_PAGES: usize = 512;
 pub const POISON: u64 = 0x7ff_f000;
 
 /// Table pages in guest memory. Freed ones lead astray until they are used again: a unit that walks one is noticed.
-pub struct GuestTables(Arena);
+pub struct GuestTables(RegionMemory);
 
 impl GuestTables {
     fn new(mem: &ArrayMem) -> Self {
@@ -40,8 +41,7 @@ impl GuestTables {
             .raw();
         let memory = NonNull::new(with_exposed_provenance_mut(host as usize)).expect("mapped");
         // SAFETY: `World` keeps `mem`, whose memory this is, longer than the table; the tests put nothing else there.
-        let arena = unsafe { Arena::new(PhysAddr::new(TABLES), memory, TABLE_PAGES) };
-        Self(arena.expect("aligned"))
+        Self(unsafe { RegionMemory::new(PhysAddr::new(TABLES), memory, TABLE_PAGES) })
     }
 
     pub fn used(&self) -> usize {
@@ -49,7 +49,7 @@ impl GuestTables {
     }
 }
 
-// SAFETY: every page is the arena's, which keeps the contract; what is stored before a page goes back is overwritten
+// SAFETY: every page is the region's, which keeps the contract; what is stored before a page goes back is overwritten
 // when it is given out again.
 unsafe impl TableMemory for GuestTables {
     fn alloc(&self) -> Option<PhysAddr> {

@@ -4,7 +4,6 @@ use iova::IovaPfn;
 use lines::AtomicBool;
 
 use super::super::Ticket;
-use super::merge::RANGES_MAX;
 use super::*;
 
 fn range(first: u64, pages: u64) -> IovaRange {
@@ -28,7 +27,7 @@ fn an_error_reaches_its_caller_and_the_next_request_works() {
             false
         }
     }
-    let combiner = Combiner::new(2);
+    let combiner = Combiner::new(2, GATHER_LOOKS);
     let dead = Dead(AtomicBool::new(true));
     let error = Err(InvalidateError::Stopped { status: 0x40 });
     // Alone, as long as it is not pressed; then it calls, and nobody comes.
@@ -98,7 +97,7 @@ fn nobody_returns_before_his_page_is_forgotten() {
         looks: AtomicU32::new(0),
         batches: AtomicU32::new(0),
     };
-    let combiner = Combiner::new(CORES);
+    let combiner = Combiner::new(CORES, GATHER_LOOKS);
     let start = std::sync::Barrier::new(CORES);
     std::thread::scope(|scope| {
         for core in 0..CORES {
@@ -125,7 +124,8 @@ fn nobody_returns_before_his_page_is_forgotten() {
 }
 
 fn merged(ranges: impl Iterator<Item = Option<IovaRange>>) -> Vec<Command> {
-    merge(ranges, &mut [Command::Domain; RANGES_MAX]).to_vec()
+    let mut ranges: Vec<_> = ranges.collect();
+    merge(&mut ranges, &mut [Command::Domain; RANGES]).to_vec()
 }
 
 #[test]
@@ -137,11 +137,10 @@ fn adjacent_and_overlapping_ranges_share_a_command() {
 }
 
 #[test]
-fn too_many_ranges_become_a_domain() {
-    let of = |count: usize| merged((0..count as u64).rev().map(|at| Some(range(3 * at + 1, 1))));
-    assert_eq!(of(RANGES_MAX).len(), RANGES_MAX);
-    assert_eq!(of(RANGES_MAX)[1], Command::Pages(range(4, 1)));
-    assert_eq!(of(RANGES_MAX + 1), [Command::Domain]);
-    assert_eq!(merged([None].into_iter()), [Command::Domain]);
-    assert!(of(0).is_empty());
+fn an_unknown_range_makes_a_domain() {
+    let of = |count: usize| (0..count as u64).rev().map(|at| Some(range(3 * at + 1, 1)));
+    assert_eq!(merged(of(RANGES)).len(), RANGES);
+    assert_eq!(merged(of(RANGES))[1], Command::Pages(range(4, 1)));
+    assert_eq!(merged(of(RANGES - 1).chain([None])), [Command::Domain]);
+    assert!(merged(of(0)).is_empty());
 }

@@ -80,10 +80,6 @@ impl PageTable for Small {
         self.0.root()
     }
 
-    fn levels(&self) -> u32 {
-        self.0.levels()
-    }
-
     fn stats(&self) -> TableStats {
         self.0.stats()
     }

@@ -84,6 +84,19 @@ pub(crate) const CONFIG: TableConfig = TableConfig {
 const A: PhysAddr = PhysAddr::new(0xa000);
 const B: PhysAddr = PhysAddr::new(0xb000);
 
+impl ModelTable {
+    /// An empty table whose tables are installed with another ordering than release, to show what goes wrong.
+    pub(crate) fn with_install_order(
+        memory: ModelMemory,
+        config: TableConfig,
+        order: Ordering,
+    ) -> Self {
+        let mut table = Self::new(memory, config).expect("the configuration of the model is valid");
+        table.install_order = order;
+        table
+    }
+}
+
 /// Leaked, a few hundred bytes for each order that is tried: a table that is dropped while a model fails would
 /// use loom after its end.
 fn table(install_order: Ordering) -> &'static ModelTable {

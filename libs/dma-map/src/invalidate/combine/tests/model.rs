@@ -7,6 +7,23 @@ use lines::{AtomicBool, AtomicU32};
 
 use super::super::Ticket;
 use super::*;
+use crate::planted::{Mistake, plant};
+
+/// What is planted on this thread, on which loom runs all of its model's, until this is dropped.
+struct Planted;
+
+impl Planted {
+    fn new(mistake: Option<Mistake>) -> Self {
+        plant(mistake);
+        Self
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        plant(None);
+    }
+}
 
 /// Hardware that remembers page *i* until it is told to forget it while the entry is clear.
 struct Hardware {
@@ -65,12 +82,13 @@ impl Invalidator for Hardware {
 }
 
 /// `unmaps` of each of `threads` cores.
-fn explore(threads: usize, unmaps: usize, mutant: Mutant) {
-    explore_stopped(threads, unmaps, mutant, false);
+fn explore(threads: usize, unmaps: usize, mistake: Option<Mistake>) {
+    explore_stopped(threads, unmaps, mistake, false);
 }
 
 /// `stops`: who submits first is stopped until another core has unmapped all it has.
-fn explore_stopped(threads: usize, unmaps: usize, mutant: Mutant, stops: bool) {
+fn explore_stopped(threads: usize, unmaps: usize, mistake: Option<Mistake>, stops: bool) {
+    let _planted = Planted::new(mistake);
     let mut builder = loom::model::Builder::new();
     // Waiters spin, which costs branches; more preemptions of many unmaps cost minutes.
     builder.preemption_bound = Some(if threads * unmaps > 2 { 2 } else { 4 });
@@ -78,8 +96,7 @@ fn explore_stopped(threads: usize, unmaps: usize, mutant: Mutant, stops: bool) {
     // Three cores, and two that come back, are explored as far as this goes; two are explored in full.
     builder.max_duration = (threads * unmaps > 2).then(|| core::time::Duration::from_secs(20));
     builder.check(move || {
-        let mut combiner = Combiner::with_gather(threads, 2);
-        combiner.mutant = mutant;
+        let combiner = Combiner::new(threads, 2);
         let pages = 0..threads * unmaps;
         let shared = Arc::new((
             combiner,
@@ -120,86 +137,85 @@ fn explore_stopped(threads: usize, unmaps: usize, mutant: Mutant, stops: bool) {
 
 #[test]
 fn model_nobody_returns_before_his_own_invalidation() {
-    explore(2, 1, Mutant::None);
+    explore(2, 1, None);
 }
 
 #[test]
 fn model_two_cores_come_back() {
-    explore(2, 2, Mutant::None);
+    explore(2, 2, None);
 }
 
 #[test]
 fn model_three_cores() {
-    explore(3, 1, Mutant::None);
+    explore(3, 1, None);
 }
 
 /// Between closing a generation and its report as well.
 #[test]
 fn model_a_core_that_is_stopped_stops_nobody() {
-    explore_stopped(2, 1, Mutant::None, true);
-    explore_stopped(2, 2, Mutant::None, true);
+    explore_stopped(2, 1, None, true);
+    explore_stopped(2, 2, None, true);
 }
 
 #[test]
 #[should_panic(expected = "branches")]
 fn model_catches_a_wait_without_a_bound() {
-    explore_stopped(2, 1, Mutant::NeverLeaves, true);
+    explore_stopped(2, 1, Some(Mistake::NeverLeaves), true);
 }
 
 #[test]
 #[should_panic(expected = "before its own invalidation")]
 fn model_catches_an_answer_before_the_hardware_is_done() {
-    explore(2, 1, Mutant::EarlyAnswer);
+    explore(2, 1, Some(Mistake::AnswersEarly));
 }
 
 #[test]
 #[should_panic(expected = "before its own invalidation")]
 fn model_catches_a_post_that_orders_nothing() {
-    explore(2, 1, Mutant::RelaxedPost);
+    explore(2, 1, Some(Mistake::RelaxedPost));
 }
 
 #[test]
 #[should_panic(expected = "before its own invalidation")]
 fn model_catches_a_post_answered_by_a_batch_that_ran_already() {
-    explore(2, 2, Mutant::LateJoin);
+    explore(2, 2, Some(Mistake::JoinsLate));
 }
 
 /// One core leaves its range while another closes that generation and the next.
-fn explore_ranges(is_careless: bool) {
+fn explore_ranges(mistake: Option<Mistake>) {
+    let _planted = Planted::new(mistake);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
-        let mut seat = Seat::new();
-        seat.is_careless = is_careless;
-        let seat = Arc::new(seat);
+        let all = Arc::new(Generations::new());
         let range = |page: u64| IovaRange::new(IovaPfn::new(page), 1).unwrap();
-        let other = Arc::clone(&seat);
+        let other = Arc::clone(&all);
         let late = loom::thread::spawn(move || {
-            let post = other.post(Ordering::AcqRel);
+            let post = other.post();
             other.put(post, range(1));
             post
         });
         let mut closed = Vec::new();
         for first in [10, 20] {
-            let posts = [first, first + 1].map(|page| (seat.post(Ordering::AcqRel), page));
+            let posts = [first, first + 1].map(|page| (all.post(), page));
             for (post, page) in posts {
-                seat.put(post, range(page));
+                all.put(post, range(page));
             }
-            let count = seat.close(posts[1].0).expect("nobody else closes");
-            let words = seat.take(posts[1].0.generation, count);
+            let count = all.close(posts[1].0).expect("nobody else closes");
+            let ranges = all.take(posts[1].0.generation, count);
             for (post, page) in posts {
-                let found = unpack(words[post.place]);
+                let found = ranges[post.place];
                 assert!(
                     found.is_none_or(|found| found == range(page)),
                     "another's range"
                 );
             }
-            closed.push((posts[1].0.generation, count, words));
+            closed.push((posts[1].0.generation, count, ranges));
         }
         let post = late.join().unwrap();
-        if let Some((_, count, words)) = closed.iter().find(|(at, ..)| *at == post.generation) {
+        if let Some((_, count, ranges)) = closed.iter().find(|(at, ..)| *at == post.generation) {
             assert!(post.place < *count);
-            let found = unpack(words[post.place]);
+            let found = ranges[post.place];
             assert!(
                 found.is_none_or(|found| found == range(1)),
                 "another's range"
@@ -210,11 +226,11 @@ fn explore_ranges(is_careless: bool) {
 
 #[test]
 fn model_a_range_is_its_posts() {
-    explore_ranges(false);
+    explore_ranges(None);
 }
 
 #[test]
 #[should_panic(expected = "another's range")]
 fn model_catches_a_range_left_for_a_later_generation() {
-    explore_ranges(true);
+    explore_ranges(Some(Mistake::PutsLate));
 }

@@ -1,9 +1,9 @@
-//! Mistakes that tests under shuttle plant to prove that they would find them. Under `--cfg shuttle` alone: in any other
-//! build no trace of this is left. (Those of combining cores: [`Mutant`](crate::invalidate::Mutant).)
+//! Mistakes that models plant to prove that they would find them. Under `--cfg shuttle`, and `--cfg loom` in this crate's own
+//! tests: in any other build no trace of this is left.
 
 use std::cell::Cell;
 
-/// A mistake in the order or the completeness of steps. (Mistakes in orderings shuttle cannot see.)
+/// A mistake in the order or the completeness of steps, or in orderings, which loom alone sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A flush notes what cores have unmapped after its invalidation, not before.
@@ -16,6 +16,16 @@ pub enum Mistake {
     TakesUnlocked,
     /// A core that is dropped gives up its numbers before what they stand for is counted among the orphans.
     SettlesFirst,
+    /// A core that combines returns as soon as it hears that its batch was submitted.
+    AnswersEarly,
+    /// A core that combines takes the batch before its own for its own.
+    JoinsLate,
+    /// A core that waits for a batch to be submitted does so for ever.
+    NeverLeaves,
+    /// A core's post in a generation orders nothing.
+    RelaxedPost,
+    /// A core leaves its range without a look whether its generation is still open.
+    PutsLate,
 }
 
 std::thread_local! {
@@ -23,7 +33,7 @@ std::thread_local! {
     static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
 }
 
-/// From here on this mistake is made by all mappers that are used on this thread; none with `None`.
+/// From here on this mistake is made by all that is used on this thread; none with `None`.
 pub fn plant(mistake: Option<Mistake>) {
     PLANTED.set(mistake);
 }

@@ -1,24 +1,7 @@
-use super::super::format::{Entry, Leaf};
 use super::*;
 
 #[test]
-fn second_level_entry_fields_lie_where_the_document_puts_them() {
-    let e = SlPte::from_bits;
-    assert!(e(0x1).r() && !e(0x2).r());
-    assert!(e(0x2).w() && !e(0x1).w());
-    assert_eq!(e(0x7c).ign0(), 0x1f);
-    assert!(e(0x80).ps());
-    assert_eq!(e(0x700).ign1(), 7);
-    assert!(e(0x800).snp());
-    assert_eq!(e(0x1234_5000).addr(), 0x12345);
-    assert_eq!(e(0xf_ffff_ffff_f000).addr(), 0xff_ffff_ffff);
-    assert_eq!(e(0x3ff0_0000_0000_0000).ign2(), 0x3ff);
-    assert!(e(0x4000_0000_0000_0000).tm());
-    assert!(e(0x8000_0000_0000_0000).ign3());
-}
-
-#[test]
-fn leaf_words() {
+fn vtd_words() {
     let leaf = |phys, access, level| VtdSecondLevel::leaf(PhysAddr::new(phys), access, level);
     assert_eq!(leaf(0x1234_5000, Access::Read, 1), 0x1234_5001);
     assert_eq!(leaf(0x1234_5000, Access::Write, 1), 0x1234_5002);
@@ -35,7 +18,7 @@ fn leaf_words() {
 }
 
 #[test]
-fn words_are_read_as_they_were_meant() {
+fn vtd_words_are_read_as_they_were_meant() {
     let decode = VtdSecondLevel::decode;
     assert_eq!(decode(0, 3), Entry::Empty);
     assert_eq!(
@@ -54,4 +37,32 @@ fn words_are_read_as_they_were_meant() {
         leaf(0x5000, Access::Write),
         "what is ignored"
     );
+}
+
+#[test]
+fn amd_words() {
+    let leaf = |phys, access, level| AmdV1::leaf(PhysAddr::new(phys), access, level);
+    assert_eq!(leaf(0x1234_5000, Access::Read, 1), 0x3000_0000_1234_5001);
+    assert_eq!(leaf(0x1234_5000, Access::Write, 1), 0x5000_0000_1234_5001);
+    assert_eq!(
+        leaf(0x1220_0000, Access::ReadWrite, 2),
+        0x7000_0000_1220_0001
+    );
+    let table = |page, level| AmdV1::table(PhysAddr::new(page), level);
+    assert_eq!(table(0x1234_5000, 2), 0x6000_0000_1234_5201);
+    assert_eq!(table(0x1234_5000, 4), 0x6000_0000_1234_5601);
+}
+
+#[test]
+fn amd_words_are_read_as_they_were_meant() {
+    assert_eq!(AmdV1::decode(0, 2), Entry::Empty);
+    assert_eq!(
+        AmdV1::decode(0x6000_0000_0000_5201, 2),
+        Entry::Table(PhysAddr::new(0x5000))
+    );
+    let leaf = Leaf {
+        phys: PhysAddr::new(0x20_0000),
+        access: Access::Write,
+    };
+    assert_eq!(AmdV1::decode(0x5000_0000_0020_0001, 2), Entry::Leaf(leaf));
 }
