@@ -7,7 +7,7 @@ use dma_peers::{
 use iova::TreeAllocator;
 
 use super::loops::{self, WINDOW, Window};
-use super::subject::{Called, Identity, Nothing, OfLinux, Ours, Subject};
+use super::subject::{Called, Identity, Nothing, OfLinux, Ours, Subject, Unchecked};
 use super::{Best, LAST_BELOW_4G, limits, linux, peers, space};
 use crate::measure::{Case, Tasks, Turns};
 use crate::record::Record;
@@ -99,6 +99,18 @@ impl Workload {
         matches!(self.name, "a1" | "c1" | "xcore32")
     }
 
+    /// Whether it is one of one thread and of single pages, where a bare stack says what is the least.
+    fn has_least(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Window(Window {
+                from: 1,
+                mask: 0,
+                ..
+            })
+        ) && self.threads == 1
+    }
+
     /// Whether peers behind a mutex do.
     fn is_for_peers(&self) -> bool {
         matches!(self.name, "a1" | "c1")
@@ -186,12 +198,14 @@ pub fn entries() -> Vec<Entry> {
 /// Runs everything, one workload at a time, the allocators taking turns.
 pub fn measure(turns: &Turns, record: &mut Record) {
     let (entries, control) = (entries(), called("loop", |_| Ok(Nothing)));
+    let least = called("stack", |_| Ok(Unchecked));
     for workload in &WORKLOADS {
         let is_ring = matches!(workload.kind, Kind::Ring(_));
         let runs: Vec<_> = entries
             .iter()
             .filter(|entry| entry.runs(workload))
             .chain(is_ring.then_some(&control))
+            .chain(workload.has_least().then_some(&least))
             .collect();
         let cases: Vec<_> = runs
             .iter()

@@ -239,6 +239,42 @@ impl Worker for IdentityWorker {
     }
 }
 
+/// The least that an allocator of single pages can be: one core's own stack, which checks nothing and knows no limits.
+pub struct Unchecked;
+
+/// The stack, and the last page that was never in it.
+pub struct Stack {
+    free: Vec<u64>,
+    last: u64,
+}
+
+impl Subject for Unchecked {
+    type Worker = Stack;
+
+    fn worker(&self, _: usize) -> Result<Stack> {
+        Ok(Stack {
+            free: Vec::with_capacity(1 << 12),
+            last: 0,
+        })
+    }
+}
+
+impl Worker for Stack {
+    #[inline(always)]
+    fn alloc(&mut self, pages: u64, _: u64) -> u64 {
+        let page = self.free.pop().unwrap_or_else(|| {
+            self.last += 1;
+            self.last
+        });
+        slot(page, pages)
+    }
+
+    #[inline(always)]
+    fn free(&mut self, slot: u64) {
+        self.free.push(parts(slot).0);
+    }
+}
+
 /// No allocator: what the loop itself costs.
 pub struct Nothing;
 

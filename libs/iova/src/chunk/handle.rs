@@ -10,7 +10,7 @@ use lines::Ordering;
 use super::Shared;
 use super::hot::Hot;
 use super::lane::Lane;
-use super::layout::MAX_ORDER;
+use super::layout::{MARKS, MAX_ORDER, OWNER, lane_of, tag_in};
 use super::ready::{Ready, Stack};
 use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::MAX_ZONES;
@@ -39,8 +39,7 @@ pub(super) struct Local {
     pub(super) hot: Hot,
     /// One lane per zone, highest first; those past the last zone are never reached.
     pub(super) lanes: [Lane; MAX_ZONES],
-    /// The first and last pages of the zones.
-    pub(super) bases: [u64; MAX_ZONES],
+    /// The last pages of the zones.
     pub(super) lasts: [u64; MAX_ZONES],
     pub(super) ready: Ready,
     pub(super) single: Single,
@@ -68,59 +67,26 @@ enum Freed {
     Unknown,
 }
 
-/// Keeps a range of the core `owner` if it is allocated or, where the caller says that it `is_pinned`, pinned.
-#[inline(always)]
-fn free_to(
-    ready: &mut Stack,
-    hot: &Hot,
-    owner: u64,
-    page: u64,
-    order: usize,
-    is_pinned: bool,
-) -> Freed {
-    let Some(chunk) = hot.known(page) else {
-        return Freed::Unknown;
-    };
-    let state = chunk.state(page);
-    let is_ours = match is_pinned {
-        false if !state.is_out(order) => return Freed::Unknown,
-        false if chunk.tag() != owner => return Freed::Marked(state),
-        false => true,
-        true => state.is_pinned_out(order) && chunk.is_own(owner),
-    };
-    if !(is_ours && ready.keep(page)) {
-        return Freed::Unknown;
-    }
-    chunk.set_state(page, state.none());
-    Freed::Done
-}
-
-/// Which zone's pages have a place of their own ([`Ready::singles`]): its first page, and for which limits it is the zone to
-/// take from, each with the distance to the last one.
+/// Which zone's pages have a place of their own ([`Ready::singles`]).
 #[derive(Debug)]
 pub(super) struct Single {
-    base: u64,
-    span: u64,
+    /// What this core's chunks of that zone are tagged with that have no marks.
+    tag: u64,
+    /// The least limit for which it is the zone to take from, and from there to the greatest.
     least: u64,
     reach: u64,
 }
 
 impl Single {
-    pub(super) fn of(lane: usize, bases: &[u64; MAX_ZONES], lasts: &[u64; MAX_ZONES]) -> Self {
+    pub(super) fn of(lane: usize, owner: u64, lasts: &[u64; MAX_ZONES]) -> Self {
         let greatest = lane
             .checked_sub(1)
             .map_or(u64::MAX, |above| lasts[above] - 1);
         Self {
-            base: bases[lane],
-            span: lasts[lane] - bases[lane],
+            tag: tag_in(lane, owner),
             least: lasts[lane],
             reach: greatest - lasts[lane],
         }
-    }
-
-    #[inline(always)]
-    fn has(&self, page: u64) -> bool {
-        page.wrapping_sub(self.base) <= self.span
     }
 
     #[inline(always)]
@@ -149,33 +115,50 @@ impl Local {
         take_from(self.ready.among_others(lane, order), &self.hot, order)
     }
 
-    /// Keeps a range of ours ready: an allocated or a pinned one.
+    /// Keeps a range of ours ready that is allocated or, where the caller says that it `is_pinned`, pinned.
     #[inline(always)]
     fn free_ready(&mut self, range: IovaRange, is_pinned: bool) -> Freed {
-        let (page, owner) = (range.first().raw(), self.owner);
-        if range.pages() == 1 && self.single.has(page) {
-            return free_to(
-                &mut self.ready.singles,
-                &self.hot,
-                owner,
-                page,
-                0,
-                is_pinned,
-            );
-        }
-        let Some(order) = exact_order(range.pages()) else {
+        let page = range.first().raw();
+        let Some(chunk) = self.hot.known(page) else {
             return Freed::Unknown;
         };
-        // Of the address and the size, not of what is found there: whoever allocates next waits for this.
-        let lane = (0..MAX_ZONES).find(|lane| page >= self.bases[*lane]);
-        let ready = self.ready.among_others(lane.unwrap_or(0), order);
-        free_to(ready, &self.hot, owner, page, order, is_pinned)
+        let (state, tag) = (chunk.state(page), chunk.tag());
+        let is_out = |order| match is_pinned {
+            false => state.is_out(order),
+            true => state.is_pinned_out(order),
+        };
+        let ready = if range.pages() == 1 && tag == self.single.tag {
+            if !is_out(0) {
+                return Freed::Unknown;
+            }
+            &mut self.ready.singles
+        } else {
+            match exact_order(range.pages()) {
+                Some(order) if is_out(order) => {
+                    if tag & (OWNER | MARKS) != self.owner {
+                        return Freed::Marked(state);
+                    }
+                    // In branches: whoever allocates next waits for what is kept, which must not wait for the tag.
+                    if page > self.lasts[1] {
+                        self.ready.among_others(0, order)
+                    } else {
+                        self.ready.among_others(lane_of(tag), order)
+                    }
+                }
+                _ => return Freed::Unknown,
+            }
+        };
+        if !ready.keep(page) {
+            return Freed::Unknown;
+        }
+        chunk.set_state(page, state.none());
+        Freed::Done
     }
 
     /// Makes the pages of a zone those that have a place of their own.
     fn single_out(&mut self, lane: usize) {
         self.ready.single_out(lane);
-        self.single = Single::of(lane, &self.bases, &self.lasts);
+        self.single = Single::of(lane, self.owner, &self.lasts);
     }
 
     /// Makes ranges of the newest words with something free ready; whether there was one.

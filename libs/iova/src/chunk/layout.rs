@@ -19,6 +19,7 @@
 use alloc::sync::Arc;
 
 use super::state::State;
+use super::zone::MAX_ZONES;
 use lines::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
@@ -53,8 +54,9 @@ pub(super) const PENDING: u64 = 1 << 63;
 pub(super) const GIVER: u64 = 1 << 62;
 /// What strangers say in [`Chunk::tag`].
 pub(super) const MARKS: u64 = PENDING | GIVER;
-/// In [`Chunk::tag`]: the owner.
-pub(super) const OWNER: u64 = !MARKS;
+/// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
+pub(super) const OWNER: u64 = (1 << LANE_SHIFT) - 1;
+const LANE_SHIFT: u32 = 32;
 /// Owner of a chunk that nobody has: free, or an orphan.
 pub(super) const NOBODY: u64 = 0;
 /// Owner of a chunk out of circulation, or part of a run.
@@ -103,10 +105,8 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Meta {
-    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), [`PENDING`] and [`GIVER`].
+    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), its lane, [`PENDING`] and [`GIVER`].
     tag: AtomicU64,
-    /// The number of its zone.
-    lane: u8,
     /// Chunks of the run that starts here; 0 where none does.
     run: AtomicU64,
     /// Words of no class, a bit each. Owner only.
@@ -197,6 +197,17 @@ pub(super) fn set(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
+/// How the chunks of a lane are tagged that have this owner and no marks.
+pub(super) const fn tag_in(lane: usize, owner: u64) -> u64 {
+    (lane as u64) << LANE_SHIFT | owner
+}
+
+/// The lane that a tag names.
+#[inline]
+pub(super) const fn lane_of(tag: u64) -> usize {
+    (tag >> LANE_SHIFT) as usize % MAX_ZONES
+}
+
 /// The owner that a tag names.
 #[inline]
 pub(super) const fn owner_of(tag: u64) -> u64 {
@@ -208,8 +219,7 @@ impl Chunk {
     pub(super) fn new(lane: usize) -> Self {
         Self {
             meta: Meta {
-                tag: AtomicU64::new(NOBODY),
-                lane: lane as u8,
+                tag: AtomicU64::new(tag_in(lane, NOBODY)),
                 run: AtomicU64::new(0),
                 open: AtomicU8::new(ALL_WORDS),
                 kinds: core::array::from_fn(|_| AtomicU8::new(FREE)),
@@ -310,7 +320,7 @@ impl Chunk {
 
     /// The number of its zone.
     pub(super) fn lane(&self) -> usize {
-        usize::from(self.meta.lane)
+        lane_of(self.tag())
     }
 
     /// The order of a word's ranges, or [`FREE`], [`TAIL`], [`RUN`].

@@ -35,8 +35,8 @@
 //! however many of them are freed together. Bookkeeping: 1 KiB per chunk in use, made in blocks of 16.
 //!
 //! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
-//! that the next allocation does not wait for two loads; owner and marks are in one tag, so that one comparison tells
-//! that a chunk is ours and without marks; single pages of the zone that a core last ran out of have a stack at a place of its own
+//! that the next allocation does not wait for two loads; owner, zone and marks are in one tag, so that one comparison tells
+//! that a chunk is ours, of the zone at hand and without marks; single pages of the zone that a core last ran out of have a stack at a place of its own
 //! (`ready`); and what leads from a page to its chunk is a table of blocks (`hot`), small enough for the first-level cache with
 //! 4 GiB in use.
 //!
@@ -238,19 +238,18 @@ impl IovaAllocator for ChunkAllocator {
             Some(zone) => Lane::new(zone.calls.load(Ordering::Relaxed)),
             None => Lane::new(0),
         };
-        let bases = core::array::from_fn(|at| shared.zones.get(at).map_or(0, Zone::base));
         let lasts = core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last));
+        let owner = core.0 as u64 + 1;
         let local = Local {
             id: core,
-            owner: core.0 as u64 + 1,
+            owner,
             space: shared.space,
             // Acquire, as where calls are answered: this core owns nothing yet.
             drained: shared.drain.load(Ordering::Acquire),
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
-            bases,
             lasts,
-            single: Single::of(0, &bases, &lasts),
+            single: Single::of(0, owner, &lasts),
             ready: Ready::new(),
             waited: 0,
             patience: 1,

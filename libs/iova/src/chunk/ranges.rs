@@ -17,7 +17,7 @@
 use lines::Ordering;
 
 use super::layout::{
-    AWAY, Chunk, GIVER, MARKS, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
+    AWAY, Chunk, GIVER, MARKS, OWNER, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
 };
 use super::state::State;
 use super::{Mutant, Shared, plants};
@@ -34,7 +34,7 @@ impl Chunk {
     #[inline(always)]
     pub(super) fn pin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
-        let is_ours = state.is_out(order) && self.tag() == owner;
+        let is_ours = state.is_out(order) && self.tag() & (OWNER | MARKS) == owner;
         if is_ours {
             self.set_state(page, state.pinned());
         }
