@@ -33,22 +33,8 @@ struct Shared {
     aperture: Aperture,
     claims: Claims,
     space: SpaceId,
-    inner: Lock<Counted>,
-}
-
-/// The tree, and how often it was asked: every operation leaves its core's memory.
-struct Counted {
-    tree: Tree,
-    slow: u64,
-}
-
-impl Counted {
-    fn new(aperture: &Aperture) -> Self {
-        Self {
-            tree: Tree::new(aperture.usable()),
-            slow: 0,
-        }
-    }
+    /// The tree, and how often it was asked: every operation leaves its core's memory.
+    inner: Lock<(Tree, u64)>,
 }
 
 impl TreeAllocator {
@@ -60,7 +46,7 @@ impl TreeAllocator {
         Ok(Self(Arc::new(Shared {
             claims: Claims::new(cores)?,
             space: SpaceId::next(),
-            inner: Lock::new(Counted::new(&aperture)),
+            inner: Lock::new((Tree::new(aperture.usable()), 0)),
             aperture,
         })))
     }
@@ -84,7 +70,7 @@ impl IovaAllocator for TreeAllocator {
     }
 
     fn stats(&self) -> Stats {
-        let Counted { tree, slow } = &*self.0.inner.lock();
+        let (tree, slow) = &*self.0.inner.lock();
         Stats {
             live_ranges: tree.live_ranges(),
             live_pages: tree.live_pages(),
@@ -96,13 +82,9 @@ impl IovaAllocator for TreeAllocator {
     }
 
     fn reset(&self) -> Result<(), ResetError> {
-        let Shared {
-            aperture,
-            claims,
-            inner,
-            space: _,
-        } = &*self.0;
-        claims.while_idle(|| *inner.lock() = Counted::new(aperture))
+        let usable = self.0.aperture.usable();
+        let reset = || *self.0.inner.lock() = (Tree::new(usable), 0);
+        self.0.claims.while_idle(reset)
     }
 }
 
@@ -115,7 +97,7 @@ impl fmt::Debug for TreeAllocator {
 #[cfg(debug_assertions)]
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.inner.get_mut().tree.check();
+        self.inner.get_mut().0.check();
     }
 }
 
@@ -128,8 +110,8 @@ pub struct TreeCore {
 impl TreeCore {
     fn with<R>(&self, work: impl FnOnce(&mut Tree) -> R) -> R {
         let mut inner = self.shared.inner.lock();
-        inner.slow += 1;
-        work(&mut inner.tree)
+        inner.1 += 1;
+        work(&mut inner.0)
     }
 }
 

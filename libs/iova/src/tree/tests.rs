@@ -20,6 +20,20 @@ impl Naive {
         })
     }
 
+    /// Whether the tree must find a place where there is one: not for what is aligned to more than its size, where no whole
+    /// block is left and many gaps might do.
+    fn is_sure(&self, w: &Wanted) -> bool {
+        let block = Wanted {
+            pages: 1 << w.order,
+            ..*w
+        };
+        let large = self
+            .0
+            .iter()
+            .filter(|&(first, last)| last + 1 - first >= w.pages);
+        w.order == order_of(w.pages) || self.fits(&block).is_some() || large.count() <= gaps::LOOKS
+    }
+
     fn take(&mut self, gap: u64, start: u64, pages: u64) {
         let last = self.0.remove(&gap).expect("a gap");
         assert!(
@@ -91,7 +105,9 @@ proptest! {
                     let w = Wanted::of(&request).expect("valid");
                     let got = tree.alloc(w.pages, w.order, w.last);
                     let highest = naive.fits(&w);
-                    prop_assert_eq!(got.is_some(), highest.is_some(), "{:?}", w);
+                    if naive.is_sure(&w) {
+                        prop_assert_eq!(got.is_some(), highest.is_some(), "{:?}", w);
+                    }
                     let Some(got) = got else { continue };
                     let start = got.first().raw();
                     prop_assert!(start % (1 << w.order) == 0 && got.last() <= w.last);
@@ -144,7 +160,9 @@ fn gaps_are_those_of_a_map_through_phases_that_fragment_and_clear() {
                     let w = Wanted::of(&phase.request(&mut random, &world)).expect("valid");
                     let got = gaps.take(w.pages, w.order, w.last.raw());
                     let highest = naive.fits(&w);
-                    assert_eq!(got.is_some(), highest.is_some(), "{w:?}");
+                    if naive.is_sure(&w) {
+                        assert_eq!(got.is_some(), highest.is_some(), "{w:?}");
+                    }
                     let Some(start) = got else { break };
                     if w.order == order_of(w.pages) {
                         assert_eq!(highest.map(|(_, start)| start), got, "{w:?}");
@@ -161,7 +179,7 @@ fn gaps_are_those_of_a_map_through_phases_that_fragment_and_clear() {
                 }
             }
             let mut all = Vec::new();
-            gaps.for_each(|first, last| all.push((first, last)));
+            gaps.for_each(&mut |first, last| all.push((first, last)));
             assert_eq!(all, naive.0.clone().into_iter().collect::<Vec<_>>());
         }
     }
@@ -226,7 +244,7 @@ fn tree_speed() {
             println!("{name} pages, {window} out, round {round}: {ns:.0} ns");
         }
         let mut gaps = 0;
-        tree.gaps.for_each(|_, _| gaps += 1);
+        tree.gaps.for_each(&mut |_, _| gaps += 1);
         println!("{gaps} gaps");
     }
 }
