@@ -18,7 +18,7 @@
 use alloc::vec::Vec;
 
 use crate::IovaRange;
-use crate::wanted::place;
+use crate::wanted::{Wanted, place};
 
 /// Most entries of a node.
 const FANOUT: usize = 24;
@@ -45,15 +45,6 @@ enum Under {
 /// The root.
 pub(super) struct Gaps(Vec<Entry>);
 
-/// `pages` pages at a multiple of `2^order`, none above `limit`, in gaps of which `natural` is at least `need`.
-struct Sought {
-    need: u64,
-    pages: u64,
-    order: u8,
-    limit: u64,
-    looks: usize,
-}
-
 impl Gaps {
     /// Of ranges that do not touch.
     pub(super) fn new(ranges: &[IovaRange]) -> Self {
@@ -64,19 +55,10 @@ impl Gaps {
         gaps
     }
 
-    /// Takes `pages` pages at a multiple of `2^order`, none above `limit`, from the highest gap that has them.
-    pub(super) fn take(&mut self, pages: u64, order: u8, limit: u64) -> Option<u64> {
-        let search = |need| {
-            let mut sought = Sought {
-                need,
-                pages,
-                order,
-                limit,
-                looks: LOOKS,
-            };
-            find(&self.0, &mut sought)
-        };
-        let block = 1 << order;
+    /// Takes what is wanted from the highest gap that has it: the first page.
+    pub(super) fn take(&mut self, wanted: &Wanted) -> Option<u64> {
+        let (pages, block) = (wanted.pages, 1 << wanted.order);
+        let search = |need| find(&self.0, need, wanted, &mut { LOOKS });
         let (first, last, start) = match pages > block >> 1 {
             true => search(pages),
             false => search(block).or_else(|| search(pages)),
@@ -132,11 +114,21 @@ impl Gaps {
 
     /// Every gap, ascending, as first and last page.
     pub(super) fn for_each(&self, visit: &mut impl FnMut(u64, u64)) {
-        for_each(&self.0, visit);
+        walk(&self.0, &mut |entry| {
+            if let Under::Gap(last) = entry.under {
+                visit(entry.first, last);
+            }
+        });
     }
 
     pub(super) fn bytes(&self) -> usize {
-        bytes(&self.0)
+        let mut slots = self.0.capacity();
+        walk(&self.0, &mut |entry| {
+            if let Under::Node(kids) = &entry.under {
+                slots += kids.capacity();
+            }
+        });
+        slots * size_of::<Entry>()
     }
 
     /// The last gap that starts at or below `page`.
@@ -167,19 +159,24 @@ impl Gaps {
     }
 }
 
-/// The highest gap in which there is a place: its ends, and the highest place in it. Of the entries of a node that begin at or
-/// below the limit only the last can reach past it.
-fn find(entries: &[Entry], sought: &mut Sought) -> Option<(u64, u64, u64)> {
+/// The highest gap with `natural` at least `need` that has a place, unless `looks` gaps had none: its ends, and the highest
+/// place in it. Of the entries of a node that begin at or below the limit only the last can reach past it.
+fn find(
+    entries: &[Entry],
+    need: u64,
+    wanted: &Wanted,
+    looks: &mut usize,
+) -> Option<(u64, u64, u64)> {
+    let limit = wanted.last.raw();
     for entry in entries.iter().rev() {
-        if entry.best < sought.need || entry.first > sought.limit || sought.looks == 0 {
+        if entry.best < need || entry.first > limit || *looks == 0 {
             continue;
         }
         let found = match &entry.under {
-            Under::Node(kids) => find(kids, sought),
+            Under::Node(kids) => find(kids, need, wanted, looks),
             &Under::Gap(last) => {
-                sought.looks -= 1;
-                let end = last.min(sought.limit);
-                let start = place(entry.first, end, sought.pages, sought.order);
+                *looks -= 1;
+                let start = place(entry.first, last.min(limit), wanted.pages, wanted.order);
                 start.map(|start| (entry.first, last, start))
             }
         };
@@ -267,21 +264,14 @@ fn count_to(entries: &[Entry], page: u64) -> usize {
     entries.partition_point(|entry| entry.first <= page)
 }
 
-fn for_each(entries: &[Entry], visit: &mut impl FnMut(u64, u64)) {
+/// Every entry under a node, ascending.
+fn walk(entries: &[Entry], visit: &mut impl FnMut(&Entry)) {
     for entry in entries {
-        match &entry.under {
-            Under::Gap(last) => visit(entry.first, *last),
-            Under::Node(kids) => for_each(kids, visit),
+        visit(entry);
+        if let Under::Node(kids) = &entry.under {
+            walk(kids, visit);
         }
     }
-}
-
-fn bytes(entries: &Vec<Entry>) -> usize {
-    let under = entries.iter().map(|entry| match &entry.under {
-        Under::Gap(_) => 0,
-        Under::Node(kids) => bytes(kids),
-    });
-    entries.capacity() * size_of::<Entry>() + under.sum::<usize>()
 }
 
 /// Largest number of pages that fits in `first..=last` when aligned to the power of two that holds it.

@@ -82,12 +82,6 @@ impl Live {
         self.slots[hole].1 = 0;
         self.len -= 1;
     }
-
-    /// Every first page and word, in no order.
-    #[cfg(any(test, debug_assertions))]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.slots.iter().copied().filter(|&(_, word)| word != 0)
-    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,30 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{Out, Phase, Random, World};
-use crate::wanted::{Wanted, place};
+use crate::wanted::place;
 use crate::{Aperture, Request};
+
+impl Tree {
+    /// Panics where gaps and ranges out do not divide the usable pages (nothing may be [taken](Self::take)). Linear.
+    fn check(&self) {
+        self.gaps.check();
+        let live = self.live.iter();
+        let mut pieces: Vec<_> = live.map(|(first, size)| (first, size & !PINNED)).collect();
+        let mut add = |first, last| pieces.push((first, last + 1 - first));
+        self.gaps.for_each(&mut add);
+        pieces.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (first, pages) in pieces {
+            match joined.last_mut() {
+                Some((start, sum)) if *start + *sum == first => *sum += pages,
+                _ => joined.push((first, pages)),
+            }
+        }
+        let usable = self.usable.iter();
+        let usable = usable.map(|range| (range.first().raw(), range.pages()));
+        assert!(usable.eq(joined), "a page is in no piece, or in two");
+    }
+}
 
 /// Free gaps as a map, searched from the top.
 struct Naive(BTreeMap<u64, u64>);
@@ -158,7 +180,7 @@ fn gaps_are_those_of_a_map_through_phases_that_fragment_and_clear() {
                 step += 1;
                 if random.below(100) < u64::from(phase.share) {
                     let w = Wanted::of(&phase.request(&mut random, &world)).expect("valid");
-                    let got = gaps.take(w.pages, w.order, w.last.raw());
+                    let got = gaps.take(&w);
                     let highest = naive.fits(&w);
                     if naive.is_sure(&w) {
                         assert_eq!(got.is_some(), highest.is_some(), "{w:?}");

@@ -1,6 +1,7 @@
 //! Shapes of the tree, and `natural` against its definition.
 
 use super::*;
+use crate::IovaPfn;
 
 impl Gaps {
     /// Panics where order, shape or what is said of nodes is wrong, or where a search misses a gap. A search for each gap.
@@ -43,6 +44,16 @@ fn depth(entries: &[Entry]) -> usize {
     1 + first
 }
 
+/// Takes one page.
+fn take(gaps: &mut Gaps, order: u8, limit: u64) -> Option<u64> {
+    let last = IovaPfn::new(limit);
+    gaps.take(&Wanted {
+        pages: 1,
+        order,
+        last,
+    })
+}
+
 /// The definition, tried out.
 fn natural_by_trying(first: u64, last: u64) -> u64 {
     (1..=last + 1 - first)
@@ -76,7 +87,7 @@ fn nodes_split_join_and_vanish() {
             let doomed: Vec<u64> = left.range(from..).copied().take(run as usize).collect();
             // Downwards, each run in turn.
             for &page in doomed.iter().rev() {
-                assert_eq!(gaps.take(1, 0, page), Some(page));
+                assert_eq!(take(&mut gaps, 0, page), Some(page));
                 left.remove(&page);
             }
             if left.len() % 16 == 0 || run > 3 {
@@ -84,7 +95,7 @@ fn nodes_split_join_and_vanish() {
             }
             if doomed.is_empty() {
                 let &lowest = left.first().expect("not empty");
-                assert_eq!(gaps.take(1, 0, lowest), Some(lowest));
+                assert_eq!(take(&mut gaps, 0, lowest), Some(lowest));
                 left.remove(&lowest);
             }
         }
@@ -105,7 +116,7 @@ fn gaps_far_below_a_node_that_became_the_first_are_found() {
         mixed(GAPS).for_each(|page| gaps.give(page, page));
         let gone = GAPS - kept;
         for page in (0..gone).map(|step| 1 + step * 2) {
-            assert_eq!(gaps.take(1, 0, page), Some(page));
+            assert_eq!(take(&mut gaps, 0, page), Some(page));
         }
         gaps.check();
         for page in mixed(gone) {
@@ -144,9 +155,9 @@ fn where_no_whole_block_is_left_the_highest_gaps_are_tried() {
     for number in 2..=looks {
         gaps.give(8 * number + 1, 8 * number + 2);
     }
-    assert_eq!(gaps.take(1, 3, u64::MAX), Some(8));
+    assert_eq!(take(&mut gaps, 3, u64::MAX), Some(8));
     gaps.give(8, 8);
     gaps.give(8 * looks + 9, 8 * looks + 10);
-    assert_eq!(gaps.take(1, 3, u64::MAX), None);
-    assert_eq!(gaps.take(1, 3, 8 * looks), Some(8));
+    assert_eq!(take(&mut gaps, 3, u64::MAX), None);
+    assert_eq!(take(&mut gaps, 3, 8 * looks), Some(8));
 }

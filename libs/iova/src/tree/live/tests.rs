@@ -3,6 +3,13 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::testing::Random;
 
+impl Live {
+    /// Every first page and word, in no order.
+    pub(in crate::tree) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.slots.iter().copied().filter(|&(_, word)| word != 0)
+    }
+}
+
 #[test]
 fn it_holds_what_a_map_holds() {
     let (mut live, mut map, mut random) = (Live::new(), BTreeMap::new(), Random::new(7));
