@@ -60,15 +60,9 @@ impl Aperture {
     /// # Errors
     /// [`ApertureError::Empty`] for fewer than 13 or more than 64 bits.
     pub fn of_bits(bits: u32) -> Result<Self, ApertureError> {
-        let first = IovaPfn::new(1);
-        if !(13..=64).contains(&bits) {
-            return Err(ApertureError::Empty {
-                first,
-                last: IovaPfn::new(0),
-            });
-        }
-        let last = IovaPfn::new(u64::MAX >> (64 - bits) >> address::PAGE_SHIFT);
-        Self::new(first, last, &[MSI_WINDOW])
+        let bytes = u64::MAX.checked_shr(64_u32.wrapping_sub(bits));
+        let last = IovaPfn::new(bytes.unwrap_or(0) >> address::PAGE_SHIFT);
+        Self::new(IovaPfn::new(1), last, &[MSI_WINDOW])
     }
 
     /// First page, which may be reserved.
