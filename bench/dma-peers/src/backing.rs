@@ -95,11 +95,7 @@ impl Backing {
             self.states.release_pinned(range.first().raw(), order);
             return Some(order);
         }
-        let free = |tree: &mut Tree| {
-            tree.set_pinned(range, false)?;
-            tree.free(range)
-        };
-        self.with_large(range, free)
+        self.with_large(range, |tree| tree.free_pinned(range))
             .expect("what was pinned is allocated");
         None
     }

@@ -237,13 +237,6 @@ impl fmt::Debug for IdentityAllocator {
     }
 }
 
-#[cfg(debug_assertions)]
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.fallback.get_mut().tree.check();
-    }
-}
-
 /// One core's handle of an [`IdentityAllocator`]. It caches nothing.
 pub struct IdentityCore {
     shared: Arc<Shared>,
@@ -319,11 +312,8 @@ impl CoreAllocator for IdentityCore {
             self.count(-1, range.pages());
             return;
         }
-        self.with_fallback(|tree| {
-            tree.set_pinned(range, false)?;
-            tree.free(range)
-        })
-        .expect("what was pinned is allocated");
+        self.with_fallback(|tree| tree.free_pinned(range))
+            .expect("what was pinned is allocated");
     }
 
     fn unpin(&mut self, pinned: Pinned) {

@@ -301,12 +301,11 @@ impl Space for EiovaR {
         }
     }
 
-    fn alloc(&mut self, wanted: Wanted, aperture: &Aperture) -> Result<IovaRange, AllocError> {
+    fn alloc(&mut self, mut wanted: Wanted, aperture: &Aperture) -> Result<IovaRange, AllocError> {
         let order = order_of(wanted.pages);
-        let wanted = match usize::from(order) < LISTS {
-            true => wanted.rounded(),
-            false => wanted,
-        };
+        if usize::from(order) < LISTS {
+            wanted.pages = 1 << order;
+        }
         if let Some(first) = self.pop(&wanted, order) {
             let range = range_at(first, wanted.pages);
             let change = self.linear.change(range, State::Listed, State::Allocated);

@@ -413,7 +413,7 @@ impl CoreAllocator for MagazineCore {
             wanted.pages = 1 << wanted.order;
             class = self.shared.class_for(wanted.order, wanted.last.raw());
         } else if wanted.pages <= SMALL_PAGES {
-            wanted = wanted.rounded();
+            wanted.pages = wanted.pages.next_power_of_two();
         }
         let hit = class.and_then(|class| self.pop(class, wanted.order));
         let range = match hit {

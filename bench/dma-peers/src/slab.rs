@@ -385,7 +385,7 @@ impl CoreAllocator for SlabCore {
             wanted.pages = 1 << wanted.order;
             is_listed = wanted.last >= self.shared.backing.aperture.last();
         } else if wanted.pages <= SMALL_PAGES {
-            wanted = wanted.rounded();
+            wanted.pages = wanted.pages.next_power_of_two();
         }
         let hit = match is_listed {
             true => self.pop(wanted.order),

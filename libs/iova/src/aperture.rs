@@ -35,27 +35,15 @@ impl Aperture {
         let mut reserved = reserved.to_vec();
         reserved.sort_by_key(|range| range.first());
         let mut usable = Vec::new();
-        let mut next = Some(first);
-        let add = |from: IovaPfn, to: u64, usable: &mut Vec<IovaRange>| {
-            if to >= from.raw() {
-                usable.extend(IovaRange::new(from, to - from.raw() + 1));
-            }
-        };
+        // The next page that may be usable, as a number that may be one past the space.
+        let mut next = first.raw();
         for range in &reserved {
-            let Some(from) = next else { break };
-            if range.first() > last {
-                break;
-            }
-            if range.first() > from {
-                add(from, range.first().raw() - 1, &mut usable);
-            }
-            if range.last() >= from {
-                next = (range.last() < IovaPfn::MAX).then(|| IovaPfn::new(range.last().raw() + 1));
-            }
+            let end = range.first().raw().min(last.raw() + 1);
+            usable.extend(IovaRange::new(IovaPfn::new(next), end.saturating_sub(next)));
+            next = next.max(range.last().raw() + 1);
         }
-        if let Some(from) = next {
-            add(from, last.raw(), &mut usable);
-        }
+        let rest = (last.raw() + 1).saturating_sub(next);
+        usable.extend(IovaRange::new(IovaPfn::new(next), rest));
         if usable.is_empty() {
             return Err(ApertureError::Empty { first, last });
         }
@@ -72,15 +60,9 @@ impl Aperture {
     /// # Errors
     /// [`ApertureError::Empty`] for fewer than 13 or more than 64 bits.
     pub fn of_bits(bits: u32) -> Result<Self, ApertureError> {
-        let first = IovaPfn::new(1);
-        if !(13..=64).contains(&bits) {
-            return Err(ApertureError::Empty {
-                first,
-                last: IovaPfn::new(0),
-            });
-        }
-        let last = IovaPfn::new(u64::MAX >> (64 - bits) >> address::PAGE_SHIFT);
-        Self::new(first, last, &[MSI_WINDOW])
+        let bytes = u64::MAX.checked_shr(64_u32.wrapping_sub(bits));
+        let last = IovaPfn::new(bytes.unwrap_or(0) >> address::PAGE_SHIFT);
+        Self::new(IovaPfn::new(1), last, &[MSI_WINDOW])
     }
 
     /// First page, which may be reserved.
@@ -105,9 +87,14 @@ impl Aperture {
 
     /// Whether all of `range` is usable.
     pub fn allows(&self, range: IovaRange) -> bool {
-        let after = self.usable.partition_point(|u| u.first() <= range.first());
-        after > 0 && self.usable[after - 1].contains(range)
+        allows(&self.usable, range)
     }
+}
+
+/// Whether one of these ranges, which ascend, has all of `range`.
+pub(crate) fn allows(usable: &[IovaRange], range: IovaRange) -> bool {
+    let after = usable.partition_point(|u| u.first() <= range.first());
+    after > 0 && usable[after - 1].contains(range)
 }
 
 #[cfg(test)]

@@ -1,7 +1,4 @@
 //! Which cores have their handles.
-//!
-//! A handle is one core's exclusive way in, so taking it is a lock held for as long as the handle lives. A reset
-//! takes all of them, so that nobody works meanwhile.
 
 use alloc::{boxed::Box, vec::Vec};
 
@@ -9,7 +6,8 @@ use lines::{AtomicBool, Ordering};
 
 use crate::{ApertureError, ClaimError, CoreId, MAX_CORES, ResetError};
 
-/// One flag per core: whether its handle is out.
+/// One flag per core: whether its handle is out. A handle is one core's exclusive way in, so taking it is a lock held for as
+/// long as the handle lives.
 pub struct Claims(Box<[AtomicBool]>);
 
 impl Claims {
@@ -36,10 +34,8 @@ impl Claims {
     /// It is out, or there is no such core.
     pub fn claim(&self, core: CoreId) -> Result<(), ClaimError> {
         let cores = self.cores();
-        let flag = self
-            .0
-            .get(core.0)
-            .ok_or(ClaimError::NoSuchCore { core, cores })?;
+        let flag = self.0.get(core.0);
+        let flag = flag.ok_or(ClaimError::NoSuchCore { core, cores })?;
         match flag.swap(true, Ordering::Acquire) {
             false => Ok(()),
             true => Err(ClaimError::InUse { core }),

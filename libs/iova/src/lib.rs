@@ -33,11 +33,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Ranges are in pages of 4 KiB; ends are inclusive. Modules: `range`, `aperture`, `error`, `allocator` (the traits), then one
-//! per allocator; `testing` (a feature of that name) plays with any of them, in phases, beside a
-//! naive model; `parts` (another) is what allocators elsewhere are built from. Concurrency: a handle is one thread's (`&mut`,
-//! not `Sync`); what cores share comes through the crate `lines`, the meetings of cores are modelled with loom
-//! (`chunk/tests/model.rs`), and those of more cores with shuttle (`tests/schedules.rs`).
+//! Ranges are in pages of 4 KiB; ends are inclusive. The feature `testing` plays with any allocator, in phases, beside a naive model;
+//! `parts` has what allocators elsewhere are built from. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores
+//! share comes through the crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and those of more
+//! cores with shuttle (`tests/schedules.rs`).
 //!
 //! **Left out**: guard pages between ranges, boundaries that a range must not cross, NUMA.
 #![cfg_attr(not(test), no_std)]
@@ -54,25 +53,35 @@ mod allocator;
 mod aperture;
 pub mod chunk;
 mod claims;
-mod core_id;
 mod error;
-#[cfg(feature = "parts")]
-pub mod parts;
 #[cfg(any(test, shuttle))]
+#[path = "../tests/testing/planted.rs"]
 pub mod planted;
 mod range;
-mod stats;
 #[cfg(any(test, feature = "testing"))]
 #[path = "../tests/testing/mod.rs"]
 pub mod testing;
 mod tree;
 mod wanted;
 
-pub use allocator::{CHUNK_PAGES, CoreAllocator, IovaAllocator, Pinned, RetiredChunk};
+pub use allocator::{CHUNK_PAGES, CoreAllocator, IovaAllocator, Pinned, RetiredChunk, Stats};
 pub use aperture::{Aperture, MSI_WINDOW};
 pub use chunk::{ChunkAllocator, ChunkConfig, ChunkCore};
-pub use core_id::{CoreId, MAX_CORES};
 pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
-pub use range::{Access, IovaPfn, IovaRange, Request};
-pub use stats::Stats;
+pub use range::{Access, CoreId, IovaPfn, IovaRange, MAX_CORES, Request};
 pub use tree::{TreeAllocator, TreeCore};
+
+/// What allocators outside this crate are built from, so that they check and refuse as those here do (feature `parts`).
+/// No promise of stability goes with it.
+#[cfg(feature = "parts")]
+pub mod parts {
+    pub use crate::claims::Claims;
+    pub use crate::tree::Tree;
+    pub use crate::wanted::{Wanted, order_of, place, range_at};
+    use crate::{IovaRange, Pinned, allocator::SpaceId};
+
+    /// A range that the allocator which asks has just pinned.
+    pub fn pinned(range: IovaRange) -> Pinned {
+        Pinned::new(range, SpaceId::NONE, false)
+    }
+}

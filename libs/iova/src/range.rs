@@ -1,9 +1,22 @@
-//! What is asked for and what is given: sizes in pages of 4 KiB, ends inclusive.
+//! Who asks, what is asked for and what is given: sizes in pages of 4 KiB, ends inclusive.
 
 use core::fmt;
 use core::num::NonZeroU64;
 
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE};
+
+/// Most cores one allocator serves.
+pub const MAX_CORES: usize = 4096;
+
+/// A core, or whatever else works for itself: a thread of a pool, an I/O queue, a simulated core.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CoreId(pub usize);
+
+impl fmt::Display for CoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "core {}", self.0)
+    }
+}
 
 /// Number of an IOVA page: the address shifted right by [`PAGE_SHIFT`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -123,20 +136,15 @@ impl IovaRange {
     }
 }
 
-impl fmt::Debug for IovaRange {
+impl fmt::Display for IovaRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "[{:#x}; {} pages]",
-            self.first.0 << PAGE_SHIFT,
-            self.pages
-        )
+        write!(f, "[{:#x}; {} pages]", self.start().raw(), self.pages)
     }
 }
 
-impl fmt::Display for IovaRange {
+impl fmt::Debug for IovaRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -29,54 +29,32 @@ impl Wanted {
     /// [`AllocError::Impossible`].
     #[inline]
     pub fn of(request: &Request) -> Result<Self, AllocError> {
-        let pages = request.pages;
-        if pages.wrapping_sub(1) >= 1 << MAX_ORDER || request.align_order > MAX_ORDER {
-            return Err(AllocError::Impossible {
-                pages,
-                align_order: request.align_order,
-            });
-        }
-        Ok(Self {
+        let &Request {
             pages,
-            order: order_of(pages).max(request.align_order),
-            last: request.last,
-        })
-    }
-
-    /// The same with the size rounded up to a power of two.
-    #[cfg(feature = "parts")]
-    #[inline]
-    pub fn rounded(self) -> Self {
-        Self {
-            pages: 1 << order_of(self.pages),
-            ..self
+            align_order,
+            last,
+            ..
+        } = request;
+        if pages.wrapping_sub(1) >= 1 << MAX_ORDER || align_order > MAX_ORDER {
+            return Err(AllocError::Impossible { pages, align_order });
         }
+        let order = order_of(pages).max(align_order);
+        Ok(Self { pages, order, last })
     }
 
     /// Why there was no range: none is free now, or none ever will be.
     #[cold]
     pub fn failure(&self, aperture: &Aperture, asked: usize) -> AllocError {
+        let (pages, align_order) = (self.pages, self.order);
         let could_fit = |usable: &IovaRange| {
-            place(
-                usable.first().raw(),
-                usable.last().raw(),
-                self.pages,
-                self.order,
-            )
-            .is_some()
+            let (first, last) = (usable.first().raw(), usable.last().raw());
+            place(first, last, pages, align_order).is_some()
         };
-        if aperture.usable().iter().any(could_fit) {
-            AllocError::Exhausted {
-                pages: self.pages,
-                last: self.last.min(aperture.last()),
-                asked,
-            }
-        } else {
-            AllocError::Impossible {
-                pages: self.pages,
-                align_order: self.order,
-            }
+        if !aperture.usable().iter().any(could_fit) {
+            return AllocError::Impossible { pages, align_order };
         }
+        let last = self.last.min(aperture.last());
+        AllocError::Exhausted { pages, last, asked }
     }
 }
 
@@ -87,10 +65,10 @@ pub fn place(first: u64, last: u64, pages: u64, order: u8) -> Option<u64> {
     (start >= first).then_some(start)
 }
 
-/// A range inside an aperture, which an allocator has checked.
+/// A range that the caller knows to lie in the space.
 ///
 /// # Panics
-/// It is none.
+/// It does not.
 #[inline]
 pub fn range_at(first: u64, pages: u64) -> IovaRange {
     IovaRange::new(IovaPfn::new(first), pages).expect("a range inside a range")

@@ -14,17 +14,14 @@ use once_cell::race::OnceBox;
 use super::bitmap::Bitmap;
 use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of, new_block};
 use crate::wanted::range_at;
-use crate::{Aperture, CHUNK_PAGES, IovaPfn, IovaRange};
+use crate::{Aperture, CHUNK_PAGES, IovaRange};
 
-/// Most zones of a space: one per limit and one above; a power of two, for the fast path.
+/// Most zones of a space; a power of two, for the fast path.
 pub(super) const MAX_ZONES: usize = 4;
 
-/// Last pages of the address limits that get zones of their own: 32 bits, 36, and 39 (the least a VT-d unit translates).
-const LIMITS: [u64; MAX_ZONES - 1] = [
-    (1 << (32 - 12)) - 1,
-    (1 << (36 - 12)) - 1,
-    (1 << (39 - 12)) - 1,
-];
+/// Where zones end and the next lower one may begin: the address limits of 39 bits (the least a VT-d unit translates), 36 and 32
+/// get zones of their own, and what is above them.
+const ENDS: [u64; MAX_ZONES + 1] = [1 << 52, 1 << (39 - 12), 1 << (36 - 12), 1 << (32 - 12), 0];
 
 #[derive(Debug)]
 pub(super) struct Zone {
@@ -34,8 +31,7 @@ pub(super) struct Zone {
     /// which is aligned, lies in one word of a set.
     origin: u64,
     chunks: usize,
-    /// Blocks by their number; the first one's is `first_key`. A block may reach past the zone's ends; the chunks there
-    /// stay unused.
+    /// From number `first_key` on. A block may reach past the zone's ends; the chunks there stay unused.
     blocks: Box<[OnceBox<Arc<Block>>]>,
     first_key: u64,
     /// Chunks that nobody has.
@@ -53,24 +49,24 @@ pub(super) struct Zone {
 }
 
 impl Zone {
-    fn new(base: u64, chunks: usize, retires: bool) -> Self {
+    fn new(lane: usize, base: u64, chunks: usize, retires: bool) -> Self {
+        let end = base + chunks as u64 * CHUNK_PAGES;
         let first_key = base >> BLOCK_SHIFT;
-        let last_key = (base + chunks as u64 * CHUNK_PAGES - 1) >> BLOCK_SHIFT;
-        let blocks = (first_key..=last_key).map(|_| OnceBox::new()).collect();
+        let keys = first_key..=(end - 1) >> BLOCK_SHIFT;
         let origin = base & !(64 * CHUNK_PAGES - 1);
-        let numbers = ((base - origin) / CHUNK_PAGES) as usize + chunks;
+        let numbers = ((end - origin) / CHUNK_PAGES) as usize;
         let zone = Self {
             base,
             origin,
             chunks,
-            blocks,
+            blocks: keys.map(|_| OnceBox::new()).collect(),
             first_key,
             free: Bitmap::new(numbers),
             orphans: Bitmap::new(numbers),
             spent: Bitmap::new(if retires { numbers } else { 0 }),
             has_spent: AtomicBool::new(false),
             calls: CachePadded::new(AtomicU64::new(0)),
-            lane: 0,
+            lane,
         };
         zone.fill();
         zone
@@ -143,42 +139,35 @@ impl Zone {
         }
     }
 
+    fn block_number(&self, page: u64) -> usize {
+        ((page >> BLOCK_SHIFT) - self.first_key) as usize
+    }
+
     /// The block of a page of this zone, if any chunk of it was ever used.
     #[inline]
     pub(super) fn block(&self, page: u64) -> Option<&Arc<Block>> {
-        self.blocks
-            .get(((page >> BLOCK_SHIFT) - self.first_key) as usize)?
-            .get()
+        self.blocks.get(self.block_number(page))?.get()
     }
 
     /// The block of a page of this zone, made if there is none.
     pub(super) fn make_block(&self, page: u64) -> &Block {
-        let key = ((page >> BLOCK_SHIFT) - self.first_key) as usize;
-        self.blocks[key].get_or_init(|| Box::new(new_block(self.lane)))
+        self.blocks[self.block_number(page)].get_or_init(|| Box::new(new_block(self.lane)))
     }
 
     /// Chunks that were ever used, with their first pages.
     pub(super) fn known_chunks(&self) -> impl Iterator<Item = (u64, &Chunk)> {
-        self.blocks
-            .iter()
-            .enumerate()
-            .filter_map(|(i, block)| Some((i, block.get()?)))
-            .flat_map(move |(i, block)| {
-                let first = (self.first_key + i as u64) << BLOCK_SHIFT;
-                (0..BLOCK_CHUNKS as u64)
-                    .map(move |chunk| first + chunk * CHUNK_PAGES)
-                    .filter(|page| self.contains(*page))
-                    .map(|page| (page, chunk_of(block, page)))
-            })
+        let keys = (self.first_key..).zip(&self.blocks);
+        let made = keys.filter_map(|(key, block)| Some((key << BLOCK_SHIFT, block.get()?)));
+        made.flat_map(move |(first, block)| {
+            let pages = (0..BLOCK_CHUNKS as u64).map(move |chunk| first + chunk * CHUNK_PAGES);
+            let pages = pages.filter(|page| self.contains(*page));
+            pages.map(move |page| (page, chunk_of(block, page)))
+        })
     }
 
     /// Bytes of the directory and of every block made.
     pub(super) fn bytes(&self) -> usize {
-        let made = self
-            .blocks
-            .iter()
-            .filter(|block| block.get().is_some())
-            .count();
+        let made = self.blocks.iter().filter_map(OnceBox::get).count();
         2 * self.free.bytes()
             + self.spent.bytes()
             + size_of_val(&*self.blocks)
@@ -190,43 +179,24 @@ impl Zone {
 /// remains for the tree, ascending.
 pub(super) fn cut(aperture: &Aperture, most: usize, retires: bool) -> (Vec<Zone>, Vec<IovaRange>) {
     let mut zones: Vec<Zone> = Vec::new();
-    let mut from = 0;
-    for limit in LIMITS.into_iter().chain([IovaPfn::MAX.raw()]) {
-        let largest = aperture
-            .usable()
-            .iter()
-            .filter_map(|usable| {
-                // Whole blocks' chunks, and the topmost ones, where the piece has more than enough.
-                let first = usable.first().raw().max(from).next_multiple_of(CHUNK_PAGES);
-                let end = (usable.last().raw().min(limit) + 1) / CHUNK_PAGES * CHUNK_PAGES;
-                let chunks = end.checked_sub(first)? / CHUNK_PAGES;
-                let taken = chunks.min(most as u64);
-                (taken > 0).then_some((taken as usize, end))
-            })
-            .max_by_key(|(taken, _)| *taken);
-        zones
-            .extend(largest.map(|(chunks, end)| {
-                Zone::new(end - chunks as u64 * CHUNK_PAGES, chunks, retires)
-            }));
-        from = limit + 1;
+    for ends in ENDS.windows(2) {
+        // The topmost chunks of the piece that has most, up to what is enough; of such pieces the highest.
+        let pieces = aperture.usable().iter().filter_map(|usable| {
+            let first = usable.first().raw().max(ends[1]).div_ceil(CHUNK_PAGES);
+            let end = (usable.last().raw() + 1).min(ends[0]) / CHUNK_PAGES;
+            Some((end.checked_sub(first)?.min(most as u64), end))
+        });
+        if let Some((chunks @ 1.., end)) = pieces.max() {
+            let base = (end - chunks) * CHUNK_PAGES;
+            zones.push(Zone::new(zones.len(), base, chunks as usize, retires));
+        }
     }
-    let rest = Aperture::new(
-        aperture.first(),
-        aperture.last(),
-        &aperture
-            .reserved()
-            .iter()
-            .copied()
-            .chain(zones.iter().map(Zone::range))
-            .collect::<Vec<_>>(),
-    );
-    zones.reverse();
-    for (lane, zone) in zones.iter_mut().enumerate() {
-        zone.lane = lane;
-    }
+    let mut taken = aperture.reserved().to_vec();
+    taken.extend(zones.iter().map(Zone::range));
+    let rest = Aperture::new(aperture.first(), aperture.last(), &taken);
     (
         zones,
-        rest.map(|rest| rest.usable().to_vec()).unwrap_or_default(),
+        rest.map_or(Vec::new(), |rest| rest.usable().to_vec()),
     )
 }
 

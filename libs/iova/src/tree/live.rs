@@ -1,4 +1,4 @@
-//! The ranges that are out, by first page: an open-addressed hash table with linear probing.
+//! What is out, by first page: an open-addressed hash table with linear probing, of words that are not 0.
 //!
 //! First pages are the allocator's own choice, so nobody steers them into one bucket; removal shifts the followers
 //! back, so that no tombstones slow the table down with age. 16 bytes per slot, at most 3/4 full; it grows by
@@ -6,36 +6,16 @@
 
 use alloc::{vec, vec::Vec};
 
-#[derive(Clone, Copy)]
-struct Slot {
-    first: u64,
-    /// 0 in an empty slot; [`PINNED`] may be set.
-    pages: u64,
-}
-
-/// Set in the size of a range that is pinned (sizes are at most 2^52).
-const PINNED: u64 = 1 << 63;
-const EMPTY: Slot = Slot { first: 0, pages: 0 };
-const FEWEST: usize = 16;
-
 pub(super) struct Live {
-    /// A power of two of them.
-    slots: Vec<Slot>,
+    /// First pages and words, 0 in an empty slot; a power of two of them.
+    slots: Vec<(u64, u64)>,
     len: usize,
-}
-
-/// What is known of a first page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    slot: usize,
-    pub(super) pages: u64,
-    pub(super) is_pinned: bool,
 }
 
 impl Live {
     pub(super) fn new() -> Self {
         Self {
-            slots: vec![EMPTY; FEWEST],
+            slots: vec![(0, 0); 16],
             len: 0,
         }
     }
@@ -45,7 +25,7 @@ impl Live {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>()
+        self.slots.capacity() * size_of::<(u64, u64)>()
     }
 
     fn home(&self, first: u64) -> usize {
@@ -53,74 +33,54 @@ impl Live {
         (hash >> (u64::BITS - self.slots.len().ilog2())) as usize
     }
 
-    pub(super) fn find(&self, first: u64) -> Option<Found> {
+    /// Where the word of `first` is, or would be.
+    fn slot_of(&self, first: u64) -> usize {
         let mut slot = self.home(first);
-        loop {
-            let Slot { first: at, pages } = self.slots[slot];
-            if pages == 0 {
-                return None;
-            }
-            if at == first {
-                return Some(Found {
-                    slot,
-                    pages: pages & !PINNED,
-                    is_pinned: pages & PINNED != 0,
-                });
-            }
+        while self.slots[slot].1 != 0 && self.slots[slot].0 != first {
             slot = (slot + 1) & (self.slots.len() - 1);
         }
+        slot
     }
 
-    /// Adds a first page that is not there.
-    pub(super) fn insert(&mut self, first: u64, pages: u64) {
+    pub(super) fn get(&self, first: u64) -> Option<u64> {
+        let (_, word) = self.slots[self.slot_of(first)];
+        (word != 0).then_some(word)
+    }
+
+    /// Adds a word, or changes the one that is there.
+    pub(super) fn set(&mut self, first: u64, word: u64) {
         if (self.len + 1) * 4 > self.slots.len() * 3 {
-            let larger = vec![EMPTY; self.slots.len() * 2];
+            let larger = vec![(0, 0); self.slots.len() * 2];
             let old = core::mem::replace(&mut self.slots, larger);
-            for slot in old.into_iter().filter(|slot| slot.pages != 0) {
-                self.put(slot);
+            for (first, word) in old.into_iter().filter(|&(_, word)| word != 0) {
+                let slot = self.slot_of(first);
+                self.slots[slot] = (first, word);
             }
         }
-        self.put(Slot { first, pages });
-        self.len += 1;
+        let slot = self.slot_of(first);
+        self.len += usize::from(self.slots[slot].1 == 0);
+        self.slots[slot] = (first, word);
     }
 
-    fn put(&mut self, new: Slot) {
-        let mut slot = self.home(new.first);
-        while self.slots[slot].pages != 0 {
-            slot = (slot + 1) & (self.slots.len() - 1);
-        }
-        self.slots[slot] = new;
-    }
-
-    pub(super) fn set_pinned(&mut self, found: Found, is_pinned: bool) {
-        self.slots[found.slot].pages = found.pages | if is_pinned { PINNED } else { 0 };
-    }
-
-    pub(super) fn remove(&mut self, found: Found) {
+    /// Removes the word of `first`, which is there.
+    pub(super) fn remove(&mut self, first: u64) {
         let mask = self.slots.len() - 1;
-        let mut hole = found.slot;
+        let mut hole = self.slot_of(first);
         let mut next = hole;
         loop {
             next = (next + 1) & mask;
-            if self.slots[next].pages == 0 {
+            if self.slots[next].1 == 0 {
                 break;
             }
             // It may move back into the hole unless its home lies after the hole.
-            let home = self.home(self.slots[next].first);
+            let home = self.home(self.slots[next].0);
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(hole) & mask) {
                 self.slots[hole] = self.slots[next];
                 hole = next;
             }
         }
-        self.slots[hole] = EMPTY;
+        self.slots[hole].1 = 0;
         self.len -= 1;
-    }
-
-    /// Every first page and size, in no order.
-    #[cfg(any(test, debug_assertions))]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        let used = self.slots.iter().filter(|slot| slot.pages != 0);
-        used.map(|slot| (slot.first, slot.pages & !PINNED))
     }
 }
 

@@ -6,8 +6,30 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{Out, Phase, Random, World};
-use crate::wanted::{Wanted, place};
+use crate::wanted::place;
 use crate::{Aperture, Request};
+
+impl Tree {
+    /// Panics where gaps and ranges out do not divide the usable pages (nothing may be [taken](Self::take)). Linear.
+    fn check(&self) {
+        self.gaps.check();
+        let live = self.live.iter();
+        let mut pieces: Vec<_> = live.map(|(first, size)| (first, size & !PINNED)).collect();
+        let mut add = |first, last| pieces.push((first, last + 1 - first));
+        self.gaps.for_each(&mut add);
+        pieces.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (first, pages) in pieces {
+            match joined.last_mut() {
+                Some((start, sum)) if *start + *sum == first => *sum += pages,
+                _ => joined.push((first, pages)),
+            }
+        }
+        let usable = self.usable.iter();
+        let usable = usable.map(|range| (range.first().raw(), range.pages()));
+        assert!(usable.eq(joined), "a page is in no piece, or in two");
+    }
+}
 
 /// Free gaps as a map, searched from the top.
 struct Naive(BTreeMap<u64, u64>);
@@ -18,6 +40,20 @@ impl Naive {
             let last = last.min(w.last.raw());
             Some((first, place(first, last, w.pages, w.order)?))
         })
+    }
+
+    /// Whether the tree must find a place where there is one: not for what is aligned to more than its size, where no whole
+    /// block is left and many gaps might do.
+    fn is_sure(&self, w: &Wanted) -> bool {
+        let block = Wanted {
+            pages: 1 << w.order,
+            ..*w
+        };
+        let large = self
+            .0
+            .iter()
+            .filter(|&(first, last)| last + 1 - first >= w.pages);
+        w.order == order_of(w.pages) || self.fits(&block).is_some() || large.count() <= gaps::LOOKS
     }
 
     fn take(&mut self, gap: u64, start: u64, pages: u64) {
@@ -91,7 +127,9 @@ proptest! {
                     let w = Wanted::of(&request).expect("valid");
                     let got = tree.alloc(w.pages, w.order, w.last);
                     let highest = naive.fits(&w);
-                    prop_assert_eq!(got.is_some(), highest.is_some(), "{:?}", w);
+                    if naive.is_sure(&w) {
+                        prop_assert_eq!(got.is_some(), highest.is_some(), "{:?}", w);
+                    }
                     let Some(got) = got else { continue };
                     let start = got.first().raw();
                     prop_assert!(start % (1 << w.order) == 0 && got.last() <= w.last);
@@ -142,9 +180,11 @@ fn gaps_are_those_of_a_map_through_phases_that_fragment_and_clear() {
                 step += 1;
                 if random.below(100) < u64::from(phase.share) {
                     let w = Wanted::of(&phase.request(&mut random, &world)).expect("valid");
-                    let got = gaps.take(w.pages, w.order, w.last.raw());
+                    let got = gaps.take(&w);
                     let highest = naive.fits(&w);
-                    assert_eq!(got.is_some(), highest.is_some(), "{w:?}");
+                    if naive.is_sure(&w) {
+                        assert_eq!(got.is_some(), highest.is_some(), "{w:?}");
+                    }
                     let Some(start) = got else { break };
                     if w.order == order_of(w.pages) {
                         assert_eq!(highest.map(|(_, start)| start), got, "{w:?}");
@@ -161,7 +201,7 @@ fn gaps_are_those_of_a_map_through_phases_that_fragment_and_clear() {
                 }
             }
             let mut all = Vec::new();
-            gaps.for_each(|first, last| all.push((first, last)));
+            gaps.for_each(&mut |first, last| all.push((first, last)));
             assert_eq!(all, naive.0.clone().into_iter().collect::<Vec<_>>());
         }
     }
@@ -226,7 +266,7 @@ fn tree_speed() {
             println!("{name} pages, {window} out, round {round}: {ns:.0} ns");
         }
         let mut gaps = 0;
-        tree.gaps.for_each(|_, _| gaps += 1);
+        tree.gaps.for_each(&mut |_, _| gaps += 1);
         println!("{gaps} gaps");
     }
 }

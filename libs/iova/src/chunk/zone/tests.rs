@@ -1,4 +1,5 @@
 use super::*;
+use crate::IovaPfn;
 
 #[test]
 fn zones_end_at_address_limits_and_the_tree_has_the_rest() {

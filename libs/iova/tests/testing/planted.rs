@@ -16,8 +16,8 @@ pub enum Mistake {
     LetsGoSilently,
     /// A giver looks for other strangers' marks only where the tag speaks of some.
     TrustsPending,
-    /// A search in the tree of gaps counts the first key of an inner node, which means nothing.
-    CountsFirstSeparator,
+    /// A node of the tree of gaps is still said to begin where it did when it was made.
+    KeepsFirst,
 }
 
 std::thread_local! {
