@@ -46,6 +46,17 @@ extern crate alloc;
 #[cfg(shuttle)]
 extern crate std;
 
+/// Whether a test has planted this mistake: never, outside of tests and models.
+macro_rules! plants {
+    ($mistake:ident) => {{
+        #[cfg(any(test, shuttle))]
+        let plants = crate::planted::has(crate::planted::Mistake::$mistake);
+        #[cfg(not(any(test, shuttle)))]
+        let plants = false;
+        plants
+    }};
+}
+
 /// What addresses are counted in, here and in every signature.
 pub use address;
 

@@ -12,7 +12,6 @@ use super::layout::{
 use super::leave::release;
 use super::state::exact_order;
 use super::zone::Zone;
-use super::{Mutant, plants};
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
 
 /// Where a range of a zone lies.
@@ -103,7 +102,7 @@ impl Local {
                 // Whoever freed or retired before our claim is seen now; whoever does after it sees the claim.
                 let is_freed = get(chunk.freed(word)) & bit != 0;
                 let is_gone = is_freed || !chunk.is_still_out(range);
-                if is_gone && !plants(Mutant::TrustsItsClaim) {
+                if is_gone && !plants!(TrustsItsClaim) {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }

@@ -427,10 +427,7 @@ impl Rest {
     }
 
     fn free_pinned(&self, range: IovaRange) {
-        let mut tree = self.tree.lock();
-        let freed = tree
-            .set_pinned(range, false)
-            .and_then(|()| tree.free(range));
+        let freed = self.tree.lock().free_pinned(range);
         debug_assert!(freed.is_ok(), "a pinned range stays as it is: {freed:?}");
     }
 }
@@ -444,44 +441,6 @@ fn refusal(tree: &Tree, range: IovaRange, error: FreeError) -> FreeError {
         FreeError::Outside { .. } => FreeError::NotAllocated { range },
         error => error,
     }
-}
-
-/// Mistakes that the model plants to prove that it would find them.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mutant {
-    /// Clears the owner's call to look after the words were read, not before.
-    ForgetsMarks,
-    /// Claims a range without looking again whether it is still allocated.
-    TrustsItsClaim,
-    /// Becomes the giver of a chunk that has one.
-    GivesUnasked,
-    /// A giver that lets go without telling the owner to look.
-    LetsGoSilently,
-    /// A giver that looks for other strangers' marks only where the tag speaks of some.
-    TrustsPending,
-    /// An owner that looks for claims by loads, after it has cleared the call to look.
-    LoadsClaims,
-    /// A stranger that marks a chunk without saying so to its owner.
-    MarksSilently,
-}
-
-/// Whether this mistake is planted: never, outside the model.
-#[inline(always)]
-fn plants(_mutant: Mutant) -> bool {
-    #[cfg(all(test, loom))]
-    return model::plants(_mutant);
-    #[cfg(shuttle)]
-    return crate::planted::has(match _mutant {
-        Mutant::ForgetsMarks => crate::planted::Mistake::ForgetsMarks,
-        Mutant::TrustsItsClaim => crate::planted::Mistake::TrustsItsClaim,
-        Mutant::GivesUnasked => crate::planted::Mistake::GivesUnasked,
-        Mutant::LetsGoSilently => crate::planted::Mistake::LetsGoSilently,
-        Mutant::TrustsPending => crate::planted::Mistake::TrustsPending,
-        // Loom's alone: an order of steps does not show the first, and whoever has credit looks all the same.
-        Mutant::LoadsClaims | Mutant::MarksSilently => return false,
-    });
-    #[cfg(not(any(all(test, loom), shuttle)))]
-    false
 }
 
 #[cfg(all(test, loom))]

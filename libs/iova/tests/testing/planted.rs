@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-/// A mistake in steps, their order or their completeness. (Mistakes in orderings shuttle cannot see.)
+/// A mistake in steps, their order or their completeness, or in orderings, which loom alone sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// An owner clears the call to look after it has read what strangers freed, not before.
@@ -16,6 +16,10 @@ pub enum Mistake {
     LetsGoSilently,
     /// A giver looks for other strangers' marks only where the tag speaks of some.
     TrustsPending,
+    /// An owner looks for claims by loads, after it has cleared the call to look.
+    LoadsClaims,
+    /// A stranger marks a chunk without saying so to its owner.
+    MarksSilently,
     /// A node of the tree of gaps is still said to begin where it did when it was made.
     KeepsFirst,
 }

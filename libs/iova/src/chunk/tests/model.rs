@@ -7,10 +7,9 @@
 //! ```
 //!
 //! Under loom a chunk has two words of 64 pages and a block two chunks. A model that cannot fail proves nothing: the
-//! mistakes of [`Mutant`] are planted, and must be found.
+//! mistakes of [`planted`](crate::planted) are planted, and must be found.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::vec::Vec;
 
 use loom::model::Builder;
@@ -18,36 +17,25 @@ use loom::sync::mpsc;
 use loom::thread;
 
 use super::*;
+use crate::planted::{Mistake, plant};
 use crate::{CoreAllocator, Request};
 
-/// What is planted now. Of `std`: it orders nothing and is not part of what is explored.
-static PLANTED: Mutex<Option<Mutant>> = Mutex::new(None);
-/// One model at a time: what is planted is meant for it alone.
-static ALONE: Mutex<()> = Mutex::new(());
-
-pub(super) fn plants(mutant: Mutant) -> bool {
-    *PLANTED.lock().expect("nobody panics with it") == Some(mutant)
-}
-
 /// Whether anything goes wrong with this planted, in the orders with at most three preemptions.
-fn explore(planted: Option<Mutant>, model: impl Fn() + Send + Sync + 'static) -> bool {
+fn explore(planted: Option<Mistake>, model: impl Fn() + Send + Sync + 'static) -> bool {
     explore_to(3, planted, model)
 }
 
 fn explore_to(
     preemptions: usize,
-    planted: Option<Mutant>,
+    planted: Option<Mistake>,
     model: impl Fn() + Send + Sync + 'static,
 ) -> bool {
-    let _alone = ALONE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    *PLANTED.lock().expect("nobody panics with it") = planted;
+    plant(planted);
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.max_branches = 10_000;
     let found = catch_unwind(AssertUnwindSafe(|| builder.check(model))).is_err();
-    *PLANTED.lock().expect("nobody panics with it") = None;
+    plant(None);
     found
 }
 
@@ -142,7 +130,7 @@ fn what_strangers_give_back_is_never_lost() {
     assert!(!explore(None, || gives_back(Giver::Stranger)));
     assert!(!explore_to(2, None, || gives_back(Giver::SomeoneElse)));
     assert!(
-        explore_to(2, Some(Mutant::ForgetsMarks), || gives_back(
+        explore_to(2, Some(Mistake::ForgetsMarks), || gives_back(
             Giver::SomeoneElse
         )),
         "the planted mistake goes unnoticed"
@@ -153,7 +141,7 @@ fn what_strangers_give_back_is_never_lost() {
 fn what_a_giver_gave_who_lets_go_is_never_lost() {
     assert!(!explore(None, || gives_back(Giver::StrangerForNow)));
     assert!(
-        explore(Some(Mutant::LetsGoSilently), || gives_back(
+        explore(Some(Mistake::LetsGoSilently), || gives_back(
             Giver::StrangerForNow
         )),
         "the planted mistake goes unnoticed"
@@ -200,7 +188,7 @@ fn two_give() {
 fn a_chunk_has_one_giver() {
     assert!(!explore_to(2, None, two_give));
     assert!(
-        explore_to(2, Some(Mutant::GivesUnasked), two_give),
+        explore_to(2, Some(Mistake::GivesUnasked), two_give),
         "the planted mistake goes unnoticed"
     );
 }
@@ -243,7 +231,7 @@ fn pins_and_retires() {
 fn no_chunk_is_retired_under_a_pin() {
     assert!(!explore(None, pins_and_retires));
     assert!(
-        explore(Some(Mutant::TrustsItsClaim), pins_and_retires),
+        explore(Some(Mistake::TrustsItsClaim), pins_and_retires),
         "the planted mistake goes unnoticed"
     );
 }
@@ -276,7 +264,7 @@ fn pins_and_frees() {
 fn what_a_giver_has_pinned_it_does_not_free() {
     assert!(!explore_to(2, None, pins_and_frees));
     assert!(
-        explore_to(2, Some(Mutant::TrustsPending), pins_and_frees),
+        explore_to(2, Some(Mistake::TrustsPending), pins_and_frees),
         "the planted mistake goes unnoticed"
     );
 }
@@ -337,7 +325,7 @@ fn pins_while_drained() {
 fn an_owner_that_drains_does_not_miss_a_pin() {
     assert!(!explore(None, pins_while_drained));
     assert!(
-        explore(Some(Mutant::LoadsClaims), pins_while_drained),
+        explore(Some(Mistake::LoadsClaims), pins_while_drained),
         "the planted mistake goes unnoticed"
     );
 }
@@ -372,7 +360,7 @@ fn catches_up() {
 fn an_owner_is_told_of_what_comes_back() {
     assert!(!explore_to(2, None, catches_up));
     assert!(
-        explore_to(2, Some(Mutant::MarksSilently), catches_up),
+        explore_to(2, Some(Mistake::MarksSilently), catches_up),
         "the planted mistake goes unnoticed"
     );
 }
