@@ -3,7 +3,6 @@
 //! * [`IoMap`]: what a mapper changes translations through: tables, or a kernel's interface.
 //! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without locks.
 //! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
-//! * [`reuse`]: mappings that outlive their unmap, or are found a second time.
 //! * [`mapper`]: [`DmaMapper`], which turns memory into addresses for a device under a [`Policy`].
 //! * [`risk`]: what stale mappings there were, beside what is promised.
 //! * `testing` (a feature of that name): a domain of models, for tests of what is built on this.
@@ -120,8 +119,9 @@ pub mod clock;
 pub mod invalidate;
 pub mod mapper;
 #[cfg(shuttle)]
+#[path = "../tests/testing/planted.rs"]
 pub mod planted;
-pub mod reuse;
+mod reuse;
 pub mod risk;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]

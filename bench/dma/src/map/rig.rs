@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dma_map::mapper::Teardown;
-use dma_map::reuse::Counts;
+use dma_map::risk::Counts;
 use dma_map::table::{HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use dma_peers::SerialFlush;

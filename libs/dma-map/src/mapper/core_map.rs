@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Pinned, Request};
+use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Request};
 use lines::Ordering;
 
 use super::error::DmaMapError;
@@ -18,7 +18,7 @@ use super::request::{Direction, Mapping, Segment};
 use super::shared::Shared;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::reuse::{Key, OptimisticCache, ReuseCache, SharingCache, Windows};
+use crate::reuse::{Key, OptimisticCache, SharingTable};
 use crate::table::{IoMap, MapError};
 
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.
@@ -37,20 +37,9 @@ pub(super) enum Cache {
     /// Nothing.
     #[default]
     Never,
-    Shared(SharingCache),
+    Shared(Arc<SharingTable>),
     /// With the pins of what it keeps: a second unmap of an idle mapping, by any core, is refused by the allocator.
-    Idle(OptimisticCache<Option<Pinned>>),
-}
-
-impl Cache {
-    /// For what is seldom asked.
-    pub(super) fn any(&mut self) -> Option<&mut dyn ReuseCache> {
-        match self {
-            Self::Never => None,
-            Self::Shared(cache) => Some(cache),
-            Self::Idle(cache) => Some(cache),
-        }
-    }
+    Idle(OptimisticCache),
 }
 
 /// Whether a mapping may be found again.
@@ -101,14 +90,17 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let mut cache = core::mem::take(&mut *line.left.lock());
         if let Cache::Never = cache {
             cache = match (policy.reuse, &shared.sharing) {
-                (Reuse::Shared, Some(table)) => Cache::Shared(SharingCache::new(Arc::clone(table))),
+                (Reuse::Shared, Some(table)) => Cache::Shared(Arc::clone(table)),
                 (Reuse::Optimistic(idle), _) => {
-                    Cache::Idle(OptimisticCache::keeping(idle.quota, idle.residency_ns()))
+                    Cache::Idle(OptimisticCache::new(idle.quota, idle.residency_ns()))
                 }
                 _ => Cache::Never,
             };
         }
-        *line.expirer.lock() = cache.any().and_then(|cache| cache.expirer());
+        *line.expirer.lock() = match &cache {
+            Cache::Idle(cache) => Some(cache.slab()),
+            Cache::Never | Cache::Shared(_) => None,
+        };
         Self {
             age_ns: shared.age_ns,
             // Not what it says now: what was left there is looked at once.
@@ -261,8 +253,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// A mapping that another user has, or, where none was found, a new one.
     #[inline(never)]
     fn share_or_make(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
-        if let Cache::Shared(cache) = &mut self.cache
-            && let Some(range) = cache.acquire(key, 0)
+        if let Cache::Shared(table) = &self.cache
+            && let Some(range) = table.acquire(key)
         {
             return Ok((range.start(), 0));
         }
@@ -271,7 +263,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let allocated = self.make(request, pages, key.phys(), key.access())?;
         match &mut self.cache {
             Cache::Idle(cache) => cache.missed(),
-            Cache::Shared(cache) => cache.adopt(key, first_pages(allocated, pages), 0),
+            Cache::Shared(table) => table.adopt(key, first_pages(allocated, pages)),
             Cache::Never => {}
         }
         Ok((allocated.start(), allocated.pages()))
@@ -367,15 +359,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
     /// itself whenever mappings are torn down or the core parks.
     pub fn publish(&mut self) {
-        let Some(cache) = self.cache.any() else {
+        let Cache::Idle(cache) = &self.cache else {
             return;
         };
-        let outside = cache.expirer().map(|expirer| expirer.counts());
-        let snapshot = CacheSnapshot {
-            counts: cache.counts(),
-            outside: outside.map_or(Windows::EMPTY, |counts| counts.windows),
-        };
-        *self.line.reuse.lock() = snapshot;
+        let outside = cache.slab().counts().windows;
+        let counts = cache.counts();
+        *self.line.reuse.lock() = CacheSnapshot { counts, outside };
         self.published_ns = self.shared.clock.coarse();
     }
 }

@@ -12,7 +12,7 @@ use super::tear_down::{Idle, Wait};
 use super::{MapperCore, first_pages};
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator};
-use crate::reuse::{Key, Released};
+use crate::reuse::Key;
 use crate::table::{IoMap, Translation, UnmapError};
 
 /// How often the pin of a shared mapping is tried again that another user holds, who looks at the moment what is mapped
@@ -104,8 +104,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// One use of a shared mapping ends, which is not the last.
     #[inline(never)]
     fn is_used_by_others(&mut self, key: Key, range: IovaRange) -> bool {
-        match &mut self.cache {
-            Cache::Shared(cache) => cache.end_use(key, range, || ()) == Released::InUse,
+        match &self.cache {
+            Cache::Shared(table) => table.end_use(key, range, || ()),
             Cache::Never | Cache::Idle(_) => false,
         }
     }
@@ -131,16 +131,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             Cache::Never => Ok(None),
             _ => self.key_of(range),
         };
-        if let (Ok(Some(key)), Cache::Shared(cache)) = (&key, &mut self.cache) {
+        if let (Ok(Some(key)), Cache::Shared(table)) = (&key, &self.cache) {
             // Unpinned before the next user can be told that it is the last one, who pins.
             let (alloc, pinned) = (&mut self.alloc, &mut pinned);
-            let released = cache.end_use(*key, range, || {
+            let is_in_use = table.end_use(*key, range, || {
                 pinned
                     .take()
                     .into_iter()
                     .for_each(|pinned| alloc.unpin(pinned))
             });
-            if released == Released::InUse {
+            if is_in_use {
                 return Ok(());
             }
         }
@@ -286,7 +286,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return self.tear_down_here(iova, range, pinned);
         };
         let now = self.shared.clock.coarse();
-        let Some(placed) = cache.release_at(key, range, now) else {
+        let Some(placed) = cache.keep(key, range, now) else {
             return self.keep_with_room(key, iova, range, pinned);
         };
         let gone = cache.kept(placed.place).replace(pinned);
@@ -311,7 +311,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Cache::Idle(cache) = &mut self.cache else {
             return self.tear_down(iova, range, pinned);
         };
-        let Some(placed) = cache.release_at(key, range, now) else {
+        let Some(placed) = cache.keep(key, range, now) else {
             cache.refused();
             return self.tear_down(iova, range, pinned);
         };

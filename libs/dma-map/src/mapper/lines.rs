@@ -16,8 +16,8 @@ use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 use super::core_map::Cache;
 use super::reclaim::Walks;
 use super::shared::BATCH;
-use crate::reuse::{Batch, Counts, Expire, Windows};
-use crate::risk::Counters;
+use crate::reuse::{Batch, Slab};
+use crate::risk::{Counters, Counts, Windows};
 
 /// Written by the core alone.
 #[derive(Default)]
@@ -122,7 +122,7 @@ pub(super) struct CoreLines {
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
     /// How any thread may take this core's idle mappings; none where it keeps none.
-    pub(super) expirer: Lock<Option<Arc<dyn Expire>>>,
+    pub(super) expirer: Lock<Option<Arc<Slab>>>,
     pub(super) leaving: CachePadded<Lock<Leaving>>,
     /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
     pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
@@ -141,7 +141,7 @@ pub(super) struct CacheSnapshot {
 }
 
 impl CoreLines {
-    pub(super) fn expirer(&self) -> Option<Arc<dyn Expire>> {
+    pub(super) fn expirer(&self) -> Option<Arc<Slab>> {
         self.expirer.lock().clone()
     }
 

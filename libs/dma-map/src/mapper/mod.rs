@@ -94,8 +94,8 @@ use iova::{CoreId, IovaAllocator, IovaRange};
 
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
-use crate::reuse::{Counts, SharingTable};
-use crate::risk::{Counters, Risk, RiskContract, Windows};
+use crate::reuse::SharingTable;
+use crate::risk::{Counters, Counts, Risk, RiskContract, Windows};
 use crate::table::{IoMap, PageTable, TableStats};
 use limits::Reach;
 use lines::{CacheSnapshot, Orphaned};
@@ -301,10 +301,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         }
     }
 
-    /// What the reuse caches of all cores found and let go of, as they last told it: see [`MapperCore::publish`]. All 0
+    /// What was reused, and let go of. Of idle mappings, as their cores last told it: see [`MapperCore::publish`]. All 0
     /// where nothing is reused; `stale_max` is the sum of the cores'.
     pub fn reuse_counts(&self) -> Counts {
-        let mut sum = Counts::default();
+        let sharing = self.0.sharing.as_ref();
+        let mut sum = sharing.map_or_else(Counts::default, |table| table.counts());
         for line in self.0.lines() {
             let CacheSnapshot { counts, .. } = &*line.reuse.lock();
             sum.hits += counts.hits;
@@ -324,17 +325,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     pub fn contract(&self) -> RiskContract {
         let policy = &self.0.policy;
         if policy.is_off {
-            return RiskContract {
-                max_stale: None,
-                max_age_ns: None,
-                survives_quiet_owner: false,
-            };
+            return RiskContract::NONE;
         }
         let cores = self.0.lines.len() as u64;
         let of = |count: usize, age: Duration| RiskContract {
             max_stale: Some((count as u64).saturating_mul(cores)),
             max_age_ns: Some(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
-            survives_quiet_owner: true,
         };
         let teardown = policy.window().map_or(RiskContract::STRICT, |window| {
             of(window.entries, window.age)

@@ -12,7 +12,7 @@ use super::policy::{Policy, Teardown, Window};
 use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
-use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
+use crate::reuse::{Batch, Expired, Progress, SharingTable, Slab};
 use crate::risk::Counters;
 use crate::table::{IoMap, RetiredTable};
 
@@ -190,7 +190,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             return &[Command::Domain];
         }
         for (command, expired) in room.iter_mut().zip(expired) {
-            *command = Command::Pages(expired.range());
+            *command = Command::Pages(expired.range);
         }
         &room[..len]
     }
@@ -203,7 +203,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             let expirer = line.expirer.try_lock().and_then(|expirer| expirer.clone());
             if let (Some(expirer), Some(mut leaving)) = (expirer, line.leaving.try_lock()) {
                 let take = |batch: &mut Batch| expirer.expire(now, batch);
-                result = result.and(self.tear_down(line, &*expirer, &mut leaving, take));
+                result = result.and(self.tear_down(line, &expirer, &mut leaving, take));
             }
         }
         result
@@ -224,7 +224,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             }
             let mut leaving = line.leaving.lock();
             let take = |batch: &mut Batch| expirer.drain(batch);
-            result = result.and(self.tear_down(line, &*expirer, &mut leaving, take));
+            result = result.and(self.tear_down(line, &expirer, &mut leaving, take));
         }
         result
     }
@@ -233,7 +233,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     fn tear_down(
         &self,
         line: &CoreLines,
-        expirer: &dyn Expire,
+        expirer: &Slab,
         leaving: &mut Leaving,
         take: impl Fn(&mut Batch) -> Progress,
     ) -> Result<(), InvalidateError> {
@@ -254,7 +254,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     pub(super) fn finish(
         &self,
         line: &CoreLines,
-        expirer: &dyn Expire,
+        expirer: &Slab,
         batch: &mut Batch,
     ) -> Result<(), InvalidateError> {
         if batch.is_empty() {
@@ -264,7 +264,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.invalidator
             .flush(self.commands(batch.entries(), room))?;
         let gone = batch.entries().iter();
-        let gone = gone.map(|expired| (expired.place(), expired.range()));
+        let gone = gone.map(|expired| (expired.place, expired.range));
         line.returned.lock().extend(gone);
         // Before the places themselves are given back: whoever finds one free finds this too.
         line.flusher.notify();
@@ -275,7 +275,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
     pub(super) fn clear_expired(&self, expired: &[Expired]) {
         for expired in expired {
-            let cleared = self.table.unmap(expired.range());
+            let cleared = self.table.unmap(expired.range);
             debug_assert!(cleared.is_ok(), "an idle mapping is mapped: {cleared:?}");
         }
     }

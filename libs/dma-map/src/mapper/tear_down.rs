@@ -7,7 +7,7 @@ use super::core_map::Cache;
 use super::shared::BATCH;
 use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator};
-use crate::reuse::{OptimisticCache, Progress, ReuseCache};
+use crate::reuse::{OptimisticCache, Progress};
 use crate::table::IoMap;
 
 /// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
@@ -30,11 +30,7 @@ pub(super) enum Wait {
 
 /// The pin of a mapping that starts at `page` and was torn down, by whomever. In its place there may be another's by now: then
 /// its own has come out when that one came.
-pub(super) fn take_pin(
-    cache: &mut OptimisticCache<Option<Pinned>>,
-    place: u32,
-    page: IovaPfn,
-) -> Option<Pinned> {
+pub(super) fn take_pin(cache: &mut OptimisticCache, place: u32, page: IovaPfn) -> Option<Pinned> {
     cache
         .kept(place)
         .take_if(|pinned| pinned.range().first() == page)
@@ -83,7 +79,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if !batch.is_empty()
             && let Some(expirer) = line.expirer()
         {
-            shared.finish(line, &*expirer, batch)?;
+            shared.finish(line, &expirer, batch)?;
         }
         loop {
             let progress = match which {
@@ -97,14 +93,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
                 shared.clear_expired(batch.entries());
                 let room = &mut [Command::Domain; BATCH];
                 let commands = shared.commands(batch.entries(), room);
-                let done = shared.invalidate(self.core, commands);
-                if let Err(error) = done {
-                    cache.hand_over(batch);
-                    return Err(error);
-                }
+                shared.invalidate(self.core, commands)?;
                 for expired in batch.entries() {
-                    if let Some(pinned) = take_pin(cache, expired.place(), expired.range().first())
-                    {
+                    if let Some(pinned) = take_pin(cache, expired.place, expired.range.first()) {
                         self.alloc.free_pinned(pinned);
                     }
                 }

@@ -21,8 +21,7 @@
 //! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker reads it after its
 //!   swap has succeeded: that IDLE(t) may by then be a later idleness with the same t does no harm.
 //!
-//! A slot that is EXPIRING says neither by whom nor how far that one has come. Who has to know when what was idle is out of
-//! reach (a flush) agrees with all who take on a lock of its own: `Leaving` in the mapper's `lines.rs`.
+//! A slot that is EXPIRING says neither by whom nor how far that one has come.
 //!
 //! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of slots.
 
@@ -31,10 +30,10 @@ use alloc::boxed::Box;
 use iova::IovaRange;
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
-use super::batch::Taker;
 use super::key::PackedRange;
 use super::optimistic::EARLIER;
-use super::{Batch, Counts, Expire, Expired, Progress, Windows};
+use super::{Batch, Expired, Progress};
+use crate::risk::{Counts, Windows};
 
 const OWNED: u64 = 0;
 const EXPIRING: u64 = 1;
@@ -69,7 +68,7 @@ impl Slot {
     /// Owner, of an OWNED slot: offers the mapping to everyone.
     #[inline]
     pub(super) fn publish(&self, range: PackedRange, since_ns: u64) {
-        self.range.store(range.word(), Ordering::Relaxed);
+        self.range.store(range.0, Ordering::Relaxed);
         // Pairs with `take`: without it the taker could tear down the slot's previous range.
         self.state.store(idle(since_ns), Ordering::Release);
     }
@@ -84,7 +83,7 @@ impl Slot {
     /// Owner: the range it has published last.
     #[inline]
     pub(super) fn range(&self) -> PackedRange {
-        PackedRange::from_word(self.range.load(Ordering::Relaxed))
+        PackedRange(self.range.load(Ordering::Relaxed))
     }
 
     /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or has.
@@ -112,7 +111,7 @@ impl Slot {
             .compare_exchange(from, EXPIRING, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         // Nobody writes it before `finish`.
-        Some(PackedRange::from_word(self.range.load(Ordering::Relaxed)).range())
+        Some(PackedRange(self.range.load(Ordering::Relaxed)).range())
     }
 
     /// Whoever took it: the mapping is gone, the slot is the owner's.
@@ -157,7 +156,7 @@ struct Outside {
 }
 
 /// The slots of one core.
-pub(super) struct Slab {
+pub struct Slab {
     residency_ns: u64,
     notice: CachePadded<Notice>,
     outside: CachePadded<Lock<Outside>>,
@@ -182,10 +181,6 @@ impl Slab {
         &self.slots[place as usize]
     }
 
-    pub(super) fn residency_ns(&self) -> u64 {
-        self.residency_ns
-    }
-
     /// Owner: something was published for the `count`th time. Release, and after the slot's own store: who sees the
     /// number sees what was published up to it, so that a look through the slots misses nothing it answers for.
     #[inline]
@@ -199,20 +194,21 @@ impl Slab {
         self.notice.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
-    /// Stale mappings now; what was expired from outside; and how long that had been stale.
-    pub(super) fn counts(&self) -> (u64, u64, Windows) {
-        let stale = self.slots.iter().filter(|slot| slot.is_stale()).count() as u64;
-        let outside = self.outside.lock();
-        (stale, outside.expired, outside.windows)
-    }
-
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.slots)
     }
 
-    /// Address that stands for this slab in batches.
-    pub(super) fn id(&self) -> usize {
-        (&raw const *self).addr()
+    /// Anyone: moves the mapping of a place to `batch`, which has room, if it is idle since `since_ns`.
+    pub(super) fn take(&self, place: u32, since_ns: u64, batch: &mut Batch) -> bool {
+        let taken = self.slot(place).take(since_ns);
+        if let Some(range) = taken {
+            batch.push(Expired {
+                range,
+                since_ns,
+                place,
+            });
+        }
+        taken.is_some()
     }
 
     /// What is idle since then or longer is due at `now_ns`; `None` while its owner sees to it.
@@ -245,35 +241,29 @@ impl Slab {
             if batch.is_full() {
                 return Progress::More;
             }
-            if let Some(range) = slot.take(since_ns) {
-                let expired = Expired {
-                    range,
-                    since_ns,
-                    slot: place,
-                };
-                batch.push(Taker::Stranger(self.id()), expired);
-                outside.expired += 1;
-            }
+            outside.expired += u64::from(self.take(place, since_ns, batch));
         }
         outside.looked = Some((published, oldest_left));
         Progress::Done
     }
-}
 
-impl Expire for Slab {
-    fn counts(&self) -> Counts {
-        let (stale, expired, windows) = Slab::counts(self);
+    /// What can be seen without the owner: mappings that are stale now; the number of those that others expired; and the
+    /// windows of all that were torn down.
+    pub fn counts(&self) -> Counts {
+        let outside = self.outside.lock();
         Counts {
-            stale,
-            expired,
-            windows,
+            stale: self.slots.iter().filter(|slot| slot.is_stale()).count() as u64,
+            expired: outside.expired,
+            windows: outside.windows,
             ..Counts::default()
         }
     }
 
+    /// Moves the mappings whose residency has ended to `batch`. Returns at once, `Done`, where another thread looks.
+    ///
     /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through all slots once
     /// for each time that something was published or has become due.
-    fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
+    pub fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
         let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
         };
@@ -286,7 +276,9 @@ impl Expire for Slab {
         self.collect(&mut outside, last_ns, batch)
     }
 
-    fn is_due(&self, now_ns: u64) -> bool {
+    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it. Waits for nobody and
+    /// allocates nothing: an interrupt may ask, whatever it has interrupted.
+    pub fn is_due(&self, now_ns: u64) -> bool {
         let Some(last_ns) = self.last_due(now_ns) else {
             return false;
         };
@@ -300,20 +292,28 @@ impl Expire for Slab {
         !has_looked && self.slots.iter().any(is_due)
     }
 
-    fn drain(&self, batch: &mut Batch) -> Progress {
+    /// Moves every idle mapping to `batch`. Once it has answered `Done`, what was idle at the call is in `batch`, or in one
+    /// that another thread or the owner has filled and not reported as torn down; it may wait for others who look. Who wants
+    /// to know when *those* are torn down agrees with them on a lock: `Leaving` in the mapper's `lines.rs`.
+    pub fn drain(&self, batch: &mut Batch) -> Progress {
         // Whoever holds it looks, and calls nothing that waits. To answer `Done` instead would be wrong: it may just count.
         let mut outside = self.outside.lock();
         self.collect(&mut outside, u64::MAX, batch)
     }
 
-    fn torn_down(&self, batch: &mut Batch, now_ns: u64) {
+    /// No device can use the mappings of `batch` any more: their entries are cleared and the invalidation that covers them
+    /// is complete. Empties the batch; until then they count as stale.
+    ///
+    /// # Panics
+    /// A mapping of the batch was not taken from here, or is reported twice: a mistake of the caller.
+    pub fn torn_down(&self, batch: &mut Batch, now_ns: u64) {
         if batch.is_empty() {
             return;
         }
         let mut outside = self.outside.lock();
-        for Expired { since_ns, slot, .. } in batch.take(Taker::Stranger(self.id())) {
-            outside.windows.record(now_ns.saturating_sub(since_ns));
-            self.slot(slot).finish();
+        for gone in batch.take() {
+            outside.windows.record(now_ns.saturating_sub(gone.since_ns));
+            self.slot(gone.place).finish();
         }
     }
 }

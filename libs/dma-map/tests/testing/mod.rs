@@ -1,5 +1,6 @@
 //! A domain made of models, for tests of this crate and of what is built on it (feature `testing`): a mapper that
-//! gives tables back, a device that forgets nothing by itself, and time that stands still.
+//! gives tables back, a device that forgets nothing by itself, and time that stands still. Beside it, [`reuse`]: what finds
+//! mappings again, taken by itself.
 //!
 //! [`ModelDomain::new`] is safe although it makes a mapper that reclaims: a [`ModelMemory`] never really frees a page. An
 //! allocator that breaks its promises lets a walk meet a page that is free or another table's, which shows as a wrong
@@ -29,6 +30,7 @@
 )]
 
 mod device;
+pub mod reuse;
 
 pub use device::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
 

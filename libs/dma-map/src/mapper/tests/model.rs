@@ -9,7 +9,7 @@ use lines::{AtomicBool, AtomicU64, Lock, Ordering};
 use loom::thread;
 
 use super::lines::{CoreLines, Leaving, Orphaned};
-use crate::reuse::{Batch, Expire, Key, OptimisticCache, Progress, ReuseCache};
+use crate::reuse::{Batch, Key, OptimisticCache, Progress, Slab};
 
 /// What a barrier, or an owner, does wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,7 +41,7 @@ impl World {
     }
 
     /// Whether it was carried out.
-    fn barrier(&self, expirer: &dyn Expire, wrong: Wrong) -> bool {
+    fn barrier(&self, expirer: &Slab, wrong: Wrong) -> bool {
         let leaving = match wrong {
             Wrong::Passes => self.leaving.try_lock(),
             _ => Some(self.leaving.lock()),
@@ -63,13 +63,13 @@ fn run(wrong: Wrong) {
     model.check(move || {
         let world = Arc::new(World::default());
         let mut cache = OptimisticCache::new(1, 10);
-        let expirer = ReuseCache::expirer(&cache).expect("it has one");
+        let expirer = cache.slab();
         let flusher = thread::spawn({
             let world = Arc::clone(&world);
             move || {
                 if world.is_gone.load(Ordering::Acquire) {
                     assert!(
-                        world.barrier(&*expirer, wrong),
+                        world.barrier(&expirer, wrong),
                         "what was unmapped before is reached after a barrier"
                     );
                 }
@@ -79,7 +79,7 @@ fn run(wrong: Wrong) {
         world.cached.store(1, Ordering::Relaxed);
         let key = Key::new(PhysAddr::new(5 << 12), 1, Access::Read).expect("one page");
         let range = IovaRange::new(IovaPfn::new(1), 1).expect("one page");
-        let placed = cache.release_at(key, range, 0).expect("a place is free");
+        let placed = cache.keep(key, range, 0).expect("a place is free");
         assert!(placed.wants_room);
         world.is_gone.store(true, Ordering::Release);
         let nobodys = Lock::new(Leaving::default());

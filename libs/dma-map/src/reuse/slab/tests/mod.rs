@@ -1,7 +1,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use iova::IovaPfn;
+use iova::{IovaPfn, IovaRange};
 
 use super::*;
 
