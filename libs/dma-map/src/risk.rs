@@ -189,7 +189,7 @@ pub struct Counts {
     pub stale: u64,
     /// Most stale mappings at one time.
     pub stale_max: u64,
-    /// How long mappings were stale, those that were acquired again included.
+    /// How long mappings were stale, those that were found again included.
     pub windows: Windows,
     /// Mappings known now, live ones included.
     pub entries: u64,
@@ -202,6 +202,19 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Adds what was counted elsewhere; of the most at one time, the sum of both.
+    pub fn add(&mut self, other: &Self) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.stale += other.stale;
+        self.stale_max += other.stale_max;
+        self.windows.add(&other.windows);
+        self.entries += other.entries;
+        self.evicted += other.evicted;
+        self.expired += other.expired;
+        self.bytes += other.bytes;
+    }
+
     /// Share of acquisitions that found a mapping, 0 to 1; 0 before the first.
     pub fn hit_rate(&self) -> f64 {
         let total = self.hits + self.misses;

@@ -10,7 +10,7 @@ use lines::Ordering;
 use super::error::DmaMapError;
 use super::first_pages;
 use super::limits::{DeviceLimits, Reach};
-use super::lines::{CacheSnapshot, CoreLines};
+use super::lines::CoreLines;
 use super::policy::{Reuse, Teardown};
 use super::queue::Queue;
 use super::reclaim::Quarantine;
@@ -362,9 +362,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Cache::Idle(cache) = &self.cache else {
             return;
         };
-        let outside = cache.slab().counts().windows;
-        let counts = cache.counts();
-        *self.line.reuse.lock() = CacheSnapshot { counts, outside };
+        *self.line.reuse.lock() = cache.own_counts();
         self.published_ns = self.shared.clock.coarse();
     }
 }

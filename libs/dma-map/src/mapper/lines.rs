@@ -17,7 +17,7 @@ use super::core_map::Cache;
 use super::reclaim::Walks;
 use super::shared::BATCH;
 use crate::reuse::{Batch, Slab};
-use crate::risk::{Counters, Counts, Windows};
+use crate::risk::{Counters, Counts};
 
 /// Written by the core alone.
 #[derive(Default)]
@@ -126,18 +126,10 @@ pub(super) struct CoreLines {
     pub(super) leaving: CachePadded<Lock<Leaving>>,
     /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
     pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
-    /// What the core's reuse cache said of itself.
-    pub(super) reuse: Lock<CacheSnapshot>,
+    /// What the core last told of its idle mappings, beyond what their slab counts.
+    pub(super) reuse: Lock<Counts>,
     /// What its last owner reused mappings with: the next one goes on with it.
     pub(super) left: Lock<Cache>,
-}
-
-/// What a reuse cache said of itself.
-#[derive(Default)]
-pub(super) struct CacheSnapshot {
-    pub(super) counts: Counts,
-    /// The part of its windows that was counted by others who expired its mappings, which goes on without it.
-    pub(super) outside: Windows,
 }
 
 impl CoreLines {
@@ -145,22 +137,14 @@ impl CoreLines {
         self.expirer.lock().clone()
     }
 
-    /// Stale mappings that the reuse cache of this core keeps now, and most at one time; its windows are added.
-    pub(super) fn add_reuse(&self, windows: &mut Windows) -> (u64, u64) {
-        let expirer = self.expirer();
-        let outside = expirer.map(|expirer| expirer.counts());
-        let snapshot = self.reuse.lock();
-        windows.add(&snapshot.counts.windows);
-        let mut stale = snapshot.counts.stale;
-        if let Some(outside) = outside {
-            stale = outside.stale;
-            let mut since = outside.windows;
-            for (bucket, known) in since.buckets.iter_mut().zip(&snapshot.outside.buckets) {
-                *bucket = bucket.saturating_sub(*known);
-            }
-            windows.add(&since);
+    /// What was counted of this core's idle mappings, `stale_max` no less than there are.
+    pub(super) fn reuse_counts(&self) -> Counts {
+        let mut counts = *self.reuse.lock();
+        if let Some(slab) = self.expirer() {
+            counts.add(&slab.counts());
         }
-        (stale, snapshot.counts.stale_max.max(stale))
+        counts.stale_max = counts.stale_max.max(counts.stale);
+        counts
     }
 }
 

@@ -98,7 +98,7 @@ use crate::reuse::SharingTable;
 use crate::risk::{Counters, Counts, Risk, RiskContract, Windows};
 use crate::table::{IoMap, PageTable, TableStats};
 use limits::Reach;
-use lines::{CacheSnapshot, Orphaned};
+use lines::Orphaned;
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
@@ -273,8 +273,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         self.0.flush_if(|| true).and(drained)
     }
 
-    /// What went stale, and what may. Reads the lines of all cores. What the reuse caches of cores have seen is as they
-    /// last told it: see [`MapperCore::publish`].
+    /// What went stale, and what may. Reads the lines of all cores. Windows of idle mappings that were found again, and the
+    /// most at one time, are as their cores last told them: see [`MapperCore::publish`].
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
         let mut windows = Windows::EMPTY;
@@ -284,9 +284,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             let queued = line.stale();
             stale_now += queued;
             stale_max += line.counters.add_to(&mut windows).max(queued);
-            let (idle, idle_max) = line.add_reuse(&mut windows);
-            stale_now += idle;
-            stale_max += idle_max;
+            let idle = line.reuse_counts();
+            stale_now += idle.stale;
+            stale_max += idle.stale_max;
+            windows.add(&idle.windows);
         }
         // After the lines: what is on its way from there to here is counted twice rather than not at all.
         let orphaned = shared.orphaned.mappings();
@@ -301,22 +302,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         }
     }
 
-    /// What was reused, and let go of. Of idle mappings, as their cores last told it: see [`MapperCore::publish`]. All 0
-    /// where nothing is reused; `stale_max` is the sum of the cores'.
+    /// What was reused, and let go of. What cores do with their idle mappings is as they last told it: see
+    /// [`MapperCore::publish`]. All 0 where nothing is reused; `stale_max` is the sum of the cores'.
     pub fn reuse_counts(&self) -> Counts {
         let sharing = self.0.sharing.as_ref();
         let mut sum = sharing.map_or_else(Counts::default, |table| table.counts());
         for line in self.0.lines() {
-            let CacheSnapshot { counts, .. } = &*line.reuse.lock();
-            sum.hits += counts.hits;
-            sum.misses += counts.misses;
-            sum.stale += counts.stale;
-            sum.stale_max += counts.stale_max;
-            sum.windows.add(&counts.windows);
-            sum.entries += counts.entries;
-            sum.evicted += counts.evicted;
-            sum.expired += counts.expired;
-            sum.bytes += counts.bytes;
+            sum.add(&line.reuse_counts());
         }
         sum
     }

@@ -10,7 +10,7 @@ use crate::invalidate::{Command, InvalidateError, Invalidator};
 use crate::reuse::{OptimisticCache, Progress};
 use crate::table::IoMap;
 
-/// Time between two reports of a reuse cache, which look at all of its places, in nanoseconds.
+/// Time between two reports of a reuse cache, in nanoseconds.
 const PUBLISH_NS: u64 = 100_000_000;
 
 /// Which idle mappings are to go.

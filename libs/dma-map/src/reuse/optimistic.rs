@@ -51,10 +51,6 @@ pub struct OptimisticCache {
     pending_free: Vec<u32>,
     /// When the owner lets one go.
     residency_ns: u64,
-    evict: usize,
-    /// Nothing is due before; the copy of what the slab was told.
-    due_ns: u64,
-    published: u64,
     own: Counts,
 }
 
@@ -67,19 +63,16 @@ impl OptimisticCache {
             slab: Arc::new(Slab::new(slots.places(), residency_ns)),
             pending_free: Vec::with_capacity(slots.places()),
             residency_ns: owners(residency_ns),
-            evict: evicted_together(slots.places()),
             slots,
-            due_ns: 0,
-            published: 0,
             own: Counts::default(),
         }
     }
 
     /// Whether the look at the oldest mapping can wait. False as well where the clock has gone back by so much
-    /// that `due_ns` would be late.
+    /// that what the slab was told would be late.
     #[inline]
     fn is_early(&self, now_ns: u64) -> bool {
-        self.due_ns.wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
+        self.slab.due().wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
     }
 
     /// An idle mapping of `key`, with its pin: of exactly the key's memory and access. A miss is not counted.
@@ -123,9 +116,7 @@ impl OptimisticCache {
     pub fn keep(&mut self, key: Key, range: IovaRange, now_ns: u64) -> Option<Placed> {
         let range = PackedRange::new(range)?;
         let place = self.slots.insert(key)?;
-        self.slab.slot(place).publish(range, now_ns);
-        self.published += 1;
-        self.slab.announce(self.published);
+        self.slab.publish(place, range, now_ns);
         let occupied = u64::from(self.slots.occupied());
         if occupied > self.own.stale_max {
             self.own.stale_max = occupied;
@@ -173,11 +164,11 @@ impl OptimisticCache {
     pub fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
         let _ = self.expire(now_ns, batch);
-        if !self.slots.is_full() || batch.entries().len() > before {
+        self.reclaim();
+        if batch.entries().len() > before {
             return;
         }
-        self.reclaim();
-        let mut wanted = self.evict;
+        let mut wanted = evicted_together(self.slots.places());
         while self.slots.is_full() && wanted > 0 && !batch.is_full() {
             let Some(oldest) = self.slots.oldest() else {
                 return;
@@ -208,8 +199,7 @@ impl OptimisticCache {
                 self.own.expired += 1;
             }
         }
-        self.due_ns = from_ns.saturating_add(self.residency_ns);
-        self.slab.set_due(self.due_ns);
+        self.slab.set_due(from_ns.saturating_add(self.residency_ns));
         Progress::Done
     }
 
@@ -236,22 +226,14 @@ impl OptimisticCache {
         Arc::clone(&self.slab)
     }
 
-    /// What happened, since the start, by whomever. `stale_max` is what the owner saw: it counts a mapping that somebody
-    /// else has torn down until the owner meets its slot.
-    pub fn counts(&self) -> Counts {
-        let slab = self.slab.counts();
-        let mut counts = Counts {
-            stale: slab.stale,
-            expired: self.own.expired + slab.expired,
-            entries: slab.stale,
-            bytes: size_of::<Self>()
-                + self.pending_free.capacity() * size_of::<u32>()
-                + self.slots.bytes()
-                + self.slab.bytes(),
+    /// What its owner has done, and the bytes that are the owner's: all beyond what the slab counts. `stale_max` is what the
+    /// owner saw: a mapping that somebody else has torn down is in it until the owner meets its slot.
+    pub fn own_counts(&self) -> Counts {
+        let pending = self.pending_free.capacity() * size_of::<u32>();
+        Counts {
+            bytes: size_of::<Self>() + pending + self.slots.bytes(),
             ..self.own
-        };
-        counts.windows.add(&slab.windows);
-        counts
+        }
     }
 }
 

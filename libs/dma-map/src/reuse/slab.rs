@@ -3,10 +3,10 @@
 //! A slot is one idle mapping, in two words: its state and its IOVA range.
 //!
 //! ```text
-//!            owner: release, publish(t)                 owner or anyone: take(t)
+//!              owner: keep, publish(t)                  owner or anyone: take(t)
 //!   OWNED ───────────────────────────────▶ IDLE(t) ───────────────────────────────▶ EXPIRING
 //!     ▲ ▲                                     │                                         │
-//!     │ └──── owner: acquire, reuse(t) ───────┘                                         │
+//!     │ └────── owner: hit, reuse(t) ─────────┘                                         │
 //!     └──────────────── whoever took it, after the invalidation: finish ────────────────┘
 //! ```
 //! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was released at time t and
@@ -35,6 +35,7 @@ use super::optimistic::EARLIER;
 use super::{Batch, Expired, Progress};
 use crate::risk::{Counts, Windows};
 
+/// Of a new slot too.
 const OWNED: u64 = 0;
 const EXPIRING: u64 = 1;
 /// Lowest bits of an idle state; the time lies above.
@@ -51,6 +52,7 @@ fn idle(since_ns: u64) -> u64 {
 }
 
 /// One idle mapping.
+#[derive(Default)]
 pub(super) struct Slot {
     state: AtomicU64,
     /// A [`PackedRange`]; written by the owner, in OWNED only.
@@ -58,13 +60,6 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new() -> Self {
-        Self {
-            state: AtomicU64::new(OWNED),
-            range: AtomicU64::new(1),
-        }
-    }
-
     /// Owner, of an OWNED slot: offers the mapping to everyone.
     #[inline]
     pub(super) fn publish(&self, range: PackedRange, since_ns: u64) {
@@ -127,18 +122,15 @@ impl Slot {
         self.state.store(OWNED, Ordering::Release);
     }
 
-    /// Whether an expired slot has come back.
+    /// Whether it is the owner's: an expired one has come back.
     #[inline]
     pub(super) fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
     }
-
-    fn is_stale(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != OWNED
-    }
 }
 
 /// What the owner tells those who look for something to expire. Written by the owner only.
+#[derive(Default)]
 struct Notice {
     /// Nothing is due for the owner before this time, ns.
     due_ns: AtomicU64,
@@ -146,7 +138,7 @@ struct Notice {
     published: AtomicU64,
 }
 
-/// What those who expire know together. Its lock is held while they look, not while they tear down.
+/// What those who look, and those who have torn down, know together. Its lock is held while they look, not while they tear down.
 #[derive(Default)]
 struct Outside {
     /// `Notice::published` when the slots were last looked through, and the oldest that stayed then.
@@ -167,12 +159,9 @@ impl Slab {
     pub(super) fn new(slots: usize, residency_ns: u64) -> Self {
         Self {
             residency_ns,
-            notice: CachePadded::new(Notice {
-                due_ns: AtomicU64::new(0),
-                published: AtomicU64::new(0),
-            }),
+            notice: CachePadded::default(),
             outside: CachePadded::default(),
-            slots: (0..slots).map(|_| Slot::new()).collect(),
+            slots: (0..slots).map(|_| Slot::default()).collect(),
         }
     }
 
@@ -181,21 +170,27 @@ impl Slab {
         &self.slots[place as usize]
     }
 
-    /// Owner: something was published for the `count`th time. Release, and after the slot's own store: who sees the
-    /// number sees what was published up to it, so that a look through the slots misses nothing it answers for.
+    /// Owner: publishes a mapping in the slot of `place`, and counts that. Release, and after the slot's own store: who sees
+    /// the number sees what was published up to it, so that a look through the slots misses nothing it answers for.
     #[inline]
-    pub(super) fn announce(&self, count: u64) {
-        self.notice.published.store(count, Ordering::Release);
+    pub(super) fn publish(&self, place: u32, range: PackedRange, since_ns: u64) {
+        self.slot(place).publish(range, since_ns);
+        let published = self.notice.published.load(Ordering::Relaxed);
+        self.notice
+            .published
+            .store(published + 1, Ordering::Release);
+    }
+
+    /// Owner: what it has said last.
+    #[inline]
+    pub(super) fn due(&self) -> u64 {
+        self.notice.due_ns.load(Ordering::Relaxed)
     }
 
     /// Owner: nothing is due before `due_ns`. Relaxed: who sees the value before looks in vain, or one call later.
     #[inline]
     pub(super) fn set_due(&self, due_ns: u64) {
         self.notice.due_ns.store(due_ns, Ordering::Relaxed);
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + size_of_val(&*self.slots)
     }
 
     /// Anyone: moves the mapping of a place to `batch`, which has room, if it is idle since `since_ns`.
@@ -215,8 +210,7 @@ impl Slab {
     fn last_due(&self, now_ns: u64) -> Option<u64> {
         let last_ns = now_ns.checked_sub(self.residency_ns)?;
         // The owner's own time comes earlier.
-        let due_ns = self.notice.due_ns.load(Ordering::Relaxed);
-        (now_ns >= due_ns.saturating_add(self.residency_ns / EARLIER)).then_some(last_ns)
+        (now_ns >= self.due().saturating_add(self.residency_ns / EARLIER)).then_some(last_ns)
     }
 
     /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and none has come since.
@@ -247,12 +241,15 @@ impl Slab {
         Progress::Done
     }
 
-    /// What can be seen without the owner: mappings that are stale now; the number of those that others expired; and the
-    /// windows of all that were torn down.
+    /// What can be seen without the owner: stale mappings now, the number of those that others expired, and the windows of
+    /// all that were torn down.
     pub fn counts(&self) -> Counts {
         let outside = self.outside.lock();
+        let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
         Counts {
-            stale: self.slots.iter().filter(|slot| slot.is_stale()).count() as u64,
+            stale,
+            entries: stale,
+            bytes: size_of::<Self>() + size_of_val(&*self.slots),
             expired: outside.expired,
             windows: outside.windows,
             ..Counts::default()
@@ -285,11 +282,8 @@ impl Slab {
         // What the last look found saves one; the slots themselves tell without a lock.
         let outside = self.outside.try_lock();
         let has_looked = outside.is_some_and(|outside| self.has_looked(&outside, last_ns));
-        let is_due = |slot: &Slot| {
-            slot.idle_since()
-                .is_some_and(|since_ns| since_ns <= last_ns)
-        };
-        !has_looked && self.slots.iter().any(is_due)
+        let mut idle = self.slots.iter().filter_map(Slot::idle_since);
+        !has_looked && idle.any(|since_ns| since_ns <= last_ns)
     }
 
     /// Moves every idle mapping to `batch`. Once it has answered `Done`, what was idle at the call is in `batch`, or in one

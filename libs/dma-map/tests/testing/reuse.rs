@@ -117,7 +117,9 @@ impl ReuseCache for OptimisticCache {
     }
 
     fn counts(&self) -> Counts {
-        OptimisticCache::counts(self)
+        let mut counts = self.own_counts();
+        counts.add(&self.slab().counts());
+        counts
     }
 }
 

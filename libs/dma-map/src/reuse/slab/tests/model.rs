@@ -82,7 +82,7 @@ fn expire(world: &World, steps: Steps) -> bool {
 fn run(strangers: usize, steps: Steps) {
     loom::model(move || {
         let world = Arc::new(World {
-            slot: Slot::new(),
+            slot: Slot::default(),
             entry: AtomicU64::new(0),
         });
         let strangers: Vec<_> = (0..strangers)
@@ -192,7 +192,7 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
         assert_eq!(cache.drain(&mut batch), Progress::Done);
         tear_down(&entries, &batch);
         cache.torn_down(&mut batch, 30);
-        assert_eq!(cache.counts().stale, 0);
+        assert_eq!(cache.slab().counts().stale, 0);
         for entry in entries.iter() {
             assert_eq!(entry.load(Ordering::Relaxed), 0, "all is torn down");
         }
