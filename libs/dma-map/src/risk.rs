@@ -181,9 +181,9 @@ impl Default for Windows {
 /// What the reuse of mappings has done, and what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Acquisitions that found a mapping.
+    /// Maps that found a mapping.
     pub hits: u64,
-    /// Acquisitions that did not.
+    /// Maps that had to make one.
     pub misses: u64,
     /// Stale mappings now: idle, or in a batch that is not torn down.
     pub stale: u64,
@@ -215,7 +215,7 @@ impl Counts {
         self.bytes += other.bytes;
     }
 
-    /// Share of acquisitions that found a mapping, 0 to 1; 0 before the first.
+    /// Share of maps that found a mapping, 0 to 1; 0 before the first.
     pub fn hit_rate(&self) -> f64 {
         let total = self.hits + self.misses;
         if total == 0 {

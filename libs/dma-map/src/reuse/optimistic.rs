@@ -215,9 +215,13 @@ impl OptimisticCache {
         Progress::Done
     }
 
-    /// As [`Slab::torn_down`], by the owner, who has the places back at once.
+    /// As [`Slab::torn_down`], by the owner, who waits for nobody and has the places back at once.
     pub fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
-        self.slab.torn_down(batch, now_ns);
+        for gone in batch.take() {
+            let window = now_ns.saturating_sub(gone.since_ns);
+            self.own.windows.record(window);
+            self.slab.slot(gone.place).finish();
+        }
         self.reclaim();
     }
 

@@ -138,7 +138,7 @@ struct Notice {
     published: AtomicU64,
 }
 
-/// What those who look, and those who have torn down, know together. Its lock is held while they look, not while they tear down.
+/// What those who expire know together. Its lock is held while they look, not while they tear down.
 #[derive(Default)]
 struct Outside {
     /// `Notice::published` when the slots were last looked through, and the oldest that stayed then.
@@ -242,10 +242,10 @@ impl Slab {
     }
 
     /// What can be seen without the owner: stale mappings now, the number of those that others expired, and the windows of
-    /// all that were torn down.
+    /// those that others tore down.
     pub fn counts(&self) -> Counts {
-        let outside = self.outside.lock();
         let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
+        let outside = self.outside.lock();
         Counts {
             stale,
             entries: stale,
