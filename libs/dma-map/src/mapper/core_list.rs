@@ -1,15 +1,15 @@
-//! Lists of segments, and mapping without translation.
+//! Lists of segments.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{CoreAllocator, IovaAllocator, IovaRange, Request};
+use address::{Iova, PAGE_SIZE};
+use iova::{IovaAllocator, Request};
 
 use super::MapperCore;
-use super::core_map::{no_segment, too_long, unaddressable, wraps};
+use super::core_map::{no_segment, too_long};
 use super::error::DmaMapError;
-use super::limits::{DeviceLimits, Reach};
+use super::limits::DeviceLimits;
 use super::request::{DeviceSegment, Direction, Mapping, Segment};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
@@ -17,80 +17,53 @@ use crate::table::IoMap;
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to
-    /// be told to `out`: one element for segments that meet at a page boundary, cut where the device takes no more.
+    /// be told to `out`: one element for segments that meet, cut where `device`, which narrows the mapper's own limits as
+    /// in [`map_for`](Self::map_for), takes no more.
     ///
     /// # Errors
     /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
     pub fn map_list(
-        &mut self,
-        segments: &[Segment],
-        direction: Direction,
-        out: &mut Vec<DeviceSegment>,
-    ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.list_within(self.shared.reach, segments, direction, out)
-    }
-
-    /// The same for a device of the domain that takes less than the mapper's own limits, as
-    /// [`map_for`](Self::map_for) does.
-    ///
-    /// # Errors
-    /// As [`map_list`](Self::map_list).
-    pub fn map_list_for(
         &mut self,
         device: &DeviceLimits,
         segments: &[Segment],
         direction: Direction,
         out: &mut Vec<DeviceSegment>,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.list_within(self.reach(Some(device)), segments, direction, out)
-    }
-
-    fn list_within(
-        &mut self,
-        reach: Reach,
-        segments: &[Segment],
-        direction: Direction,
-        out: &mut Vec<DeviceSegment>,
-    ) -> Result<Mapping, DmaMapError<T::Error>> {
         let pages = check_list(segments)?;
+        let limits = self.limits(Some(device));
         // Before anything is mapped, which the device would see.
-        let elements = segments
-            .iter()
-            .map(|segment| reach.most_pieces(segment.len));
+        let elements = segments.iter().map(|one| limits.most_pieces(one.len));
         let elements = elements.fold(0, usize::saturating_add);
         out.try_reserve(elements)
             .map_err(|_| DmaMapError::OutOfMemory { elements })?;
-        if self.shared.policy.is_off {
-            return self.list_off(reach, segments, out);
-        }
-        let request = Request::pages(pages).at_most(reach.last_page);
-        let (iova, len, allocated) = self.map_pages(request, segments, pages, direction)?;
-        let mut page = iova.align_down(PAGE_SIZE).raw();
-        let mut element: Option<DeviceSegment> = None;
-        let mut before: Option<Segment> = None;
-        for &segment in segments {
-            let joins = before.is_some_and(|before| before.joins(segment));
-            match &mut element {
-                Some(element) if joins => element.len += segment.len,
-                _ => {
-                    out.extend(
-                        element
-                            .take()
-                            .into_iter()
-                            .flat_map(|element| reach.cut(element)),
-                    );
-                    let iova = Iova::new(page | segment.phys.offset_in(PAGE_SIZE));
-                    let len = segment.len;
-                    element = Some(DeviceSegment { iova, len });
-                }
+        let request = Request::pages(pages).at_most(limits.last_page);
+        let (first, allocated) = self.place(limits, request, segments, direction)?;
+        let mut elements = self.elements(first, segments);
+        let mut element = elements.next().expect("the list has a segment");
+        // Without translation, where nothing is allocated, only the first.
+        let mut len = element.len;
+        for next in elements {
+            if allocated > 0 {
+                len = next.iova.raw() - first.raw() + next.len;
             }
-            before = Some(segment);
-            page += segment.pages().expect("checked") * PAGE_SIZE;
+            if element.iova.checked_add(element.len) == Some(next.iova) {
+                element.len += next.len;
+            } else {
+                out.extend(limits.cut(element));
+                element = next;
+            }
         }
-        out.extend(element.into_iter().flat_map(|element| reach.cut(element)));
-        Ok(self.unkeyed(iova, len, allocated))
+        out.extend(limits.cut(element));
+        Ok(Mapping {
+            iova: first,
+            len: NonZeroU64::new(len).expect("every segment has a byte"),
+            allocated,
+            domain: self.shared.id,
+            key: None,
+        })
     }
 
+    /// Memory as one element: several segments, or, without translation, one that the device cannot take just so.
     #[cold]
     #[inline(never)]
     pub(super) fn map_joined(
@@ -100,126 +73,74 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         direction: Direction,
     ) -> Result<(Iova, NonZeroU64, u64), DmaMapError<T::Error>> {
         let pages = check_list(segments)?;
-        for (index, pair) in segments.windows(2).enumerate() {
-            if !pair[0].joins(pair[1]) {
-                return Err(DmaMapError::Gap { index });
-            }
+        let limits = self.limits(device);
+        // From page 0 on, since it is not known yet where they will be.
+        let ends = self.elements(Iova::new(0), segments);
+        let ends = ends.map(|one| one.iova.checked_add(one.len));
+        let next = self.elements(Iova::new(0), segments).skip(1);
+        if let Some(index) = ends
+            .zip(next)
+            .position(|(end, next)| end != Some(next.iova))
+        {
+            return Err(DmaMapError::Gap { index });
         }
-        let reach = self.reach(device);
         let len = segments.iter().map(|segment| segment.len).sum();
-        if len > reach.max_len {
-            return Err(too_long(len, reach.max_len));
+        if len > limits.max_segment {
+            return Err(too_long(len, limits.max_segment));
         }
-        if !self.shared.policy.is_off {
-            let request = reach.request(pages)?;
-            return self.map_pages(request, segments, pages, direction);
+        let request = limits.request(pages)?;
+        let (iova, allocated) = self.place(limits, request, segments, direction)?;
+        let room = limits.room_at(iova);
+        if len > room {
+            // Without translation: nothing was mapped.
+            return Err(too_long(len, room));
         }
-        // Without translation it is contiguous only where the memory is.
-        let mut end = segments[0].phys.raw();
-        for (index, segment) in segments.iter().enumerate() {
-            if segment.phys.raw() != end {
-                return Err(DmaMapError::Gap { index: index - 1 });
-            }
-            end = end.wrapping_add(segment.len);
-        }
-        let iova = self.map_off(device, Segment::new(segments[0].phys, len), direction)?;
-        Ok((iova, NonZeroU64::new(len).expect("checked"), 0))
+        let len = NonZeroU64::new(len).expect("every segment has a byte");
+        Ok((iova, len, allocated))
     }
 
-    /// One stretch for all segments, each from a page of its own on: where it begins, its length, and the pages allocated.
-    fn map_pages(
+    /// Gives the segments a place, each from a page of its own on, or, without translation, finds that the device addresses all
+    /// of the memory. Gives where the first begins, and the pages allocated.
+    fn place(
         &mut self,
+        limits: DeviceLimits,
         request: Request,
         segments: &[Segment],
-        pages: u64,
         direction: Direction,
-    ) -> Result<(Iova, NonZeroU64, u64), DmaMapError<T::Error>> {
-        // A list that fails halfway has been seen by the device, and needs a place in the queue.
-        if self.queue.is_full() {
-            self.make_room().map_err(DmaMapError::Invalidation)?;
+    ) -> Result<(Iova, u64), DmaMapError<T::Error>> {
+        let first = segments[0].phys;
+        if self.shared.policy.is_off {
+            let last = limits.last.raw();
+            return match segments
+                .iter()
+                .find(|one| one.phys.raw() + (one.len - 1) > last)
+            {
+                Some(&Segment { phys, .. }) => Err(DmaMapError::Unaddressable { phys, last }),
+                None => Ok((Iova::new(first.raw()), 0)),
+            };
         }
-        let allocated = match self.alloc.alloc(request) {
-            Ok(allocated) => allocated,
-            Err(error) => self.alloc_again(request, error)?,
-        };
-        let mut done = 0;
-        for segment in segments {
-            let more = segment.pages().expect("checked");
-            let first = iova::IovaPfn::new(allocated.first().raw() + done);
-            let range = IovaRange::new(first, more).expect("inside what was allocated");
-            let phys = segment.phys.align_down(PAGE_SIZE);
-            if let Err(error) = self.shared.table.map(range, phys, direction.access()) {
-                self.undo(allocated, done);
-                return Err(DmaMapError::Table(error));
-            }
-            done += more;
-        }
-        let last = segments[segments.len() - 1];
-        let offset = segments[0].phys.offset_in(PAGE_SIZE);
-        let unused = PAGE_SIZE - 1 - (last.phys.raw() + (last.len - 1)) % PAGE_SIZE;
-        let len = NonZeroU64::new(pages * PAGE_SIZE - offset - unused);
-        Ok((
-            Iova::new(allocated.start().raw() | offset),
-            len.expect("every segment has a byte"),
-            allocated.pages(),
-        ))
+        let allocated = self.make(request, segments, direction.access())?;
+        let iova = allocated.start().raw() | first.offset_in(PAGE_SIZE);
+        Ok((Iova::new(iova), allocated.pages()))
     }
 
-    /// Without translation the device's address is the memory's, or that of memory which stands for it.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn map_off(
-        &mut self,
-        device: Option<&DeviceLimits>,
-        segment: Segment,
-        direction: Direction,
-    ) -> Result<Iova, DmaMapError<T::Error>> {
-        let reach = self.reach(device);
-        let last = reach.last.raw();
-        let within = |phys: PhysAddr| {
-            let iova = Iova::new(phys.raw());
-            match reach.room_at(iova) {
-                room if room < segment.len => Err(too_long(segment.len, room)),
-                _ => Ok(iova),
+    /// Where a device finds the segments if the first is in the page of `first`. Without translation, where they are.
+    fn elements(&self, first: Iova, segments: &[Segment]) -> impl Iterator<Item = DeviceSegment> {
+        let is_off = self.shared.policy.is_off;
+        let mut page = first.align_down(PAGE_SIZE).raw();
+        segments.iter().map(move |segment| {
+            let translated = page | segment.phys.offset_in(PAGE_SIZE);
+            page = page.wrapping_add(segment.pages().expect("checked") * PAGE_SIZE);
+            let iova = if is_off {
+                segment.phys.raw()
+            } else {
+                translated
+            };
+            DeviceSegment {
+                iova: Iova::new(iova),
+                len: segment.len,
             }
-        };
-        if segment.phys.raw() + (segment.len - 1) <= last {
-            return within(segment.phys);
-        }
-        let bounce = self.shared.bounce.as_ref();
-        let low = bounce.and_then(|bounce| bounce.bounce(segment, last, direction));
-        within(low.ok_or(unaddressable(segment, last))?)
-    }
-
-    fn list_off(
-        &mut self,
-        reach: Reach,
-        segments: &[Segment],
-        out: &mut Vec<DeviceSegment>,
-    ) -> Result<Mapping, DmaMapError<T::Error>> {
-        let last = reach.last.raw();
-        for &segment in segments {
-            if segment.phys.raw() + (segment.len - 1) > last {
-                return Err(unaddressable(segment, last));
-            }
-        }
-        out.extend(segments.iter().flat_map(|&Segment { phys, len }| {
-            let iova = Iova::new(phys.raw());
-            reach.cut(DeviceSegment { iova, len })
-        }));
-        let Segment { phys, len } = segments[0];
-        let len = NonZeroU64::new(len).expect("checked");
-        Ok(self.unkeyed(Iova::new(phys.raw()), len, 0))
-    }
-
-    fn unkeyed(&self, iova: Iova, len: NonZeroU64, allocated: u64) -> Mapping {
-        Mapping {
-            iova,
-            len,
-            allocated,
-            domain: self.domain(),
-            key: None,
-        }
+        })
     }
 }
 
@@ -228,10 +149,11 @@ fn check_list<E>(segments: &[Segment]) -> Result<u64, DmaMapError<E>> {
     let mut pages = 0_u64;
     for (index, &segment) in segments.iter().enumerate() {
         let more = segment.pages().ok_or(no_segment(index, segment))?;
-        pages = pages
-            .checked_add(more)
-            .filter(|pages| *pages <= iova::IovaPfn::MAX.raw())
-            .ok_or(wraps(index, segment))?;
+        pages += more;
+        if pages > iova::IovaPfn::MAX.raw() {
+            let Segment { phys, len } = segment;
+            return Err(DmaMapError::Wraps { index, phys, len });
+        }
     }
     match pages {
         0 => Err(DmaMapError::NoSegments),

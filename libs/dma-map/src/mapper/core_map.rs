@@ -4,12 +4,14 @@ use alloc::sync::Arc;
 use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Pinned, Request};
+use iova::{
+    Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Pinned, Request,
+};
 use lines::Ordering;
 
 use super::error::DmaMapError;
 use super::first_pages;
-use super::limits::{DeviceLimits, Reach};
+use super::limits::DeviceLimits;
 use super::lines::{CacheSnapshot, CoreLines};
 use super::policy::{Reuse, Teardown};
 use super::queue::Queue;
@@ -195,7 +197,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             iova,
             len,
             allocated,
-            domain: self.domain(),
+            domain: self.shared.id,
             key,
         })
     }
@@ -212,28 +214,27 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Err(no_segment(0, segment));
         };
         // Its numbers one by one: as a whole it would lie in memory for those who are seldom called.
-        let reach = self.reach(device);
-        if segment.len > reach.max_len {
-            return Err(too_long(segment.len, reach.max_len));
+        let limits = self.limits(device);
+        if segment.len > limits.max_segment {
+            return Err(too_long(segment.len, limits.max_segment));
         }
         if self.shared.policy.is_off {
-            let iova = match reach.has(segment) {
+            let iova = match limits.has(segment) {
                 true => Iova::new(segment.phys.raw()),
-                false => self.map_off(device, segment, direction)?,
+                false => self.map_joined(device, &[segment], direction)?.0,
             };
             return Ok((iova, len, 0, None));
         }
-        let phys = segment.phys.align_down(PAGE_SIZE);
         let access = direction.access();
         let key = match (&self.cache, may_reuse) {
             (Cache::Never, _) | (_, MayReuse::No) => None,
-            _ => Key::new(phys, pages, access),
+            _ => Key::new(segment.phys.align_down(PAGE_SIZE), pages, access),
         };
         let (start, allocated) = match key {
             Some(key) => self.find_or_make(key)?,
             None => {
-                let request = reach.request(pages)?;
-                let allocated = self.make(request, pages, phys, access)?;
+                let request = limits.request(pages)?;
+                let allocated = self.make(request, &[segment], access)?;
                 (allocated.start(), allocated.pages())
             }
         };
@@ -267,8 +268,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Ok((range.start(), 0));
         }
         let pages = key.pages();
-        let request = self.shared.reach.request(pages)?;
-        let allocated = self.make(request, pages, key.phys(), key.access())?;
+        let request = self.shared.limits.request(pages)?;
+        let segment = Segment::new(key.phys(), pages * PAGE_SIZE);
+        let allocated = self.make(request, &[segment], key.access())?;
         match &mut self.cache {
             Cache::Idle(cache) => cache.missed(),
             Cache::Shared(cache) => cache.adopt(key, first_pages(allocated, pages), 0),
@@ -277,33 +279,40 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((allocated.start(), allocated.pages()))
     }
 
-    /// An IOVA for pages that are mapped there now. Gives all that was allocated.
+    /// One stretch of IOVAs, for each segment in turn pages of its own, which are mapped there now. Gives all that was allocated.
     #[inline(always)]
-    fn make(
+    pub(super) fn make(
         &mut self,
         request: Request,
-        pages: u64,
-        phys: PhysAddr,
+        segments: &[Segment],
         access: Access,
     ) -> Result<IovaRange, DmaMapError<T::Error>> {
+        if segments.len() > 1 && self.queue.is_full() {
+            // A list that fails halfway has been seen by the device, and needs a place in the queue.
+            self.make_room().map_err(DmaMapError::Invalidation)?;
+        }
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
             Err(error) => self.alloc_again(request, error)?,
         };
-        match self
-            .shared
-            .table
-            .map(first_pages(allocated, pages), phys, access)
-        {
-            Ok(()) => Ok(allocated),
-            Err(error) => self.map_again(allocated, pages, phys, access, error),
+        let mut next = allocated.first().raw();
+        for segment in segments {
+            let pages = segment.pages().expect("checked");
+            let range =
+                IovaRange::new(IovaPfn::new(next), pages).expect("within what was allocated");
+            let phys = segment.phys.align_down(PAGE_SIZE);
+            if let Err(error) = self.shared.table.map(range, phys, access) {
+                self.map_again(allocated, range, phys, access, error)?;
+            }
+            next += pages;
         }
+        Ok(allocated)
     }
 
     /// No IOVA: everything cached goes back first, and others are asked.
     #[cold]
     #[inline(never)]
-    pub(super) fn alloc_again(
+    fn alloc_again(
         &mut self,
         request: Request,
         error: AllocError,
@@ -319,49 +328,40 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
-    /// The back end refused: where it has no room, what nobody needs is given back first.
+    /// The back end refused `range`: where it has no room, what nobody needs is given back first. If that does not help, what
+    /// was mapped before it goes too.
     #[cold]
     #[inline(never)]
     fn map_again(
         &mut self,
         allocated: IovaRange,
-        pages: u64,
+        range: IovaRange,
         phys: PhysAddr,
         access: Access,
         error: MapError<T::Error>,
-    ) -> Result<IovaRange, DmaMapError<T::Error>> {
+    ) -> Result<(), DmaMapError<T::Error>> {
         let may_help = match error {
             MapError::OutOfTables { .. } => self.shared.reclaim.is_some(),
             MapError::Full(_) => matches!(self.cache, Cache::Idle(_)),
             _ => false,
         };
         let result = match may_help && self.give_back().is_ok() {
-            true => self
-                .shared
-                .table
-                .map(first_pages(allocated, pages), phys, access),
+            true => self.shared.table.map(range, phys, access),
             false => Err(error),
         };
-        result.map(|()| allocated).map_err(|error| {
-            let freed = self.alloc.free(allocated);
-            freed.expect("this core has just allocated it");
+        result.map_err(|error| {
+            self.undo(allocated, range.first().raw() - allocated.first().raw());
             DmaMapError::Table(error)
         })
     }
 
     /// What a device of the domain can take, and without one the mapper's own limits.
     #[inline(always)]
-    pub(super) fn reach(&self, device: Option<&DeviceLimits>) -> Reach {
+    pub(super) fn limits(&self, device: Option<&DeviceLimits>) -> DeviceLimits {
         match device {
-            None => self.shared.reach,
-            Some(device) => self.shared.reach.and(Reach::of(device)),
+            None => self.shared.limits,
+            Some(device) => self.shared.limits.and(device),
         }
-    }
-
-    /// Which mapper this is.
-    #[inline(always)]
-    pub(super) fn domain(&self) -> u64 {
-        self.shared.id
     }
 
     /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
@@ -381,28 +381,14 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 }
 
 #[cold]
-pub(super) fn no_segment<E>(index: usize, segment: Segment) -> DmaMapError<E> {
-    match segment.len {
-        0 => DmaMapError::Empty {
-            index,
-            phys: segment.phys,
-        },
-        _ => wraps(index, segment),
+pub(super) fn no_segment<E>(index: usize, Segment { phys, len }: Segment) -> DmaMapError<E> {
+    match len {
+        0 => DmaMapError::Empty { index, phys },
+        _ => DmaMapError::Wraps { index, phys, len },
     }
-}
-
-#[cold]
-pub(super) fn wraps<E>(index: usize, Segment { phys, len }: Segment) -> DmaMapError<E> {
-    DmaMapError::Wraps { index, phys, len }
 }
 
 #[cold]
 pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
     DmaMapError::TooLong { len, max }
-}
-
-#[cold]
-pub(super) fn unaddressable<E>(segment: Segment, last: u64) -> DmaMapError<E> {
-    let phys = segment.phys;
-    DmaMapError::Unaddressable { phys, last }
 }

@@ -75,43 +75,6 @@ impl Leaving {
     }
 }
 
-/// What dropped cores have unmapped and no invalidation has covered yet, counted. Written with the lock of the orphans held.
-pub(super) struct Orphaned {
-    mappings: AtomicU64,
-    /// When the oldest of them, or of the chunks among them, began to wait; the end of time where there is none.
-    oldest_ns: AtomicU64,
-}
-
-impl Default for Orphaned {
-    fn default() -> Self {
-        Self {
-            mappings: AtomicU64::new(0),
-            oldest_ns: AtomicU64::new(u64::MAX),
-        }
-    }
-}
-
-impl Orphaned {
-    /// So many mappings wait, the oldest of all that waits since then.
-    pub(super) fn set(&self, mappings: u64, oldest_ns: Option<u64>) {
-        self.oldest_ns
-            .store(oldest_ns.unwrap_or(u64::MAX), Ordering::Relaxed);
-        // Relaxed: before a line is [settled](CoreLines::settle), which releases.
-        self.mappings.store(mappings, Ordering::Relaxed);
-    }
-
-    /// Mappings that wait. To be asked after the lines: see [`CoreLines::settle`].
-    pub(super) fn mappings(&self) -> u64 {
-        self.mappings.load(Ordering::Relaxed)
-    }
-
-    /// Whether something has waited for `age` at `now`.
-    pub(super) fn is_due(&self, now: u64, age: u64) -> bool {
-        let oldest = self.oldest_ns.load(Ordering::Relaxed);
-        oldest != u64::MAX && now.saturating_sub(oldest) >= age
-    }
-}
-
 /// One core's lines.
 #[derive(Default)]
 pub(super) struct CoreLines {

@@ -49,10 +49,9 @@
 //! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
 //! lines that change once per flush. No clock is read but the coarse one.
 //!
-//! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), lists that bounce,
-//! and PASIDs.
+//! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), memory that stands in for what a
+//! device cannot address (a bounce pool), and PASIDs.
 
-mod bounce;
 mod core_list;
 mod core_map;
 mod core_return;
@@ -69,7 +68,6 @@ mod queue;
 mod reclaim;
 mod request;
 mod shared;
-mod tear_down;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -78,7 +76,6 @@ mod tests;
 #[path = "tests/whole.rs"]
 mod whole;
 
-pub use bounce::Bounce;
 pub use core_map::MapperCore;
 pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
 pub use limits::DeviceLimits;
@@ -95,10 +92,9 @@ use iova::{CoreId, IovaAllocator, IovaRange};
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
 use crate::reuse::{Counts, SharingTable};
-use crate::risk::{Counters, Risk, RiskContract, Windows};
+use crate::risk::{Risk, RiskContract, Windows};
 use crate::table::{IoMap, PageTable, TableStats};
-use limits::Reach;
-use lines::{CacheSnapshot, Orphaned};
+use lines::CacheSnapshot;
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
@@ -168,8 +164,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         reclaim: Option<Reclaim<T>>,
     ) -> Result<Self, DomainError> {
         let aperture = domain.allocator.aperture();
-        let reach = Reach::of(&limits);
-        if !policy.is_off && reach.last_page < aperture.usable()[0].first() {
+        if !policy.is_off && limits.last_page < aperture.usable()[0].first() {
             return Err(DomainError::NothingAddressable {
                 last: limits.last.raw(),
                 aperture: aperture.clone(),
@@ -184,8 +179,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         Ok(Self(Arc::new(Shared {
             id: next_id(),
             policy,
-            reach,
-            bounce: limits.bounce,
+            limits,
             age_ns: u64::try_from(age.as_nanos()).unwrap_or(u64::MAX),
             lines: (0..cores).map(|_| Default::default()).collect(),
             used: AtomicUsize::new(0),
@@ -201,8 +195,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             reclaim,
             orphans: Lock::new(Orphans::default()),
             has_orphans: AtomicBool::new(false),
-            orphaned: Orphaned::default(),
-            orphan_windows: Counters::default(),
             allocator: domain.allocator,
             table: domain.table,
             invalidator: domain.invalidator,
@@ -218,17 +210,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         Ok(MapperCore::new(
             Arc::clone(&self.0),
             self.0.allocator.claim(core)?,
-        ))
-    }
-
-    /// Any free handle.
-    ///
-    /// # Errors
-    /// [`NoCore`]: all are in use.
-    pub fn register(&self) -> Result<MapperCore<A, T, I, C>, NoCore> {
-        Ok(MapperCore::new(
-            Arc::clone(&self.0),
-            self.0.allocator.register()?,
         ))
     }
 
@@ -278,7 +259,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
         let mut windows = Windows::EMPTY;
-        let orphan_max = shared.orphan_windows.add_to(&mut windows);
         let (mut stale_now, mut stale_max) = (0, 0);
         for line in shared.lines() {
             let queued = line.stale();
@@ -289,9 +269,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             stale_max += idle_max;
         }
         // After the lines: what is on its way from there to here is counted twice rather than not at all.
-        let orphaned = shared.orphaned.mappings();
-        stale_now += orphaned;
-        stale_max += orphan_max.max(orphaned);
+        let orphans = shared.orphans.lock();
+        windows.add(&orphans.windows);
+        stale_now += orphans.stale();
+        stale_max += orphans.stale_max;
+        drop(orphans);
         Risk {
             is_unprotected: shared.policy.is_off,
             stale_now,
@@ -368,12 +350,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that is allocated. The
     /// invalidator keeps its contract. Table and allocator are this mapper's own: whoever kept a way to them (a shared pointer
     /// inside) uses it neither to look up, map or unmap, nor to allocate or reset. Where the allocator does not exclude two
-    /// pins of the same moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended or looked up by two cores at
-    /// once: [`Mapping`]s see to that, [`unmap_at`](MapperCore::unmap_at) and [`lookup_at`](MapperCore::lookup_at) leave it to
-    /// their callers.
+    /// pins of the same moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended by two cores at once:
+    /// [`Mapping`]s see to that, [`unmap_at`](MapperCore::unmap_at) leaves it to its callers.
     ///
-    /// The mapper keeps its side: it lends neither. Where an address goes is answered by [`MapperCore::lookup`], with the
-    /// IOVA pinned; what the table and the allocator count, by [`table_stats`](Self::table_stats) and
+    /// The mapper keeps its side: it lends neither. Where an address goes is answered by [`MapperCore::translate`], which tables
+    /// wait for; what the table and the allocator count, by [`table_stats`](Self::table_stats) and
     /// [`allocator_stats`](Self::allocator_stats).
     ///
     /// ```compile_fail,E0599

@@ -12,8 +12,8 @@
 //! many. (Whole chunks that were mapped by large leaves have no table, and are freed at once.) When a core parks, when the space or
 //! the table memory is exhausted, without a bound: nothing remains.
 //!
-//! [`translate`](MapperCore::translate) walks under addresses that are not the core's: it says so on the core's line, and no
-//! page is released while a walk that began before may still be there.
+//! A [`walk`](MapperCore::walk) under addresses that are not the core's is noted on the core's line, and no page is released while one
+//! that began before may still be there.
 //!
 //! Left out: tables above the leaf tables, of which there is at most one for each GiB that was ever used. Nobody but an
 //! allocator that has all of a GiB out of circulation could promise that nobody walks there.
@@ -88,27 +88,37 @@ pub(super) struct Reclaim<T> {
 
 impl<T> Reclaim<T> {
     /// Frees what no device reaches; gives for how many chunks it is worth to look.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free<A: CoreAllocator>(
         reclaim: Option<&Self>,
         table: &T,
         alloc: &mut A,
         pinned: Pinned,
     ) -> usize {
-        let (range, mut looks) = (pinned.range(), 0);
-        if let (Some(reclaim), 1..) = (reclaim, range.pages() / CHUNK_PAGES) {
-            // The pin is ours, so no table comes or goes here.
-            let starts = (range.first().raw()..=range.last().raw()).step_by(CHUNK_PAGES as usize);
-            let chunks = starts.filter_map(|at| IovaRange::new(IovaPfn::new(at), CHUNK_PAGES));
-            looks = chunks
-                .filter(|chunk| (reclaim.has_table)(table, *chunk))
-                .count();
-            if looks == 0 {
-                alloc.free_without_table(pinned);
-                return 0;
+        match reclaim {
+            Some(reclaim) if pinned.range().pages() >= CHUNK_PAGES => {
+                reclaim.free_chunks(table, alloc, pinned)
+            }
+            _ => {
+                alloc.free_pinned(pinned);
+                0
             }
         }
-        alloc.free_pinned(pinned);
+    }
+
+    #[cold]
+    fn free_chunks<A: CoreAllocator>(&self, table: &T, alloc: &mut A, pinned: Pinned) -> usize {
+        let range = pinned.range();
+        // The pin is ours, so no table comes or goes here.
+        let starts = (range.first().raw()..=range.last().raw()).step_by(CHUNK_PAGES as usize);
+        let chunks = starts.filter_map(|at| IovaRange::new(IovaPfn::new(at), CHUNK_PAGES));
+        let looks = chunks
+            .filter(|chunk| (self.has_table)(table, *chunk))
+            .count();
+        match looks {
+            0 => alloc.free_without_table(pinned),
+            _ => alloc.free_pinned(pinned),
+        }
         looks
     }
 }
@@ -217,12 +227,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let shared = &*self.shared;
         let line = &shared.lines[self.core];
         let target = line.owner.retired.load(Ordering::Relaxed);
-        #[cfg(all(test, loom))]
-        if super::whole::plants(super::whole::Mutant::ReleasesEarly) {
+        planted!(
+            ReleasesEarly,
             line.flusher
                 .retired_covered
-                .store(target, Ordering::Relaxed);
-        }
+                .store(target, Ordering::Relaxed)
+        );
         let is_open = || line.flusher.retired_covered.load(Ordering::Acquire) < target;
         if shared.flush_if(is_open).is_ok() {
             self.release_covered();
@@ -247,10 +257,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     fn are_walks_over(&self) -> bool {
-        #[cfg(all(test, loom))]
-        if super::whole::plants(super::whole::Mutant::IgnoresWalks) {
-            return true;
-        }
+        planted!(IgnoresWalks, return true);
         // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
         Walks::are_over(self.shared.lines.iter().map(|line| &*line.walks))
     }
@@ -284,23 +291,27 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Where `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that are kept idle, or
-    /// are not yet torn down, are found like others.
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+    /// Where a device's access to `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that
+    /// are kept idle, or are not yet torn down, are found like others. Without translation every address goes to itself.
     ///
     /// The address need not be this core's: others may map and unmap there, and give tables back, at the same time. Then the
     /// answer is what was true at some moment of the call, and whoever uses the memory must know that it is still mapped.
     /// Costs a fence and the walk, pins nothing and waits for nobody; tables are not given back while it lasts.
     pub fn translate(&mut self, iova: Iova) -> Option<Translation> {
-        let shared = &*self.shared;
-        if shared.policy.is_off {
+        if self.shared.policy.is_off {
             return Some(Translation {
                 phys: PhysAddr::new(iova.raw()),
                 access: Access::ReadWrite,
                 leaf_pages: 1,
             });
         }
-        let walks = &shared.lines[self.core].walks;
-        walks.during(|| shared.table.lookup(iova))
+        self.walk(|table| table.lookup(iova))
+    }
+
+    /// Looks up addresses that this core neither has allocated nor pinned.
+    pub(super) fn walk<R>(&self, walk: impl FnOnce(&T) -> R) -> R {
+        let walks = &self.line.walks;
+        walks.during(|| walk(&self.shared.table))
     }
 }

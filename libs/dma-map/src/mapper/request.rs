@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU64;
 
-use address::{Iova, PAGE_SIZE, PhysAddr};
+use address::{Iova, PhysAddr};
 use iova::{Access, IovaRange};
 
 use crate::reuse::Key;
@@ -29,12 +29,6 @@ impl Segment {
     pub(super) fn pages(self) -> Option<u64> {
         let last = self.phys.checked_add(self.len.checked_sub(1)?)?;
         Some((last.raw() >> address::PAGE_SHIFT) - (self.phys.raw() >> address::PAGE_SHIFT) + 1)
-    }
-
-    /// Whether `next` continues it without a gap inside a page.
-    pub(super) fn joins(self, next: Self) -> bool {
-        self.phys.offset_in(PAGE_SIZE).wrapping_add(self.len) & (PAGE_SIZE - 1) == 0
-            && next.phys.is_aligned(PAGE_SIZE)
     }
 }
 

@@ -135,21 +135,10 @@ impl SharingCache {
         }
     }
 
-    /// As [`ReuseCache::release`]: in use by others, or to be torn down. In the first case `in_use` is called before anybody
-    /// else can be told that its use is the last.
+    /// As [`ReuseCache::release`]: in use by others, or to be torn down.
     #[inline]
-    pub(crate) fn end_use(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        in_use: impl FnOnce(),
-    ) -> Released {
-        let mut shard = self.table.shard(key).lock();
-        let released = shard.release(key, range);
-        if released == Released::InUse {
-            in_use();
-        }
-        released
+    pub(crate) fn end_use(&mut self, key: Key, range: IovaRange) -> Released {
+        self.table.shard(key).lock().release(key, range)
     }
 }
 
@@ -179,7 +168,7 @@ impl ReuseCache for SharingCache {
         _now_ns: u64,
         _batch: &mut Batch,
     ) -> Released {
-        self.end_use(key, range, || ())
+        self.end_use(key, range)
     }
 
     fn expire(&mut self, _now_ns: u64, _batch: &mut Batch) -> Progress {
