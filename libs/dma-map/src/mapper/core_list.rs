@@ -119,7 +119,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
                 None => Ok((Iova::new(first.raw()), 0)),
             };
         }
-        let allocated = self.make(request, segments, direction.access())?;
+        let pieces = segments.iter().map(|one| {
+            let pages = one.pages().expect("checked");
+            (one.phys.align_down(PAGE_SIZE), pages)
+        });
+        let allocated = self.make(request, pieces, direction.access())?;
         let iova = allocated.start().raw() | first.offset_in(PAGE_SIZE);
         Ok((Iova::new(iova), allocated.pages()))
     }

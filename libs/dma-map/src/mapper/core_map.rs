@@ -1,7 +1,7 @@
 //! One core's handle, and how it maps.
 
 use alloc::sync::Arc;
-use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
+use core::{cell::Cell, iter::once, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use iova::{
@@ -77,8 +77,8 @@ pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     pub(super) cache: Cache,
     /// What our line said when we last looked.
     pub(super) notices: u64,
-    /// Age of the queue's oldest entry at which it is flushed, in nanoseconds.
-    pub(super) age_ns: u64,
+    /// When the queue's oldest entry has to be flushed, in nanoseconds.
+    pub(super) due_ns: u64,
     /// Mappings freed since chunks were last looked for.
     pub(super) freed: u32,
     /// When the reuse cache last reported what it has counted.
@@ -112,7 +112,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         *line.expirer.lock() = cache.any().and_then(|cache| cache.expirer());
         Self {
-            age_ns: shared.age_ns,
+            due_ns: 0,
             // Not what it says now: what was left there is looked at once.
             notices: line.flusher.notices.load(Ordering::Relaxed).wrapping_sub(1),
             shared,
@@ -225,16 +225,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             };
             return Ok((iova, len, 0, None));
         }
-        let access = direction.access();
+        let (phys, access) = (segment.phys.align_down(PAGE_SIZE), direction.access());
         let key = match (&self.cache, may_reuse) {
             (Cache::Never, _) | (_, MayReuse::No) => None,
-            _ => Key::new(segment.phys.align_down(PAGE_SIZE), pages, access),
+            _ => Key::new(phys, pages, access),
         };
         let (start, allocated) = match key {
             Some(key) => self.find_or_make(key)?,
             None => {
                 let request = limits.request(pages)?;
-                let allocated = self.make(request, &[segment], access)?;
+                let allocated = self.make(request, once((phys, pages)), access)?;
                 (allocated.start(), allocated.pages())
             }
         };
@@ -269,8 +269,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         let pages = key.pages();
         let request = self.shared.limits.request(pages)?;
-        let segment = Segment::new(key.phys(), pages * PAGE_SIZE);
-        let allocated = self.make(request, &[segment], key.access())?;
+        let allocated = self.make(request, once((key.phys(), pages)), key.access())?;
         match &mut self.cache {
             Cache::Idle(cache) => cache.missed(),
             Cache::Shared(cache) => cache.adopt(key, first_pages(allocated, pages), 0),
@@ -279,15 +278,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((allocated.start(), allocated.pages()))
     }
 
-    /// One stretch of IOVAs, for each segment in turn pages of its own, which are mapped there now. Gives all that was allocated.
+    /// One stretch of IOVAs, for each piece of memory in turn, of whole pages and so many, pages of its own, which are mapped there
+    /// now. Gives all that was allocated.
     #[inline(always)]
     pub(super) fn make(
         &mut self,
         request: Request,
-        segments: &[Segment],
+        pieces: impl ExactSizeIterator<Item = (PhysAddr, u64)>,
         access: Access,
     ) -> Result<IovaRange, DmaMapError<T::Error>> {
-        if segments.len() > 1 && self.queue.is_full() {
+        if pieces.len() > 1 && self.queue.is_full() {
             // A list that fails halfway has been seen by the device, and needs a place in the queue.
             self.make_room().map_err(DmaMapError::Invalidation)?;
         }
@@ -296,11 +296,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             Err(error) => self.alloc_again(request, error)?,
         };
         let mut next = allocated.first().raw();
-        for segment in segments {
-            let pages = segment.pages().expect("checked");
-            let range =
-                IovaRange::new(IovaPfn::new(next), pages).expect("within what was allocated");
-            let phys = segment.phys.align_down(PAGE_SIZE);
+        for (phys, pages) in pieces {
+            let range = IovaRange::new(IovaPfn::new(next), pages);
+            let range = range.expect("within what was allocated");
             if let Err(error) = self.shared.table.map(range, phys, access) {
                 self.map_again(allocated, range, phys, access, error)?;
             }

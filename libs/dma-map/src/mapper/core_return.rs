@@ -76,24 +76,26 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Shared { reclaim, table, .. } = &*self.shared;
         let first = self.queue.first();
         // The clock is coarse: entries that have the same time are counted together.
-        let (mut chunks, mut since_ns, mut count) = (0, self.queue.oldest_ns(), 0);
-        for (pinned, at) in self.queue.take(covered) {
-            chunks += Reclaim::free(reclaim.as_ref(), table, &mut self.alloc, pinned);
-            if at != since_ns {
-                line.counters
-                    .closed(closed_ns.saturating_sub(since_ns), count);
-                (since_ns, count) = (at, 0);
+        let (mut chunks, oldest_ns) = (0, self.queue.oldest_ns());
+        let (queue, alloc) = (&mut self.queue, &mut self.alloc);
+        let close = |since_ns, count| {
+            line.counters
+                .closed(closed_ns.saturating_sub(since_ns), count);
+        };
+        let run = (oldest_ns, 0);
+        let (since_ns, count) = queue.take(covered, run, |(since_ns, count), pinned, at| {
+            Reclaim::free(reclaim.as_ref(), table, alloc, pinned, &mut chunks);
+            if at == since_ns {
+                return (since_ns, count + 1);
             }
-            count += 1;
-        }
+            close(since_ns, count);
+            (at, 1)
+        });
         if self.queue.first() == first {
             return 0;
         }
-        line.counters
-            .closed(closed_ns.saturating_sub(since_ns), count);
-        line.owner
-            .oldest_ns
-            .store(self.queue.oldest_ns(), Ordering::Relaxed);
+        close(since_ns, count);
+        self.set_oldest(self.queue.oldest_ns());
         CHUNKS + chunks
     }
 
@@ -220,10 +222,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         let line = &self.line;
         planted!(SettlesFirst, line.settle());
         let mut orphans = self.shared.orphans.lock();
-        let queued = self.queue.take(u64::MAX);
-        orphans
-            .waiting
-            .extend(queued.map(|(pinned, since_ns)| Orphan::Mapping(pinned, since_ns)));
+        self.queue.take(u64::MAX, (), |(), pinned, since_ns| {
+            orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
+        });
         let chunks = self.quarantine.take_all();
         orphans
             .waiting

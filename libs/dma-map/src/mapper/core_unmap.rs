@@ -9,9 +9,9 @@ use super::core_map::Cache;
 use super::core_return::Idle;
 use super::error::DmaUnmapError;
 use super::policy::Teardown;
-use super::request::{Mapping, range_of};
+use super::request::{Mapping, range_of, range_within};
 use crate::clock::Clock;
-use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
+use crate::invalidate::{Command, InvalidateError, Invalidator};
 use crate::reuse::{Key, Released};
 use crate::table::{IoMap, UnmapError};
 
@@ -40,7 +40,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if self.shared.policy.is_off {
             return Ok(());
         }
-        let Some(range) = range_of(iova, len) else {
+        let Some(range) = range_within(iova, len) else {
             return Err(DmaUnmapError::NoRange { iova, len });
         };
         self.make_ready(iova)?;
@@ -223,7 +223,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         let done = match self.shared.policy.teardown {
             Teardown::Deferred(_) => {
-                let now = self.enqueue(pinned, None);
+                let now = self.enqueue(pinned);
                 if !self.is_flush_due(now) {
                     return Ok(());
                 }
@@ -253,7 +253,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         let done = self.shared.invalidate(self.core, &[Command::Pages(range)]);
         if let Err(error) = done {
-            self.enqueue(pinned, None);
+            self.enqueue(pinned);
             return Err(error);
         }
         self.free(pinned);
@@ -268,7 +268,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     #[inline]
     fn submit(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
         let submitted = self.shared.invalidator.submit(&[Command::Pages(range)]);
-        let now = self.enqueue(pinned, submitted.as_ref().ok().copied());
+        let now = self.enqueue(pinned);
+        self.queue.cover(submitted.as_ref().ok().copied());
         submitted?;
         for _ in 0..POLLS {
             if !self.free_completed()? {
@@ -301,13 +302,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// The front of the queue cannot be used any more, as of `now`.
     fn free_front(&mut self, now: u64) {
-        let front = self.queue.take(self.queue.first() + 1).next();
-        if let Some((pinned, since_ns)) = front {
+        let first = self.queue.first();
+        let front = |_, pinned, since_ns| Some((pinned, since_ns));
+        if let Some((pinned, since_ns)) = self.queue.take(first + 1, None, front) {
+            self.set_oldest(self.queue.oldest_ns());
             let line = &self.line;
             line.counters.closed(now.saturating_sub(since_ns), 1);
-            line.owner
-                .oldest_ns
-                .store(self.queue.oldest_ns(), Ordering::Relaxed);
             // What is not stale any more is as good as covered; only flushers and this core's own tickets
             // raise the number, under no common lock, hence the maximum.
             line.flusher
@@ -317,25 +317,32 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// Adds to the queue, in which [`make_ready`](Self::make_ready) has seen room, with the ticket that covers it besides
-    /// flushes. Gives the time.
+    /// Adds to the queue, in which [`make_ready`](Self::make_ready) has seen room. Gives the time.
     #[inline(always)]
-    fn enqueue(&mut self, pinned: Pinned, ticket: Option<Ticket>) -> u64 {
+    fn enqueue(&mut self, pinned: Pinned) -> u64 {
         let now = self.shared.clock.coarse();
-        let owner = &self.line.owner;
         if self.queue.is_empty() {
-            owner.oldest_ns.store(now, Ordering::Relaxed);
+            self.set_oldest(now);
         }
-        self.queue.push(pinned, now, ticket);
+        self.queue.push(pinned, now);
         // Release: a flush that notes this number comes after the entries were cleared.
-        owner.queued.store(self.queue.next(), Ordering::Release);
+        self.line
+            .owner
+            .queued
+            .store(self.queue.next(), Ordering::Release);
         now
+    }
+
+    /// The oldest entry of the queue went in at `since_ns`.
+    pub(super) fn set_oldest(&mut self, since_ns: u64) {
+        self.line.owner.oldest_ns.store(since_ns, Ordering::Relaxed);
+        self.due_ns = since_ns.saturating_add(self.shared.age_ns);
     }
 
     /// Whether the queue, which is not empty, is full, or its oldest entry too old.
     #[inline(always)]
     fn is_flush_due(&self, now: u64) -> bool {
-        self.queue.is_full() || now.saturating_sub(self.queue.oldest_ns()) >= self.age_ns
+        self.queue.is_full() || now >= self.due_ns
     }
 
     /// Waits until a flush has covered some of the queue, ours if it has to be, and frees what is covered.

@@ -9,10 +9,10 @@ use crate::invalidate::Ticket;
 /// A core's queue. Numbers of its entries only grow.
 pub(super) struct Queue {
     /// Each with the time at which it went in, in nanoseconds. Its memory is allocated once.
-    entries: VecDeque<(Pinned, u64)>,
+    /// None is empty but while they are taken out.
+    entries: VecDeque<Option<(Pinned, u64)>>,
     /// What covers each entry, besides flushes. None where a policy waits for flushes only.
     tickets: VecDeque<Option<Ticket>>,
-    has_tickets: bool,
     room: usize,
     /// Number of the first entry: how many were taken out, ever.
     first: u64,
@@ -24,7 +24,6 @@ impl Queue {
         Self {
             entries: VecDeque::with_capacity(room),
             tickets: VecDeque::with_capacity(if has_tickets { room } else { 0 }),
-            has_tickets,
             room,
             first,
         }
@@ -60,17 +59,23 @@ impl Queue {
     /// When the first entry went in, in nanoseconds; 0 where there is none.
     #[inline(always)]
     pub(super) fn oldest_ns(&self) -> u64 {
-        self.entries.front().map_or(0, |(_, since_ns)| *since_ns)
+        match self.entries.front() {
+            Some(Some((_, since_ns))) => *since_ns,
+            _ => 0,
+        }
     }
 
-    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room.
+    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room. Where entries have tickets,
+    /// [`cover`](Self::cover) follows.
     #[inline(always)]
-    pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64, ticket: Option<Ticket>) {
+    pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) {
         debug_assert!(!self.is_full(), "a queue never grows");
-        self.entries.push_back((pinned, since_ns));
-        if self.has_tickets {
-            self.tickets.push_back(ticket);
-        }
+        self.entries.push_back(Some((pinned, since_ns)));
+    }
+
+    /// What covers the last entry, besides flushes.
+    pub(super) fn cover(&mut self, ticket: Option<Ticket>) {
+        self.tickets.push_back(ticket);
     }
 
     /// What covers the first, besides flushes.
@@ -85,15 +90,26 @@ impl Queue {
         }
     }
 
-    /// Takes out those among the first `covered` ever, with their times.
+    /// Takes out those among the first `covered` ever: `fold` has each with its time, and what it gave for the one before.
     #[inline]
-    pub(super) fn take(&mut self, covered: u64) -> impl Iterator<Item = (Pinned, u64)> + '_ {
-        let count = covered
-            .saturating_sub(self.first)
-            .min(self.entries.len() as u64);
-        self.first += count;
-        self.tickets.drain(..self.tickets.len().min(count as usize));
-        self.entries.drain(..count as usize)
+    pub(super) fn take<S>(
+        &mut self,
+        covered: u64,
+        init: S,
+        mut fold: impl FnMut(S, Pinned, u64) -> S,
+    ) -> S {
+        let count = covered.saturating_sub(self.first);
+        let count = count.min(self.entries.len() as u64) as usize;
+        self.first += count as u64;
+        self.tickets.drain(..self.tickets.len().min(count));
+        let covered = self.entries.range_mut(..count);
+        // Not a `drain`, whose steps go through memory.
+        let last = covered.fold(init, |before, entry| match entry.take() {
+            Some((pinned, since_ns)) => fold(before, pinned, since_ns),
+            None => before,
+        });
+        self.entries.drain(..count);
+        last
     }
 }
 

@@ -87,22 +87,20 @@ pub(super) struct Reclaim<T> {
 }
 
 impl<T> Reclaim<T> {
-    /// Frees what no device reaches; gives for how many chunks it is worth to look.
+    /// Frees what no device reaches; adds for how many chunks it is worth to look.
     #[inline(always)]
     pub(super) fn free<A: CoreAllocator>(
         reclaim: Option<&Self>,
         table: &T,
         alloc: &mut A,
         pinned: Pinned,
-    ) -> usize {
+        looks: &mut usize,
+    ) {
         match reclaim {
             Some(reclaim) if pinned.range().pages() >= CHUNK_PAGES => {
-                reclaim.free_chunks(table, alloc, pinned)
+                *looks += reclaim.free_chunks(table, alloc, pinned);
             }
-            _ => {
-                alloc.free_pinned(pinned);
-                0
-            }
+            _ => alloc.free_pinned(pinned),
         }
     }
 
@@ -162,7 +160,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     #[inline]
     pub(super) fn free(&mut self, pinned: Pinned) {
         let Shared { reclaim, table, .. } = &*self.shared;
-        let looks = Reclaim::free(reclaim.as_ref(), table, &mut self.alloc, pinned);
+        let mut looks = 0;
+        Reclaim::free(reclaim.as_ref(), table, &mut self.alloc, pinned, &mut looks);
         self.freed += 1;
         if self.freed >= LOOK_EVERY {
             self.freed = 0;

@@ -162,6 +162,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     }
 
     /// Carries out commands of a core, for what is cleared, and waits.
+    #[inline]
     pub(super) fn invalidate(
         &self,
         core: usize,

@@ -18,18 +18,19 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
         if chance % 2 == 0 && !queue.is_full() {
             let range = core.alloc(Request::pages(1)).unwrap();
             let ticket = (step > 2000 && chance % 3 == 0).then_some(Ticket(chance));
-            queue.push(core.pin(range).unwrap(), now, ticket);
+            queue.push(core.pin(range).unwrap(), now);
+            queue.cover(ticket);
             model.push_back((range.first(), now, ticket));
         } else {
             let covered = queue.first() + chance % 7;
             let expected = model.len().min((chance % 7) as usize);
             let mut freed = 0;
-            for (pinned, since) in queue.take(covered) {
+            queue.take(covered, (), |(), pinned, since| {
                 let (first, then, _) = model.pop_front().unwrap();
                 assert_eq!((pinned.range().first(), since), (first, then));
                 core.free_pinned(pinned);
                 freed += 1;
-            }
+            });
             assert_eq!(freed, expected);
         }
         assert_eq!(
@@ -44,10 +45,10 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
             assert_eq!(queue.oldest_ns(), since);
         }
     }
-    for (pinned, since) in queue.take(u64::MAX) {
+    queue.take(u64::MAX, (), |(), pinned, since| {
         let (first, then, _) = model.pop_front().unwrap();
         assert_eq!((pinned.range().first(), since), (first, then));
         core.free_pinned(pinned);
-    }
+    });
     assert!(model.is_empty() && queue.is_empty());
 }
