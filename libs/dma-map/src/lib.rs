@@ -8,16 +8,6 @@
 //! * [`risk`]: what stale mappings there were, beside what is promised.
 //! * `testing` (a feature of that name): a domain of models, for tests of what is built on this.
 //!
-//! **Locks.** One per mapper around flushes, one per core around tearing down its idle mappings, one word where cores that
-//! combine meet; nobody holds it. None is taken by a deferred unmap that is not due, or by a map.
-//!
-//! **Barriers.** `flush` (all cores), `park` and the drop of a core (that core) wait for both kinds of lock, one at a time; a
-//! tick never waits. Whoever takes idle mappings, the owner that evicts included, holds the core's lock from the first one
-//! taken until the invalidation is complete, or leaves the cleared batch in the lock's value: so whoever gets the lock finds
-//! each mapping idle, there, or gone. What a dropped core could not cover is counted apart from its line, whose numbers are
-//! then nobody's. `tick(now)`, from any thread but in no interrupt, closes the windows of quiet cores and expires their idle mappings; the owners
-//! free the IOVAs when they next run. `is_due(now)` is for interrupts: whether a tick would find something, without waiting.
-//!
 //! `address` and `iova`, whose types it takes, are re-exported. Three kinds of users:
 //!
 //! **A kernel**, two cores of a driver under [`Policy::DEFERRED`]: an unmap returns at once, a tick makes the device forget, and

@@ -127,7 +127,7 @@ pub struct Facts {
     pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
-    /// What was found again, and what had to go.
+    /// Hits and misses, and what had to go.
     pub reuse: Counts,
     /// The longest time between two ticks: while the machine keeps every thread from running nobody ticks, and the bounds
     /// on ages hold up to that.
@@ -240,12 +240,19 @@ impl<T: IoMap + 'static> Rig<T> {
             self.costs.page_ns
         };
         let tick_max_ns = self.ticks.longest.load(Ordering::Relaxed);
+        let mut reuse = Counts::default();
+        for core in self.mapper.reuse_counts() {
+            reuse.hits += core.hits;
+            reuse.misses += core.misses;
+            reuse.evicted += core.evicted;
+            reuse.expired += core.expired;
+        }
         Facts {
             flushed_ns: (commands * each) as f64,
             commands,
             pairs: self.pairs.load(Ordering::Relaxed),
             tick_max_ns,
-            reuse: self.mapper.reuse_counts(),
+            reuse,
             is_within_bound: risk.check(tick_max_ns + 100_000).is_ok(),
             risk,
         }

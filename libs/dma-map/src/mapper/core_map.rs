@@ -1,27 +1,26 @@
 //! One core's handle, and how it maps.
 
-use alloc::sync::Arc;
+use alloc::{collections::VecDeque, sync::Arc, vec::Vec};
 use core::{cell::Cell, iter::once, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
 use iova::{
-    Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Pinned, Request,
+    Access, AllocError, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Pinned, Request,
+    RetiredChunk,
 };
 use lines::Ordering;
 
 use super::error::DmaMapError;
-use super::first_pages;
 use super::limits::DeviceLimits;
 use super::lines::{CacheSnapshot, CoreLines};
 use super::policy::{Reuse, Teardown};
 use super::queue::Queue;
-use super::reclaim::Quarantine;
-use super::request::{Direction, Mapping, Segment};
+use super::request::{DeviceSegment, Direction, Mapping, Segment};
 use super::shared::Shared;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
 use crate::reuse::{Key, OptimisticCache, ReuseCache, SharingCache, Windows};
-use crate::table::{IoMap, MapError};
+use crate::table::{IoMap, MapError, RetiredTable};
 
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.
 type Parts = (Iova, NonZeroU64, u64, Option<Key>);
@@ -55,13 +54,6 @@ impl Cache {
     }
 }
 
-/// Whether a mapping may be found again.
-#[derive(Clone, Copy)]
-enum MayReuse {
-    No,
-    Yes,
-}
-
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
 ///
 /// Dropping it gives everything back; what an invalidation that fails then keeps from being given back is
@@ -73,7 +65,8 @@ pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     /// Ours of the mapper's lines.
     pub(super) line: Arc<CoreLines>,
     pub(super) queue: Queue,
-    pub(super) quarantine: Quarantine,
+    /// Chunks without a table that devices may still walk.
+    pub(super) quarantine: VecDeque<(RetiredChunk, RetiredTable)>,
     pub(super) cache: Cache,
     /// What our line said when we last looked.
     pub(super) notices: u64,
@@ -99,7 +92,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             line.owner.queued.load(Ordering::Relaxed),
             matches!(policy.teardown, Teardown::Async(_)),
         );
-        let quarantine = Quarantine::new(line.owner.retired.load(Ordering::Relaxed));
         let mut cache = core::mem::take(&mut *line.left.lock());
         if let Cache::Never = cache {
             cache = match (policy.reuse, &shared.sharing) {
@@ -120,17 +112,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             core,
             line,
             queue,
-            quarantine,
+            quarantine: VecDeque::new(),
             cache,
             freed: 0,
             published_ns: 0,
             is_not_sync: PhantomData,
         }
-    }
-
-    /// Which core this is.
-    pub fn id(&self) -> CoreId {
-        self.alloc.core()
     }
 
     /// Maps memory as one stretch of IOVAs. Several segments have to meet at page boundaries. The device may do
@@ -147,7 +134,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.map_within(None, segments, direction, MayReuse::Yes)
+        self.map_within(None, segments, direction)
     }
 
     /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
@@ -160,7 +147,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.map_within(None, segments, direction, MayReuse::No)
+        self.map_for(&DeviceLimits::default(), segments, direction)
     }
 
     /// As [`map_coherent`](Self::map_coherent), for a device of the domain that takes less than the mapper's own limits: a lower
@@ -174,7 +161,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.map_within(Some(device), segments, direction, MayReuse::No)
+        self.map_within(Some(device), segments, direction)
     }
 
     #[inline(always)]
@@ -183,11 +170,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         device: Option<&DeviceLimits>,
         segments: &[Segment],
         direction: Direction,
-        may_reuse: MayReuse,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
         // The parts one by one, and one place where they become a mapping: it stays in registers.
         let (iova, len, allocated, key) = match segments {
-            &[segment] => self.map_one(device, segment, direction, may_reuse)?,
+            &[segment] => self.map_one(device, segment, direction)?,
             segments => {
                 let (iova, len, allocated) = self.map_joined(device, segments, direction)?;
                 (iova, len, allocated, None)
@@ -208,7 +194,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         device: Option<&DeviceLimits>,
         segment: Segment,
         direction: Direction,
-        may_reuse: MayReuse,
     ) -> Result<Parts, DmaMapError<T::Error>> {
         let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
@@ -226,9 +211,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Ok((iova, len, 0, None));
         }
         let (phys, access) = (segment.phys.align_down(PAGE_SIZE), direction.access());
-        let key = match (&self.cache, may_reuse) {
-            (Cache::Never, _) | (_, MayReuse::No) => None,
-            _ => Key::new(phys, pages, access),
+        let key = match (&self.cache, device) {
+            (Cache::Shared(_) | Cache::Idle(_), None) => Key::new(phys, pages, access),
+            // For a device with limits of its own: what is found may lie where it does not reach.
+            _ => None,
         };
         let (start, allocated) = match key {
             Some(key) => self.find_or_make(key)?,
@@ -240,6 +226,137 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         };
         let iova = Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE));
         Ok((iova, len, allocated, key))
+    }
+
+    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to
+    /// be told to `out`: one element for segments that meet, cut where `device`, which narrows the mapper's own limits as
+    /// in [`map_for`](Self::map_for), takes no more.
+    ///
+    /// # Errors
+    /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
+    pub fn map_list(
+        &mut self,
+        device: &DeviceLimits,
+        segments: &[Segment],
+        direction: Direction,
+        out: &mut Vec<DeviceSegment>,
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
+        let pages = check_list(segments)?;
+        let limits = self.limits(Some(device));
+        // Before anything is mapped, which the device would see.
+        let elements = segments.iter().map(|one| limits.most_pieces(one.len));
+        let elements = elements.fold(0, usize::saturating_add);
+        out.try_reserve(elements)
+            .map_err(|_| DmaMapError::OutOfMemory { elements })?;
+        let request = Request::pages(pages).at_most(limits.last_page);
+        let (first, allocated) = self.place(limits, request, segments, direction)?;
+        let mut elements = self.elements(first, segments);
+        let mut element = elements.next().expect("the list has a segment");
+        // Without translation, where nothing is allocated, only the first.
+        let mut len = element.len;
+        for next in elements {
+            if allocated > 0 {
+                len = next.iova.raw() - first.raw() + next.len;
+            }
+            if element.iova.checked_add(element.len) == Some(next.iova) {
+                element.len += next.len;
+            } else {
+                out.extend(limits.cut(element));
+                element = next;
+            }
+        }
+        out.extend(limits.cut(element));
+        Ok(Mapping {
+            iova: first,
+            len: NonZeroU64::new(len).expect("every segment has a byte"),
+            allocated,
+            domain: self.shared.id,
+            key: None,
+        })
+    }
+
+    /// Memory as one element: several segments, or, without translation, one that the device cannot take just so.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn map_joined(
+        &mut self,
+        device: Option<&DeviceLimits>,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<(Iova, NonZeroU64, u64), DmaMapError<T::Error>> {
+        let pages = check_list(segments)?;
+        let limits = self.limits(device);
+        // From page 0 on, since it is not known yet where they will be.
+        let ends = self.elements(Iova::new(0), segments);
+        let ends = ends.map(|one| one.iova.checked_add(one.len));
+        let next = self.elements(Iova::new(0), segments).skip(1);
+        if let Some(index) = ends
+            .zip(next)
+            .position(|(end, next)| end != Some(next.iova))
+        {
+            return Err(DmaMapError::Gap { index });
+        }
+        let len = segments.iter().map(|segment| segment.len).sum();
+        if len > limits.max_segment {
+            return Err(too_long(len, limits.max_segment));
+        }
+        let request = limits.request(pages)?;
+        let (iova, allocated) = self.place(limits, request, segments, direction)?;
+        let room = limits.room_at(iova);
+        if len > room {
+            // Without translation, where nothing was mapped: with it, the request sees to the boundary.
+            return Err(too_long(len, room));
+        }
+        let len = NonZeroU64::new(len).expect("every segment has a byte");
+        Ok((iova, len, allocated))
+    }
+
+    /// Gives the segments a place, each from a page of its own on, or, without translation, finds that the device addresses all
+    /// of the memory. Gives where the first begins, and the pages allocated.
+    fn place(
+        &mut self,
+        limits: DeviceLimits,
+        request: Request,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<(Iova, u64), DmaMapError<T::Error>> {
+        let first = segments[0].phys;
+        if self.shared.policy.is_off {
+            let last = limits.last.raw();
+            return match segments
+                .iter()
+                .find(|one| one.phys.raw() + (one.len - 1) > last)
+            {
+                Some(&Segment { phys, .. }) => Err(DmaMapError::Unaddressable { phys, last }),
+                None => Ok((Iova::new(first.raw()), 0)),
+            };
+        }
+        let pieces = segments.iter().map(|one| {
+            let pages = one.pages().expect("checked");
+            (one.phys.align_down(PAGE_SIZE), pages)
+        });
+        let allocated = self.make(request, pieces, direction.access())?;
+        let iova = allocated.start().raw() | first.offset_in(PAGE_SIZE);
+        Ok((Iova::new(iova), allocated.pages()))
+    }
+
+    /// Where a device finds the segments if the first is in the page of `first`. Without translation, where they are.
+    fn elements(&self, first: Iova, segments: &[Segment]) -> impl Iterator<Item = DeviceSegment> {
+        let is_off = self.shared.policy.is_off;
+        let mut page = first.align_down(PAGE_SIZE).raw();
+        segments.iter().map(move |segment| {
+            let translated = page | segment.phys.offset_in(PAGE_SIZE);
+            page = page.wrapping_add(segment.pages().expect("checked") * PAGE_SIZE);
+            let iova = if is_off {
+                segment.phys.raw()
+            } else {
+                translated
+            };
+            DeviceSegment {
+                iova: Iova::new(iova),
+                len: segment.len,
+            }
+        })
     }
 
     /// A mapping that is found, or else made. Gives its start, and the pages allocated where they are known, else 0.
@@ -272,7 +389,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let allocated = self.make(request, once((key.phys(), pages)), key.access())?;
         match &mut self.cache {
             Cache::Idle(cache) => cache.missed(),
-            Cache::Shared(cache) => cache.adopt(key, first_pages(allocated, pages), 0),
+            Cache::Shared(cache) => {
+                let range = IovaRange::new(allocated.first(), pages);
+                cache.adopt(key, range.expect("within what was allocated"), 0);
+            }
             Cache::Never => {}
         }
         Ok((allocated.start(), allocated.pages()))
@@ -322,7 +442,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         // A failed invalidation leaves less to be given back; the allocator says whether it suffices.
         let _ = self.give_back();
         // What others have unmapped can be freed as soon as they run.
-        let _ = self.shared.flush_if(|| self.shared.has_stale());
+        let shared = &self.shared;
+        let is_stale = || shared.lines().iter().any(|line| line.stale() > 0);
+        let _ = shared.flush_if(|| is_stale() || shared.orphans.lock().stale() > 0);
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
@@ -389,4 +511,21 @@ pub(super) fn no_segment<E>(index: usize, Segment { phys, len }: Segment) -> Dma
 #[cold]
 pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
     DmaMapError::TooLong { len, max }
+}
+
+/// Pages of all segments.
+fn check_list<E>(segments: &[Segment]) -> Result<u64, DmaMapError<E>> {
+    let mut pages = 0_u64;
+    for (index, &segment) in segments.iter().enumerate() {
+        let more = segment.pages().ok_or(no_segment(index, segment))?;
+        pages += more;
+        if pages > IovaPfn::MAX.raw() {
+            let Segment { phys, len } = segment;
+            return Err(DmaMapError::Wraps { index, phys, len });
+        }
+    }
+    match pages {
+        0 => Err(DmaMapError::NoSegments),
+        pages => Ok(pages),
+    }
 }

@@ -119,25 +119,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// [`InvalidateError`]: what was to go waits, counted as stale, for whoever tears down some of this core's next.
     #[cold]
     pub(super) fn tear_down_idle(&mut self, which: Idle) -> Result<bool, InvalidateError> {
-        let is_done = self.tear_down_unpublished(which)?;
-        let now = self.shared.clock.coarse();
-        if now.saturating_sub(self.published_ns) >= PUBLISH_NS {
-            self.publish();
-        }
-        Ok(is_done)
-    }
-
-    fn tear_down_unpublished(&mut self, which: Idle) -> Result<bool, InvalidateError> {
         let Cache::Idle(cache) = &mut self.cache else {
             return Ok(true);
         };
         let shared = &*self.shared;
         let line = &self.line;
-        let leaving = match which {
+        let Some(mut leaving) = (match which {
             Idle::All => Some(line.leaving.lock()),
             Idle::Due | Idle::AllUnlessBusy => line.leaving.try_lock(),
-        };
-        let Some(mut leaving) = leaving else {
+        }) else {
             return Ok(false);
         };
         planted!(TakesUnlocked, leaving = crate::planted::nobodys().lock());
@@ -172,9 +162,14 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
                 cache.torn_down(batch, shared.clock.now());
             }
             if progress == Progress::Done {
-                return Ok(true);
+                break;
             }
         }
+        drop(leaving);
+        if shared.clock.coarse().saturating_sub(self.published_ns) >= PUBLISH_NS {
+            self.publish();
+        }
+        Ok(true)
     }
 
     /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
@@ -190,7 +185,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         };
         self.process_notices();
         self.alloc.park();
-        self.reclaim_all();
+        self.retire_chunks(usize::MAX);
+        self.close_quarantine();
         drained.map(drop).and(flushed)
     }
 
@@ -225,7 +221,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         self.queue.take(u64::MAX, (), |(), pinned, since_ns| {
             orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
         });
-        let chunks = self.quarantine.take_all();
+        let chunks = self.quarantine.drain(..);
         orphans
             .waiting
             .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table, now)));

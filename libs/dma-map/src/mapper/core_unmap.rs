@@ -104,7 +104,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     /// What a reuse cache knows the mapping of `range` by; `None` where it is not one stretch of memory, or not all mapped.
-    fn key_of(&self, range: IovaRange) -> Option<Key> {
+    fn key_of(&mut self, range: IovaRange) -> Option<Key> {
         if range.pages() > Key::MAX_PAGES {
             return None;
         }
@@ -288,21 +288,14 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Ok(false);
         };
         match self.shared.invalidator.poll(ticket) {
-            Ok(false) => Ok(false),
-            Ok(true) => {
-                self.free_front(self.shared.clock.coarse());
-                Ok(true)
-            }
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
             Err(error) => {
                 self.queue.void_ticket();
-                Err(error)
+                return Err(error);
             }
         }
-    }
-
-    /// The front of the queue cannot be used any more, as of `now`.
-    fn free_front(&mut self, now: u64) {
-        let first = self.queue.first();
+        let (now, first) = (self.shared.clock.coarse(), self.queue.first());
         let front = |_, pinned, since_ns| Some((pinned, since_ns));
         if let Some((pinned, since_ns)) = self.queue.take(first + 1, None, front) {
             self.set_oldest(self.queue.oldest_ns());
@@ -315,6 +308,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
                 .fetch_max(self.queue.first(), Ordering::Relaxed);
             self.free(pinned);
         }
+        Ok(true)
     }
 
     /// Adds to the queue, in which [`make_ready`](Self::make_ready) has seen room. Gives the time.

@@ -64,11 +64,6 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// Whether an invalidation has failed for something.
-    fn has_failed(&self) -> bool {
-        self.batch.as_ref().is_some_and(|batch| !batch.is_empty())
-    }
-
     /// What an invalidation failed for, or nothing yet.
     pub(super) fn batch(&mut self) -> &mut Batch {
         self.batch.get_or_insert_with(|| Batch::with_room(BATCH))
@@ -125,9 +120,7 @@ impl CoreLines {
         }
         (stale, snapshot.counts.stale_max.max(stale))
     }
-}
 
-impl CoreLines {
     /// The core is dropped, and all of its queue that is not covered is counted among the orphans: from here on its numbers
     /// are nobody's. Otherwise the first ticket of the core's next handle that completes would cover them.
     pub(super) fn settle(&self) {
@@ -173,7 +166,8 @@ impl CoreLines {
         let Some(expirer) = &*expirer else {
             return false;
         };
-        let left = self.leaving.try_lock();
-        left.is_none_or(|leaving| leaving.has_failed()) || expirer.is_due(now)
+        let has_failed = |leaving: &Leaving| leaving.batch.as_ref().is_some_and(|b| !b.is_empty());
+        let leaving = self.leaving.try_lock();
+        leaving.is_none_or(|leaving| has_failed(&leaving)) || expirer.is_due(now)
     }
 }

@@ -19,11 +19,9 @@
 //!
 //! **Deferred**: a core's queue fills until it is full or its oldest entry too old, then whoever notices flushes for
 //! everybody (`lines.rs` says how cores and flushers meet). [`DmaMapper::tick`], from any thread, flushes for cores that
-//! are quiet and expires their idle mappings; their IOVAs come back when they next run. A timer interrupt does not tick, since
-//! that waits and allocates: it asks [`DmaMapper::is_due`], which does neither, and wakes a thread that ticks.
+//! are quiet and expires their idle mappings; their IOVAs come back when they next run.
 //!
-//! **Table pages** come back by chunks (`reclaim.rs`): a 2 MiB chunk in which nothing is allocated is retired, its
-//! table taken out of the tree, and released by the invalidation that the queue waits for anyway.
+//! **Table pages** come back by chunks (`reclaim.rs`), with the invalidation that the queue waits for anyway.
 //!
 //! **Failures**: every error says what and where and leaves things as they were, but for a failed invalidation: entries are
 //! cleared then, and the IOVA waits, counted as stale, in the same queue until a later invalidation succeeds. When the
@@ -42,25 +40,23 @@
 //! where it would have to wait, and leaves the core to the next tick; nor does an owner that makes room, whose mapping is torn
 //! down at once then.
 //!
-//! Ownership: a [`MapperCore`] is one thread's at a time. What it writes that others read are lines of its own. Locks:
-//! one per mapper for flushes, one per core for tearing down its idle mappings; neither is taken by map or unmap
-//! on their common paths, and nobody holds one of each (`shared.rs`). Nothing is called back while a lock is held, except the
-//! invalidator, which therefore must not call back.
-//! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
-//! lines that change once per flush. No clock is read but the coarse one.
+//! **Locks**: one per mapper for flushes, one per core for tearing down its idle mappings, one word where cores that combine
+//! meet, which nobody holds; none is taken by a map, or by an unmap that is not due. (`shared.rs` has their order.) While one
+//! is held nothing is called back but the invalidator, which therefore must not call back.
+//!
+//! A [`MapperCore`] is one thread's at a time. Deferred map and unmap cost two allocator calls, two table calls, one queue entry,
+//! one Release store, two loads of lines that change once per flush; no clock is read but the coarse one.
 //!
 //! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), memory that stands in for what a
 //! device cannot address (a bounce pool), and PASIDs.
 
-mod core_list;
 mod core_map;
 mod core_return;
 mod core_unmap;
 mod error;
 mod limits;
 mod lines;
-#[cfg(test)]
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
 mod model;
 mod policy;
@@ -71,15 +67,14 @@ mod shared;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
-#[cfg(test)]
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 #[path = "tests/whole.rs"]
 mod whole;
 
 pub use core_map::MapperCore;
-pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
+pub use error::{DmaMapError, DmaUnmapError, DomainError};
 pub use limits::DeviceLimits;
-pub use policy::{Gather, Optimistic, Policy, Reuse, Teardown, Window};
+pub use policy::{Optimistic, Policy, Reuse, Teardown, Window};
 pub use request::{DeviceSegment, Direction, Mapping, Segment};
 
 use ::lines::{AtomicBool, AtomicUsize, CachePadded, Lock};
@@ -87,14 +82,13 @@ use alloc::{sync::Arc, vec::Vec};
 use core::time::Duration;
 
 use address::PhysAddr;
-use iova::{CoreId, IovaAllocator, IovaRange};
+use iova::{ClaimError, CoreId, IovaAllocator};
 
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
 use crate::reuse::{Counts, SharingTable};
 use crate::risk::{Risk, RiskContract, Windows};
 use crate::table::{IoMap, PageTable, TableStats};
-use lines::CacheSnapshot;
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
@@ -175,7 +169,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             return Err(DomainError::Entries { entries });
         }
         let cores = domain.allocator.cores();
-        let age = policy.window().map_or(shared::AGE, |window| window.age);
+        // Without a window, of retired tables, and of what an invalidation failed for.
+        let age = policy.window().unwrap_or(Window::DEFAULT).age;
         Ok(Self(Arc::new(Shared {
             id: next_id(),
             policy,
@@ -187,7 +182,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
                 noted: Vec::with_capacity(cores),
             })),
             combiner: match policy.teardown {
-                Teardown::Combining(gather) => Combiner::with_gather(cores, gather.looks),
+                Teardown::Combining { looks } => Combiner::with_gather(cores, looks),
                 _ => Combiner::new(0),
             },
             sharing: matches!(policy.reuse, Reuse::Shared)
@@ -205,18 +200,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// The handle of one core.
     ///
     /// # Errors
-    /// [`NoCore`]: it is in use, or the allocator was made for fewer cores.
-    pub fn core(&self, core: CoreId) -> Result<MapperCore<A, T, I, C>, NoCore> {
-        Ok(MapperCore::new(
-            Arc::clone(&self.0),
-            self.0.allocator.claim(core)?,
-        ))
+    /// [`ClaimError`]: it is in use, or the allocator was made for fewer cores.
+    pub fn core(&self, core: CoreId) -> Result<MapperCore<A, T, I, C>, ClaimError> {
+        let claimed = self.0.allocator.claim(core)?;
+        Ok(MapperCore::new(Arc::clone(&self.0), claimed))
     }
 
     /// It is `now` nanoseconds: closes every window that has been open for the policy's age, for cores that are quiet as
     /// well, and expires idle mappings. To be called by one thread or several, about every millisecond: the
-    /// period adds to the age that mappings reach. Does nothing that a busy core waits for, except that it flushes; and
-    /// waits for nobody who flushes or tears down mappings, but leaves what that one does not see to to the next tick.
+    /// period adds to the age that mappings reach. A busy core waits for nothing here but its flush; what somebody else is
+    /// flushing or tearing down is not waited for, but left to the next tick.
     ///
     /// For threads, not for interrupts: it waits for the hardware and for short locks that a core may hold when it is
     /// interrupted, and it allocates. An interrupt asks [`is_due`](Self::is_due), and has a thread call this.
@@ -232,8 +225,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// meanwhile.
     ///
     /// For interrupts: it may interrupt whatever a core, a tick or a flush is in the middle of. It waits for nobody, takes a
-    /// lock only if that is free, allocates nothing, and calls nobody but [`Clock::advance`]. It looks at the lines of each core,
-    /// and, where mappings are kept idle and the owner of some has been quiet, at those of one quota.
+    /// lock only if that is free, allocates nothing, and calls nobody but [`Clock::advance`].
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         self.0.is_due(now)
@@ -283,23 +275,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         }
     }
 
-    /// What the reuse caches of all cores found and let go of, as they last told it: see [`MapperCore::publish`]. All 0
-    /// where nothing is reused; `stale_max` is the sum of the cores'.
-    pub fn reuse_counts(&self) -> Counts {
-        let mut sum = Counts::default();
-        for line in self.0.lines() {
-            let CacheSnapshot { counts, .. } = &*line.reuse.lock();
-            sum.hits += counts.hits;
-            sum.misses += counts.misses;
-            sum.stale += counts.stale;
-            sum.stale_max += counts.stale_max;
-            sum.windows.add(&counts.windows);
-            sum.entries += counts.entries;
-            sum.evicted += counts.evicted;
-            sum.expired += counts.expired;
-            sum.bytes += counts.bytes;
-        }
-        sum
+    /// What the reuse cache of each core found and let go of, as it last told it: see [`MapperCore::publish`]. All 0 where nothing
+    /// is reused.
+    pub fn reuse_counts(&self) -> impl Iterator<Item = Counts> + '_ {
+        self.0.lines().iter().map(|line| line.reuse.lock().counts)
     }
 
     /// What the policy promises for all cores together.
@@ -405,9 +384,3 @@ fn next_id() -> u64 {
 
 /// Live mappings per core that the reverse lookup of `Reuse::Shared` remembers.
 const SHARED_PER_CORE: usize = 4096;
-
-/// The first `pages` pages of what was allocated.
-#[inline]
-fn first_pages(allocated: IovaRange, pages: u64) -> IovaRange {
-    IovaRange::new(allocated.first(), pages).expect("no more pages than were allocated")
-}

@@ -22,8 +22,6 @@
     reason = "calls the table's retire_leaf and release, whose conditions are argued below"
 )]
 
-use alloc::collections::VecDeque;
-
 use address::{Iova, PhysAddr};
 use iova::{
     Access, CHUNK_PAGES, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Pinned, RetiredChunk,
@@ -49,18 +47,6 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 1 << 12 };
 pub(super) struct Walks(AtomicU64);
 
 impl Walks {
-    /// Walks. One thread at a time.
-    fn during<R>(&self, walk: impl FnOnce() -> R) -> R {
-        let walks = self.0.load(Ordering::Relaxed);
-        self.0.store(walks + 1, Ordering::Relaxed);
-        // Pairs with the fence in `are_over`: either that sees this walk, or this walk does not find what was taken out before.
-        fence(Ordering::SeqCst);
-        let found = walk();
-        // Release: all loads of the walk come before.
-        self.0.store(walks + 2, Ordering::Release);
-        found
-    }
-
     /// Whether all walks are over that can have found what this thread has taken out of the tree before.
     fn are_over<'w>(mut all: impl Iterator<Item = &'w Self>) -> bool {
         fence(Ordering::SeqCst);
@@ -129,32 +115,6 @@ impl<T: PageTable> Reclaim<T> {
     };
 }
 
-/// Chunks without a table that devices may still walk.
-pub(super) struct Quarantine {
-    chunks: VecDeque<(RetiredChunk, RetiredTable)>,
-    /// Number of the first: how many were let go, ever.
-    first: u64,
-}
-
-impl Quarantine {
-    /// An empty one, whose first chunk is number `first`.
-    pub(super) fn new(first: u64) -> Self {
-        Self {
-            chunks: VecDeque::new(),
-            first,
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
-    }
-
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = (RetiredChunk, RetiredTable)> + '_ {
-        self.first += self.chunks.len() as u64;
-        self.chunks.drain(..)
-    }
-}
-
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Frees a mapping that did not wait for a flush of the queue.
     #[inline]
@@ -170,7 +130,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         if looks > 0 {
             self.retire_chunks(looks);
-            if self.quarantine.chunks.len() >= CHUNKS {
+            if self.quarantine.len() >= CHUNKS {
                 self.close_quarantine();
             }
         }
@@ -183,8 +143,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Some(reclaim) = &shared.reclaim else {
             return;
         };
-        let line = &shared.lines[self.core].owner;
-        let Quarantine { chunks, first } = &mut self.quarantine;
+        let (line, chunks) = (&self.line.owner, &mut self.quarantine);
         for _ in 0..looks {
             // Without memory for it the chunk is left for the next time.
             if chunks.len() >= looks.max(CHUNKS) || chunks.try_reserve(1).is_err() {
@@ -207,15 +166,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             }
             chunks.push_back((chunk, table));
             // Release: a flush that notes it comes after the table was taken out.
-            line.retired
-                .store(*first + chunks.len() as u64, Ordering::Release);
+            let retired = line.retired.load(Ordering::Relaxed) + 1;
+            line.retired.store(retired, Ordering::Release);
         }
-    }
-
-    /// Takes out all that there are, and flushes for them.
-    pub(super) fn reclaim_all(&mut self) {
-        self.retire_chunks(usize::MAX);
-        self.close_quarantine();
     }
 
     /// Flushes for the quarantine. Where that fails, the next flush of anybody covers it.
@@ -223,8 +176,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if self.quarantine.is_empty() {
             return;
         }
-        let shared = &*self.shared;
-        let line = &shared.lines[self.core];
+        let (shared, line) = (&self.shared, &self.line);
         let target = line.owner.retired.load(Ordering::Relaxed);
         planted!(
             ReleasesEarly,
@@ -240,17 +192,17 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Gives back the pages and chunks that a flush has covered, unless somebody is in the middle of a walk.
     pub(super) fn release_covered(&mut self) {
-        let line = &self.shared.lines[self.core].flusher;
+        let retired = self.line.owner.retired.load(Ordering::Relaxed);
         // Acquire: pairs with the flusher's Release store after the invalidation.
-        let covered = line.retired_covered.load(Ordering::Acquire);
-        if self.quarantine.first >= covered || !self.are_walks_over() {
+        let covered = self.line.flusher.retired_covered.load(Ordering::Acquire);
+        // Their numbers are those up to `retired`.
+        let open = retired.saturating_sub(covered) as usize;
+        if self.quarantine.len() <= open || !self.are_walks_over() {
             return;
         }
-        while self.quarantine.first < covered {
-            let Some((chunk, table)) = self.quarantine.chunks.pop_front() else {
-                return;
-            };
-            self.quarantine.first += 1;
+        while self.quarantine.len() > open
+            && let Some((chunk, table)) = self.quarantine.pop_front()
+        {
             self.release(chunk, table);
         }
     }
@@ -309,8 +261,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     /// Looks up addresses that this core neither has allocated nor pinned.
-    pub(super) fn walk<R>(&self, walk: impl FnOnce(&T) -> R) -> R {
-        let walks = &self.line.walks;
-        walks.during(|| walk(&self.shared.table))
+    pub(super) fn walk<R>(&mut self, walk: impl FnOnce(&T) -> R) -> R {
+        let Walks(walks) = &*self.line.walks;
+        let before = walks.load(Ordering::Relaxed);
+        walks.store(before + 1, Ordering::Relaxed);
+        // Pairs with the fence in `are_over`: either that sees this walk, or this walk does not find what was taken out before.
+        fence(Ordering::SeqCst);
+        let found = walk(&self.shared.table);
+        // Release: all loads of the walk come before.
+        walks.store(before + 2, Ordering::Release);
+        found
     }
 }

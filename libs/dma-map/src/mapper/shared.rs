@@ -7,7 +7,7 @@ use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
 use super::limits::DeviceLimits;
 use super::lines::{CoreLines, Leaving};
-use super::policy::{Policy, Teardown, Window};
+use super::policy::{Policy, Teardown};
 use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
@@ -147,11 +147,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.lines().iter().for_each(|line| line.flusher.notify());
     }
 
-    /// Whether an invalidation that begins now would cover a mapping.
-    pub(super) fn has_stale(&self) -> bool {
-        self.lines().iter().any(|line| line.stale() > 0) || self.orphans.lock().stale() > 0
-    }
-
     /// Flushes if `is_needed` still says so when it is our turn.
     pub(super) fn flush_if(&self, is_needed: impl Fn() -> bool) -> Result<(), InvalidateError> {
         let mut flush = self.flush.lock();
@@ -169,7 +164,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         commands: &[Command],
     ) -> Result<(), InvalidateError> {
         match (self.policy.teardown, commands) {
-            (Teardown::Combining(_), &[Command::Pages(range)]) => {
+            (Teardown::Combining { .. }, &[Command::Pages(range)]) => {
                 self.combiner.flush(&self.invalidator, core, range)
             }
             (_, commands) => self.invalidator.flush(commands),
@@ -317,7 +312,3 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         expired
     }
 }
-
-/// The age after which a tick flushes what waits under a policy without a window: retired tables, and what
-/// an invalidation failed for.
-pub(super) const AGE: core::time::Duration = Window::DEFAULT.age;
