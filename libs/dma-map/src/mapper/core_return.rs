@@ -6,9 +6,9 @@ use lines::Ordering;
 use super::MapperCore;
 use super::core_map::Cache;
 use super::reclaim::{CHUNKS, Reclaim};
-use super::shared::{BATCH, Orphan, Shared};
+use super::shared::{Orphan, Shared};
 use crate::clock::Clock;
-use crate::invalidate::{Command, InvalidateError, Invalidator};
+use crate::invalidate::{InvalidateError, Invalidator};
 use crate::reuse::{OptimisticCache, Progress, ReuseCache};
 use crate::table::IoMap;
 
@@ -146,10 +146,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
                 }
             };
             if !batch.is_empty() {
-                shared.clear_expired(batch.entries());
-                let room = &mut [Command::Domain; BATCH];
-                let commands = shared.commands(batch.entries(), room);
-                if let Err(error) = shared.invalidate(self.core, commands) {
+                shared.clear(batch);
+                if let Err(error) = shared.invalidate_batch(batch) {
                     cache.hand_over(batch);
                     return Err(error);
                 }

@@ -251,7 +251,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if let Teardown::Async(_) = self.shared.policy.teardown {
             return self.submit(range, pinned);
         }
-        let done = self.shared.invalidate(self.core, &[Command::Pages(range)]);
+        let done = self.shared.invalidate(self.core, range);
         if let Err(error) = done {
             self.enqueue(pinned);
             return Err(error);

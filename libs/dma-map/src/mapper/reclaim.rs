@@ -46,12 +46,15 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 1 << 12 };
 #[derive(Default)]
 pub(super) struct Walks(AtomicU64);
 
-impl Walks {
+impl<A, T, I, C> Shared<A, T, I, C> {
     /// Whether all walks are over that can have found what this thread has taken out of the tree before.
-    fn are_over<'w>(mut all: impl Iterator<Item = &'w Self>) -> bool {
+    fn are_walks_over(&self) -> bool {
+        planted!(IgnoresWalks, return true);
         fence(Ordering::SeqCst);
-        // Acquire: pairs with the end of the walk.
-        all.all(|Self(walks)| {
+        // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
+        self.lines.iter().all(|line| {
+            let Walks(walks) = &*line.walks;
+            // Acquire: pairs with the end of the walk.
             let seen = walks.load(Ordering::Acquire);
             let mut spin = Spin::default();
             while seen % 2 == 1 && walks.load(Ordering::Acquire) == seen {
@@ -197,7 +200,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let covered = self.line.flusher.retired_covered.load(Ordering::Acquire);
         // Their numbers are those up to `retired`.
         let open = retired.saturating_sub(covered) as usize;
-        if self.quarantine.len() <= open || !self.are_walks_over() {
+        if self.quarantine.len() <= open || !self.shared.are_walks_over() {
             return;
         }
         while self.quarantine.len() > open
@@ -205,12 +208,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         {
             self.release(chunk, table);
         }
-    }
-
-    fn are_walks_over(&self) -> bool {
-        planted!(IgnoresWalks, return true);
-        // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
-        Walks::are_over(self.shared.lines.iter().map(|line| &*line.walks))
     }
 
     fn release(&mut self, chunk: RetiredChunk, table: RetiredTable) {
@@ -226,7 +223,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Takes over what other cores could not give back, where a flush has covered it since.
     pub(super) fn adopt_orphans(&mut self) {
-        if !self.are_walks_over() {
+        if !self.shared.are_walks_over() {
             return;
         }
         let mut orphans = self.shared.orphans.lock();
@@ -265,7 +262,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Walks(walks) = &*self.line.walks;
         let before = walks.load(Ordering::Relaxed);
         walks.store(before + 1, Ordering::Relaxed);
-        // Pairs with the fence in `are_over`: either that sees this walk, or this walk does not find what was taken out before.
+        // Pairs with the fence in `are_walks_over`: either that sees this walk, or this walk does not find what was taken out before.
         fence(Ordering::SeqCst);
         let found = walk(&self.shared.table);
         // Release: all loads of the walk come before.

@@ -2,7 +2,7 @@
 
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 
-use iova::{IovaAllocator, Pinned, RetiredChunk};
+use iova::{IovaAllocator, IovaRange, Pinned, RetiredChunk};
 use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
 use super::limits::DeviceLimits;
@@ -11,7 +11,7 @@ use super::policy::{Policy, Teardown};
 use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
-use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable, Windows};
+use crate::reuse::{Batch, Expire, Progress, SharingTable, Windows};
 use crate::table::{IoMap, RetiredTable};
 
 /// Mappings that a core tears down together.
@@ -156,35 +156,26 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.flush_holding(&mut flush)
     }
 
-    /// Carries out commands of a core, for what is cleared, and waits.
+    /// Invalidates pages that a core has cleared, and waits.
     #[inline]
-    pub(super) fn invalidate(
-        &self,
-        core: usize,
-        commands: &[Command],
-    ) -> Result<(), InvalidateError> {
-        match (self.policy.teardown, commands) {
-            (Teardown::Combining { .. }, &[Command::Pages(range)]) => {
-                self.combiner.flush(&self.invalidator, core, range)
-            }
-            (_, commands) => self.invalidator.flush(commands),
+    pub(super) fn invalidate(&self, core: usize, range: IovaRange) -> Result<(), InvalidateError> {
+        match self.policy.teardown {
+            Teardown::Combining { .. } => self.combiner.flush(&self.invalidator, core, range),
+            _ => self.invalidator.flush(&[Command::Pages(range)]),
         }
     }
 
-    /// The commands for a batch.
-    pub(super) fn commands<'a>(
-        &self,
-        expired: &[Expired],
-        room: &'a mut [Command; BATCH],
-    ) -> &'a [Command] {
+    /// Invalidates idle mappings that are cleared, and waits.
+    pub(super) fn invalidate_batch(&self, batch: &Batch) -> Result<(), InvalidateError> {
+        let (expired, mut commands) = (batch.entries(), [Command::Domain; BATCH]);
         let len = expired.len();
         if len >= self.invalidator.whole_domain_from().max(1) || len > BATCH {
-            return &[Command::Domain];
+            return self.invalidator.flush(&[Command::Domain]);
         }
-        for (command, expired) in room.iter_mut().zip(expired) {
+        for (command, expired) in commands.iter_mut().zip(expired) {
             *command = Command::Pages(expired.range());
         }
-        &room[..len]
+        self.invalidator.flush(&commands[..len])
     }
 
     /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which somebody else, the owner
@@ -233,7 +224,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.finish(line, expirer, batch)?;
         loop {
             let progress = take(batch);
-            self.clear_expired(batch.entries());
+            self.clear(batch);
             self.finish(line, expirer, batch)?;
             if progress == Progress::Done {
                 return Ok(());
@@ -252,9 +243,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         if batch.is_empty() {
             return Ok(());
         }
-        let room = &mut [Command::Domain; BATCH];
-        self.invalidator
-            .flush(self.commands(batch.entries(), room))?;
+        self.invalidate_batch(batch)?;
         let gone = batch.entries().iter();
         let gone = gone.map(|expired| (expired.place(), expired.range()));
         line.returned.lock().extend(gone);
@@ -265,23 +254,20 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     }
 
     /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
-    pub(super) fn clear_expired(&self, expired: &[Expired]) {
-        for expired in expired {
+    pub(super) fn clear(&self, batch: &Batch) {
+        for expired in batch.entries() {
             let cleared = self.table.unmap(expired.range());
             debug_assert!(cleared.is_ok(), "an idle mapping is mapped: {cleared:?}");
         }
     }
 
-    /// Asks every other core to give back what it caches. Gives how many were asked.
-    pub(super) fn ask_others(&self, core: usize) -> usize {
-        let mut asked = 0;
+    /// Asks every other core to give back what it caches.
+    pub(super) fn ask_others(&self, core: usize) {
         for (other, line) in self.lines().iter().enumerate() {
             if other != core && !line.flusher.is_asked.swap(true, Ordering::Relaxed) {
                 line.flusher.notify();
-                asked += 1;
             }
         }
-        asked
     }
 
     /// Whether a tick would do something, or somebody has locked what would have to be looked at. In an interrupt, that somebody
