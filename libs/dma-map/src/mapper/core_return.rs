@@ -76,7 +76,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Shared { reclaim, table, .. } = &*self.shared;
         let first = self.queue.first();
         // The clock is coarse: entries that have the same time are counted together.
-        let (mut chunks, oldest_ns) = (0, self.queue.oldest_ns());
+        let (mut chunks, oldest_ns) = (0, self.queue.oldest_ns().unwrap_or(0));
         let (queue, alloc) = (&mut self.queue, &mut self.alloc);
         let close = |since_ns, count| {
             line.counters

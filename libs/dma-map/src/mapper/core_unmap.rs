@@ -316,7 +316,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     fn enqueue(&mut self, pinned: Pinned) -> u64 {
         let now = self.shared.clock.coarse();
         if self.queue.is_empty() {
-            self.set_oldest(now);
+            self.set_oldest(Some(now));
         }
         self.queue.push(pinned, now);
         // Release: a flush that notes this number comes after the entries were cleared.
@@ -327,8 +327,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         now
     }
 
-    /// The oldest entry of the queue went in at `since_ns`.
-    pub(super) fn set_oldest(&mut self, since_ns: u64) {
+    /// The oldest entry of the queue went in at that time. (Where there is none the line says what it said, which means nothing.)
+    pub(super) fn set_oldest(&mut self, since_ns: Option<u64>) {
+        let Some(since_ns) = since_ns else {
+            return;
+        };
         self.line.owner.oldest_ns.store(since_ns, Ordering::Relaxed);
         self.due_ns = since_ns.saturating_add(self.shared.age_ns);
     }

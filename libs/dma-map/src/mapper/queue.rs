@@ -56,13 +56,11 @@ impl Queue {
         self.first + self.entries.len() as u64
     }
 
-    /// When the first entry went in, in nanoseconds; 0 where there is none.
+    /// When the first entry went in, in nanoseconds.
     #[inline(always)]
-    pub(super) fn oldest_ns(&self) -> u64 {
-        match self.entries.front() {
-            Some(Some((_, since_ns))) => *since_ns,
-            _ => 0,
-        }
+    pub(super) fn oldest_ns(&self) -> Option<u64> {
+        let (_, since_ns) = self.entries.front()?.as_ref()?;
+        Some(*since_ns)
     }
 
     /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room. Where entries have tickets,

@@ -41,9 +41,7 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
             queue.ticket(),
             model.front().and_then(|&(_, _, ticket)| ticket)
         );
-        if let Some(&(_, since, _)) = model.front() {
-            assert_eq!(queue.oldest_ns(), since);
-        }
+        assert_eq!(queue.oldest_ns(), model.front().map(|&(_, since, _)| since));
     }
     queue.take(u64::MAX, (), |(), pinned, since| {
         let (first, then, _) = model.pop_front().unwrap();
