@@ -127,7 +127,7 @@ pub struct Facts {
     pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
-    /// What was found again, and what had to go.
+    /// Hits and misses, and what had to go.
     pub reuse: Counts,
     /// The longest time between two ticks: while the machine keeps every thread from running nobody ticks, and the bounds
     /// on ages hold up to that.

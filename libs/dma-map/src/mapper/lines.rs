@@ -64,51 +64,9 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// Whether an invalidation has failed for something.
-    fn has_failed(&self) -> bool {
-        self.batch.as_ref().is_some_and(|batch| !batch.is_empty())
-    }
-
     /// What an invalidation failed for, or nothing yet.
     pub(super) fn batch(&mut self) -> &mut Batch {
         self.batch.get_or_insert_with(|| Batch::with_room(BATCH))
-    }
-}
-
-/// What dropped cores have unmapped and no invalidation has covered yet, counted. Written with the lock of the orphans held.
-pub(super) struct Orphaned {
-    mappings: AtomicU64,
-    /// When the oldest of them, or of the chunks among them, began to wait; the end of time where there is none.
-    oldest_ns: AtomicU64,
-}
-
-impl Default for Orphaned {
-    fn default() -> Self {
-        Self {
-            mappings: AtomicU64::new(0),
-            oldest_ns: AtomicU64::new(u64::MAX),
-        }
-    }
-}
-
-impl Orphaned {
-    /// So many mappings wait, the oldest of all that waits since then.
-    pub(super) fn set(&self, mappings: u64, oldest_ns: Option<u64>) {
-        self.oldest_ns
-            .store(oldest_ns.unwrap_or(u64::MAX), Ordering::Relaxed);
-        // Relaxed: before a line is [settled](CoreLines::settle), which releases.
-        self.mappings.store(mappings, Ordering::Relaxed);
-    }
-
-    /// Mappings that wait. To be asked after the lines: see [`CoreLines::settle`].
-    pub(super) fn mappings(&self) -> u64 {
-        self.mappings.load(Ordering::Relaxed)
-    }
-
-    /// Whether something has waited for `age` at `now`.
-    pub(super) fn is_due(&self, now: u64, age: u64) -> bool {
-        let oldest = self.oldest_ns.load(Ordering::Relaxed);
-        oldest != u64::MAX && now.saturating_sub(oldest) >= age
     }
 }
 
@@ -146,9 +104,7 @@ impl CoreLines {
         counts.stale_max = counts.stale_max.max(counts.stale);
         counts
     }
-}
 
-impl CoreLines {
     /// The core is dropped, and all of its queue that is not covered is counted among the orphans: from here on its numbers
     /// are nobody's. Otherwise the first ticket of the core's next handle that completes would cover them.
     pub(super) fn settle(&self) {
@@ -194,7 +150,8 @@ impl CoreLines {
         let Some(expirer) = &*expirer else {
             return false;
         };
-        let left = self.leaving.try_lock();
-        left.is_none_or(|leaving| leaving.has_failed()) || expirer.is_due(now)
+        let has_failed = |leaving: &Leaving| leaving.batch.as_ref().is_some_and(|b| !b.is_empty());
+        let leaving = self.leaving.try_lock();
+        leaving.is_none_or(|leaving| has_failed(&leaving)) || expirer.is_due(now)
     }
 }

@@ -108,9 +108,8 @@ impl SharingTable {
         }
     }
 
-    /// One use of a mapping ends. True where others still use it: `in_use` is called then, before anybody else can be told
-    /// that its use is the last. Else the mapping is to be torn down.
-    pub fn end_use(&self, key: Key, range: IovaRange, in_use: impl FnOnce()) -> bool {
+    /// One use of a mapping ends. True where others still use it; else the mapping is to be torn down.
+    pub fn end_use(&self, key: Key, range: IovaRange) -> bool {
         let slots = &mut self.shard(key).lock().slots;
         let Some(found) = slots.find(key) else {
             return false;
@@ -130,7 +129,6 @@ impl SharingTable {
             1 => slots.link(place),
             _ => {}
         }
-        in_use();
         true
     }
 

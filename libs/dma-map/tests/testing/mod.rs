@@ -41,7 +41,7 @@ use iova::{CoreId, IovaAllocator};
 
 use crate::clock::{Clock, ManualClock};
 use crate::invalidate::InvalidateError;
-use crate::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
+use crate::mapper::{Optimistic, Reuse, Teardown, Window};
 use crate::table::{IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use crate::{DeviceLimits, DmaMapper, Domain, MapperCore, Policy};
 
@@ -162,7 +162,7 @@ pub const POLICIES: [(&str, Policy); 12] = [
     ("shared", Policy::SHARED),
     (
         "shared, combining",
-        Policy::SHARED.with_teardown(Teardown::Combining(Gather::DEFAULT)),
+        Policy::SHARED.with_teardown(Teardown::COMBINING),
     ),
     ("async", Policy::ASYNC),
     ("deferred", Policy::DEFERRED),
@@ -191,6 +191,9 @@ pub const POLICIES: [(&str, Policy); 12] = [
 
 /// Whether nothing may be reached after its unmap.
 pub fn is_strict(policy: &Policy) -> bool {
-    let is_immediate = matches!(policy.teardown, Teardown::Strict | Teardown::Combining(_));
+    let is_immediate = matches!(
+        policy.teardown,
+        Teardown::Strict | Teardown::Combining { .. }
+    );
     !policy.is_off && is_immediate && matches!(policy.reuse, Reuse::Never | Reuse::Shared)
 }

@@ -1,9 +1,12 @@
-//! Mistakes that tests under shuttle plant to prove that they would find them. Under `--cfg shuttle` alone: in any other
-//! build no trace of this is left. (Those of combining cores: [`Mutant`](crate::invalidate::Mutant).)
+//! Mistakes that tests under shuttle and loom plant to prove that they would find them. In any other build no trace of this is
+//! left. (Those of combining cores: [`Mutant`](crate::invalidate::Mutant).)
 
+use std::boxed::Box;
 use std::cell::Cell;
 
-/// A mistake in the order or the completeness of steps. (Mistakes in orderings shuttle cannot see.)
+use lines::Lock;
+
+/// A mistake in the order or the completeness of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A flush notes what cores have unmapped after its invalidation, not before.
@@ -14,6 +17,10 @@ pub enum Mistake {
     PassesByTheBusy,
     /// An owner takes idle mappings, to tear them down, without the lock that says so.
     TakesUnlocked,
+    /// A table is released before its invalidation.
+    ReleasesEarly,
+    /// A table is released while a core walks it.
+    IgnoresWalks,
     /// A core that is dropped gives up its numbers before what they stand for is counted among the orphans.
     SettlesFirst,
 }
@@ -30,4 +37,9 @@ pub fn plant(mistake: Option<Mistake>) {
 
 pub(crate) fn has(mistake: Mistake) -> bool {
     PLANTED.get() == Some(mistake)
+}
+
+/// A lock that nobody else has.
+pub(crate) fn nobodys<T: Default>() -> &'static Lock<T> {
+    Box::leak(Box::new(Lock::new(T::default())))
 }

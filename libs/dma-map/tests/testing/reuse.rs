@@ -136,7 +136,7 @@ impl ReuseCache for Arc<SharingTable> {
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, _: u64, _: &mut Batch) -> Released {
-        match self.end_use(key, range, || ()) {
+        match self.end_use(key, range) {
             true => Released::InUse,
             false => Released::TearDown,
         }
