@@ -1,6 +1,6 @@
 //! How what a core has unmapped comes back, and everything else that it keeps.
 
-use iova::{CoreAllocator, IovaAllocator, IovaPfn, Pinned};
+use iova::{CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
@@ -9,7 +9,7 @@ use super::reclaim::{CHUNKS, Reclaim};
 use super::shared::{Orphan, Shared};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
-use crate::reuse::{OptimisticCache, Progress};
+use crate::reuse::Progress;
 use crate::table::IoMap;
 
 /// Time between two reports of a reuse cache, in nanoseconds.
@@ -27,14 +27,6 @@ pub(super) enum Idle {
     All,
 }
 
-/// The pin of a mapping that starts at `page` and was torn down, by whomever. In its place there may be another's by now: then
-/// its own has come out when that one came.
-fn take_pin(cache: &mut OptimisticCache, place: u32, page: IovaPfn) -> Option<Pinned> {
-    cache
-        .kept(place)
-        .take_if(|pinned| pinned.range().first() == page)
-}
-
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
     /// gives back what it caches where it was asked to.
@@ -45,7 +37,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.notices = line.flusher.notices.load(Ordering::Acquire);
         let looks = self.free_covered();
         self.release_covered();
-        self.free_returned();
+        if let Cache::Idle(cache) = &mut self.cache {
+            cache.sweep(|pinned| self.alloc.free_pinned(pinned));
+        }
         if self.shared.has_orphans.load(Ordering::Relaxed) {
             self.adopt_orphans();
         }
@@ -95,19 +89,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         CHUNKS + chunks
     }
 
-    /// Frees idle mappings that others have torn down.
-    fn free_returned(&mut self) {
-        let Cache::Idle(cache) = &mut self.cache else {
-            return;
-        };
-        let returned = core::mem::take(&mut *self.line.returned.lock());
-        for (place, range) in returned {
-            if let Some(pinned) = take_pin(cache, place, range.first()) {
-                self.alloc.free_pinned(pinned);
-            }
-        }
-    }
-
     /// Tears down idle mappings of this core, with one invalidation for each batch of them; before that, what waits since an
     /// invalidation failed. False where somebody else tears down some, who was not to be waited for.
     ///
@@ -133,6 +114,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         {
             shared.finish(line, &expirer, batch)?;
         }
+        let mut free = |pinned| self.alloc.free_pinned(pinned);
+        cache.sweep(&mut free);
         loop {
             let progress = match which {
                 Idle::All | Idle::AllUnlessBusy => cache.drain(batch),
@@ -144,13 +127,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             if !batch.is_empty() {
                 shared.clear(batch);
                 shared.invalidate_batch(batch)?;
-                for expired in batch.entries() {
-                    let pinned = take_pin(cache, expired.place, expired.range.first());
-                    pinned
-                        .into_iter()
-                        .for_each(|pinned| self.alloc.free_pinned(pinned));
-                }
-                cache.torn_down(batch, shared.clock.now());
+                cache.finish(batch, shared.clock.now(), &mut free);
             }
             if progress == Progress::Done {
                 break;

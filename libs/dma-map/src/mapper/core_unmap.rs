@@ -161,11 +161,19 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Some(placed) = cache.keep(key, range, now) else {
             return self.refuse(iova, range, pinned);
         };
-        let gone = cache.kept(placed.place).replace(pinned);
-        if gone.is_some() || placed.wants_room {
-            self.after_keeping(gone, placed.wants_room);
+        *cache.kept(placed.place) = Some(pinned);
+        if placed.wants_room {
+            self.make_idle_room();
         }
         Ok(())
+    }
+
+    /// Other idle mappings are due, or no place is free for the next.
+    #[cold]
+    #[inline(never)]
+    fn make_idle_room(&mut self) {
+        // Where it fails what goes stays counted as stale, and the next unmap, tick or flush tries again.
+        let _ = self.tear_down_idle(Idle::Due);
     }
 
     /// No place is free, since somebody else was tearing some down when others should have gone, or could not: this one goes,
@@ -181,22 +189,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if let Cache::Idle(cache) = &mut self.cache {
             cache.refused();
         }
-        let _ = self.tear_down_idle(Idle::Due);
+        self.make_idle_room();
         self.tear_down_here(iova, range, pinned)
-    }
-
-    /// Others of the cache have to go, or the mapping has a place in which others tore down what was there: its pin is
-    /// `gone`.
-    #[cold]
-    #[inline(never)]
-    fn after_keeping(&mut self, gone: Option<Pinned>, wants_room: bool) {
-        if let Some(gone) = gone {
-            self.alloc.free_pinned(gone);
-        }
-        if wants_room {
-            // Where it fails what goes stays counted as stale, and the next unmap, tick or flush tries again.
-            let _ = self.tear_down_idle(Idle::Due);
-        }
     }
 
     /// [`tear_down`](Self::tear_down), where another call of it is the one that matters.

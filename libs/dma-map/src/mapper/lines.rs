@@ -9,8 +9,8 @@
 //! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans, so that the core's next handle
 //! begins with a line on which nothing is open, and may raise what is covered when tickets of its own complete.
 
-use alloc::{sync::Arc, vec::Vec};
-use iova::IovaRange;
+use alloc::sync::Arc;
+
 use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 
 use super::core_map::Cache;
@@ -82,8 +82,6 @@ pub(super) struct CoreLines {
     /// How any thread may take this core's idle mappings; none where it keeps none.
     pub(super) expirer: Lock<Option<Arc<Slab>>>,
     pub(super) leaving: CachePadded<Lock<Leaving>>,
-    /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
-    pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
     /// What the core last told of its idle mappings, beyond what their slab counts.
     pub(super) reuse: Lock<Counts>,
     /// What its last owner reused mappings with: the next one goes on with it.

@@ -63,7 +63,7 @@ pub(super) struct Flush {
     pub(super) noted: Vec<(u64, u64)>,
 }
 
-/// Lock order: `flush` before `orphans`; `leaving` of a line before `returned`, and never with `flush` or another line's
+/// Lock order: `flush` before `orphans`; `leaving` of a line never with `flush` or another line's
 /// `leaving`. While `flush` or `leaving` is held the invalidator is waited for; nobody who answers for it may want one of them.
 pub(super) struct Shared<A, T, I, C> {
     /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
@@ -245,12 +245,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             return Ok(());
         }
         self.invalidate_batch(batch)?;
-        let gone = batch.entries().iter();
-        let gone = gone.map(|expired| (expired.place, expired.range));
-        line.returned.lock().extend(gone);
-        // Before the places themselves are given back: whoever finds one free finds this too.
-        line.flusher.notify();
         expirer.torn_down(batch, self.clock.now());
+        // The owner frees their IOVAs.
+        line.flusher.notify();
         Ok(())
     }
 

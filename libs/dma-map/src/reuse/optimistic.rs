@@ -96,12 +96,11 @@ impl OptimisticCache {
         None
     }
 
-    /// The mapping of a linked place was taken by somebody else.
+    /// The mapping of a linked place is taken, by whomever.
     #[cold]
     fn lose(&mut self, found: Found) {
         self.slots.take_out(found);
         self.pending_free.push(found.place);
-        self.reclaim();
     }
 
     /// A hit was none.
@@ -131,19 +130,27 @@ impl OptimisticCache {
         self.own.evicted += 1;
     }
 
-    /// The pin of the mapping of a place, until that is found again. That of a mapping which was torn down may still be
-    /// there when its place has gone to the next.
+    /// The pin of the mapping of a place, until that is found again or its place is free again.
     #[inline(always)]
     pub fn kept(&mut self, place: u32) -> &mut Option<Pinned> {
         self.slots.value_mut(place)
     }
 
-    /// Frees places whose mappings have been torn down.
-    fn reclaim(&mut self) {
+    /// Frees the places of mappings that have been torn down, by whomever, and gives their pins to `free`: of those taken out
+    /// and at the old end of the order. Such as others took while older ones came wait until these have gone.
+    pub fn sweep(&mut self, mut free: impl FnMut(Pinned)) {
+        while let Some(oldest) = self.slots.oldest()
+            && self.slab.slot(oldest).idle_since().is_none()
+        {
+            self.lose(self.slots.locate(oldest));
+        }
         let (slab, slots) = (&*self.slab, &mut self.slots);
         self.pending_free.retain(|&place| {
             let is_free = slab.slot(place).is_owned();
             if is_free {
+                if let Some(pinned) = slots.value_mut(place).take() {
+                    free(pinned);
+                }
                 slots.give_back(place);
             }
             !is_free
@@ -152,8 +159,7 @@ impl OptimisticCache {
 
     /// Takes a linked place out, and its mapping if nobody else has it.
     fn take(&mut self, place: u32, batch: &mut Batch) -> bool {
-        let found = self.slots.locate(place);
-        self.slots.take_out(found);
+        self.slots.take_out(self.slots.locate(place));
         self.pending_free.push(place);
         let since_ns = self.slab.slot(place).idle_since();
         since_ns.is_some_and(|since_ns| self.slab.take(place, since_ns, batch))
@@ -164,7 +170,6 @@ impl OptimisticCache {
     pub fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
         let _ = self.expire(now_ns, batch);
-        self.reclaim();
         if batch.entries().len() > before {
             return;
         }
@@ -211,18 +216,17 @@ impl OptimisticCache {
             }
             self.take(oldest, batch);
         }
-        self.reclaim();
         Progress::Done
     }
 
-    /// As [`Slab::torn_down`], by the owner, who waits for nobody and has the places back at once.
-    pub fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
+    /// As [`Slab::torn_down`], by the owner, who waits for nobody; and [`sweep`](Self::sweep)s.
+    pub fn finish(&mut self, batch: &mut Batch, now_ns: u64, free: impl FnMut(Pinned)) {
         for gone in batch.take() {
             let window = now_ns.saturating_sub(gone.since_ns);
             self.own.windows.record(window);
             self.slab.slot(gone.place).finish();
         }
-        self.reclaim();
+        self.sweep(free);
     }
 
     /// What other threads expire its mappings through.

@@ -87,6 +87,7 @@ impl ReuseCache for OptimisticCache {
         }
         let mut placed = self.keep(key, range, now_ns);
         if placed.is_none() {
+            self.sweep(drop);
             self.make_room(now_ns, batch);
             placed = self.keep(key, range, now_ns);
         }
@@ -95,6 +96,7 @@ impl ReuseCache for OptimisticCache {
             return Released::TearDown;
         };
         if placed.wants_room {
+            self.sweep(drop);
             self.make_room(now_ns, batch);
         }
         Released::Kept
@@ -109,7 +111,7 @@ impl ReuseCache for OptimisticCache {
     }
 
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
-        OptimisticCache::torn_down(self, batch, now_ns);
+        self.finish(batch, now_ns, drop);
     }
 
     fn expirer(&self) -> Option<Arc<Slab>> {

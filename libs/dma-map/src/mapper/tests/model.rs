@@ -90,7 +90,7 @@ fn run(wrong: Wrong) {
         let batch = leaving.batch();
         cache.make_room(1, batch);
         world.tear_down(batch);
-        cache.torn_down(batch, 1);
+        cache.finish(batch, 1, drop);
         drop(leaving);
         flusher.join().expect("it ends");
         assert_eq!(world.cached.load(Ordering::Relaxed), 0);

@@ -187,11 +187,11 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
             cache.make_room(6, &mut batch);
         }
         tear_down(&entries, &batch);
-        cache.torn_down(&mut batch, 6);
+        cache.finish(&mut batch, 6, drop);
         timer.join().expect("it ends");
         assert_eq!(cache.drain(&mut batch), Progress::Done);
         tear_down(&entries, &batch);
-        cache.torn_down(&mut batch, 30);
+        cache.finish(&mut batch, 30, drop);
         assert_eq!(cache.slab().counts().stale, 0);
         for entry in entries.iter() {
             assert_eq!(entry.load(Ordering::Relaxed), 0, "all is torn down");
