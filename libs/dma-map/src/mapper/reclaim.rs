@@ -223,13 +223,18 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Takes over what other cores could not give back, where a flush has covered it since.
     pub(super) fn adopt_orphans(&mut self) {
-        if !self.shared.are_walks_over() {
-            return;
-        }
-        let mut orphans = self.shared.orphans.lock();
-        self.shared.has_orphans.store(false, Ordering::Relaxed);
+        let shared = &self.shared;
+        let mut orphans = shared.orphans.lock();
+        shared.has_orphans.store(false, Ordering::Relaxed);
         let safe = core::mem::take(&mut orphans.safe);
         drop(orphans);
+        // Asked after they were taken: a walk that began before one of the tables was taken out is seen.
+        if !shared.are_walks_over() {
+            let mut orphans = shared.orphans.lock();
+            orphans.safe.extend(safe);
+            shared.has_orphans.store(true, Ordering::Relaxed);
+            return;
+        }
         for orphan in safe {
             match orphan {
                 Orphan::Mapping(pinned, _) => self.alloc.free_pinned(pinned),

@@ -87,7 +87,7 @@ impl Mapping {
         self.iova
     }
 
-    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte.
+    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte; without translation, of its first segment.
     #[inline]
     pub fn len(&self) -> u64 {
         self.len.get()
