@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use address::{Iova, PhysAddr};
-use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
+use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 use dma_map::testing::{ModelCore, ModelDomain, ModelMemory, TICK};
 use dma_map::{
     Clock, DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment,
@@ -37,7 +37,7 @@ fn policy(number: u8) -> Policy {
     };
     let teardown = [
         Teardown::Strict,
-        Teardown::Combining(Gather::DEFAULT),
+        Teardown::COMBINING,
         Teardown::Async(window),
         Teardown::Deferred(window),
     ][usize::from(number % 4)];

@@ -8,14 +8,12 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
-use std::sync::Arc;
 
 use address::PhysAddr;
-use dma_map::reuse::{
-    Batch, Counts, Expire, Key, OptimisticCache, Progress, RESIDENCY_NS, Released, ReuseCache,
-    RiskContract, SharingCache, SharingTable,
+use dma_peers::reuse::{
+    Batch, Counts, Key, OptimisticCache, Progress, Released, ReuseCache, SharingTable,
 };
-use dma_peers::{CYCLE_NS, LruCache, RtcCache};
+use dma_peers::{CYCLE_NS, LruCache, RESIDENCY_NS, RtcCache};
 use iova::{Access, IovaPfn, IovaRange};
 
 const PAIRS: usize = 1 << 20;
@@ -42,12 +40,6 @@ impl ReuseCache for Nothing {
         Progress::Done
     }
     fn torn_down(&mut self, _: &mut Batch, _: u64) {}
-    fn expirer(&self) -> Option<Arc<dyn Expire>> {
-        None
-    }
-    fn contract(&self) -> RiskContract {
-        RiskContract::STRICT
-    }
     fn counts(&self) -> Counts {
         Counts::default()
     }
@@ -128,7 +120,7 @@ fn report<C: ReuseCache>(name: &str, keys: &[Key], loop_ns: f64, make: impl Fn()
         runs[0].0 - loop_ns,
         runs[4].0 - loop_ns,
         counts.hit_rate() * 100.0,
-        counts.bytes_per_entry(),
+        counts.bytes as f64 / counts.entries.max(1) as f64,
         counts.stale_max,
     );
 }
@@ -150,9 +142,7 @@ fn main() {
             report(&format!("optimistic {quota}"), &keys, loops[2], new);
         }
         report("RTC", &keys, loops[2], || RtcCache::new(CYCLE_NS));
-        let table = || SharingTable::new(4096, 4);
-        report("sharing 4096", &keys, loops[2], || {
-            SharingCache::new(table())
-        });
+        let new = || SharingTable::new(4096, 4);
+        report("sharing 4096", &keys, loops[2], new);
     }
 }

@@ -5,7 +5,7 @@
 //! of its key. The tree holds numbers only; the key of a number is the caller's to say (`key_of`).
 
 mod node;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 use alloc::boxed::Box;
@@ -138,7 +138,7 @@ impl Art {
     }
 
     /// Nodes in use, by kind.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
     pub(crate) fn nodes(&self) -> [usize; 4] {
         [
             self.node4.live(),

@@ -1,17 +1,18 @@
 //! The idle mappings of one core, kept by that core alone.
 //!
-//! The same decisions as [`OptimisticCache`](dma_map::reuse::OptimisticCache) in the same order, without anything that
+//! The same decisions as [`OptimisticCache`](dma_map::testing::reuse::OptimisticCache) in the same order, without anything that
 //! others could see: what the shared slab costs is the difference, and what it is worth is the age bound, which
 //! here ends with the owner's calls. The property tests hold the two against each other.
 
-use alloc::sync::Arc;
-
 use iova::IovaRange;
 
-use dma_map::reuse::parts::{
-    PackedRange, SlotMap, Taker, evicted_together, expired, owners, place, push, take,
+use dma_map::testing::reuse::{
+    Batch, Counts, Expired, Key, PackedRange, Progress, Released, ReuseCache, SlotMap,
+    evicted_together, owners,
 };
-use dma_map::reuse::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
+
+/// Residency where nothing else is asked for: 10 ms.
+pub const RESIDENCY_NS: u64 = 10_000_000;
 
 /// A mapping, and the time of its release.
 #[derive(Clone, Copy, Default)]
@@ -23,7 +24,7 @@ struct Kept {
 /// A least-recently-used list of idle mappings.
 pub struct LruCache {
     slots: SlotMap<Kept>,
-    /// What is promised; it lets go an eighth earlier, as the optimistic cache of a core that runs.
+    /// When it lets one go.
     residency_ns: u64,
     evict: usize,
     own: Counts,
@@ -37,27 +38,25 @@ impl LruCache {
         let evict = evicted_together(slots.places());
         Self {
             slots,
-            residency_ns,
+            residency_ns: owners(residency_ns),
             evict,
             own: Counts::default(),
         }
     }
 
-    fn taker(&self) -> Taker {
-        // Memory of this cache that does not move with it.
-        Taker::Owner(self.slots.id())
-    }
-
-    fn is_due(&self, place: u32, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.slots.value(place).since_ns) >= owners(self.residency_ns)
+    fn is_due(&mut self, place: u32, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.slots.value_mut(place).since_ns) >= self.residency_ns
     }
 
     fn take(&mut self, place: u32, batch: &mut Batch) {
         let found = self.slots.locate(place);
         self.slots.take_out(found);
-        let &Kept { range, since_ns } = self.slots.value(place);
-        let gone = expired(range.range(), since_ns, place);
-        push(batch, self.taker(), gone);
+        let &mut Kept { range, since_ns } = self.slots.value_mut(place);
+        batch.push(Expired {
+            range: range.range(),
+            since_ns,
+            place,
+        });
     }
 
     #[cold]
@@ -87,7 +86,7 @@ impl ReuseCache for LruCache {
         };
         self.slots.take_out(found);
         self.slots.give_back(found.place);
-        let &Kept { range, since_ns } = self.slots.value(found.place);
+        let &mut Kept { range, since_ns } = self.slots.value_mut(found.place);
         self.own.windows.record(now_ns.saturating_sub(since_ns));
         self.own.hits += 1;
         Some(range.range())
@@ -141,22 +140,10 @@ impl ReuseCache for LruCache {
     }
 
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
-        for gone in take(batch, self.taker()) {
-            let window = now_ns.saturating_sub(gone.since_ns());
+        for gone in batch.take() {
+            let window = now_ns.saturating_sub(gone.since_ns);
             self.own.windows.record(window);
-            self.slots.give_back(place(&gone));
-        }
-    }
-
-    fn expirer(&self) -> Option<Arc<dyn Expire>> {
-        None
-    }
-
-    fn contract(&self) -> RiskContract {
-        RiskContract {
-            max_stale: Some(self.slots.places() as u64),
-            max_age_ns: Some(self.residency_ns),
-            survives_quiet_owner: false,
+            self.slots.give_back(gone.place);
         }
     }
 

@@ -13,13 +13,13 @@
 //! such a page is unknown here until its release, and is then torn down.
 
 use alloc::collections::VecDeque;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use iova::IovaRange;
 
-use dma_map::reuse::parts::{PackedRange, Taker, expired, place, push, take, word};
-use dma_map::reuse::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
+use dma_map::testing::reuse::{
+    Batch, Counts, Expired, Key, PackedRange, Progress, Released, ReuseCache,
+};
 
 use crate::art::Art;
 
@@ -56,7 +56,6 @@ pub struct RtcCache {
     /// When the next one begins.
     turn_ns: u64,
     cycle_ns: u64,
-    id: Arc<()>,
     own: Counts,
 }
 
@@ -74,18 +73,13 @@ impl RtcCache {
             current: 0,
             turn_ns: cycle_ns.max(1),
             cycle_ns: cycle_ns.max(1),
-            id: Arc::new(()),
             own: Counts::default(),
         }
     }
 
-    fn taker(&self) -> Taker {
-        Taker::Owner(Arc::as_ptr(&self.id).addr())
-    }
-
     fn get(&self, key: Key) -> Option<u32> {
-        let key_of = |number: u32| word(self.entries[number as usize].key);
-        self.tree.get(word(key), key_of)
+        let key_of = |number: u32| self.entries[number as usize].key.word();
+        self.tree.get(key.word(), key_of)
     }
 
     /// Adds an entry in use; the key is not in the tree.
@@ -109,8 +103,8 @@ impl RtcCache {
             }
         };
         let entries = &self.entries;
-        let key_of = |number: u32| word(entries[number as usize].key);
-        let is_new = self.tree.insert(word(key), number, key_of);
+        let key_of = |number: u32| entries[number as usize].key.word();
+        let is_new = self.tree.insert(key.word(), number, key_of);
         assert!(is_new, "the key was looked up before");
         number
     }
@@ -118,14 +112,17 @@ impl RtcCache {
     /// Takes an idle entry out of the tree.
     fn take(&mut self, number: u32, batch: &mut Batch) {
         let entries = &self.entries;
-        let key_of = |number: u32| word(entries[number as usize].key);
+        let key_of = |number: u32| entries[number as usize].key.word();
         let key = key_of(number);
         let removed = self.tree.remove(key, key_of);
         assert!(removed == Some(number), "an entry is in the tree");
         let entry = &mut self.entries[number as usize];
         entry.is_indexed = false;
-        let gone = expired(entry.range.range(), entry.since_ns, number);
-        push(batch, self.taker(), gone);
+        batch.push(Expired {
+            range: entry.range.range(),
+            since_ns: entry.since_ns,
+            place: number,
+        });
     }
 
     /// The list that holds what was released longest ago.
@@ -248,23 +245,11 @@ impl ReuseCache for RtcCache {
     }
 
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
-        for gone in take(batch, self.taker()) {
-            let window = now_ns.saturating_sub(gone.since_ns());
+        for gone in batch.take() {
+            let window = now_ns.saturating_sub(gone.since_ns);
             self.own.windows.record(window);
             self.own.stale -= 1;
-            self.free.push(place(&gone));
-        }
-    }
-
-    fn expirer(&self) -> Option<Arc<dyn Expire>> {
-        None
-    }
-
-    fn contract(&self) -> RiskContract {
-        RiskContract {
-            max_stale: None,
-            max_age_ns: Some(self.cycle_ns.saturating_mul(CYCLES)),
-            survives_quiet_owner: false,
+            self.free.push(gone.place);
         }
     }
 

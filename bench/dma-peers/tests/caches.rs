@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use address::PhysAddr;
-use dma_map::reuse::{Batch, Key, OptimisticCache, Progress, Released, ReuseCache};
+use dma_peers::reuse::{Batch, Key, OptimisticCache, Progress, Released, ReuseCache};
 use dma_peers::{LruCache, RtcCache};
 use iova::testing::Random;
 use iova::{Access, IovaPfn, IovaRange};
@@ -65,7 +65,7 @@ impl Owner {
         let released = self.cache.release(key, range, self.now, &mut self.batch);
         if self.is_cleared {
             for expired in &self.batch.entries()[before..] {
-                self.hardware.entries.remove(&expired.range().first().raw());
+                self.hardware.entries.remove(&expired.range.first().raw());
             }
         }
         *self.users.get_mut(&iova).expect("mapped") -= 1;
@@ -84,7 +84,7 @@ impl Owner {
         }
         if !self.is_cleared {
             for expired in self.batch.entries() {
-                let was = self.hardware.entries.remove(&expired.range().first().raw());
+                let was = self.hardware.entries.remove(&expired.range.first().raw());
                 assert!(was.is_some(), "it is mapped until here");
             }
             self.is_cleared = true;
@@ -93,7 +93,7 @@ impl Owner {
             return false;
         }
         for expired in self.batch.entries() {
-            self.hardware.cached.remove(&expired.range().first().raw());
+            self.hardware.cached.remove(&expired.range.first().raw());
         }
         self.is_cleared = false;
         self.cache.torn_down(&mut self.batch, self.now);
@@ -137,7 +137,7 @@ impl Owner {
                     let _ = self.cache.expire(self.now, &mut self.batch);
                     if self.is_cleared {
                         for expired in &self.batch.entries()[before..] {
-                            self.hardware.entries.remove(&expired.range().first().raw());
+                            self.hardware.entries.remove(&expired.range.first().raw());
                         }
                     }
                     let _ = self.tear_down();

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use dma_map::reuse::{Batch, Counts, Key, OptimisticCache, ReuseCache};
 use dma_peers::LruCache;
+use dma_peers::reuse::{Batch, Counts, Key, OptimisticCache, ReuseCache};
 
 use address::PhysAddr;
 use iova::{Access, IovaPfn, IovaRange};

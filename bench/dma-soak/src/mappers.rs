@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use address::{Iova, PhysAddr};
-use dma_map::mapper::Reuse;
 use dma_map::testing::{ModelCore, ModelDomain, ModelMemory, POLICIES, TICK, is_strict};
-use dma_map::{DeviceLimits, Direction, DmaMapError, DmaUnmapError, Mapping, Policy, Segment};
+use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
 use dma_peers::MagazineAllocator;
 use iova::testing::Random;
 use iova::*;
@@ -22,8 +21,6 @@ const HELD: usize = 300;
 /// Memory pages of one core, and of all.
 const OWN: u64 = 512;
 const COMMON: u64 = 32;
-/// Unmaps by address, each of which waits for some milliseconds, before one is held to be refused.
-const TRIES: usize = 200;
 
 /// What the cores of a run share.
 struct Shared<A: IovaAllocator> {
@@ -31,8 +28,6 @@ struct Shared<A: IovaAllocator> {
     hands: Hands<Live>,
     /// Nothing may be reached after its unmap.
     is_strict: bool,
-    /// Mappings have several users.
-    is_sharing: bool,
     /// The allocator retires chunks, whose tables are then released.
     gives_back: bool,
 }
@@ -92,7 +87,9 @@ impl<A: IovaAllocator> Core<'_, A> {
             7 => {
                 let far = Segment::new(PhysAddr::new(0xa_0000 << 12), 4096);
                 let list = [segment, far];
-                (self.core.map_list(&list, direction, &mut self.list), None)
+                let any = DeviceLimits::default();
+                let mapped = self.core.map_list(&any, &list, direction, &mut self.list);
+                (mapped, None)
             }
             _ => (self.core.map(&[segment], direction), own),
         };
@@ -138,7 +135,7 @@ impl<A: IovaAllocator> Core<'_, A> {
         }
         let (iova, len) = (live.mapping.iova(), live.mapping.len());
         let done = match self.random.one_in(4) {
-            true => self.unmap_at(iova, len),
+            true => self.core.unmap_at(iova, len),
             false => self.core.unmap(live.mapping),
         };
         done.unwrap_or_else(|error| panic!("{error}: {error:?}"));
@@ -151,19 +148,6 @@ impl<A: IovaAllocator> Core<'_, A> {
             let got = self.shared.domain.device.access(iova, live.access);
             assert_ne!(got, Ok(live.phys), "reached after its unmap");
         }
-    }
-
-    /// Where the mapping is shared, and the machine has stopped another of its users in his unmap, again.
-    fn unmap_at(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
-        let mut done = self.core.unmap_at(iova, len);
-        for _ in 0..TRIES {
-            if !self.shared.is_sharing || !matches!(done, Err(DmaUnmapError::NotAllocated(_))) {
-                break;
-            }
-            std::thread::yield_now();
-            done = self.core.unmap_at(iova, len);
-        }
-        done
     }
 
     /// More than what is mapped there, or nothing.
@@ -253,7 +237,6 @@ fn shared<A: IovaAllocator>(allocator: A, policy: Policy, memory: &Arc<ModelMemo
         domain: ModelDomain::in_memory(allocator, policy, DeviceLimits::default(), memory),
         hands: Hands::new(CORES),
         is_strict: is_strict(&policy),
-        is_sharing: policy.reuse == Reuse::Shared,
         gives_back: false,
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use address::{PAGE_SHIFT, PhysAddr};
 use anyhow::Result;
-use dma_map::reuse::{Batch, Counts, Key, OptimisticCache, RESIDENCY_NS, Released, ReuseCache};
-use dma_peers::{CYCLE_NS, LruCache, RtcCache};
+use dma_peers::reuse::{Batch, Counts, Key, OptimisticCache, Released, ReuseCache};
+use dma_peers::{CYCLE_NS, LruCache, RESIDENCY_NS, RtcCache};
 use iova::{Access, IovaPfn, IovaRange};
 use report::{Measured, host};
 
@@ -169,7 +169,8 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
         else {
             continue;
         };
-        let (hits, bytes) = (counts.hit_rate(), counts.bytes_per_entry());
+        let hits = counts.hit_rate();
+        let bytes = counts.bytes as f64 / counts.entries.max(1) as f64;
         record.measured(&format!("reuse_{name}_ns"), &ns, 2);
         record.number(&format!("reuse_{name}_hit_rate"), hits, 4);
         record.number(&format!("reuse_{name}_bytes_per_mapping"), bytes, 1);

@@ -9,6 +9,8 @@
 //! `DmaMapper::is_due`, and wakes somebody who may.
 //! Cost: [`Clock::coarse`] of a [`TickClock`] is one load of a line that changes once per tick.
 
+use core::ops::Deref;
+
 use lines::{AtomicU64, CachePadded, Ordering};
 
 /// A monotonic clock that all cores share.
@@ -30,21 +32,8 @@ pub trait Clock: Send + Sync {
     }
 }
 
-impl<C: Clock + ?Sized> Clock for &C {
-    fn now(&self) -> u64 {
-        (**self).now()
-    }
-
-    fn coarse(&self) -> u64 {
-        (**self).coarse()
-    }
-
-    fn advance(&self, now: u64) {
-        (**self).advance(now);
-    }
-}
-
-impl<C: Clock + ?Sized> Clock for alloc::sync::Arc<C> {
+/// A reference to a clock, or an [`Arc`](alloc::sync::Arc) of one, is that clock.
+impl<P: Deref<Target: Clock> + Send + Sync> Clock for P {
     #[inline]
     fn now(&self) -> u64 {
         (**self).now()

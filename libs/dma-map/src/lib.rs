@@ -3,20 +3,9 @@
 //! * [`IoMap`]: what a mapper changes translations through: tables, or a kernel's interface.
 //! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without locks.
 //! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
-//! * [`reuse`]: mappings that outlive their unmap, or are found a second time.
 //! * [`mapper`]: [`DmaMapper`], which turns memory into addresses for a device under a [`Policy`].
 //! * [`risk`]: what stale mappings there were, beside what is promised.
 //! * `testing` (a feature of that name): a domain of models, for tests of what is built on this.
-//!
-//! **Locks.** One per mapper around flushes, one per core around tearing down its idle mappings, one word where cores that
-//! combine meet; nobody holds it. None is taken by a deferred unmap that is not due, or by a map.
-//!
-//! **Barriers.** `flush` (all cores), `park` and the drop of a core (that core) wait for both kinds of lock, one at a time; a
-//! tick never waits. Whoever takes idle mappings, the owner that evicts included, holds the core's lock from the first one
-//! taken until the invalidation is complete, or leaves the cleared batch in the lock's value: so whoever gets the lock finds
-//! each mapping idle, there, or gone. What a dropped core could not cover is counted apart from its line, whose numbers are
-//! then nobody's. `tick(now)`, from any thread but in no interrupt, closes the windows of quiet cores and expires their idle mappings; the owners
-//! free the IOVAs when they next run. `is_due(now)` is for interrupts: whether a tick would find something, without waiting.
 //!
 //! `address` and `iova`, whose types it takes, are re-exported. Three kinds of users:
 //!
@@ -78,9 +67,9 @@
 //! ) -> Result<Mapping, DmaMapError<T::Error>> {
 //!     // A kernel's «physical» address is a virtual one of ours.
 //!     let memory = PhysAddr::new(buffer.as_mut_ptr().expose_provenance() as u64);
-//!     let controller = DeviceLimits { boundary: 0x1_0000, ..DeviceLimits::of_bits(32) };
+//!     let controller = DeviceLimits::of_bits(32).with_boundary(0x1_0000);
 //!     let segment = Segment::new(memory, buffer.len() as u64);
-//!     core.map_list_for(&controller, &[segment], Direction::FromDevice, list)
+//!     core.map_list(&controller, &[segment], Direction::FromDevice, list)
 //! }
 //! ```
 //!
@@ -96,8 +85,9 @@
 //! # let mut core = domain.core(0);
 //! // Two pieces of host memory, next to each other for the device.
 //! let ram = [Segment::new(PhysAddr::new(0x20_0000), 0x8000), Segment::new(PhysAddr::new(0x70_0000), 0x8000)];
-//! let mut mapping = core.map_coherent(&ram, Direction::Bidirectional)?;
-//! let found = core.lookup(&mut mapping, 0x8010).expect("inside");
+//! let mapping = core.map_coherent(&ram, Direction::Bidirectional)?;
+//! let at = mapping.iova().checked_add(0x8010).expect("inside");
+//! let found = core.translate(at).expect("mapped");
 //! assert_eq!(found.phys, PhysAddr::new(0x70_0010));
 //! core.unmap(mapping)?; // strict: from here on no device reaches it
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -113,26 +103,33 @@ extern crate alloc;
 #[cfg(shuttle)]
 extern crate std;
 
-/// Whether a test has planted this mistake: never, outside of models.
-macro_rules! plants {
+pub use {address, iova};
+
+/// Whether a model has planted this mistake, to show that it would find it, or what the mistake makes then. No other build has a
+/// trace of it.
+macro_rules! planted {
     ($mistake:ident) => {{
         #[cfg(any(shuttle, all(test, loom)))]
-        let plants = crate::planted::has(crate::planted::Mistake::$mistake);
+        let is_planted = crate::planted::has(crate::planted::Mistake::$mistake);
         #[cfg(not(any(shuttle, all(test, loom))))]
-        let plants = false;
-        plants
+        let is_planted = false;
+        is_planted
     }};
+    ($mistake:ident, $made:expr) => {
+        #[cfg(any(shuttle, all(test, loom)))]
+        if planted!($mistake) {
+            $made;
+        }
+    };
 }
-
-pub use {address, iova};
 
 pub mod clock;
 pub mod invalidate;
 pub mod mapper;
 #[cfg(any(shuttle, all(test, loom)))]
-#[path = "tests/planted.rs"]
+#[path = "../tests/testing/planted.rs"]
 pub mod planted;
-pub mod reuse;
+mod reuse;
 pub mod risk;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
@@ -142,7 +139,7 @@ pub mod testing;
 
 pub use clock::{Clock, ManualClock, TickClock};
 pub use mapper::{
-    Bounce, DeviceLimits, DeviceSegment, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain,
+    DeviceLimits, DeviceSegment, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain,
     MapperCore, Mapping, Policy, Segment,
 };
 pub use risk::Risk;

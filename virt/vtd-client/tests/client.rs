@@ -10,7 +10,7 @@ use std::thread;
 use address::PhysAddr;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator};
 use dma_map::table::TableMemory;
-use dma_map::{Direction, DmaUnmapError, Policy};
+use dma_map::{DeviceLimits, Direction, DmaUnmapError, Policy};
 use guest_mem::{Gpa, Intent, Iommu, Iova, Leases, Perm, PhysMem, RegisterPage};
 use iova::{IovaPfn, IovaRange};
 use vtd::front::Shared;
@@ -344,7 +344,14 @@ fn page_selective_invalidations_leave_other_pages_alone() {
     let mut core = world.core(0);
     let list: Vec<_> = (0..7).map(|i| page(0x800 + 2 * i)).collect();
     let mut out = Vec::new();
-    let mapping = core.map_list(&list, Direction::ToDevice, &mut out).unwrap();
+    let mapping = core
+        .map_list(
+            &DeviceLimits::default(),
+            &list,
+            Direction::ToDevice,
+            &mut out,
+        )
+        .unwrap();
     let first = mapping.range().first().raw();
     let iova = |i: u64| IovaPfn::new(first + i).start();
     let touch = |world: &World<Machine>| {

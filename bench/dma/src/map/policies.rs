@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dma_map::Policy;
-use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
+use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 
 /// A policy and its name in keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub const DEFERRED_256: Policy = Policy::STRICT.with_teardown(Teardown::Deferred
 
 /// Combining, in which nobody waits for others while the hardware is idle.
 pub const COMBINING_AT_ONCE: Policy =
-    Policy::STRICT.with_teardown(Teardown::Combining(Gather::NONE));
+    Policy::STRICT.with_teardown(Teardown::Combining { looks: 0 });
 
 const OPTIMISTIC_4096: Reuse = Reuse::Optimistic(Optimistic::of(4096));
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dma_map::mapper::Teardown;
-use dma_map::reuse::Counts;
+use dma_map::risk::Counts;
 use dma_map::table::{HostMemory, IoMap, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use dma_map::{Clock, DeviceLimits, DmaMapper, Domain, MapperCore, Policy, Risk};
 use dma_peers::SerialFlush;
@@ -127,7 +127,7 @@ pub struct Facts {
     pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
-    /// What was found again, and what had to go.
+    /// Hits and misses, and what had to go.
     pub reuse: Counts,
     /// The longest time between two ticks: while the machine keeps every thread from running nobody ticks, and the bounds
     /// on ages hold up to that.

@@ -272,11 +272,11 @@ impl Combiner {
                 return self.lead(invalidator, enough, post, count, range);
             }
             if let Poll::Ready(ticket) =
-                all.outcome(post.generation - u64::from(plants!(JoinsLate)))
+                all.outcome(post.generation - u64::from(planted!(JoinsLate)))
             {
                 habit.met(ticket.is_some());
                 return match ticket {
-                    Some(_) if plants!(AnswersEarly) => Ok(()),
+                    Some(_) if planted!(AnswersEarly) => Ok(()),
                     Some(ticket) => wait(invalidator, ticket).map(drop),
                     None => invalidator.flush(&own),
                 };
@@ -285,7 +285,7 @@ impl Combiner {
             if looks % LOOKS == 0 && is_next() {
                 closed = all.close(post);
             }
-            if looks >= PATIENCE && closed.is_none() && !plants!(NeverLeaves) {
+            if looks >= PATIENCE && closed.is_none() && !planted!(NeverLeaves) {
                 habit.left.store(post.generation, Ordering::Relaxed);
                 habit.met(false);
                 return invalidator.flush(&own);

@@ -1,25 +1,25 @@
 //! One core's handle, and how it maps.
 
-use alloc::sync::Arc;
-use core::{cell::Cell, marker::PhantomData, num::NonZeroU64};
+use alloc::{collections::VecDeque, sync::Arc, vec::Vec};
+use core::{cell::Cell, iter::once, marker::PhantomData, num::NonZeroU64};
 
 use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, AllocError, CoreAllocator, CoreId, IovaAllocator, IovaRange, Pinned, Request};
+use iova::{
+    Access, AllocError, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Request, RetiredChunk,
+};
 use lines::Ordering;
 
 use super::error::DmaMapError;
-use super::first_pages;
-use super::limits::{DeviceLimits, Reach};
-use super::lines::{CacheSnapshot, CoreLines};
+use super::limits::DeviceLimits;
+use super::lines::CoreLines;
 use super::policy::{Reuse, Teardown};
 use super::queue::Queue;
-use super::reclaim::Quarantine;
-use super::request::{Direction, Mapping, Segment};
+use super::request::{DeviceSegment, Direction, Mapping, Segment};
 use super::shared::Shared;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::reuse::{Key, OptimisticCache, ReuseCache, SharingCache, Windows};
-use crate::table::{IoMap, MapError};
+use crate::reuse::{Key, OptimisticCache, SharingTable};
+use crate::table::{IoMap, MapError, RetiredTable};
 
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.
 type Parts = (Iova, NonZeroU64, u64, Option<Key>);
@@ -37,27 +37,9 @@ pub(super) enum Cache {
     /// Nothing.
     #[default]
     Never,
-    Shared(SharingCache),
+    Shared(Arc<SharingTable>),
     /// With the pins of what it keeps: a second unmap of an idle mapping, by any core, is refused by the allocator.
-    Idle(OptimisticCache<Option<Pinned>>),
-}
-
-impl Cache {
-    /// For what is seldom asked.
-    pub(super) fn any(&mut self) -> Option<&mut dyn ReuseCache> {
-        match self {
-            Self::Never => None,
-            Self::Shared(cache) => Some(cache),
-            Self::Idle(cache) => Some(cache),
-        }
-    }
-}
-
-/// Whether a mapping may be found again.
-#[derive(Clone, Copy)]
-enum MayReuse {
-    No,
-    Yes,
+    Idle(OptimisticCache),
 }
 
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
@@ -71,12 +53,13 @@ pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     /// Ours of the mapper's lines.
     pub(super) line: Arc<CoreLines>,
     pub(super) queue: Queue,
-    pub(super) quarantine: Quarantine,
+    /// Chunks without a table that devices may still walk.
+    pub(super) quarantine: VecDeque<(RetiredChunk, RetiredTable)>,
     pub(super) cache: Cache,
     /// What our line said when we last looked.
     pub(super) notices: u64,
-    /// Age of the queue's oldest entry at which it is flushed, in nanoseconds.
-    pub(super) age_ns: u64,
+    /// When the queue's oldest entry has to be flushed, in nanoseconds.
+    pub(super) due_ns: u64,
     /// Mappings freed since chunks were last looked for.
     pub(super) freed: u32,
     /// When the reuse cache last reported what it has counted.
@@ -97,20 +80,22 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             line.owner.queued.load(Ordering::Relaxed),
             matches!(policy.teardown, Teardown::Async(_)),
         );
-        let quarantine = Quarantine::new(line.owner.retired.load(Ordering::Relaxed));
         let mut cache = core::mem::take(&mut *line.left.lock());
         if let Cache::Never = cache {
             cache = match (policy.reuse, &shared.sharing) {
-                (Reuse::Shared, Some(table)) => Cache::Shared(SharingCache::new(Arc::clone(table))),
+                (Reuse::Shared, Some(table)) => Cache::Shared(Arc::clone(table)),
                 (Reuse::Optimistic(idle), _) => {
-                    Cache::Idle(OptimisticCache::keeping(idle.quota, idle.residency_ns()))
+                    Cache::Idle(OptimisticCache::new(idle.quota, idle.residency_ns()))
                 }
                 _ => Cache::Never,
             };
         }
-        *line.expirer.lock() = cache.any().and_then(|cache| cache.expirer());
+        *line.expirer.lock() = match &cache {
+            Cache::Idle(cache) => Some(cache.slab()),
+            Cache::Never | Cache::Shared(_) => None,
+        };
         Self {
-            age_ns: shared.age_ns,
+            due_ns: 0,
             // Not what it says now: what was left there is looked at once.
             notices: line.flusher.notices.load(Ordering::Relaxed).wrapping_sub(1),
             shared,
@@ -118,17 +103,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             core,
             line,
             queue,
-            quarantine,
+            quarantine: VecDeque::new(),
             cache,
             freed: 0,
             published_ns: 0,
             is_not_sync: PhantomData,
         }
-    }
-
-    /// Which core this is.
-    pub fn id(&self) -> CoreId {
-        self.alloc.core()
     }
 
     /// Maps memory as one stretch of IOVAs. Several segments have to meet at page boundaries. The device may do
@@ -145,7 +125,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.map_within(None, segments, direction, MayReuse::Yes)
+        self.map_within(None, segments, direction)
     }
 
     /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
@@ -158,7 +138,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.map_within(None, segments, direction, MayReuse::No)
+        self.map_for(&DeviceLimits::default(), segments, direction)
     }
 
     /// As [`map_coherent`](Self::map_coherent), for a device of the domain that takes less than the mapper's own limits: a lower
@@ -172,7 +152,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         segments: &[Segment],
         direction: Direction,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
-        self.map_within(Some(device), segments, direction, MayReuse::No)
+        self.map_within(Some(device), segments, direction)
     }
 
     #[inline(always)]
@@ -181,11 +161,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         device: Option<&DeviceLimits>,
         segments: &[Segment],
         direction: Direction,
-        may_reuse: MayReuse,
     ) -> Result<Mapping, DmaMapError<T::Error>> {
         // The parts one by one, and one place where they become a mapping: it stays in registers.
         let (iova, len, allocated, key) = match segments {
-            &[segment] => self.map_one(device, segment, direction, may_reuse)?,
+            &[segment] => self.map_one(device, segment, direction)?,
             segments => {
                 let (iova, len, allocated) = self.map_joined(device, segments, direction)?;
                 (iova, len, allocated, None)
@@ -195,7 +174,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             iova,
             len,
             allocated,
-            domain: self.domain(),
+            domain: self.shared.id,
             key,
         })
     }
@@ -206,39 +185,169 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         device: Option<&DeviceLimits>,
         segment: Segment,
         direction: Direction,
-        may_reuse: MayReuse,
     ) -> Result<Parts, DmaMapError<T::Error>> {
         let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
         };
         // Its numbers one by one: as a whole it would lie in memory for those who are seldom called.
-        let reach = self.reach(device);
-        if segment.len > reach.max_len {
-            return Err(too_long(segment.len, reach.max_len));
+        let limits = self.limits(device);
+        if segment.len > limits.max_segment {
+            return Err(too_long(segment.len, limits.max_segment));
         }
         if self.shared.policy.is_off {
-            let iova = match reach.has(segment) {
+            let iova = match limits.has(segment) {
                 true => Iova::new(segment.phys.raw()),
-                false => self.map_off(device, segment, direction)?,
+                false => self.map_joined(device, &[segment], direction)?.0,
             };
             return Ok((iova, len, 0, None));
         }
-        let phys = segment.phys.align_down(PAGE_SIZE);
-        let access = direction.access();
-        let key = match (&self.cache, may_reuse) {
-            (Cache::Never, _) | (_, MayReuse::No) => None,
-            _ => Key::new(phys, pages, access),
+        let (phys, access) = (segment.phys.align_down(PAGE_SIZE), direction.access());
+        let key = match (&self.cache, device) {
+            (Cache::Shared(_) | Cache::Idle(_), None) => Key::new(phys, pages, access),
+            // For a device with limits of its own: what is found may lie where it does not reach.
+            _ => None,
         };
         let (start, allocated) = match key {
             Some(key) => self.find_or_make(key)?,
             None => {
-                let request = reach.request(pages)?;
-                let allocated = self.make(request, pages, phys, access)?;
+                let request = limits.request(pages)?;
+                let allocated = self.make(request, once((phys, pages)), access)?;
                 (allocated.start(), allocated.pages())
             }
         };
         let iova = Iova::new(start.raw() | segment.phys.offset_in(PAGE_SIZE));
         Ok((iova, len, allocated, key))
+    }
+
+    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to
+    /// be told to `out`: one element for segments that meet, cut where `device`, which narrows the mapper's own limits as
+    /// in [`map_for`](Self::map_for), takes no more.
+    ///
+    /// # Errors
+    /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
+    pub fn map_list(
+        &mut self,
+        device: &DeviceLimits,
+        segments: &[Segment],
+        direction: Direction,
+        out: &mut Vec<DeviceSegment>,
+    ) -> Result<Mapping, DmaMapError<T::Error>> {
+        let pages = check_list(segments)?;
+        let limits = self.limits(Some(device));
+        // Before anything is mapped, which the device would see.
+        let elements = segments.iter().map(|one| limits.most_pieces(one.len));
+        let elements = elements.fold(0, usize::saturating_add);
+        out.try_reserve(elements)
+            .map_err(|_| DmaMapError::OutOfMemory { elements })?;
+        let request = Request::pages(pages).at_most(limits.last_page);
+        let (first, allocated) = self.place(limits, request, segments, direction)?;
+        let mut elements = self.elements(first, segments);
+        let mut element = elements.next().expect("the list has a segment");
+        // Without translation, where nothing is allocated, only the first.
+        let mut len = element.len;
+        for next in elements {
+            if allocated > 0 {
+                len = next.iova.raw() - first.raw() + next.len;
+            }
+            if element.iova.checked_add(element.len) == Some(next.iova) {
+                element.len += next.len;
+            } else {
+                out.extend(limits.cut(element));
+                element = next;
+            }
+        }
+        out.extend(limits.cut(element));
+        Ok(Mapping {
+            iova: first,
+            len: NonZeroU64::new(len).expect("every segment has a byte"),
+            allocated,
+            domain: self.shared.id,
+            key: None,
+        })
+    }
+
+    /// Memory as one element: several segments, or, without translation, one that the device cannot take just so.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn map_joined(
+        &mut self,
+        device: Option<&DeviceLimits>,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<(Iova, NonZeroU64, u64), DmaMapError<T::Error>> {
+        let pages = check_list(segments)?;
+        let limits = self.limits(device);
+        // From page 0 on, since it is not known yet where they will be.
+        let ends = self.elements(Iova::new(0), segments);
+        let ends = ends.map(|one| one.iova.checked_add(one.len));
+        let next = self.elements(Iova::new(0), segments).skip(1);
+        if let Some(index) = ends
+            .zip(next)
+            .position(|(end, next)| end != Some(next.iova))
+        {
+            return Err(DmaMapError::Gap { index });
+        }
+        let len = segments.iter().map(|segment| segment.len).sum();
+        if len > limits.max_segment {
+            return Err(too_long(len, limits.max_segment));
+        }
+        let request = limits.request(pages)?;
+        let (iova, allocated) = self.place(limits, request, segments, direction)?;
+        let room = limits.room_at(iova);
+        if len > room {
+            // Without translation, where nothing was mapped: with it, the request sees to the boundary.
+            return Err(too_long(len, room));
+        }
+        let len = NonZeroU64::new(len).expect("every segment has a byte");
+        Ok((iova, len, allocated))
+    }
+
+    /// Gives the segments a place, each from a page of its own on, or, without translation, finds that the device addresses all
+    /// of the memory. Gives where the first begins, and the pages allocated.
+    fn place(
+        &mut self,
+        limits: DeviceLimits,
+        request: Request,
+        segments: &[Segment],
+        direction: Direction,
+    ) -> Result<(Iova, u64), DmaMapError<T::Error>> {
+        let first = segments[0].phys;
+        if self.shared.policy.is_off {
+            let last = limits.last.raw();
+            return match segments
+                .iter()
+                .find(|one| one.phys.raw() + (one.len - 1) > last)
+            {
+                Some(&Segment { phys, .. }) => Err(DmaMapError::Unaddressable { phys, last }),
+                None => Ok((Iova::new(first.raw()), 0)),
+            };
+        }
+        let pieces = segments.iter().map(|one| {
+            let pages = one.pages().expect("checked");
+            (one.phys.align_down(PAGE_SIZE), pages)
+        });
+        let allocated = self.make(request, pieces, direction.access())?;
+        let iova = allocated.start().raw() | first.offset_in(PAGE_SIZE);
+        Ok((Iova::new(iova), allocated.pages()))
+    }
+
+    /// Where a device finds the segments if the first is in the page of `first`. Without translation, where they are.
+    fn elements(&self, first: Iova, segments: &[Segment]) -> impl Iterator<Item = DeviceSegment> {
+        let is_off = self.shared.policy.is_off;
+        let mut page = first.align_down(PAGE_SIZE).raw();
+        segments.iter().map(move |segment| {
+            let translated = page | segment.phys.offset_in(PAGE_SIZE);
+            page = page.wrapping_add(segment.pages().expect("checked") * PAGE_SIZE);
+            let iova = if is_off {
+                segment.phys.raw()
+            } else {
+                translated
+            };
+            DeviceSegment {
+                iova: Iova::new(iova),
+                len: segment.len,
+            }
+        })
     }
 
     /// A mapping that is found, or else made. Gives its start, and the pages allocated where they are known, else 0.
@@ -261,49 +370,58 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// A mapping that another user has, or, where none was found, a new one.
     #[inline(never)]
     fn share_or_make(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
-        if let Cache::Shared(cache) = &mut self.cache
-            && let Some(range) = cache.acquire(key, 0)
+        if let Cache::Shared(table) = &self.cache
+            && let Some(range) = table.acquire(key)
         {
             return Ok((range.start(), 0));
         }
         let pages = key.pages();
-        let request = self.shared.reach.request(pages)?;
-        let allocated = self.make(request, pages, key.phys(), key.access())?;
+        let request = self.shared.limits.request(pages)?;
+        let allocated = self.make(request, once((key.phys(), pages)), key.access())?;
         match &mut self.cache {
             Cache::Idle(cache) => cache.missed(),
-            Cache::Shared(cache) => cache.adopt(key, first_pages(allocated, pages), 0),
+            Cache::Shared(table) => {
+                let range = IovaRange::new(allocated.first(), pages);
+                table.adopt(key, range.expect("within what was allocated"));
+            }
             Cache::Never => {}
         }
         Ok((allocated.start(), allocated.pages()))
     }
 
-    /// An IOVA for pages that are mapped there now. Gives all that was allocated.
+    /// One stretch of IOVAs, for each piece of memory in turn, of whole pages and so many, pages of its own, which are mapped there
+    /// now. Gives all that was allocated.
     #[inline(always)]
-    fn make(
+    pub(super) fn make(
         &mut self,
         request: Request,
-        pages: u64,
-        phys: PhysAddr,
+        pieces: impl ExactSizeIterator<Item = (PhysAddr, u64)>,
         access: Access,
     ) -> Result<IovaRange, DmaMapError<T::Error>> {
+        if pieces.len() > 1 && self.queue.is_full() {
+            // A list that fails halfway has been seen by the device, and needs a place in the queue.
+            self.make_room().map_err(DmaMapError::Invalidation)?;
+        }
         let allocated = match self.alloc.alloc(request) {
             Ok(allocated) => allocated,
             Err(error) => self.alloc_again(request, error)?,
         };
-        match self
-            .shared
-            .table
-            .map(first_pages(allocated, pages), phys, access)
-        {
-            Ok(()) => Ok(allocated),
-            Err(error) => self.map_again(allocated, pages, phys, access, error),
+        let mut next = allocated.first().raw();
+        for (phys, pages) in pieces {
+            let range = IovaRange::new(IovaPfn::new(next), pages);
+            let range = range.expect("within what was allocated");
+            if let Err(error) = self.shared.table.map(range, phys, access) {
+                self.map_again(allocated, range, phys, access, error)?;
+            }
+            next += pages;
         }
+        Ok(allocated)
     }
 
     /// No IOVA: everything cached goes back first, and others are asked.
     #[cold]
     #[inline(never)]
-    pub(super) fn alloc_again(
+    fn alloc_again(
         &mut self,
         request: Request,
         error: AllocError,
@@ -315,85 +433,65 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         // A failed invalidation leaves less to be given back; the allocator says whether it suffices.
         let _ = self.give_back();
         // What others have unmapped can be freed as soon as they run.
-        let _ = self.shared.flush_if(|| self.shared.has_stale());
+        let shared = &self.shared;
+        let is_stale = || shared.lines().iter().any(|line| line.stale() > 0);
+        let _ = shared.flush_if(|| is_stale() || shared.orphans.lock().stale() > 0);
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
-    /// The back end refused: where it has no room, what nobody needs is given back first.
+    /// The back end refused `range`: where it has no room, what nobody needs is given back first. If that does not help, what
+    /// was mapped before it goes too.
     #[cold]
     #[inline(never)]
     fn map_again(
         &mut self,
         allocated: IovaRange,
-        pages: u64,
+        range: IovaRange,
         phys: PhysAddr,
         access: Access,
         error: MapError<T::Error>,
-    ) -> Result<IovaRange, DmaMapError<T::Error>> {
+    ) -> Result<(), DmaMapError<T::Error>> {
         let may_help = match error {
             MapError::OutOfTables { .. } => self.shared.reclaim.is_some(),
             MapError::Full(_) => matches!(self.cache, Cache::Idle(_)),
             _ => false,
         };
         let result = match may_help && self.give_back().is_ok() {
-            true => self
-                .shared
-                .table
-                .map(first_pages(allocated, pages), phys, access),
+            true => self.shared.table.map(range, phys, access),
             false => Err(error),
         };
-        result.map(|()| allocated).map_err(|error| {
-            let freed = self.alloc.free(allocated);
-            freed.expect("this core has just allocated it");
+        result.map_err(|error| {
+            self.undo(allocated, range.first().raw() - allocated.first().raw());
             DmaMapError::Table(error)
         })
     }
 
     /// What a device of the domain can take, and without one the mapper's own limits.
     #[inline(always)]
-    pub(super) fn reach(&self, device: Option<&DeviceLimits>) -> Reach {
+    pub(super) fn limits(&self, device: Option<&DeviceLimits>) -> DeviceLimits {
         match device {
-            None => self.shared.reach,
-            Some(device) => self.shared.reach.and(Reach::of(device)),
+            None => self.shared.limits,
+            Some(device) => self.shared.limits.and(device),
         }
-    }
-
-    /// Which mapper this is.
-    #[inline(always)]
-    pub(super) fn domain(&self) -> u64 {
-        self.shared.id
     }
 
     /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
     /// itself whenever mappings are torn down or the core parks.
     pub fn publish(&mut self) {
-        let Some(cache) = self.cache.any() else {
+        let Cache::Idle(cache) = &self.cache else {
             return;
         };
-        let outside = cache.expirer().map(|expirer| expirer.counts());
-        let snapshot = CacheSnapshot {
-            counts: cache.counts(),
-            outside: outside.map_or(Windows::EMPTY, |counts| counts.windows),
-        };
-        *self.line.reuse.lock() = snapshot;
+        *self.line.reuse.lock() = cache.own_counts();
         self.published_ns = self.shared.clock.coarse();
     }
 }
 
 #[cold]
-pub(super) fn no_segment<E>(index: usize, segment: Segment) -> DmaMapError<E> {
-    match segment.len {
-        0 => DmaMapError::Empty {
-            index,
-            phys: segment.phys,
-        },
-        _ => wraps(index, segment),
+pub(super) fn no_segment<E>(index: usize, Segment { phys, len }: Segment) -> DmaMapError<E> {
+    match len {
+        0 => DmaMapError::Empty { index, phys },
+        _ => DmaMapError::Wraps { index, phys, len },
     }
-}
-
-#[cold]
-pub(super) fn wraps<E>(index: usize, Segment { phys, len }: Segment) -> DmaMapError<E> {
-    DmaMapError::Wraps { index, phys, len }
 }
 
 #[cold]
@@ -401,8 +499,19 @@ pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
     DmaMapError::TooLong { len, max }
 }
 
-#[cold]
-pub(super) fn unaddressable<E>(segment: Segment, last: u64) -> DmaMapError<E> {
-    let phys = segment.phys;
-    DmaMapError::Unaddressable { phys, last }
+/// Pages of all segments.
+fn check_list<E>(segments: &[Segment]) -> Result<u64, DmaMapError<E>> {
+    let mut pages = 0_u64;
+    for (index, &segment) in segments.iter().enumerate() {
+        let more = segment.pages().ok_or(no_segment(index, segment))?;
+        pages += more;
+        if pages > IovaPfn::MAX.raw() {
+            let Segment { phys, len } = segment;
+            return Err(DmaMapError::Wraps { index, phys, len });
+        }
+    }
+    match pages {
+        0 => Err(DmaMapError::NoSegments),
+        pages => Ok(pages),
+    }
 }

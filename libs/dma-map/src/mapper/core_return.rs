@@ -7,10 +7,25 @@ use super::MapperCore;
 use super::core_map::Cache;
 use super::reclaim::{CHUNKS, Reclaim};
 use super::shared::{Orphan, Shared};
-use super::tear_down::{Idle, Wait, take_pin};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
+use crate::reuse::Progress;
 use crate::table::IoMap;
+
+/// Time between two reports of a reuse cache, in nanoseconds.
+const PUBLISH_NS: u64 = 100_000_000;
+
+/// Which idle mappings of a core are to go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Idle {
+    /// Those that are due, and where none is and no place is free, the oldest; none where somebody else tears down some of the
+    /// core's at the moment.
+    Due,
+    /// All; none where somebody else tears down some.
+    AllUnlessBusy,
+    /// All, after whoever else tears down some.
+    All,
+}
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
@@ -22,14 +37,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.notices = line.flusher.notices.load(Ordering::Acquire);
         let looks = self.free_covered();
         self.release_covered();
-        self.free_returned();
+        if let Cache::Idle(cache) = &mut self.cache {
+            cache.sweep(|pinned| self.alloc.free_pinned(pinned));
+        }
         if self.shared.has_orphans.load(Ordering::Relaxed) {
             self.adopt_orphans();
         }
         let line = &self.line;
         if line.flusher.is_asked.load(Ordering::Relaxed) {
             line.flusher.is_asked.store(false, Ordering::Relaxed);
-            if let Ok(false) = self.tear_down_idle(Idle::All, Wait::No) {
+            if let Ok(false) = self.tear_down_idle(Idle::AllUnlessBusy) {
                 // Whoever is at it leaves a notice when it is done: then again.
                 let line = &self.line;
                 line.flusher.is_asked.store(true, Ordering::Relaxed);
@@ -39,66 +56,106 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.retire_chunks(looks);
     }
 
-    /// Frees the covered part of the queue. Entries of one coarse time are counted together. Gives for how many chunks it is worth
-    /// to look.
+    /// Frees the covered part of the queue. Gives for how many chunks it is worth to look.
     fn free_covered(&mut self) -> usize {
         let line = &self.line;
         // Acquire, and before the time: pairs with the flusher's stores in the other order.
         let covered = line.flusher.covered.load(Ordering::Acquire);
         let closed_ns = line.flusher.closed_ns.load(Ordering::Relaxed);
         line.counters.saw(self.queue.len() as u64);
-        let (queue, alloc) = (&mut self.queue, &mut self.alloc);
         let Shared { reclaim, table, .. } = &*self.shared;
-        let (mut looks, mut chunks) = (0, 0);
-        while let Some((count, since_ns)) = queue.pop_run(covered, |pinned| {
-            chunks += Reclaim::free(reclaim.as_ref(), table, alloc, pinned);
-        }) {
+        let first = self.queue.first();
+        // The clock is coarse: entries that have the same time are counted together.
+        let (mut chunks, oldest_ns) = (0, self.queue.oldest_ns().unwrap_or(0));
+        let (queue, alloc) = (&mut self.queue, &mut self.alloc);
+        let close = |since_ns, count| {
             line.counters
                 .closed(closed_ns.saturating_sub(since_ns), count);
-            looks = CHUNKS;
+        };
+        let run = (oldest_ns, 0);
+        let (since_ns, count) = queue.take(covered, run, |(since_ns, count), pinned, at| {
+            Reclaim::free(reclaim.as_ref(), table, alloc, pinned, &mut chunks);
+            if at == since_ns {
+                return (since_ns, count + 1);
+            }
+            close(since_ns, count);
+            (at, 1)
+        });
+        if self.queue.first() == first {
+            return 0;
         }
-        if !queue.is_empty() {
-            line.owner
-                .oldest_ns
-                .store(queue.oldest_ns(), Ordering::Relaxed);
-        }
-        looks + chunks
+        close(since_ns, count);
+        self.set_oldest(self.queue.oldest_ns());
+        CHUNKS + chunks
     }
 
-    /// Frees idle mappings that others have torn down.
-    fn free_returned(&mut self) {
+    /// Tears down idle mappings of this core, with one invalidation for each batch of them; before that, what waits since an
+    /// invalidation failed. False where somebody else tears down some, who was not to be waited for.
+    ///
+    /// # Errors
+    /// [`InvalidateError`]: what was to go waits, counted as stale, for whoever tears down some of this core's next.
+    #[cold]
+    pub(super) fn tear_down_idle(&mut self, which: Idle) -> Result<bool, InvalidateError> {
         let Cache::Idle(cache) = &mut self.cache else {
-            return;
+            return Ok(true);
         };
-        let returned = core::mem::take(&mut *self.line.returned.lock());
-        for (place, range) in returned {
-            if let Some(pinned) = take_pin(cache, place, range.first()) {
-                self.alloc.free_pinned(pinned);
+        let shared = &*self.shared;
+        let line = &self.line;
+        let Some(mut leaving) = (match which {
+            Idle::All => Some(line.leaving.lock()),
+            Idle::Due | Idle::AllUnlessBusy => line.leaving.try_lock(),
+        }) else {
+            return Ok(false);
+        };
+        planted!(TakesUnlocked, leaving = crate::planted::nobodys().lock());
+        let batch = leaving.batch();
+        if !batch.is_empty()
+            && let Some(expirer) = line.expirer()
+        {
+            shared.finish(line, &expirer, batch)?;
+        }
+        let mut free = |pinned| self.alloc.free_pinned(pinned);
+        cache.sweep(&mut free);
+        loop {
+            let progress = match which {
+                Idle::All | Idle::AllUnlessBusy => cache.drain(batch),
+                Idle::Due => {
+                    cache.make_room(shared.clock.coarse(), batch);
+                    Progress::Done
+                }
+            };
+            if !batch.is_empty() {
+                shared.clear(batch);
+                shared.invalidate_batch(batch)?;
+                cache.finish(batch, shared.clock.now(), &mut free);
+            }
+            if progress == Progress::Done {
+                break;
             }
         }
+        drop(leaving);
+        if shared.clock.coarse().saturating_sub(self.published_ns) >= PUBLISH_NS {
+            self.publish();
+        }
+        Ok(true)
     }
 
     /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
     #[cold]
     pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
-        let drained = self.tear_down_idle(Idle::All, Wait::Yes);
+        let drained = self.tear_down_idle(Idle::All);
         while let Ok(true) = self.free_completed() {}
+        let (line, next) = (&self.line.flusher, self.queue.next());
+        let is_open = || line.covered.load(Ordering::Acquire) < next;
         let flushed = match self.queue.is_empty() {
             true => Ok(()),
-            false => self.flush_all(),
+            false => self.shared.flush_if(is_open),
         };
         self.process_notices();
         self.alloc.park();
-        self.reclaim_all();
+        self.retire_chunks(usize::MAX);
+        self.close_quarantine();
         drained.map(drop).and(flushed)
-    }
-
-    /// Flushes until all of the queue is covered.
-    fn flush_all(&mut self) -> Result<(), InvalidateError> {
-        let shared = &*self.shared;
-        let line = &self.line;
-        let next = self.queue.next();
-        shared.flush_if(|| line.flusher.covered.load(Ordering::Acquire) < next)
     }
 
     /// Before a core rests: everything it keeps goes back, to the space and to the table's memory. The handle
@@ -127,19 +184,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         self.publish();
         let now = self.shared.clock.coarse();
         let line = &self.line;
-        #[cfg(shuttle)]
-        if crate::planted::has(crate::planted::Mistake::SettlesFirst) {
-            line.settle();
-        }
+        planted!(SettlesFirst, line.settle());
         let mut orphans = self.shared.orphans.lock();
-        while let Some((pinned, since_ns)) = self.queue.pop() {
+        self.queue.take(u64::MAX, (), |(), pinned, since_ns| {
             orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
-        }
-        let chunks = self.quarantine.take_all();
+        });
+        let chunks = self.quarantine.drain(..);
         orphans
             .waiting
             .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table, now)));
-        self.shared.count_orphans(&orphans);
+        orphans.count();
         line.settle();
         drop(orphans);
         *line.left.lock() = core::mem::take(&mut self.cache);

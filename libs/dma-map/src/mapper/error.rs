@@ -4,7 +4,7 @@
 use core::convert::Infallible;
 
 use address::{Iova, PhysAddr};
-use iova::{AllocError, Aperture, ClaimError, FreeError, IovaPfn, IovaRange};
+use iova::{AllocError, Aperture, FreeError, IovaPfn, IovaRange};
 use thiserror::Error;
 
 use crate::invalidate::InvalidateError;
@@ -148,8 +148,3 @@ pub enum DomainError {
         entries: usize,
     },
 }
-
-/// Why a core has no handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("no handle of the allocator")]
-pub struct NoCore(#[from] pub ClaimError);

@@ -9,15 +9,15 @@
 //! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans, so that the core's next handle
 //! begins with a line on which nothing is open, and may raise what is covered when tickets of its own complete.
 
-use alloc::{sync::Arc, vec::Vec};
-use iova::IovaRange;
+use alloc::sync::Arc;
+
 use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 
 use super::core_map::Cache;
 use super::reclaim::Walks;
 use super::shared::BATCH;
-use crate::reuse::{Batch, Counts, Expire, Windows};
-use crate::risk::Counters;
+use crate::reuse::{Batch, Slab};
+use crate::risk::{Counters, Counts};
 
 /// Written by the core alone.
 #[derive(Default)]
@@ -64,51 +64,9 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// Whether an invalidation has failed for something.
-    fn has_failed(&self) -> bool {
-        self.batch.as_ref().is_some_and(|batch| !batch.is_empty())
-    }
-
     /// What an invalidation failed for, or nothing yet.
     pub(super) fn batch(&mut self) -> &mut Batch {
         self.batch.get_or_insert_with(|| Batch::with_room(BATCH))
-    }
-}
-
-/// What dropped cores have unmapped and no invalidation has covered yet, counted. Written with the lock of the orphans held.
-pub(super) struct Orphaned {
-    mappings: AtomicU64,
-    /// When the oldest of them, or of the chunks among them, began to wait; the end of time where there is none.
-    oldest_ns: AtomicU64,
-}
-
-impl Default for Orphaned {
-    fn default() -> Self {
-        Self {
-            mappings: AtomicU64::new(0),
-            oldest_ns: AtomicU64::new(u64::MAX),
-        }
-    }
-}
-
-impl Orphaned {
-    /// So many mappings wait, the oldest of all that waits since then.
-    pub(super) fn set(&self, mappings: u64, oldest_ns: Option<u64>) {
-        self.oldest_ns
-            .store(oldest_ns.unwrap_or(u64::MAX), Ordering::Relaxed);
-        // Relaxed: before a line is [settled](CoreLines::settle), which releases.
-        self.mappings.store(mappings, Ordering::Relaxed);
-    }
-
-    /// Mappings that wait. To be asked after the lines: see [`CoreLines::settle`].
-    pub(super) fn mappings(&self) -> u64 {
-        self.mappings.load(Ordering::Relaxed)
-    }
-
-    /// Whether something has waited for `age` at `now`.
-    pub(super) fn is_due(&self, now: u64, age: u64) -> bool {
-        let oldest = self.oldest_ns.load(Ordering::Relaxed);
-        oldest != u64::MAX && now.saturating_sub(oldest) >= age
     }
 }
 
@@ -122,49 +80,29 @@ pub(super) struct CoreLines {
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
     /// How any thread may take this core's idle mappings; none where it keeps none.
-    pub(super) expirer: Lock<Option<Arc<dyn Expire>>>,
+    pub(super) expirer: Lock<Option<Arc<Slab>>>,
     pub(super) leaving: CachePadded<Lock<Leaving>>,
-    /// Idle mappings that others have torn down, by the place they had: the core frees their IOVAs.
-    pub(super) returned: Lock<Vec<(u32, IovaRange)>>,
-    /// What the core's reuse cache said of itself.
-    pub(super) reuse: Lock<CacheSnapshot>,
+    /// What the core last told of its idle mappings, beyond what their slab counts.
+    pub(super) reuse: Lock<Counts>,
     /// What its last owner reused mappings with: the next one goes on with it.
     pub(super) left: Lock<Cache>,
 }
 
-/// What a reuse cache said of itself.
-#[derive(Default)]
-pub(super) struct CacheSnapshot {
-    pub(super) counts: Counts,
-    /// The part of its windows that was counted by others who expired its mappings, which goes on without it.
-    pub(super) outside: Windows,
-}
-
 impl CoreLines {
-    pub(super) fn expirer(&self) -> Option<Arc<dyn Expire>> {
+    pub(super) fn expirer(&self) -> Option<Arc<Slab>> {
         self.expirer.lock().clone()
     }
 
-    /// Stale mappings that the reuse cache of this core keeps now, and most at one time; its windows are added.
-    pub(super) fn add_reuse(&self, windows: &mut Windows) -> (u64, u64) {
-        let expirer = self.expirer();
-        let outside = expirer.map(|expirer| expirer.counts());
-        let snapshot = self.reuse.lock();
-        windows.add(&snapshot.counts.windows);
-        let mut stale = snapshot.counts.stale;
-        if let Some(outside) = outside {
-            stale = outside.stale;
-            let mut since = outside.windows;
-            for (bucket, known) in since.buckets.iter_mut().zip(&snapshot.outside.buckets) {
-                *bucket = bucket.saturating_sub(*known);
-            }
-            windows.add(&since);
+    /// What was counted of this core's idle mappings, `stale_max` no less than there are.
+    pub(super) fn reuse_counts(&self) -> Counts {
+        let mut counts = *self.reuse.lock();
+        if let Some(slab) = self.expirer() {
+            counts.add(&slab.counts());
         }
-        (stale, snapshot.counts.stale_max.max(stale))
+        counts.stale_max = counts.stale_max.max(counts.stale);
+        counts
     }
-}
 
-impl CoreLines {
     /// The core is dropped, and all of its queue that is not covered is counted among the orphans: from here on its numbers
     /// are nobody's. Otherwise the first ticket of the core's next handle that completes would cover them.
     pub(super) fn settle(&self) {
@@ -210,7 +148,8 @@ impl CoreLines {
         let Some(expirer) = &*expirer else {
             return false;
         };
-        let left = self.leaving.try_lock();
-        left.is_none_or(|leaving| leaving.has_failed()) || expirer.is_due(now)
+        let has_failed = |leaving: &Leaving| leaving.batch.as_ref().is_some_and(|b| !b.is_empty());
+        let leaving = self.leaving.try_lock();
+        leaving.is_none_or(|leaving| has_failed(&leaving)) || expirer.is_due(now)
     }
 }

@@ -19,11 +19,9 @@
 //!
 //! **Deferred**: a core's queue fills until it is full or its oldest entry too old, then whoever notices flushes for
 //! everybody (`lines.rs` says how cores and flushers meet). [`DmaMapper::tick`], from any thread, flushes for cores that
-//! are quiet and expires their idle mappings; their IOVAs come back when they next run. A timer interrupt does not tick, since
-//! that waits and allocates: it asks [`DmaMapper::is_due`], which does neither, and wakes a thread that ticks.
+//! are quiet and expires their idle mappings; their IOVAs come back when they next run.
 //!
-//! **Table pages** come back by chunks (`reclaim.rs`): a 2 MiB chunk in which nothing is allocated is retired, its
-//! table taken out of the tree, and released by the invalidation that the queue waits for anyway.
+//! **Table pages** come back by chunks (`reclaim.rs`), with the invalidation that the queue waits for anyway.
 //!
 //! **Failures**: every error says what and where and leaves things as they were, but for a failed invalidation: entries are
 //! cleared then, and the IOVA waits, counted as stale, in the same queue until a later invalidation succeeds. When the
@@ -42,26 +40,23 @@
 //! where it would have to wait, and leaves the core to the next tick; nor does an owner that makes room, whose mapping is torn
 //! down at once then.
 //!
-//! Ownership: a [`MapperCore`] is one thread's at a time. What it writes that others read are lines of its own. Locks:
-//! one per mapper for flushes, one per core for tearing down its idle mappings; neither is taken by map or unmap
-//! on their common paths, and nobody holds one of each (`shared.rs`). Nothing is called back while a lock is held, except the
-//! invalidator, which therefore must not call back.
-//! Cost of deferred map + unmap: two allocator calls, two table calls, one queue entry, one Release store, two loads of
-//! lines that change once per flush. No clock is read but the coarse one.
+//! **Locks**: one per mapper for flushes, one per core for tearing down its idle mappings, one word where cores that combine
+//! meet, which nobody holds; none is taken by a map, or by an unmap that is not due. (`shared.rs` has their order.) While one
+//! is held nothing is called back but the invalidator, which therefore must not call back.
 //!
-//! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), lists that bounce,
-//! and PASIDs.
+//! A [`MapperCore`] is one thread's at a time. Deferred map and unmap cost two allocator calls, two table calls, one queue entry,
+//! one Release store, two loads of lines that change once per flush; no clock is read but the coarse one.
+//!
+//! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), memory that stands in for what a
+//! device cannot address (a bounce pool), and PASIDs.
 
-mod bounce;
-mod core_list;
 mod core_map;
 mod core_return;
 mod core_unmap;
 mod error;
 mod limits;
 mod lines;
-#[cfg(test)]
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
 mod model;
 mod policy;
@@ -69,20 +64,17 @@ mod queue;
 mod reclaim;
 mod request;
 mod shared;
-mod tear_down;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
-#[cfg(test)]
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 #[path = "tests/whole.rs"]
 mod whole;
 
-pub use bounce::Bounce;
 pub use core_map::MapperCore;
-pub use error::{DmaMapError, DmaUnmapError, DomainError, NoCore};
+pub use error::{DmaMapError, DmaUnmapError, DomainError};
 pub use limits::DeviceLimits;
-pub use policy::{Gather, Optimistic, Policy, Reuse, Teardown, Window};
+pub use policy::{Optimistic, Policy, Reuse, Teardown, Window};
 pub use request::{DeviceSegment, Direction, Mapping, Segment};
 
 use ::lines::{AtomicBool, AtomicUsize, CachePadded, Lock};
@@ -90,15 +82,13 @@ use alloc::{sync::Arc, vec::Vec};
 use core::time::Duration;
 
 use address::PhysAddr;
-use iova::{CoreId, IovaAllocator, IovaRange};
+use iova::{ClaimError, CoreId, IovaAllocator};
 
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
-use crate::reuse::{Counts, SharingTable};
-use crate::risk::{Counters, Risk, RiskContract, Windows};
+use crate::reuse::SharingTable;
+use crate::risk::{Counts, Risk, RiskContract, Windows};
 use crate::table::{IoMap, PageTable, TableStats};
-use limits::Reach;
-use lines::{CacheSnapshot, Orphaned};
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
@@ -168,8 +158,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         reclaim: Option<Reclaim<T>>,
     ) -> Result<Self, DomainError> {
         let aperture = domain.allocator.aperture();
-        let reach = Reach::of(&limits);
-        if !policy.is_off && reach.last_page < aperture.usable()[0].first() {
+        if !policy.is_off && limits.last_page < aperture.usable()[0].first() {
             return Err(DomainError::NothingAddressable {
                 last: limits.last.raw(),
                 aperture: aperture.clone(),
@@ -180,12 +169,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             return Err(DomainError::Entries { entries });
         }
         let cores = domain.allocator.cores();
-        let age = policy.window().map_or(shared::AGE, |window| window.age);
+        // Without a window, of retired tables, and of what an invalidation failed for.
+        let age = policy.window().unwrap_or(Window::DEFAULT).age;
         Ok(Self(Arc::new(Shared {
             id: next_id(),
             policy,
-            reach,
-            bounce: limits.bounce,
+            limits,
             age_ns: u64::try_from(age.as_nanos()).unwrap_or(u64::MAX),
             lines: (0..cores).map(|_| Default::default()).collect(),
             used: AtomicUsize::new(0),
@@ -193,7 +182,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
                 noted: Vec::with_capacity(cores),
             })),
             combiner: match policy.teardown {
-                Teardown::Combining(gather) => Combiner::new(cores, gather.looks),
+                Teardown::Combining { looks } => Combiner::new(cores, looks),
                 _ => Combiner::new(0, 0),
             },
             sharing: matches!(policy.reuse, Reuse::Shared)
@@ -201,8 +190,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             reclaim,
             orphans: Lock::new(Orphans::default()),
             has_orphans: AtomicBool::new(false),
-            orphaned: Orphaned::default(),
-            orphan_windows: Counters::default(),
             allocator: domain.allocator,
             table: domain.table,
             invalidator: domain.invalidator,
@@ -213,29 +200,16 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// The handle of one core.
     ///
     /// # Errors
-    /// [`NoCore`]: it is in use, or the allocator was made for fewer cores.
-    pub fn core(&self, core: CoreId) -> Result<MapperCore<A, T, I, C>, NoCore> {
-        Ok(MapperCore::new(
-            Arc::clone(&self.0),
-            self.0.allocator.claim(core)?,
-        ))
-    }
-
-    /// Any free handle.
-    ///
-    /// # Errors
-    /// [`NoCore`]: all are in use.
-    pub fn register(&self) -> Result<MapperCore<A, T, I, C>, NoCore> {
-        Ok(MapperCore::new(
-            Arc::clone(&self.0),
-            self.0.allocator.register()?,
-        ))
+    /// [`ClaimError`]: it is in use, or the allocator was made for fewer cores.
+    pub fn core(&self, core: CoreId) -> Result<MapperCore<A, T, I, C>, ClaimError> {
+        let claimed = self.0.allocator.claim(core)?;
+        Ok(MapperCore::new(Arc::clone(&self.0), claimed))
     }
 
     /// It is `now` nanoseconds: closes every window that has been open for the policy's age, for cores that are quiet as
     /// well, and expires idle mappings. To be called by one thread or several, about every millisecond: the
-    /// period adds to the age that mappings reach. Does nothing that a busy core waits for, except that it flushes; and
-    /// waits for nobody who flushes or tears down mappings, but leaves what that one does not see to to the next tick.
+    /// period adds to the age that mappings reach. A busy core waits for nothing here but its flush; what somebody else is
+    /// flushing or tearing down is not waited for, but left to the next tick.
     ///
     /// For threads, not for interrupts: it waits for the hardware and for short locks that a core may hold when it is
     /// interrupted, and it allocates. An interrupt asks [`is_due`](Self::is_due), and has a thread call this.
@@ -251,8 +225,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// meanwhile.
     ///
     /// For interrupts: it may interrupt whatever a core, a tick or a flush is in the middle of. It waits for nobody, takes a
-    /// lock only if that is free, allocates nothing, and calls nobody but [`Clock::advance`]. It looks at the lines of each core,
-    /// and, where mappings are kept idle and the owner of some has been quiet, at those of one quota.
+    /// lock only if that is free, allocates nothing, and calls nobody but [`Clock::advance`].
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         self.0.is_due(now)
@@ -273,25 +246,27 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         self.0.flush_if(|| true).and(drained)
     }
 
-    /// What went stale, and what may. Reads the lines of all cores. What the reuse caches of cores have seen is as they
-    /// last told it: see [`MapperCore::publish`].
+    /// What went stale, and what may. Reads the lines of all cores. Windows of idle mappings that were found again, and the
+    /// most at one time, are as their cores last told them: see [`MapperCore::publish`].
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
         let mut windows = Windows::EMPTY;
-        let orphan_max = shared.orphan_windows.add_to(&mut windows);
         let (mut stale_now, mut stale_max) = (0, 0);
         for line in shared.lines() {
             let queued = line.stale();
             stale_now += queued;
             stale_max += line.counters.add_to(&mut windows).max(queued);
-            let (idle, idle_max) = line.add_reuse(&mut windows);
-            stale_now += idle;
-            stale_max += idle_max;
+            let idle = line.reuse_counts();
+            stale_now += idle.stale;
+            stale_max += idle.stale_max;
+            windows.add(&idle.windows);
         }
         // After the lines: what is on its way from there to here is counted twice rather than not at all.
-        let orphaned = shared.orphaned.mappings();
-        stale_now += orphaned;
-        stale_max += orphan_max.max(orphaned);
+        let orphans = shared.orphans.lock();
+        windows.add(&orphans.windows);
+        stale_now += orphans.stale();
+        stale_max += orphans.stale_max;
+        drop(orphans);
         Risk {
             is_unprotected: shared.policy.is_off,
             stale_now,
@@ -301,21 +276,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         }
     }
 
-    /// What the reuse caches of all cores found and let go of, as they last told it: see [`MapperCore::publish`]. All 0
-    /// where nothing is reused; `stale_max` is the sum of the cores'.
+    /// What was reused, and let go of. What cores do with their idle mappings is as they last told it: see
+    /// [`MapperCore::publish`]. All 0 where nothing is reused; `stale_max` is the sum of the cores'.
     pub fn reuse_counts(&self) -> Counts {
-        let mut sum = Counts::default();
+        let sharing = self.0.sharing.as_ref();
+        let mut sum = sharing.map_or_else(Counts::default, |table| table.counts());
         for line in self.0.lines() {
-            let CacheSnapshot { counts, .. } = &*line.reuse.lock();
-            sum.hits += counts.hits;
-            sum.misses += counts.misses;
-            sum.stale += counts.stale;
-            sum.stale_max += counts.stale_max;
-            sum.windows.add(&counts.windows);
-            sum.entries += counts.entries;
-            sum.evicted += counts.evicted;
-            sum.expired += counts.expired;
-            sum.bytes += counts.bytes;
+            sum.add(&line.reuse_counts());
         }
         sum
     }
@@ -324,17 +291,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     pub fn contract(&self) -> RiskContract {
         let policy = &self.0.policy;
         if policy.is_off {
-            return RiskContract {
-                max_stale: None,
-                max_age_ns: None,
-                survives_quiet_owner: false,
-            };
+            return RiskContract::NONE;
         }
         let cores = self.0.lines.len() as u64;
         let of = |count: usize, age: Duration| RiskContract {
             max_stale: Some((count as u64).saturating_mul(cores)),
             max_age_ns: Some(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
-            survives_quiet_owner: true,
         };
         let teardown = policy.window().map_or(RiskContract::STRICT, |window| {
             of(window.entries, window.age)
@@ -368,12 +330,11 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that is allocated. The
     /// invalidator keeps its contract. Table and allocator are this mapper's own: whoever kept a way to them (a shared pointer
     /// inside) uses it neither to look up, map or unmap, nor to allocate or reset. Where the allocator does not exclude two
-    /// pins of the same moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended or looked up by two cores at
-    /// once: [`Mapping`]s see to that, [`unmap_at`](MapperCore::unmap_at) and [`lookup_at`](MapperCore::lookup_at) leave it to
-    /// their callers.
+    /// pins of the same moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended by two cores at once:
+    /// [`Mapping`]s see to that, [`unmap_at`](MapperCore::unmap_at) leaves it to its callers.
     ///
-    /// The mapper keeps its side: it lends neither. Where an address goes is answered by [`MapperCore::lookup`], with the
-    /// IOVA pinned; what the table and the allocator count, by [`table_stats`](Self::table_stats) and
+    /// The mapper keeps its side: it lends neither. Where an address goes is answered by [`MapperCore::translate`], which tables
+    /// wait for; what the table and the allocator count, by [`table_stats`](Self::table_stats) and
     /// [`allocator_stats`](Self::allocator_stats).
     ///
     /// ```compile_fail,E0599
@@ -424,9 +385,3 @@ fn next_id() -> u64 {
 
 /// Live mappings per core that the reverse lookup of `Reuse::Shared` remembers.
 const SHARED_PER_CORE: usize = 4096;
-
-/// The first `pages` pages of what was allocated.
-#[inline]
-fn first_pages(allocated: IovaRange, pages: u64) -> IovaRange {
-    IovaRange::new(allocated.first(), pages).expect("no more pages than were allocated")
-}

@@ -10,27 +10,22 @@ pub enum Teardown {
     /// Before unmap returns; the invalidator orders the cores.
     Strict,
     /// Before unmap returns, together with what other cores unmap at the moment.
-    Combining(Gather),
+    Combining {
+        /// How often, 2 ns each, a core looks for others when the hardware is idle; 0 for no wait. (While the hardware is busy,
+        /// waiting costs nothing.)
+        looks: u32,
+    },
     /// Submitted before unmap returns, and not waited for; the IOVA returns when it is complete.
     Async(Window),
     /// Some time later, one for all: per-core queues, flushed when one is full or its oldest entry too old.
     Deferred(Window),
 }
 
-/// How long a core that combines waits for others when the hardware is idle. (While it is busy, waiting costs nothing.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gather {
-    /// Most looks for them, of about 2 ns each; 0 for no wait.
-    pub looks: u32,
-}
-
-impl Gather {
-    /// About half a microsecond, by cores that have met others lately or were kept waiting by them.
-    pub const DEFAULT: Self = Self {
+impl Teardown {
+    /// A wait of about half a microsecond, by cores that have met others lately or were kept waiting by them.
+    pub const COMBINING: Self = Self::Combining {
         looks: GATHER_LOOKS,
     };
-    /// None: who finds the hardware idle submits.
-    pub const NONE: Self = Self { looks: 0 };
 }
 
 /// The bound of a policy that lets mappings go stale.
@@ -114,7 +109,7 @@ impl Policy {
     /// Strict.
     pub const STRICT: Self = Self::of(Reuse::Never, Teardown::Strict);
     /// Strict, many cores in one invalidation.
-    pub const STRICT_COMBINING: Self = Self::of(Reuse::Never, Teardown::Combining(Gather::DEFAULT));
+    pub const STRICT_COMBINING: Self = Self::of(Reuse::Never, Teardown::COMBINING);
     /// Live mappings are shared, the last user's unmap is strict.
     pub const SHARED: Self = Self::of(Reuse::Shared, Teardown::Strict);
     /// Invalidations are submitted and not waited for.
@@ -141,7 +136,7 @@ impl Policy {
     pub(super) const fn window(&self) -> Option<Window> {
         match self.teardown {
             Teardown::Async(window) | Teardown::Deferred(window) => Some(window),
-            Teardown::Strict | Teardown::Combining(_) => None,
+            Teardown::Strict | Teardown::Combining { .. } => None,
         }
     }
 }

@@ -12,8 +12,8 @@
 //! many. (Whole chunks that were mapped by large leaves have no table, and are freed at once.) When a core parks, when the space or
 //! the table memory is exhausted, without a bound: nothing remains.
 //!
-//! [`translate`](MapperCore::translate) walks under addresses that are not the core's: it says so on the core's line, and no
-//! page is released while a walk that began before may still be there.
+//! A [`walk`](MapperCore::walk) under addresses that are not the core's is noted on the core's line, and no page is released while one
+//! that began before may still be there.
 //!
 //! Left out: tables above the leaf tables, of which there is at most one for each GiB that was ever used. Nobody but an
 //! allocator that has all of a GiB out of circulation could promise that nobody walks there.
@@ -21,8 +21,6 @@
     unsafe_code,
     reason = "calls the table's retire_leaf and release, whose conditions are argued below"
 )]
-
-use alloc::collections::VecDeque;
 
 use address::{Iova, PhysAddr};
 use iova::{
@@ -48,24 +46,15 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 1 << 12 };
 #[derive(Default)]
 pub(super) struct Walks(AtomicU64);
 
-impl Walks {
-    /// Walks. One thread at a time.
-    fn during<R>(&self, walk: impl FnOnce() -> R) -> R {
-        let walks = self.0.load(Ordering::Relaxed);
-        self.0.store(walks + 1, Ordering::Relaxed);
-        // Pairs with the fence in `are_over`: either that sees this walk, or this walk does not find what was taken out before.
-        fence(Ordering::SeqCst);
-        let found = walk();
-        // Release: all loads of the walk come before.
-        self.0.store(walks + 2, Ordering::Release);
-        found
-    }
-
+impl<A, T, I, C> Shared<A, T, I, C> {
     /// Whether all walks are over that can have found what this thread has taken out of the tree before.
-    fn are_over<'w>(mut all: impl Iterator<Item = &'w Self>) -> bool {
+    fn are_walks_over(&self) -> bool {
+        planted!(IgnoresWalks, return true);
         fence(Ordering::SeqCst);
-        // Acquire: pairs with the end of the walk.
-        all.all(|Self(walks)| {
+        // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
+        self.lines.iter().all(|line| {
+            let Walks(walks) = &*line.walks;
+            // Acquire: pairs with the end of the walk.
             let seen = walks.load(Ordering::Acquire);
             let mut spin = Spin::default();
             while seen % 2 == 1 && walks.load(Ordering::Acquire) == seen {
@@ -87,28 +76,36 @@ pub(super) struct Reclaim<T> {
 }
 
 impl<T> Reclaim<T> {
-    /// Frees what no device reaches; gives for how many chunks it is worth to look.
-    #[inline]
+    /// Frees what no device reaches; adds for how many chunks it is worth to look.
+    #[inline(always)]
     pub(super) fn free<A: CoreAllocator>(
         reclaim: Option<&Self>,
         table: &T,
         alloc: &mut A,
         pinned: Pinned,
-    ) -> usize {
-        let (range, mut looks) = (pinned.range(), 0);
-        if let (Some(reclaim), 1..) = (reclaim, range.pages() / CHUNK_PAGES) {
-            // The pin is ours, so no table comes or goes here.
-            let starts = (range.first().raw()..=range.last().raw()).step_by(CHUNK_PAGES as usize);
-            let chunks = starts.filter_map(|at| IovaRange::new(IovaPfn::new(at), CHUNK_PAGES));
-            looks = chunks
-                .filter(|chunk| (reclaim.has_table)(table, *chunk))
-                .count();
-            if looks == 0 {
-                alloc.free_without_table(pinned);
-                return 0;
+        looks: &mut usize,
+    ) {
+        match reclaim {
+            Some(reclaim) if pinned.range().pages() >= CHUNK_PAGES => {
+                *looks += reclaim.free_chunks(table, alloc, pinned);
             }
+            _ => alloc.free_pinned(pinned),
         }
-        alloc.free_pinned(pinned);
+    }
+
+    #[cold]
+    fn free_chunks<A: CoreAllocator>(&self, table: &T, alloc: &mut A, pinned: Pinned) -> usize {
+        let range = pinned.range();
+        // The pin is ours, so no table comes or goes here.
+        let starts = (range.first().raw()..=range.last().raw()).step_by(CHUNK_PAGES as usize);
+        let chunks = starts.filter_map(|at| IovaRange::new(IovaPfn::new(at), CHUNK_PAGES));
+        let looks = chunks
+            .filter(|chunk| (self.has_table)(table, *chunk))
+            .count();
+        match looks {
+            0 => alloc.free_without_table(pinned),
+            _ => alloc.free_pinned(pinned),
+        }
         looks
     }
 }
@@ -121,38 +118,13 @@ impl<T: PageTable> Reclaim<T> {
     };
 }
 
-/// Chunks without a table that devices may still walk.
-pub(super) struct Quarantine {
-    chunks: VecDeque<(RetiredChunk, RetiredTable)>,
-    /// Number of the first: how many were let go, ever.
-    first: u64,
-}
-
-impl Quarantine {
-    /// An empty one, whose first chunk is number `first`.
-    pub(super) fn new(first: u64) -> Self {
-        Self {
-            chunks: VecDeque::new(),
-            first,
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
-    }
-
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = (RetiredChunk, RetiredTable)> + '_ {
-        self.first += self.chunks.len() as u64;
-        self.chunks.drain(..)
-    }
-}
-
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
     /// Frees a mapping that did not wait for a flush of the queue.
     #[inline]
     pub(super) fn free(&mut self, pinned: Pinned) {
         let Shared { reclaim, table, .. } = &*self.shared;
-        let looks = Reclaim::free(reclaim.as_ref(), table, &mut self.alloc, pinned);
+        let mut looks = 0;
+        Reclaim::free(reclaim.as_ref(), table, &mut self.alloc, pinned, &mut looks);
         self.freed += 1;
         if self.freed >= LOOK_EVERY {
             self.freed = 0;
@@ -161,7 +133,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         if looks > 0 {
             self.retire_chunks(looks);
-            if self.quarantine.chunks.len() >= CHUNKS {
+            if self.quarantine.len() >= CHUNKS {
                 self.close_quarantine();
             }
         }
@@ -174,8 +146,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Some(reclaim) = &shared.reclaim else {
             return;
         };
-        let line = &shared.lines[self.core].owner;
-        let Quarantine { chunks, first } = &mut self.quarantine;
+        let (line, chunks) = (&self.line.owner, &mut self.quarantine);
         for _ in 0..looks {
             // Without memory for it the chunk is left for the next time.
             if chunks.len() >= looks.max(CHUNKS) || chunks.try_reserve(1).is_err() {
@@ -198,15 +169,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             }
             chunks.push_back((chunk, table));
             // Release: a flush that notes it comes after the table was taken out.
-            line.retired
-                .store(*first + chunks.len() as u64, Ordering::Release);
+            let retired = line.retired.load(Ordering::Relaxed) + 1;
+            line.retired.store(retired, Ordering::Release);
         }
-    }
-
-    /// Takes out all that there are, and flushes for them.
-    pub(super) fn reclaim_all(&mut self) {
-        self.retire_chunks(usize::MAX);
-        self.close_quarantine();
     }
 
     /// Flushes for the quarantine. Where that fails, the next flush of anybody covers it.
@@ -214,15 +179,14 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if self.quarantine.is_empty() {
             return;
         }
-        let shared = &*self.shared;
-        let line = &shared.lines[self.core];
+        let (shared, line) = (&self.shared, &self.line);
         let target = line.owner.retired.load(Ordering::Relaxed);
-        #[cfg(all(test, loom))]
-        if super::whole::plants(super::whole::Mutant::ReleasesEarly) {
+        planted!(
+            ReleasesEarly,
             line.flusher
                 .retired_covered
-                .store(target, Ordering::Relaxed);
-        }
+                .store(target, Ordering::Relaxed)
+        );
         let is_open = || line.flusher.retired_covered.load(Ordering::Acquire) < target;
         if shared.flush_if(is_open).is_ok() {
             self.release_covered();
@@ -231,28 +195,19 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Gives back the pages and chunks that a flush has covered, unless somebody is in the middle of a walk.
     pub(super) fn release_covered(&mut self) {
-        let line = &self.shared.lines[self.core].flusher;
+        let retired = self.line.owner.retired.load(Ordering::Relaxed);
         // Acquire: pairs with the flusher's Release store after the invalidation.
-        let covered = line.retired_covered.load(Ordering::Acquire);
-        if self.quarantine.first >= covered || !self.are_walks_over() {
+        let covered = self.line.flusher.retired_covered.load(Ordering::Acquire);
+        // Their numbers are those up to `retired`.
+        let open = retired.saturating_sub(covered) as usize;
+        if self.quarantine.len() <= open || !self.shared.are_walks_over() {
             return;
         }
-        while self.quarantine.first < covered {
-            let Some((chunk, table)) = self.quarantine.chunks.pop_front() else {
-                return;
-            };
-            self.quarantine.first += 1;
+        while self.quarantine.len() > open
+            && let Some((chunk, table)) = self.quarantine.pop_front()
+        {
             self.release(chunk, table);
         }
-    }
-
-    fn are_walks_over(&self) -> bool {
-        #[cfg(all(test, loom))]
-        if super::whole::plants(super::whole::Mutant::IgnoresWalks) {
-            return true;
-        }
-        // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
-        Walks::are_over(self.shared.lines.iter().map(|line| &*line.walks))
     }
 
     fn release(&mut self, chunk: RetiredChunk, table: RetiredTable) {
@@ -268,13 +223,18 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Takes over what other cores could not give back, where a flush has covered it since.
     pub(super) fn adopt_orphans(&mut self) {
-        if !self.are_walks_over() {
-            return;
-        }
-        let mut orphans = self.shared.orphans.lock();
-        self.shared.has_orphans.store(false, Ordering::Relaxed);
+        let shared = &self.shared;
+        let mut orphans = shared.orphans.lock();
+        shared.has_orphans.store(false, Ordering::Relaxed);
         let safe = core::mem::take(&mut orphans.safe);
         drop(orphans);
+        // Asked after they were taken: a walk that began before one of the tables was taken out is seen.
+        if !shared.are_walks_over() {
+            let mut orphans = shared.orphans.lock();
+            orphans.safe.extend(safe);
+            shared.has_orphans.store(true, Ordering::Relaxed);
+            return;
+        }
         for orphan in safe {
             match orphan {
                 Orphan::Mapping(pinned, _) => self.alloc.free_pinned(pinned),
@@ -284,23 +244,34 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 }
 
-impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Where `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that are kept idle, or
-    /// are not yet torn down, are found like others.
+impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
+    /// Where a device's access to `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that
+    /// are kept idle, or are not yet torn down, are found like others. Without translation every address goes to itself.
     ///
     /// The address need not be this core's: others may map and unmap there, and give tables back, at the same time. Then the
     /// answer is what was true at some moment of the call, and whoever uses the memory must know that it is still mapped.
     /// Costs a fence and the walk, pins nothing and waits for nobody; tables are not given back while it lasts.
     pub fn translate(&mut self, iova: Iova) -> Option<Translation> {
-        let shared = &*self.shared;
-        if shared.policy.is_off {
+        if self.shared.policy.is_off {
             return Some(Translation {
                 phys: PhysAddr::new(iova.raw()),
                 access: Access::ReadWrite,
                 leaf_pages: 1,
             });
         }
-        let walks = &shared.lines[self.core].walks;
-        walks.during(|| shared.table.lookup(iova))
+        self.walk(|table| table.lookup(iova))
+    }
+
+    /// Looks up addresses that this core neither has allocated nor pinned.
+    pub(super) fn walk<R>(&mut self, walk: impl FnOnce(&T) -> R) -> R {
+        let Walks(walks) = &*self.line.walks;
+        let before = walks.load(Ordering::Relaxed);
+        walks.store(before + 1, Ordering::Relaxed);
+        // Pairs with the fence in `are_walks_over`: either that sees this walk, or this walk does not find what was taken out before.
+        fence(Ordering::SeqCst);
+        let found = walk(&self.shared.table);
+        // Release: all loads of the walk come before.
+        walks.store(before + 2, Ordering::Release);
+        found
     }
 }

@@ -2,8 +2,8 @@
 
 use core::num::NonZeroU64;
 
-use address::{Iova, PAGE_SIZE, PhysAddr};
-use iova::{Access, IovaRange};
+use address::{Iova, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
+use iova::{Access, IovaPfn, IovaRange};
 
 use crate::reuse::Key;
 
@@ -28,13 +28,7 @@ impl Segment {
     #[inline]
     pub(super) fn pages(self) -> Option<u64> {
         let last = self.phys.checked_add(self.len.checked_sub(1)?)?;
-        Some((last.raw() >> address::PAGE_SHIFT) - (self.phys.raw() >> address::PAGE_SHIFT) + 1)
-    }
-
-    /// Whether `next` continues it without a gap inside a page.
-    pub(super) fn joins(self, next: Self) -> bool {
-        self.phys.offset_in(PAGE_SIZE).wrapping_add(self.len) & (PAGE_SIZE - 1) == 0
-            && next.phys.is_aligned(PAGE_SIZE)
+        Some((last.raw() >> PAGE_SHIFT) - (self.phys.raw() >> PAGE_SHIFT) + 1)
     }
 }
 
@@ -93,7 +87,7 @@ impl Mapping {
         self.iova
     }
 
-    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte.
+    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte; without translation, of its first segment.
     #[inline]
     pub fn len(&self) -> u64 {
         self.len.get()
@@ -108,7 +102,7 @@ impl Mapping {
     /// The pages it touches.
     #[inline]
     pub fn range(&self) -> IovaRange {
-        range_of(self.iova, self.len.get()).expect("a mapping lies in the space")
+        range_within(self.iova, self.len.get()).expect("a mapping lies in the space")
     }
 }
 
@@ -116,5 +110,12 @@ impl Mapping {
 #[inline]
 pub(super) fn range_of(iova: Iova, len: u64) -> Option<IovaRange> {
     let segment = Segment::new(PhysAddr::new(iova.raw()), len);
-    IovaRange::new(iova::IovaPfn::of(iova), segment.pages()?)
+    IovaRange::new(IovaPfn::of(iova), segment.pages()?)
+}
+
+/// The same for bytes that are known to lie in the space.
+#[inline(always)]
+pub(super) fn range_within(iova: Iova, len: u64) -> Option<IovaRange> {
+    let pages = ((iova.offset_in(PAGE_SIZE) + (len - 1)) >> PAGE_SHIFT) + 1;
+    IovaRange::new(IovaPfn::of(iova), pages)
 }

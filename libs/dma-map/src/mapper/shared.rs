@@ -2,18 +2,17 @@
 
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 
-use iova::{IovaAllocator, Pinned, RetiredChunk};
+use iova::{IovaAllocator, IovaRange, Pinned, RetiredChunk};
 use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
-use super::Bounce;
-use super::limits::Reach;
-use super::lines::{CoreLines, Leaving, Orphaned};
-use super::policy::{Policy, Teardown, Window};
+use super::limits::DeviceLimits;
+use super::lines::{CoreLines, Leaving};
+use super::policy::{Policy, Teardown};
 use super::reclaim::Reclaim;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
-use crate::reuse::{Batch, Expire, Expired, Progress, SharingTable};
-use crate::risk::Counters;
+use crate::reuse::{Batch, Progress, SharingTable, Slab};
+use crate::risk::Windows;
 use crate::table::{IoMap, RetiredTable};
 
 /// Mappings that a core tears down together.
@@ -30,6 +29,32 @@ pub(super) enum Orphan {
 pub(super) struct Orphans {
     pub(super) waiting: Vec<Orphan>,
     pub(super) safe: Vec<Orphan>,
+    /// Most mappings that waited at one time.
+    pub(super) stale_max: u64,
+    /// Of those that no longer wait.
+    pub(super) windows: Windows,
+}
+
+impl Orphans {
+    /// Mappings that wait. To be asked after the lines: see [`CoreLines::settle`].
+    pub(super) fn stale(&self) -> u64 {
+        let is_mapping = |orphan: &&Orphan| matches!(orphan, Orphan::Mapping(..));
+        self.waiting.iter().filter(is_mapping).count() as u64
+    }
+
+    /// More of them wait.
+    pub(super) fn count(&mut self) {
+        self.stale_max = self.stale_max.max(self.stale());
+    }
+
+    /// Whether something has waited for `age` at `now`.
+    fn is_due(&self, now: u64, age: u64) -> bool {
+        self.waiting.iter().any(|orphan| match orphan {
+            Orphan::Mapping(_, since_ns) | Orphan::Chunk(.., since_ns) => {
+                now.saturating_sub(*since_ns) >= age
+            }
+        })
+    }
 }
 
 /// Work of whoever flushes; its lock makes flushes one after the other.
@@ -38,7 +63,7 @@ pub(super) struct Flush {
     pub(super) noted: Vec<(u64, u64)>,
 }
 
-/// Lock order: `flush` before `orphans`; `leaving` of a line before `returned`, and never with `flush` or another line's
+/// Lock order: `flush` before `orphans`; `leaving` of a line never with `flush` or another line's
 /// `leaving`. While `flush` or `leaving` is held the invalidator is waited for; nobody who answers for it may want one of them.
 pub(super) struct Shared<A, T, I, C> {
     /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
@@ -50,9 +75,7 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) clock: C,
     pub(super) policy: Policy,
     /// The mapper's own limits.
-    pub(super) reach: Reach,
-    /// For `Policy::OFF`.
-    pub(super) bounce: Option<Box<dyn Bounce>>,
+    pub(super) limits: DeviceLimits,
     /// What waits longer is flushed by a tick, ns.
     pub(super) age_ns: u64,
     pub(super) lines: Box<[Arc<CoreLines>]>,
@@ -66,10 +89,6 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) orphans: Lock<Orphans>,
     /// Some of them are safe. Written with the lock held.
     pub(super) has_orphans: AtomicBool,
-    /// How many of them wait. Written with the lock held.
-    pub(super) orphaned: Orphaned,
-    /// Windows of orphans. Written with the lock held.
-    pub(super) orphan_windows: Counters,
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
@@ -83,14 +102,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.note(flush);
         let orphans = self.orphans.lock().waiting.len();
         self.invalidator.flush(&[Command::Domain])?;
-        #[cfg(shuttle)]
-        if crate::planted::has(crate::planted::Mistake::NotesLate) {
-            self.note(flush);
-        }
-        #[cfg(all(test, loom))]
-        if super::whole::plants(super::whole::Mutant::NotesLate) {
-            self.note(flush);
-        }
+        planted!(NotesLate, self.note(flush));
         let now = self.clock.now();
         self.clock.advance(now);
         for (line, &(queued, retired)) in self.lines.iter().zip(&flush.noted) {
@@ -128,32 +140,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         let orphans = &mut *self.orphans.lock();
         for orphan in orphans.waiting.drain(..count) {
             if let Orphan::Mapping(_, since_ns) = orphan {
-                self.orphan_windows.closed(now.saturating_sub(since_ns), 1);
+                orphans.windows.record(now.saturating_sub(since_ns));
             }
             orphans.safe.push(orphan);
         }
-        self.count_orphans(orphans);
         self.has_orphans.store(true, Ordering::Relaxed);
         self.lines().iter().for_each(|line| line.flusher.notify());
-    }
-
-    /// Counts those that wait anew, for others to see.
-    pub(super) fn count_orphans(&self, orphans: &Orphans) {
-        let waiting = orphans.waiting.iter();
-        let mappings = waiting
-            .clone()
-            .filter(|orphan| matches!(orphan, Orphan::Mapping(..)))
-            .count() as u64;
-        let since = waiting.map(|orphan| match orphan {
-            Orphan::Mapping(_, since_ns) | Orphan::Chunk(.., since_ns) => *since_ns,
-        });
-        self.orphan_windows.saw(mappings);
-        self.orphaned.set(mappings, since.min());
-    }
-
-    /// Whether an invalidation that begins now would cover a mapping.
-    pub(super) fn has_stale(&self) -> bool {
-        self.lines().iter().any(|line| line.stale() > 0) || self.orphaned.mappings() > 0
     }
 
     /// Flushes if `is_needed` still says so when it is our turn.
@@ -165,34 +157,26 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.flush_holding(&mut flush)
     }
 
-    /// Carries out commands of a core, for what is cleared, and waits.
-    pub(super) fn invalidate(
-        &self,
-        core: usize,
-        commands: &[Command],
-    ) -> Result<(), InvalidateError> {
-        match (self.policy.teardown, commands) {
-            (Teardown::Combining(_), &[Command::Pages(range)]) => {
-                self.combiner.flush(&self.invalidator, core, range)
-            }
-            (_, commands) => self.invalidator.flush(commands),
+    /// Invalidates pages that a core has cleared, and waits.
+    #[inline]
+    pub(super) fn invalidate(&self, core: usize, range: IovaRange) -> Result<(), InvalidateError> {
+        match self.policy.teardown {
+            Teardown::Combining { .. } => self.combiner.flush(&self.invalidator, core, range),
+            _ => self.invalidator.flush(&[Command::Pages(range)]),
         }
     }
 
-    /// The commands for a batch.
-    pub(super) fn commands<'a>(
-        &self,
-        expired: &[Expired],
-        room: &'a mut [Command; BATCH],
-    ) -> &'a [Command] {
+    /// Invalidates idle mappings that are cleared, and waits.
+    pub(super) fn invalidate_batch(&self, batch: &Batch) -> Result<(), InvalidateError> {
+        let (expired, mut commands) = (batch.entries(), [Command::Domain; BATCH]);
         let len = expired.len();
         if len >= self.invalidator.whole_domain_from().max(1) || len > BATCH {
-            return &[Command::Domain];
+            return self.invalidator.flush(&[Command::Domain]);
         }
-        for (command, expired) in room.iter_mut().zip(expired) {
-            *command = Command::Pages(expired.range());
+        for (command, expired) in commands.iter_mut().zip(expired) {
+            *command = Command::Pages(expired.range);
         }
-        &room[..len]
+        self.invalidator.flush(&commands[..len])
     }
 
     /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which somebody else, the owner
@@ -203,7 +187,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             let expirer = line.expirer.try_lock().and_then(|expirer| expirer.clone());
             if let (Some(expirer), Some(mut leaving)) = (expirer, line.leaving.try_lock()) {
                 let take = |batch: &mut Batch| expirer.expire(now, batch);
-                result = result.and(self.tear_down(line, &*expirer, &mut leaving, take));
+                result = result.and(self.tear_down(line, &expirer, &mut leaving, take));
             }
         }
         result
@@ -216,15 +200,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             let Some(expirer) = line.expirer() else {
                 continue;
             };
-            #[cfg(shuttle)]
-            if crate::planted::has(crate::planted::Mistake::PassesByTheBusy)
-                && line.leaving.try_lock().is_none()
-            {
-                continue;
-            }
+            planted!(
+                PassesByTheBusy,
+                if line.leaving.try_lock().is_none() {
+                    continue;
+                }
+            );
             let mut leaving = line.leaving.lock();
             let take = |batch: &mut Batch| expirer.drain(batch);
-            result = result.and(self.tear_down(line, &*expirer, &mut leaving, take));
+            result = result.and(self.tear_down(line, &expirer, &mut leaving, take));
         }
         result
     }
@@ -233,7 +217,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     fn tear_down(
         &self,
         line: &CoreLines,
-        expirer: &dyn Expire,
+        expirer: &Slab,
         leaving: &mut Leaving,
         take: impl Fn(&mut Batch) -> Progress,
     ) -> Result<(), InvalidateError> {
@@ -241,7 +225,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.finish(line, expirer, batch)?;
         loop {
             let progress = take(batch);
-            self.clear_expired(batch.entries());
+            self.clear(batch);
             self.finish(line, expirer, batch)?;
             if progress == Progress::Done {
                 return Ok(());
@@ -254,70 +238,61 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     pub(super) fn finish(
         &self,
         line: &CoreLines,
-        expirer: &dyn Expire,
+        expirer: &Slab,
         batch: &mut Batch,
     ) -> Result<(), InvalidateError> {
         if batch.is_empty() {
             return Ok(());
         }
-        let room = &mut [Command::Domain; BATCH];
-        self.invalidator
-            .flush(self.commands(batch.entries(), room))?;
-        let gone = batch.entries().iter();
-        let gone = gone.map(|expired| (expired.place(), expired.range()));
-        line.returned.lock().extend(gone);
-        // Before the places themselves are given back: whoever finds one free finds this too.
-        line.flusher.notify();
+        self.invalidate_batch(batch)?;
         expirer.torn_down(batch, self.clock.now());
+        // The owner frees their IOVAs.
+        line.flusher.notify();
         Ok(())
     }
 
     /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
-    pub(super) fn clear_expired(&self, expired: &[Expired]) {
-        for expired in expired {
-            let cleared = self.table.unmap(expired.range());
+    pub(super) fn clear(&self, batch: &Batch) {
+        for expired in batch.entries() {
+            let cleared = self.table.unmap(expired.range);
             debug_assert!(cleared.is_ok(), "an idle mapping is mapped: {cleared:?}");
         }
     }
 
-    /// Asks every other core to give back what it caches. Gives how many were asked.
-    pub(super) fn ask_others(&self, core: usize) -> usize {
-        let mut asked = 0;
+    /// Asks every other core to give back what it caches.
+    pub(super) fn ask_others(&self, core: usize) {
         for (other, line) in self.lines().iter().enumerate() {
             if other != core && !line.flusher.is_asked.swap(true, Ordering::Relaxed) {
                 line.flusher.notify();
-                asked += 1;
             }
         }
-        asked
     }
 
     /// Whether a tick would do something, or somebody has locked what would have to be looked at. In an interrupt, that somebody
     /// may be who was interrupted: no lock is waited for here, and no [`Arc`] cloned, since the last to go frees.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.clock.advance(now);
-        let is_due = |line: &Arc<CoreLines>| line.is_due(now, self.age_ns) || line.is_idle_due(now);
-        self.lines().iter().any(is_due) || self.orphaned.is_due(now, self.age_ns)
+        self.lines().iter().any(|line| line.is_idle_due(now)) || self.is_flush_due(now)
+    }
+
+    /// The same of a flush.
+    fn is_flush_due(&self, now: u64) -> bool {
+        let orphans = self.orphans.try_lock();
+        self.lines()
+            .iter()
+            .any(|line| line.is_due(now, self.age_ns))
+            || orphans.is_none_or(|orphans| orphans.is_due(now, self.age_ns))
     }
 
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.clock.advance(now);
         let expired = self.expire(now);
-        let is_due = self
-            .lines()
-            .iter()
-            .any(|line| line.is_due(now, self.age_ns));
-        if !is_due && !self.orphaned.is_due(now, self.age_ns) {
-            return expired;
-        }
         // Where somebody else flushes just now, the next tick sees whether it was enough.
-        if let Some(mut flush) = self.flush.try_lock() {
+        if self.is_flush_due(now)
+            && let Some(mut flush) = self.flush.try_lock()
+        {
             self.flush_holding(&mut flush)?;
         }
         expired
     }
 }
-
-/// The age after which a tick flushes what waits under a policy without a window: retired tables, and what
-/// an invalidation failed for.
-pub(super) const AGE: core::time::Duration = Window::DEFAULT.age;

@@ -12,19 +12,9 @@ const LOW: u64 = PAGE_SIZE - 1;
 /// Which memory is mapped, and what the device may do with it: one 64-bit word.
 ///
 /// The word is the address of the first page, with the number of pages in bits 2 to 11 and the access in bits 0
-/// and 1. So no two of (page, pages, access) share a key.
-///
-/// ```
-/// use address::PhysAddr;
-/// use dma_map::reuse::Key;
-/// use iova::Access;
-/// let page = PhysAddr::new(0x7000);
-/// let read = Key::new(page, 1, Access::Read).expect("one page, aligned");
-/// assert_ne!(Some(read), Key::new(page, 1, Access::ReadWrite));
-/// assert_eq!(Key::new(PhysAddr::new(0x7001), 1, Access::Read), None);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
+/// and 1. So no two of (page, pages, access) share a key: a mapping for reading is never found by who wants to write, nor
+/// one for both by who wants less.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(NonZeroU64);
 
 impl Key {
@@ -38,18 +28,13 @@ impl Key {
     /// The key of `pages` pages from `phys` on; `None` where `phys` is not a multiple of 4 KiB, `pages` is 0 or more
     /// than [`MAX_PAGES`](Self::MAX_PAGES), or the last page lies past the address space.
     #[inline]
-    pub const fn new(phys: PhysAddr, pages: u64, access: Access) -> Option<Self> {
-        if !phys.is_aligned(PAGE_SIZE) || pages == 0 || pages > Self::MAX_PAGES {
+    pub fn new(phys: PhysAddr, pages: u64, access: Access) -> Option<Self> {
+        if !phys.is_aligned(PAGE_SIZE) || !(1..=Self::MAX_PAGES).contains(&pages) {
             return None;
         }
-        if phys.checked_add(pages * PAGE_SIZE - 1).is_none() {
-            return None;
-        }
+        phys.checked_add(pages * PAGE_SIZE - 1)?;
         // Never 0: every access has a bit. So an `Option<Key>` is one word too.
-        match NonZeroU64::new(phys.raw() | pages << 2 | access as u64) {
-            Some(word) => Some(Self(word)),
-            None => None,
-        }
+        NonZeroU64::new(phys.raw() | pages << 2 | access as u64).map(Self)
     }
 
     /// First byte of the memory.
@@ -76,27 +61,21 @@ impl Key {
 
     /// The word.
     #[inline]
-    pub(super) const fn word(self) -> u64 {
+    pub const fn word(self) -> u64 {
         self.0.get()
     }
 }
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Key({:#x}; {} pages, {:?})",
-            self.phys(),
-            self.pages(),
-            self.access()
-        )
+        let (phys, pages, access) = (self.phys(), self.pages(), self.access());
+        write!(f, "Key({phys:#x}; {pages} pages, {access:?})")
     }
 }
 
 /// An IOVA range in one word: its start, and its pages in the twelve bits below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(transparent)]
-pub struct PackedRange(u64);
+pub struct PackedRange(pub(super) u64);
 
 impl Default for PackedRange {
     /// The first page, where a range has to stand for none.
@@ -113,18 +92,6 @@ impl PackedRange {
             return None;
         }
         Some(Self(range.start().raw() | range.pages()))
-    }
-
-    /// A word that [`word`](Self::word) gave.
-    #[inline]
-    pub const fn from_word(word: u64) -> Self {
-        Self(word)
-    }
-
-    /// For [`from_word`](Self::from_word).
-    #[inline]
-    pub const fn word(self) -> u64 {
-        self.0
     }
 
     /// The range.

@@ -1,66 +1,38 @@
 //! Mappings that outlive their unmap, or are found a second time, so that the next map of the same page costs no
 //! page-table change, no IOVA and no invalidation.
 //!
-//! One trait, [`ReuseCache`], carries the ways published and one of our own. The mapper asks it first
-//! ([`acquire`](ReuseCache::acquire)), tells it of the mappings it had to make ([`adopt`](ReuseCache::adopt)), and
-//! hands it every mapping that a driver lets go of ([`release`](ReuseCache::release)): the answer says whether the
-//! mapping stays. What does not stay any longer comes back in a [`Batch`], so that one invalidation covers many.
-//!
 //! | structure | source | stale mappings | age | keeps |
 //! |---|---|---|---|---|
 //! | [`OptimisticCache`] | vIOMMU (ATC'11) §3.4, optimistic teardown | ≤ quota, per core | ≤ residency, even where the owner is quiet | idle mappings of one core |
-//! | [`SharingCache`] | vIOMMU §3.2-3.3, approximate sharing | 0 | 0 | live mappings of all cores |
+//! | [`SharingTable`] | vIOMMU §3.2-3.3, approximate sharing | 0 | 0 | live mappings of all cores |
 //!
-//! The bound each one promises is a value ([`RiskContract`]) that its own counters can be checked against
-//! ([`RiskContract::check`]). A mapping is *stale* from its release until it is acquired again or its teardown,
-//! invalidation included, has been reported by [`torn_down`](ReuseCache::torn_down).
-//!
-//! Keys are (physical page, pages, access): a mapping for reading is never found by who wants to write, nor one
-//! for both by who wants less. Mappings of more than [`Key::MAX_PAGES`] pages are not reused.
+//! A mapping is *stale* from its release until it is found again or its teardown, invalidation included, has been
+//! reported by `torn_down`. What is to be torn down comes in a [`Batch`], so that one invalidation covers many.
 //!
 //! Time is the caller's: `now_ns` is nanoseconds of one monotonic clock for all cores, as coarse as the caller
 //! likes. A clock that lags makes entries expire early, never late; the age bound holds to the period at which
-//! somebody calls [`expire`](ReuseCache::expire) or [`Expire::expire`].
+//! somebody calls [`Slab::expire`].
 //!
-//! Called by `DmaMapper`'s cores, each with a cache of its own, and by any thread through [`Expire`]. No structure
-//! here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its construction.
+//! Called by `DmaMapper`'s cores, each with a cache of its own, and by any thread through the cache's [`Slab`]. Nothing
+//! here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its construction. Other caches,
+//! of papers, stand beside these in `bench/dma-peers`.
 
 #![forbid(unsafe_code)]
 
-mod batch;
-mod key;
-mod risk;
-
-mod index;
-mod slab;
-mod slot_map;
-
-mod optimistic;
-#[cfg(feature = "parts")]
-pub mod parts;
+pub(crate) mod key;
+pub(crate) mod optimistic;
 mod sharing;
+mod slab;
+pub(crate) mod slots;
 
-pub use batch::{Batch, Expired};
 pub use key::Key;
-pub use optimistic::{OptimisticCache, RESIDENCY_NS};
-pub use risk::{Counts, RiskContract, Violation, Windows};
-pub use sharing::{SharingCache, SharingTable};
+pub use optimistic::OptimisticCache;
+pub use sharing::SharingTable;
+pub use slab::Slab;
 
-use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use iova::IovaRange;
-
-/// What a released mapping becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a mapping that is not kept has to be torn down"]
-pub enum Released {
-    /// It stays mapped, idle; the cache answers for it now.
-    Kept,
-    /// Somebody else still uses it.
-    InUse,
-    /// The cache does not want it: the caller tears it down before the release returns to the driver.
-    TearDown,
-}
 
 /// Whether a call that fills a batch found everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,74 +44,61 @@ pub enum Progress {
     More,
 }
 
-/// One core's cache of mappings.
-///
-/// A mapping is known to its cache by the key it was mapped with and the IOVA range it got. The caller keeps the
-/// page-table entries of everything that is kept, live or in a batch.
-pub trait ReuseCache: Send {
-    /// A mapping of `key` for one more user, which releases it later; `None`: the caller makes one, and
-    /// [`adopt`](Self::adopt)s it. The range is mapped, with exactly the key's memory and access.
-    fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange>;
-
-    /// A mapping was made after a miss, and has one user. The cache may ignore it: a mapping it does not know is
-    /// nevertheless released through it.
-    fn adopt(&mut self, key: Key, range: IovaRange, now_ns: u64);
-
-    /// One user of a mapping has ended. `key` and `range` are what it was mapped with, on this core or another.
-    ///
-    /// `batch` may gain mappings that have to go to make room or because they are due: the caller tears them down
-    /// and reports [`torn_down`](Self::torn_down). Where it is full, a release may answer
-    /// [`Released::TearDown`] although an older mapping would have been the better victim.
-    fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released;
-
-    /// Moves the idle mappings whose residency has ended to `batch`, oldest first.
-    fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress;
-
-    /// Moves every idle mapping to `batch`: before a core parks, on exhaustion, on reset.
-    fn drain(&mut self, batch: &mut Batch) -> Progress;
-
-    /// No device can use the mappings of `batch` any more: their entries are cleared and the invalidation that
-    /// covers them is complete. Empties the batch. Until then they count as stale.
-    ///
-    /// # Panics
-    /// An entry of the batch was not taken from this cache: a mistake of the caller.
-    fn torn_down(&mut self, batch: &mut Batch, now_ns: u64);
-
-    /// How any thread may expire this cache's mappings; `None` where only the owner can, so that the age bound
-    /// ends with the owner's calls.
-    fn expirer(&self) -> Option<Arc<dyn Expire>>;
-
-    /// What is promised.
-    fn contract(&self) -> RiskContract;
-
-    /// What happened, since the start. What other threads expired is included.
-    fn counts(&self) -> Counts;
+/// A mapping that has to be torn down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expired {
+    /// The IOVA range, all of it mapped as long as its key says and allocated.
+    pub range: IovaRange,
+    /// When it was released, on the caller's clock: what it has been stale since.
+    pub since_ns: u64,
+    /// The place in the cache that it occupies until it is torn down.
+    pub place: u32,
 }
 
-/// Expires a cache's idle mappings from outside its owner: a timer, or a core that found the space exhausted.
-pub trait Expire: Send + Sync {
-    /// As [`ReuseCache::expire`]. Returns at once, `Done`, where another thread is at it.
-    fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress;
+/// Up to a fixed number of mappings of one cache that have to be torn down, for one invalidation. One that is dropped
+/// before keeps its mappings stale, and their places in the cache occupied, for ever.
+#[derive(Debug)]
+#[must_use = "its mappings stay stale until they are torn down"]
+pub struct Batch {
+    entries: Vec<Expired>,
+    room: usize,
+}
 
-    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it. Waits for nobody and
-    /// allocates nothing: an interrupt may ask, whatever it has interrupted.
-    fn is_due(&self, now_ns: u64) -> bool;
+impl Batch {
+    /// An empty batch for `room` mappings, at least 1; its memory is allocated now.
+    pub fn with_room(room: usize) -> Self {
+        let room = room.max(1);
+        Self {
+            entries: Vec::with_capacity(room),
+            room,
+        }
+    }
 
-    /// As [`ReuseCache::drain`]. Once it has answered `Done`, what was idle at the call is in `batch`, or in one that
-    /// another thread or the owner has filled and not reported as torn down; it may wait for others who look. Who
-    /// wants to know when *those* are torn down has to arrange that with them, by a lock for instance that is held from
-    /// the filling of a batch until it is torn down or put where the next holder finds it.
-    fn drain(&self, batch: &mut Batch) -> Progress;
+    /// What has to be torn down, oldest first.
+    pub fn entries(&self) -> &[Expired] {
+        &self.entries
+    }
 
-    /// As [`ReuseCache::torn_down`], for a batch that this expirer filled.
-    ///
-    /// # Panics
-    /// An entry of the batch was not taken from this cache: a mistake of the caller.
-    fn torn_down(&self, batch: &mut Batch, now_ns: u64);
+    /// Whether there is nothing to tear down.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
 
-    /// What can be seen from outside: mappings that are stale now, and the windows and number of those that
-    /// were expired from outside. Part of what [`ReuseCache::counts`] gives.
-    fn counts(&self) -> Counts;
+    /// Whether no further mapping fits.
+    pub fn is_full(&self) -> bool {
+        self.entries.len() == self.room
+    }
+
+    /// Adds one; there is room.
+    pub fn push(&mut self, expired: Expired) {
+        debug_assert!(!self.is_full());
+        self.entries.push(expired);
+    }
+
+    /// Takes everything out, to report it as torn down.
+    pub fn take(&mut self) -> impl Iterator<Item = Expired> + '_ {
+        self.entries.drain(..)
+    }
 }
 
 #[cfg(test)]

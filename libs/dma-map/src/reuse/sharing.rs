@@ -16,10 +16,10 @@ use alloc::sync::Arc;
 use iova::IovaRange;
 use lines::{CachePadded, Lock};
 
-use super::index::hash;
+use super::Key;
 use super::key::PackedRange;
-use super::slot_map::{Found, SlotMap};
-use super::{Batch, Counts, Expire, Key, Progress, Released, ReuseCache, RiskContract};
+use super::slots::{SlotMap, hash};
+use crate::risk::Counts;
 
 /// A live mapping, and its number of users.
 #[derive(Default)]
@@ -31,63 +31,9 @@ struct Live {
 /// The live mappings of one key each; those of one user are linked.
 struct Shard {
     slots: SlotMap<Live>,
+    hits: u64,
+    misses: u64,
     forgotten: u64,
-}
-
-impl Shard {
-    fn acquire(&mut self, key: Key) -> Option<IovaRange> {
-        let Found { place, .. } = self.slots.find(key)?;
-        let live = self.slots.value_mut(place);
-        live.users += 1;
-        let range = live.range.range();
-        if live.users == 2 {
-            // From here on it cannot be forgotten.
-            self.slots.unlink(place);
-        }
-        Some(range)
-    }
-
-    fn adopt(&mut self, key: Key, range: PackedRange) {
-        if self.slots.find(key).is_some() {
-            // Another core's, or the one remembered when this was made: one is enough.
-            return;
-        }
-        if self.slots.is_full() {
-            let Some(oldest) = self.slots.oldest() else {
-                // All have several users.
-                return;
-            };
-            let found = self.slots.locate(oldest);
-            self.slots.take_out(found);
-            self.slots.give_back(oldest);
-            self.forgotten += 1;
-        }
-        if let Some(place) = self.slots.insert(key) {
-            *self.slots.value_mut(place) = Live { range, users: 1 };
-        }
-    }
-
-    fn release(&mut self, key: Key, range: IovaRange) -> Released {
-        let Some(found) = self.slots.find(key) else {
-            return Released::TearDown;
-        };
-        let place = found.place;
-        let live = self.slots.value_mut(place);
-        if live.range.range() != range {
-            return Released::TearDown;
-        }
-        live.users -= 1;
-        match live.users {
-            0 => {
-                self.slots.take_out(found);
-                self.slots.give_back(place);
-                return Released::TearDown;
-            }
-            1 => self.slots.link(place),
-            _ => {}
-        }
-        Released::InUse
-    }
 }
 
 /// The live mappings of a domain that its cores can find.
@@ -103,6 +49,8 @@ impl SharingTable {
         let each = mappings.div_ceil(shards);
         let shard = || Shard {
             slots: SlotMap::new(each),
+            hits: 0,
+            misses: 0,
             forgotten: 0,
         };
         let shards = (0..shards).map(|_| CachePadded::new(Lock::new(shard())));
@@ -111,107 +59,89 @@ impl SharingTable {
         })
     }
 
-    /// By the low bits of the hash: the shards' indexes use the high ones.
+    /// By bits of the hash that the shards' indexes do not use.
     #[inline]
     fn shard(&self, key: Key) -> &Lock<Shard> {
-        &self.shards[hash(key) as usize & (self.shards.len() - 1)]
+        &self.shards[(hash(key) >> 32) as usize & (self.shards.len() - 1)]
     }
-}
 
-/// One core's way into a [`SharingTable`].
-pub struct SharingCache {
-    table: Arc<SharingTable>,
-    hits: u64,
-    misses: u64,
-}
+    /// A mapping of `key` for one more user; `None`: the caller makes one, and [`adopt`](Self::adopt)s it.
+    pub fn acquire(&self, key: Key) -> Option<IovaRange> {
+        let shard = &mut *self.shard(key).lock();
+        let Some(found) = shard.slots.find(key) else {
+            shard.misses += 1;
+            return None;
+        };
+        shard.hits += 1;
+        let live = shard.slots.value_mut(found.place);
+        live.users += 1;
+        let range = live.range.range();
+        if live.users == 2 {
+            // From here on it cannot be forgotten.
+            shard.slots.unlink(found.place);
+        }
+        Some(range)
+    }
 
-impl SharingCache {
-    /// A handle; any number of them share the table.
-    pub fn new(table: Arc<SharingTable>) -> Self {
-        Self {
-            table,
-            hits: 0,
-            misses: 0,
+    /// A mapping was made after a miss, and has one user. One that is not remembered ends as any other.
+    pub fn adopt(&self, key: Key, range: IovaRange) {
+        let Some(range) = PackedRange::new(range) else {
+            return;
+        };
+        let shard = &mut *self.shard(key).lock();
+        let slots = &mut shard.slots;
+        if slots.find(key).is_some() {
+            // Another core's, or the one remembered when this was made: one is enough.
+            return;
+        }
+        if slots.is_full() {
+            let Some(oldest) = slots.oldest() else {
+                // All have several users.
+                return;
+            };
+            slots.take_out(slots.locate(oldest));
+            slots.give_back(oldest);
+            shard.forgotten += 1;
+        }
+        if let Some(place) = slots.insert(key) {
+            *slots.value_mut(place) = Live { range, users: 1 };
         }
     }
 
-    /// As [`ReuseCache::release`]: in use by others, or to be torn down. In the first case `in_use` is called before anybody
-    /// else can be told that its use is the last.
-    #[inline]
-    pub(crate) fn end_use(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        in_use: impl FnOnce(),
-    ) -> Released {
-        let mut shard = self.table.shard(key).lock();
-        let released = shard.release(key, range);
-        if released == Released::InUse {
-            in_use();
+    /// One use of a mapping ends. True where others still use it; else the mapping is to be torn down.
+    pub fn end_use(&self, key: Key, range: IovaRange) -> bool {
+        let slots = &mut self.shard(key).lock().slots;
+        let Some(found) = slots.find(key) else {
+            return false;
+        };
+        let place = found.place;
+        let live = slots.value_mut(place);
+        if live.range.range() != range {
+            return false;
         }
-        released
-    }
-}
-
-impl ReuseCache for SharingCache {
-    #[inline]
-    fn acquire(&mut self, key: Key, _now_ns: u64) -> Option<IovaRange> {
-        let found = self.table.shard(key).lock().acquire(key);
-        match found {
-            Some(_) => self.hits += 1,
-            None => self.misses += 1,
+        live.users -= 1;
+        match live.users {
+            0 => {
+                slots.take_out(found);
+                slots.give_back(place);
+                return false;
+            }
+            1 => slots.link(place),
+            _ => {}
         }
-        found
+        true
     }
 
-    #[inline]
-    fn adopt(&mut self, key: Key, range: IovaRange, _now_ns: u64) {
-        if let Some(range) = PackedRange::new(range) {
-            self.table.shard(key).lock().adopt(key, range);
-        }
-    }
-
-    #[inline]
-    fn release(
-        &mut self,
-        key: Key,
-        range: IovaRange,
-        _now_ns: u64,
-        _batch: &mut Batch,
-    ) -> Released {
-        self.end_use(key, range, || ())
-    }
-
-    fn expire(&mut self, _now_ns: u64, _batch: &mut Batch) -> Progress {
-        Progress::Done
-    }
-
-    fn drain(&mut self, _batch: &mut Batch) -> Progress {
-        Progress::Done
-    }
-
-    fn torn_down(&mut self, batch: &mut Batch, _now_ns: u64) {
-        assert!(batch.is_empty(), "nothing is taken from a sharing table");
-    }
-
-    fn expirer(&self) -> Option<Arc<dyn Expire>> {
-        None
-    }
-
-    fn contract(&self) -> RiskContract {
-        RiskContract::STRICT
-    }
-
-    /// Hits and misses of this core; the rest of the whole table. `evicted` are the mappings forgotten.
-    fn counts(&self) -> Counts {
+    /// What happened, since the start, on all cores. `evicted` are the mappings forgotten.
+    pub fn counts(&self) -> Counts {
         let mut counts = Counts {
-            hits: self.hits,
-            misses: self.misses,
-            bytes: size_of_val(&*self.table.shards),
+            bytes: size_of_val(&*self.shards),
             ..Counts::default()
         };
-        for shard in &self.table.shards {
+        for shard in &self.shards {
             let shard = shard.lock();
+            counts.hits += shard.hits;
+            counts.misses += shard.misses;
             counts.entries += u64::from(shard.slots.occupied());
             counts.evicted += shard.forgotten;
             counts.bytes += shard.slots.bytes();

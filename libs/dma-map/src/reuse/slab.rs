@@ -3,10 +3,10 @@
 //! A slot is one idle mapping, in two words: its state and its IOVA range.
 //!
 //! ```text
-//!            owner: release, publish(t)                 owner or anyone: take(t)
+//!              owner: keep, publish(t)                  owner or anyone: take(t)
 //!   OWNED ───────────────────────────────▶ IDLE(t) ───────────────────────────────▶ EXPIRING
 //!     ▲ ▲                                     │                                         │
-//!     │ └──── owner: acquire, reuse(t) ───────┘                                         │
+//!     │ └────── owner: hit, reuse(t) ─────────┘                                         │
 //!     └──────────────── whoever took it, after the invalidation: finish ────────────────┘
 //! ```
 //! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was released at time t and
@@ -21,8 +21,7 @@
 //! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker reads it after its
 //!   swap has succeeded: that IDLE(t) may by then be a later idleness with the same t does no harm.
 //!
-//! A slot that is EXPIRING says neither by whom nor how far that one has come. Who has to know when what was idle is out of
-//! reach (a flush) agrees with all who take on a lock of its own: `Leaving` in the mapper's `lines.rs`.
+//! A slot that is EXPIRING says neither by whom nor how far that one has come.
 //!
 //! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of slots.
 
@@ -31,11 +30,12 @@ use alloc::boxed::Box;
 use iova::IovaRange;
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
-use super::batch::Taker;
 use super::key::PackedRange;
 use super::optimistic::EARLIER;
-use super::{Batch, Counts, Expire, Expired, Progress, Windows};
+use super::{Batch, Expired, Progress};
+use crate::risk::{Counts, Windows};
 
+/// Of a new slot too.
 const OWNED: u64 = 0;
 const EXPIRING: u64 = 1;
 /// Lowest bits of an idle state; the time lies above.
@@ -52,6 +52,7 @@ fn idle(since_ns: u64) -> u64 {
 }
 
 /// One idle mapping.
+#[derive(Default)]
 pub(super) struct Slot {
     state: AtomicU64,
     /// A [`PackedRange`]; written by the owner, in OWNED only.
@@ -59,17 +60,10 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new() -> Self {
-        Self {
-            state: AtomicU64::new(OWNED),
-            range: AtomicU64::new(1),
-        }
-    }
-
     /// Owner, of an OWNED slot: offers the mapping to everyone.
     #[inline]
     pub(super) fn publish(&self, range: PackedRange, since_ns: u64) {
-        self.range.store(range.word(), Ordering::Relaxed);
+        self.range.store(range.0, Ordering::Relaxed);
         // Pairs with `take`: without it the taker could tear down the slot's previous range.
         self.state.store(idle(since_ns), Ordering::Release);
     }
@@ -84,7 +78,7 @@ impl Slot {
     /// Owner: the range it has published last.
     #[inline]
     pub(super) fn range(&self) -> PackedRange {
-        PackedRange::from_word(self.range.load(Ordering::Relaxed))
+        PackedRange(self.range.load(Ordering::Relaxed))
     }
 
     /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or has.
@@ -112,7 +106,7 @@ impl Slot {
             .compare_exchange(from, EXPIRING, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         // Nobody writes it before `finish`.
-        Some(PackedRange::from_word(self.range.load(Ordering::Relaxed)).range())
+        Some(PackedRange(self.range.load(Ordering::Relaxed)).range())
     }
 
     /// Whoever took it: the mapping is gone, the slot is the owner's.
@@ -128,18 +122,15 @@ impl Slot {
         self.state.store(OWNED, Ordering::Release);
     }
 
-    /// Whether an expired slot has come back.
+    /// Whether it is the owner's: an expired one has come back.
     #[inline]
     pub(super) fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
     }
-
-    fn is_stale(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != OWNED
-    }
 }
 
 /// What the owner tells those who look for something to expire. Written by the owner only.
+#[derive(Default)]
 struct Notice {
     /// Nothing is due for the owner before this time, ns.
     due_ns: AtomicU64,
@@ -157,7 +148,7 @@ struct Outside {
 }
 
 /// The slots of one core.
-pub(super) struct Slab {
+pub struct Slab {
     residency_ns: u64,
     notice: CachePadded<Notice>,
     outside: CachePadded<Lock<Outside>>,
@@ -168,12 +159,9 @@ impl Slab {
     pub(super) fn new(slots: usize, residency_ns: u64) -> Self {
         Self {
             residency_ns,
-            notice: CachePadded::new(Notice {
-                due_ns: AtomicU64::new(0),
-                published: AtomicU64::new(0),
-            }),
+            notice: CachePadded::default(),
             outside: CachePadded::default(),
-            slots: (0..slots).map(|_| Slot::new()).collect(),
+            slots: (0..slots).map(|_| Slot::default()).collect(),
         }
     }
 
@@ -182,15 +170,21 @@ impl Slab {
         &self.slots[place as usize]
     }
 
-    pub(super) fn residency_ns(&self) -> u64 {
-        self.residency_ns
+    /// Owner: publishes a mapping in the slot of `place`, and counts that. Release, and after the slot's own store: who sees
+    /// the number sees what was published up to it, so that a look through the slots misses nothing it answers for.
+    #[inline]
+    pub(super) fn publish(&self, place: u32, range: PackedRange, since_ns: u64) {
+        self.slot(place).publish(range, since_ns);
+        let published = self.notice.published.load(Ordering::Relaxed);
+        self.notice
+            .published
+            .store(published + 1, Ordering::Release);
     }
 
-    /// Owner: something was published for the `count`th time. Release, and after the slot's own store: who sees the
-    /// number sees what was published up to it, so that a look through the slots misses nothing it answers for.
+    /// Owner: what it has said last.
     #[inline]
-    pub(super) fn announce(&self, count: u64) {
-        self.notice.published.store(count, Ordering::Release);
+    pub(super) fn due(&self) -> u64 {
+        self.notice.due_ns.load(Ordering::Relaxed)
     }
 
     /// Owner: nothing is due before `due_ns`. Relaxed: who sees the value before looks in vain, or one call later.
@@ -199,28 +193,24 @@ impl Slab {
         self.notice.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
-    /// Stale mappings now; what was expired from outside; and how long that had been stale.
-    pub(super) fn counts(&self) -> (u64, u64, Windows) {
-        let stale = self.slots.iter().filter(|slot| slot.is_stale()).count() as u64;
-        let outside = self.outside.lock();
-        (stale, outside.expired, outside.windows)
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + size_of_val(&*self.slots)
-    }
-
-    /// Address that stands for this slab in batches.
-    pub(super) fn id(&self) -> usize {
-        (&raw const *self).addr()
+    /// Anyone: moves the mapping of a place to `batch`, which has room, if it is idle since `since_ns`.
+    pub(super) fn take(&self, place: u32, since_ns: u64, batch: &mut Batch) -> bool {
+        let taken = self.slot(place).take(since_ns);
+        if let Some(range) = taken {
+            batch.push(Expired {
+                range,
+                since_ns,
+                place,
+            });
+        }
+        taken.is_some()
     }
 
     /// What is idle since then or longer is due at `now_ns`; `None` while its owner sees to it.
     fn last_due(&self, now_ns: u64) -> Option<u64> {
         let last_ns = now_ns.checked_sub(self.residency_ns)?;
         // The owner's own time comes earlier.
-        let due_ns = self.notice.due_ns.load(Ordering::Relaxed);
-        (now_ns >= due_ns.saturating_add(self.residency_ns / EARLIER)).then_some(last_ns)
+        (now_ns >= self.due().saturating_add(self.residency_ns / EARLIER)).then_some(last_ns)
     }
 
     /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and none has come since.
@@ -245,35 +235,32 @@ impl Slab {
             if batch.is_full() {
                 return Progress::More;
             }
-            if let Some(range) = slot.take(since_ns) {
-                let expired = Expired {
-                    range,
-                    since_ns,
-                    slot: place,
-                };
-                batch.push(Taker::Stranger(self.id()), expired);
-                outside.expired += 1;
-            }
+            outside.expired += u64::from(self.take(place, since_ns, batch));
         }
         outside.looked = Some((published, oldest_left));
         Progress::Done
     }
-}
 
-impl Expire for Slab {
-    fn counts(&self) -> Counts {
-        let (stale, expired, windows) = Slab::counts(self);
+    /// What can be seen without the owner: stale mappings now, the number of those that others expired, and the windows of
+    /// those that others tore down.
+    pub fn counts(&self) -> Counts {
+        let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
+        let outside = self.outside.lock();
         Counts {
             stale,
-            expired,
-            windows,
+            entries: stale,
+            bytes: size_of::<Self>() + size_of_val(&*self.slots),
+            expired: outside.expired,
+            windows: outside.windows,
             ..Counts::default()
         }
     }
 
+    /// Moves the mappings whose residency has ended to `batch`. Returns at once, `Done`, where another thread looks.
+    ///
     /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through all slots once
     /// for each time that something was published or has become due.
-    fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
+    pub fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
         let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
         };
@@ -286,34 +273,41 @@ impl Expire for Slab {
         self.collect(&mut outside, last_ns, batch)
     }
 
-    fn is_due(&self, now_ns: u64) -> bool {
+    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it. Waits for nobody and
+    /// allocates nothing: an interrupt may ask, whatever it has interrupted.
+    pub fn is_due(&self, now_ns: u64) -> bool {
         let Some(last_ns) = self.last_due(now_ns) else {
             return false;
         };
         // What the last look found saves one; the slots themselves tell without a lock.
         let outside = self.outside.try_lock();
         let has_looked = outside.is_some_and(|outside| self.has_looked(&outside, last_ns));
-        let is_due = |slot: &Slot| {
-            slot.idle_since()
-                .is_some_and(|since_ns| since_ns <= last_ns)
-        };
-        !has_looked && self.slots.iter().any(is_due)
+        let mut idle = self.slots.iter().filter_map(Slot::idle_since);
+        !has_looked && idle.any(|since_ns| since_ns <= last_ns)
     }
 
-    fn drain(&self, batch: &mut Batch) -> Progress {
+    /// Moves every idle mapping to `batch`. Once it has answered `Done`, what was idle at the call is in `batch`, or in one
+    /// that another thread or the owner has filled and not reported as torn down; it may wait for others who look. Who wants
+    /// to know when *those* are torn down agrees with them on a lock: `Leaving` in the mapper's `lines.rs`.
+    pub fn drain(&self, batch: &mut Batch) -> Progress {
         // Whoever holds it looks, and calls nothing that waits. To answer `Done` instead would be wrong: it may just count.
         let mut outside = self.outside.lock();
         self.collect(&mut outside, u64::MAX, batch)
     }
 
-    fn torn_down(&self, batch: &mut Batch, now_ns: u64) {
+    /// No device can use the mappings of `batch` any more: their entries are cleared and the invalidation that covers them
+    /// is complete. Empties the batch; until then they count as stale.
+    ///
+    /// # Panics
+    /// A mapping of the batch was not taken from here, or is reported twice: a mistake of the caller.
+    pub fn torn_down(&self, batch: &mut Batch, now_ns: u64) {
         if batch.is_empty() {
             return;
         }
         let mut outside = self.outside.lock();
-        for Expired { since_ns, slot, .. } in batch.take(Taker::Stranger(self.id())) {
-            outside.windows.record(now_ns.saturating_sub(since_ns));
-            self.slot(slot).finish();
+        for gone in batch.take() {
+            outside.windows.record(now_ns.saturating_sub(gone.since_ns));
+            self.slot(gone.place).finish();
         }
     }
 }

@@ -17,9 +17,9 @@ use super::{MapError, Translation, UnmapError};
 
 /// The translations of one IOVA space, shared by all cores.
 ///
-/// Whoever maps, unmaps or looks up a range **owns** its IOVAs for the time of the call: they are allocated to the
-/// caller, or pinned, and nobody else calls for them. Calls for different IOVAs run side by side. A caller who breaks
-/// this may find a mapping lost or doubled; errors are exact only for owners.
+/// Whoever maps or unmaps a range **owns** its IOVAs for the time of the call: they are allocated to the caller, or pinned, and
+/// nobody else maps or unmaps them. Calls for different IOVAs run side by side. A caller who breaks this may find a mapping lost or
+/// doubled; errors are exact only for owners. A lookup may be for what is nobody's, and finds what was true at some moment.
 ///
 /// Ranges are whole pages of 4 KiB. Neither `map` nor `unmap` need invalidate anything: that is the
 /// [`Invalidator`](crate::invalidate::Invalidator)'s part. What `unmap` has written is visible to whoever sees a store that

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dma_map::Policy;
-use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
+use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 use iova::{Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
 
 use crate::turns::Cores;
@@ -20,8 +20,8 @@ fn policies() -> Vec<Policy> {
     let windows = [250, 6].map(|entries| Window { entries, age });
     let teardowns = [
         Teardown::Strict,
-        Teardown::Combining(Gather::DEFAULT),
-        Teardown::Combining(Gather::NONE),
+        Teardown::COMBINING,
+        Teardown::Combining { looks: 0 },
         Teardown::Async(windows[0]),
         Teardown::Async(windows[1]),
         Teardown::Deferred(windows[0]),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use address::PhysAddr;
-use dma_map::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
+use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 use dma_map::planted::{Mistake, plant};
 use dma_map::testing::{DeviceFault, ModelCore, ModelDomain, ModelMemory, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
@@ -378,7 +378,7 @@ fn strict_policies_leave_nothing_stale() {
 fn shared_mappings_go_with_their_last_user() {
     const ALL: &[Policy] = &[
         Policy::SHARED,
-        Policy::SHARED.with_teardown(Teardown::Combining(Gather::DEFAULT)),
+        Policy::SHARED.with_teardown(Teardown::COMBINING),
     ];
     holds(1_000, model(ALL));
 }
@@ -396,7 +396,7 @@ fn windows_close() {
 fn idle_mappings_are_reused_or_torn_down() {
     const ALL: &[Policy] = &[
         OPTIMISTIC,
-        OPTIMISTIC.with_teardown(Teardown::Combining(Gather::DEFAULT)),
+        OPTIMISTIC.with_teardown(Teardown::COMBINING),
         DEFERRED.with_reuse(Reuse::Optimistic(IDLE)),
     ];
     holds(1_000, model(ALL));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use address::PhysAddr;
 use dma_map::planted::{Mistake, plant};
-use dma_map::reuse::{Batch, Expire, Key, OptimisticCache, Progress, Released, ReuseCache};
+use dma_map::testing::reuse::{Batch, Key, OptimisticCache, Progress, Released, ReuseCache, Slab};
 use iova::{Access, IovaPfn, IovaRange};
 use random_schedules::{any, fail, finds, has_failed, holds, point, thread};
 
@@ -32,7 +32,7 @@ fn tear_down_all(table: &Table, batch: &Batch) {
     batch
         .entries()
         .iter()
-        .for_each(|idle| tear_down(table, idle.range()));
+        .for_each(|idle| tear_down(table, idle.range));
 }
 
 fn own(table: &Table, mut cache: OptimisticCache, id: u64) -> OptimisticCache {
@@ -71,7 +71,7 @@ fn own(table: &Table, mut cache: OptimisticCache, id: u64) -> OptimisticCache {
     cache
 }
 
-fn expire(table: &Table, expirers: &[Arc<dyn Expire>]) {
+fn expire(table: &Table, expirers: &[Arc<Slab>]) {
     let mut batch = Batch::with_room(KEPT);
     for now in 0..ROUNDS as u64 + RESIDENCY {
         for expirer in expirers {
@@ -90,8 +90,7 @@ fn model() {
     let caches: Vec<_> = (0..2)
         .map(|_| OptimisticCache::new(KEPT, RESIDENCY))
         .collect();
-    let expirers: Vec<_> = caches.iter().filter_map(|cache| cache.expirer()).collect();
-    assert_eq!(expirers.len(), caches.len());
+    let expirers: Vec<_> = caches.iter().map(OptimisticCache::slab).collect();
     let strangers: Vec<_> = (0..2 + any(3))
         .map(|_| {
             let (table, expirers) = (Arc::clone(&table), expirers.clone());

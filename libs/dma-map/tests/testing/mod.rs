@@ -1,5 +1,6 @@
 //! A domain made of models, for tests of this crate and of what is built on it (feature `testing`): a mapper that
-//! gives tables back, a device that forgets nothing by itself, and time that stands still.
+//! gives tables back, a device that forgets nothing by itself, and time that stands still. Beside it, [`reuse`]: what finds
+//! mappings again, taken by itself.
 //!
 //! [`ModelDomain::new`] is safe although it makes a mapper that reclaims: a [`ModelMemory`] never really frees a page. An
 //! allocator that breaks its promises lets a walk meet a page that is free or another table's, which shows as a wrong
@@ -31,6 +32,7 @@
 mod device;
 #[cfg(not(shuttle))]
 mod memory;
+pub mod reuse;
 
 pub use device::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
 #[cfg(not(shuttle))]
@@ -43,7 +45,7 @@ use iova::{CoreId, IovaAllocator};
 
 use crate::clock::{Clock, ManualClock};
 use crate::invalidate::InvalidateError;
-use crate::mapper::{Gather, Optimistic, Reuse, Teardown, Window};
+use crate::mapper::{Optimistic, Reuse, Teardown, Window};
 use crate::table::{IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 use crate::{DeviceLimits, DmaMapper, Domain, MapperCore, Policy};
 
@@ -164,7 +166,7 @@ pub const POLICIES: [(&str, Policy); 12] = [
     ("shared", Policy::SHARED),
     (
         "shared, combining",
-        Policy::SHARED.with_teardown(Teardown::Combining(Gather::DEFAULT)),
+        Policy::SHARED.with_teardown(Teardown::COMBINING),
     ),
     ("async", Policy::ASYNC),
     ("deferred", Policy::DEFERRED),
@@ -193,6 +195,9 @@ pub const POLICIES: [(&str, Policy); 12] = [
 
 /// Whether nothing may be reached after its unmap.
 pub fn is_strict(policy: &Policy) -> bool {
-    let is_immediate = matches!(policy.teardown, Teardown::Strict | Teardown::Combining(_));
+    let is_immediate = matches!(
+        policy.teardown,
+        Teardown::Strict | Teardown::Combining { .. }
+    );
     !policy.is_off && is_immediate && matches!(policy.reuse, Reuse::Never | Reuse::Shared)
 }

@@ -157,7 +157,8 @@ fn run(arguments: &Arguments, name: &str, policy: Policy) -> Result<(), Failure>
     work.core.publish();
     // A controller that is stopped uses no memory, so mappings and memory may go.
     controller.stop()?;
-    let (risk, reused) = (mapper.risk(), mapper.reuse_counts().hits);
+    let risk = mapper.risk();
+    let reused: u64 = mapper.reuse_counts().hits;
     println!(
         "{{\"policy\":\"{name}\",\"blocks\":{},\"commands\":{},\"ms\":{},\"map_calls\":{},\"unmap_calls\":{},\
          \"reused\":{reused},\"stale_max\":{},\"longest_stale_us\":{}{trespass}}}",

@@ -91,7 +91,7 @@ impl Generations {
     #[inline]
     pub(super) fn post(&self) -> Post {
         // Release: pairs with `close`; the cleared entries come before the submission.
-        let order = match plants!(RelaxedPost) {
+        let order = match planted!(RelaxedPost) {
             true => Ordering::Relaxed,
             false => Ordering::AcqRel,
         };
@@ -140,7 +140,7 @@ impl Generations {
         };
         let found = word.load(Ordering::Relaxed);
         let is_ours = found & PAGES == 0 && found >> PAGES_BITS <= post.generation;
-        if range.pages() > PAGES || !is_ours && !plants!(PutsLate) {
+        if range.pages() > PAGES || !is_ours && !planted!(PutsLate) {
             return;
         }
         let packed = range.first().raw() << PAGES_BITS | range.pages();

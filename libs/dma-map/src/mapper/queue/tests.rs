@@ -1,10 +1,8 @@
-use alloc::vec::Vec;
-
 use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator};
 
 use super::*;
 
-/// Every entry comes out once, in order, with the time it went in at, whatever part of a run is covered.
+/// Every entry comes out once, in order, with the time it went in at, as far as it is covered.
 #[test]
 fn entries_keep_their_order_their_times_and_their_tickets() {
     let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
@@ -20,32 +18,20 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
         if chance % 2 == 0 && !queue.is_full() {
             let range = core.alloc(Request::pages(1)).unwrap();
             let ticket = (step > 2000 && chance % 3 == 0).then_some(Ticket(chance));
-            let is_first = queue.push(core.pin(range).unwrap(), now);
-            assert_eq!(is_first, model.is_empty());
-            queue.set_ticket(ticket);
+            queue.push(core.pin(range).unwrap(), now);
+            queue.cover(ticket);
             model.push_back((range.first(), now, ticket));
         } else {
             let covered = queue.first() + chance % 7;
-            let mut freed = Vec::new();
-            let popped = queue.pop_run(covered, |pinned| freed.push(pinned));
-            let since = model.front().map(|&(_, since, _)| since);
-            let of_run = model
-                .iter()
-                .take_while(|entry| Some(entry.1) == since)
-                .count();
-            let expected = of_run.min((chance % 7) as usize);
-            assert_eq!(
-                popped,
-                since
-                    .filter(|_| expected > 0)
-                    .map(|at| (expected as u64, at))
-            );
-            assert_eq!(freed.len(), expected);
-            for pinned in freed {
-                let (first, ..) = model.pop_front().unwrap();
-                assert_eq!(pinned.range().first(), first);
+            let expected = model.len().min((chance % 7) as usize);
+            let mut freed = 0;
+            queue.take(covered, (), |(), pinned, since| {
+                let (first, then, _) = model.pop_front().unwrap();
+                assert_eq!((pinned.range().first(), since), (first, then));
                 core.free_pinned(pinned);
-            }
+                freed += 1;
+            });
+            assert_eq!(freed, expected);
         }
         assert_eq!(
             (queue.len(), queue.is_empty()),
@@ -55,14 +41,12 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
             queue.ticket(),
             model.front().and_then(|&(_, _, ticket)| ticket)
         );
-        if let Some(&(_, since, _)) = model.front() {
-            assert_eq!(queue.oldest_ns(), since);
-        }
+        assert_eq!(queue.oldest_ns(), model.front().map(|&(_, since, _)| since));
     }
-    while let Some((pinned, since)) = queue.pop() {
+    queue.take(u64::MAX, (), |(), pinned, since| {
         let (first, then, _) = model.pop_front().unwrap();
         assert_eq!((pinned.range().first(), since), (first, then));
         core.free_pinned(pinned);
-    }
-    assert!(model.is_empty() && queue.runs.is_empty());
+    });
+    assert!(model.is_empty() && queue.is_empty());
 }

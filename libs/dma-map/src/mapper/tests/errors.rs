@@ -40,7 +40,12 @@ fn a_list_that_fails_halfway_leaves_nothing() {
     let mut core = world.core(0);
     let list = [page(1), page(2), Segment::new(PhysAddr::new(1 << 60), 1)];
     let mut out = Vec::new();
-    let failed = core.map_list(&list, Direction::ToDevice, &mut out);
+    let failed = core.map_list(
+        &DeviceLimits::default(),
+        &list,
+        Direction::ToDevice,
+        &mut out,
+    );
     assert!(matches!(failed, Err(DmaMapError::Table(_))) && out.is_empty());
     assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
     assert_eq!(
@@ -225,40 +230,44 @@ fn what_joins_a_batch_of_a_dead_device_is_cleared_too() {
 }
 
 #[test]
-fn without_translation_high_memory_is_bounced_or_refused() {
-    struct Pool;
-    impl Bounce for Pool {
-        fn bounce(&self, segment: Segment, last: u64, _: Direction) -> Option<PhysAddr> {
-            assert!(segment.len <= last);
-            Some(PhysAddr::new(0x4000))
-        }
-        fn unbounce(&self, at: PhysAddr, _: u64) -> bool {
-            at.raw() == 0x4000
-        }
-    }
+fn without_translation_high_memory_is_refused() {
     let high = Segment::new(PhysAddr::new(1 << 40), 64);
-    let limits = DeviceLimits::of_bits(32);
-    let last = limits.last.raw();
-    let world = World::of(space(64, 1), Policy::OFF, limits);
+    let (phys, last) = (high.phys, 0xffff_ffff);
+    let world = World::of(space(64, 1), Policy::OFF, DeviceLimits::of_bits(32));
     let mut core = world.core(0);
-    let phys = high.phys;
+    let refused = Err(DmaMapError::Unaddressable { phys, last });
+    assert_eq!(core.map(&[high], Direction::ToDevice), refused);
+    let mut out = Vec::new();
+    let (any, list) = (DeviceLimits::default(), [page(7), high]);
     assert_eq!(
-        core.map(&[high], Direction::ToDevice),
-        Err(DmaMapError::Unaddressable { phys, last })
+        core.map_list(&any, &list, Direction::ToDevice, &mut out),
+        refused
     );
+    assert!(out.is_empty());
     let low = core.map(&[page(7)], Direction::ToDevice).unwrap();
     assert_eq!(low.iova().raw(), 7 << 12);
     core.unmap(low).unwrap();
     assert!(world.mapper.risk().is_unprotected);
-    let limits = DeviceLimits {
-        bounce: Some(Box::new(Pool)),
-        ..DeviceLimits::of_bits(32)
-    };
-    let world = World::of(space(64, 1), Policy::OFF, limits);
+}
+
+/// What lies next to each other is one element, as with translation.
+#[test]
+fn without_translation_a_list_is_where_the_memory_is() {
+    let world = world(Policy::OFF);
     let mut core = world.core(0);
-    let bounced = core.map(&[high], Direction::ToDevice).unwrap();
-    assert_eq!(bounced.iova().raw(), 0x4000);
-    core.unmap(bounced).unwrap();
+    let mut out = Vec::new();
+    let (any, list) = (DeviceLimits::default(), [page(9), page(7), page(8)]);
+    let mapping = core.map_list(&any, &list, Direction::ToDevice, &mut out);
+    core.unmap(mapping.unwrap()).unwrap();
+    let element = |number: u64, len| DeviceSegment {
+        iova: address::Iova::new(number << 12),
+        len,
+    };
+    assert_eq!(out, [element(9, 0x1000), element(7, 0x2000)]);
+    let gap = core.map(&list, Direction::ToDevice);
+    assert_eq!(gap, Err(DmaMapError::Gap { index: 0 }));
+    let joined = core.map(&list[1..], Direction::ToDevice).unwrap();
+    assert_eq!((joined.iova().raw(), joined.len()), (7 << 12, 0x2000));
 }
 
 #[test]

@@ -120,11 +120,21 @@ fn a_kernel_is_asked_for_whole_mappings_only() {
         let mut live = Vec::new();
         for round in 0..40 {
             live.push(
-                core.map_list(&[page(round), three, page(round + 9)], to, &mut out)
-                    .unwrap(),
+                core.map_list(
+                    &DeviceLimits::default(),
+                    &[page(round), three, page(round + 9)],
+                    to,
+                    &mut out,
+                )
+                .unwrap(),
             );
             live.push(core.map(&[three], to).unwrap());
-            let halfway = core.map_list(&[page(1), three, Segment::new(BAD, 4096)], to, &mut out);
+            let halfway = core.map_list(
+                &DeviceLimits::default(),
+                &[page(1), three, Segment::new(BAD, 4096)],
+                to,
+                &mut out,
+            );
             assert!(matches!(
                 halfway,
                 Err(DmaMapError::Table(MapError::Backend(EFAULT)))

@@ -60,11 +60,8 @@ fn limits_of_a_device_only_narrow_those_of_the_mapper() {
 #[test]
 fn no_element_crosses_a_boundary() {
     const BOUNDARY: u64 = 0x1_0000;
-    let limits = || DeviceLimits {
-        boundary: BOUNDARY,
-        max_segment: 0x3000,
-        ..DeviceLimits::default()
-    };
+    let only = DeviceLimits::default().with_boundary(BOUNDARY);
+    let limits = only.with_max_segment(0x3000);
     for policy in policies() {
         let world = world(policy);
         let mut core = world.core(0);
@@ -84,7 +81,7 @@ fn no_element_crosses_a_boundary() {
             ];
             let mut out = Vec::new();
             live.push(
-                core.map_list_for(&limits(), &segments, Direction::ToDevice, &mut out)
+                core.map_list(&limits, &segments, Direction::ToDevice, &mut out)
                     .unwrap(),
             );
             assert!(
@@ -93,10 +90,6 @@ fn no_element_crosses_a_boundary() {
             );
             let bytes: u64 = out.iter().map(|element| element.len).sum();
             assert_eq!(bytes, segments[0].len + segments[1].len);
-            let only = DeviceLimits {
-                max_segment: u64::MAX,
-                ..limits()
-            };
             let segment = Segment::new(PhysAddr::new(round << 24 | 0x10), 0x400 * round);
             let mapping = core
                 .map_for(&only, &[segment], Direction::ToDevice)
@@ -117,10 +110,7 @@ fn no_element_crosses_a_boundary() {
 fn one_element_longer_than_between_two_boundaries_is_refused() {
     let world = world(Policy::STRICT);
     let mut core = world.core(0);
-    let limits = DeviceLimits {
-        boundary: 0x1_0000,
-        ..DeviceLimits::default()
-    };
+    let limits = DeviceLimits::default().with_boundary(0x1_0000);
     let max = 0x1_0000;
     // With its offset it touches a 17th page.
     let long = Segment::new(PhysAddr::new(0x10_0010), max);
@@ -134,16 +124,13 @@ fn one_element_longer_than_between_two_boundaries_is_refused() {
 fn without_translation_a_boundary_is_kept_or_refused() {
     let world = world(Policy::OFF);
     let mut core = world.core(0);
-    let limits = DeviceLimits {
-        boundary: 0x1_0000,
-        ..DeviceLimits::default()
-    };
+    let limits = DeviceLimits::default().with_boundary(0x1_0000);
     let over = Segment::new(PhysAddr::new(0x1_f000), 0x2000);
     let refused = core.map_for(&limits, &[over], Direction::ToDevice);
     let (len, max) = (0x2000, 0x1000);
     assert_eq!(refused, Err(DmaMapError::TooLong { len, max }));
     let mut out = Vec::new();
-    let mapping = core.map_list_for(&limits, &[over], Direction::ToDevice, &mut out);
+    let mapping = core.map_list(&limits, &[over], Direction::ToDevice, &mut out);
     core.unmap(mapping.unwrap()).unwrap();
     assert_eq!(
         out.iter().map(|element| element.len).collect::<Vec<_>>(),
@@ -153,15 +140,12 @@ fn without_translation_a_boundary_is_kept_or_refused() {
 
 #[test]
 fn a_list_without_memory_for_its_elements_maps_nothing() {
-    let limits = DeviceLimits {
-        max_segment: 1,
-        ..DeviceLimits::default()
-    };
+    let limits = DeviceLimits::default().with_max_segment(1);
     let world = World::of(space(1 << 16, 1), Policy::STRICT, limits);
     let mut core = world.core(0);
     let mut out = Vec::new();
     let endless = Segment::new(PhysAddr::new(0), 1 << 58);
-    let refused = core.map_list(&[endless], Direction::ToDevice, &mut out);
+    let refused = core.map_list(&limits, &[endless], Direction::ToDevice, &mut out);
     assert!(
         matches!(refused, Err(DmaMapError::OutOfMemory { .. })),
         "{refused:?}"

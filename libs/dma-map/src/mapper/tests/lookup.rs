@@ -3,7 +3,15 @@
 use alloc::vec::Vec;
 
 use super::*;
-use crate::table::Translation;
+
+fn goes(
+    core: &mut Core<TreeAllocator>,
+    at: address::Iova,
+    offset: u64,
+) -> Option<(u64, iova::Access)> {
+    let found = core.translate(at.checked_add(offset).unwrap())?;
+    Some((found.phys.raw(), found.access))
+}
 
 #[test]
 fn each_byte_of_a_mapping_is_found_under_every_policy() {
@@ -11,57 +19,59 @@ fn each_byte_of_a_mapping_is_found_under_every_policy() {
         let world = world(policy);
         let (mut core, mut other) = (world.core(0), world.core(1));
         let list = [Segment::new(PhysAddr::new(0x7f00), 0x1200), page(0x55)];
-        let mut mapping = core
-            .map_list(&list, Direction::FromDevice, &mut Vec::new())
+        let mapping = core
+            .map_list(
+                &DeviceLimits::default(),
+                &list,
+                Direction::FromDevice,
+                &mut Vec::new(),
+            )
             .unwrap();
-        let at = |found: Option<Translation>| found.map(|found| (found.phys.raw(), found.access));
+        let (at, len) = (mapping.iova(), mapping.len());
         let write = iova::Access::Write;
-        assert_eq!(at(core.lookup(&mut mapping, 0)), Some((0x7f00, write)));
-        assert_eq!(at(other.lookup(&mut mapping, 0x100)), Some((0x8000, write)));
-        let last = mapping.len() - 1;
-        assert_eq!(
-            at(other.lookup(&mut mapping, last)),
-            Some((0x5_5fff, write))
-        );
-        assert_eq!(core.lookup(&mut mapping, last + 1), None);
-        let (iova, len) = (mapping.iova(), mapping.len());
-        assert_eq!(at(other.lookup_at(iova, len, 0x100)), Some((0x8000, write)));
-        assert_eq!(other.lookup_at(iova, 4096, 0), None, "a part of it");
+        assert_eq!(goes(&mut core, at, 0), Some((0x7f00, write)));
+        assert_eq!(goes(&mut other, at, 0x100), Some((0x8000, write)));
+        assert_eq!(goes(&mut other, at, len - 1), Some((0x5_5fff, write)));
+        assert_eq!(goes(&mut core, at, len), None);
         core.unmap(mapping).unwrap();
-        assert_eq!(other.lookup_at(iova, len, 0), None, "{policy:?}");
+        assert_eq!(goes(&mut other, at, 0), None, "{policy:?}");
     }
-}
-
-#[test]
-fn another_mappers_mapping_is_not_looked_up() {
-    let (world, elsewhere) = (world(Policy::STRICT), world(Policy::STRICT));
-    let mut core = world.core(0);
-    let mut theirs = elsewhere
-        .core(0)
-        .map(&[page(1)], Direction::ToDevice)
-        .unwrap();
-    // The same address means something else here.
-    let ours = core.map(&[page(2)], Direction::ToDevice).unwrap();
-    assert_eq!(ours.iova(), theirs.iova());
-    assert_eq!(core.lookup(&mut theirs, 0), None);
 }
 
 #[test]
 fn without_translation_an_address_leads_to_itself() {
     let world = world(Policy::OFF);
     let mut core = world.core(0);
-    let mut mapping = core.map(&[page(7)], Direction::ToDevice).unwrap();
-    let found = core.lookup(&mut mapping, 0x10).unwrap();
+    let found = core.translate(address::Iova::new(0x7010)).unwrap();
     assert_eq!(found.phys.raw(), 0x7010);
 }
 
-/// An idle mapping is nobody's.
+/// As the device finds it.
 #[test]
-fn what_a_cache_keeps_is_not_looked_up() {
+fn what_a_cache_keeps_is_found_until_it_is_torn_down() {
     let world = world(Policy::optimistic(16));
     let mut core = world.core(0);
     let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();
-    let (iova, len) = (mapping.iova(), mapping.len());
+    let at = mapping.iova();
     core.unmap(mapping).unwrap();
-    assert_eq!(core.lookup_at(iova, len, 0), None);
+    assert_eq!(goes(&mut core, at, 0), Some((0x1000, iova::Access::Read)));
+    world.mapper.flush().unwrap();
+    assert_eq!(goes(&mut core, at, 0), None);
+}
+
+/// Two users of one mapping end their uses by its address, on two cores in any order.
+#[test]
+fn a_shared_mapping_is_ended_by_its_address_once_by_each_user() {
+    let world = world(Policy::SHARED);
+    let (mut core, mut other) = (world.core(0), world.core(1));
+    let first = core.map(&[page(1)], Direction::ToDevice).unwrap();
+    let second = other.map(&[page(1)], Direction::ToDevice).unwrap();
+    let (at, len) = (first.iova(), first.len());
+    assert_eq!(at, second.iova());
+    other.unmap_at(at, len).unwrap();
+    assert_eq!(goes(&mut core, at, 0), Some((0x1000, iova::Access::Read)));
+    core.unmap_at(at, len).unwrap();
+    assert_eq!(goes(&mut core, at, 0), None);
+    let refused = core.unmap_at(at, len);
+    assert!(matches!(refused, Err(DmaUnmapError::NotAllocated(_))));
 }

@@ -14,7 +14,7 @@ use core::ops::Deref;
 use core::time::Duration;
 
 use address::PhysAddr;
-use iova::{Aperture, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
+use iova::{Aperture, ChunkAllocator, IovaAllocator, IovaPfn, IovaRange, TreeAllocator};
 
 use super::*;
 pub(super) use crate::testing::{ModelCore as Core, TICK, is_strict};

@@ -8,8 +8,8 @@ use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicBool, AtomicU64, Lock, Ordering};
 use loom::thread;
 
-use super::lines::{CoreLines, Leaving, Orphaned};
-use crate::reuse::{Batch, Expire, Key, OptimisticCache, Progress, ReuseCache};
+use super::lines::{CoreLines, Leaving};
+use crate::reuse::{Batch, Key, OptimisticCache, Progress, Slab};
 
 /// What a barrier, or an owner, does wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,7 +41,7 @@ impl World {
     }
 
     /// Whether it was carried out.
-    fn barrier(&self, expirer: &dyn Expire, wrong: Wrong) -> bool {
+    fn barrier(&self, expirer: &Slab, wrong: Wrong) -> bool {
         let leaving = match wrong {
             Wrong::Passes => self.leaving.try_lock(),
             _ => Some(self.leaving.lock()),
@@ -63,13 +63,13 @@ fn run(wrong: Wrong) {
     model.check(move || {
         let world = Arc::new(World::default());
         let mut cache = OptimisticCache::new(1, 10);
-        let expirer = ReuseCache::expirer(&cache).expect("it has one");
+        let expirer = cache.slab();
         let flusher = thread::spawn({
             let world = Arc::clone(&world);
             move || {
                 if world.is_gone.load(Ordering::Acquire) {
                     assert!(
-                        world.barrier(&*expirer, wrong),
+                        world.barrier(&expirer, wrong),
                         "what was unmapped before is reached after a barrier"
                     );
                 }
@@ -79,7 +79,7 @@ fn run(wrong: Wrong) {
         world.cached.store(1, Ordering::Relaxed);
         let key = Key::new(PhysAddr::new(5 << 12), 1, Access::Read).expect("one page");
         let range = IovaRange::new(IovaPfn::new(1), 1).expect("one page");
-        let placed = cache.release_at(key, range, 0).expect("a place is free");
+        let placed = cache.keep(key, range, 0).expect("a place is free");
         assert!(placed.wants_room);
         world.is_gone.store(true, Ordering::Release);
         let nobodys = Lock::new(Leaving::default());
@@ -90,7 +90,7 @@ fn run(wrong: Wrong) {
         let batch = leaving.batch();
         cache.make_room(1, batch);
         world.tear_down(batch);
-        cache.torn_down(batch, 1);
+        cache.finish(batch, 1, drop);
         drop(leaving);
         flusher.join().expect("it ends");
         assert_eq!(world.cached.load(Ordering::Relaxed), 0);
@@ -120,14 +120,15 @@ fn model_catches_an_owner_that_takes_without_the_lock() {
 fn leave(settles_first: bool, asks_orphans_first: bool) {
     loom::model(move || {
         let line = Arc::new(CoreLines::default());
-        let orphaned = Arc::new(Orphaned::default());
+        let orphans = Arc::new(Lock::new(0));
         line.owner.queued.store(1, Ordering::Relaxed);
         let asking = thread::spawn({
-            let (line, orphaned) = (Arc::clone(&line), Arc::clone(&orphaned));
+            let (line, orphans) = (Arc::clone(&line), Arc::clone(&orphans));
             move || {
+                let waiting = || *orphans.lock();
                 let known = match asks_orphans_first {
-                    true => orphaned.mappings() + line.stale(),
-                    false => line.stale() + orphaned.mappings(),
+                    true => waiting() + line.stale(),
+                    false => line.stale() + waiting(),
                 };
                 assert!(known >= 1, "what is reached is not counted");
             }
@@ -135,10 +136,12 @@ fn leave(settles_first: bool, asks_orphans_first: bool) {
         if settles_first {
             line.settle();
         }
-        orphaned.set(1, Some(0));
+        let mut waiting = orphans.lock();
+        *waiting = 1;
         line.settle();
+        drop(waiting);
         asking.join().expect("it ends");
-        assert_eq!((line.stale(), orphaned.mappings()), (0, 1));
+        assert_eq!((line.stale(), *orphans.lock()), (0, 1));
     });
 }
 

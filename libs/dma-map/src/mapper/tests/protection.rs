@@ -144,7 +144,14 @@ fn a_list_is_one_stretch_of_pages() {
         Segment::new(PhysAddr::new(0x2100), 0x10),
     ];
     let mut out = Vec::new();
-    let mapping = core.map_list(&list, Direction::ToDevice, &mut out).unwrap();
+    let mapping = core
+        .map_list(
+            &DeviceLimits::default(),
+            &list,
+            Direction::ToDevice,
+            &mut out,
+        )
+        .unwrap();
     assert_eq!(out.len(), 2);
     assert_eq!((out[0].iova, out[0].len), (mapping.iova(), 0x1800));
     assert_eq!(out[1].len, 0x10);
@@ -175,15 +182,19 @@ fn a_list_is_one_stretch_of_pages() {
 
 #[test]
 fn long_elements_are_cut_for_the_device() {
-    let limits = DeviceLimits {
-        max_segment: 0x1000,
-        ..DeviceLimits::of_bits(32)
-    };
+    let limits = DeviceLimits::of_bits(32).with_max_segment(0x1000);
     let world = World::of(space(1 << 12, 1), Policy::STRICT, limits);
     let mut core = world.core(0);
     let mut out = Vec::new();
     let list = [Segment::new(PhysAddr::new(0x100), 0x2100)];
-    let mapping = core.map_list(&list, Direction::ToDevice, &mut out).unwrap();
+    let mapping = core
+        .map_list(
+            &DeviceLimits::default(),
+            &list,
+            Direction::ToDevice,
+            &mut out,
+        )
+        .unwrap();
     let lens: Vec<u64> = out.iter().map(|element| element.len).collect();
     assert_eq!(lens, [0x1000, 0x1000, 0x100]);
     core.unmap(mapping).unwrap();

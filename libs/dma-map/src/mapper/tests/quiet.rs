@@ -116,11 +116,7 @@ fn whether_a_tick_is_due_is_asked_with_every_lock_held() {
     let line = &shared.lines[0];
     let held = (
         (shared.flush.lock(), shared.orphans.lock()),
-        (
-            line.leaving.lock(),
-            line.returned.lock(),
-            line.expirer.lock(),
-        ),
+        (line.leaving.lock(), line.expirer.lock()),
         (line.reuse.lock(), line.left.lock()),
     );
     std::thread::scope(|scope| {

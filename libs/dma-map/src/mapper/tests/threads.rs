@@ -64,10 +64,10 @@ fn what_a_core_has_unmapped_strictly_no_thread_reaches() {
     }
 }
 
-/// A user that the machine stops while it looks at a shared mapping has the pin: others end their use all the same, or, where
-/// all they have is the address, are told to come again. Also where the allocator gave more pages than are mapped.
+/// Uses of a shared mapping end, by the mapping or by its address, while somebody has the pin: only the last of them takes it.
+/// Also where the allocator gave more pages than are mapped.
 #[test]
-fn a_use_of_a_shared_mapping_ends_while_another_user_has_the_pin() {
+fn a_use_of_a_shared_mapping_ends_while_another_has_the_pin() {
     for pages in [1, 5, 8] {
         let world = World::of(chunks(1 << 13, 2), Policy::SHARED, DeviceLimits::default());
         let (mut one, mut two) = (world.core(0), world.core(1));
@@ -79,11 +79,9 @@ fn a_use_of_a_shared_mapping_ends_while_another_user_has_the_pin() {
         let allocated = IovaRange::new(IovaPfn::of(iova), pages.next_power_of_two()).unwrap();
         let pinned = iova::CoreAllocator::pin(&mut one.alloc, allocated).unwrap();
         two.unmap(second).unwrap();
-        let refused = two.unmap_at(iova, third.len());
-        assert!(matches!(refused, Err(DmaUnmapError::NotAllocated(_))));
-        iova::CoreAllocator::unpin(&mut one.alloc, pinned);
         two.unmap_at(iova, third.len()).unwrap();
         assert!(world.device.access(iova, Access::Read).is_ok());
+        iova::CoreAllocator::unpin(&mut one.alloc, pinned);
         one.unmap(first).unwrap();
         assert!(world.device.access(iova, Access::Read).is_err());
     }

@@ -21,31 +21,13 @@ use loom::thread;
 use super::{DeviceLimits, Direction, DmaMapper, Domain, MapperCore, Policy, Segment};
 use crate::clock::ManualClock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
+use crate::planted::{Mistake, plant};
 use crate::table::IoMap;
 use crate::table::model::{CONFIG, ModelMemory, ModelTable, load};
 use crate::table::{MapError, PageTable, RetiredTable, TableStats, Translation, UnmapError};
 
-/// What is planted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mutant {
-    /// A table is released before its invalidation.
-    ReleasesEarly,
-    /// A table is released while a core walks it.
-    IgnoresWalks,
-    /// A table is installed by a relaxed swap.
-    InstallsRelaxed,
-    /// A flush covers what was unmapped after its invalidation.
-    NotesLate,
-}
-
-/// Of `std`: it orders nothing and is not part of what is explored.
-static PLANTED: Mutex<Option<Mutant>> = Mutex::new(None);
-/// One model at a time: what is planted is meant for it alone.
+/// One model at a time: each has a time, and all of the processor in it.
 static ALONE: Mutex<()> = Mutex::new(());
-
-pub(super) fn plants(mutant: Mutant) -> bool {
-    *PLANTED.lock().expect("nobody panics with it") == Some(mutant)
-}
 
 /// Chunks of two words, as the allocator has under loom, over leaf tables of two entries.
 struct Small(ModelTable);
@@ -273,23 +255,19 @@ fn core_walks(order: Ordering) {
     core::mem::forget((core, other, second));
 }
 
-/// What goes wrong with this planted.
-fn goes_wrong(planted: Option<Mutant>, model: fn(Ordering)) -> Option<String> {
+/// What goes wrong with a mistake planted, and tables installed in this order.
+fn goes_wrong(mistake: Option<Mistake>, order: Ordering, model: fn(Ordering)) -> Option<String> {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    *PLANTED.lock().expect("nobody panics with it") = planted;
-    let order = match planted {
-        Some(Mutant::InstallsRelaxed) => Ordering::Relaxed,
-        _ => Ordering::Release,
-    };
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.max_branches = 100_000;
     builder.max_duration = Some(core::time::Duration::from_secs(15));
     let run = || builder.check(move || model(order));
+    plant(mistake);
     let failed = std::panic::catch_unwind(core::panic::AssertUnwindSafe(run)).err();
-    *PLANTED.lock().expect("nobody panics with it") = None;
+    plant(None);
     failed.map(|what| match what.downcast_ref::<String>() {
         Some(what) => what.clone(),
         None => what
@@ -300,31 +278,32 @@ fn goes_wrong(planted: Option<Mutant>, model: fn(Ordering)) -> Option<String> {
 
 #[test]
 fn model_of_the_whole_keeps_what_it_promises() {
-    assert_eq!(goes_wrong(None, device_walks), None);
-    assert_eq!(goes_wrong(None, core_walks), None);
+    assert_eq!(goes_wrong(None, Ordering::Release, device_walks), None);
+    assert_eq!(goes_wrong(None, Ordering::Release, core_walks), None);
 }
 
-fn is_found(mutant: Mutant, model: fn(Ordering), as_what: &str) {
-    let found = goes_wrong(Some(mutant), model).expect("a mutant is found");
-    assert!(found.contains(as_what), "{mutant:?}: {found}");
+fn is_found(mistake: Mistake, model: fn(Ordering), as_what: &str) {
+    let found = goes_wrong(Some(mistake), Ordering::Release, model).expect("it is found");
+    assert!(found.contains(as_what), "{mistake:?}: {found}");
 }
 
 #[test]
 fn model_of_the_whole_catches_a_release_before_the_epoch() {
-    is_found(Mutant::ReleasesEarly, device_walks, "a freed table");
+    is_found(Mistake::ReleasesEarly, device_walks, "a freed table");
 }
 
 #[test]
 fn model_of_the_whole_catches_a_relaxed_install() {
-    is_found(Mutant::InstallsRelaxed, device_walks, "a stale entry");
+    let found = goes_wrong(None, Ordering::Relaxed, device_walks).expect("it is found");
+    assert!(found.contains("a stale entry"), "{found}");
 }
 
 #[test]
 fn model_of_the_whole_catches_an_epoch_that_covers_what_came_later() {
-    is_found(Mutant::NotesLate, device_walks, "the device ");
+    is_found(Mistake::NotesLate, device_walks, "the device ");
 }
 
 #[test]
 fn model_of_the_whole_catches_a_release_under_a_walk() {
-    is_found(Mutant::IgnoresWalks, core_walks, "a core found");
+    is_found(Mistake::IgnoresWalks, core_walks, "a core found");
 }

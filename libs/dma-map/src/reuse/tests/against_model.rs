@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::world::{EARLIEST_NS, IDLE_ONLY, Rules, Step, World, a_step};
+use super::world::{EARLIEST_NS, Rules, Step, World, a_step, idle_only};
 use super::*;
 
 proptest! {
@@ -15,7 +15,7 @@ proptest! {
         steps in proptest::collection::vec(a_step(), 1..600),
     ) {
         // Outside calls take slots in the slab's order: fewer promises about which goes when.
-        let rules = Rules { keeps_while_it_can: false, ..IDLE_ONLY };
+        let rules = Rules { keeps_while_it_can: false, ..idle_only(quota) };
         World::new(OptimisticCache::new(quota, 100), rules, EARLIEST_NS, room).run(&steps);
     }
 
@@ -26,7 +26,7 @@ proptest! {
     ) {
         let is_own = |step: &Step| !matches!(step, Step::ExpireOutside | Step::DrainOutside);
         let steps: Vec<_> = steps.into_iter().filter(is_own).collect();
-        World::new(OptimisticCache::new(quota, 100), IDLE_ONLY, EARLIEST_NS, 64).run(&steps);
+        World::new(OptimisticCache::new(quota, 100), idle_only(quota), EARLIEST_NS, 64).run(&steps);
     }
 
     #[test]
@@ -35,8 +35,8 @@ proptest! {
         shards in 1usize..4,
         steps in proptest::collection::vec(a_step(), 1..600),
     ) {
-        let rules = Rules { is_sharing: true, finds_all_idle: true, keeps_while_it_can: false };
-        let cache = SharingCache::new(SharingTable::new(mappings, shards));
-        World::new(cache, rules, 0, 1).run(&steps);
+        let contract = RiskContract::STRICT;
+        let rules = Rules { contract, is_sharing: true, finds_all_idle: true, keeps_while_it_can: false };
+        World::new(SharingTable::new(mappings, shards), rules, 0, 1).run(&steps);
     }
 }

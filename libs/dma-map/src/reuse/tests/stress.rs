@@ -18,7 +18,7 @@ const STEPS: u64 = 400_000;
 
 fn tear_down(states: &[AtomicU8], batch: &Batch) {
     for expired in batch.entries() {
-        let number = usize::try_from(expired.range().first().raw()).unwrap();
+        let number = usize::try_from(expired.range.first().raw()).unwrap();
         let was = states[number].swap(GONE, SeqCst);
         assert_eq!(was, IDLE, "mapping {number} was torn down");
     }

@@ -1,7 +1,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use iova::IovaPfn;
+use iova::{IovaPfn, IovaRange};
 
 use super::*;
 
@@ -10,8 +10,7 @@ use super::*;
 fn whether_something_is_due_is_answered_while_somebody_looks() {
     let slab = Slab::new(2, 10);
     let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
-    slab.slot(1).publish(PackedRange::new(range).unwrap(), 5);
-    slab.announce(1);
+    slab.publish(1, PackedRange::new(range).unwrap(), 5);
     assert_eq!((slab.is_due(14), slab.is_due(15)), (false, true));
     let looking = slab.outside.lock();
     std::thread::scope(|scope| {
@@ -33,7 +32,7 @@ fn whether_something_is_due_is_answered_while_somebody_looks() {
 fn a_drain_takes_what_is_idle_while_somebody_else_looks() {
     let slab = Slab::new(2, 10);
     let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
-    slab.slot(1).publish(PackedRange::new(range).unwrap(), 5);
+    slab.publish(1, PackedRange::new(range).unwrap(), 5);
     let looking = slab.outside.lock();
     std::thread::scope(|scope| {
         let (told, answer) = mpsc::channel();

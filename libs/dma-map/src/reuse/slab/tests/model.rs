@@ -9,7 +9,7 @@ use iova::{Access, IovaPfn, IovaRange};
 use lines::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::super::{Batch, Expire, Key, OptimisticCache, Progress, Released, ReuseCache};
+use super::super::{Batch, Key, OptimisticCache, Progress};
 use super::{OWNED, PackedRange, Slot, idle};
 
 fn iova(number: u64) -> IovaRange {
@@ -45,7 +45,7 @@ fn reuse_by_store(slot: &Slot, since_ns: u64) -> bool {
 
 /// Mutant: the range may be seen after the state.
 fn publish_relaxed(slot: &Slot, range: PackedRange, since_ns: u64) {
-    slot.range.store(range.word(), Ordering::Relaxed);
+    slot.range.store(range.0, Ordering::Relaxed);
     slot.state.store(idle(since_ns), Ordering::Relaxed);
 }
 
@@ -82,7 +82,7 @@ fn expire(world: &World, steps: Steps) -> bool {
 fn run(strangers: usize, steps: Steps) {
     loom::model(move || {
         let world = Arc::new(World {
-            slot: Slot::new(),
+            slot: Slot::default(),
             entry: AtomicU64::new(0),
         });
         let strangers: Vec<_> = (0..strangers)
@@ -152,7 +152,7 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let mut cache = OptimisticCache::new(2, 10);
-        let expirer: Arc<dyn Expire> = cache.expirer().expect("it has one");
+        let expirer = cache.slab();
         // Page-table entries of IOVA pages 1 and 2.
         let entries = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let timer = thread::spawn({
@@ -166,15 +166,10 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
         });
         let mut batch = Batch::with_room(2);
         entries[0].store(1, Ordering::Relaxed);
-        let mut none = Batch::with_room(1);
-        assert_eq!(
-            cache.release(page(5), iova(1), 0, &mut none),
-            Released::Kept
-        );
-        tear_down(&entries, &none);
-        cache.torn_down(&mut none, 0);
-        let second = match cache.acquire(page(5), 5) {
-            Some(range) => {
+        assert!(cache.keep(page(5), iova(1), 0).is_some(), "it is kept");
+        let second = match cache.hit(page(5), 5) {
+            Some((range, _)) => {
+                let range = range.range();
                 assert_eq!(range, iova(1));
                 assert_eq!(entries[0].load(Ordering::Relaxed), 1, "a hit is mapped");
                 range
@@ -184,23 +179,24 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
                 iova(2)
             }
         };
-        if cache.release(page(5), second, 6, &mut batch) == Released::TearDown {
-            entry(&entries, second).store(0, Ordering::Relaxed);
+        let placed = cache.keep(page(5), second, 6);
+        if placed
+            .expect("one of two places at least is free")
+            .wants_room
+        {
+            cache.make_room(6, &mut batch);
         }
         tear_down(&entries, &batch);
-        cache.torn_down(&mut batch, 6);
+        cache.finish(&mut batch, 6, drop);
         timer.join().expect("it ends");
         assert_eq!(cache.drain(&mut batch), Progress::Done);
         tear_down(&entries, &batch);
-        cache.torn_down(&mut batch, 30);
-        assert_eq!(cache.counts().stale, 0);
+        cache.finish(&mut batch, 30, drop);
+        assert_eq!(cache.slab().counts().stale, 0);
         for entry in entries.iter() {
             assert_eq!(entry.load(Ordering::Relaxed), 0, "all is torn down");
         }
-        assert_eq!(
-            cache.release(page(5), iova(1), 31, &mut batch),
-            Released::Kept
-        );
+        assert!(cache.keep(page(5), iova(1), 31).is_some(), "it is kept");
     });
 }
 
@@ -213,7 +209,7 @@ fn entry(entries: &[AtomicU64; 2], range: IovaRange) -> &AtomicU64 {
 
 fn tear_down(entries: &[AtomicU64; 2], batch: &Batch) {
     for expired in batch.entries() {
-        let entry = entry(entries, expired.range());
+        let entry = entry(entries, expired.range);
         assert_eq!(entry.load(Ordering::Relaxed), 1, "it is mapped until here");
         entry.store(0, Ordering::Relaxed);
     }

@@ -4,25 +4,38 @@
 //! indexed place may be *linked* into the order, oldest first. Nothing is allocated after construction; links
 //! are numbers of places, free places hang on each other (the last given back is the first taken, being warm).
 //!
-//! One page is often mapped many times at once (packets that share it), so mappings of one key are many: they form a
-//! stack, and the index knows its top. The youngest comes first, and neither a look nor a removal meets the others.
+//! The index is a hash table of chains, at least two for each place. One page is often mapped many times at once (packets
+//! that share it), so mappings of one key are many: they form a stack, and the chain knows its top. The youngest comes
+//! first, and neither a look nor a removal meets the others. The hash is not secret: a driver that chooses its pages so
+//! that they collide slows itself, by at most one probe for each place.
 //!
 //! Three arrays, by how often a place's part is touched: the index; links of the order, of which an operation writes
 //! those of three places; and the rest.
 
 use alloc::boxed::Box;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Key;
-use super::index::{Index, hash};
 
 /// No place.
 const NIL: u32 = u32::MAX;
+/// The odd number nearest to 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A well-mixed word, the high bits best; the index uses the highest.
+#[inline]
+pub(super) fn hash(key: Key) -> u64 {
+    let word = key.word();
+    (word ^ word >> 29).wrapping_mul(GOLDEN)
+}
 
 struct Node<T> {
     key: Key,
     value: T,
-    /// The next younger one of this key; means something only where this is not the top.
+    /// Of a top: the next one in its chain, of another key.
+    next: u32,
+    /// The next younger one of this key; of a top: `NIL`.
     above: u32,
     /// The next older one of this key.
     below: u32,
@@ -37,17 +50,23 @@ struct Links {
     next: u32,
 }
 
-/// An indexed place, and where the index has its key.
+/// An indexed place, and where its chain leads to the top of its key.
 #[derive(Clone, Copy)]
 pub struct Found {
-    at: usize,
+    /// The chain.
+    chain: usize,
+    /// The place before the top in the chain, if it is not the first.
+    before: u32,
     /// The place.
     pub place: u32,
 }
 
 /// Places by key and by age.
 pub struct SlotMap<T> {
-    index: Index,
+    /// The first places of the chains.
+    chains: Box<[u32]>,
+    /// Shifts a hash to its chain.
+    shift: u32,
     nodes: Box<[Node<T>]>,
     order: Box<[Links]>,
     oldest: u32,
@@ -65,6 +84,7 @@ impl<T: Default> SlotMap<T> {
             .map(|_| Node {
                 key: Key::FIRST,
                 value: T::default(),
+                next: NIL,
                 above: NIL,
                 below: NIL,
             })
@@ -73,8 +93,10 @@ impl<T: Default> SlotMap<T> {
             .map(|next| Links { prev: NIL, next })
             .collect();
         order[last as usize].next = NIL;
+        let chains = (places * 2).next_power_of_two();
         Self {
-            index: Index::new(places),
+            chains: vec![NIL; chains].into_boxed_slice(),
+            shift: u64::BITS - chains.ilog2(),
             nodes: nodes.into_boxed_slice(),
             order: order.into_boxed_slice(),
             oldest: NIL,
@@ -87,12 +109,6 @@ impl<T: Default> SlotMap<T> {
     /// How many places there are.
     pub fn places(&self) -> usize {
         self.nodes.len()
-    }
-
-    /// Address that stands for this map in batches; it stays when the map moves.
-    #[cfg(feature = "parts")]
-    pub fn id(&self) -> usize {
-        self.nodes.as_ptr().addr()
     }
 
     /// Number of places that are not free.
@@ -115,61 +131,82 @@ impl<T: Default> SlotMap<T> {
         let &Links { next, .. } = self.order.get(place as usize)?;
         self.free = next;
         self.free_len -= 1;
-        let below = match self.look(key) {
-            Ok((at, top)) => {
-                self.nodes[top as usize].above = place;
-                self.index.set_place(at, place);
-                top
+        let top = self.look(key);
+        let next = match self.nodes.get_mut(top.place as usize) {
+            Some(node) => {
+                node.above = place;
+                node.next
             }
-            Err(at) => {
-                self.index.put(at, hash(key), place);
-                NIL
-            }
+            None => NIL,
         };
+        self.set_top(top, place);
         let node = &mut self.nodes[place as usize];
         node.key = key;
-        node.below = below;
+        (node.next, node.above, node.below) = (next, NIL, top.place);
         self.link(place);
         Some(place)
     }
 
-    /// The youngest place of `key`, and where the index has it; or where it would have it.
+    /// The youngest place of `key`; where there is none, `NIL`, and the end of the chain that it would be in.
     #[inline(always)]
-    fn look(&self, key: Key) -> Result<(usize, u32), usize> {
-        let nodes = &self.nodes;
-        self.index
-            .find(hash(key), |place| nodes[place as usize].key == key)
+    fn look(&self, key: Key) -> Found {
+        let chain = (hash(key) >> self.shift) as usize;
+        let (mut before, mut place) = (NIL, self.chains[chain]);
+        while let Some(node) = self.nodes.get(place as usize)
+            && node.key != key
+        {
+            (before, place) = (place, node.next);
+        }
+        Found {
+            chain,
+            before,
+            place,
+        }
+    }
+
+    /// Where `top` was found the chain leads to `place` from now on.
+    #[inline(always)]
+    fn set_top(&mut self, top: Found, place: u32) {
+        match self.nodes.get_mut(top.before as usize) {
+            Some(before) => before.next = place,
+            None => self.chains[top.chain] = place,
+        }
     }
 
     /// The youngest of the places indexed by `key`.
     #[inline(always)]
     pub fn find(&self, key: Key) -> Option<Found> {
-        let (at, place) = self.look(key).ok()?;
-        Some(Found { at, place })
+        let found = self.look(key);
+        (found.place != NIL).then_some(found)
     }
 
     /// How to take out an indexed place.
     pub fn locate(&self, place: u32) -> Found {
-        let key = self.nodes[place as usize].key;
-        let found = self.look(key).ok();
-        let (at, _) = found.expect("the place is indexed, so its key is");
-        Found { at, place }
+        Found {
+            place,
+            ..self.look(self.nodes[place as usize].key)
+        }
     }
 
     /// Makes the place unfindable.
     #[inline(always)]
-    fn unindex(&mut self, Found { at, place }: Found) {
-        let &Node { above, below, .. } = &self.nodes[place as usize];
-        let is_top = self.index.place(at) == place;
-        match (is_top, below) {
-            (true, NIL) => self.index.remove(at),
-            (true, below) => self.index.set_place(at, below),
-            (false, below) => {
-                self.nodes[above as usize].below = below;
-                if below != NIL {
-                    self.nodes[below as usize].above = above;
+    fn unindex(&mut self, found: Found) {
+        let &Node {
+            next, above, below, ..
+        } = &self.nodes[found.place as usize];
+        let rest = match self.nodes.get_mut(below as usize) {
+            Some(node) => {
+                node.above = above;
+                if above == NIL {
+                    node.next = next;
                 }
+                below
             }
+            None => next,
+        };
+        match self.nodes.get_mut(above as usize) {
+            Some(node) => node.below = below,
+            None => self.set_top(found, rest),
         }
     }
 
@@ -223,13 +260,6 @@ impl<T: Default> SlotMap<T> {
     }
 
     /// What is kept at a place.
-    #[cfg(feature = "parts")]
-    #[inline(always)]
-    pub fn value(&self, place: u32) -> &T {
-        &self.nodes[place as usize].value
-    }
-
-    /// The same, to change it.
     #[inline(always)]
     pub fn value_mut(&mut self, place: u32) -> &mut T {
         &mut self.nodes[place as usize].value
@@ -237,6 +267,10 @@ impl<T: Default> SlotMap<T> {
 
     /// Bytes of all of it.
     pub fn bytes(&self) -> usize {
-        self.index.bytes() + size_of_val(&*self.nodes) + size_of_val(&*self.order)
+        size_of_val(&*self.chains) + size_of_val(&*self.nodes) + size_of_val(&*self.order)
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

@@ -1,7 +1,10 @@
 //! Mistakes that models plant to prove that they would find them. Under `--cfg shuttle`, and `--cfg loom` in this crate's own
 //! tests: in any other build no trace of this is left.
 
+use std::boxed::Box;
 use std::cell::Cell;
+
+use lines::Lock;
 
 /// A mistake in the order or the completeness of steps, or in orderings, which loom alone sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +17,10 @@ pub enum Mistake {
     PassesByTheBusy,
     /// An owner takes idle mappings, to tear them down, without the lock that says so.
     TakesUnlocked,
+    /// A table is released before its invalidation.
+    ReleasesEarly,
+    /// A table is released while a core walks it.
+    IgnoresWalks,
     /// A core that is dropped gives up its numbers before what they stand for is counted among the orphans.
     SettlesFirst,
     /// A core that combines returns as soon as it hears that its batch was submitted.
@@ -40,4 +47,9 @@ pub fn plant(mistake: Option<Mistake>) {
 
 pub(crate) fn has(mistake: Mistake) -> bool {
     PLANTED.get() == Some(mistake)
+}
+
+/// A lock that nobody else has.
+pub(crate) fn nobodys<T: Default>() -> &'static Lock<T> {
+    Box::leak(Box::new(Lock::new(T::default())))
 }

@@ -16,23 +16,18 @@ fn a_contract_names_the_bound_that_broke() {
     let contract = RiskContract {
         max_stale: Some(4),
         max_age_ns: Some(100),
-        survives_quiet_owner: true,
     };
-    let mut counts = Counts {
-        stale_max: 4,
-        ..Counts::default()
-    };
-    counts.windows.record(110);
-    assert_eq!(contract.check(&counts, 10), Ok(()));
+    let mut windows = Windows::EMPTY;
+    windows.record(110);
+    assert_eq!(contract.check(4, &windows, 10), Ok(()));
     let seen_ns = 110;
     let bound_ns = 109;
     assert_eq!(
-        contract.check(&counts, 9),
+        contract.check(4, &windows, 9),
         Err(Violation::Age { seen_ns, bound_ns })
     );
-    counts.stale_max = 5;
     assert_eq!(
-        contract.check(&counts, 10),
+        contract.check(5, &windows, 10),
         Err(Violation::Stale { seen: 5, bound: 4 })
     );
     assert_eq!(contract.and(RiskContract::STRICT), contract);
