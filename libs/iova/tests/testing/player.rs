@@ -221,7 +221,10 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
         // Pages below the limit, as far as the allocator keeps to it.
         let grain = self.world.grain;
         let below = (request.last.raw() + 1) / grain.limit * grain.limit;
-        let has_block = below > 0
+        // A larger block than a grain may lie across a border, where nothing is had.
+        let is_whole = self.world.cuts == 0 || order <= grain.order;
+        let has_block = is_whole
+            && below > 0
             && self
                 .out
                 .has_block(aperture, order.max(grain.order), below - 1);
