@@ -26,7 +26,7 @@ pub enum AllocError {
         /// Highest page that the request or the aperture allowed.
         last: IovaPfn,
         /// Cores that hold free ranges only they can return; they do at their next operation or when they
-        /// park. With 0 another attempt is useless until somebody frees.
+        /// park. With 0 another attempt is useless until somebody frees (but see [`Request::aligned`](crate::Request::aligned)).
         asked: usize,
     },
 }

@@ -47,13 +47,13 @@ extern crate alloc;
 extern crate std;
 
 /// Whether a test has planted this mistake: never, outside of tests and models.
-macro_rules! plants {
+macro_rules! planted {
     ($mistake:ident) => {{
         #[cfg(any(test, shuttle))]
-        let plants = crate::planted::has(crate::planted::Mistake::$mistake);
+        let is_planted = crate::planted::has(crate::planted::Mistake::$mistake);
         #[cfg(not(any(test, shuttle)))]
-        let plants = false;
-        plants
+        let is_planted = false;
+        is_planted
     }};
 }
 

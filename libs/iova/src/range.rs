@@ -200,7 +200,8 @@ impl Request {
         }
     }
 
-    /// Aligned to `2^order` pages, if that is more than the size's own alignment. `order` is at most 52.
+    /// Aligned to `2^order` pages, if that is more than the size's own alignment. `order` is at most 52. Where no whole block of that
+    /// alignment is free, a place may be missed among gaps that lie otherwise (the tree looks at 64).
     #[inline]
     pub const fn aligned(self, order: u8) -> Self {
         Self {

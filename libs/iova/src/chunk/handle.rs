@@ -196,7 +196,7 @@ impl Local {
 
     /// A free that was found to be [`Freed::Marked`]. Apart from the other one, whose registers cost a giver as much as the work.
     #[inline(never)]
-    fn free_marked(
+    fn free_remote(
         &mut self,
         shared: &Shared,
         range: IovaRange,
@@ -305,7 +305,7 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         match local.free_ready(range, false) {
             Freed::Done => Ok(()),
-            Freed::Marked(state) => local.free_marked(shared, range, state),
+            Freed::Marked(state) => local.free_remote(shared, range, state),
             Freed::Unknown => local.free_elsewhere(shared, range),
         }
     }

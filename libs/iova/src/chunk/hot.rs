@@ -70,7 +70,8 @@ impl Hot {
         Some(chunk_of(block, page))
     }
 
-    /// The chunk of `page`; `None` where the page is in no zone or its block was never used.
+    /// The chunk of `page`; `None` where its block was never used, or is of no zone. Of a page beside its zone it is one that nobody
+    /// ever owns, in which nothing is ever allocated.
     #[inline]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
@@ -96,7 +97,9 @@ impl Hot {
     /// is the chunk's giver; whether it did.
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
-        let Place { block, roles, .. } = &self.places[key_and_place(page).1];
+        let (key, at) = key_and_place(page);
+        let Place { block, roles, .. } = &self.places[at];
+        debug_assert_eq!(self.places[at].key, key, "of another block");
         let block = block
             .as_deref()
             .filter(|_| roles[chunk_at(page)] == Role::Giver);
@@ -107,7 +110,9 @@ impl Hot {
     /// or special.
     pub(super) fn free_foreign(&mut self, shared: &Shared, core: u64, range: IovaRange) -> bool {
         let page = range.first().raw();
-        let Place { block, roles, .. } = &mut self.places[key_and_place(page).1];
+        let (key, at) = key_and_place(page);
+        debug_assert_eq!(self.places[at].key, key, "of another block");
+        let Place { block, roles, .. } = &mut self.places[at];
         let Some(block) = block else {
             return false;
         };

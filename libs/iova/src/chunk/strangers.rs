@@ -146,7 +146,7 @@ impl Local {
         let is_pending = chunk.tag() & PENDING != 0;
         // Before the words: a mark set after a word was read here is set by someone who then sees `PENDING` clear, because
         // his read-modify-write of the word follows ours. A giver is there (`GIVER`) until he lets go, which sets `PENDING`.
-        if is_pending && !plants!(ForgetsMarks) {
+        if is_pending && !planted!(ForgetsMarks) {
             chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
         }
         let mut claimed = 0;
@@ -168,13 +168,13 @@ impl Local {
             }
             // Read-modify-write: a stranger who claims after it reads from it, and so sees `PENDING` clear and sets it. A load
             // might miss a claim whose maker still saw it set.
-            claimed |= if plants!(LoadsClaims) {
+            claimed |= if planted!(LoadsClaims) {
                 get(chunk.claimed(word))
             } else {
                 chunk.claimed(word).fetch_or(0, Ordering::AcqRel)
             };
         }
-        if is_pending && plants!(ForgetsMarks) {
+        if is_pending && planted!(ForgetsMarks) {
             chunk.tag_word().fetch_and(!PENDING, Ordering::AcqRel);
         }
         if claimed != 0 {

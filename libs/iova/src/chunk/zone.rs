@@ -23,6 +23,12 @@ pub(super) const MAX_ZONES: usize = 4;
 /// get zones of their own, and what is above them.
 const ENDS: [u64; MAX_ZONES + 1] = [1 << 52, 1 << (39 - 12), 1 << (36 - 12), 1 << (32 - 12), 0];
 
+/// Blocks by which each zone begins further below its end than the one above it.
+const APART: usize = 8;
+
+/// What an [`Arc`] adds to a block: two counters, aligned as chunks are.
+const BLOCK_HEADER: usize = align_of::<Block>();
+
 #[derive(Debug)]
 pub(super) struct Zone {
     /// First page, a multiple of [`CHUNK_PAGES`].
@@ -131,6 +137,16 @@ impl Zone {
         take(&self.free).or_else(|| take(&self.spent))
     }
 
+    /// Takes a free chunk up to number `highest`. Zones end at multiples of 4 GiB, and a core that works in two of them must not
+    /// have the blocks of both in one place of [`Hot`](super::hot::Hot): each begins some blocks below its end.
+    pub(super) fn take_chunk(&self, highest: usize) -> Option<usize> {
+        let below = self.lane * APART * BLOCK_CHUNKS;
+        let apart = highest.checked_sub(below).filter(|_| below > 0);
+        apart
+            .and_then(|highest| self.take_run(1, 0, highest))
+            .or_else(|| self.take_run(1, 0, highest))
+    }
+
     /// Puts a chunk among those whose leaf tables wait to be reclaimed.
     pub(super) fn put_spent(&self, index: usize) {
         self.spent.put(index);
@@ -171,7 +187,7 @@ impl Zone {
         2 * self.free.bytes()
             + self.spent.bytes()
             + size_of_val(&*self.blocks)
-            + made * size_of::<Block>()
+            + made * (size_of::<Block>() + BLOCK_HEADER)
     }
 }
 

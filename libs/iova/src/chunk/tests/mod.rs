@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::layout::{GIVER, tag_in};
 use super::*;
 use crate::testing::Random;
 use crate::{AllocError, CoreAllocator, Request};
@@ -458,6 +459,59 @@ fn what_is_live_stays_in_mind_up_to_four_gib() {
     let live: Vec<_> = (0..1 << 12).map(|_| another()).collect();
     for range in &live {
         assert!(core.local.hot.known(range.first().raw()).is_some());
+    }
+    free_all(&mut core, live);
+}
+
+#[test]
+fn what_several_zones_have_live_stays_in_mind_together() {
+    let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    let live = [32, 36, 39, 48].map(|bits| {
+        let last = IovaPfn::new((1 << (bits - 12)) - 1);
+        core.alloc(Request::pages(1).at_most(last)).expect("free")
+    });
+    for range in live {
+        assert!(core.local.hot.known(range.first().raw()).is_some());
+    }
+    free_all(&mut core, live);
+}
+
+#[test]
+fn a_giver_that_comes_to_own_the_chunk_has_no_mark_of_its_own_there() {
+    let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
+    let (mut owner, mut giver) = two_cores(&space);
+    let live: Vec<_> = (0..4)
+        .map(|_| owner.alloc(Request::pages(1)).expect("free"))
+        .collect();
+    let page = live[0].first().raw();
+    free_all(&mut giver, live);
+    let tag = |core: &ChunkCore| core.local.hot.known(page).expect("in mind").tag();
+    assert_ne!(tag(&giver) & GIVER, 0);
+    owner.park();
+    let range = giver.alloc(Request::pages(1)).expect("free");
+    assert_eq!(range.first().raw() / CHUNK_PAGES, page / CHUNK_PAGES);
+    assert_eq!(tag(&giver), tag_in(0, 2));
+    giver.free(range).expect("allocated");
+}
+
+#[test]
+fn a_range_of_the_tree_whose_block_has_chunks_in_mind_is_freed_and_pinned_as_any() {
+    // One chunk, and pages on both sides of it in the same block.
+    let space = ChunkAllocator::new(aperture(100, 1100), 1).expect("valid");
+    let mut core = space.claim(CoreId(0)).expect("free");
+    let mut live = take_all(&mut core, 1);
+    let of_tree: Vec<_> = (live.iter().copied())
+        .filter(|range| !(512..1024).contains(&range.first().raw()))
+        .collect();
+    assert_eq!(of_tree.len(), 412 + 77);
+    for range in of_tree {
+        assert!(core.local.hot.known(range.first().raw()).is_some());
+        let pinned = core.pin(range).expect("allocated");
+        assert!(core.free(range).is_err() && core.pin(range).is_err());
+        core.free_pinned(pinned);
+        assert!(core.free(range).is_err());
+        live.retain(|one| *one != range);
     }
     free_all(&mut core, live);
 }
