@@ -72,18 +72,21 @@ enum Freed {
 pub(super) struct Single {
     /// What this core's chunks of that zone are tagged with that have no marks.
     tag: u64,
+    /// The limit with which they were last asked for when there were none: a device's, which does not change.
+    last: u64,
     /// The least limit for which it is the zone to take from, and from there to the greatest.
     least: u64,
     reach: u64,
 }
 
 impl Single {
-    pub(super) fn of(lane: usize, owner: u64, lasts: &[u64; MAX_ZONES]) -> Self {
+    pub(super) fn of(lane: usize, owner: u64, lasts: &[u64; MAX_ZONES], last: u64) -> Self {
         let greatest = lane
             .checked_sub(1)
             .map_or(u64::MAX, |above| lasts[above] - 1);
         Self {
             tag: tag_in(lane, owner),
+            last,
             least: lasts[lane],
             reach: greatest - lasts[lane],
         }
@@ -91,7 +94,7 @@ impl Single {
 
     #[inline(always)]
     fn is_for(&self, last: u64) -> bool {
-        last.wrapping_sub(self.least) <= self.reach
+        last == self.last || last.wrapping_sub(self.least) <= self.reach
     }
 }
 
@@ -156,9 +159,9 @@ impl Local {
     }
 
     /// Makes the pages of a zone those that have a place of their own.
-    fn single_out(&mut self, lane: usize) {
+    fn single_out(&mut self, lane: usize, last: u64) {
         self.ready.single_out(lane);
-        self.single = Single::of(lane, self.owner, &self.lasts);
+        self.single = Single::of(lane, self.owner, &self.lasts, last);
     }
 
     /// Makes ranges of the newest words with something free ready; whether there was one.
@@ -256,7 +259,7 @@ impl ChunkCore {
         {
             if local.ready.of(lane, order).is_empty() {
                 if order == 0 {
-                    local.single_out(lane);
+                    local.single_out(lane, last.raw());
                 }
                 local.refill(shared, lane, order);
             }

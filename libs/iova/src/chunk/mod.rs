@@ -249,7 +249,7 @@ impl IovaAllocator for ChunkAllocator {
             hot: Hot::new(),
             lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
             lasts,
-            single: Single::of(0, owner, &lasts),
+            single: Single::of(0, owner, &lasts, u64::MAX),
             ready: Ready::new(),
             waited: 0,
             patience: 1,
