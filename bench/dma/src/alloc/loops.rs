@@ -79,7 +79,7 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
             window: std::hint::black_box(window),
         };
         for _ in 0..window.live {
-            let slot = held.another();
+            let slot = another(&mut held.worker, held.window, held.random.bits());
             held.slots.push(slot);
         }
         Ok(Box::new(held))
@@ -97,46 +97,58 @@ struct Held<W: Worker> {
 }
 
 impl<W: Worker> Held<W> {
-    /// A new range, of a size by the next random number.
-    #[inline(always)]
-    fn another(&mut self) -> u64 {
-        let r = self.random.bits();
-        self.sized(r)
-    }
-
-    #[inline(always)]
-    fn sized(&mut self, r: u64) -> u64 {
-        let pages = self.window.from + ((r >> 20) & self.window.mask);
-        let slot = self.worker.alloc(pages, self.window.last);
-        assert!(slot != 0, "the space is far larger than the window");
-        slot
-    }
-
     fn replace_random(&mut self) -> u64 {
-        let mask = self.slots.len() - 1;
+        let Self {
+            worker,
+            random,
+            slots,
+            window,
+            ..
+        } = self;
+        // Of its own, so that it stays in registers: each load of the loop's waits for stores of the allocator's before it.
+        let mut numbers = random.clone();
+        let mask = slots.len() - 1;
         for _ in 0..BATCH {
-            let r = self.random.bits();
+            let r = numbers.bits();
             let at = (r >> 32) as usize & mask;
-            self.worker.free(self.slots[at]);
-            self.slots[at] = self.sized(r);
+            worker.free(slots[at]);
+            slots[at] = another(worker, *window, r);
         }
+        *random = numbers;
         BATCH
     }
 
     fn replace_oldest(&mut self) -> u64 {
-        let burst = self.window.burst;
+        let Self {
+            worker,
+            random,
+            slots,
+            window,
+            oldest,
+        } = self;
+        let mut numbers = random.clone();
+        let burst = window.burst;
         let bursts = (BATCH as usize / burst).max(1);
         for _ in 0..bursts {
-            for at in self.oldest..self.oldest + burst {
-                self.worker.free(self.slots[at]);
+            let ours = &mut slots[*oldest..*oldest + burst];
+            ours.iter().for_each(|slot| worker.free(*slot));
+            for slot in ours {
+                *slot = another(worker, *window, numbers.bits());
             }
-            for at in self.oldest..self.oldest + burst {
-                self.slots[at] = self.another();
-            }
-            self.oldest = (self.oldest + burst) & (self.slots.len() - 1);
+            *oldest = (*oldest + burst) & (slots.len() - 1);
         }
+        *random = numbers;
         (bursts * burst) as u64
     }
+}
+
+/// A new range, of a size by a random number.
+#[inline(always)]
+fn another(worker: &mut impl Worker, window: Window, r: u64) -> u64 {
+    let pages = window.from + ((r >> 20) & window.mask);
+    let slot = worker.alloc(pages, window.last);
+    assert!(slot != 0, "the space is far larger than the window");
+    slot
 }
 
 impl<W: Worker> Task for Held<W> {
