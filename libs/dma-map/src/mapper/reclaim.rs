@@ -22,6 +22,8 @@
     reason = "calls the table's retire_leaf and release, whose conditions are argued below"
 )]
 
+use alloc::vec::Vec;
+
 use address::{Iova, PhysAddr};
 use iova::{
     Access, CHUNK_PAGES, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Pinned, RetiredChunk,
@@ -223,23 +225,27 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Takes over what other cores could not give back, where a flush has covered it since.
     pub(super) fn adopt_orphans(&mut self) {
-        let shared = &self.shared;
-        let mut orphans = shared.orphans.lock();
-        shared.has_orphans.store(false, Ordering::Relaxed);
+        let mut orphans = self.shared.orphans.lock();
+        self.shared.has_orphans.store(false, Ordering::Relaxed);
         let safe = core::mem::take(&mut orphans.safe);
         drop(orphans);
-        // Asked after they were taken: a walk that began before one of the tables was taken out is seen.
-        if !shared.are_walks_over() {
-            let mut orphans = shared.orphans.lock();
-            orphans.safe.extend(safe);
-            shared.has_orphans.store(true, Ordering::Relaxed);
-            return;
-        }
+        let (mut are_walks_over, mut left) = (None, Vec::new());
         for orphan in safe {
             match orphan {
                 Orphan::Mapping(pinned, _) => self.alloc.free_pinned(pinned),
-                Orphan::Chunk(chunk, table, _) => self.release(chunk, table),
+                // Asked after they were taken: a walk that began before one of the tables was taken out is seen.
+                Orphan::Chunk(chunk, table, _)
+                    if *are_walks_over.get_or_insert_with(|| self.shared.are_walks_over()) =>
+                {
+                    self.release(chunk, table);
+                }
+                chunk @ Orphan::Chunk(..) => left.push(chunk),
             }
+        }
+        if !left.is_empty() {
+            // Whoever looks next tries again.
+            self.shared.orphans.lock().safe.append(&mut left);
+            self.shared.has_orphans.store(true, Ordering::Relaxed);
         }
     }
 }
