@@ -251,8 +251,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Where a device's access to `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that
-    /// are kept idle, or are not yet torn down, are found like others. Without translation every address goes to itself.
+    /// Where a device's access to `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Without
+    /// translation every address goes to itself.
+    ///
+    /// What the policy keeps mapped after its unmap, idle, is found as by a device. So an emulated device takes its translations
+    /// from a mapper that tears down at once ([`Policy::STRICT`](super::Policy::STRICT), `STRICT_COMBINING`, `SHARED`; what
+    /// `DEFERRED` and `ASYNC` clear is not found either): under an optimistic policy it would reach memory that was unmapped.
     ///
     /// The address need not be this core's: others may map and unmap there, and give tables back, at the same time. Then the
     /// answer is what was true at some moment of the call, and whoever uses the memory must know that it is still mapped.

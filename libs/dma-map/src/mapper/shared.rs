@@ -63,8 +63,7 @@ pub(super) struct Flush {
     pub(super) noted: Vec<(u64, u64)>,
 }
 
-/// Lock order: `flush` before `orphans`; `leaving` of a line never with `flush` or another line's
-/// `leaving`. While `flush` or `leaving` is held the invalidator is waited for; nobody who answers for it may want one of them.
+/// One mapper. The order of its locks is in the head of `mapper/mod.rs`.
 pub(super) struct Shared<A, T, I, C> {
     /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
     /// address the next one may lie.
