@@ -25,7 +25,8 @@
 //! `membarrier` does), which needs an operating system.
 //! Memory, allocated at construction: 76 bytes for each mapping of a quota that is a power of two.
 //!
-//! Dropping the cache leaves its mappings where they are: its [`Slab`] still gives them out.
+//! Dropping the cache leaves its mappings where they are, without their pins: its [`Slab`] still gives them out. (A mapper has
+//! them given up before.)
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
