@@ -236,6 +236,13 @@ mod tests {
         assert_eq!(alone(tree(1), 1, DEFERRED).unwrap().transfers, 0.0);
     }
 
+    /// A look at their line before they post would be one more.
+    #[test]
+    fn two_cores_that_combine_pay_for_less_than_two_lines() {
+        let two = busy(crate::chunk(2).unwrap(), 2, Policy::STRICT_COMBINING).unwrap();
+        assert!((1.0..2.0).contains(&two.transfers), "{two:?}");
+    }
+
     #[test]
     fn cores_that_share_leaf_tables_pay_for_it_and_counts_repeat() {
         let two = tables(tree(2), 2).unwrap();

@@ -97,10 +97,8 @@ impl ReuseCache for LruCache {
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
-        let Some(range) = PackedRange::new(range) else {
-            return Released::TearDown;
-        };
-        let Some(place) = self.slots.insert(key) else {
+        let place = |range| Some((range, self.slots.insert(key)?));
+        let Some((range, place)) = PackedRange::new(range).and_then(place) else {
             self.make_room(now_ns, batch);
             self.own.evicted += 1;
             return Released::TearDown;

@@ -73,7 +73,8 @@
 //! }
 //! ```
 //!
-//! **A VMM** that gives a device the guest's memory, and translates what a device model is told.
+//! **A VMM** that gives a device the guest's memory, and translates what a device model is told: under a policy that tears down
+//! at once, since [`translate`](MapperCore::translate) finds what an optimistic one still maps after its unmap.
 //!
 //! ```
 //! # use dma_map::address::PhysAddr;

@@ -38,7 +38,7 @@ pub(super) enum Cache {
     #[default]
     Never,
     Shared(Arc<SharingTable>),
-    /// With the pins of what it keeps: a second unmap of an idle mapping, by any core, is refused by the allocator.
+    /// This core's idle mappings. Each stays pinned, so that the allocator refuses to have it unmapped again, by any core.
     Idle(OptimisticCache),
 }
 
@@ -354,11 +354,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     #[inline(always)]
     fn find_or_make(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
         if let Cache::Idle(cache) = &mut self.cache
-            && let Some((range, pinned)) = cache.hit(key, self.shared.clock.coarse())
+            && let Some(pinned) = cache.hit(key, self.shared.clock.coarse())
         {
-            let Some(pinned) = pinned else {
-                return Ok((range.range().start(), 0));
-            };
             // It starts where the mapping does.
             let allocated = pinned.range();
             self.alloc.unpin(pinned);

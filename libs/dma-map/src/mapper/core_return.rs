@@ -185,17 +185,32 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         let now = self.shared.clock.coarse();
         let line = &self.line;
         planted!(SettlesFirst, line.settle());
+        // A tick may have been at it since; from here on nobody else has any of this core's.
+        let mut leaving = line.leaving.lock();
         let mut orphans = self.shared.orphans.lock();
-        self.queue.take(u64::MAX, (), |(), pinned, since_ns| {
-            orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
-        });
+        let mut wait = |pinned, since_ns| orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
+        if let Cache::Idle(cache) = &mut self.cache {
+            // What is in the batch is cleared; what is idle yet will be, and waits for the same flush.
+            let batch = leaving.batch();
+            loop {
+                cache.give_up(batch, &mut wait);
+                let _ = cache.drain(batch);
+                if batch.is_empty() {
+                    break;
+                }
+                self.shared.clear(batch);
+            }
+            cache.sweep(|pinned| self.alloc.free_pinned(pinned));
+        }
+        self.queue
+            .take(u64::MAX, (), |(), pinned, since_ns| wait(pinned, since_ns));
         let chunks = self.quarantine.drain(..);
         orphans
             .waiting
             .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table, now)));
         orphans.count();
         line.settle();
-        drop(orphans);
+        drop((orphans, leaving));
         *line.left.lock() = core::mem::take(&mut self.cache);
     }
 }

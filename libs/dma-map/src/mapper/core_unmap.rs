@@ -157,13 +157,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let Cache::Idle(cache) = &mut self.cache else {
             return self.tear_down_here(iova, range, pinned);
         };
-        let now = self.shared.clock.coarse();
-        let Some(placed) = cache.keep(key, range, now) else {
-            return self.refuse(iova, range, pinned);
-        };
-        *cache.kept(placed.place) = Some(pinned);
-        if placed.wants_room {
-            self.make_idle_room();
+        match cache.keep(key, range, pinned, self.shared.clock.coarse()) {
+            Ok(false) => {}
+            Ok(true) => self.make_idle_room(),
+            Err(pinned) => return self.refuse(iova, range, pinned),
         }
         Ok(())
     }
@@ -186,9 +183,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         range: IovaRange,
         pinned: Pinned,
     ) -> Result<(), DmaUnmapError<T::Error>> {
-        if let Cache::Idle(cache) = &mut self.cache {
-            cache.refused();
-        }
         self.make_idle_room();
         self.tear_down_here(iova, range, pinned)
     }

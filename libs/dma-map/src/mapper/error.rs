@@ -74,6 +74,9 @@ pub enum DmaMapError<E = Infallible> {
 }
 
 /// Why a mapping was not ended, or not completely. `E` as in [`DmaMapError`].
+///
+/// Under a policy that shares, the caller's use has ended where this is `NotAllocated`, `Partial` or `Table`: it ends before
+/// anything is pinned. If it was the last, what is mapped there is found by no map any more, and ends with the next unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaUnmapError<E = Infallible> {
     /// No bytes, or past the end of the space.

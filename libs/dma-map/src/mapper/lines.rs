@@ -6,8 +6,9 @@
 //! look at a shared epoch; a flush pays two lines per core that has anything waiting. The noted numbers are the
 //! start of an epoch, the covered ones its end.
 //!
-//! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans, so that the core's next handle
-//! begins with a line on which nothing is open, and may raise what is covered when tickets of its own complete.
+//! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans. Of mappings the line then says
+//! that none is open, so that the core's next handle may raise what is covered when tickets of its own complete. Of chunks, whose
+//! number flushers alone raise, it goes on to say that they are open, until the next flush.
 
 use alloc::sync::Arc;
 
@@ -84,7 +85,7 @@ pub(super) struct CoreLines {
     pub(super) leaving: CachePadded<Lock<Leaving>>,
     /// What the core last told of its idle mappings, beyond what their slab counts.
     pub(super) reuse: Lock<Counts>,
-    /// What its last owner reused mappings with: the next one goes on with it.
+    /// What its last owner reused mappings with, empty: the next one goes on with it, and with what it has counted.
     pub(super) left: Lock<Cache>,
 }
 

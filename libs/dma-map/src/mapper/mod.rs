@@ -40,9 +40,15 @@
 //! where it would have to wait, and leaves the core to the next tick; nor does an owner that makes room, whose mapping is torn
 //! down at once then.
 //!
-//! **Locks**: one per mapper for flushes, one per core for tearing down its idle mappings, one word where cores that combine
-//! meet, which nobody holds; none is taken by a map, or by an unmap that is not due. (`shared.rs` has their order.) While one
-//! is held nothing is called back but the invalidator, which therefore must not call back.
+//! **Locks**, in the order in which they are waited for:
+//! 1. `flush`, of the mapper, or `leaving`, of a core, for the teardown of its idle mappings: never two of these. The hardware
+//!    is waited for with them.
+//! 2. `orphans`, of the mapper; `expirer`, of a core, and `outside`, of its slab: for a short look, one at a time.
+//! 3. `reuse` and `left`, of a core, and a shard of the sharing table: with no other.
+//!
+//! A map or an unmap takes none but, where pages are shared, that of a shard, and what it needs when something is due, or space,
+//! places or table memory are exhausted: any of these. Cores that combine meet at a word, which nobody holds. Nothing
+//! that a mapper works with (table, allocator, invalidator, clock) may call back: locks may be held.
 //!
 //! A [`MapperCore`] is one thread's at a time. Deferred map and unmap cost two allocator calls, two table calls, one queue entry,
 //! one Release store, two loads of lines that change once per flush; no clock is read but the coarse one.
@@ -200,7 +206,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// The handle of one core.
     ///
     /// # Errors
-    /// [`ClaimError`]: it is in use, or the allocator was made for fewer cores.
+    /// [`ClaimError::InUse`], or [`ClaimError::NoSuchCore`] where the allocator was made for fewer.
     pub fn core(&self, core: CoreId) -> Result<MapperCore<A, T, I, C>, ClaimError> {
         let claimed = self.0.allocator.claim(core)?;
         Ok(MapperCore::new(Arc::clone(&self.0), claimed))

@@ -8,8 +8,8 @@ use crate::invalidate::Ticket;
 
 /// A core's queue. Numbers of its entries only grow.
 pub(super) struct Queue {
-    /// Each with the time at which it went in, in nanoseconds. Its memory is allocated once.
-    /// None is empty but while they are taken out.
+    /// Each with the time at which it went in, in nanoseconds. Its memory is allocated once. Options, so that `take` can move
+    /// them out where they lie; none is empty but then, and after a panic of what it calls.
     entries: VecDeque<Option<(Pinned, u64)>>,
     /// What covers each entry, besides flushes. None where a policy waits for flushes only.
     tickets: VecDeque<Option<Ticket>>,
@@ -98,15 +98,16 @@ impl Queue {
     ) -> S {
         let count = covered.saturating_sub(self.first);
         let count = count.min(self.entries.len() as u64) as usize;
-        self.first += count as u64;
-        self.tickets.drain(..self.tickets.len().min(count));
         let covered = self.entries.range_mut(..count);
         // Not a `drain`, whose steps go through memory.
         let last = covered.fold(init, |before, entry| match entry.take() {
             Some((pinned, since_ns)) => fold(before, pinned, since_ns),
             None => before,
         });
+        // Together, and after the last: a panic of `fold` leaves numbers, entries and tickets as they were.
         self.entries.drain(..count);
+        self.tickets.drain(..self.tickets.len().min(count));
+        self.first += count as u64;
         last
     }
 }

@@ -22,6 +22,8 @@
     reason = "calls the table's retire_leaf and release, whose conditions are argued below"
 )]
 
+use alloc::vec::Vec;
+
 use address::{Iova, PhysAddr};
 use iova::{
     Access, CHUNK_PAGES, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Pinned, RetiredChunk,
@@ -223,30 +225,38 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Takes over what other cores could not give back, where a flush has covered it since.
     pub(super) fn adopt_orphans(&mut self) {
-        let shared = &self.shared;
-        let mut orphans = shared.orphans.lock();
-        shared.has_orphans.store(false, Ordering::Relaxed);
+        let mut orphans = self.shared.orphans.lock();
+        self.shared.has_orphans.store(false, Ordering::Relaxed);
         let safe = core::mem::take(&mut orphans.safe);
         drop(orphans);
-        // Asked after they were taken: a walk that began before one of the tables was taken out is seen.
-        if !shared.are_walks_over() {
-            let mut orphans = shared.orphans.lock();
-            orphans.safe.extend(safe);
-            shared.has_orphans.store(true, Ordering::Relaxed);
-            return;
-        }
+        let (mut are_walks_over, mut left) = (None, Vec::new());
         for orphan in safe {
             match orphan {
                 Orphan::Mapping(pinned, _) => self.alloc.free_pinned(pinned),
-                Orphan::Chunk(chunk, table, _) => self.release(chunk, table),
+                // Asked after they were taken: a walk that began before one of the tables was taken out is seen.
+                Orphan::Chunk(chunk, table, _)
+                    if *are_walks_over.get_or_insert_with(|| self.shared.are_walks_over()) =>
+                {
+                    self.release(chunk, table);
+                }
+                chunk @ Orphan::Chunk(..) => left.push(chunk),
             }
+        }
+        if !left.is_empty() {
+            // Whoever looks next tries again.
+            self.shared.orphans.lock().safe.append(&mut left);
+            self.shared.has_orphans.store(true, Ordering::Relaxed);
         }
     }
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Where a device's access to `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Mappings that
-    /// are kept idle, or are not yet torn down, are found like others. Without translation every address goes to itself.
+    /// Where a device's access to `iova` goes now, on whichever core it was mapped; `None` where nothing is mapped. Without
+    /// translation every address goes to itself.
+    ///
+    /// What the policy keeps mapped after its unmap, idle, is found as by a device. So an emulated device takes its translations
+    /// from a mapper that tears down at once ([`Policy::STRICT`](super::Policy::STRICT), `STRICT_COMBINING`, `SHARED`; what
+    /// `DEFERRED` and `ASYNC` clear is not found either): under an optimistic policy it would reach memory that was unmapped.
     ///
     /// The address need not be this core's: others may map and unmap there, and give tables back, at the same time. Then the
     /// answer is what was true at some moment of the call, and whoever uses the memory must know that it is still mapped.

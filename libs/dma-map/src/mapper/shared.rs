@@ -63,8 +63,7 @@ pub(super) struct Flush {
     pub(super) noted: Vec<(u64, u64)>,
 }
 
-/// Lock order: `flush` before `orphans`; `leaving` of a line never with `flush` or another line's
-/// `leaving`. While `flush` or `leaving` is held the invalidator is waited for; nobody who answers for it may want one of them.
+/// One mapper. The order of its locks is in the head of `mapper/mod.rs`.
 pub(super) struct Shared<A, T, I, C> {
     /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
     /// address the next one may lie.
@@ -272,25 +271,24 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     /// may be who was interrupted: no lock is waited for here, and no [`Arc`] cloned, since the last to go frees.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.clock.advance(now);
-        self.lines().iter().any(|line| line.is_idle_due(now)) || self.is_flush_due(now)
+        let is_idle_due = self.lines().iter().any(|line| line.is_idle_due(now));
+        let orphans = self.orphans.try_lock();
+        is_idle_due || orphans.is_none_or(|orphans| self.is_flush_due(now, &orphans))
     }
 
-    /// The same of a flush.
-    fn is_flush_due(&self, now: u64) -> bool {
-        let orphans = self.orphans.try_lock();
-        self.lines()
-            .iter()
-            .any(|line| line.is_due(now, self.age_ns))
-            || orphans.is_none_or(|orphans| orphans.is_due(now, self.age_ns))
+    /// Whether a flush would close something at `now`.
+    fn is_flush_due(&self, now: u64, orphans: &Orphans) -> bool {
+        let mut lines = self.lines().iter();
+        lines.any(|line| line.is_due(now, self.age_ns)) || orphans.is_due(now, self.age_ns)
     }
 
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.clock.advance(now);
         let expired = self.expire(now);
+        // Waits for who looks at the orphans, since a flush in vain costs everybody more.
+        let is_due = self.is_flush_due(now, &self.orphans.lock());
         // Where somebody else flushes just now, the next tick sees whether it was enough.
-        if self.is_flush_due(now)
-            && let Some(mut flush) = self.flush.try_lock()
-        {
+        if is_due && let Some(mut flush) = self.flush.try_lock() {
             self.flush_holding(&mut flush)?;
         }
         expired

@@ -7,15 +7,16 @@
 //! | [`SharingTable`] | vIOMMU §3.2-3.3, approximate sharing | 0 | 0 | live mappings of all cores |
 //!
 //! A mapping is *stale* from its release until it is found again or its teardown, invalidation included, has been
-//! reported by `torn_down`. What is to be torn down comes in a [`Batch`], so that one invalidation covers many.
+//! reported: by its owner with [`OptimisticCache::finish`], by others with [`Slab::torn_down`]. What is to be torn down comes in a
+//! [`Batch`], so that one invalidation covers many.
 //!
 //! Time is the caller's: `now_ns` is nanoseconds of one monotonic clock for all cores, as coarse as the caller
 //! likes. A clock that lags makes entries expire early, never late; the age bound holds to the period at which
 //! somebody calls [`Slab::expire`].
 //!
-//! Called by `DmaMapper`'s cores, each with a cache of its own, and by any thread through the cache's [`Slab`]. Nothing
-//! here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its construction. Other caches,
-//! of papers, stand beside these in `bench/dma-peers`.
+//! Called by `DmaMapper`'s cores, each with a cache of its own or all with one sharing table, and by any thread through a
+//! cache's [`Slab`]. Nothing here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its
+//! construction. Other caches, of papers, stand beside these in `bench/dma-peers`.
 
 #![forbid(unsafe_code)]
 

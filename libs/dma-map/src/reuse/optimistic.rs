@@ -25,7 +25,8 @@
 //! `membarrier` does), which needs an operating system.
 //! Memory, allocated at construction: 76 bytes for each mapping of a quota that is a power of two.
 //!
-//! Dropping the cache leaves its mappings where they are: its [`Slab`] still gives them out.
+//! Dropping the cache leaves its mappings where they are, without their pins: its [`Slab`] still gives them out. (A mapper has
+//! them given up before.)
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -42,11 +43,11 @@ use crate::risk::Counts;
 /// invalidation less.
 const EVICT_MAX: usize = 64;
 
-/// The idle mappings of one core, each with its pin.
-pub struct OptimisticCache {
+/// The idle mappings of one core, each with what keeps its IOVA allocated: for a mapper, its pin.
+pub struct OptimisticCache<P = Pinned> {
     slab: Arc<Slab>,
-    /// By place: the slot's number.
-    slots: SlotMap<Option<Pinned>>,
+    /// By place: the slot's number. `None` where nothing is kept.
+    slots: SlotMap<Option<P>>,
     /// Places that were taken, by whomever, and were not torn down yet when the owner last looked.
     pending_free: Vec<u32>,
     /// When the owner lets one go.
@@ -54,7 +55,7 @@ pub struct OptimisticCache {
     own: Counts,
 }
 
-impl OptimisticCache {
+impl<P> OptimisticCache<P> {
     /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
     /// `residency_ns`.
     pub fn new(quota: usize, residency_ns: u64) -> Self {
@@ -77,19 +78,18 @@ impl OptimisticCache {
 
     /// An idle mapping of `key`, with its pin: of exactly the key's memory and access. A miss is not counted.
     #[inline(always)]
-    pub fn hit(&mut self, key: Key, now_ns: u64) -> Option<(PackedRange, Option<Pinned>)> {
+    pub fn hit(&mut self, key: Key, now_ns: u64) -> Option<P> {
         while let Some(found) = self.slots.find(key) {
             let place = found.place;
             let slot = self.slab.slot(place);
             if let Some(since_ns) = slot.idle_since()
                 && slot.reuse(since_ns)
             {
-                let range = slot.range();
                 self.slots.take_out(found);
                 self.slots.give_back(place);
                 self.own.windows.record(now_ns.saturating_sub(since_ns));
                 self.own.hits += 1;
-                return Some((range, core::mem::take(self.slots.value_mut(place))));
+                return self.slots.value_mut(place).take();
             }
             self.lose(found);
         }
@@ -110,35 +110,29 @@ impl OptimisticCache {
     }
 
     /// A mapping has ended, and is kept where a place is free: `key` and `range` are what it was mapped with, on this core
-    /// or another. Its pin goes to [`kept`](Self::kept) of the place.
+    /// or another. Tells whether others have to go: they are due, or no place is free for the next.
+    ///
+    /// # Errors
+    /// Its pin, where it is not kept: it is to be torn down, and others have to go as well.
     #[inline(always)]
-    pub fn keep(&mut self, key: Key, range: IovaRange, now_ns: u64) -> Option<Placed> {
-        let range = PackedRange::new(range)?;
-        let place = self.slots.insert(key)?;
+    pub fn keep(&mut self, key: Key, range: IovaRange, pinned: P, now_ns: u64) -> Result<bool, P> {
+        let place = |range| Some((range, self.slots.insert(key)?));
+        let Some((range, place)) = PackedRange::new(range).and_then(place) else {
+            self.own.evicted += 1;
+            return Err(pinned);
+        };
+        *self.slots.value_mut(place) = Some(pinned);
         self.slab.publish(place, range, now_ns);
         let occupied = u64::from(self.slots.occupied());
         if occupied > self.own.stale_max {
             self.own.stale_max = occupied;
         }
-        let wants_room = self.slots.is_full() || !self.is_early(now_ns);
-        Some(Placed { place, wants_room })
-    }
-
-    /// A mapping was torn down because no place was free.
-    #[cold]
-    pub fn refused(&mut self) {
-        self.own.evicted += 1;
-    }
-
-    /// The pin of the mapping of a place, until that is found again or its place is free again.
-    #[inline(always)]
-    pub fn kept(&mut self, place: u32) -> &mut Option<Pinned> {
-        self.slots.value_mut(place)
+        Ok(self.slots.is_full() || !self.is_early(now_ns))
     }
 
     /// Frees the places of mappings that have been torn down, by whomever, and gives their pins to `free`: of those taken out
     /// and at the old end of the order. Such as others took while older ones came wait until these have gone.
-    pub fn sweep(&mut self, mut free: impl FnMut(Pinned)) {
+    pub fn sweep(&mut self, mut free: impl FnMut(P)) {
         while let Some(oldest) = self.slots.oldest()
             && self.slab.slot(oldest).idle_since().is_none()
         {
@@ -220,13 +214,24 @@ impl OptimisticCache {
     }
 
     /// As [`Slab::torn_down`], by the owner, who waits for nobody; and [`sweep`](Self::sweep)s.
-    pub fn finish(&mut self, batch: &mut Batch, now_ns: u64, free: impl FnMut(Pinned)) {
+    pub fn finish(&mut self, batch: &mut Batch, now_ns: u64, free: impl FnMut(P)) {
         for gone in batch.take() {
             let window = now_ns.saturating_sub(gone.since_ns);
             self.own.windows.record(window);
             self.slab.slot(gone.place).finish();
         }
         self.sweep(free);
+    }
+
+    /// The mappings of `batch` are somebody else's from here on, `to`'s, each with its pin and when it was released: their
+    /// invalidation failed, and the owner rests.
+    pub fn give_up(&mut self, batch: &mut Batch, mut to: impl FnMut(P, u64)) {
+        for gone in batch.take() {
+            if let Some(pinned) = self.slots.value_mut(gone.place).take() {
+                to(pinned, gone.since_ns);
+            }
+            self.slab.slot(gone.place).finish();
+        }
     }
 
     /// What other threads expire its mappings through.
@@ -243,15 +248,6 @@ impl OptimisticCache {
             ..self.own
         }
     }
-}
-
-/// A mapping that is kept.
-#[derive(Clone, Copy)]
-pub struct Placed {
-    /// Where.
-    pub place: u32,
-    /// Others have to go: they are due, or no place is free for the next.
-    pub wants_room: bool,
 }
 
 /// By which part of the residency the owner lets its mappings go earlier than others take them: a quarter, which is more

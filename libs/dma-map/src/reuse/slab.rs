@@ -75,24 +75,17 @@ impl Slot {
         (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
     }
 
-    /// Owner: the range it has published last.
-    #[inline]
-    pub(super) fn range(&self) -> PackedRange {
-        PackedRange(self.range.load(Ordering::Relaxed))
-    }
-
     /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or has.
     #[inline]
     pub(super) fn reuse(&self, since_ns: u64) -> bool {
         let from = idle(since_ns);
-        #[cfg(shuttle)]
-        if crate::planted::has(crate::planted::Mistake::ReusesByStore) {
+        planted!(ReusesByStore, {
             let is_idle = self.state.load(Ordering::Acquire) == from;
             if is_idle {
                 self.state.store(OWNED, Ordering::Release);
             }
             return is_idle;
-        }
+        });
         self.state
             .compare_exchange(from, OWNED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()

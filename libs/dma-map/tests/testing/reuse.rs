@@ -4,12 +4,15 @@
 pub use crate::reuse::key::PackedRange;
 pub use crate::reuse::optimistic::{evicted_together, owners};
 pub use crate::reuse::slots::{Found, SlotMap};
-pub use crate::reuse::{Batch, Expired, Key, OptimisticCache, Progress, SharingTable, Slab};
+pub use crate::reuse::{Batch, Expired, Key, Progress, SharingTable, Slab};
 pub use crate::risk::{Counts, RiskContract};
 
 use alloc::sync::Arc;
 
 use iova::IovaRange;
+
+/// The mapper's, with ranges for pins.
+pub type OptimisticCache = crate::reuse::OptimisticCache<IovaRange>;
 
 /// What a released mapping becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +69,8 @@ pub trait ReuseCache: Send {
     fn counts(&self) -> Counts;
 }
 
-/// As the mapper uses it, but that room is made without a lock, and nothing is kept beside a mapping.
+/// As the mapper uses it, but that room is made without a lock: what is not kept goes, and makes room for the next. Where
+/// others tear down, who has a notice of it first says [`torn_down`](ReuseCache::torn_down), if need be of nothing.
 impl ReuseCache for OptimisticCache {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {
@@ -74,7 +78,7 @@ impl ReuseCache for OptimisticCache {
         if found.is_none() {
             self.missed();
         }
-        found.map(|(range, _)| range.range())
+        found
     }
 
     #[inline]
@@ -82,24 +86,15 @@ impl ReuseCache for OptimisticCache {
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
-        if PackedRange::new(range).is_none() {
-            return Released::TearDown;
-        }
-        let mut placed = self.keep(key, range, now_ns);
-        if placed.is_none() {
-            self.sweep(drop);
-            self.make_room(now_ns, batch);
-            placed = self.keep(key, range, now_ns);
-        }
-        let Some(placed) = placed else {
-            self.refused();
-            return Released::TearDown;
-        };
-        if placed.wants_room {
+        let kept = self.keep(key, range, range, now_ns);
+        if kept != Ok(false) {
             self.sweep(drop);
             self.make_room(now_ns, batch);
         }
-        Released::Kept
+        match kept {
+            Ok(_) => Released::Kept,
+            Err(_) => Released::TearDown,
+        }
     }
 
     fn expire(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {

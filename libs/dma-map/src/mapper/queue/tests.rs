@@ -50,3 +50,32 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
     });
     assert!(model.is_empty() && queue.is_empty());
 }
+
+/// What is counted as unmapped and not covered is what the queue holds, also after a panic of whoever took some out.
+#[test]
+fn a_panic_of_who_takes_leaves_the_numbers_right() {
+    let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
+    let space = TreeAllocator::new(pages, 1).unwrap();
+    let mut core = space.claim(CoreId(0)).unwrap();
+    let mut queue = Queue::new(5, 1000, true);
+    for number in 0..3 {
+        let range = core.alloc(Request::pages(1)).unwrap();
+        queue.push(core.pin(range).unwrap(), number);
+        queue.cover(Some(Ticket(number)));
+    }
+    let panics = std::panic::AssertUnwindSafe(|| {
+        queue.take(u64::MAX, (), |(), pinned, since_ns| {
+            core.free_pinned(pinned);
+            assert_eq!(since_ns, 0, "the second panics");
+        });
+    });
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert_eq!((queue.first(), queue.next(), queue.len()), (1000, 1003, 3));
+    assert_eq!(queue.ticket(), Some(Ticket(0)));
+    queue.take(u64::MAX, (), |(), pinned, since_ns| {
+        assert_eq!(since_ns, 2, "the first two are gone");
+        core.free_pinned(pinned);
+    });
+    assert_eq!((queue.first(), queue.next()), (1003, 1003));
+    assert_eq!(queue.ticket(), None);
+}

@@ -167,6 +167,25 @@ fn a_tick_that_is_not_due_finds_nothing_and_one_that_is_finds_something() {
     assert!(busy > 10 && idle > busy, "{busy} ticks of {}", busy + idle);
 }
 
+/// A tick that coincides with `risk`, or whoever else looks at the orphans, does not invalidate in vain.
+#[test]
+fn a_tick_beside_who_looks_at_the_orphans_finds_nothing() {
+    let world = world(Policy::STRICT);
+    let (begins, begun) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let orphans = world.mapper.0.orphans.lock();
+        scope.spawn(|| {
+            begins.send(()).unwrap();
+            world.mapper.tick(0).unwrap();
+        });
+        begun.recv().unwrap();
+        // Until the tick has met the lock: with a slower one the test shows nothing.
+        std::thread::sleep(Duration::from_millis(50));
+        drop(orphans);
+    });
+    assert_eq!(world.iotlb.commands(), 0);
+}
+
 /// What a failed invalidation has left cleared, and what a core that was dropped has, is due until it is out of reach.
 #[test]
 fn what_an_invalidation_failed_for_is_due() {

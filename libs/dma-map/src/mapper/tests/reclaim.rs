@@ -231,6 +231,32 @@ fn translations_run_beside_unmaps_and_reclaim() {
     }
 }
 
+/// What a dropped core could not give back: its tables wait for whoever may walk them, its IOVAs for nobody.
+#[test]
+fn orphaned_mappings_do_not_wait_for_a_walk() {
+    let world = World::of(
+        chunks(1 << 13, 3),
+        Policy::DEFERRED,
+        DeviceLimits::default(),
+    );
+    let (mut core, mut walker, mut other) = (world.core(0), world.core(1), world.core(2));
+    churn(&world, &mut core, 1280);
+    world.iotlb.die_for(100);
+    drop(core);
+    world.iotlb.die_for(0);
+    let live = || world.mapper.allocator_stats().live_ranges;
+    let retired = || world.mapper.table_stats().retired;
+    assert!(live() > 10 && retired() > 0, "or the test shows nothing");
+    world.mapper.flush().unwrap();
+    walker.walk(|_| {
+        other.park().unwrap();
+        assert_eq!(live(), 0);
+        assert!(retired() > 0, "somebody walks");
+    });
+    other.park().unwrap();
+    assert_eq!(retired(), 0);
+}
+
 #[test]
 fn an_address_is_translated_by_any_core_with_its_offset() {
     let world = World::of(chunks(1 << 13, 2), Policy::STRICT, DeviceLimits::default());

@@ -11,7 +11,7 @@ use address::PhysAddr;
 use iova::{Access, IovaPfn, IovaRange};
 
 use super::*;
-use crate::testing::reuse::*;
+use crate::testing::reuse::{OptimisticCache, *};
 
 /// One page for reading and writing.
 fn page(number: u64) -> Key {
@@ -102,6 +102,23 @@ fn what_is_not_torn_down_keeps_its_place() {
         cache.release(page(2), iova(2), 1, &mut batch),
         Released::Kept
     );
+}
+
+/// As in the mapper: who finds no place goes, although one could be had now, and the next has it.
+#[test]
+fn what_finds_no_place_goes_and_makes_room_for_the_next() {
+    let mut cache = OptimisticCache::new(1, 1000);
+    let slab = cache.slab();
+    let mut batch = Batch::with_room(8);
+    let kept = cache.release(page(0), iova(0), 0, &mut batch);
+    assert_eq!((kept, numbers(&batch)), (Released::Kept, vec![0]));
+    slab.torn_down(&mut batch, 1);
+    let refused = cache.release(page(1), iova(1), 1, &mut batch);
+    assert_eq!((refused, batch.is_empty()), (Released::TearDown, true));
+    assert_eq!((cache.counts().evicted, cache.counts().stale), (2, 0));
+    let kept = cache.release(page(2), iova(2), 1, &mut batch);
+    assert_eq!(kept, Released::Kept);
+    cache.torn_down(&mut batch, 2);
 }
 
 #[test]

@@ -41,8 +41,9 @@ fn another_thread_closes_the_window_of_an_owner_that_stopped() {
     let counts = cache.counts();
     assert_eq!((counts.stale, counts.expired), (0, 20));
     assert!(counts.stale_max <= QUOTA as u64 && counts.windows.max_ns <= RESIDENCY_NS + 50);
-    // The owner finds nothing, and all its places.
+    // The owner finds nothing, and, after a notice, all its places.
     assert_eq!(cache.acquire(page(3), 3000), None);
+    cache.torn_down(&mut batch, 3000);
     for number in 0..QUOTA as u64 - 1 {
         assert_eq!(
             cache.release(page(number), iova(number), 3000, &mut batch),

@@ -48,6 +48,8 @@ pub struct World<C> {
     fresh: u64,
     own: Batch,
     foreign: Batch,
+    /// Somebody else has torn some down since the owner was last told.
+    has_notice: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,7 @@ impl<C: ReuseCache> World<C> {
             fresh: 0,
             own: Batch::with_room(room),
             foreign: Batch::with_room(room),
+            has_notice: false,
         }
     }
 
@@ -148,6 +151,9 @@ impl<C: ReuseCache> World<C> {
     fn unmap(&mut self, at: usize) {
         if self.users.is_empty() {
             return;
+        }
+        if core::mem::take(&mut self.has_notice) {
+            self.cache.torn_down(&mut Batch::with_room(1), self.now_ns);
         }
         let number = self.users.swap_remove(at % self.users.len());
         let (key, state) = self.mappings[&number];
@@ -221,6 +227,7 @@ impl<C: ReuseCache> World<C> {
         if is_foreign {
             if let Some(expirer) = self.cache.expirer() {
                 expirer.torn_down(batch, self.now_ns);
+                self.has_notice = true;
             }
         } else {
             self.cache.torn_down(batch, self.now_ns);

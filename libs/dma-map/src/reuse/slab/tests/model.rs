@@ -34,7 +34,7 @@ const REAL: Steps = Steps {
     finish: Slot::finish,
 };
 
-/// Mutant: looks, then stores, as if nobody else could come between.
+/// Mistaken: looks, then stores, as if nobody else could come between.
 fn reuse_by_store(slot: &Slot, since_ns: u64) -> bool {
     if slot.state.load(Ordering::Acquire) != idle(since_ns) {
         return false;
@@ -43,13 +43,13 @@ fn reuse_by_store(slot: &Slot, since_ns: u64) -> bool {
     true
 }
 
-/// Mutant: the range may be seen after the state.
+/// Mistaken: the range may be seen after the state.
 fn publish_relaxed(slot: &Slot, range: PackedRange, since_ns: u64) {
     slot.range.store(range.0, Ordering::Relaxed);
     slot.state.store(idle(since_ns), Ordering::Relaxed);
 }
 
-/// Mutant: the owner may have the slot before the mapping is gone.
+/// Mistaken: the owner may have the slot before the mapping is gone.
 fn finish_relaxed(slot: &Slot) {
     slot.state.store(OWNED, Ordering::Relaxed);
 }
@@ -166,10 +166,12 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
         });
         let mut batch = Batch::with_room(2);
         entries[0].store(1, Ordering::Relaxed);
-        assert!(cache.keep(page(5), iova(1), 0).is_some(), "it is kept");
+        assert!(
+            cache.keep(page(5), iova(1), iova(1), 0).is_ok(),
+            "it is kept"
+        );
         let second = match cache.hit(page(5), 5) {
-            Some((range, _)) => {
-                let range = range.range();
+            Some(range) => {
                 assert_eq!(range, iova(1));
                 assert_eq!(entries[0].load(Ordering::Relaxed), 1, "a hit is mapped");
                 range
@@ -179,11 +181,8 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
                 iova(2)
             }
         };
-        let placed = cache.keep(page(5), second, 6);
-        if placed
-            .expect("one of two places at least is free")
-            .wants_room
-        {
+        let kept = cache.keep(page(5), second, second, 6);
+        if kept.expect("one of two places at least is free") {
             cache.make_room(6, &mut batch);
         }
         tear_down(&entries, &batch);
@@ -196,7 +195,10 @@ fn model_a_cache_loses_no_slot_and_no_mapping() {
         for entry in entries.iter() {
             assert_eq!(entry.load(Ordering::Relaxed), 0, "all is torn down");
         }
-        assert!(cache.keep(page(5), iova(1), 31).is_some(), "it is kept");
+        assert!(
+            cache.keep(page(5), iova(1), iova(1), 31).is_ok(),
+            "it is kept"
+        );
     });
 }
 
