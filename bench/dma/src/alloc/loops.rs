@@ -118,6 +118,10 @@ impl<W: Worker> Held<W> {
         BATCH
     }
 
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "by iterators Linux takes 13 ns where it takes 9"
+    )]
     fn replace_oldest(&mut self) -> u64 {
         let Self {
             worker,
@@ -130,10 +134,11 @@ impl<W: Worker> Held<W> {
         let burst = window.burst;
         let bursts = (BATCH as usize / burst).max(1);
         for _ in 0..bursts {
-            let ours = &mut slots[*oldest..*oldest + burst];
-            ours.iter().for_each(|slot| worker.free(*slot));
-            for slot in ours {
-                *slot = another(worker, *window, numbers.bits());
+            for at in *oldest..*oldest + burst {
+                worker.free(slots[at]);
+            }
+            for at in *oldest..*oldest + burst {
+                slots[at] = another(worker, *window, numbers.bits());
             }
             *oldest = (*oldest + burst) & (slots.len() - 1);
         }

@@ -32,10 +32,9 @@
 //! generation, which one of them closes then. The models check all this, and that planted mistakes are found.
 //!
 //! # What was measured
-//! Before a stopped core could be left behind, which costs a post nothing but a look at the core's own line, and not since: two
-//! cores of a Xeon whose lines take 215 ns there and back, commands of 500 ns, a domain as dear as a page: 0.79 and 0.80 of
-//! `strict`'s time in two runs; of a lock around the wait 0.65 and 0.59. Where two do not pay (pages of 500 ns, a domain of 1 us),
-//! as long as `strict`. More than two cores were not measured, nor was a real unit.
+//! Two cores of an EPYC whose lines take 100 or 375 ns there and back, by run, commands of 500 ns, a domain as dear as a page: 1.54
+//! to 1.59 times the throughput of a lock around the wait (`make bench-dma`). Where two do not pay (pages of 500 ns, a domain of
+//! 1 us), as much as `strict`. More than two cores were not measured, nor was a real unit.
 //!
 //! | departure from the plain version | why |
 //! |---|---|
@@ -76,9 +75,10 @@ const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 3 } else { 1 << 12 };
 const PATIENCE: u32 = 2 * LOOKS;
 /// After so many looks hardware that seems busy is given the batch all the same, and says whether it is dead.
 const BUSY_LOOKS: u32 = 4 * LOOKS;
-/// Looks for others by a core that finds the hardware idle, and a batch with others would be cheaper: about half a
-/// microsecond.
-pub const GATHER_LOOKS: u32 = 256;
+/// Looks for others by a core that finds the hardware idle, and a batch with others would be cheaper: as long as another that has
+/// just had its answer needs to come back, about half a microsecond. With half as many, two cores met in some builds and
+/// not in others.
+pub const GATHER_LOOKS: u32 = 512;
 /// After so many waits for busy hardware in a row, none of them short, a core joins others, and calls them.
 const PRESSED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 /// After at most so many of them a core that called in vain calls again.
