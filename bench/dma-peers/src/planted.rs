@@ -1,7 +1,5 @@
 //! Mistakes that tests plant to prove that they would find them, as `iova::planted`: under `--cfg shuttle` alone.
 
-use std::cell::Cell;
-
 /// A mistake in the steps of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
@@ -9,16 +7,4 @@ pub enum Mistake {
     DropsOverflow,
 }
 
-std::thread_local! {
-    // Of the real thread on which a test runs all of its model's.
-    static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
-}
-
-/// From here on this mistake is made by all allocators that are used on this thread; none with `None`.
-pub fn plant(mistake: Option<Mistake>) {
-    PLANTED.set(mistake);
-}
-
-pub(crate) fn has(mistake: Mistake) -> bool {
-    PLANTED.get() == Some(mistake)
-}
+lines::plantable!(Mistake);

@@ -2,7 +2,6 @@
 //! tests: in any other build no trace of this is left.
 
 use std::boxed::Box;
-use std::cell::Cell;
 
 use lines::Lock;
 
@@ -35,19 +34,7 @@ pub enum Mistake {
     PutsLate,
 }
 
-std::thread_local! {
-    // Of the real thread on which a test runs all of its model's.
-    static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
-}
-
-/// From here on this mistake is made by all that is used on this thread; none with `None`.
-pub fn plant(mistake: Option<Mistake>) {
-    PLANTED.set(mistake);
-}
-
-pub(crate) fn has(mistake: Mistake) -> bool {
-    PLANTED.get() == Some(mistake)
-}
+lines::plantable!(Mistake);
 
 /// A lock that nobody else has.
 pub(crate) fn nobodys<T: Default>() -> &'static Lock<T> {

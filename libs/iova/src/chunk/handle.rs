@@ -252,7 +252,6 @@ impl ChunkCore {
     ) -> Result<IovaRange, AllocError> {
         let Self { shared, local, .. } = self;
         if let Some(order) = order_of(pages)
-            && order <= MAX_ORDER
             && usize::from(align_order) <= order
             && shared.drain.load(Ordering::Relaxed) == local.drained
             && let Some(lane) = local.lane_below(last.raw())

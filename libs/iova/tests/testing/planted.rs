@@ -1,8 +1,6 @@
 //! Mistakes that tests plant to prove that they would find them: under `--cfg shuttle`, and in this crate's own unit tests. In
 //! any other build no trace of this is left.
 
-use std::cell::Cell;
-
 /// A mistake in steps, their order or their completeness, or in orderings, which loom alone sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
@@ -24,16 +22,4 @@ pub enum Mistake {
     KeepsFirst,
 }
 
-std::thread_local! {
-    // Of the real thread on which a test runs all of its model's.
-    static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
-}
-
-/// From here on this mistake is made by all allocators that are used on this thread; none with `None`.
-pub fn plant(mistake: Option<Mistake>) {
-    PLANTED.set(mistake);
-}
-
-pub(crate) fn has(mistake: Mistake) -> bool {
-    PLANTED.get() == Some(mistake)
-}
+lines::plantable!(Mistake);

@@ -1,14 +1,20 @@
-use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator};
+use iova::{
+    Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator, TreeCore,
+};
 
 use super::*;
+
+/// The only core of 64 pages, and a queue for five.
+fn core_and_queue() -> (TreeCore, Queue) {
+    let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
+    let space = TreeAllocator::new(pages, 1).unwrap();
+    (space.claim(CoreId(0)).unwrap(), Queue::new(5, 1000, true))
+}
 
 /// Every entry comes out once, in order, with the time it went in at, as far as it is covered.
 #[test]
 fn entries_keep_their_order_their_times_and_their_tickets() {
-    let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
-    let space = TreeAllocator::new(pages, 1).unwrap();
-    let mut core = space.claim(CoreId(0)).unwrap();
-    let mut queue = Queue::new(5, 1000, true);
+    let (mut core, mut queue) = core_and_queue();
     let mut model: VecDeque<(IovaPfn, u64, Option<Ticket>)> = VecDeque::new();
     let (mut random, mut now) = (7_u64, u64::MAX - 40);
     for step in 0..4000 {
@@ -54,10 +60,7 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
 /// What is counted as unmapped and not covered is what the queue holds, also after a panic of whoever took some out.
 #[test]
 fn a_panic_of_who_takes_leaves_the_numbers_right() {
-    let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(64), &[]).unwrap();
-    let space = TreeAllocator::new(pages, 1).unwrap();
-    let mut core = space.claim(CoreId(0)).unwrap();
-    let mut queue = Queue::new(5, 1000, true);
+    let (mut core, mut queue) = core_and_queue();
     for number in 0..3 {
         let range = core.alloc(Request::pages(1)).unwrap();
         queue.push(core.pin(range).unwrap(), number);
