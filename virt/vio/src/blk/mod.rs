@@ -44,12 +44,14 @@ mod stalled;
 mod take;
 #[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
 mod uring;
+mod work_queue;
 
 use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use mem::{MemDisk, NullDisk};
-pub use uring::{UringError, UringFile, UringOptions};
+pub use uring::{RingRefusal, UringError, UringFile, UringOptions};
+pub use work_queue::WorkQueue;
 
 use guest_mem::Dma;
 

@@ -1,4 +1,5 @@
-//! A raw file or block device through io_uring.
+//! A raw file or block device through io_uring, or by threads where the host has none for us ([`engine`], [`threads`]; what is
+//! refused is found out by trying, [`trial`]).
 //!
 //! What need not wait is done at once, by one system call and without the ring ([`now`]). For the rest a disk is lent a place in
 //! the ring of the thread that polls it, at first use ([`ring`]; SINGLE_ISSUER, DEFER_TASKRUN and
@@ -32,31 +33,37 @@
 
 mod align;
 mod ended;
+mod engine;
 mod now;
 mod pool;
 mod ring;
 mod space;
 mod sync;
+mod threads;
+mod trial;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
-use io_uring::{opcode, squeue, types};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use align::Alignment;
+use engine::{Call, Engine};
 use now::Now;
 use pool::{CHUNK, Pool};
-use ring::{Seat, probe};
+use ring::probe;
 use space::{Abilities, Way};
 use sync::Syncs;
+use threads::Threads;
+pub use trial::RingRefusal;
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
@@ -105,9 +112,14 @@ pub enum UringError {
     /// A depth outside 1 to 1024.
     #[error("a queue depth of 1 to 1024, not {0}")]
     Depth(u32),
-    /// The kernel has no io_uring, or refuses it.
-    #[error("cannot set up io_uring")]
-    Ring(#[source] io::Error),
+    /// The host refuses io_uring, and what stands in for it as well.
+    #[error("cannot start the threads that serve a disk without io_uring ({why})")]
+    Threads {
+        /// What is the matter with io_uring.
+        why: RingRefusal,
+        /// What is the matter with threads.
+        source: io::Error,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,9 +183,9 @@ impl Slot {
 /// on others nothing is submitted and nothing ends. To be dropped on that thread if
 /// anything is in flight; elsewhere what is in flight is leaked after two seconds.
 pub struct UringFile {
-    /// Taken by the first submission, on the thread that makes it.
-    ring: Option<Seat>,
-    file: File,
+    engine: Engine,
+    /// Threads that are in a call keep it open.
+    file: Arc<File>,
     capacity: u64,
     alignment: Alignment,
     abilities: Abilities,
@@ -216,8 +228,26 @@ impl UringFile {
         Self::from_file(file, options)
     }
 
-    /// Serves an open file, whose flags must fit the options; O_NONBLOCK is taken from it.
+    /// Serves an open file, whose flags must fit the options; O_NONBLOCK is taken from it. By threads, which this starts, where
+    /// the host has no io_uring for it.
     pub fn from_file(file: File, options: UringOptions) -> Result<Self, UringError> {
+        Self::by(probe().err(), file, options)
+    }
+
+    /// Likewise, by threads in any case: there is something the matter with rings.
+    pub fn by_threads(
+        file: File,
+        options: UringOptions,
+        why: RingRefusal,
+    ) -> Result<Self, UringError> {
+        Self::by(Some(why), file, options)
+    }
+
+    fn by(
+        no_ring: Option<RingRefusal>,
+        file: File,
+        options: UringOptions,
+    ) -> Result<Self, UringError> {
         use std::io::{Seek, SeekFrom};
         if options.depth == 0 || options.depth > 1024 {
             return Err(UringError::Depth(options.depth));
@@ -236,13 +266,24 @@ impl UringFile {
             true => Alignment::direct(&file, kind.is_block_device()).map_err(UringError::Open)?,
             false => Alignment::CACHED,
         };
-        let abilities = match options.read_only {
+        let mut abilities = match options.read_only {
             true => Abilities::default(),
             false => space::abilities(&file, capacity, kind.is_block_device()),
         };
-        probe().map_err(UringError::Ring)?;
+        // A ring does what the host forbids as a system call.
+        if no_ring.is_some() && abilities.discards && !threads::may_fallocate(&file, capacity) {
+            abilities = Abilities::default();
+        }
+        let file = Arc::new(file);
+        let engine = match no_ring {
+            None => Engine::Ring(None),
+            Some(why) => match Threads::start(&file) {
+                Ok(threads) => Engine::Threads(threads, why),
+                Err(source) => return Err(UringError::Threads { why, source }),
+            },
+        };
         Ok(Self {
-            ring: None,
+            engine,
             now: Now::new(&file, kind.is_file() && !options.o_direct),
             waits: now::may_wait(&file),
             file,
@@ -289,55 +330,51 @@ impl UringFile {
         });
     }
 
-    /// Takes a place in this thread's ring, if it has none.
-    fn sit_down(&mut self) -> Result<(), Outcome> {
-        if self.ring.is_none() {
-            let seat = Seat::take(self.options.depth);
-            self.ring = Some(seat.map_err(|error| not_begun(&error))?);
-        }
-        Ok(())
+    /// Why threads serve it: what the host refuses of io_uring. `None`: a ring does.
+    pub fn without_ring(&self) -> Option<&RingRefusal> {
+        self.engine.without_ring()
     }
 
-    /// Writes the submission entry of a slot in state `InFlight`.
+    /// Has the engine carry out what a slot in state `InFlight` is at.
     fn push(&mut self, number: u32) {
-        let ring = self.ring.as_ref().expect("made before anything is pushed");
         let slot = &self.slots[number as usize];
-        let fd = types::Fd(self.file.as_raw_fd());
-        let entry = match slot.op {
-            _ if slot.syncing => fdatasync(fd),
-            Op::Read { offset, .. } => {
-                let vectors = &slot.iovecs[slot.first..];
-                opcode::Readv::new(fd, vectors.as_ptr(), vectors.len() as u32)
-                    .offset(offset + u64::from(slot.moved))
-                    .build()
-            }
+        let vectors = &slot.iovecs[slot.first..];
+        let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        let call = match slot.op {
+            _ if slot.syncing => Call::Sync,
+            Op::Read { offset, .. } => Call::Read {
+                vectors,
+                count,
+                offset: offset + u64::from(slot.moved),
+            },
             Op::Write {
                 offset, durable, ..
-            } => {
+            } => Call::Write {
+                vectors,
+                count,
+                offset: offset + u64::from(slot.moved),
                 // In the page cache a failure of the write must be told from one of its sync, which comes after it.
-                let durable = durable && self.options.o_direct;
-                let vectors = &slot.iovecs[slot.first..];
-                opcode::Writev::new(fd, vectors.as_ptr(), vectors.len() as u32)
-                    .offset(offset + u64::from(slot.moved))
-                    .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
-                    .build()
-            }
-            Op::Flush => fdatasync(fd),
-            Op::Discard { offset, len } => fallocate(fd, offset, len, libc::FALLOC_FL_PUNCH_HOLE),
-            Op::WriteZeroes { offset, len, unmap } => {
-                fallocate(fd, offset, len, slot.way.mode(unmap))
-            }
+                durable: durable && self.options.o_direct,
+            },
+            Op::Flush => Call::Sync,
+            Op::Discard { offset, len } => Call::Fallocate {
+                mode: libc::FALLOC_FL_PUNCH_HOLE | keep_size,
+                offset,
+                len,
+            },
+            Op::WriteZeroes { offset, len, unmap } => Call::Fallocate {
+                mode: slot.way.mode(unmap) | keep_size,
+                offset,
+                len,
+            },
         };
-        let flags = match self.waits {
-            true => squeue::Flags::ASYNC,
-            false => squeue::Flags::empty(),
-        };
-        let entry = entry.flags(flags);
-        // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the slot is in flight and lie
+        let user_data = slot.user_data(number);
+        // SAFETY: the call's addresses are (a) the slot's vectors, which are not touched while the slot is in flight and lie
         // on the heap; (b) what the vectors point to: chunks of `self.pool` that belong to this slot until it is
         // unreserved, or guest memory that `self.keep` was checked to keep mapped in `submit`. A slot is in flight until its
-        // entry is answered; `drop` waits for that, or leaks all three.
-        unsafe { ring.push(entry, slot.user_data(number)) };
+        // call is answered; `drop` waits for that, or leaks all three.
+        unsafe { self.engine.push(&self.file, call, self.waits, user_data) };
     }
 }
 
@@ -369,19 +406,6 @@ fn iovec(piece: &Piece) -> libc::iovec {
         iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
         iov_len: piece.len as usize,
     }
-}
-
-fn fdatasync(fd: types::Fd) -> squeue::Entry {
-    opcode::Fsync::new(fd)
-        .flags(types::FsyncFlags::DATASYNC)
-        .build()
-}
-
-fn fallocate(fd: types::Fd, offset: u64, len: u64, mode: i32) -> squeue::Entry {
-    opcode::Fallocate::new(fd, len)
-        .offset(offset)
-        .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
-        .build()
 }
 
 impl BlockIo for UringFile {
@@ -520,8 +544,8 @@ impl BlockIo for UringFile {
     }
 
     fn submit(&mut self, number: u32, op: Op, pieces: &[Piece]) {
-        if let Err(outcome) = self.sit_down() {
-            let slot = number;
+        if let Err(error) = self.engine.prepare(self.options.depth) {
+            let (slot, outcome) = (number, not_begun(&error));
             return self.early.push(Completion { slot, outcome });
         }
         if op == Op::Flush
@@ -581,9 +605,7 @@ impl BlockIo for UringFile {
     }
 
     fn flush(&mut self) {
-        if let Some(ring) = &self.ring {
-            ring.flush();
-        }
+        self.engine.flush();
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
@@ -597,9 +619,7 @@ impl BlockIo for UringFile {
             // A refusal says that the kernel cannot stop the operation: it runs, in the device or in a thread of the kernel,
             // or it has ended, and its own completion stands behind the refusal or waits for our next entry. After one
             // more look only those that run are left.
-            if let Some(ring) = &self.ring {
-                ring.enter();
-            }
+            self.engine.enter();
             self.collect(done);
             for refused in std::mem::take(&mut self.refused) {
                 let number = u32::from(refused as u16);
@@ -617,8 +637,7 @@ impl BlockIo for UringFile {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.early.is_empty()
-            || (self.in_flight != 0 && self.ring.as_ref().is_some_and(Seat::has_news))
+        !self.early.is_empty() || (self.in_flight != 0 && self.engine.has_news())
     }
 
     fn cancel(&mut self, slot: u32) {
@@ -633,9 +652,7 @@ impl BlockIo for UringFile {
                 return self.end_in_flight(slot, Outcome::Failed(libc::ECANCELED));
             }
             let user_data = self.slots[slot as usize].user_data(slot);
-            if let Some(ring) = &self.ring {
-                ring.cancel(user_data);
-            }
+            self.engine.cancel(user_data);
         }
     }
 
@@ -644,26 +661,22 @@ impl BlockIo for UringFile {
             self.in_flight, 0,
             "a ring given up under operations in flight"
         );
-        self.ring = None;
+        self.engine.rebind();
     }
 
     fn arm(&mut self) {
         // With nothing in flight there is nothing to tell.
-        if self.in_flight != 0
-            && let Some(ring) = &mut self.ring
-        {
-            ring.arm();
+        if self.in_flight != 0 {
+            self.engine.arm();
         }
     }
 
     fn disarm(&mut self) {
-        if let Some(ring) = &mut self.ring {
-            ring.disarm();
-        }
+        self.engine.disarm();
     }
 
     fn wake_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.extend(self.ring.as_ref().map(Seat::wake_fd));
+        fds.extend(self.engine.wake_fd());
     }
 }
 
@@ -684,6 +697,7 @@ impl Drop for UringFile {
             std::mem::forget(self.keep.take());
             std::mem::forget(self.pool.take());
             std::mem::forget(std::mem::take(&mut self.slots));
+            self.engine.abandon();
         }
     }
 }
