@@ -378,6 +378,14 @@ impl UringFile {
     }
 }
 
+/// Tries whether this host lets its disks have io_uring, with all that they ask of it.
+///
+/// # Errors
+/// What is refused: threads serve the disks then.
+pub fn try_io_uring() -> Result<(), RingRefusal> {
+    probe()
+}
+
 /// Where an open file is, for messages.
 fn path_of(file: &File) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
