@@ -9,6 +9,7 @@ mod ending;
 mod flood;
 mod image_format;
 mod image_lock;
+mod lacks;
 mod messages;
 mod notify;
 mod output;

@@ -29,6 +29,9 @@ Examples:
   On a host without vmx or svm, inside the emulated one:
     exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
 
+  Whether the same could be started here, without starting it:
+    exitless run --check --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw
+
 A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
 Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
 Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
@@ -233,6 +236,11 @@ pub struct RunArgs {
     /// Where device data goes: straight into guest memory, or through buffers of ours.
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
     pub dma: DmaArg,
+
+    /// Only check that the machine can be started: images are opened and locked, sockets connected to, and everything is made that the
+    /// guest needs, but it does not run, and nothing is left behind. Says what it has found.
+    #[arg(long)]
+    pub check: bool,
 
     /// Milliseconds an invalidation or a reset waits for a device before its requests are cancelled.
     #[arg(long, value_name = "MS", default_value_t = 1000)]

@@ -14,7 +14,7 @@ use vio_faults::PanicDisk;
 
 use super::config::{BlockConfig, Source};
 use crate::ending::signals;
-use crate::{image_format, image_lock};
+use crate::{image_format, image_lock, lacks};
 
 /// Requests in flight of one device.
 const DEPTH: u32 = 256;
@@ -95,7 +95,9 @@ fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
         transfer: Transfer::Direct,
         depth: DEPTH,
     };
-    Ok(UringFile::from_file(file, options)?)
+    let disk = UringFile::from_file(file, options)?;
+    lacks::say_how_served(&disk);
+    Ok(disk)
 }
 
 fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
