@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use denied::Denied;
 use rustix::process::Signal;
@@ -272,9 +271,8 @@ fn serves(place: &Place, command: Command) -> Result<String, String> {
         if since.elapsed() > PATIENCE {
             return Err(format!("it never was ready: {}", program.said()));
         }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
     }
-    UnixStream::connect(place.socket(0)).map_err(|error| error.to_string())?;
     for number in 0..DISKS.len() {
         let done = exercise(&place.socket(number), &place.image(number));
         done.map_err(|what| format!("disk {number}: {what}; it said {}", program.said()))?;
