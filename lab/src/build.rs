@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use crate::LabError;
 use crate::packages::{cache_dir, find_program, full_or, workspace_dir};
+use crate::prune;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -98,8 +99,8 @@ fn binary(target_dir: &Path, program: &str) -> PathBuf {
     target_dir.join(TARGET).join("release").join(program)
 }
 
-/// One for each source tree: the programs of two trees have the same names.
-fn target_dir() -> PathBuf {
+/// One for each source tree: the programs of two trees have the same names. Old ones go: [`prune`].
+pub(crate) fn target_dir() -> PathBuf {
     let mut hash = DefaultHasher::new();
     workspace_dir().hash(&mut hash);
     cache_dir().join(format!("programs-{:016x}", hash.finish()))
@@ -117,6 +118,7 @@ fn static_program(
         reason,
     };
     let target_dir = target_dir();
+    prune::note_use(&target_dir);
     let binary = match kind {
         "--example" => binary(&target_dir, "examples").join(program),
         _ => binary(&target_dir, program),
@@ -168,6 +170,7 @@ fn static_program(
         let reason = last.into_iter().rev().collect::<Vec<_>>().join("\n");
         return Err(full_or(&target_dir, failed(reason)));
     }
+    prune::keep_few(&cache_dir(), &target_dir);
     Ok(binary)
 }
 
