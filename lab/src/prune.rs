@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::LabError;
-use crate::build;
 use crate::packages::{cache_dir, is_old_debian, unique};
 
 /// Trees whose programs are kept beside this one's without being asked for.
@@ -43,13 +42,13 @@ impl Pruned {
     }
 }
 
-/// Removes what no start from this source tree needs, or only says what that is.
+/// Removes what no start needs whose own programs are in `own`, or only says what that is.
 ///
 /// # Errors
 /// [`LabError::Host`]: a folder that cannot be read or removed.
-pub fn prune(dry_run: bool) -> Result<Pruned, LabError> {
+pub fn prune(own: &Path, dry_run: bool) -> Result<Pruned, LabError> {
     let mut found = Pruned::default();
-    for folder in old_folders(&cache_dir(), &build::target_dir())? {
+    for folder in old_folders(&cache_dir(), own)? {
         if folder.is_recent {
             found.kept.push(folder.path);
             continue;

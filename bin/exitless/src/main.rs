@@ -12,6 +12,7 @@ mod host_memory;
 mod image_format;
 mod image_lock;
 mod log;
+mod log_line;
 mod messages;
 mod notify;
 mod output;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use console::sink::Sink;
 
-use crate::log::{Format, Line};
+use crate::log_line::{Format, Line};
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 /// As text until it is set.

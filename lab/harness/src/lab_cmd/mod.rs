@@ -225,7 +225,7 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
 
 /// Says what is gone, on standard output.
 fn prune(dry_run: bool) -> anyhow::Result<u8> {
-    let pruned = lab::prune::prune(dry_run)?;
+    let pruned = lab::prune::prune(&lab::build::programs_dir(), dry_run)?;
     for path in &pruned.kept {
         println!("kept, used within the last hour: {}", path.display());
     }
