@@ -12,8 +12,15 @@ cd "$(dirname "$0")/.."
 
 seconds=${FUZZ_SECONDS:-30}
 jobs=${FUZZ_JOBS:-$(($(nproc) > 1 ? 2 : 1))}
+all=(vhost_user_messages export_session block_requests split_ring packed_ring dma_mapper iova_allocators vfio_info)
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(vhost_user_messages export_session block_requests split_ring packed_ring dma_mapper iova_allocators vfio_info)
+[ ${#targets[@]} -gt 0 ] || targets=("${all[@]}")
+for target in "${targets[@]}"; do
+    [[ " ${all[*]} " == *" $target "* ]] || {
+        echo "fuzz: there is no target '$target' (there are ${all[*]})" >&2
+        exit 2
+    }
+done
 
 home=target/fuzz
 host=$(rustc -vV | sed -n 's/^host: //p')

@@ -119,11 +119,16 @@ impl Done {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let runs: Vec<_> = runs()
+    let (runs, others): (Vec<_>, Vec<_>) = runs()
         .into_iter()
-        .filter(|run| run.name.contains(&args.only))
-        .collect();
-    ensure!(!runs.is_empty(), "no run's name contains {:?}", args.only);
+        .partition(|run| run.name.contains(&args.only));
+    let others: Vec<_> = others.iter().map(|run| run.name.to_string()).collect();
+    ensure!(
+        !runs.is_empty(),
+        "no run's name contains {:?}; there are\n  {}",
+        args.only,
+        others.join("\n  ")
+    );
     let mut done = Done::read(&args)?;
     let count = runs.len() as u64;
     let each = args.operations.div_ceil(count);

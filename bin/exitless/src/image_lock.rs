@@ -17,6 +17,14 @@ pub fn raw(file: File, path: &Path, read_only: bool, locking: &Locking) -> Resul
         .map_err(|error| with(hint(&error), error))
 }
 
+/// Whether [`raw`] would get its lock at once; see [`lock::probe`].
+///
+/// # Errors
+/// As [`raw`].
+pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<()> {
+    lock::probe(file, access, locking).map_err(|error| with(hint(&error), error))
+}
+
 /// The error of opening the image at `path`, with what to do about a lock that cannot be had.
 pub fn explain(error: ImageError, path: &Path) -> anyhow::Error {
     let hint = match &error.kind {

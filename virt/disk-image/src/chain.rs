@@ -22,6 +22,7 @@ use crate::medium::Medium;
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
 use crate::order::Order;
 use crate::storage::{ImageFile, Shared};
+use crate::trial::{self, FileUse, Overlay};
 
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
 pub(crate) const MAX_CHAIN: usize = 32;
@@ -96,23 +97,45 @@ pub(crate) fn open_through(
     options: &ImageOptions,
     through: &dyn Fn(File) -> Box<dyn Medium>,
 ) -> Result<Opened, ImageError> {
-    let mut chain = Chain {
-        backing: options.backing,
-        locking: options.locking,
-        barriers: options.barriers,
-        seen: Vec::new(),
-        through,
-    };
+    let mut chain = Chain::new(options, through);
     chain.open(path, options.format, options.read_only)
+}
+
+/// Likewise in trial: nothing is locked or changed. Which files would be in use.
+pub(crate) fn open_in_trial(
+    path: &Path,
+    options: &ImageOptions,
+) -> Result<(Opened, Vec<FileUse>), ImageError> {
+    let mut chain = Chain {
+        is_trial: true,
+        ..Chain::new(options, &|file| Box::new(Overlay::new(file)))
+    };
+    let opened = chain.open(path, options.format, options.read_only)?;
+    Ok((opened, chain.seen))
 }
 
 struct Chain<'a> {
     backing: Backing,
     locking: Locking,
     barriers: bool,
-    /// Device and inode of the files opened so far.
-    seen: Vec<(u64, u64)>,
+    /// The files opened so far.
+    seen: Vec<FileUse>,
+    /// Nothing is locked, and files are opened for reading, whatever they are to be used for.
+    is_trial: bool,
     through: &'a dyn Fn(File) -> Box<dyn Medium>,
+}
+
+impl<'a> Chain<'a> {
+    fn new(options: &ImageOptions, through: &'a dyn Fn(File) -> Box<dyn Medium>) -> Self {
+        Self {
+            backing: options.backing,
+            locking: options.locking,
+            barriers: options.barriers,
+            seen: Vec::new(),
+            is_trial: false,
+            through,
+        }
+    }
 }
 
 impl Chain<'_> {
@@ -199,7 +222,7 @@ impl Chain<'_> {
         }
         let file = OpenOptions::new()
             .read(true)
-            .write(!read_only)
+            .write(!read_only && !self.is_trial)
             // A FIFO is to be refused, not waited for. Regular files and disks take no notice.
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
@@ -210,11 +233,25 @@ impl Chain<'_> {
             return Err(ImageErrorKind::Kind);
         }
         let identity = (metadata.dev(), metadata.ino());
-        if self.seen.contains(&identity) {
+        if self.seen.iter().any(|file| file.identity == identity) {
             return Err(ImageErrorKind::Chain(MAX_CHAIN));
         }
-        self.seen.push(identity);
-        let mut file = lock::lock(file, path, Access::of_disk(read_only), &self.locking)?;
+        let access = Access::of_disk(read_only);
+        self.seen.push(FileUse {
+            path: path.to_owned(),
+            identity,
+            access,
+        });
+        let mut file = match self.is_trial {
+            true => {
+                if access == Access::Write {
+                    trial::may_write(path).map_err(ImageErrorKind::Io)?;
+                }
+                lock::probe(&file, access, &self.locking)?;
+                file
+            }
+            false => lock::lock(file, path, access, &self.locking)?,
+        };
         // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
         let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
         Ok((file, len))

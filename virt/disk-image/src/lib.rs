@@ -57,7 +57,9 @@ mod queue;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod worker;
 
 pub use disk::ImageDisk;
 pub use options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
+pub use trial::FileUse;

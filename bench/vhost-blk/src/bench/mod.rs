@@ -113,6 +113,9 @@ type Section = fn(&mut Bench) -> Result<()>;
 /// # Errors
 /// The report cannot be written or the CPUs not used. A server that fails is a row that says so.
 pub fn run(settings: Settings) -> Result<()> {
+    if settings.beside.is_none() && settings.only.iter().any(|name| name == "pairs") {
+        bail!("section pairs measures this build beside another: say which by --beside");
+    }
     let mut bench = Bench {
         record: Record::new(&settings),
         spinners: None,

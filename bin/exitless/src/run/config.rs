@@ -19,7 +19,7 @@ use super::remote_disk::RemoteDiskConfig;
 use super::swapped::SwapConfig;
 use crate::output;
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::{counted, size};
 use platform::boot::{self, KernelKind};
 
 pub use super::disk::Misbehave;
@@ -125,6 +125,8 @@ pub struct Config {
     pub restarts: u64,
     /// Where the exit ledger goes.
     pub ledger: Option<PathBuf>,
+    /// It is not printed at the end.
+    pub is_quiet: bool,
     /// The console.
     pub console: ConsoleConfig,
 }
@@ -217,6 +219,7 @@ impl Config {
             on_reboot: args.on_reboot,
             restarts,
             ledger: args.ledger.clone(),
+            is_quiet: args.quiet,
             console: console(&args.console, restarts > 0)?,
         })
     }
@@ -308,7 +311,11 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
     let cpus = size::cpu_list(text).context("--pin")?;
     let threads = args.sidecores + args.cpus;
     if cpus.len() > threads {
-        bail!("--pin lists {} CPUs for {threads} threads", cpus.len());
+        bail!(
+            "--pin lists {} for {}",
+            counted(cpus.len(), "CPU"),
+            counted(threads, "thread")
+        );
     }
     for cpu in &cpus {
         try_cpu(*cpu).with_context(|| format!("--pin: no thread can run on CPU {cpu}"))?;

@@ -83,12 +83,6 @@ impl DiskConfig {
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;
         let spec = BlockSpec::take(&mut keys, &KEYS)?;
-        let path = match &spec.path {
-            Some(path) if !path.is_empty() => PathBuf::from(path),
-            _ => {
-                bail!("--disk {text:?} names no file and no socket: write path=FILE or socket=PATH")
-            }
-        };
         let read_only = spec.readonly.unwrap_or(false);
         let direct = spec.direct.unwrap_or(false);
         let locking = spec.locking.unwrap_or(true);
@@ -108,7 +102,15 @@ impl DiskConfig {
             Some("panic") => Some(Misbehave::Panic),
             Some(other) => bail!("--disk: misbehave is unmapped, readonly or panic, not {other:?}"),
         };
-        keys.finish()?;
+        // A socket would have made it a disk of another kind.
+        keys.take("socket");
+        let path = spec.path.as_deref().filter(|path| !path.is_empty());
+        if path.is_some() || text.contains('=') {
+            keys.finish()?;
+        }
+        let Some(path) = path.map(PathBuf::from) else {
+            bail!("--disk {text:?} names no file and no socket: write path=FILE or socket=PATH");
+        };
         let file = open(&path, read_only, direct)?;
         if spec.format.is_none() {
             let refused = image_format::refuse_image(&file);

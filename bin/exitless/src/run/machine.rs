@@ -125,7 +125,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
         ioapic: ioapic.clone(),
         exits: exits.clone(),
         control: control.clone(),
-        say: messages::print,
+        say: messages::own,
     };
     let raw = match on_stdio {
         true => console_input(uart, control.clone())?,
@@ -438,7 +438,7 @@ fn summary(why: &str, exits: &ExitLedger, msi: &KvmMsi) {
         .filter(|cause| snapshot.get(*cause) > 0)
         .map(|cause| format!("{} {}", cause.name(), snapshot.get(cause)))
         .collect();
-    messages::print("\n");
+    messages::end_line();
     say!("{why}");
     say!(
         "{} exits to user space ({}), {} interrupts sent, {} refused",

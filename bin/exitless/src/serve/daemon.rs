@@ -1,5 +1,6 @@
 //! Sockets, exports and cores, from the start to a signal.
 
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use vio::blk::Blk;
 
 use super::config::{BlockConfig, Config, Cores};
 use super::counters;
-use super::disk;
 use super::of_device;
+use super::prepare::{self, Purpose};
 use super::sockets::Sockets;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
@@ -27,6 +28,7 @@ const STATS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Serves until a signal asks for the end; the exit status.
 pub fn run(config: Config) -> Result<u8> {
+    prepare::begin(&config)?;
     let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
@@ -46,21 +48,16 @@ pub fn run(config: Config) -> Result<u8> {
         );
     }
     // All disks before the first socket: until every one can be served, nobody is.
-    let blocks = config.blocks.iter();
-    let opened: Result<Vec<_>> = blocks
-        .map(|block| {
-            let panics = config.force_panic.as_ref() == Some(&block.id);
-            disk::open(block, panics).with_context(|| of_device(block))
-        })
-        .collect();
-    let disks = match opened {
+    let disks = match prepare::disks(&config, Purpose::Start) {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };
     let mut sockets = Sockets::default();
-    let exports = config.blocks.iter().zip(disks).map(|(block, blk)| {
-        export(block, blk, &config.cores, &mut sockets).with_context(|| of_device(block))
+    let listeners = prepare::listen(&config, Purpose::Start, &mut sockets)?;
+    let exports = config.blocks.iter().zip(disks).zip(listeners);
+    let exports = exports.map(|((block, blk), listener)| {
+        export(block, blk, listener, &config.cores).with_context(|| of_device(block))
     });
     let exports = exports.collect::<Result<Vec<_>>>()?;
     let mut fleet = start(&config.cores)?;
@@ -143,10 +140,9 @@ fn start(cores: &Cores) -> Result<Fleet<Export<Blk>>> {
 fn export(
     block: &BlockConfig,
     blk: Blk,
+    listener: UnixListener,
     cores: &Cores,
-    sockets: &mut Sockets,
 ) -> Result<Export<Blk>> {
-    let listener = sockets.listen(&block.socket, block.access)?;
     let config = ExportConfig {
         weight: block.weight,
         call_delay_ns: cores.call_delay_ns,

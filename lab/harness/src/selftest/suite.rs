@@ -40,17 +40,25 @@ const LAB_CASES: usize = 10;
 
 /// Arguments of `exitless selftest`.
 #[derive(clap::Args)]
-#[command(after_help = "\
-Boots stock guests on this machine's KVM if it can boot a kernel, else in the lab, and prints one line
-for each case and a closing line `N passed, N failed`.
+#[command(after_long_help = "\
+Boots stock guests on this machine's KVM if it can boot a kernel, else in the lab, and prints one line for each case and a closing \
+line `N passed, N failed`.
 
-  exitless selftest
-  exitless selftest --only shared        cases whose name contains `shared`
-  exitless selftest --kernel 6.12        in a lab whose host and guests run Linux 6.12
-  exitless selftest --soak               the long run; goes on where it was interrupted
-  exitless selftest --debian             a stock Debian in place of all others; with --soak, oftener
-  exitless selftest --episodes 50        storage that misbehaves, at random, in place of all others
-  exitless selftest --episodes 1 --seed 17    the boot of this seed again")]
+Examples:
+  All short cases:
+    exitless selftest
+  Cases whose name contains `shared`, and which there are:
+    exitless selftest --only shared
+    exitless selftest --list
+  In a lab whose host and guests run Linux 6.12:
+    exitless selftest --kernel 6.12
+  The long run, which goes on where it was interrupted:
+    exitless selftest --soak
+  A stock Debian in place of all others; with --soak, oftener:
+    exitless selftest --debian
+  Storage that misbehaves, at random, in place of all others; and the boot of one seed again:
+    exitless selftest --episodes 50
+    exitless selftest --episodes 1 --seed 17")]
 pub struct SelftestArgs {
     /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
     #[arg(long)]
@@ -60,7 +68,8 @@ pub struct SelftestArgs {
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,
     /// Run so many random episodes of storage that misbehaves (in the lab), a few in each boot of a guest, and no other cases
-    #[arg(long, value_name = "N", conflicts_with = "debian")]
+    #[arg(long, value_name = "N", conflicts_with = "debian",
+          value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     episodes: Option<usize>,
     /// The first boot's seed; each boot has the next one
     #[arg(long, value_name = "S", default_value_t = 1, requires = "episodes")]
@@ -106,28 +115,36 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
             .as_ref()
             .is_none_or(|text| name.contains(text.as_str()))
     };
-    let cases: Vec<Case> = all.filter(|case| wanted(&case.name)).collect();
-    let clients: Vec<Client> = clients
-        .into_iter()
-        .filter(|client| wanted(&client.name))
-        .collect();
-    let debians = debians.into_iter().filter(|debian| wanted(&debian.name));
-    let jobs: Vec<Job> = clients
+    let jobs = clients
         .into_iter()
         .map(Job::Client)
-        .chain(debians.map(Job::Debian))
-        .chain(cases.into_iter().map(Job::Case))
-        .collect();
+        .chain(debians.into_iter().map(Job::Debian))
+        .chain(all.map(Job::Case));
+    let (jobs, others): (Vec<Job>, Vec<Job>) = jobs.partition(|job| wanted(job.name()));
+    let native = match args.soak && !args.debian && boots.is_none() {
+        true => native_names(args.sleeps),
+        false => Vec::new(),
+    };
+    let is_native = native.iter().any(|(_, name)| wanted(name));
+    if jobs.is_empty() && !is_native {
+        let text = args.only.as_deref().unwrap_or_default();
+        let natives = native.iter().map(|(_, name)| name.as_str());
+        return Err(nothing_selected(
+            text,
+            natives.chain(others.iter().map(Job::name)),
+        ));
+    }
     if args.list {
+        for (_, name) in native.iter().filter(|(_, name)| wanted(name)) {
+            println!("{name}");
+        }
         for job in &jobs {
             println!("{}", job.name());
         }
         return Ok(0);
     }
     let mut tally = Tally::open(args.soak, args.restart)?;
-    if args.soak && !args.debian && boots.is_none() {
-        native_payloads(args.sleeps, &wanted, &mut tally)?;
-    }
+    native_payloads(&native, args.sleeps, &wanted, &mut tally)?;
     let jobs: Vec<Job> = jobs
         .into_iter()
         .filter(|job| !tally.has_passed(job.name()))
@@ -142,6 +159,15 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     }
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(u8::from(tally.failed > 0))
+}
+
+/// The error of a selection that selects nothing of what there is.
+fn nothing_selected<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> anyhow::Error {
+    let names: Vec<&str> = names.collect();
+    anyhow!(
+        "--only {text:?} selects no case (--soak, --debian and --episodes have others); there are\n  {}",
+        names.join("\n  ")
+    )
 }
 
 /// What a thread takes next.
@@ -303,11 +329,26 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally) -> Result<()> {
-    for mode in RegisterMode::value_variants() {
-        let mode_name = format!("{mode:?}").to_lowercase();
-        let name = format!("{sleeps} forced sleeps natively lose no wake-up: {mode_name}");
-        if !wanted(&name) || tally.has_passed(&name) {
+/// The names of the payloads that run on this machine's KVM.
+fn native_names(sleeps: u64) -> Vec<(RegisterMode, String)> {
+    let modes = RegisterMode::value_variants().iter();
+    modes
+        .map(|mode| {
+            let word = format!("{mode:?}").to_lowercase();
+            let name = format!("{sleeps} forced sleeps natively lose no wake-up: {word}");
+            (*mode, name)
+        })
+        .collect()
+}
+
+fn native_payloads(
+    names: &[(RegisterMode, String)],
+    sleeps: u64,
+    wanted: &dyn Fn(&str) -> bool,
+    tally: &mut Tally,
+) -> Result<()> {
+    for (mode, name) in names {
+        if !wanted(name) || tally.has_passed(name) {
             continue;
         }
         if let Err(reason) = payload::supported(*mode) {
@@ -321,7 +362,7 @@ fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally
             }
             Ok(report.to_string())
         });
-        tally.record(&name, outcome, start)?;
+        tally.record(name, outcome, start)?;
     }
     Ok(())
 }

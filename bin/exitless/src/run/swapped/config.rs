@@ -17,7 +17,7 @@ use crate::run::args::{DmaArg, IdleArg, MapperArg, PreventerArg, RunArgs};
 use crate::run::config::Disk;
 use crate::run::disk::Format;
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::{counted, size};
 
 /// What every guest needs: its kernel, and what runs at a time.
 const LEAST: u64 = 16 << 20;
@@ -89,10 +89,7 @@ impl SwapConfig {
         let limit = size::bytes(resident).context("--resident")?;
         let limit = Limit::check(limit, memory, disks.len()).context("--resident")?;
         let mut keys = Keys::parse("--swap", swap)?;
-        let path = match keys.take("path") {
-            Some(path) if !path.is_empty() => PathBuf::from(path),
-            _ => bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE"),
-        };
+        let path = keys.take("path").filter(|path| !path.is_empty());
         let bytes = match keys.take("size") {
             Some(text) => size::bytes(text).context("--swap: size")?,
             None => memory,
@@ -106,6 +103,9 @@ impl SwapConfig {
         let discards = keys.take_switch("discard", false)?;
         let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
+        let Some(path) = path.map(PathBuf::from) else {
+            bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE");
+        };
         // Before there is a store.
         let host = Host::probe();
         if let Some(why) = host.refusal() {
@@ -206,9 +206,9 @@ impl Limit {
     pub fn changed(self, bytes: u64) -> Result<Self> {
         if bytes < self.least {
             bail!(
-                "{bytes} bytes: a guest with {} disks does not get on with less than {} KiB \
+                "{bytes} bytes: a guest with {} does not get on with less than {} KiB \
                  (16 MiB, a batch of pages, and 5 MiB for each disk's largest request and rings)",
-                self.disks,
+                counted(self.disks, "disk"),
                 self.least.div_ceil(1024)
             );
         }
