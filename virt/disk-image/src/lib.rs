@@ -43,6 +43,8 @@
 mod chain;
 mod check;
 mod disk;
+mod entry;
+mod extensions;
 mod header;
 mod image;
 pub mod lock;
@@ -57,6 +59,7 @@ mod queue;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod vet;
 mod worker;
 
 pub use disk::ImageDisk;

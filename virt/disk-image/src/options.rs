@@ -102,12 +102,18 @@ pub enum ImageErrorKind {
     /// It contradicts itself or the specification.
     #[error("corrupt: {0}")]
     Corrupt(String),
+    /// A mark in its header, and `qemu-img check` takes it away: "dirty" (its reference counts are out of date, which
+    /// hinders writing alone) or "corrupt".
+    #[error("it is marked {0} (`qemu-img check -r all IMAGE` mends what can be mended)")]
+    Marked(&'static str),
     /// It has a backing file, and the options refuse those.
     #[error("has the backing file {0:?}, and backing files are not allowed")]
     BackingRefused(String),
     /// Its backing file's format is not said.
     #[error(
-        "does not say the format of its backing file {0:?} (`qemu-img rebase -u -F FORMAT` makes it do so)"
+        "does not say the format of its backing file {0:?} (`qemu-img rebase -u -b {quoted} -F FORMAT IMAGE` makes it do \
+         so; FORMAT is raw or qcow2)",
+        quoted = quoted(.0)
     )]
     BackingFormat(String),
     /// Too many files behind each other, or a file behind itself.
@@ -116,4 +122,13 @@ pub enum ImageErrorKind {
     /// The library gave up.
     #[error("the image library panicked: {0}")]
     Panicked(String),
+}
+
+/// A word of a shell's command line.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
