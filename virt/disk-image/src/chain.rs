@@ -15,7 +15,7 @@ use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use vio::blk::SECTOR;
 
-use crate::check;
+use crate::check::{self, Low};
 use crate::extensions::{self, BackingName};
 use crate::header::{self, Layout};
 use crate::lock::{self, Access, Locking};
@@ -60,6 +60,19 @@ impl Files {
         !self.behind.is_empty()
     }
 
+    /// The file of the image itself at depth 0, and so on.
+    pub(crate) fn at(&self, depth: usize) -> Option<&Arc<Shared>> {
+        match depth.checked_sub(1) {
+            None => Some(&self.own.file),
+            Some(behind) => self.behind.get(behind).map(|open| &open.file),
+        }
+    }
+
+    /// Some data of the chain are known to be compressed.
+    pub(crate) fn has_packed(&self) -> bool {
+        self.own.file.has_packed() || self.behind.iter().any(|open| open.file.has_packed())
+    }
+
     /// What the library makes of them, read anew: what they hold is all that is known.
     pub(crate) fn load(&self) -> io::Result<FormatAccess<ImageFile>> {
         let mut behind = None;
@@ -98,14 +111,23 @@ pub(crate) fn open_through(
     options: &ImageOptions,
     through: &dyn Fn(File) -> Box<dyn Medium>,
 ) -> Result<Opened, ImageError> {
-    let mut chain = Chain {
-        backing: options.backing,
-        locking: options.locking,
-        barriers: options.barriers,
-        seen: Vec::new(),
-        through,
-    };
+    let mut chain = Chain::new(options, through, Low::Mend);
     chain.open(path, options.format, options.read_only)
+}
+
+/// Whether [`open`] would do, as far as can be seen without locks and without writing.
+pub(crate) fn try_open(path: &Path, options: &ImageOptions) -> Result<(), ImageError> {
+    let options = ImageOptions {
+        locking: Locking {
+            is_on: false,
+            ..options.locking
+        },
+        ..*options
+    };
+    let mut chain = Chain::new(&options, &|file| Box::new(file), Low::Leave);
+    chain
+        .open(path, options.format, options.read_only)
+        .map(drop)
 }
 
 struct Chain<'a> {
@@ -115,9 +137,22 @@ struct Chain<'a> {
     /// Device and inode of the files opened so far.
     seen: Vec<(u64, u64)>,
     through: &'a dyn Fn(File) -> Box<dyn Medium>,
+    /// [`Low::Leave`]: no file is written to, and none opened for it.
+    low: Low,
 }
 
-impl Chain<'_> {
+impl<'a> Chain<'a> {
+    fn new(options: &ImageOptions, through: &'a dyn Fn(File) -> Box<dyn Medium>, low: Low) -> Self {
+        Self {
+            backing: options.backing,
+            locking: options.locking,
+            barriers: options.barriers,
+            seen: Vec::new(),
+            through,
+            low,
+        }
+    }
+
     fn open(
         &mut self,
         path: &Path,
@@ -129,6 +164,9 @@ impl Chain<'_> {
             kind,
         };
         let io = |error| at(ImageErrorKind::Io(error));
+        // What a writer needs is checked in any case, and then the image may be opened for reading all the same.
+        let checks_counts = !read_only;
+        let read_only = read_only || self.low == Low::Leave;
         let own = |file| OpenFile {
             file,
             format,
@@ -155,19 +193,34 @@ impl Chain<'_> {
 
         let header = header::read(&*file, len).map_err(io)?;
         let layout = Layout::parse(&header, len).map_err(at)?;
-        if !read_only {
+        if checks_counts {
             layout.check_counts(&header, len).map_err(at)?;
         }
-        let behind = extensions::read(&*file, &header, &layout, len, !read_only).map_err(at)?;
+        let behind = extensions::read(&*file, &header, &layout, len, checks_counts).map_err(at)?;
+        let mut has_packed = false;
+        if checks_counts {
+            let checked = check::check(&*file, &layout, len, self.low).map_err(at)?;
+            has_packed = checked.has_packed;
+            if checked.low != 0 && self.low == Low::Mend {
+                tracing::warn!(
+                    "{}: {} clusters in use were counted too low, mended (a power cut leaves it so)",
+                    path.display(),
+                    checked.low
+                );
+            }
+        }
         let content = if read_only {
             Content::Read(layout, Tables::read(&*file, &layout, len).map_err(at)?)
         } else {
-            check::check(&*file, &layout, len).map_err(at)?;
             let order = match self.barriers {
                 true => Some(Order::new(&*file, &layout, len).map_err(io)?),
                 false => None,
             };
-            Content::Written(layout, order)
+            Content::Written {
+                layout,
+                order,
+                has_packed,
+            }
         };
         let storage = ImageFile::new(file, path.to_owned(), len, content);
         let file = storage.shared();

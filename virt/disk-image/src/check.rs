@@ -49,8 +49,30 @@ impl Bits {
     }
 }
 
-/// Walks the tables of the image in `file`, which has `len` bytes; how many counts were mended.
-pub(crate) fn check(file: &dyn Medium, layout: &Layout, len: u64) -> Result<u64, ImageErrorKind> {
+/// What to do about counts that are too low.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Low {
+    /// Raise them, in the file.
+    Mend,
+    /// Nothing: the file is not to be written.
+    Leave,
+}
+
+/// What was found of an image that may be written to.
+pub(crate) struct Checked {
+    /// Counts that were too low.
+    pub low: u64,
+    /// Some data are compressed.
+    pub has_packed: bool,
+}
+
+/// Walks the tables of the image in `file`, which has `len` bytes.
+pub(crate) fn check(
+    file: &dyn Medium,
+    layout: &Layout,
+    len: u64,
+    low: Low,
+) -> Result<Checked, ImageErrorKind> {
     let clusters = len.div_ceil(layout.cluster_bytes());
     if clusters > MAX_CLUSTERS {
         return Err(ImageErrorKind::Unsupported(format!(
@@ -90,7 +112,10 @@ pub(crate) fn check(file: &dyn Medium, layout: &Layout, len: u64) -> Result<u64,
             walk.l2_table(&table_bytes, index as u64 * layout.l2_span())?;
         }
     }
-    walk.counts(&blocks)
+    Ok(Checked {
+        low: walk.counts(&blocks, low)?,
+        has_packed: !walk.compressed.is_empty(),
+    })
 }
 
 /// Offset of the L2 table of an entry of the L1 table, which lies in a file of `len` bytes whole; 0: none.
@@ -298,8 +323,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Every cluster in use is counted often enough, from now on; how many were not.
-    fn counts(&self, blocks: &[u64]) -> Result<u64, ImageErrorKind> {
+    /// Every cluster in use can be counted often enough, and is from now on if `low` has it so; how many were not.
+    fn counts(&self, blocks: &[u64], low: Low) -> Result<u64, ImageErrorKind> {
         let layout = self.layout;
         let per_block = 1_u64 << layout.refblock_bits();
         let mut bytes = vec![0; layout.cluster_bytes() as usize];
@@ -326,17 +351,13 @@ impl Walk<'_> {
                 }
                 mended += 1;
             }
-            if mended != before {
+            if mended != before && low == Low::Mend {
                 self.file
                     .write_all_at(&bytes, block)
                     .map_err(ImageErrorKind::Io)?;
             }
         }
-        if mended != 0 {
-            tracing::warn!(
-                "a disk image had {mended} clusters in use that were counted too low, mended \
-                 (a power cut leaves it so)"
-            );
+        if mended != 0 && low == Low::Mend {
             self.file.sync_data().map_err(ImageErrorKind::Io)?;
         }
         Ok(mended)

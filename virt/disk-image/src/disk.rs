@@ -62,23 +62,16 @@ impl ImageDisk {
     /// # Errors
     /// Names the file at fault, the image or one behind it, and what is wrong with it.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
-        let at = |kind| ImageError {
-            path: path.to_owned(),
-            kind,
-        };
-        if options.depth == 0 || options.depth > 1024 {
-            return Err(at(ImageErrorKind::Options("a queue depth of 1 to 1024")));
-        }
-        if options.threads == 0 || options.threads > 64 {
-            return Err(at(ImageErrorKind::Options("1 to 64 threads")));
-        }
-        let opened =
-            catch_unwind(AssertUnwindSafe(|| chain::open(path, &options))).map_err(|panic| {
-                at(ImageErrorKind::Panicked(
-                    worker::message(&*panic).to_owned(),
-                ))
-            })??;
+        let opened = caught(path, &options, || chain::open(path, &options))?;
         Self::of(Image::new(opened), options)
+    }
+
+    /// Whether the image at `path` could be opened, as far as can be seen without locking it and without writing.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn check(path: &Path, options: ImageOptions) -> Result<(), ImageError> {
+        caught(path, &options, || chain::try_open(path, &options))
     }
 
     /// Starts the threads that serve an open image.
@@ -127,6 +120,29 @@ impl ImageDisk {
     fn slot(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]
     }
+}
+
+/// Opens something, with options that make sense, through a library that may panic over it.
+fn caught<T>(
+    path: &Path,
+    options: &ImageOptions,
+    open: impl FnOnce() -> Result<T, ImageError>,
+) -> Result<T, ImageError> {
+    let at = |kind| ImageError {
+        path: path.to_owned(),
+        kind,
+    };
+    if options.depth == 0 || options.depth > 1024 {
+        return Err(at(ImageErrorKind::Options("a queue depth of 1 to 1024")));
+    }
+    if options.threads == 0 || options.threads > 64 {
+        return Err(at(ImageErrorKind::Options("1 to 64 threads")));
+    }
+    catch_unwind(AssertUnwindSafe(open)).map_err(|panic| {
+        at(ImageErrorKind::Panicked(
+            worker::message(&*panic).to_owned(),
+        ))
+    })?
 }
 
 impl BlockIo for ImageDisk {

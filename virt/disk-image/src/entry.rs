@@ -6,6 +6,7 @@
 use std::io;
 
 use miniz_oxide::inflate::TINFLStatus;
+use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
 use crate::header::{COMPRESSED, Layout, OFFSET_MASK};
@@ -159,13 +160,34 @@ pub(crate) fn has_compressed(
     if end - len >= 512 || offset + skip >= len {
         return Ok(Err(EntryFault::Outside));
     }
-    // At most two clusters, of 2 MiB.
-    let mut packed = vec![0; (len - offset - skip) as usize];
-    read_known(file, &mut packed, offset + skip, len)?;
     let mut cluster = vec![0; layout.cluster_bytes() as usize];
+    Ok(
+        match unpack(file, len, (offset, sectors, skip), &mut cluster)? {
+            true => Ok(()),
+            false => Err(EntryFault::EndsEarly),
+        },
+    )
+}
+
+/// Reads the compressed data in these sectors of a file of `len` bytes, and what they say, into a cluster; false: they do
+/// not say it all, or nothing that can be understood.
+///
+/// The library lets data refer to what stands in the cluster's buffer from an earlier use; here that is a fault.
+pub(crate) fn unpack(
+    file: &dyn Medium,
+    len: u64,
+    (offset, sectors, skip): (u64, u64, u64),
+    cluster: &mut [u8],
+) -> io::Result<bool> {
+    let start = offset + skip;
+    let end = (offset + sectors).min(len);
+    // At most two clusters, of 2 MiB.
+    let mut packed = vec![0; end.saturating_sub(start) as usize];
+    read_known(file, &mut packed, start, len)?;
     let mut state = DecompressorOxide::new();
-    let (status, _, written) = decompress(&mut state, &packed, &mut cluster, 0, 0);
-    let is_whole = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput)
-        && written == cluster.len();
-    Ok(is_whole.then_some(()).ok_or(EntryFault::EndsEarly))
+    let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
+    let (status, _, written) = decompress(&mut state, &packed, cluster, 0, flags);
+    // What follows a whole cluster is not of this one.
+    let is_good = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput);
+    Ok(is_good && written == cluster.len())
 }

@@ -37,6 +37,7 @@ use imago::storage::drivers::CommonStorageHelper;
 use nix::fcntl::FallocateFlags;
 
 use crate::check::Count;
+use crate::entry::{self, Target};
 use crate::header::{self, BARE_HEADER_BYTES, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
 use crate::medium::{Medium, read_known, read_some};
 use crate::order::{Change, Order};
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     order: Option<Mutex<Order>>,
     /// Bytes of a cluster; 1: a raw file, which ends where it ends.
     cluster: u64,
+    /// It may have compressed data.
+    has_packed: AtomicBool,
     /// Of a qcow2 image open for reading alone: the header that the library gets, and what its L2 tables are checked by.
     read_only: Option<([u8; BARE_HEADER_BYTES], Tables)>,
 }
@@ -71,7 +74,11 @@ pub(crate) enum Content {
     /// A qcow2 image that is only read.
     Read(Layout, Tables),
     /// A qcow2 image that is written to, with its order if it has barriers.
-    Written(Layout, Option<Order>),
+    Written {
+        layout: Layout,
+        order: Option<Order>,
+        has_packed: bool,
+    },
 }
 
 /// One file of an image.
@@ -85,12 +92,21 @@ impl ImageFile {
     pub(crate) fn new(file: Box<dyn Medium>, path: PathBuf, len: u64, content: Content) -> Self {
         let cluster = match &content {
             Content::Raw => 1,
-            Content::Read(layout, _) | Content::Written(layout, _) => layout.cluster_bytes(),
+            Content::Read(layout, _) | Content::Written { layout, .. } => layout.cluster_bytes(),
         };
+        let mut any_packed = false;
         let (layout, order, read_only) = match content {
             Content::Raw => (None, None, None),
+            // Its L2 tables say so when they are read.
             Content::Read(layout, tables) => (None, None, Some((layout.bare_header(), tables))),
-            Content::Written(layout, order) => (Some(layout), order, None),
+            Content::Written {
+                layout,
+                order,
+                has_packed,
+            } => {
+                any_packed = has_packed;
+                (Some(layout), order, None)
+            }
         };
         Self {
             shared: Arc::new(Shared {
@@ -102,6 +118,7 @@ impl ImageFile {
                 layout: Mutex::new(layout),
                 order: order.map(Mutex::new),
                 cluster,
+                has_packed: AtomicBool::new(any_packed),
                 read_only,
             }),
             helper: CommonStorageHelper::default(),
@@ -151,8 +168,66 @@ impl Shared {
         }
         self.read_file(buffer, offset, end)?;
         if let Some(index) = tables.l2_table(offset, buffer.len() as u64) {
-            tables.vet(&*self.file, index, buffer)?;
+            let any_packed = tables.vet(&*self.file, index, buffer)?;
+            if any_packed {
+                // Relaxed: it is read by the thread that had this table read, or after a lock of the library that
+                // hands the table on.
+                self.has_packed.store(true, Ordering::Relaxed);
+            }
         }
+        Ok(())
+    }
+
+    /// Bytes of a cluster; 1 in a raw file.
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        self.cluster
+    }
+
+    /// Whether compressed data have been seen in the tables that the library has read.
+    pub(crate) fn has_packed(&self) -> bool {
+        self.has_packed.load(Ordering::Relaxed)
+    }
+
+    /// Reads a part of a cluster that is compressed, which begins at `offset` of the disk.
+    ///
+    /// The library's own way would take what it finds in a buffer for what the data refer to (see [`entry::unpack`]).
+    /// The tables are read from the file, which has what the library has: the image is shared by readers.
+    pub(crate) fn unpack(&self, offset: u64, part: &mut [u8]) -> io::Result<()> {
+        let layout = match &self.read_only {
+            Some((_, tables)) => Some(*tables.layout()),
+            None => *held(&self.layout),
+        };
+        let named = |what: &str| {
+            let path = self.path.display();
+            let text = format!("{path}: compressed data of {offset:#x} of the disk {what}");
+            io::Error::new(ErrorKind::InvalidData, text)
+        };
+        let layout = layout.ok_or_else(|| named("in a raw file"))?;
+        let len = self.known_len();
+        let mut word = [0; 8];
+        let l1_entry = layout.l1_offset + offset / layout.l2_span() * 8;
+        read_known(&*self.file, &mut word, l1_entry, len)?;
+        let table = u64::from_be_bytes(word) & OFFSET_MASK;
+        let index = (offset % layout.l2_span()) >> layout.cluster_bits;
+        // No table: an entry of nothing.
+        word = [0; 8];
+        if table != 0 {
+            read_known(&*self.file, &mut word, table + index * 8, len)?;
+        }
+        let Ok(Target::Compressed {
+            offset: at,
+            len: sectors,
+            skip,
+        }) = entry::target(&layout, u64::from_be_bytes(word))
+        else {
+            return Err(named("are not where they were"));
+        };
+        let mut cluster = vec![0; layout.cluster_bytes() as usize];
+        if !entry::unpack(&*self.file, len, (at, sectors, skip), &mut cluster)? {
+            return Err(named("cannot be decompressed to a cluster"));
+        }
+        let within = (offset % layout.cluster_bytes()) as usize;
+        part.copy_from_slice(&cluster[within..within + part.len()]);
         Ok(())
     }
 

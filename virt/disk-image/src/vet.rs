@@ -134,14 +134,20 @@ impl Tables {
         }
     }
 
-    /// Replaces what is wrong in an L2 table.
-    pub(crate) fn vet(&self, file: &dyn Medium, index: u32, table: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Replaces what is wrong in an L2 table; whether it refers to compressed data.
+    pub(crate) fn vet(&self, file: &dyn Medium, index: u32, table: &mut [u8]) -> io::Result<bool> {
         let mut guest = u64::from(index) * self.layout.l2_span();
         // Clusters around the last one looked up, all of data.
         let mut data = 0..0;
+        let mut any_packed = false;
         for word in table.as_chunks_mut::<8>().0 {
             let entry = u64::from_be_bytes(*word);
             if entry != 0 {
+                any_packed |= entry & COMPRESSED != 0;
                 let vetted = match self.judge(file, entry, guest, &mut data)? {
                     Ok(entry) => entry,
                     Err(fault) => trap(fault),
@@ -152,7 +158,7 @@ impl Tables {
             }
             guest += self.layout.cluster_bytes();
         }
-        Ok(())
+        Ok(any_packed)
     }
 
     /// The entry as a reader needs it.

@@ -65,6 +65,11 @@ pub fn check(config: &BlockConfig) -> Result<()> {
         ..config.clone()
     };
     open(&trial, false)?;
+    if let Source::Qcow2(path) = &config.source {
+        ImageDisk::check(path, image_options(config))
+            .map_err(|error| image_lock::explain(error, path))
+            .with_context(|| format!("disk image {}", path.display()))?;
+    }
     if let Source::Raw(path) | Source::Qcow2(path) = &config.source
         && !config.read_only
     {
@@ -99,7 +104,11 @@ fn raw(config: &BlockConfig, path: &Path) -> Result<UringFile> {
 }
 
 fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
-    let options = ImageOptions {
+    ImageDisk::open(path, image_options(config)).map_err(|error| image_lock::explain(error, path))
+}
+
+fn image_options(config: &BlockConfig) -> ImageOptions {
+    ImageOptions {
         read_only: config.read_only,
         depth: DEPTH,
         backing: if config.backing {
@@ -110,8 +119,7 @@ fn qcow2(config: &BlockConfig, path: &Path) -> Result<ImageDisk> {
         locking: locking(config),
         barriers: config.barriers,
         ..ImageOptions::default()
-    };
-    ImageDisk::open(path, options).map_err(|error| image_lock::explain(error, path))
+    }
 }
 
 /// A wait for a lock ends with the signals that end the daemon.

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use super::naive::{self, Place};
 use super::recorder::{Event, Recorder, SECTOR};
 use crate::chain;
-use crate::check::check;
+use crate::check::{Low, check};
 use crate::header::{self, Layout};
 use crate::image::{Group, Image};
 use crate::options::{Backing, ImageOptions};
@@ -522,9 +522,10 @@ impl Replay {
         let len = bytes.len() as u64;
         let header = header::read(&recorder, len).map_err(|error| error.to_string())?;
         let layout = Layout::parse(&header, len).map_err(|error| error.to_string())?;
-        let mended = check(&recorder, &layout, len).map_err(|error| error.to_string())?;
-        if mended != 0 {
-            return Err(format!("the crate mended {mended} counts"));
+        let checked =
+            check(&recorder, &layout, len, Low::Mend).map_err(|error| error.to_string())?;
+        if checked.low != 0 {
+            return Err(format!("the crate mended {} counts", checked.low));
         }
         let options = ImageOptions {
             backing: Backing::Follow,

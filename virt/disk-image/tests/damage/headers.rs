@@ -155,14 +155,14 @@ pub fn headers() -> Vec<Damage> {
             "the mark of a corrupt image",
             V3,
             |f| f.put64(72, 1 << 1),
-            "qemu-img check -r all",
+            "marked corrupt",
             Nothing("QEMU reads it"),
         ),
         writing(
             "the mark of a dirty image",
             V3,
             |f| f.put64(72, 1),
-            "qemu-img check -r all",
+            "marked dirty",
             Nothing("QEMU checks, and finds it good"),
         ),
         both(

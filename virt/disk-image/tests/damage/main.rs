@@ -7,6 +7,7 @@
 mod headers;
 mod kinds;
 mod mappings;
+mod random;
 #[path = "../support/mod.rs"]
 mod support;
 mod tables;

@@ -236,9 +236,8 @@ impl Forged {
             if entry & COMPRESSED != 0 {
                 let (from, more) = (self.packed(guest) / 512 * 512, entry >> 58 & 15);
                 let last = from + (more as usize + 1) * 512 - 1;
-                for cluster in from / CLUSTER..=last / CLUSTER {
-                    counts[cluster] += 1;
-                }
+                let packed = &mut counts[from / CLUSTER..=last / CLUSTER];
+                packed.iter_mut().for_each(|count| *count += 1);
             } else if self.host(guest) != 0 {
                 counts[self.host(guest) / CLUSTER] += 1;
             }
