@@ -5,6 +5,7 @@
 //! says why.
 
 mod headers;
+mod in_use;
 mod kinds;
 mod mappings;
 mod random;

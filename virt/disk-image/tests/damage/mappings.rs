@@ -1,8 +1,12 @@
 //! What L2 tables refer to, and files that were cut.
 
+use miniz_oxide::inflate::TINFLStatus;
+use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
+use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
+
 use super::kinds::*;
 use super::support::forge::{
-    COMPRESSED, COPIED, Forged, L1, L2, LAST, REFBLOCK, REFTABLE, SPAN, ZEROES,
+    CLUSTER, COMPRESSED, COPIED, Forged, L1, L2, LAST, REFBLOCK, REFTABLE, SPAN, ZEROES,
 };
 
 pub fn mappings() -> Vec<Damage> {
@@ -282,5 +286,33 @@ pub fn mappings() -> Vec<Damage> {
             writing: Fails(&[9]),
             qemu: Nothing("its check does not decompress"),
         },
+        // A buffer that goes round, as a library's may, would have something there.
+        Damage {
+            what: "compressed data that refer to before their beginning",
+            image: V3,
+            make: |f| {
+                let at = f.packed(9);
+                let next = f.packed(10);
+                let is_one = |flip: &usize| {
+                    let mut packed = f.bytes[at..next].to_vec();
+                    packed[flip / 8] ^= 1 << (flip % 8);
+                    inflates(&packed, 0)
+                        && !inflates(&packed, TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF)
+                };
+                let flip = (0..8 * (next - at)).find(is_one).expect("one of all");
+                f.bytes[at + flip / 8] ^= 1 << (flip % 8);
+            },
+            reading: Fails(&[9]),
+            writing: Fails(&[9]),
+            qemu: Nothing("its check does not decompress"),
+        },
     ]
+}
+
+/// Whether compressed data say a whole cluster.
+fn inflates(packed: &[u8], flags: u32) -> bool {
+    let mut cluster = vec![0; CLUSTER];
+    let mut state = DecompressorOxide::new();
+    let (status, _, written) = decompress(&mut state, packed, &mut cluster, 0, flags);
+    matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput) && written == CLUSTER
 }

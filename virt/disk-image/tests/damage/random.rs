@@ -167,7 +167,7 @@ fn random_damage_never_reads_as_something_else() {
     let rounds = std::env::var("DISK_IMAGE_ROUNDS")
         .ok()
         .and_then(|rounds| rounds.parse().ok())
-        .unwrap_or(1500);
+        .unwrap_or(500);
     let mut random = Random::new(7);
     let (folder, _) = folder();
     let pristine = [
