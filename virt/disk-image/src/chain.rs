@@ -16,13 +16,15 @@ use imago::raw::Raw;
 use vio::blk::SECTOR;
 
 use crate::check;
+use crate::extensions::{self, BackingName};
 use crate::header::{self, Layout};
 use crate::lock::{self, Access, Locking};
 use crate::medium::Medium;
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
 use crate::order::Order;
-use crate::storage::{ImageFile, Shared};
+use crate::storage::{Content, ImageFile, Shared};
 use crate::trial::{self, FileUse, Overlay};
+use crate::vet::Tables;
 
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
 pub(crate) const MAX_CHAIN: usize = 32;
@@ -57,6 +59,19 @@ impl Files {
 
     pub(crate) fn has_backing(&self) -> bool {
         !self.behind.is_empty()
+    }
+
+    /// The file of the image itself at depth 0, and so on.
+    pub(crate) fn at(&self, depth: usize) -> Option<&Arc<Shared>> {
+        match depth.checked_sub(1) {
+            None => Some(&self.own.file),
+            Some(behind) => self.behind.get(behind).map(|open| &open.file),
+        }
+    }
+
+    /// Some data of the chain are known to be compressed.
+    pub(crate) fn has_packed(&self) -> bool {
+        self.own.file.has_packed() || self.behind.iter().any(|open| open.file.has_packed())
     }
 
     /// What the library makes of them, read anew: what they hold is all that is known.
@@ -150,6 +165,8 @@ impl Chain<'_> {
             kind,
         };
         let io = |error| at(ImageErrorKind::Io(error));
+        // Counts of references matter to who writes alone.
+        let checks_counts = !read_only;
         let own = |file| OpenFile {
             file,
             format,
@@ -161,7 +178,7 @@ impl Chain<'_> {
             if self.seen.len() == 1 && (len == 0 || !len.is_multiple_of(SECTOR)) {
                 return Err(at(ImageErrorKind::Size(len)));
             }
-            let storage = ImageFile::new(file, path.to_owned(), len, None, None);
+            let storage = ImageFile::new(file, path.to_owned(), len, Content::Raw);
             let file = storage.shared();
             let raw = Raw::open_image(storage, !read_only).map_err(io)?;
             return Ok(Opened {
@@ -174,27 +191,47 @@ impl Chain<'_> {
             });
         }
 
-        let bytes = header::read(&*file).map_err(io)?;
-        let layout = Layout::parse(&bytes, len).map_err(at)?;
-        if !read_only {
-            check::check(&*file, &layout, len).map_err(at)?;
+        let header = header::read(&*file, len).map_err(io)?;
+        let layout = Layout::parse(&header, len).map_err(at)?;
+        if checks_counts {
+            layout.check_counts(&header, len).map_err(at)?;
         }
-        let order = match !read_only && self.barriers {
-            true => Some(Order::new(&*file, &layout).map_err(io)?),
-            false => None,
+        let behind = extensions::read(&*file, &header, &layout, len, checks_counts).map_err(at)?;
+        let mut has_packed = false;
+        if checks_counts {
+            let checked = check::check(&*file, &layout, len).map_err(at)?;
+            has_packed = checked.has_packed;
+            if checked.low != 0 && !self.is_trial {
+                tracing::warn!(
+                    "{}: {} clusters in use were counted too low, mended (a power cut leaves it so)",
+                    path.display(),
+                    checked.low
+                );
+            }
+        }
+        let content = if read_only {
+            Content::Read(layout, Tables::read(&*file, &layout, len).map_err(at)?)
+        } else {
+            let order = match self.barriers {
+                true => Some(Order::new(&*file, &layout, len).map_err(io)?),
+                false => None,
+            };
+            Content::Written {
+                layout,
+                order,
+                has_packed,
+            }
         };
-        let tables = (!read_only).then_some(layout);
-        let storage = ImageFile::new(file, path.to_owned(), len, tables, order);
+        let storage = ImageFile::new(file, path.to_owned(), len, content);
         let file = storage.shared();
         let mut image = Qcow2::<ImageFile>::open_image(storage, !read_only)
             .map_err(|error| at(kind_of(error)))?;
         file.settle().map_err(io)?;
         image.set_data_file(None);
-        let behind = match image.implicit_backing_file() {
+        let behind = match behind {
             None => None,
-            Some(name) => {
-                let format = image.implicit_backing_format().map(String::as_str);
-                let (name, format) = self.behind(name, format).map_err(at)?;
+            Some(BackingName { name, format }) => {
+                let (name, format) = self.behind(&name, format.as_deref()).map_err(at)?;
                 Some((resolve(path, &name), format))
             }
         };

@@ -43,6 +43,8 @@
 mod chain;
 mod check;
 mod disk;
+mod entry;
+mod extensions;
 mod header;
 mod image;
 pub mod lock;
@@ -58,6 +60,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 mod trial;
+mod vet;
 mod worker;
 
 pub use disk::ImageDisk;

@@ -141,7 +141,7 @@ fn outcome_of(image: &Image, done: &io::Result<()>) -> Outcome {
         ErrorKind::OutOfMemory => libc::ENOMEM,
         _ => libc::EIO,
     });
-    image.explain(error);
+    image.explain(error, errno);
     Outcome::Failed(errno)
 }
 

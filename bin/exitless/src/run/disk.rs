@@ -172,9 +172,9 @@ impl DiskConfig {
             ..ImageOptions::default()
         };
         let image = ImageDisk::open(&self.path, options);
-        image
-            .map(Some)
-            .map_err(|error| image_lock::explain(error, &self.path))
+        let image = image.map_err(|error| image_lock::explain(error, &self.path));
+        let image = image.with_context(|| format!("disk image {}", self.path.display()))?;
+        Ok(Some(image))
     }
 
     /// Device and inode: what tells whether two disks are one file.
