@@ -152,7 +152,7 @@ impl DiskConfig {
     }
 
     /// Opens and locks the image that is in the file, with what stands behind it, for so many requests at a time; `None` for a raw
-    /// file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
+    /// file. Its error does not name the file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
     pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
         let Format::Qcow2 { backing, barriers } = self.format else {
             return Ok(None);
@@ -172,9 +172,9 @@ impl DiskConfig {
             ..ImageOptions::default()
         };
         let image = ImageDisk::open(&self.path, options);
-        let image = image.map_err(|error| image_lock::explain(error, &self.path));
-        let image = image.with_context(|| format!("disk image {}", self.path.display()))?;
-        Ok(Some(image))
+        image
+            .map(Some)
+            .map_err(|error| image_lock::explain(error, &self.path))
     }
 
     /// Device and inode: what tells whether two disks are one file.
@@ -255,4 +255,20 @@ fn check_size(file: &File, path: &Path, block: u32) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_image_is_not_named_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.raw");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let disk = DiskConfig::check(&format!("path={},format=qcow2", path.display()), 0).unwrap();
+        let error = disk.open_image(1).err().unwrap();
+        // The machine's builder says which disk it is.
+        assert_eq!(format!("{error:#}"), "not a qcow2 image");
+    }
 }

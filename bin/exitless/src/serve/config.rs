@@ -166,10 +166,12 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         bail!("direct is for raw files");
     }
     if spec.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
-        bail!("backing is for qcow2 images");
+        bail!("backing is for qcow2 images: write format=qcow2");
     }
     if spec.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
-        bail!("barriers is for qcow2 images: what else there is has no tables to keep in order");
+        bail!(
+            "barriers is for qcow2 images: write format=qcow2 (what else there is has no tables to keep in order)"
+        );
     }
     if spec.readonly == Some(true) && !is_file {
         bail!("readonly is for files");

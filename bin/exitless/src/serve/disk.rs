@@ -25,12 +25,12 @@ const DEPTH: u32 = 256;
 pub struct ImagesInUse(Vec<(String, FileUse)>);
 
 impl ImagesInUse {
-    /// Adds those of a device. Where images are opened in trial no lock tells that two devices exclude each other.
+    /// Adds those of a device, its image first. Where images are opened in trial no lock tells that two devices exclude each other.
     ///
     /// # Errors
-    /// One of them excludes a device before.
+    /// One of them excludes a device before. Names a file only if it is behind the image.
     fn add(&mut self, id: &str, files: Vec<FileUse>) -> Result<()> {
-        for file in &files {
+        for (index, file) in files.iter().enumerate() {
             let excludes = |(_, other): &&(String, FileUse)| {
                 other.identity == file.identity
                     && (other.access == Access::Write || file.access == Access::Write)
@@ -40,9 +40,12 @@ impl ImagesInUse {
                     Access::Write => "writes to it",
                     Access::Read => "reads it and lets nobody write",
                 };
+                let behind = match index {
+                    0 => String::new(),
+                    _ => format!("backing file {}: ", file.path.display()),
+                };
                 bail!(
-                    "{}: in use: this process (device {other}) {does} (an image can be shared if all who use it have readonly=on)",
-                    file.path.display()
+                    "{behind}in use: this process (device {other}) {does} (an image can be shared if all who use it have readonly=on)"
                 );
             }
         }
@@ -68,8 +71,10 @@ pub fn open(
             let disk = raw(config, path, purpose, images);
             Box::new(disk.with_context(|| format!("disk image {}", path.display()))?)
         }
-        // Its errors name the file, which may be one behind it.
-        Source::Qcow2(path) => Box::new(qcow2(config, path, purpose, images)?),
+        Source::Qcow2(path) => {
+            let disk = qcow2(config, path, purpose, images);
+            Box::new(disk.with_context(|| format!("disk image {}", path.display()))?)
+        }
         Source::Ram(bytes) => Box::new(ram(*bytes)?),
         Source::Null(bytes) => Box::new(NullDisk::new(*bytes)),
     };
