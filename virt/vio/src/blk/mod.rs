@@ -38,6 +38,7 @@ mod device;
 mod finish;
 mod mem;
 mod parts;
+pub mod range;
 pub mod request;
 mod slot;
 mod stalled;
@@ -284,7 +285,13 @@ impl Blk {
             config,
             features,
             queue_sizes: vec![queue_size; usize::from(queues)],
-            space: request::config_space(sectors, logical_block, queues, max_range),
+            space: request::config_space(
+                sectors,
+                logical_block,
+                queues,
+                max_range,
+                io.discard_block(),
+            ),
             limits: request::Limits {
                 sectors,
                 read_only,

@@ -181,7 +181,7 @@ impl Request {
         let mut leased = Ok(());
         if transfer == Transfer::Direct {
             leased = self.lease_part(dma, block);
-            if leased.is_ok() && !io.takes(&self.pieces) {
+            if leased.is_ok() && !io.takes(self.part_op(), &self.pieces) {
                 self.release(dma);
                 self.pieces.clear();
                 transfer = Transfer::Bounce;
