@@ -117,7 +117,8 @@ impl Gate {
         self.state().failures[kind as usize].push_back(errno);
     }
 
-    /// Every operation of this kind that runs from now on answers `errno` and does nothing, as on a file system without it.
+    /// Every operation of this kind that runs from now on answers `errno` and does nothing, as on a
+    /// file system without it.
     pub fn refuse(&self, kind: Kind, errno: i32) {
         self.state().refused[kind as usize] = Some(errno);
     }

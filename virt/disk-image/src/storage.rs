@@ -280,8 +280,8 @@ impl Shared {
         }
     }
 
-    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its end. `unmap`: blocks may be
-    /// given back.
+    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its
+    /// end. `unmap`: blocks may be given back.
     fn zero(&self, unmap: bool, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let end = checked_end(offset, len)?;

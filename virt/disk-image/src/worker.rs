@@ -128,8 +128,9 @@ fn answer_all(image: &Image, batch: &mut [(Job, Outcome)], why: &io::Result<()>)
     }
 }
 
-/// The library wraps errors in its own, which keep the kind and lose the number. Nothing is answered with EOPNOTSUPP: to a
-/// driver that says that nothing was done, and an operation that fails may have done a part.
+/// The library wraps errors in its own, which keep the kind and lose the number. Nothing is
+/// answered with EOPNOTSUPP: to a driver that says that nothing was done, and an operation that
+/// fails may have done a part.
 fn outcome_of(image: &Image, done: &io::Result<()>) -> Outcome {
     let Err(error) = done else {
         return Outcome::Done;

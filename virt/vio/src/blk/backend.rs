@@ -141,19 +141,20 @@ pub trait BlockIo: Any + Send {
         true
     }
 
-    /// Whether [`Op::Discard`] is worth asking for. One that is asked for all the same, or gives nothing back, succeeds: it
-    /// promises nothing.
+    /// Whether [`Op::Discard`] is worth asking for. One that is asked for all the same, or gives
+    /// nothing back, succeeds: it promises nothing.
     fn discards(&self) -> bool {
         true
     }
 
-    /// What discards are best multiples of, in bytes, a power of two: of others the whole blocks inside are given back.
+    /// Bytes of which discards are best multiples, a power of two: of others the whole blocks
+    /// inside are given back.
     fn discard_block(&self) -> u32 {
         super::SECTOR as u32
     }
 
-    /// Whether [`Op::WriteZeroes`] can always be done, if need be by writing zeroes. One that fails is answered as an I/O error,
-    /// since a part of it may have been done.
+    /// Whether [`Op::WriteZeroes`] can always be done, if need be by writing zeroes. One that fails
+    /// is answered as an I/O error, since a part of it may have been done.
     fn zeroes(&self) -> bool {
         true
     }

@@ -1,6 +1,7 @@
-//! Discards and write-zeroes of a file or block device, as a sequence of steps of one system call each. A pure state machine: the
-//! back end makes the calls, in whatever way it has (io_uring, a thread of its own), and reports each result. Only [`probe`] asks
-//! the kernel, when a file is opened.
+//! Discards and write-zeroes of a file or block device, as a sequence of steps of one system call
+//! each. A pure state machine: the back end makes the calls, in whatever way it has (io_uring, a
+//! thread of its own), and reports each result. Only [`probe`] asks the kernel, when a file is
+//! opened.
 //!
 //! | request | calls, each where the one before it was refused | last resort |
 //! |---|---|---|
@@ -8,19 +9,22 @@
 //! | zeroes, blocks may be given back | punch a hole; zero the range | zeroes written as data |
 //! | zeroes, blocks stay | zero the range; punch a hole and reserve it again | zeroes written as data |
 //!
-//! **Alignment.** Block devices refuse ranges that are not whole sectors of theirs. A call is given the whole blocks inside the range
-//! ([`RangeSupport::call_block`]). What is left at the ends is written as zeroes, and not discarded at all.
+//! **Alignment.** Block devices refuse ranges that are not whole sectors of theirs. A call is given
+//! the whole blocks inside the range ([`RangeSupport::call_block`]). What is left at the ends is
+//! written as zeroes, and not discarded at all.
 //!
-//! **Refusals.** A call is *refused* if nothing was done and another way may do it: it is not implemented, or not for this range.
-//! Every other error ends the request. A call that is not implemented is not tried again ([`RangeSupport`] remembers that). No
-//! request ends with EOPNOTSUPP, for that tells a driver that nothing was done.
+//! **Refusals.** A call is *refused* if nothing was done and another way may do it: it is not
+//! implemented, or not for this range. Every other error ends the request. A call that is not
+//! implemented is not tried again ([`RangeSupport`] remembers that). No request ends with
+//! EOPNOTSUPP, for that tells a driver that nothing was done.
 //!
-//! **Reserved blocks.** Zeroes written as data keep the blocks that the range has, and get those it has not, on every file system
-//! that does not detect zeroes by itself. Where a range is punched and reserved again, a power cut in between leaves zeroes
-//! without blocks, as QEMU's file-posix does.
+//! **Reserved blocks.** Zeroes written as data keep the blocks that the range has, and get those it
+//! has not, on every file system that does not detect zeroes by itself. Where a range is punched
+//! and reserved again, a power cut in between leaves zeroes without blocks, as QEMU's file-posix
+//! does.
 //!
-//! Bounds: each step of data is at most [`ZERO_PIECE`] bytes, so that a request of 2 GiB is 2,048 steps, between which others
-//! have their turn and a cancelled request ends.
+//! Bounds: each step of data is at most [`ZERO_PIECE`] bytes, so that a request of 2 GiB is 2,048
+//! steps, between which others have their turn and a cancelled request ends.
 
 mod probe;
 
@@ -86,12 +90,14 @@ pub enum RangeProgress {
     Failed(i32),
 }
 
-/// Calls that a file has, as far as is known: each is taken for possible until it is refused as not implemented.
+/// Calls that a file has, as far as is known: each is taken for possible until it is refused as not
+/// implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeSupport {
     /// Bytes of which ranges given to fallocate are multiples, a power of two.
     pub call_block: u32,
-    /// Bytes of which writes are multiples, a power of two: pieces of data end at one where the range does not end before.
+    /// Bytes of which writes are multiples, a power of two: pieces of data end at one where the
+    /// range does not end before.
     pub data_block: u32,
     /// Whether holes can be punched.
     pub punches: bool,
@@ -332,8 +338,8 @@ impl RangePlan {
     }
 }
 
-/// Makes a request's calls one after the other in the calling thread. `call` answers as [`RangePlan::ended`] takes it, and is
-/// not interrupted.
+/// Makes a request's calls one after the other in the calling thread. `call` answers as
+/// [`RangePlan::ended`] takes it, and is not interrupted.
 ///
 /// # Errors
 /// The errno with which a step has failed, which is not EOPNOTSUPP.
@@ -359,7 +365,8 @@ fn data(first: Span, second: Span) -> State {
     }
 }
 
-/// Bytes of the next piece: up to the next block where the span begins inside one, else whole blocks where there are any.
+/// Bytes of the next piece: up to the next block where the span begins inside one, else whole
+/// blocks where there are any.
 fn piece(span: Span, block: u32) -> u32 {
     let left = u32::try_from(span.end - span.at).map_or(ZERO_PIECE, |left| left.min(ZERO_PIECE));
     let within = (span.at % u64::from(block)) as u32;
@@ -372,8 +379,8 @@ fn piece(span: Span, block: u32) -> u32 {
     }
 }
 
-/// Whether a call that answers this has done nothing, and another one may do it: not implemented, not for such a range, not for
-/// this file, or not while the device is in use.
+/// Whether a call that answers this has done nothing, and another one may do it: not implemented,
+/// not for such a range, not for this file, or not while the device is in use.
 fn is_refusal(errno: i32) -> bool {
     is_unimplemented(errno)
         || matches!(

@@ -259,8 +259,8 @@ fn inside(limits: &Limits, sector: u64, count: u64) -> Option<u64> {
     (count <= left).then(|| sector * SECTOR)
 }
 
-/// Configuration space (§5.2.4), `struct virtio_blk_config` up to `write_zeroes_may_unmap`. Discards are best multiples of
-/// `discard_block` bytes.
+/// Configuration space (§5.2.4), `struct virtio_blk_config` up to `write_zeroes_may_unmap`.
+/// Discards are best multiples of `discard_block` bytes.
 pub fn config_space(
     sectors: u64,
     block: u32,

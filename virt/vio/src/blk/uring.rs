@@ -15,11 +15,12 @@
 //! file system with O_DIRECT, processor time per request was between 0.81 and 1.15 of what it was: a tie. Eight disks of
 //! depth 256 hold 81 KiB of ring where it was 800.
 //!
-//! Data go straight into leased guest memory (readv, writev), or through a private pool: with [`Transfer::Bounce`], and past the page cache
-//! where the guest's buffers lie as the storage cannot take them ([`align`]), or the transfer is no whole number of the storage's
-//! blocks ([`misaligned`]). Discard and write-zeroes are fallocate, as [`range`](super::range) says, and zeroes written as
-//! data ([`zeroes`]) where no mode of it does. A short transfer is continued; one that makes no progress (the file was
-//! truncated under us) is EIO.
+//! Data go straight into leased guest memory (readv, writev), or through a private pool: with
+//! [`Transfer::Bounce`], and past the page cache where the guest's buffers lie as the storage
+//! cannot take them ([`align`]), or the transfer is no whole number of the storage's blocks
+//! ([`misaligned`]). Discard and write-zeroes are fallocate, as [`range`](super::range) says, and
+//! zeroes written as data ([`zeroes`]) where no mode of it does. A short transfer is continued; one
+//! that makes no progress (the file was truncated under us) is EIO.
 //!
 //! Syncs of a file in the page cache run one at a time, and fail for good once one has ([`sync`]). A durable write there
 //! is a write and such a sync after it; with O_DIRECT it is one operation (RWF_DSYNC).
@@ -272,7 +273,8 @@ impl UringFile {
                 let offset = offset + u64::from(slot.moved);
                 let vectors = &slot.iovecs[slot.first..];
                 let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
-                // In the page cache a failure of the write must be told from one of its sync, which comes after it.
+                // In the page cache a failure of the write must be told from one of its sync, which
+                // comes after it.
                 let durable =
                     matches!(slot.op, Op::Write { durable: true, .. }) && self.options.o_direct;
                 match slot.reads() {
@@ -286,17 +288,19 @@ impl UringFile {
                 }
             }
         };
-        // Zeroes are never written by the thread that enters the ring: nobody waits for them as for a read.
+        // Zeroes are never written by the thread that enters the ring: no guest waits
+        // for them as for a read.
         let flags = match self.waits || matches!(slot.stage, Stage::Zeroes { .. }) {
             true => squeue::Flags::ASYNC,
             false => squeue::Flags::empty(),
         };
         let entry = entry.flags(flags);
-        // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the kernel has the slot's entry and
-        // lie on the heap; (b) what the vectors point to: chunks of `self.pool` that belong to this slot until it is
-        // unreserved, guest memory that `self.keep` was checked to keep mapped in `submit`, the slot's aligned copy, which lies on
-        // the heap and stays until the operation has ended, or zeroes in a static. A slot is in flight until its
-        // entry is answered; `drop` waits for that, or leaks them all.
+        // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the
+        // kernel has the slot's entry and lie on the heap; (b) what the vectors point to: chunks of
+        // `self.pool` that belong to this slot until it is unreserved, guest memory that
+        // `self.keep` was checked to keep mapped in `submit`, the slot's aligned copy, which lies
+        // on the heap and stays until the operation has ended, or zeroes in a static. A slot is in
+        // flight until its entry is answered; `drop` waits for that, or leaks them all.
         unsafe { ring.push(entry, slot.user_data(number)) };
     }
 
@@ -350,7 +354,8 @@ impl UringFile {
         None
     }
 
-    /// The permission that an operation needs to begin, where misaligned writes have to be kept from others.
+    /// The permission that an operation needs to begin, where misaligned writes have to be kept
+    /// from others.
     fn hold(&self, op: Op) -> Option<Hold> {
         if self.alignment.block <= SECTOR as u32 {
             return None;
@@ -365,7 +370,8 @@ impl UringFile {
         Some(if fits { Hold::Shared } else { Hold::Exclusive })
     }
 
-    /// The slot's private buffer from `offset` on, at most a chunk of it, while the kernel has no entry that names it.
+    /// The slot's private buffer from `offset` on, at most a chunk of it, while the kernel has no
+    /// entry that names it.
     fn private_buffer(&mut self, number: u32, offset: u32) -> &mut [u8] {
         let slot = &self.slots[number as usize];
         assert!(offset < slot.reserved, "offset outside the private buffer");
@@ -373,9 +379,10 @@ impl UringFile {
         let len = (CHUNK - within).min(slot.reserved - offset);
         let chunk = slot.chunks[(offset / CHUNK) as usize];
         let pool = self.pool.as_ref().expect("a slot with chunks has a pool");
-        // SAFETY: `[within, within + len)` lies in the chunk, which belongs to this slot alone. The callers are `buffer`, of a slot
-        // that is not in flight, and the copying of misaligned data, whose entries name the copy and not the chunks; so the
-        // kernel does not access it. The borrow of `self` keeps others out.
+        // SAFETY: `[within, within + len)` lies in the chunk, which belongs to this slot alone. The
+        // callers are `buffer`, of a slot that is not in flight, and the copying of misaligned
+        // data, whose entries name the copy and not the chunks; so the kernel does not access it.
+        // The borrow of `self` keeps others out.
         unsafe {
             std::slice::from_raw_parts_mut(pool.chunk(chunk).add(within as usize), len as usize)
         }

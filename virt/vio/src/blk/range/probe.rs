@@ -1,4 +1,5 @@
-//! Calls that a file has for ranges: found out when it is opened, where that can be done without changing anything.
+//! Calls that a file has for ranges: found out when it is opened, where that can be done without
+//! changing anything.
 
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -9,11 +10,12 @@ use rustix::io::Errno;
 use super::RangeSupport;
 use crate::blk::SECTOR;
 
-/// What a block device's sectors are taken for if it does not say.
+/// Assumed sector of a block device that does not say.
 const LARGE_SECTOR: u32 = 4096;
 
-/// Calls that `file`, which is open for writing and ends at `end`, has for ranges; writes to it are multiples of `data_block`.
-/// Whether a regular file punches holes is tried behind its end, and what cannot be tried is taken for possible.
+/// Calls that `file`, which is open for writing and ends at `end`, has for ranges; writes to it are
+/// multiples of `data_block`. Whether a regular file punches holes is tried behind its end, and
+/// what cannot be tried is taken for possible.
 pub fn probe(file: &File, end: u64, data_block: u32) -> RangeSupport {
     let kind = file.metadata().map(|about| about.file_type());
     if kind.is_ok_and(|kind| kind.is_block_device()) {
@@ -33,8 +35,9 @@ pub fn probe(file: &File, end: u64, data_block: u32) -> RangeSupport {
     }
 }
 
-/// Whether a block device, or the disk that it is a part of, gives blocks back. For that the kernel's fallocate needs a device
-/// that zeroes ranges by itself; one that can discard but not zero them is not asked.
+/// Whether a block device, or the disk that it is a part of, gives blocks back. For that the
+/// kernel's fallocate needs a device that zeroes ranges by itself; one that can discard but not
+/// zero them is not asked.
 fn gives_back(file: &File) -> bool {
     let Ok(about) = file.metadata() else {
         return true;

@@ -80,7 +80,8 @@ fn run_on(file: &mut File, op: Op, support: &mut RangeSupport) -> Result<(), i32
     })
 }
 
-/// The calls of fallocate that a file with these answers is asked for, and whether data are written.
+/// The calls of fallocate that a file with these answers is asked for, and whether data are
+/// written.
 fn asked(op: Op, answers: [i32; 3]) -> (Vec<FallocateStep>, bool) {
     let mut file = File::new(answers, 512);
     run_on(&mut file, op, &mut RangeSupport::default()).unwrap();
@@ -119,7 +120,7 @@ fn each_refused_call_leads_to_the_next_and_the_last_to_data() {
 }
 
 #[test]
-fn what_is_not_implemented_is_asked_for_once() {
+fn an_unimplemented_call_is_made_once() {
     let no = libc::EOPNOTSUPP;
     let mut support = RangeSupport::default();
     let mut file = File::new([0, no, no], 512);
@@ -215,7 +216,8 @@ fn pieces_of_data_end_at_blocks() {
 }
 
 proptest! {
-    /// Whatever a file refuses: the range is zero afterwards, nothing else has changed, and blocks that are to stay have stayed.
+    /// Whatever a file refuses: the range is zero afterwards, nothing else has changed, and blocks
+    /// that are to stay have stayed.
     #[test]
     fn every_plan_does_what_was_asked(
         (first, last) in (0..LEN / 512, 0..LEN / 512),

@@ -102,7 +102,8 @@ impl UringFile {
         }
     }
 
-    /// A step of a discard or write-zeroes has ended; see [`RangePlan::ended`](crate::blk::range::RangePlan::ended).
+    /// A step of a discard or write-zeroes has ended; see
+    /// [`RangePlan::ended`](crate::blk::range::RangePlan::ended).
     pub(super) fn step_ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
         let slot = &mut self.slots[number as usize];
         let plan = slot.plan.as_mut().expect("made when it was submitted");

@@ -1,10 +1,13 @@
-//! Transfers past the page cache that are no whole number of the storage's blocks, in a copy of the blocks around them.
+//! Transfers past the page cache that are no whole number of the storage's blocks, in a copy of the
+//! blocks around them.
 //!
-//! The protocol's unit is the sector of 512 bytes whatever the disk's block, so they are legal, if rare: firmware, and drivers that
-//! do not look at the block size. Their data are in the private buffer. A read loads the blocks, a write loads them, puts
-//! its data in and stores them ([`order`](super::order) keeps other writes away meanwhile), and so do pieces of zeroes.
+//! The protocol's unit is the sector of 512 bytes whatever the disk's block, so they are legal, if
+//! rare: firmware, and drivers that do not look at the block size. Their data are in the private
+//! buffer. A read loads the blocks, a write loads them, puts its data in and stores them
+//! ([`order`](super::order) keeps other writes away meanwhile), and so do pieces of zeroes.
 //!
-//! Bounds: the copy has two blocks more than the private buffer, of which there is a pool, or than a block.
+//! Bounds: the copy has two blocks more than the private buffer, of which there is a pool, or than
+//! a block.
 
 use super::slot::Stage;
 use super::{Op, Outcome, UringFile};

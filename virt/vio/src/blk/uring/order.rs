@@ -1,9 +1,10 @@
 //! Writes beside each other, and misaligned ones alone.
 //!
-//! Past the page cache a write that is no whole number of blocks reads the blocks around it, and writes them with the new data in
-//! them. Another write to one of these blocks in between would be undone, so such a write begins when all that change the
-//! file have ended, and others begin when it has. They begin in the order in which they came, so that none waits for ever. Reads
-//! do not wait: they find the bytes beside the new data unchanged at any time.
+//! Past the page cache a write that is no whole number of blocks reads the blocks around it, and
+//! writes them with the new data in them. Another write to one of these blocks in between would be
+//! undone, so such a write begins when all that change the file have ended, and others begin when
+//! it has. They begin in the order in which they came, so that none waits for ever. Reads do not
+//! wait: they find the bytes beside the new data unchanged at any time.
 
 use std::collections::VecDeque;
 

@@ -34,8 +34,8 @@ pub(super) enum Stage {
     Store,
 }
 
-/// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered; they are on the
-/// heap, so a slot may move.
+/// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered;
+/// they are on the heap, so a slot may move.
 pub(super) struct Slot {
     pub(super) state: State,
     pub(super) op: Op,
@@ -80,12 +80,13 @@ impl Default for Slot {
 }
 
 impl Slot {
-    /// What names its operation, slot `number`'s, to the kernel.
+    /// Name of its operation, slot `number`'s, for the kernel.
     pub(super) fn user_data(&self, number: u32) -> u64 {
         u64::from(number) | u64::from(self.uses) << USE_SHIFT
     }
 
-    /// The bytes that its stage moves through the vectors, from their first offset on; `None`: it moves none.
+    /// The bytes that its stage moves through the vectors, from their first offset on; `None`: it
+    /// moves none.
     pub(super) fn extent(&self) -> Option<(u64, u32)> {
         match (self.stage, self.op) {
             (Stage::Transfer, Op::Read { offset, len } | Op::Write { offset, len, .. }) => {

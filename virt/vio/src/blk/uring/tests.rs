@@ -130,7 +130,7 @@ fn zeroing_gives_blocks_back_only_where_it_may() {
 }
 
 #[test]
-fn what_a_file_cannot_punch_is_not_offered_to_be_discarded() {
+fn discard_is_not_offered_where_holes_cannot_be_punched() {
     use crate::QueueDevice;
     use crate::blk::request::feature::{DISCARD, WRITE_ZEROES};
     use crate::blk::{Blk, BlkConfig};

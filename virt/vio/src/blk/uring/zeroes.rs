@@ -1,8 +1,9 @@
 //! Zeroes written as data, in pieces, where no call of the kernel's makes them.
 //!
-//! A few pieces of a disk are in flight at a time ([`WRITERS`]), whatever its guest has asked for, and after each piece the
-//! next request has its turn. The kernel's threads write them, never the thread that enters the ring, so a piece costs a core two
-//! entries of its ring, and does not delay other disks of the core.
+//! A few pieces of a disk are in flight at a time ([`WRITERS`]), whatever its guest has asked for,
+//! and after each piece the next request has its turn. The kernel's threads write them, never the
+//! thread that enters the ring, so a piece costs a core two entries of its ring, and does not delay
+//! other disks of the core.
 
 use std::collections::VecDeque;
 

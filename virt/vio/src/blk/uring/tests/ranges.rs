@@ -1,4 +1,5 @@
-//! Discards and write-zeroes where the file system has no call for them, and misaligned transfers past the page cache.
+//! Discards and write-zeroes where the file system has no call for them, and misaligned transfers
+//! past the page cache.
 
 use std::os::unix::fs::FileExt;
 
@@ -174,7 +175,8 @@ fn a_request_is_cancelled_between_two_pieces_and_one_that_waits_at_once() {
     assert!(contents(&gate) == vec![0; 8 << 20]);
 }
 
-/// A disk past the page cache that takes blocks of 4096 bytes only, of bytes that differ by sector; and its file.
+/// A disk past the page cache that takes blocks of 4096 bytes only, of bytes that differ by sector;
+/// and its file.
 fn with_large_blocks(fs: &HeldFs) -> (UringFile, Gate) {
     let gate = fs.create("disk", 0);
     let bytes: Vec<u8> = (0..1 << 20).map(|at| (at / 512) as u8).collect();
@@ -199,7 +201,8 @@ fn misaligned_writes_of_one_block_beside_each_other_lose_nothing() {
     let (mut disk, gate) = with_large_blocks(&fs);
     gate.refuse(Kind::Allocate, libc::EOPNOTSUPP);
     let mut expected = contents(&gate);
-    // Sixteen sectors of two blocks: some are written, some zeroed, each by a request of its own, all at once.
+    // Sixteen sectors of two blocks: some are written, some zeroed, each by a request of its own,
+    // all at once.
     for slot in 0..16u32 {
         let offset = u64::from(slot) * 512;
         let own = &mut expected[offset as usize..][..512];
