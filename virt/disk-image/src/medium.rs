@@ -9,6 +9,8 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use vio::blk::SECTOR;
+use vio::blk::range::{self, RangeSupport};
 
 /// A file, or what stands for one.
 pub(crate) trait Medium: Send + Sync {
@@ -21,8 +23,14 @@ pub(crate) trait Medium: Send + Sync {
     /// Grows the file; what is new reads as zeroes.
     fn grow(&self, len: u64) -> io::Result<()>;
 
-    /// fallocate, for ranges inside the file. `Unsupported`: the file system cannot.
+    /// fallocate, for ranges inside the file.
     fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Calls that it has for ranges, if it is open for writing and ends at `end`.
+    fn range_support(&self, end: u64) -> RangeSupport {
+        let _ = end;
+        RangeSupport::default()
+    }
 
     /// Returns when everything written before is on the disk (fdatasync).
     fn sync_data(&self) -> io::Result<()>;
@@ -91,6 +99,10 @@ impl Medium for File {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    fn range_support(&self, end: u64) -> RangeSupport {
+        range::probe(self, end, SECTOR as u32)
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -35,6 +35,8 @@ use imago::Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use nix::fcntl::FallocateFlags;
+use vio::blk::Op;
+use vio::blk::range::{self, RangePlan, RangeStep, RangeSupport};
 
 use crate::check::Count;
 use crate::entry::{self, Target};
@@ -57,6 +59,8 @@ pub(crate) struct Shared {
     len: Mutex<u64>,
     /// Where the tables are, of a qcow2 image open for writing.
     layout: Mutex<Option<Layout>>,
+    /// Calls that the file has for ranges; found out when the first is made.
+    support: Mutex<Option<RangeSupport>>,
     /// What waits for a sync, of an image with barriers.
     order: Option<Mutex<Order>>,
     /// Bytes of a cluster; 1: a raw file, which ends where it ends.
@@ -116,6 +120,7 @@ impl ImageFile {
                 sync_error: Mutex::new(None),
                 len: Mutex::new(len),
                 layout: Mutex::new(layout),
+                support: Mutex::new(None),
                 order: order.map(Mutex::new),
                 cluster,
                 has_packed: AtomicBool::new(any_packed),
@@ -336,7 +341,7 @@ impl Shared {
     pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
-        let _ = self.fallocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, len);
+        let _ = self.range(Op::Discard { offset, len });
         self.after(change);
         Ok(())
     }
@@ -392,22 +397,58 @@ impl Shared {
         Ok(())
     }
 
-    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
-        self.file
-            .fallocate(mode | FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len)
+    /// Does a discard or write-zeroes inside the file, by whatever calls it has for that.
+    fn range(&self, op: Op) -> io::Result<()> {
+        let mut support = {
+            let len = *held(&self.len);
+            *held(&self.support).get_or_insert_with(|| self.file.range_support(len))
+        };
+        let before = support;
+        let Some(plan) = RangePlan::of(op, &support) else {
+            return Ok(());
+        };
+        let ended = range::run(plan, &mut support, |step| self.step(step));
+        if support != before {
+            // Another thread may have learned something else meanwhile: it will learn it again.
+            *held(&self.support) = Some(support);
+        }
+        ended.map_err(io::Error::from_raw_os_error)
     }
 
-    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its end.
-    fn zero(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+    /// One call of it, answered as [`RangePlan::ended`] takes it.
+    fn step(&self, step: RangeStep) -> i32 {
+        let (done, moved) = match step {
+            RangeStep::Fallocate { step, offset, len } => {
+                let mode = FallocateFlags::from_bits_retain(step.mode());
+                (self.file.fallocate(mode, offset, len), 0)
+            }
+            RangeStep::WriteZeroes { offset, len } => {
+                let len = len.min(ZEROES.len() as u32);
+                let written = self.file.write_all_at(&ZEROES[..len as usize], offset);
+                (written, len as i32)
+            }
+        };
+        match done {
+            Ok(()) => moved,
+            Err(error) => -error.raw_os_error().unwrap_or(match error.kind() {
+                ErrorKind::Unsupported => libc::EOPNOTSUPP,
+                _ => libc::EIO,
+            }),
+        }
+    }
+
+    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its
+    /// end. `unmap`: blocks may be given back.
+    fn zero(&self, unmap: bool, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let end = checked_end(offset, len)?;
         let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
-        let done = self.zero_now(mode, offset, end);
+        let done = self.zero_now(unmap, offset, end);
         self.after(change);
         done
     }
 
-    fn zero_now(&self, mode: FallocateFlags, offset: u64, end: u64) -> io::Result<()> {
+    fn zero_now(&self, unmap: bool, offset: u64, end: u64) -> io::Result<()> {
         let mut file_len = held(&self.len);
         let inside = (*file_len).min(end).saturating_sub(offset);
         if end > *file_len {
@@ -415,20 +456,10 @@ impl Shared {
             *file_len = end;
         }
         drop(file_len);
-        if inside == 0 {
-            return Ok(());
+        match inside {
+            0 => Ok(()),
+            len => self.range(Op::WriteZeroes { offset, len, unmap }),
         }
-        match self.fallocate(mode, offset, inside) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => {}
-            done => return done,
-        }
-        let (mut offset, end) = (offset, offset + inside);
-        while offset < end {
-            let step = (end - offset).min(ZEROES.len() as u64);
-            self.file.write_all_at(&ZEROES[..step as usize], offset)?;
-            offset += step;
-        }
-        Ok(())
     }
 
     /// The tables may have moved.
@@ -550,13 +581,11 @@ impl Storage for ImageFile {
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.shared
-            .zero(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, length)
+        self.shared.zero(true, offset, length)
     }
 
     unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.shared
-            .zero(FallocateFlags::FALLOC_FL_ZERO_RANGE, offset, length)
+        self.shared.zero(false, offset, length)
     }
 
     unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
