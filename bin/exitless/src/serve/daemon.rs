@@ -180,8 +180,8 @@ fn descriptors(config: &Config) -> u64 {
     /// Its listener, its image, how its image wakes the core, its connection, the inflight region, the channel, and four
     /// regions of memory.
     const DEVICE: u64 = 10;
-    /// Kick, call, error.
-    const QUEUE: u64 = 3;
+    /// Kick, call, error, and the ring by which a call that is made often is signalled.
+    const QUEUE: u64 = 4;
     let devices = config.blocks.iter();
     let devices: u64 = devices
         .map(|block| DEVICE + QUEUE * u64::from(block.queues))
