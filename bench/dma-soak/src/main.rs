@@ -36,7 +36,8 @@ struct Args {
     /// What the operations are chosen by.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where runs that are over are noted; without it every soak begins anew.
+    /// Where runs that are over are noted, for these options and the tree that EXITLESS_SOAK_KEY names; without it every soak begins
+    /// anew.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// Only runs whose name contains this.
@@ -69,7 +70,12 @@ struct Done {
 
 impl Done {
     fn read(args: &Args) -> Result<Self> {
-        let soak = format!("operations {} seed {}", args.operations, args.seed);
+        // By `--only` as well: the operations are shared out among the runs that it selects.
+        let tree = std::env::var("EXITLESS_SOAK_KEY").unwrap_or_default();
+        let soak = format!(
+            "operations {} seed {} only {:?} tree {tree}",
+            args.operations, args.seed, args.only
+        );
         let mut names = BTreeSet::new();
         if let Some(file) = &args.state
             && file.exists()
@@ -216,6 +222,9 @@ mod tests {
         let again = Done::read(&args("3")).expect("readable");
         assert_eq!(again.names, done.names);
         assert!(Done::read(&args("4")).expect("readable").names.is_empty());
+        let mut some = args("3");
+        some.only = "tree".into();
+        assert!(Done::read(&some).expect("readable").names.is_empty());
         again.clear().expect("there");
         assert!(Done::read(&args("3")).expect("no file").names.is_empty());
         fs::remove_dir_all(folder).expect("ours");

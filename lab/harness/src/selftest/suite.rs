@@ -4,17 +4,17 @@
 //! processor busy, so one lab alone leaves the others of this machine idle. Cases that measure time run alone, at the
 //! end. Clients of the daemon need no lab, and a Debian has one of its own; whichever thread is free runs them.
 //!
-//! A soak can be interrupted: what has passed is written to a journal beside the report, by name, and is not
-//! run again until `--restart`, not even by a newer program: restart after a change that matters.
+//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name, and is not run again by the same
+//! program with the same options, until all has passed.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use lab::LabError;
 use lab::packages::{Debian, Version};
@@ -23,12 +23,10 @@ use super::cases::{self, Case};
 use super::clients::{self, Client, Ran};
 use super::debian::{self, DebianCase};
 use super::episodes;
+use super::journal::Journal;
 use super::payload;
 use super::payload::RegisterMode;
 use crate::system::host::Host;
-
-/// Where a soak's journal lies.
-const JOURNAL: &str = "target/report/soak.journal";
 
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
 const LAB_KIB: usize = 4 << 20;
@@ -77,6 +75,9 @@ pub struct SelftestArgs {
     /// Run only cases whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Take TEXT for a whole name.
+    #[arg(long, requires = "only")]
+    exact: bool,
     /// Forget what an interrupted soak has passed.
     #[arg(long)]
     restart: bool,
@@ -95,6 +96,16 @@ pub struct SelftestArgs {
     sleeps: u64,
 }
 
+impl SelftestArgs {
+    /// What decides which cases a soak has, and what each of them does.
+    fn soak_options(&self) -> String {
+        format!(
+            "debian {} episodes {:?} seed {} only {:?} exact {} kernel {:?} sleeps {}",
+            self.debian, self.episodes, self.seed, self.only, self.exact, self.kernel, self.sleeps
+        )
+    }
+}
+
 /// Runs the cases; the status is 1 when one failed.
 pub fn main(args: &SelftestArgs) -> Result<u8> {
     let boots = args.episodes.map(|count| episodes::plans(args.seed, count));
@@ -111,9 +122,10 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     };
     let all = all.into_iter().map(|case| case.on(args.kernel));
     let wanted = |name: &str| {
-        args.only
-            .as_ref()
-            .is_none_or(|text| name.contains(text.as_str()))
+        args.only.as_ref().is_none_or(|text| match args.exact {
+            true => name == text,
+            false => name.contains(text.as_str()),
+        })
     };
     let jobs = clients
         .into_iter()
@@ -143,7 +155,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
         }
         return Ok(0);
     }
-    let mut tally = Tally::open(args.soak, args.restart)?;
+    let mut tally = Tally::open(args)?;
     native_payloads(&native, args.sleeps, &wanted, &mut tally)?;
     let jobs: Vec<Job> = jobs
         .into_iter()
@@ -157,6 +169,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     if let Some(boots) = &boots {
         println!("{}", episodes::tally(boots));
     }
+    tally.close()?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(u8::from(tally.failed > 0))
 }
@@ -371,41 +384,38 @@ fn native_payloads(
 struct Tally {
     passed: usize,
     failed: usize,
-    before: HashSet<String>,
-    journal: Option<PathBuf>,
+    journal: Option<Journal>,
 }
 
 impl Tally {
-    fn open(soak: bool, restart: bool) -> Result<Self> {
-        let journal = soak.then(|| PathBuf::from(JOURNAL));
-        let mut before = HashSet::new();
-        if let Some(path) = &journal {
-            if restart {
-                let _ = fs::remove_file(path);
-            }
-            before = fs::read_to_string(path)
-                .unwrap_or_default()
-                .lines()
-                .map(str::to_owned)
-                .collect();
-            if !before.is_empty() {
-                println!(
-                    "soak: {} cases passed before; --restart forgets them",
-                    before.len()
-                );
-            }
+    fn open(args: &SelftestArgs) -> Result<Self> {
+        let journal = match args.soak {
+            true => Some(Journal::open(&args.soak_options(), args.restart)?),
+            false => None,
+        };
+        let passed = journal.as_ref().map_or(0, Journal::len);
+        if passed > 0 {
+            println!("soak: {passed} cases passed before; --restart forgets them");
         }
         Ok(Self {
-            passed: before.len(),
+            passed,
             failed: 0,
-            before,
             journal,
         })
     }
 
     /// Whether a soak that was interrupted has passed it.
     fn has_passed(&self, name: &str) -> bool {
-        self.before.contains(name)
+        let journal = self.journal.as_ref();
+        journal.is_some_and(|journal| journal.contains(name))
+    }
+
+    /// All has run. The next soak begins anew if nothing failed.
+    fn close(&self) -> Result<()> {
+        match &self.journal {
+            Some(journal) if self.failed == 0 => journal.clear(),
+            _ => Ok(()),
+        }
     }
 
     /// Counts and prints; remembers what a soak has passed.
@@ -415,8 +425,8 @@ impl Tally {
             Ok(seen) => {
                 println!("ok      {name} ({seconds:.1} s) {seen}");
                 self.passed += 1;
-                if let Some(path) = &self.journal {
-                    append(path, name)?;
+                if let Some(journal) = &mut self.journal {
+                    journal.add(name)?;
                 }
             }
             Err(error) => {
@@ -426,17 +436,4 @@ impl Tally {
         }
         Ok(())
     }
-}
-
-fn append(path: &Path, line: &str) -> Result<()> {
-    use std::io::Write;
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    }
-    let mut file = fs::File::options()
-        .create(true)
-        .append(true)
-        .open(path)
-        .with_context(|| format!("writing {}", path.display()))?;
-    writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))
 }
