@@ -47,6 +47,7 @@ check: setup ## format, lints, documentation, loom and shuttle models, builds wi
 	@./scripts/no-std.sh
 	cargo test --release --quiet -p dma-bench -p dma-linux -p dma-peers -p dma-soak -p fuzz
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
+	@./scripts/soak-test.sh
 	cargo test --release --quiet -p dma-lines --features probe
 	@if cargo miri --version >/dev/null 2>&1; then cargo miri test --quiet -p dma-map --test threads; \
 	else echo "check: skipped Miri: not installed (rustup +nightly component add miri; stable toolchains have none)"; fi
@@ -107,19 +108,8 @@ setup-debian: setup
 debian: setup-debian build ## a stock Debian 12 (systemd, generic kernels 6.1 and 6.12) on a disk behind VT-d: raw and qcow2, strict and lazy, verified by fio, rebooted 5 times, powered off by SIGTERM; in the lab, 12 minutes and 5 GB of disk
 	$(EXITLESS) selftest --debian
 
-soak: setup-clients setup-debian ## the long runs: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), 100,000 verified blocks by a driver in user space under each policy, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
-	cargo run --release --quiet -p dma-soak -- --operations $${DMA_SOAK_OPS:-1000000000} --state target/soak/dma
-	cargo build --release --quiet -p exitless --features punch
-	$(EXITLESS) selftest --soak
-	$(EXITLESS) selftest --soak --debian
-	$(EXITLESS) selftest --soak --kernel 6.12 --only "taken away"
-	EXITLESS_LAB=1 cargo test --release --quiet -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy
-	BARRIER_OPERATIONS=$${BARRIER_OPERATIONS:-100000000} cargo test --release --quiet -p dma-map --test barrier -- --ignored --nocapture
-	$(EXITLESS) selftest --soak --episodes $${LAB_EPISODES:-50} --seed $${EPISODE_SEED:-1}
-	EPISODES=$${EPISODES:-2000} EPISODE_SEED=$${EPISODE_SEED:-1000} cargo test --release --quiet -p exitless --test episodes
-	SWAP_EVENTS=$${SWAP_EVENTS:-100000000} cargo test --release --quiet -p swap --lib book
-	SWAP_SECONDS=$${SWAP_SECONDS:-300} cargo test --release --quiet -p swap --test threads
-	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh
+soak: setup-clients setup-debian ## the long runs; with SOAK_MINUTES=N short cases of them, those that were run longest ago, for so long (scripts/soak.sh). Whole, resumable at the same commit: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), 100,000 verified blocks by a driver in user space under each policy, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
+	@./scripts/soak.sh
 
 clean: ## removes everything built; what the lab downloaded is in the cache that `exitless lab --help` names
 	rm -rf target

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Builds the fuzz targets of fuzz/ with coverage counters and runs each: scripts/fuzz.sh [target ...]
+# Lists them: scripts/fuzz.sh --list
 #
 #   FUZZ_SECONDS  how long each target runs (30)
 #   FUZZ_JOBS     how many run at the same time (2, or 1 where there is one processor)
@@ -12,8 +13,19 @@ cd "$(dirname "$0")/.."
 
 seconds=${FUZZ_SECONDS:-30}
 jobs=${FUZZ_JOBS:-$(($(nproc) > 1 ? 2 : 1))}
+all=(vhost_user_messages export_session block_requests split_ring packed_ring dma_mapper iova_allocators vfio_info)
+if [ "${1:-}" = --list ]; then
+    printf '%s\n' "${all[@]}"
+    exit 0
+fi
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(vhost_user_messages export_session block_requests split_ring packed_ring dma_mapper iova_allocators vfio_info)
+[ ${#targets[@]} -gt 0 ] || targets=("${all[@]}")
+for target in "${targets[@]}"; do
+    [[ " ${all[*]} " == *" $target "* ]] || {
+        echo "fuzz: there is no target '$target' (there are ${all[*]})" >&2
+        exit 2
+    }
+done
 
 home=target/fuzz
 host=$(rustc -vV | sed -n 's/^host: //p')

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All tests, suite by suite: how many seconds each took, and what it may take.
 #
-#   scripts/suites.sh [TEXT]       only suites whose name contains TEXT
+#   scripts/suites.sh [TEXT]       only suites whose name contains TEXT; it fails where there is none
 #
 # A suite is a test binary of the workspace, the examples in its documentation, or one of the commands below. What it
 # may take stands in suites.budget, in seconds of *processor* time, its children's among them: that changes little when
@@ -25,7 +25,9 @@ is_beside() { grep -q "^$1 .* beside$" "$budgets"; }
 suite() {
     local name=$1 log=$scratch/${1//\//,} verdict=ok real user system cpu may
     shift
+    echo "$name" >>"$scratch/names"
     [[ $name == *"$only"* ]] || return 0
+    echo "$name" >>"$scratch/chosen"
     may=$(budget "$name")
     TIMEFORMAT='%R %U %S'
     { time "$@" >"$log" 2>&1 || verdict=FAILED; } 2>"$log.time"
@@ -73,6 +75,11 @@ suite selftest target/release/exitless selftest
 scripts/hypervisor.sh
 suite eli target/release/exitless eli --quick --report target/report/eli-quick.json
 
+if [ ! -e "$scratch/chosen" ]; then
+    echo "suites: no suite's name contains '$only'; there are" >&2
+    sort "$scratch/names" | sed 's/^/  /' >&2
+    exit 2
+fi
 echo "all suites: $((SECONDS - start)) s, load $(cut -d' ' -f1 /proc/loadavg)"
 if [ -e "$scratch/failed" ]; then
     echo "failed: $(tr '\n' ' ' <"$scratch/failed")"

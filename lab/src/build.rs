@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use crate::LabError;
 use crate::packages::{cache_dir, find_program, full_or, workspace_dir};
+use crate::prune;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -71,7 +72,7 @@ fn is_current(binary: &Path, sources: &Path) -> bool {
 
 /// What keeps the three from being found or built, as far as this can be told without trying.
 pub(crate) fn obstacle() -> Option<String> {
-    obstacle_in(&workspace_dir(), &target_dir(), cargo().is_some())
+    obstacle_in(&workspace_dir(), &programs_dir(), cargo().is_some())
 }
 
 fn obstacle_in(sources: &Path, target_dir: &Path, has_cargo: bool) -> Option<String> {
@@ -98,8 +99,9 @@ fn binary(target_dir: &Path, program: &str) -> PathBuf {
     target_dir.join(TARGET).join("release").join(program)
 }
 
-/// One for each source tree: the programs of two trees have the same names.
-fn target_dir() -> PathBuf {
+/// The directory of this source tree's programs: those of two trees have the same names. Old ones go: [`prune`].
+#[must_use]
+pub fn programs_dir() -> PathBuf {
     let mut hash = DefaultHasher::new();
     workspace_dir().hash(&mut hash);
     cache_dir().join(format!("programs-{:016x}", hash.finish()))
@@ -116,7 +118,8 @@ fn static_program(
         what: package,
         reason,
     };
-    let target_dir = target_dir();
+    let target_dir = programs_dir();
+    prune::note_use(&target_dir);
     let binary = match kind {
         "--example" => binary(&target_dir, "examples").join(program),
         _ => binary(&target_dir, program),
@@ -168,6 +171,7 @@ fn static_program(
         let reason = last.into_iter().rev().collect::<Vec<_>>().join("\n");
         return Err(full_or(&target_dir, failed(reason)));
     }
+    prune::keep_few(&cache_dir(), &target_dir);
     Ok(binary)
 }
 

@@ -42,6 +42,7 @@ pub mod kernel;
 pub mod packages;
 pub mod patience;
 pub mod protocol;
+pub mod prune;
 mod qemu;
 mod session;
 

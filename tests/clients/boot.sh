@@ -90,7 +90,7 @@ kill_and_restart() {
 
 # The daemons said nothing that a sound run has no reason for.
 check_daemons() {
-    ! grep -hE ' (WARN|ERROR) |panicked' "$scratch"/daemon-*.log >"$scratch/complaints.txt" ||
+    ! grep -hE '^exitless: (warning|error): |panicked' "$scratch"/daemon-*.log >"$scratch/complaints.txt" ||
         fail "a daemon complained: $(head -n 1 "$scratch/complaints.txt")"
 }
 

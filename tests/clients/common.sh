@@ -144,8 +144,8 @@ end_daemon() {
     [ "$status" -eq 0 ] || fail "the daemon ended with status $status"
     [ ! -e "$scratch/b.sock" ] || fail "the daemon left its socket"
     # A predecessor that was killed may be waited for, as long as this machine takes to end it.
-    ! grep -E ' (WARN|ERROR) |panicked' "$scratch/daemon-$daemons.log" |
-        grep -v 'disk_image::lock: waiting for ' >"$scratch/complaints.txt" ||
+    ! grep -E '^exitless: (warning|error): |panicked' "$scratch/daemon-$daemons.log" |
+        grep -vE ': waiting for .*\(disk_image::lock\)$' >"$scratch/complaints.txt" ||
         fail "the daemon complained: $(head -n 1 "$scratch/complaints.txt")"
 }
 

@@ -36,7 +36,8 @@ struct Args {
     /// What the operations are chosen by.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where runs that are over are noted; without it every soak begins anew.
+    /// Where runs that are over are noted, for these options and the tree that EXITLESS_SOAK_KEY names; without it every soak begins
+    /// anew.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// Only runs whose name contains this.
@@ -69,7 +70,12 @@ struct Done {
 
 impl Done {
     fn read(args: &Args) -> Result<Self> {
-        let soak = format!("operations {} seed {}", args.operations, args.seed);
+        // By `--only` as well: the operations are shared out among the runs that it selects.
+        let tree = std::env::var("EXITLESS_SOAK_KEY").unwrap_or_default();
+        let soak = format!(
+            "operations {} seed {} only {:?} tree {tree}",
+            args.operations, args.seed, args.only
+        );
         let mut names = BTreeSet::new();
         if let Some(file) = &args.state
             && file.exists()
@@ -119,11 +125,16 @@ impl Done {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let runs: Vec<_> = runs()
+    let (runs, others): (Vec<_>, Vec<_>) = runs()
         .into_iter()
-        .filter(|run| run.name.contains(&args.only))
-        .collect();
-    ensure!(!runs.is_empty(), "no run's name contains {:?}", args.only);
+        .partition(|run| run.name.contains(&args.only));
+    let others: Vec<_> = others.iter().map(|run| run.name.to_string()).collect();
+    ensure!(
+        !runs.is_empty(),
+        "no run's name contains {:?}; there are\n  {}",
+        args.only,
+        others.join("\n  ")
+    );
     let mut done = Done::read(&args)?;
     let count = runs.len() as u64;
     let each = args.operations.div_ceil(count);
@@ -211,6 +222,9 @@ mod tests {
         let again = Done::read(&args("3")).expect("readable");
         assert_eq!(again.names, done.names);
         assert!(Done::read(&args("4")).expect("readable").names.is_empty());
+        let mut some = args("3");
+        some.only = "tree".into();
+        assert!(Done::read(&some).expect("readable").names.is_empty());
         again.clear().expect("there");
         assert!(Done::read(&args("3")).expect("no file").names.is_empty());
         fs::remove_dir_all(folder).expect("ours");

@@ -109,7 +109,11 @@ fn main() -> Result<()> {
 fn measure(args: &Args) -> Result<()> {
     let is_section = |only: &&String| SECTIONS.iter().any(|(name, _)| name == only);
     if let Some(unknown) = args.only.iter().find(|only| !is_section(only)) {
-        bail!("there is no section {unknown}");
+        let names = SECTIONS.map(|(name, _)| name);
+        bail!(
+            "there is no section {unknown:?} (there are {})",
+            names.join(", ")
+        );
     }
     let mut turns = Turns {
         time: Duration::from_millis(args.millis),

@@ -2,12 +2,14 @@
 //!
 //! A [`Loopback`] server on another CPU returns requests without looking at them: it copies heads from the
 //! available to the used ring (split), or turns descriptors around where they stand (packed), and writes no status
-//! unless asked to. What the client reaches against it is the most it could ever show of a server; a result
+//! unless asked to. A driver that sleeps is called, on a split ring, by the write of its eventfd. What the client reaches against it is the most it could ever show of a server; a result
 //! close to it says more of the client than of the server.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
 use std::time::Duration;
 
 use vhost_user::backend::{Config, RingBase, RingConfig, RingLayout};
@@ -28,6 +30,8 @@ const BATCH: u16 = 32;
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 const NEXT: u16 = 1;
+/// VIRTQ_AVAIL_F_NO_INTERRUPT.
+const NO_EVENTS: u16 = 1;
 
 /// One ring: offsets are in the region that holds all rings.
 struct Mover {
@@ -38,12 +42,16 @@ struct Mover {
     areas: [u64; 3],
     next: u16,
     wrap: bool,
+    /// Written when the driver asks for it, as the fewest instructions have it.
+    call: Option<OwnedFd>,
+    has_event_idx: bool,
 }
 
 /// The service: moves indices.
 struct Movers {
     rings: Vec<Mover>,
     writes_status: bool,
+    features: u64,
 }
 
 impl Service for Movers {
@@ -51,6 +59,10 @@ impl Service for Movers {
         let mut config = [0; 60];
         config[..8].copy_from_slice(&SECTORS.to_le_bytes());
         config
+    }
+
+    fn features(&mut self, features: u64) {
+        self.features = features;
     }
 
     fn start(&mut self, guest: &Guest, ring: &RingConfig) {
@@ -61,6 +73,8 @@ impl Service for Movers {
             areas: [ring.desc, ring.avail, ring.used],
             next: 0,
             wrap: true,
+            call: ring.call.as_ref().and_then(|fd| fd.try_clone().ok()),
+            has_event_idx: self.features & feature::EVENT_IDX != 0,
         });
         // No kicks: nobody sleeps here.
         if let Some((memory, device)) = guest.user(ring.used, 4) {
@@ -153,6 +167,25 @@ impl Mover {
             self.next = self.next.wrapping_add(1);
         }
         memory.store_u16(used + 2, self.next, Release);
+        // Pairs with the driver's fence between asking for a call and looking at the index again.
+        fence(SeqCst);
+        let is_wanted = match self.has_event_idx {
+            true => {
+                let event = memory.load_u16(avail + 4 + 2 * usize::from(self.size), Relaxed);
+                self.next.wrapping_sub(event).wrapping_sub(1) < available.min(BATCH)
+            }
+            false => memory.load_u16(avail, Relaxed) & NO_EVENTS == 0,
+        };
+        if is_wanted {
+            self.call();
+        }
+    }
+
+    fn call(&self) {
+        if let Some(call) = &self.call {
+            // Ours is not full.
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
     }
 
     #[inline]
@@ -237,7 +270,7 @@ pub fn measure(
 /// The path cannot be listened on.
 pub fn serve(path: &Path, cpu: Option<usize>, writes_status: bool) -> io::Result<Loopback> {
     let config = Config {
-        features: feature::VERSION_1 | feature::PACKED,
+        features: feature::VERSION_1 | feature::PACKED | feature::EVENT_IDX,
         protocol: vhost_user::wire::ProtocolFeatures::CONFIG
             | vhost_user::wire::ProtocolFeatures::MQ
             | vhost_user::wire::ProtocolFeatures::REPLY_ACK,
@@ -248,6 +281,7 @@ pub fn serve(path: &Path, cpu: Option<usize>, writes_status: bool) -> io::Result
     let movers = Movers {
         rings: Vec::new(),
         writes_status,
+        features: 0,
     };
     Loopback::start(path, config, movers, move || {
         if let Some(cpu) = cpu
@@ -256,4 +290,36 @@ pub fn serve(path: &Path, cpu: Option<usize>, writes_status: bool) -> io::Result
             eprintln!("loopback: cannot run on CPU {cpu}: {error}");
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_driver_that_sleeps_is_called_with_an_event_index_and_without() {
+        for features in [feature::EVENT_IDX, 0] {
+            let directory = TempDir::new().unwrap();
+            let socket = directory.path().join("s");
+            let _server = serve(&socket, None, true).unwrap();
+            let mut options = Options::new(1, 4096);
+            options.features = options.features & !feature::EVENT_IDX | features;
+            let report = drive(&Run {
+                vms: vec![VmSpec::closed(socket, 1, 4096)],
+                options,
+                mix: Mix::READS,
+                sectors: None,
+                mode: Mode::Event,
+                warm_up: Duration::ZERO,
+                measure: Duration::from_millis(100),
+                seed: 1,
+                server: None,
+            })
+            .unwrap();
+            assert!(report.requests > 0 && report.calls > 0, "{report:?}");
+            assert_eq!((report.lost_wakeups, report.errors.total()), (0, 0));
+        }
+    }
 }

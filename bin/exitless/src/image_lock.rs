@@ -17,16 +17,33 @@ pub fn raw(file: File, path: &Path, read_only: bool, locking: &Locking) -> Resul
         .map_err(|error| with(hint(&error), error))
 }
 
-/// The error of opening the image at `path`, with what to do about a lock that cannot be had.
+/// Whether [`raw`] would get its lock at once; see [`lock::probe`].
+///
+/// # Errors
+/// As [`raw`].
+pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<()> {
+    lock::probe(file, access, locking).map_err(|error| with(hint(&error), error))
+}
+
+/// The error of opening the image at `path`, with what to do about it where that is known. Names a file only if it is not the
+/// image but one behind it.
 pub fn explain(error: ImageError, path: &Path) -> anyhow::Error {
     let hint = match &error.kind {
         ImageErrorKind::Locked(LockError::InUse { .. }) if error.path != path => {
             " (nobody may write to a backing file while a disk that stands on it is in use)"
+                .to_owned()
         }
-        ImageErrorKind::Locked(error) => hint(error),
-        _ => "",
+        ImageErrorKind::Locked(error) => hint(error).to_owned(),
+        ImageErrorKind::BackingRefused(_) => " (backing=on follows it)".to_owned(),
+        _ => error
+            .advice()
+            .map_or_else(String::new, |advice| format!(" ({advice})")),
     };
-    with(hint, error)
+    let file = match error.path == path {
+        true => String::new(),
+        false => format!("backing file {}: ", error.path.display()),
+    };
+    anyhow!("{file}{:#}{hint}", anyhow::Error::from(error.kind))
 }
 
 fn hint(error: &LockError) -> &'static str {

@@ -77,11 +77,16 @@ pub fn look_for_memory_files() -> Result<()> {
 /// The same error, with `advice` in brackets where the host forbids or lacks what was asked for.
 pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
     let Err(error) = done else { return done };
-    let errno = error
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error());
-    match errno {
-        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => bail!("{error:#} ({advice})"),
-        _ => Err(error),
+    let mut causes = error.chain();
+    let is_wanting = causes.any(|cause| cause.downcast_ref().is_some_and(is_forbidden));
+    match is_wanting {
+        true => bail!("{error:#} ({advice})"),
+        false => Err(error),
     }
+}
+
+/// Whether the host forbids or lacks what failed with this.
+pub fn is_forbidden(error: &std::io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
 }

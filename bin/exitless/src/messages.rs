@@ -12,7 +12,11 @@ use std::time::Duration;
 
 use console::sink::Sink;
 
+use crate::log_line::{Format, Line};
+
 static SINK: OnceLock<Sink> = OnceLock::new();
+/// As text until it is set.
+static FORMAT: OnceLock<Format> = OnceLock::new();
 /// Messages left out since that was last said.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
@@ -28,19 +32,67 @@ pub fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Says `text`, which ends its own lines.
-pub fn print(text: &str) {
+/// How messages are written. Set once, before the first.
+pub fn set_format(format: Format) {
+    // Once is enough.
+    let _ = FORMAT.set(format);
+}
+
+/// Says what has no level: a line, or a table.
+pub fn own(message: &str) {
+    write(&Line {
+        level: None,
+        target: "exitless",
+        message: message.trim_end(),
+        fields: &[],
+    });
+}
+
+/// Answers a key at the terminal.
+pub fn answer(text: &str) {
+    match format() {
+        // In raw mode it ends its own lines.
+        Format::Text => print(text),
+        Format::Json => own(text.trim_start()),
+    }
+}
+
+/// Ends the line that a guest may have left open on the same terminal.
+pub fn end_line() {
+    if format() == Format::Text {
+        print("\n");
+    }
+}
+
+fn format() -> Format {
+    FORMAT.get().copied().unwrap_or(Format::Text)
+}
+
+/// Writes a line of the log.
+pub fn write(line: &Line<'_>) {
+    print(&line.written(format()));
+}
+
+/// Writes `text`, which ends its own lines.
+fn print(text: &str) {
     let Some(sink) = SINK.get() else {
-        // Nobody can be told that standard error is gone.
+        // Nothing is left to say it to if standard error is gone.
         let _ = io::stderr().write_all(text.as_bytes());
         return;
     };
     // Relaxed: a statistic.
     let lost = LOST.swap(0, Ordering::Relaxed);
-    if lost > 0
-        && !sink.offer(format!("exitless: {lost} messages were not read and are lost\n").as_bytes())
-    {
-        LOST.fetch_add(lost, Ordering::Relaxed);
+    if lost > 0 {
+        let line = Line {
+            level: None,
+            target: "exitless",
+            message: &format!("{lost} messages were not read and are lost"),
+            fields: &[],
+        };
+        let line = line.written(format());
+        if !sink.offer(line.as_bytes()) {
+            LOST.fetch_add(lost, Ordering::Relaxed);
+        }
     }
     if !sink.offer(text.as_bytes()) {
         LOST.fetch_add(1, Ordering::Relaxed);
@@ -54,25 +106,24 @@ pub fn finish(limit: Duration) {
     }
 }
 
-/// For the log: each write is one message.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Log;
+/// Most characters of an error. It names what was given, which may be of any length.
+const MOST: usize = 8000;
 
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        print(&String::from_utf8_lossy(bytes));
-        Ok(bytes.len())
+/// `text`, or its beginning and its end if it is long.
+pub fn short(text: &str) -> String {
+    let len = text.chars().count();
+    if len <= MOST {
+        return text.to_owned();
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    let begin: String = text.chars().take(MOST / 2).collect();
+    let end: String = text.chars().skip(len - MOST / 2).collect();
+    format!("{begin} … {end}")
 }
 
 /// One line on standard error, as `eprintln!` has it.
 macro_rules! say {
     ($($arg:tt)*) => {
-        $crate::messages::print(&format!("exitless: {}\n", format_args!($($arg)*)))
+        $crate::messages::own(&format!($($arg)*))
     };
 }
 pub(crate) use say;

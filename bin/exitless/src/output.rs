@@ -19,11 +19,17 @@ pub fn check(option: &str, path: &Path) -> Result<()> {
     if path.file_name().is_none() {
         bail!("{option} {path:?} names no file");
     }
-    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
-        bail!(
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => bail!(
             "{option} {} is there already, and no regular file (a link is not followed)",
             path.display()
-        );
+        ),
+        // Its name may be too long, for one.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error)
+                .with_context(|| format!("{option} {} cannot be written", path.display()));
+        }
+        _ => {}
     }
     beside(path)
         .map(drop)
@@ -112,7 +118,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         check("--stats", &folder.path().join("stats")).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        for path in ["/dev/null", "/dev/null/x", "/", "", "..", "/tmp"] {
+        let long = "x".repeat(300);
+        for path in ["/dev/null", "/dev/null/x", "/", "", "..", "/tmp", &long] {
             let error = check("--stats", Path::new(path)).unwrap_err().to_string();
             assert!(error.starts_with("--stats "), "{path}: {error}");
         }

@@ -239,7 +239,14 @@ fn a_tap_that_cannot_be_had() {
         &["--net", "tap=a-name-too-long-for-linux"],
         &["interface name"],
     );
-    files.refuses(&["--net", "bridge=br0"], &["responder or tap=NAME"]);
+    files.refuses(
+        &["--net", "bridge=br0"],
+        &["unknown key \"bridge\"", "responder, tap"],
+    );
+    files.refuses(
+        &["--net", "mac=52:54:00:00:00:01"],
+        &["responder or tap=NAME"],
+    );
     if !has_capability_net_admin() || !Path::new("/dev/net/tun").exists() {
         files.refuses(
             &["--net", "tap=exitless-none,create=on"],
@@ -271,7 +278,7 @@ fn a_tap_that_is_not_there_is_not_made() {
     files.refuses(&["--net", "tap=lo"], &["TAP lo"]);
     files.refuses(
         &["--net", "responder,create=on"],
-        &["unknown key \"create\""],
+        &["create is for tap=NAME"],
     );
 }
 
@@ -334,11 +341,11 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
     );
     with(
         &["--resident", "18M", "--swap", swap, "--disk", "path=disk"],
-        &["--resident", "1 disks", "21632 KiB"],
+        &["--resident", "1 disk ", "21632 KiB"],
     );
     with(
         &["--resident", "a lot", "--swap", swap],
-        &["--resident", "is no unit of size"],
+        &["--resident", "is no number"],
     );
     with(
         &["--resident", "64M", "--swap", "size=1G"],
@@ -405,7 +412,7 @@ fn a_balloon_that_no_guest_can_fill() {
         "target=200M",
         &["--balloon: target", "keeps 64 MiB", "192 MiB are the most"],
     );
-    with("target=much", &["--balloon: target", "is no unit of size"]);
+    with("target=much", &["--balloon: target", "is no number"]);
     with("colour=red", &["--balloon: unknown key \"colour\""]);
     with(
         "target=auto,file=f",

@@ -279,7 +279,7 @@ pub struct Exits {
 }
 
 /// The difference of two snapshots.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Window {
     /// How long it was, in nanoseconds. Meaningless in the lab but for idle shares.
     pub duration_ns: u64,

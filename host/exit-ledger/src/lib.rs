@@ -52,6 +52,7 @@ struct Marks {
 }
 
 /// What a run ends with.
+#[derive(Default)]
 pub struct Account {
     /// From the first instruction to the end.
     pub whole: Window,

@@ -55,7 +55,8 @@ pub fn json(conditions: &Conditions, account: &Account) -> String {
     serde_json::to_string_pretty(&document).expect("plain numbers and strings")
 }
 
-/// The account as a table: one column for the whole run and one for each of the last few windows.
+/// The account as a table: one column for the whole run and one for each of the last few windows. Rows without anything but
+/// zeroes are left out; all of them are in the JSON.
 pub fn table(conditions: &Conditions, account: &Account) -> String {
     /// Windows shown beside the whole run; all of them are in the JSON.
     const SHOWN: usize = 5;
@@ -71,7 +72,9 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         )
         .collect();
     let mut text = format!(
-        "exit ledger: iommu mode {}, idle {}, dma {}, {} vCPU, host {} ({})\n",
+        "exit ledger: {} exits, {} requests; iommu mode {}, idle {}, dma {}, {} vCPU, host {} ({})\n",
+        account.whole.exits.total,
+        account.whole.owner.requests,
         conditions.mode,
         conditions.idle,
         conditions.dma,
@@ -80,6 +83,10 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         conditions.host_cpu,
     );
     let mut row = |name: &str, cells: Vec<String>| {
+        // Of nothing there is nothing to say.
+        if cells.iter().all(|cell| cell == "0" || cell == "-") {
+            return;
+        }
         let _ = write!(text, "  {name:<22}");
         for cell in cells {
             let _ = write!(text, " {cell:>12}");
@@ -206,11 +213,65 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
     {
         let _ = writeln!(text, "  last pause: {reason}");
     }
-    if !account.whole.histograms {
+    if !account.whole.histograms && account.whole.exits.unattributed != 0 {
         text.push_str(
-            "  (the whole run's timer, apic, memory and processor exits are in `unattributed`: the kernel's\n  \
-             histograms of exits need tracefs, and begin with the first marker the guest writes)\n",
+            "  (unattributed: exits for timers, the local APIC, memory and the processor itself, which the kernel does not tell\n  \
+             apart without tracepoints; with --ledger they are, from the first marker that the guest writes)\n",
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conditions() -> Conditions {
+        Conditions {
+            mode: "logged".into(),
+            idle: "poll".into(),
+            dma: "direct".into(),
+            cpus: 1,
+            host_kernel: "6.12".into(),
+            host_cpu: "a processor".into(),
+        }
+    }
+
+    #[test]
+    fn a_table_has_no_row_of_zeroes_and_the_json_has_all() {
+        let mut account = Account::default();
+        let empty = table(&conditions(), &account);
+        assert_eq!(empty.lines().count(), 2, "{empty}");
+        account.whole.exits.total = 7;
+        account.whole.exits.hlt = 7;
+        account.windows.push((1, Window::default()));
+        account.windows[0].1.owner.faults = 3;
+        let text = table(&conditions(), &account);
+        assert!(
+            text.starts_with("exit ledger: 7 exits, 0 requests; iommu mode logged, "),
+            "{text}"
+        );
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .skip(2)
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                vec!["exits,", "total", "7", "0"],
+                vec!["hlt", "7", "0"],
+                vec!["faults", "0", "3"],
+            ]
+        );
+        assert!(json(&conditions(), &account).contains("\"doorbell\": 0"));
+    }
+
+    #[test]
+    fn what_unattributed_means_is_said_where_there_is_some() {
+        let mut account = Account::default();
+        assert!(!table(&conditions(), &account).contains("(unattributed"));
+        account.whole.exits.unattributed = 5;
+        assert!(table(&conditions(), &account).contains("(unattributed"));
+    }
 }

@@ -128,6 +128,14 @@ impl Debian {
     }
 }
 
+/// Whether a folder of the cache is a root of other scripts than these.
+pub(crate) fn is_old(name: &str) -> bool {
+    let hash = name
+        .strip_prefix("debian-")
+        .and_then(|name| name.rsplit_once('-'));
+    hash.is_some_and(|(_, it)| it.len() == 16 && it != format!("{:016x}", self::hash()))
+}
+
 /// Of everything that the root is made by.
 fn hash() -> u64 {
     let mut hash = DefaultHasher::new();
@@ -269,6 +277,20 @@ mod tests {
                 "{}",
                 String::from_utf8_lossy(&checked.stderr)
             );
+        }
+    }
+
+    #[test]
+    fn a_root_of_other_scripts_is_old() {
+        assert!(!is_old(&format!("debian-bookworm-{:016x}", hash())));
+        assert!(is_old("debian-bookworm-0123456789abcdef"));
+        for other in [
+            "debian-bookworm",
+            "debian-0123",
+            "linux-own",
+            "programs-0123456789abcdef",
+        ] {
+            assert!(!is_old(other), "{other}");
         }
     }
 }

@@ -31,6 +31,7 @@ use crate::LabError;
 use apt::{Apt, Wanted};
 pub use cache::cache_dir;
 pub(crate) use cache::{full_or, unique, workspace_dir};
+pub(crate) use debian::is_old as is_old_debian;
 pub use debian::{Debian, DebianKernel, NEWER};
 use mend::Mended;
 pub use needs::{Needs, Version};

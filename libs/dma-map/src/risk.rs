@@ -11,6 +11,8 @@
 //!
 //! [`DmaMapper::risk`]: crate::DmaMapper::risk
 
+use core::fmt;
+
 use lines::{AtomicU64, Ordering};
 use thiserror::Error;
 
@@ -127,8 +129,8 @@ impl RiskContract {
     }
 }
 
-/// How long mappings were stale: a histogram by powers of two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How long mappings were stale: a histogram by powers of two. `{:?}` names the buckets that count something by where they begin.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
     /// Longest, ns.
     pub max_ns: u64,
@@ -169,6 +171,31 @@ impl Windows {
     /// Number of windows counted.
     pub fn total(&self) -> u64 {
         self.buckets.iter().sum()
+    }
+}
+
+impl fmt::Debug for Windows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        struct From(usize);
+        impl fmt::Debug for From {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let begin = self.0.checked_sub(1).map_or(0, |shift| 1_u64 << shift);
+                write!(f, "{begin}..")
+            }
+        }
+        struct Counted<'a>(&'a [u64]);
+        impl fmt::Debug for Counted<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let counted = self.0.iter().enumerate().filter(|(_, count)| **count != 0);
+                f.debug_map()
+                    .entries(counted.map(|(bucket, count)| (From(bucket), count)))
+                    .finish()
+            }
+        }
+        f.debug_struct("Windows")
+            .field("max_ns", &self.max_ns)
+            .field("buckets", &Counted(&self.buckets))
+            .finish()
     }
 }
 

@@ -58,10 +58,12 @@ impl Aperture {
     /// Pages 1 to the last one of a `bits`-bit space (13 to 64), without the [`MSI_WINDOW`].
     ///
     /// # Errors
-    /// [`ApertureError::Empty`] for fewer than 13 or more than 64 bits.
+    /// [`ApertureError::Bits`] for fewer than 13 or more than 64 bits.
     pub fn of_bits(bits: u32) -> Result<Self, ApertureError> {
-        let bytes = u64::MAX.checked_shr(64_u32.wrapping_sub(bits));
-        let last = IovaPfn::new(bytes.unwrap_or(0) >> address::PAGE_SHIFT);
+        if !(13..=64).contains(&bits) {
+            return Err(ApertureError::Bits { bits });
+        }
+        let last = IovaPfn::new((u64::MAX >> (64 - bits)) >> address::PAGE_SHIFT);
         Self::new(IovaPfn::new(1), last, &[MSI_WINDOW])
     }
 

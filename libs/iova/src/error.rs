@@ -1,5 +1,7 @@
 //! What can go wrong. Every error leaves the allocator as it was.
 
+use core::fmt;
+
 use thiserror::Error;
 
 use crate::{CoreId, IovaPfn, IovaRange};
@@ -64,7 +66,7 @@ pub enum ClaimError {
         core: CoreId,
     },
     /// More cores than the allocator was made for.
-    #[error("{core} does not exist: the allocator was made for {cores} cores")]
+    #[error("{core} does not exist: the allocator was made for {cores} core{}", plural(*cores))]
     NoSuchCore {
         /// The core asked for.
         core: CoreId,
@@ -72,7 +74,7 @@ pub enum ClaimError {
         cores: usize,
     },
     /// Every core's handle is in use.
-    #[error("all {cores} handles are in use")]
+    #[error("{cores} of {cores} handle{} in use", if *cores == 1 { " is" } else { "s are" })]
     NoneLeft {
         /// How many there are.
         cores: usize,
@@ -82,8 +84,14 @@ pub enum ClaimError {
 /// Why an allocator cannot be made over this space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ApertureError {
+    /// No space has so many bits with at least a page in it besides page 0: there are 13 to 64.
+    #[error("an address space of {bits} bits: there must be 13 to 64")]
+    Bits {
+        /// Bits asked for.
+        bits: u32,
+    },
     /// The first page lies above the last, or nothing but reserved pages is between them.
-    #[error("no page is usable between {first:#x} and {last:#x}", first = first.raw(), last = last.raw())]
+    #[error("{}", NoPage(*first, *last))]
     Empty {
         /// First page of the aperture.
         first: IovaPfn,
@@ -91,7 +99,7 @@ pub enum ApertureError {
         last: IovaPfn,
     },
     /// An allocator needs at least one core and at most [`MAX_CORES`](crate::MAX_CORES).
-    #[error("{cores} cores: there must be 1 to {}", crate::MAX_CORES)]
+    #[error("{cores} core{}: there must be 1 to {}", plural(*cores), crate::MAX_CORES)]
     Cores {
         /// Cores asked for.
         cores: usize,
@@ -104,4 +112,64 @@ pub enum ApertureError {
 pub struct ResetError {
     /// Handles in use.
     pub claimed: usize,
+}
+
+/// The ending of a noun behind a number.
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// Why there is no page from the first to the last.
+struct NoPage(IovaPfn, IovaPfn);
+
+impl fmt::Display for NoPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, last) = (self.0.raw(), self.1.raw());
+        match first > last {
+            true => write!(
+                f,
+                "the first page, {first:#x}, lies above the last, {last:#x}"
+            ),
+            false => write!(f, "all pages from {first:#x} to {last:#x} are reserved"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_counts_one_as_one() {
+        let core = CoreId(1);
+        for (error, says) in [
+            (ClaimError::NoSuchCore { core, cores: 1 }, "made for 1 core"),
+            (
+                ClaimError::NoSuchCore { core, cores: 2 },
+                "made for 2 cores",
+            ),
+            (ClaimError::NoneLeft { cores: 1 }, "1 of 1 handle is in use"),
+            (
+                ClaimError::NoneLeft { cores: 3 },
+                "3 of 3 handles are in use",
+            ),
+        ] {
+            assert!(error.to_string().ends_with(says), "{error}");
+        }
+        let cores = ApertureError::Cores { cores: 0 };
+        assert!(cores.to_string().starts_with("0 cores: "), "{cores}");
+    }
+
+    #[test]
+    fn a_space_without_a_page_says_whether_its_ends_or_its_reservations_are_wrong() {
+        let pfn = IovaPfn::new;
+        let empty = |first, last| ApertureError::Empty {
+            first: pfn(first),
+            last: pfn(last),
+        };
+        let crossed = empty(1, 0).to_string();
+        assert_eq!(crossed, "the first page, 0x1, lies above the last, 0x0");
+        let reserved = empty(1, 0x20).to_string();
+        assert_eq!(reserved, "all pages from 0x1 to 0x20 are reserved");
+    }
 }

@@ -37,6 +37,7 @@ struct State {
     held: VecDeque<(Kind, Operation)>,
     arrived: [u64; 4],
     failures: [VecDeque<i32>; 4],
+    refused: [Option<i32>; 4],
 }
 
 /// The test's handle on one file; clones are the same gate. Open at first.
@@ -116,9 +117,17 @@ impl Gate {
         self.state().failures[kind as usize].push_back(errno);
     }
 
+    /// Every operation of this kind that runs from now on answers `errno` and does nothing, as on a
+    /// file system without it.
+    pub fn refuse(&self, kind: Kind, errno: i32) {
+        self.state().refused[kind as usize] = Some(errno);
+    }
+
     /// What was to fail and has not run yet will not.
     pub fn fail_no_more(&self) {
-        self.state().failures = Default::default();
+        let mut state = self.state();
+        state.failures = Default::default();
+        state.refused = Default::default();
     }
 
     /// Operations of this kind that have arrived, held ones included.
@@ -150,7 +159,10 @@ impl Gate {
     }
 
     fn run(&self, kind: Kind, operation: Operation) {
-        let failure = self.state().failures[kind as usize].pop_front();
+        let mut state = self.state();
+        let failure = state.failures[kind as usize].pop_front();
+        let failure = failure.or(state.refused[kind as usize]);
+        drop(state);
         operation(failure);
     }
 

@@ -16,12 +16,15 @@ use imago::raw::Raw;
 use vio::blk::SECTOR;
 
 use crate::check;
+use crate::extensions::{self, BackingName};
 use crate::header::{self, Layout};
 use crate::lock::{self, Access, Locking};
 use crate::medium::Medium;
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
 use crate::order::Order;
-use crate::storage::{ImageFile, Shared};
+use crate::storage::{Content, ImageFile, Shared};
+use crate::trial::{self, FileUse, Overlay};
+use crate::vet::Tables;
 
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
 pub(crate) const MAX_CHAIN: usize = 32;
@@ -56,6 +59,19 @@ impl Files {
 
     pub(crate) fn has_backing(&self) -> bool {
         !self.behind.is_empty()
+    }
+
+    /// The file of the image itself at depth 0, and so on.
+    pub(crate) fn at(&self, depth: usize) -> Option<&Arc<Shared>> {
+        match depth.checked_sub(1) {
+            None => Some(&self.own.file),
+            Some(behind) => self.behind.get(behind).map(|open| &open.file),
+        }
+    }
+
+    /// Some data of the chain are known to be compressed.
+    pub(crate) fn has_packed(&self) -> bool {
+        self.own.file.has_packed() || self.behind.iter().any(|open| open.file.has_packed())
     }
 
     /// What the library makes of them, read anew: what they hold is all that is known.
@@ -96,23 +112,45 @@ pub(crate) fn open_through(
     options: &ImageOptions,
     through: &dyn Fn(File) -> Box<dyn Medium>,
 ) -> Result<Opened, ImageError> {
-    let mut chain = Chain {
-        backing: options.backing,
-        locking: options.locking,
-        barriers: options.barriers,
-        seen: Vec::new(),
-        through,
-    };
+    let mut chain = Chain::new(options, through);
     chain.open(path, options.format, options.read_only)
+}
+
+/// Likewise in trial: nothing is locked or changed. Which files would be in use.
+pub(crate) fn open_in_trial(
+    path: &Path,
+    options: &ImageOptions,
+) -> Result<(Opened, Vec<FileUse>), ImageError> {
+    let mut chain = Chain {
+        is_trial: true,
+        ..Chain::new(options, &|file| Box::new(Overlay::new(file)))
+    };
+    let opened = chain.open(path, options.format, options.read_only)?;
+    Ok((opened, chain.seen))
 }
 
 struct Chain<'a> {
     backing: Backing,
     locking: Locking,
     barriers: bool,
-    /// Device and inode of the files opened so far.
-    seen: Vec<(u64, u64)>,
+    /// The files opened so far.
+    seen: Vec<FileUse>,
+    /// Nothing is locked, and files are opened for reading, whatever they are to be used for.
+    is_trial: bool,
     through: &'a dyn Fn(File) -> Box<dyn Medium>,
+}
+
+impl<'a> Chain<'a> {
+    fn new(options: &ImageOptions, through: &'a dyn Fn(File) -> Box<dyn Medium>) -> Self {
+        Self {
+            backing: options.backing,
+            locking: options.locking,
+            barriers: options.barriers,
+            seen: Vec::new(),
+            is_trial: false,
+            through,
+        }
+    }
 }
 
 impl Chain<'_> {
@@ -127,6 +165,8 @@ impl Chain<'_> {
             kind,
         };
         let io = |error| at(ImageErrorKind::Io(error));
+        // Counts of references matter to who writes alone.
+        let checks_counts = !read_only;
         let own = |file| OpenFile {
             file,
             format,
@@ -138,7 +178,7 @@ impl Chain<'_> {
             if self.seen.len() == 1 && (len == 0 || !len.is_multiple_of(SECTOR)) {
                 return Err(at(ImageErrorKind::Size(len)));
             }
-            let storage = ImageFile::new(file, path.to_owned(), len, None, None);
+            let storage = ImageFile::new(file, path.to_owned(), len, Content::Raw);
             let file = storage.shared();
             let raw = Raw::open_image(storage, !read_only).map_err(io)?;
             return Ok(Opened {
@@ -151,27 +191,47 @@ impl Chain<'_> {
             });
         }
 
-        let bytes = header::read(&*file).map_err(io)?;
-        let layout = Layout::parse(&bytes, len).map_err(at)?;
-        if !read_only {
-            check::check(&*file, &layout, len).map_err(at)?;
+        let header = header::read(&*file, len).map_err(io)?;
+        let layout = Layout::parse(&header, len).map_err(at)?;
+        if checks_counts {
+            layout.check_counts(&header, len).map_err(at)?;
         }
-        let order = match !read_only && self.barriers {
-            true => Some(Order::new(&*file, &layout).map_err(io)?),
-            false => None,
+        let behind = extensions::read(&*file, &header, &layout, len, checks_counts).map_err(at)?;
+        let mut has_packed = false;
+        if checks_counts {
+            let checked = check::check(&*file, &layout, len).map_err(at)?;
+            has_packed = checked.has_packed;
+            if checked.low != 0 && !self.is_trial {
+                tracing::warn!(
+                    "{}: {} clusters in use were counted too low, mended (a power cut leaves it so)",
+                    path.display(),
+                    checked.low
+                );
+            }
+        }
+        let content = if read_only {
+            Content::Read(layout, Tables::read(&*file, &layout, len).map_err(at)?)
+        } else {
+            let order = match self.barriers {
+                true => Some(Order::new(&*file, &layout, len).map_err(io)?),
+                false => None,
+            };
+            Content::Written {
+                layout,
+                order,
+                has_packed,
+            }
         };
-        let tables = (!read_only).then_some(layout);
-        let storage = ImageFile::new(file, path.to_owned(), len, tables, order);
+        let storage = ImageFile::new(file, path.to_owned(), len, content);
         let file = storage.shared();
         let mut image = Qcow2::<ImageFile>::open_image(storage, !read_only)
             .map_err(|error| at(kind_of(error)))?;
         file.settle().map_err(io)?;
         image.set_data_file(None);
-        let behind = match image.implicit_backing_file() {
+        let behind = match behind {
             None => None,
-            Some(name) => {
-                let format = image.implicit_backing_format().map(String::as_str);
-                let (name, format) = self.behind(name, format).map_err(at)?;
+            Some(BackingName { name, format }) => {
+                let (name, format) = self.behind(&name, format.as_deref()).map_err(at)?;
                 Some((resolve(path, &name), format))
             }
         };
@@ -199,7 +259,7 @@ impl Chain<'_> {
         }
         let file = OpenOptions::new()
             .read(true)
-            .write(!read_only)
+            .write(!read_only && !self.is_trial)
             // A FIFO is to be refused, not waited for. Regular files and disks take no notice.
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
@@ -210,11 +270,25 @@ impl Chain<'_> {
             return Err(ImageErrorKind::Kind);
         }
         let identity = (metadata.dev(), metadata.ino());
-        if self.seen.contains(&identity) {
+        if self.seen.iter().any(|file| file.identity == identity) {
             return Err(ImageErrorKind::Chain(MAX_CHAIN));
         }
-        self.seen.push(identity);
-        let mut file = lock::lock(file, path, Access::of_disk(read_only), &self.locking)?;
+        let access = Access::of_disk(read_only);
+        self.seen.push(FileUse {
+            path: path.to_owned(),
+            identity,
+            access,
+        });
+        let mut file = match self.is_trial {
+            true => {
+                if access == Access::Write {
+                    trial::may_write(path).map_err(ImageErrorKind::Io)?;
+                }
+                lock::probe(&file, access, &self.locking)?;
+                file
+            }
+            false => lock::lock(file, path, access, &self.locking)?,
+        };
         // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
         let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
         Ok((file, len))

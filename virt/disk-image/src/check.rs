@@ -7,18 +7,25 @@
 //! If so, counts that are too low, as a power cut can leave them, are raised to what was found. What is counted and
 //! not referred to is a leak, and harmless; a killed writer leaves some.
 //!
-//! Not checked: what only snapshots refer to, counts that are too high, and data.
+//! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts that are too high, and data.
+//!
+//! An image that is only read is not walked: see [`crate::vet`].
 //!
 //! Cost: every L2 table and refcount block is read once, at 64 KiB clusters 160 MiB per TiB of data. Memory: a
 //! bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with compressed data 16 more; at most 544 MiB
 //! ([`MAX_CLUSTERS`]).
 
-use crate::header::{COMPRESSED, Layout, OFFSET_MASK, be64};
-use crate::medium::{Medium, read_padded};
+use crate::entry::{self, COPIED, EntryFault, Target};
+use crate::header::{Layout, OFFSET_MASK, be32, be64};
+use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
 /// Most clusters in a file: 16 TiB of 64 KiB clusters.
 const MAX_CLUSTERS: u64 = 1 << 28;
+
+/// Bytes of an entry of the snapshot table without what varies (§ "Snapshots"), and most entries (QEMU's limit).
+const SNAPSHOT_BYTES: u64 = 40;
+const MAX_SNAPSHOTS: u32 = 65536;
 
 /// One bit per cluster of the file.
 struct Bits(Vec<u64>);
@@ -42,8 +49,20 @@ impl Bits {
     }
 }
 
-/// Walks the tables of the image in `file`, which has `len` bytes; how many counts were mended.
-pub(crate) fn check(file: &dyn Medium, layout: &Layout, len: u64) -> Result<u64, ImageErrorKind> {
+/// What was found of an image that may be written to.
+pub(crate) struct Checked {
+    /// Counts that were too low.
+    pub low: u64,
+    /// Some data are compressed.
+    pub has_packed: bool,
+}
+
+/// Walks the tables of the image in `file`, which has `len` bytes.
+pub(crate) fn check(
+    file: &dyn Medium,
+    layout: &Layout,
+    len: u64,
+) -> Result<Checked, ImageErrorKind> {
     let clusters = len.div_ceil(layout.cluster_bytes());
     if clusters > MAX_CLUSTERS {
         return Err(ImageErrorKind::Unsupported(format!(
@@ -53,6 +72,7 @@ pub(crate) fn check(file: &dyn Medium, layout: &Layout, len: u64) -> Result<u64,
     let mut walk = Walk {
         file,
         layout,
+        len,
         clusters,
         owned: Bits::new(clusters),
         compressed: Vec::new(),
@@ -64,25 +84,115 @@ pub(crate) fn check(file: &dyn Medium, layout: &Layout, len: u64) -> Result<u64,
         layout.reftable_offset,
         layout.reftable_bytes,
     )?;
+    for (offset, bytes) in snapshots(file, layout, len)? {
+        walk.claim("a table of the snapshots", offset, bytes)?;
+    }
     let blocks = walk.table(layout.reftable_offset, layout.reftable_bytes)?;
     for &block in &blocks {
         walk.claim_cluster("a refcount block", block)?;
     }
     let tables = walk.table(layout.l1_offset, layout.l1_entries * 8)?;
     let mut table_bytes = vec![0; layout.cluster_bytes() as usize];
-    for &table in &tables {
-        // Owned by one, so no table is walked twice, and the walk is bounded by the file's length.
-        if walk.claim_cluster("an L2 table", table)? {
-            read_padded(file, &mut table_bytes, table & OFFSET_MASK).map_err(ImageErrorKind::Io)?;
-            walk.l2_table(&table_bytes)?;
+    for (index, &entry) in tables.iter().enumerate() {
+        let table = l2_table(layout, entry, index as u64, len)?;
+        if table != 0 {
+            // Owned by one, so no table is walked twice, and the walk is bounded by the file's length.
+            walk.claim("an L2 table", table, 1)?;
+            read_known(file, &mut table_bytes, table, len).map_err(ImageErrorKind::Io)?;
+            walk.l2_table(&table_bytes, index as u64 * layout.l2_span())?;
         }
     }
-    walk.counts(&blocks)
+    Ok(Checked {
+        low: walk.counts(&blocks)?,
+        has_packed: !walk.compressed.is_empty(),
+    })
+}
+
+/// Offset of the L2 table of an entry of the L1 table, which lies in a file of `len` bytes whole; 0: none.
+pub(crate) fn l2_table(
+    layout: &Layout,
+    entry: u64,
+    index: u64,
+    len: u64,
+) -> Result<u64, ImageErrorKind> {
+    let cluster = layout.cluster_bytes();
+    let fault = match entry::l2_table(layout, entry) {
+        Ok(0) => return Ok(0),
+        Ok(table) if table >= len => EntryFault::Outside,
+        Ok(table) if len - table < cluster => EntryFault::CutShort,
+        Ok(table) => return Ok(table),
+        Err(fault) => fault,
+    };
+    let (at, guest) = (entry & OFFSET_MASK, index * layout.l2_span());
+    corrupt(format!(
+        "an L2 table at {at:#x} is {fault} (it is for {guest:#x} of the disk and what follows)"
+    ))
+}
+
+/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and length of each.
+pub(crate) fn snapshots(
+    file: &dyn Medium,
+    layout: &Layout,
+    len: u64,
+) -> Result<Vec<(u64, u64)>, ImageErrorKind> {
+    let table = layout.snapshots_offset;
+    let mut ranges = Vec::new();
+    if layout.snapshots == 0 {
+        return Ok(ranges);
+    }
+    if table > len {
+        return corrupt(format!(
+            "its snapshot table at {table:#x} is outside the file"
+        ));
+    }
+    if layout.snapshots > MAX_SNAPSHOTS {
+        return corrupt(format!("it has {} snapshots", layout.snapshots));
+    }
+    let is_one = |offset: u64, bytes: u64| {
+        offset != 0
+            && offset.is_multiple_of(layout.cluster_bytes())
+            && bytes != 0
+            && offset.checked_add(bytes).is_some_and(|end| end <= len)
+    };
+    // Entries begin at multiples of 8; the last one ends where it ends.
+    let mut end = table;
+    for number in 0..layout.snapshots {
+        let mut fixed = [0; SNAPSHOT_BYTES as usize];
+        let at = end.next_multiple_of(8);
+        if !is_one(table, at - table + SNAPSHOT_BYTES) {
+            return corrupt(format!(
+                "its snapshot table at {table:#x} is outside the file, or not at the beginning of a cluster"
+            ));
+        }
+        read_known(file, &mut fixed, at, len).map_err(ImageErrorKind::Io)?;
+        let (l1, l1_bytes) = (be64(&fixed, 0), u64::from(be32(&fixed, 8)) * 8);
+        if !is_one(l1, l1_bytes) {
+            return corrupt(format!(
+                "the L1 table of its snapshot {number} ({l1_bytes} bytes at {l1:#x}) is outside the file, or not at the \
+                 beginning of a cluster"
+            ));
+        }
+        ranges.push((l1, l1_bytes));
+        // Lengths of the identifier and the name, 16 bits each, and of what later versions have added.
+        let names = u64::from(be32(&fixed, 12));
+        let varies = (names >> 16) + (names & 0xffff) + u64::from(be32(&fixed, 36));
+        end = at + SNAPSHOT_BYTES + varies;
+    }
+    let bytes = end - table;
+    if !is_one(table, bytes) {
+        return corrupt(format!(
+            "its snapshot table ({bytes} bytes at {table:#x}) is outside the file"
+        ));
+    }
+    ranges.push((table, bytes));
+    Ok(ranges)
 }
 
 struct Walk<'a> {
     file: &'a dyn Medium,
     layout: &'a Layout,
+    /// Length of the file.
+    len: u64,
     clusters: u64,
     /// Clusters with an owner that shares them with nobody.
     owned: Bits,
@@ -99,7 +209,7 @@ impl Walk<'_> {
     /// A table in consecutive clusters (of at most 32 MiB).
     fn table(&self, offset: u64, len: u64) -> Result<Vec<u64>, ImageErrorKind> {
         let mut bytes = vec![0; len as usize];
-        read_padded(self.file, &mut bytes, offset).map_err(ImageErrorKind::Io)?;
+        read_known(self.file, &mut bytes, offset, self.len).map_err(ImageErrorKind::Io)?;
         Ok((0..bytes.len() / 8)
             .map(|at| be64(&bytes, at * 8))
             .collect())
@@ -145,37 +255,65 @@ impl Walk<'_> {
             .map_or(0, |count| u64::from(*count))
     }
 
-    fn l2_table(&mut self, bytes: &[u8]) -> Result<(), ImageErrorKind> {
+    /// An L2 table, which is for `guest` of the disk and what follows.
+    fn l2_table(&mut self, bytes: &[u8], mut guest: u64) -> Result<(), ImageErrorKind> {
+        let layout = self.layout;
         for at in (0..bytes.len()).step_by(8) {
             let entry = be64(bytes, at);
-            if entry & COMPRESSED == 0 {
-                self.claim_cluster("data", entry)?;
-                continue;
+            let fault = match entry::target(layout, entry) {
+                Err(fault) => Err(fault),
+                Ok(Target::Nothing) => Ok(()),
+                Ok(Target::Zeroes(offset)) => self
+                    .claim_cluster("a cluster of zeroes", offset)
+                    .map(|_| Ok(()))?,
+                Ok(Target::Data(offset)) => {
+                    self.claim_cluster("data", offset)?;
+                    entry::has_data(layout, self.len, offset, guest)
+                }
+                // The library does not read a table with that.
+                Ok(Target::Compressed { .. }) if entry & COPIED != 0 => Err(EntryFault::Reserved),
+                Ok(Target::Compressed { offset, len, skip }) => {
+                    self.claim_compressed(offset, len)?;
+                    let place = (offset, len, skip);
+                    entry::has_compressed(self.file, layout, self.len, place)
+                        .map_err(ImageErrorKind::Io)?
+                }
+            };
+            if let Err(fault) = fault {
+                return corrupt(format!(
+                    "data at {:#x} are {fault} (they are for {guest:#x} of the disk)",
+                    entry & OFFSET_MASK
+                ));
             }
-            let (offset, len) = self.layout.compressed(entry);
-            let bits = self.layout.cluster_bits;
-            for cluster in offset >> bits..=(offset + len - 1) >> bits {
-                if cluster >= self.clusters {
-                    return corrupt(format!(
-                        "compressed data at {offset:#x} are outside the file"
-                    ));
-                }
-                if self.owned.get(cluster) {
-                    return corrupt(format!(
-                        "compressed data at {offset:#x} are where something else is, too"
-                    ));
-                }
-                if self.compressed.is_empty() {
-                    self.compressed = vec![0; self.clusters as usize];
-                }
-                let count = &mut self.compressed[cluster as usize];
-                *count = count.saturating_add(1);
-            }
+            guest += layout.cluster_bytes();
         }
         Ok(())
     }
 
-    /// Every cluster in use is counted often enough, from now on; how many were not.
+    /// Clusters that hold compressed data, this and perhaps other.
+    fn claim_compressed(&mut self, offset: u64, len: u64) -> Result<(), ImageErrorKind> {
+        let bits = self.layout.cluster_bits;
+        for cluster in offset >> bits..=(offset + len - 1) >> bits {
+            if cluster >= self.clusters {
+                return corrupt(format!(
+                    "compressed data at {offset:#x} are outside the file"
+                ));
+            }
+            if self.owned.get(cluster) {
+                return corrupt(format!(
+                    "compressed data at {offset:#x} are where something else is, too"
+                ));
+            }
+            if self.compressed.is_empty() {
+                self.compressed = vec![0; self.clusters as usize];
+            }
+            let count = &mut self.compressed[cluster as usize];
+            *count = count.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    /// Raises each count that is lower than the uses of its cluster; returns how many were.
     fn counts(&self, blocks: &[u64]) -> Result<u64, ImageErrorKind> {
         let layout = self.layout;
         let per_block = 1_u64 << layout.refblock_bits();
@@ -186,7 +324,7 @@ impl Walk<'_> {
             if block == 0 {
                 bytes.fill(0);
             } else {
-                read_padded(self.file, &mut bytes, block).map_err(ImageErrorKind::Io)?;
+                read_known(self.file, &mut bytes, block, self.len).map_err(ImageErrorKind::Io)?;
             }
             let before = mended;
             for cluster in first..self.clusters.min(first + per_block) {
@@ -210,10 +348,6 @@ impl Walk<'_> {
             }
         }
         if mended != 0 {
-            tracing::warn!(
-                "a disk image had {mended} clusters in use that were counted too low, mended \
-                 (a power cut leaves it so)"
-            );
             self.file.sync_data().map_err(ImageErrorKind::Io)?;
         }
         Ok(mended)

@@ -13,6 +13,7 @@ use crate::chain;
 use crate::image::Image;
 use crate::options::{ImageError, ImageErrorKind, ImageOptions};
 use crate::queue::{Done, Job, Queue};
+use crate::trial::FileUse;
 use crate::worker;
 
 /// Most bytes of private buffers reserved at a time; four of the largest transfers.
@@ -62,23 +63,23 @@ impl ImageDisk {
     /// # Errors
     /// Names the file at fault, the image or one behind it, and what is wrong with it.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
-        let at = |kind| ImageError {
-            path: path.to_owned(),
-            kind,
-        };
-        if options.depth == 0 || options.depth > 1024 {
-            return Err(at(ImageErrorKind::Options("a queue depth of 1 to 1024")));
-        }
-        if options.threads == 0 || options.threads > 64 {
-            return Err(at(ImageErrorKind::Options("1 to 64 threads")));
-        }
-        let opened =
-            catch_unwind(AssertUnwindSafe(|| chain::open(path, &options))).map_err(|panic| {
-                at(ImageErrorKind::Panicked(
-                    worker::message(&*panic).to_owned(),
-                ))
-            })??;
+        check_options(path, &options)?;
+        let opened = unless_it_panics(path, || chain::open(path, &options))?;
         Self::of(Image::new(opened), options)
+    }
+
+    /// Opens the image at `path` in trial: what [`open`](Self::open) would refuse is refused, an image that is in use at once,
+    /// but no file is locked or changed, whatever becomes of the disk. The files that it would use.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_in_trial(
+        path: &Path,
+        options: ImageOptions,
+    ) -> Result<(Self, Vec<FileUse>), ImageError> {
+        check_options(path, &options)?;
+        let (opened, files) = unless_it_panics(path, || chain::open_in_trial(path, &options))?;
+        Ok((Self::of(Image::new(opened), options)?, files))
     }
 
     /// Starts the threads that serve an open image.
@@ -127,6 +128,31 @@ impl ImageDisk {
     fn slot(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]
     }
+}
+
+fn check_options(path: &Path, options: &ImageOptions) -> Result<(), ImageError> {
+    let what = match options {
+        ImageOptions { depth, .. } if !(1..=1024).contains(depth) => "a queue depth of 1 to 1024",
+        ImageOptions { threads, .. } if !(1..=64).contains(threads) => "1 to 64 threads",
+        _ => return Ok(()),
+    };
+    Err(ImageError {
+        path: path.to_owned(),
+        kind: ImageErrorKind::Options(what),
+    })
+}
+
+/// Calls what reads the image at `path` by the library, which may panic over it.
+fn unless_it_panics<T>(
+    path: &Path,
+    open: impl FnOnce() -> Result<T, ImageError>,
+) -> Result<T, ImageError> {
+    catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|panic| {
+        Err(ImageError {
+            path: path.to_owned(),
+            kind: ImageErrorKind::Panicked(worker::message(&*panic).to_owned()),
+        })
+    })
 }
 
 impl BlockIo for ImageDisk {

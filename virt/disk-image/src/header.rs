@@ -2,11 +2,14 @@
 //!
 //! The library reads it again for itself. It is read here first because the library takes no notice of
 //! encryption, writes to images before it has seen that it cannot, and checks no offset against the file;
-//! and because the storage layer must know where the tables are. All numbers are big-endian.
+//! and because the storage layer must know where the tables are. What is only read is shown to the library with a header
+//! that has nothing but what was checked here ([`Layout::bare_header`]). All numbers are big-endian.
+//!
+//! [`Layout::parse`] refuses what spoils reading, [`Layout::check_counts`] what spoils writing.
 
 use std::io;
 
-use crate::medium::{Medium, read_padded};
+use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
 /// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
@@ -15,15 +18,21 @@ pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// Bytes of the header that are looked at: version 3 without extensions.
 pub(crate) const HEADER_BYTES: usize = 104;
+/// Bytes of a header of version 2.
+const V2_HEADER_BYTES: u64 = 72;
+/// Bytes of [`Layout::bare_header`]: a header of version 3, and the end of its extensions.
+pub(crate) const BARE_HEADER_BYTES: usize = HEADER_BYTES + 8;
 const MAGIC: u32 = 0x5146_49fb;
 /// Largest L1 table, in bytes (QEMU's limit, and the library's).
 const MAX_L1_BYTES: u64 = 32 << 20;
 /// Largest refcount table, in bytes (likewise).
 const MAX_REFTABLE_BYTES: u64 = 8 << 20;
-/// Incompatible features by bit; version 3 defines these five.
-const INCOMPATIBLE: [&str; 5] = [
-    "reference counts that QEMU left out of date (\"dirty\"; `qemu-img check -r all` mends it)",
-    "an image marked corrupt (`qemu-img check -r all` may mend it)",
+/// Reference counts are out of date (incompatible feature 0): of no meaning to a reader.
+const DIRTY: u64 = 1;
+/// QEMU has found the image corrupt (incompatible feature 1).
+const CORRUPT: u64 = 1 << 1;
+/// Other incompatible features that version 3 defines, from bit 2 on.
+const INCOMPATIBLE: [&str; 3] = [
     "an external data file is",
     "another compression than zlib is",
     "extended L2 entries are",
@@ -54,10 +63,13 @@ pub(crate) struct Layout {
     /// Version 2 has no zero clusters.
     pub version: u32,
     pub snapshots: u32,
+    pub snapshots_offset: u64,
+    /// Bytes of the header before its extensions.
+    pub header_bytes: u64,
 }
 
 impl Layout {
-    /// Reads the layout from the first bytes of an image, with `file_len` bytes in its file.
+    /// Reads the layout from the first bytes of an image, with `file_len` bytes in its file, and checks what reading needs.
     pub(crate) fn parse(
         header: &[u8; HEADER_BYTES],
         file_len: u64,
@@ -87,6 +99,11 @@ impl Layout {
             refcount_order: if version == 2 { 4 } else { be32(header, 96) },
             version,
             snapshots: be32(header, 60),
+            snapshots_offset: be64(header, 64),
+            header_bytes: match version {
+                2 => V2_HEADER_BYTES,
+                _ => u64::from(be32(header, 100)),
+            },
         };
         if !(9..=21).contains(&layout.cluster_bits) {
             return corrupt(format!("clusters of 2^{} bytes", layout.cluster_bits));
@@ -95,11 +112,9 @@ impl Layout {
             reftable_bytes: u64::from(be32(header, 56)) << layout.cluster_bits,
             ..layout
         };
-        if layout.refcount_order > 6 {
-            return corrupt(format!(
-                "reference counts of 2^{} bits",
-                layout.refcount_order
-            ));
+        let least = if version == 2 { V2_HEADER_BYTES } else { 104 };
+        if !(least..=layout.cluster_bytes()).contains(&layout.header_bytes) {
+            return corrupt(format!("a header of {} bytes", layout.header_bytes));
         }
         if layout.size == 0 || !layout.size.is_multiple_of(vio::blk::SECTOR) {
             return Err(ImageErrorKind::Size(layout.size));
@@ -113,21 +128,63 @@ impl Layout {
             ));
         }
         layout.check_table("L1", layout.l1_offset, l1_bytes, MAX_L1_BYTES, file_len)?;
-        layout.check_table(
-            "refcount",
-            layout.reftable_offset,
-            layout.reftable_bytes,
-            MAX_REFTABLE_BYTES,
-            file_len,
-        )?;
-        let (l1_end, reftable_end) = (
-            layout.l1_offset + l1_bytes,
-            layout.reftable_offset + layout.reftable_bytes,
-        );
-        if layout.l1_offset < reftable_end && layout.reftable_offset < l1_end {
+        let l1_end = layout.l1_offset + l1_bytes;
+        if layout.has_reftable(file_len)
+            && layout.l1_offset < layout.reftable_offset + layout.reftable_bytes
+            && layout.reftable_offset < l1_end
+        {
             return corrupt("its L1 table and its refcount table overlap".into());
         }
         Ok(layout)
+    }
+
+    /// Checks what writing needs beyond that: that clusters can be counted.
+    pub(crate) fn check_counts(
+        &self,
+        header: &[u8; HEADER_BYTES],
+        file_len: u64,
+    ) -> Result<(), ImageErrorKind> {
+        if self.version == 3 && be64(header, 72) & DIRTY != 0 {
+            return Err(ImageErrorKind::Marked("dirty"));
+        }
+        if self.refcount_order > 6 {
+            let order = self.refcount_order;
+            return Err(ImageErrorKind::Corrupt(format!(
+                "reference counts of 2^{order} bits"
+            )));
+        }
+        self.check_table(
+            "refcount",
+            self.reftable_offset,
+            self.reftable_bytes,
+            MAX_REFTABLE_BYTES,
+            file_len,
+        )
+    }
+
+    /// Whether the refcount table is where one can be.
+    pub(crate) fn has_reftable(&self, file_len: u64) -> bool {
+        let (offset, bytes) = (self.reftable_offset, self.reftable_bytes);
+        self.check_table("refcount", offset, bytes, MAX_REFTABLE_BYTES, file_len)
+            .is_ok()
+    }
+
+    /// A header for a library that is to read the image and no more: what was checked, without extensions and without a
+    /// backing file.
+    pub(crate) fn bare_header(&self) -> [u8; BARE_HEADER_BYTES] {
+        let mut header = [0; BARE_HEADER_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &MAGIC.to_be_bytes());
+        put(4, &self.version.to_be_bytes());
+        put(20, &self.cluster_bits.to_be_bytes());
+        put(24, &self.size.to_be_bytes());
+        // It was read from 32 bits.
+        put(36, &(self.l1_entries as u32).to_be_bytes());
+        put(40, &self.l1_offset.to_be_bytes());
+        // The order of 16-bit counts, and the header's length; the rest ends the extensions.
+        put(96, &4_u32.to_be_bytes());
+        put(100, &(HEADER_BYTES as u32).to_be_bytes());
+        header
     }
 
     fn check_table(
@@ -178,20 +235,24 @@ impl Layout {
 }
 
 fn check_features(incompatible: u64) -> Result<(), ImageErrorKind> {
+    if incompatible & CORRUPT != 0 {
+        return Err(ImageErrorKind::Marked("corrupt"));
+    }
+    let incompatible = incompatible & !DIRTY;
     if incompatible == 0 {
         return Ok(());
     }
     let bit = incompatible.trailing_zeros() as usize;
-    let name = match INCOMPATIBLE.get(bit) {
+    let name = match bit.checked_sub(2).and_then(|at| INCOMPATIBLE.get(at)) {
         Some(name) => (*name).to_owned(),
         None => format!("incompatible feature {bit} is"),
     };
     Err(ImageErrorKind::Unsupported(name))
 }
 
-/// Reads the header of a file; one too short for a header reads as zeroes beyond its end.
-pub(crate) fn read(file: &dyn Medium) -> io::Result<[u8; HEADER_BYTES]> {
+/// Reads the header of a file of `len` bytes; one too short for a header reads as zeroes beyond its end.
+pub(crate) fn read(file: &dyn Medium, len: u64) -> io::Result<[u8; HEADER_BYTES]> {
     let mut header = [0; HEADER_BYTES];
-    read_padded(file, &mut header, 0)?;
+    read_known(file, &mut header, 0, len)?;
     Ok(header)
 }

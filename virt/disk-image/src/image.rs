@@ -30,9 +30,11 @@ use std::io::{self, ErrorKind};
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use imago::{FormatAccess, Mapping, ShallowMapping};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use vio::LineBudget;
 
 use crate::chain::{Files, Opened};
 use crate::storage::{ImageFile, Shared};
@@ -51,6 +53,9 @@ pub(crate) struct Image {
     has_zeroes: bool,
     /// The library remembers something that the file does not have, and the file could not be read anew. Written by who is alone.
     is_torn: AtomicBool,
+    /// For what is wrong with the image.
+    lines: Mutex<LineBudget>,
+    opened: Instant,
     pub size: u64,
 }
 
@@ -165,6 +170,8 @@ impl Image {
             cluster: layout.map_or(1, |layout| layout.cluster_bytes()),
             has_zeroes: layout.is_some_and(|layout| layout.version >= 3),
             is_torn: AtomicBool::new(false),
+            lines: Mutex::default(),
+            opened: Instant::now(),
             size,
         }
     }
@@ -174,10 +181,24 @@ impl Image {
         self.files.own().kill();
     }
 
-    /// Logs what the library says of an error; that there was one, the device says.
-    pub(crate) fn explain(&self, error: &io::Error) {
+    /// Logs what the library or the storage says of an error that the guest knows as `errno`; that there was one, the
+    /// device says. What the image itself is to blame for becomes EIO, and is said as far as there is a budget of lines.
+    pub(crate) fn explain(&self, error: &io::Error, errno: i32) {
         let path = self.files.own().path().display();
-        tracing::debug!("an operation on {path} failed: {error}");
+        if errno != libc::EIO {
+            tracing::debug!("an operation on {path} failed: {error}");
+            return;
+        }
+        let now_ns = u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        // One worker at a time, as the budget has it.
+        let Some(unsaid) = self.lines.lock().admits_at(now_ns) else {
+            return;
+        };
+        let more = match unsaid {
+            0 => String::new(),
+            unsaid => format!(" ({unsaid} more before it were not reported)"),
+        };
+        tracing::warn!(image = %path, "an operation failed: {error}{more}");
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -215,7 +236,14 @@ impl Image {
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let access = self.share()?;
         panic_in_tests(offset);
-        access.read(data, offset)
+        if !self.files.has_packed() {
+            access.read(&mut *data, offset)?;
+            // Still so, unless the tables for it have just been read.
+            if !self.files.has_packed() {
+                return Ok(());
+            }
+        }
+        read_packed(&self.files, &access, offset, data)
     }
 
     /// Writes what needs no new clusters; false: it does need some, and nothing has been written.
@@ -232,6 +260,8 @@ impl Image {
     pub(crate) fn group(&self) -> io::Result<Group<'_>> {
         Ok(Group {
             access: self.alone()?,
+            files: &self.files,
+            cluster: self.cluster,
             file: self.files.own(),
             l2_span: self.l2_span,
         })
@@ -312,6 +342,7 @@ impl Image {
     pub(crate) fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         for (offset, len) in pieces(offset, len, self.l2_span) {
             let mut access = self.alone()?;
+            check_copied(&self.files, &access, self.cluster, offset, len)?;
             let done = if is_zero(&access, offset, len)? {
                 Ok(())
             } else if unmap && self.cluster != 1 {
@@ -340,6 +371,8 @@ impl Image {
 /// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is reported done.
 pub(crate) struct Group<'a> {
     access: Alone<'a>,
+    files: &'a Files,
+    cluster: u64,
     file: &'a Shared,
     l2_span: u64,
 }
@@ -351,7 +384,11 @@ impl Group<'_> {
         for (offset, len) in pieces(offset, data.len() as u64, self.l2_span) {
             let (piece, rest) = data.split_at(len as usize);
             data = rest;
-            match need(&self.access, Some(self.file), offset, len)? {
+            let need = need(&self.access, Some(self.file), offset, len)?;
+            if need != Need::Nothing {
+                check_copied(self.files, &self.access, self.cluster, offset, len)?;
+            }
+            match need {
                 Need::Nothing => self.access.write(piece, offset)?,
                 Need::Clusters => {
                     self.access.soil();
@@ -380,6 +417,106 @@ pub(crate) const PANIC: u64 = 1 << 62;
 fn panic_in_tests(_offset: u64) {
     #[cfg(test)]
     assert_ne!(_offset, PANIC, "a panic on request");
+}
+
+/// How deep in a chain the image is whose compressed data a range begins with, and where they are on its disk; nothing if they
+/// are not compressed. And as far as that goes.
+fn packed_at(
+    access: &FormatAccess<ImageFile>,
+    offset: u64,
+    len: u64,
+) -> io::Result<(Option<(usize, u64)>, u64)> {
+    let (mut layer, mut at, mut rest) = (access, offset, len);
+    for depth in 0.. {
+        let (mapping, run) = layer.get_shallow_mapping(at, rest)?;
+        match mapping {
+            // Bound: the chain's length.
+            ShallowMapping::Indirect {
+                layer: next,
+                offset,
+                ..
+            } => {
+                (layer, at, rest) = (next, offset, some(run)?);
+            }
+            ShallowMapping::Special { offset, .. } => {
+                return Ok((Some((depth, offset)), some(run)?));
+            }
+            // Behind the end of a shorter file there are zeroes.
+            ShallowMapping::Eof { .. } if depth != 0 => return Ok((None, rest)),
+            _ => return Ok((None, some(run)?)),
+        }
+    }
+    Err(io::Error::other("a chain of images without end"))
+}
+
+/// Reads a range that may have compressed data: those by our own way.
+fn read_packed(
+    files: &Files,
+    access: &FormatAccess<ImageFile>,
+    mut offset: u64,
+    mut data: &mut [u8],
+) -> io::Result<()> {
+    while !data.is_empty() {
+        let (packed, run) = packed_at(access, offset, data.len() as u64)?;
+        let (part, rest) = std::mem::take(&mut data).split_at_mut(run as usize);
+        match packed {
+            None => access.read(&mut *part, offset)?,
+            Some((depth, at)) => unpack(files, depth, at, part)?,
+        }
+        data = rest;
+        offset += run;
+    }
+    Ok(())
+}
+
+/// Reads compressed data of the image at `depth`, from `at` of its disk on.
+fn unpack(files: &Files, depth: usize, at: u64, part: &mut [u8]) -> io::Result<()> {
+    let file = files.at(depth);
+    let file = file.ok_or_else(|| io::Error::other("compressed data in no image"))?;
+    let cluster = file.cluster_bytes();
+    let mut rest = part;
+    for (at, len) in pieces(at, rest.len() as u64, cluster) {
+        let (piece, more) = rest.split_at_mut(len as usize);
+        file.unpack(at, piece)?;
+        rest = more;
+    }
+    Ok(())
+}
+
+/// What a write of this range leaves of its first and its last cluster can be read: the library copies it, and takes
+/// compressed data by its own way.
+fn check_copied(
+    files: &Files,
+    access: &FormatAccess<ImageFile>,
+    cluster: u64,
+    offset: u64,
+    len: u64,
+) -> io::Result<()> {
+    if cluster == 1 || !(files.has_backing() || files.has_packed()) {
+        return Ok(());
+    }
+    let end = offset + len;
+    let (first, last) = (offset / cluster * cluster, (end - 1) / cluster * cluster);
+    let mut scratch = Vec::new();
+    for start in [first, last] {
+        let stop = (start + cluster).min(access.size());
+        if (offset <= start && stop <= end)
+            || (start == last && start == first && !scratch.is_empty())
+        {
+            continue;
+        }
+        let (mut at, mut packed) = (start, false);
+        while at < stop && !packed {
+            let (found, run) = packed_at(access, at, stop - at)?;
+            packed = found.is_some();
+            at += run;
+        }
+        if packed {
+            scratch.resize((stop - start) as usize, 0);
+            read_packed(files, access, start, &mut scratch)?;
+        }
+    }
+    Ok(())
 }
 
 /// Cuts a range where multiples of `span` lie.

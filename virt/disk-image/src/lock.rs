@@ -240,6 +240,37 @@ pub fn lock(file: File, path: &Path, access: Access, locking: &Locking) -> Resul
     }
 }
 
+/// Whether [`lock`] would get its lock at once. Takes none, not even for a moment, and does not wait: users of the image do
+/// not notice. Only a block device that is to be written to is claimed, and released at once.
+///
+/// # Errors
+/// What stands in the way now; see [`LockError`].
+pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<(), LockError> {
+    if !locking.is_on {
+        return Ok(());
+    }
+    let attempt = Attempt {
+        file: file.try_clone().map_err(LockError::Io)?,
+        access,
+        needs_claim: false,
+    };
+    if let Some(conflict) = attempt.conflict()? {
+        return Err(Obstacle::Lock(conflict).error(holders::anywhere(file)));
+    }
+    let kind = file.metadata().map_err(LockError::Io)?.file_type();
+    if kind.is_block_device() && access == Access::Write {
+        let claimed = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_EXCL | libc::O_NONBLOCK)
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        claimed.map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => LockError::Claimed,
+            _ => LockError::Io(error),
+        })?;
+    }
+    Ok(())
+}
+
 /// What stands in the way this time.
 #[derive(Clone, Copy)]
 enum Obstacle {

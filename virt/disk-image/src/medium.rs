@@ -9,6 +9,8 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use vio::blk::SECTOR;
+use vio::blk::range::{self, RangeSupport};
 
 /// A file, or what stands for one.
 pub(crate) trait Medium: Send + Sync {
@@ -21,34 +23,54 @@ pub(crate) trait Medium: Send + Sync {
     /// Grows the file; what is new reads as zeroes.
     fn grow(&self, len: u64) -> io::Result<()>;
 
-    /// fallocate, for ranges inside the file. `Unsupported`: the file system cannot.
+    /// fallocate, for ranges inside the file.
     fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Calls that it has for ranges, if it is open for writing and ends at `end`.
+    fn range_support(&self, end: u64) -> RangeSupport {
+        let _ = end;
+        RangeSupport::default()
+    }
 
     /// Returns when everything written before is on the disk (fdatasync).
     fn sync_data(&self) -> io::Result<()>;
 }
 
-/// Reads all of `buffer`; what lies beyond the end of the file reads as zero.
-pub(crate) fn read_padded(
+/// Reads all of `buffer` from a file that has `len` bytes: what lies beyond them reads as zero, and what lies before has to
+/// be there.
+pub(crate) fn read_known(
     file: &dyn Medium,
-    mut buffer: &mut [u8],
-    mut offset: u64,
+    buffer: &mut [u8],
+    offset: u64,
+    len: u64,
 ) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match file.read_at(buffer, offset) {
-            Ok(0) => {
-                buffer.fill(0);
-                return Ok(());
-            }
-            Ok(count) => {
-                buffer = &mut buffer[count..];
-                offset += count as u64;
-            }
+    let done = read_some(file, buffer, offset)?;
+    let rest = &mut buffer[done..];
+    if offset + (done as u64) < len && !rest.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!(
+                "the file ends at {:#x} and had {len:#x} bytes: it was cut while in use",
+                offset + done as u64
+            ),
+        ));
+    }
+    rest.fill(0);
+    Ok(())
+}
+
+/// Reads up to the end of the file; how many bytes there were.
+pub(crate) fn read_some(file: &dyn Medium, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    Ok(done)
 }
 
 impl Medium for File {
@@ -77,6 +99,10 @@ impl Medium for File {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    fn range_support(&self, end: u64) -> RangeSupport {
+        range::probe(self, end, SECTOR as u32)
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -75,6 +75,24 @@ pub struct ImageError {
     pub kind: ImageErrorKind,
 }
 
+impl ImageError {
+    /// A command that mends what is wrong, and what it does, where there is one. Its words are quoted for a shell.
+    pub fn advice(&self) -> Option<String> {
+        let image = quoted(&self.path.to_string_lossy());
+        match &self.kind {
+            ImageErrorKind::Marked(mark) => Some(format!(
+                "`qemu-img check -r all {image}` mends what can be mended, and takes the mark \"{mark}\" away"
+            )),
+            // Without `-b` it would forget the backing file.
+            ImageErrorKind::BackingFormat(name) => Some(format!(
+                "`qemu-img rebase -u -f qcow2 -b {} -F raw {image}` says that it is raw; write qcow2 if it is that",
+                quoted(name)
+            )),
+            _ => None,
+        }
+    }
+}
+
 /// What is wrong with an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageErrorKind {
@@ -102,13 +120,15 @@ pub enum ImageErrorKind {
     /// It contradicts itself or the specification.
     #[error("corrupt: {0}")]
     Corrupt(String),
+    /// A mark in its header, and `qemu-img check` takes it away: "dirty" (its reference counts are out of date, which
+    /// hinders writing alone) or "corrupt".
+    #[error("marked {0}")]
+    Marked(&'static str),
     /// It has a backing file, and the options refuse those.
     #[error("has the backing file {0:?}, and backing files are not allowed")]
     BackingRefused(String),
     /// Its backing file's format is not said.
-    #[error(
-        "does not say the format of its backing file {0:?} (`qemu-img rebase -u -F FORMAT` makes it do so)"
-    )]
+    #[error("does not say the format of its backing file {0:?}")]
     BackingFormat(String),
     /// Too many files behind each other, or a file behind itself.
     #[error("more than {0} files behind each other, or one behind itself")]
@@ -116,4 +136,13 @@ pub enum ImageErrorKind {
     /// The library gave up.
     #[error("the image library panicked: {0}")]
     Panicked(String),
+}
+
+/// A word of a shell's command line.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }

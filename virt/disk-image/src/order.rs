@@ -31,7 +31,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::header::{COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
-use crate::medium::{Medium, read_padded};
+use crate::medium::{Medium, read_known};
 
 /// An L2 entry whose cluster reads as zeroes, if it has one (§ "Standard Cluster Descriptor"; version 3).
 const ZERO: u64 = 1;
@@ -95,21 +95,21 @@ fn referred(layout: &Layout, entry: u64) -> Range<u64> {
 }
 
 impl Order {
-    /// Reads the tables of the image in `file`.
-    pub(crate) fn new(file: &dyn Medium, layout: &Layout) -> io::Result<Self> {
+    /// Reads the tables of the image in `file`, which has `len` bytes.
+    pub(crate) fn new(file: &dyn Medium, layout: &Layout, len: u64) -> io::Result<Self> {
         let mut order = Self {
             tables: HashMap::new(),
             fresh: false,
             dropped: HashSet::new(),
             writes: 0,
         };
-        order.read_tables(file, layout)?;
+        order.read_tables(file, layout, len)?;
         Ok(order)
     }
 
     /// Learns where the L2 tables and refcount blocks are.
-    fn read_tables(&mut self, file: &dyn Medium, layout: &Layout) -> io::Result<()> {
-        for (offset, len, kind) in [
+    fn read_tables(&mut self, file: &dyn Medium, layout: &Layout, len: u64) -> io::Result<()> {
+        for (offset, table_bytes, kind) in [
             (layout.l1_offset, layout.l1_entries * 8, Kind::L2),
             (
                 layout.reftable_offset,
@@ -118,8 +118,8 @@ impl Order {
             ),
         ] {
             // At most 32 MiB.
-            let mut bytes = vec![0; len as usize];
-            read_padded(file, &mut bytes, offset)?;
+            let mut bytes = vec![0; table_bytes as usize];
+            read_known(file, &mut bytes, offset, len)?;
             for at in (0..bytes.len()).step_by(8) {
                 let target = be64(&bytes, at) & OFFSET_MASK;
                 if target != 0 {
@@ -141,11 +141,12 @@ impl Order {
         self.tables.get(&cluster).copied()
     }
 
-    /// What a write of `bytes` at `offset` would change. The file is as it was before.
+    /// What a write of `bytes` at `offset` would change. The file is as it was before, and has `len` bytes.
     pub(crate) fn change(
         &self,
         file: &dyn Medium,
         layout: &Layout,
+        len: u64,
         offset: u64,
         bytes: &[u8],
     ) -> io::Result<Change> {
@@ -167,7 +168,7 @@ impl Order {
             let last = (offset + bytes.len() as u64).min((cluster + 1) << bits);
             let new = &bytes[(first - offset) as usize..(last - offset) as usize];
             let mut old = vec![0; new.len()];
-            read_padded(file, &mut old, first)?;
+            read_known(file, &mut old, first, len)?;
             if kind == Kind::Refblock {
                 count_change(&mut change, layout, &old, new);
                 continue;
@@ -270,6 +271,7 @@ impl Order {
         file: &dyn Medium,
         old: &Layout,
         new: &Layout,
+        len: u64,
     ) -> io::Result<()> {
         for (before, now) in [
             (
@@ -286,7 +288,7 @@ impl Order {
                     .extend(clusters(old.cluster_bits, before.0, before.1));
             }
         }
-        self.read_tables(file, new)
+        self.read_tables(file, new, len)
     }
 
     /// A number to be given to [`synced`](Self::synced) when a sync that begins now has ended.

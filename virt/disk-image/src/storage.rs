@@ -1,4 +1,9 @@
-//! The file under an image, as the library wants to see it, with four things of our own.
+//! The file under an image, as the library wants to see it, with five things of our own.
+//!
+//! *Reading what is there.* The file had a length when it was opened, and has grown since by what was written. What was in
+//! it is an error if it is there no longer, and so is what lies beyond the cluster that the file ends in. The rest of that
+//! cluster reads as zeroes: the check of the tables has seen that the guest does not. Of an image that is only read the
+//! library gets a header that was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
 //!
 //! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
 //! or the refcount table at once. A process killed between the two would leave a table in use that is counted
@@ -30,11 +35,15 @@ use imago::Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use nix::fcntl::FallocateFlags;
+use vio::blk::Op;
+use vio::blk::range::{self, RangePlan, RangeStep, RangeSupport};
 
 use crate::check::Count;
-use crate::header::{self, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
-use crate::medium::{Medium, read_padded};
+use crate::entry::{self, Target};
+use crate::header::{self, BARE_HEADER_BYTES, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
+use crate::medium::{Medium, read_known, read_some};
 use crate::order::{Change, Order};
+use crate::vet::{self, Tables};
 
 /// Zeroes written where the file system cannot make them by itself.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
@@ -50,8 +59,30 @@ pub(crate) struct Shared {
     len: Mutex<u64>,
     /// Where the tables are, of a qcow2 image open for writing.
     layout: Mutex<Option<Layout>>,
+    /// Calls that the file has for ranges; found out when the first is made.
+    support: Mutex<Option<RangeSupport>>,
     /// What waits for a sync, of an image with barriers.
     order: Option<Mutex<Order>>,
+    /// Bytes of a cluster; 1: a raw file, which ends where it ends.
+    cluster: u64,
+    /// It may have compressed data.
+    has_packed: AtomicBool,
+    /// Of a qcow2 image open for reading alone: the header that the library gets, and what its L2 tables are checked by.
+    read_only: Option<([u8; BARE_HEADER_BYTES], Tables)>,
+}
+
+/// What a file holds, as far as the storage must know it.
+pub(crate) enum Content {
+    /// The disk's bytes.
+    Raw,
+    /// A qcow2 image that is only read.
+    Read(Layout, Tables),
+    /// A qcow2 image that is written to, with its order if it has barriers.
+    Written {
+        layout: Layout,
+        order: Option<Order>,
+        has_packed: bool,
+    },
 }
 
 /// One file of an image.
@@ -61,14 +92,26 @@ pub(crate) struct ImageFile {
 }
 
 impl ImageFile {
-    /// Wraps an open file of `len` bytes. `layout`: it is a qcow2 image to be written to. `order`: with barriers.
-    pub(crate) fn new(
-        file: Box<dyn Medium>,
-        path: PathBuf,
-        len: u64,
-        layout: Option<Layout>,
-        order: Option<Order>,
-    ) -> Self {
+    /// Wraps an open file of `len` bytes.
+    pub(crate) fn new(file: Box<dyn Medium>, path: PathBuf, len: u64, content: Content) -> Self {
+        let cluster = match &content {
+            Content::Raw => 1,
+            Content::Read(layout, _) | Content::Written { layout, .. } => layout.cluster_bytes(),
+        };
+        let mut any_packed = false;
+        let (layout, order, read_only) = match content {
+            Content::Raw => (None, None, None),
+            // Its L2 tables say so when they are read.
+            Content::Read(layout, tables) => (None, None, Some((layout.bare_header(), tables))),
+            Content::Written {
+                layout,
+                order,
+                has_packed,
+            } => {
+                any_packed = has_packed;
+                (Some(layout), order, None)
+            }
+        };
         Self {
             shared: Arc::new(Shared {
                 file,
@@ -77,7 +120,11 @@ impl ImageFile {
                 sync_error: Mutex::new(None),
                 len: Mutex::new(len),
                 layout: Mutex::new(layout),
+                support: Mutex::new(None),
                 order: order.map(Mutex::new),
+                cluster,
+                has_packed: AtomicBool::new(any_packed),
+                read_only,
             }),
             helper: CommonStorageHelper::default(),
         }
@@ -111,6 +158,114 @@ impl Shared {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Reads for the library.
+    fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = checked_end(offset, buffer.len() as u64)?;
+        let Some((header, tables)) = &self.read_only else {
+            return self.read_file(buffer, offset, end);
+        };
+        if end <= header.len() as u64 {
+            // No data are there: the header's cluster is a table's.
+            buffer.copy_from_slice(&header[offset as usize..end as usize]);
+            return Ok(());
+        }
+        self.read_file(buffer, offset, end)?;
+        if let Some(index) = tables.l2_table(offset, buffer.len() as u64) {
+            let any_packed = tables.vet(&*self.file, index, buffer)?;
+            if any_packed {
+                // Relaxed: it is read by the thread that had this table read, or after a lock of the library that
+                // hands the table on.
+                self.has_packed.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a cluster; 1 in a raw file.
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        self.cluster
+    }
+
+    /// Whether compressed data have been seen in the tables that the library has read.
+    pub(crate) fn has_packed(&self) -> bool {
+        self.has_packed.load(Ordering::Relaxed)
+    }
+
+    /// Reads a part of a cluster that is compressed, which begins at `offset` of the disk.
+    ///
+    /// The library's own way would take what it finds in a buffer for what the data refer to (see [`entry::unpack`]).
+    /// The tables are read from the file, which has what the library has: the image is shared by readers.
+    pub(crate) fn unpack(&self, offset: u64, part: &mut [u8]) -> io::Result<()> {
+        let layout = match &self.read_only {
+            Some((_, tables)) => Some(*tables.layout()),
+            None => *held(&self.layout),
+        };
+        let named = |what: &str| {
+            let path = self.path.display();
+            let text = format!("{path}: compressed data of {offset:#x} of the disk {what}");
+            io::Error::new(ErrorKind::InvalidData, text)
+        };
+        let layout = layout.ok_or_else(|| named("in a raw file"))?;
+        let len = self.known_len();
+        let mut word = [0; 8];
+        let l1_entry = layout.l1_offset + offset / layout.l2_span() * 8;
+        read_known(&*self.file, &mut word, l1_entry, len)?;
+        let table = u64::from_be_bytes(word) & OFFSET_MASK;
+        let index = (offset % layout.l2_span()) >> layout.cluster_bits;
+        // No table: an entry of nothing.
+        word = [0; 8];
+        if table != 0 {
+            read_known(&*self.file, &mut word, table + index * 8, len)?;
+        }
+        let Ok(Target::Compressed {
+            offset: at,
+            len: sectors,
+            skip,
+        }) = entry::target(&layout, u64::from_be_bytes(word))
+        else {
+            return Err(named("are not where they were"));
+        };
+        let mut cluster = vec![0; layout.cluster_bytes() as usize];
+        if !entry::unpack(&*self.file, len, (at, sectors, skip), &mut cluster)? {
+            return Err(named("cannot be decompressed to a cluster"));
+        }
+        let within = (offset % layout.cluster_bytes()) as usize;
+        part.copy_from_slice(&cluster[within..within + part.len()]);
+        Ok(())
+    }
+
+    fn read_file(&self, buffer: &mut [u8], offset: u64, end: u64) -> io::Result<()> {
+        let done = read_some(&*self.file, buffer, offset)?;
+        if done == buffer.len() {
+            return Ok(());
+        }
+        let named = |what: String| {
+            io::Error::new(
+                ErrorKind::UnexpectedEof,
+                format!("{}: {what}", self.path.display()),
+            )
+        };
+        if let Some(fault) = vet::trapped(offset) {
+            return Err(named(format!("a cluster's data are {fault}")));
+        }
+        let len = self.known_len();
+        // No overflow: `len` is a file's.
+        if end > len.next_multiple_of(self.cluster) {
+            return Err(named(format!(
+                "a cluster's data at {offset:#x} are outside the file"
+            )));
+        }
+        // Again, for another thread's write may have made the file longer since.
+        let rest = &mut buffer[done..];
+        read_known(&*self.file, rest, offset + done as u64, len)
+            .map_err(|error| named(error.to_string()))
+    }
+
+    /// The length, as far as it is known to be there.
+    fn known_len(&self) -> u64 {
+        *held(&self.len)
     }
 
     /// Makes everything written stable.
@@ -160,7 +315,13 @@ impl Shared {
         if index >= layout.l1_entries {
             return Ok(true);
         }
-        read_padded(&*self.file, &mut word, layout.l1_offset + index * 8)?;
+        let file_len = self.known_len();
+        read_known(
+            &*self.file,
+            &mut word,
+            layout.l1_offset + index * 8,
+            file_len,
+        )?;
         let table = u64::from_be_bytes(word) & OFFSET_MASK;
         if table == 0 {
             return Ok(false);
@@ -171,7 +332,7 @@ impl Shared {
         let count = end.div_ceil(layout.cluster_bytes()) - first;
         // At most a cluster, of 2 MiB.
         let mut entries = vec![0; count as usize * 8];
-        read_padded(&*self.file, &mut entries, table + first * 8)?;
+        read_known(&*self.file, &mut entries, table + first * 8, file_len)?;
         let is_there = |at| be64(&entries, at) & (OFFSET_MASK | COMPRESSED) != 0;
         Ok((0..entries.len()).step_by(8).any(is_there))
     }
@@ -180,7 +341,7 @@ impl Shared {
     pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
-        let _ = self.fallocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, len);
+        let _ = self.range(Op::Discard { offset, len });
         self.after(change);
         Ok(())
     }
@@ -221,8 +382,9 @@ impl Shared {
         self.alive()?;
         let end = checked_end(offset, bytes.len() as u64)?;
         self.count_first(bytes, offset)?;
+        let len = self.known_len();
         let change =
-            self.before(|order, layout| order.change(&*self.file, layout, offset, bytes))?;
+            self.before(|order, layout| order.change(&*self.file, layout, len, offset, bytes))?;
         let written = self.file.write_all_at(bytes, offset);
         self.after(change);
         written?;
@@ -235,22 +397,58 @@ impl Shared {
         Ok(())
     }
 
-    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
-        self.file
-            .fallocate(mode | FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len)
+    /// Does a discard or write-zeroes inside the file, by whatever calls it has for that.
+    fn range(&self, op: Op) -> io::Result<()> {
+        let mut support = {
+            let len = *held(&self.len);
+            *held(&self.support).get_or_insert_with(|| self.file.range_support(len))
+        };
+        let before = support;
+        let Some(plan) = RangePlan::of(op, &support) else {
+            return Ok(());
+        };
+        let ended = range::run(plan, &mut support, |step| self.step(step));
+        if support != before {
+            // Another thread may have learned something else meanwhile: it will learn it again.
+            *held(&self.support) = Some(support);
+        }
+        ended.map_err(io::Error::from_raw_os_error)
     }
 
-    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its end.
-    fn zero(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+    /// One call of it, answered as [`RangePlan::ended`] takes it.
+    fn step(&self, step: RangeStep) -> i32 {
+        let (done, moved) = match step {
+            RangeStep::Fallocate { step, offset, len } => {
+                let mode = FallocateFlags::from_bits_retain(step.mode());
+                (self.file.fallocate(mode, offset, len), 0)
+            }
+            RangeStep::WriteZeroes { offset, len } => {
+                let len = len.min(ZEROES.len() as u32);
+                let written = self.file.write_all_at(&ZEROES[..len as usize], offset);
+                (written, len as i32)
+            }
+        };
+        match done {
+            Ok(()) => moved,
+            Err(error) => -error.raw_os_error().unwrap_or(match error.kind() {
+                ErrorKind::Unsupported => libc::EOPNOTSUPP,
+                _ => libc::EIO,
+            }),
+        }
+    }
+
+    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its
+    /// end. `unmap`: blocks may be given back.
+    fn zero(&self, unmap: bool, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let end = checked_end(offset, len)?;
         let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
-        let done = self.zero_now(mode, offset, end);
+        let done = self.zero_now(unmap, offset, end);
         self.after(change);
         done
     }
 
-    fn zero_now(&self, mode: FallocateFlags, offset: u64, end: u64) -> io::Result<()> {
+    fn zero_now(&self, unmap: bool, offset: u64, end: u64) -> io::Result<()> {
         let mut file_len = held(&self.len);
         let inside = (*file_len).min(end).saturating_sub(offset);
         if end > *file_len {
@@ -258,35 +456,26 @@ impl Shared {
             *file_len = end;
         }
         drop(file_len);
-        if inside == 0 {
-            return Ok(());
+        match inside {
+            0 => Ok(()),
+            len => self.range(Op::WriteZeroes { offset, len, unmap }),
         }
-        match self.fallocate(mode, offset, inside) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => {}
-            done => return done,
-        }
-        let (mut offset, end) = (offset, offset + inside);
-        while offset < end {
-            let step = (end - offset).min(ZEROES.len() as u64);
-            self.file.write_all_at(&ZEROES[..step as usize], offset)?;
-            offset += step;
-        }
-        Ok(())
     }
 
     /// The tables may have moved.
     fn header_written(&self) -> io::Result<()> {
         let mut layout = held(&self.layout);
         let Some(old) = *layout else { return Ok(()) };
-        let len = *held(&self.len);
+        let len = self.known_len();
         // The library wrote it just now. If it makes no sense nevertheless, the old one is the better guess.
-        if let Ok(new) = header::read(&*self.file)
-            && let Ok(new) = Layout::parse(&new, len)
+        if let Ok(bytes) = header::read(&*self.file, len)
+            && let Ok(new) = Layout::parse(&bytes, len)
+            && new.check_counts(&bytes, len).is_ok()
             && new != old
         {
             *layout = Some(new);
             if let Some(order) = &self.order {
-                held(order).moved(&*self.file, &old, &new)?;
+                held(order).moved(&*self.file, &old, &new, len)?;
             }
         }
         Ok(())
@@ -328,7 +517,12 @@ impl Shared {
             Some((at, block)) if at == index => block,
             _ if index * 8 >= layout.reftable_bytes => 0,
             _ => {
-                read_padded(&*self.file, &mut word, layout.reftable_offset + index * 8)?;
+                read_known(
+                    &*self.file,
+                    &mut word,
+                    layout.reftable_offset + index * 8,
+                    self.known_len(),
+                )?;
                 u64::from_be_bytes(word) & OFFSET_MASK
             }
         };
@@ -344,7 +538,7 @@ impl Shared {
             (1_usize << width).div_ceil(8),
         );
         let bytes = &mut word[..len];
-        read_padded(&*self.file, bytes, at)?;
+        read_known(&*self.file, bytes, at, self.known_len())?;
         let mut count = Count::at(bytes, within % (8 >> width).max(1), width);
         if count.get() != 0 {
             return Ok(());
@@ -372,7 +566,7 @@ impl Storage for ImageFile {
 
     unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, mut offset: u64) -> io::Result<()> {
         for mut slice in bufv.into_inner() {
-            read_padded(&*self.shared.file, &mut slice, offset)?;
+            self.shared.read(&mut slice, offset)?;
             offset = checked_end(offset, slice.len() as u64)?;
         }
         Ok(())
@@ -387,13 +581,11 @@ impl Storage for ImageFile {
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.shared
-            .zero(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, length)
+        self.shared.zero(true, offset, length)
     }
 
     unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.shared
-            .zero(FallocateFlags::FALLOC_FL_ZERO_RANGE, offset, length)
+        self.shared.zero(false, offset, length)
     }
 
     unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {

@@ -128,7 +128,9 @@ fn answer_all(image: &Image, batch: &mut [(Job, Outcome)], why: &io::Result<()>)
     }
 }
 
-/// The library wraps errors in its own, which keep the kind and lose the number.
+/// The library wraps errors in its own, which keep the kind and lose the number. Nothing is
+/// answered with EOPNOTSUPP: to a driver that says that nothing was done, and an operation that
+/// fails may have done a part.
 fn outcome_of(image: &Image, done: &io::Result<()>) -> Outcome {
     let Err(error) = done else {
         return Outcome::Done;
@@ -137,12 +139,14 @@ fn outcome_of(image: &Image, done: &io::Result<()>) -> Outcome {
         ErrorKind::StorageFull => libc::ENOSPC,
         ErrorKind::QuotaExceeded => libc::EDQUOT,
         ErrorKind::FileTooLarge => libc::EFBIG,
-        ErrorKind::Unsupported => libc::EOPNOTSUPP,
         ErrorKind::OutOfMemory => libc::ENOMEM,
         _ => libc::EIO,
     });
-    image.explain(error);
-    Outcome::Failed(errno)
+    image.explain(error, errno);
+    match errno {
+        libc::EOPNOTSUPP => Outcome::Failed(libc::EIO),
+        errno => Outcome::Failed(errno),
+    }
 }
 
 /// What a panic said.

@@ -21,7 +21,7 @@
 //! **Who owns what.** In *direct mode* the real local APIC holds the guest's interrupts, in service and requested, and nothing
 //! is virtual. In *injection mode* every interrupt exits; what was acknowledged is requested virtually, and injected by priority.
 //! Direct mode is entered when nothing is virtual any more: with a virtual vector in service the guest's next EOI would be that
-//! one's, and must exit (§3.5.2).
+//! one's, and must exit (§3.5.1).
 //!
 //! **Left out.** Instructions, registers and memory: `bin/exitless-hv` has them. More than one guest processor; devices of which
 //! the interrupts cannot be told apart by vector. Containing the device's own DMA, by which it can forge any message: that needs

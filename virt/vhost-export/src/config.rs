@@ -39,6 +39,9 @@ pub struct ExportStats {
     pub kicks: u64,
     /// Calls made.
     pub calls: u64,
+    /// Times that a front end broke the protocol of its socket: a request that was refused, or bytes that are none. What its guest's
+    /// driver does wrong with its rings is in `device`.
+    pub violations: u64,
     /// Requests cancelled because they held the end of a connection up.
     pub cancelled: u64,
     /// Of the device.

@@ -219,6 +219,7 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             return Activity::Idle;
         };
         let served = peer.serve(&mut self.device, &self.config, &mut self.stats, turn);
+        self.stats.violations += peer.take_violations();
         let activity = match served {
             Served::Gone => {
                 say!(self.log, info, "the connection has ended");

@@ -140,6 +140,8 @@ pub(crate) struct Peer<M> {
     pub(crate) has_begun: bool,
     /// A page of guest memory has vanished: said once.
     lost: bool,
+    /// Messages that the protocol does not allow, not taken by the export yet.
+    violations: u64,
     /// The rings' words, as of the last idle visit.
     pub(crate) watches: Vec<Option<Watch>>,
     /// Every ring has one, so the probe tells all there is to tell.
@@ -192,6 +194,7 @@ impl<M: RegionMemory> Peer<M> {
             features: feature::VERSION_1,
             has_begun: false,
             lost: false,
+            violations: 0,
             watches: Vec::new(),
             is_watched: false,
         })
@@ -226,18 +229,13 @@ impl<M: RegionMemory> Peer<M> {
             let message = match self.receiver.receive(self.socket.as_fd()) {
                 Ok(Some(message)) => message,
                 Ok(None) => return,
-                Err(error) => {
-                    say!(self.log, info, reason = %chain(&error), "the front end is gone");
-                    if let ReceiveError::Unaccepted { fds } = error {
-                        self.deferred.close(fds);
-                    }
-                    return self.close(turn);
-                }
+                Err(error) => return self.receive_failed(error, turn),
             };
             let request = message.head.request;
             match self.session.handle(message) {
                 Ok(Step::Done(reply)) => self.reply(reply, turn),
                 Ok(Step::Refused(error, reply)) => {
+                    self.violations += 1;
                     say!(self.log, warn, ?request, reason = %chain(&error), "a request was refused");
                     self.reply(Some(reply), turn);
                 }
@@ -266,6 +264,11 @@ impl<M: RegionMemory> Peer<M> {
         if let Ok(1..) = poll(&mut fds, Some(&Timespec::default())) {
             self.close(turn);
         }
+    }
+
+    /// How often the front end has broken the protocol since this was last asked.
+    pub(crate) fn take_violations(&mut self) -> u64 {
+        std::mem::take(&mut self.violations)
     }
 
     /// Whether the connection is over.
@@ -314,7 +317,42 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     fn fail(&mut self, fatal: &Fatal, turn: &mut Turn<'_>) {
-        say!(self.log, warn, reason = %chain(fatal), "the connection is given up");
+        self.reject(&chain(fatal), turn);
+    }
+
+    /// Nothing more can be received: the front end has gone, or has sent what it may not.
+    fn receive_failed(&mut self, error: ReceiveError, turn: &mut Turn<'_>) {
+        let reason = chain(&error);
+        match error {
+            ReceiveError::Closed {
+                is_mid_message: false,
+            }
+            | ReceiveError::Socket(_) => {
+                say!(self.log, info, reason, "the front end is gone");
+                self.close(turn);
+            }
+            ReceiveError::Unaccepted { fds } => {
+                self.deferred.close(fds);
+                self.reject(&reason, turn);
+            }
+            // It may be we who have no descriptors left; what it meant cannot be known any more.
+            ReceiveError::AncillaryTruncated
+            | ReceiveError::Frame(_)
+            | ReceiveError::Closed {
+                is_mid_message: true,
+            } => self.reject(&reason, turn),
+        }
+    }
+
+    /// Ends the connection of a front end that has broken the protocol.
+    fn reject(&mut self, reason: &str, turn: &mut Turn<'_>) {
+        self.violations += 1;
+        say!(
+            self.log,
+            warn,
+            reason,
+            "a front end broke the protocol, and its connection is closed"
+        );
         self.close(turn);
     }
 
@@ -356,6 +394,7 @@ impl<M: RegionMemory> Peer<M> {
         }
         if self.memory.is_lost() && !self.lost {
             self.lost = true;
+            self.violations += 1;
             say!(
                 self.log,
                 warn,

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::SendFlags;
+use sidecore::FrequentSignal;
 use vhost_user::backend::{Kick, Refusal, SharedFd};
 use vio::Interrupt;
 
@@ -49,14 +50,14 @@ impl Queue {
     /// Signals the driver.
     pub(crate) fn ring_call(&mut self) {
         self.call_since = None;
-        if let Some(call) = &self.call {
+        if let Some(call) = &mut self.call {
             call.notify();
         }
     }
 
     /// Tells the front end that the ring is broken.
-    pub(crate) fn ring_err(&self) {
-        if let Some(err) = &self.err {
+    pub(crate) fn ring_err(&mut self) {
+        if let Some(err) = &mut self.err {
             err.notify();
         }
     }
@@ -64,9 +65,11 @@ impl Queue {
 
 /// A descriptor by which the front end is told something.
 #[derive(Debug)]
-pub(crate) struct Notifier {
-    fd: SharedFd,
-    is_socket: bool,
+pub(crate) enum Notifier {
+    /// An eventfd.
+    Event(FrequentSignal<SharedFd>),
+    /// A socket.
+    Socket(SharedFd),
 }
 
 impl Notifier {
@@ -78,20 +81,24 @@ impl Notifier {
             .as_os_str()
             .as_encoded_bytes()
             .starts_with(b"socket:");
-        if !is_socket {
-            check_kind(what, &fd, &target)?;
+        if is_socket {
+            return Ok(Self::Socket(fd));
         }
-        Ok(Self { fd, is_socket })
+        check_kind(what, &fd, &target)?;
+        Ok(Self::Event(FrequentSignal::new(fd)))
     }
 
     /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often enough. Never waits,
     /// also where the front end has made the eventfd a blocking one since.
-    pub(crate) fn notify(&self) {
-        if self.is_socket {
-            let one = 1_u64.to_ne_bytes();
-            let _ = rustix::net::send(&self.fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        } else {
-            let _ = sidecore::signal_eventfd(self.fd.as_fd());
+    pub(crate) fn notify(&mut self) {
+        match self {
+            Self::Event(eventfd) => {
+                let _ = eventfd.signal();
+            }
+            Self::Socket(fd) => {
+                let one = 1_u64.to_ne_bytes();
+                let _ = rustix::net::send(fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            }
         }
     }
 }
@@ -146,7 +153,7 @@ impl Interrupt for Calls<'_> {
     }
 
     fn config(&mut self) {
-        for queue in &*self.queues {
+        for queue in &mut *self.queues {
             queue.ring_err();
         }
     }
@@ -171,7 +178,7 @@ mod tests {
             .notify();
 
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let notifier = Notifier::accept("call", SharedFd::from(OwnedFd::from(ours))).unwrap();
+        let mut notifier = Notifier::accept("call", SharedFd::from(OwnedFd::from(ours))).unwrap();
         notifier.notify();
         let mut bytes = [0; 8];
         theirs.read_exact(&mut bytes).unwrap();

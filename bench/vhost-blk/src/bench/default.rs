@@ -3,7 +3,7 @@
 //!
 //! A ratio is of two figures of one round, so that what the machine does meanwhile falls on both. That a policy holds what it
 //! promises all the time, and does not change between two habits, is seen in ten windows after each other on one server: the slowest
-//! beside the median.
+//! beside the median, and that by what polling has in the same run (`…_slowest_window_vs_poll`).
 
 use anyhow::{Context, Result};
 use report::{Measured, median};
@@ -81,6 +81,7 @@ fn closed(bench: &mut Bench) -> Result<()> {
             ("vs_poll_max", ratio.max),
             ("slowest_window", slowest),
             ("poll_slowest_window", poll_slowest),
+            ("slowest_window_vs_poll", slowest / poll_slowest),
         ] {
             bench.record.number(&format!("{name}_{key}"), value);
         }

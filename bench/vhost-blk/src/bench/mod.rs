@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `machine` | cache-line round trip, this client's ceiling |
 //! | `disks` | null, RAM and tmpfs disks at depth 1 and 32, polling and sleeping guests |
+//! | `calls` | a sleeping guest at depth 1, by whether its processor halts; beside a server that does nothing |
 //! | `files` | files on a disk, through the page cache and past it: reads, mixed, flushes |
 //! | `vms` | 1 to 256 disks on one core |
 //! | `open` | p50 and CPU by offered rate, bursts, a step |
@@ -23,6 +24,7 @@
 //! its keys null; nothing is measured against a guess. What
 //! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
 
+mod calls;
 mod default;
 mod disks;
 mod fair;
@@ -52,9 +54,9 @@ pub use record::{Record, Summary};
 pub use server::{Aio, Disk, Kind, Peer, Server};
 
 /// The sections, in their order.
-pub const SECTIONS: [&str; 11] = [
-    "machine", "disks", "files", "vms", "open", "idle", "fair", "sleeps", "policies", "default",
-    "pairs",
+pub const SECTIONS: [&str; 12] = [
+    "machine", "disks", "calls", "files", "vms", "open", "idle", "fair", "sleeps", "policies",
+    "default", "pairs",
 ];
 
 /// How to measure.
@@ -113,6 +115,9 @@ type Section = fn(&mut Bench) -> Result<()>;
 /// # Errors
 /// The report cannot be written or the CPUs not used. A server that fails is a row that says so.
 pub fn run(settings: Settings) -> Result<()> {
+    if settings.beside.is_none() && settings.only.iter().any(|name| name == "pairs") {
+        bail!("section pairs measures this build beside another: say which by --beside");
+    }
     let mut bench = Bench {
         record: Record::new(&settings),
         spinners: None,
@@ -130,6 +135,7 @@ pub fn run(settings: Settings) -> Result<()> {
     let sections: [(&str, Section); SECTIONS.len()] = [
         ("machine", machine),
         ("disks", disks::disks),
+        ("calls", calls::calls),
         ("files", files::files),
         ("vms", disks::vms),
         ("open", open::open),

@@ -52,7 +52,7 @@ const QUOTED: [[&str; 4]; 6] = [
 ];
 
 /// The keys that are always there, null where they were not measured.
-const KEYS: [&str; 36] = [
+const KEYS: [&str; 41] = [
     "null_d1_vs_qsd",
     "null_d32_vs_qsd",
     "ram_d1_vs_qsd",
@@ -62,6 +62,11 @@ const KEYS: [&str; 36] = [
     "tmpfs_d32_vs_qsd_uring",
     "mixed_d32_vs_qsd_uring",
     "event_d1_p50_vs_qsd",
+    "calls_awake_vs_spdk",
+    "calls_halted_vs_spdk",
+    "calls_awake_vs_reference",
+    "calls_halted_vs_reference",
+    "event_d1_slowest_window_vs_poll",
     "null_d1_p50_rtts",
     "kicks_per_1000_busy",
     "idle_cpu_percent_8",

@@ -1,15 +1,16 @@
-//! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that proves ELI on a stock kernel, and on a hostile guest.
+//! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine attacks on it.
 //!
 //! **What.** One guest on one core, with the machine's memory, ports and devices as they are, and an NVMe controller whose interrupts are
 //! delivered to the guest and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless eli`; on a machine, by GRUB (docs/eli.md).
 //!
 //! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into memory ([`loader`]), its control block is
-//! set up, and [`Vm::run`](vm::Vm::run) enters and exits for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.2, vectors
-//! §3.5.3, completion §3.5.4, protection §3.6, timers and interrupts to oneself §3.9.
+//! set up, and [`Vm::run`](vm::Vm::run) enters and exits for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors
+//! §3.5.3, completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
 //!
-//! **Trust.** The guest is hostile to interrupts: that is what is contained. Firmware and *devices* are trusted: without an IOMMU the
-//! guest reaches this memory by any DMA that it programs, and a device can forge any message. It says so at start.
+//! **Trust.** A hostile guest is *not* contained: docs/eli.md lists the attacks that are stopped and the ways that are known to work.
+//! Firmware and *devices* are trusted: without an IOMMU the guest reaches this memory by any DMA that it programs, and a device can
+//! forge any message. It says both at start.
 //!
 //! **Left out.** More than one processor for the guest (a second one is parked, and watches); devices other than NVMe; Intel's VMX.
 #![no_std]
@@ -100,6 +101,9 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     );
     say!(
         "hv: contained_dma=false: there is no IOMMU between devices and this memory: device trusted"
+    );
+    say!(
+        "hv: a hostile guest is NOT contained, nor is its device: run none that may not have the whole machine"
     );
     check_processor();
     // SAFETY: interrupts are off, and stay so until there are handlers.

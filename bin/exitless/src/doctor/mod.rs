@@ -16,6 +16,16 @@ use assess::{Report, State, Verdict};
 
 /// Arguments of `exitless doctor`.
 #[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  For people:
+    exitless doctor
+  For programs:
+    exitless doctor --json
+
+Exit status:
+  0  Guests run here, or in the lab.
+  1  They run in neither.")]
 pub struct DoctorArgs {
     /// Print one JSON object instead of the table
     #[arg(long)]

@@ -7,6 +7,10 @@ use clap::{Args, ValueEnum};
 use sidecore::IdlePolicy;
 
 const EXAMPLES: &str = "\
+A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
+
+Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
+
 Examples:
   A kernel with an initramfs, and nothing else:
     exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none
@@ -17,7 +21,7 @@ Examples:
 
   Registers in shared memory, the sidecore alone on host CPU 3, exits counted into a file:
     exitless run --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw,queues=2 --cpus 2 \\
-        --iommu-mode shared --idle poll --pin 3,0,1 --ledger ledger.json
+        --iommu-mode shared --idle poll --pin 3,0,1 --ledger ledger.json --quiet
 
   A disk that one core serves to several machines (start its server first: exitless serve --help):
     exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none --disk socket=/tmp/disk0.sock
@@ -27,63 +31,96 @@ Examples:
         --resident 100M --swap path=/var/tmp/swap0,size=1G --resident-file /run/limit0
 
   On a host without vmx or svm, inside the emulated one:
-    exitless lab -- run --kernel vmlinuz --initrd initramfs.cpio
+    exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
 
   Whether the same could be started here, without starting it:
-    exitless run --check --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw
+    exitless run --check --kernel /boot/vmlinuz --initrd /boot/guest.img --disk path=debian.raw
 
-A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
-Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
-Exit status: 0 power-off or Ctrl-A x, 1 crash or failure, 2 nothing started, 3 the guest asked for a
-reset, with --on-reboot exit, 4 a sidecore stopped answering, 5 ended at once by one signal more, 6 the guest's
-kernel panicked, 7 the guest asked for a reset, and its machine could not be started again, 128+n ended by signal n.
-A panic is heard of by QEMU's pvpanic, for which Linux has the module pvpanic-mmio. One before that is loaded, or without it,
-hangs or resets the guest as the kernel's option panic= says; if a crash kernel is loaded, that does its work.
-SIGTERM, SIGINT and SIGHUP press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid
-powers off). A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or
-more, the machine ends whatever its guest is doing, as if its power were cut; SIGQUIT does that at once. That takes two seconds at
-most; only storage that the host holds makes it wait, and is named on standard error. One more signal ends it at once.";
+Exit status:
+  0  The guest powered off, or Ctrl-A x ended the machine.
+  1  A crash, or a failure under way.
+  2  Nothing started; one line on standard error says why.
+  3  The guest asked for a reset, with --on-reboot exit.
+  4  A sidecore stopped answering.
+  5  Ended at once by one signal more.
+  6  The guest's kernel panicked. QEMU's pvpanic tells of that, for which Linux has the module pvpanic-mmio; a panic before that \
+is loaded, or without it, hangs or resets the guest as the kernel's option panic= says, and a crash kernel that is loaded does its work.
+  7  The guest asked for a reset, and its machine could not be started again.
+  128+n  Ended by signal n.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP  Press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid powers off). \
+A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or more, the machine \
+ends whatever its guest is doing, as if its power were cut. That takes two seconds at most; only storage that the host holds makes it \
+wait, and is named on standard error. One more signal ends it at once.
+  SIGQUIT  Ends the machine without asking its guest.
+
+Environment:
+  RUST_LOG  What the log has, where --log is not given: see there.
+  NOTIFY_SOCKET  Where a service manager is told that the guest runs.
+  NO_COLOR  If it is set and not empty, help is not coloured.
+
+Files:
+  /dev/kvm  The host's KVM, for reading and writing.
+  /dev/net/tun  With --net tap=NAME.
+  /dev/userfaultfd  With --resident, and with --iommu-mode shared for a sidecore that sleeps; or the system call, where that is allowed.";
 
 const DISK_HELP: &str = "\
-A virtio disk, in a file or behind the vhost-user socket of another process; repeat for more.
+A virtio disk, in a file or behind the vhost-user socket of another process; repeat for more. A list of these, without blanks:
 
-path=FILE[,format=raw|qcow2][,readonly=on|off][,block=512|4096][,direct=on|off][,queues=N][,id=TEXT]
-         [,locking=on|off][,backing=on|off][,barriers=on|off]
-         [,latency=MICROSECONDS][,misbehave=unmapped|readonly|panic]
-socket=PATH[,queues=N][,queue-size=N][,id=TEXT]
+    path=FILE               the file or block device; or socket=PATH
+    format=raw|qcow2        what is in it
+    readonly=on|off         on: a disk that refuses writes
+    block=512|4096          bytes of a logical block
+    direct=on|off           on: past the host's page cache (O_DIRECT)
+    queues=N                1 to 16
+    id=TEXT                 the serial number, at most 20 characters
+    locking=on|off          off: without locks
+    backing=on|off          on: a qcow2 image may have a backing file
+    barriers=on|off         off: without the syncs that keep a qcow2 image's tables in order
+    latency=US              for measurements: each answer takes so long
+    misbehave=unmapped|readonly|panic
+    socket=PATH             where another process serves a vhost-user block device
+    queue-size=N            with socket: entries of a ring
 
-readonly offers a disk that refuses writes; block is the logical block size in bytes; direct passes the host's \
-page cache by, and needs block=4096 on storage in blocks of 4096 bytes; queues is 1 to 16; id is the serial number, at most 20 characters. The file is locked as QEMU locks it, \
+direct needs block=4096 on storage in blocks of 4096 bytes. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
 and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
-may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. backing lets a qcow2 image have a backing file; barriers=off spares it the \
-syncs that keep its tables in order, and then a power cut may leave it corrupt. latency makes each answer take that long, and up to two thirds longer, for measurements. misbehave makes a rogue device \
-for tests: DMA to an address nobody mapped, a write into the buffer of a write request, or a panic of the sidecore.
+may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. \
+With barriers=off a power cut may leave the image corrupt. latency in microseconds, and up to two thirds longer. misbehave makes a \
+rogue device for tests: DMA to an address nobody mapped, a write into the buffer of a write request, or a panic of the sidecore. \
+Numbers may have K, M, G or T (powers of 1024).
 
-socket is where exitless serve, qemu-storage-daemon or SPDK serves a vhost-user block device. That process reaches all of \
-guest RAM, so this needs --iommu none. queue-size is what the server's rings may hold (256), id a name for the log: the serial \
-number is the server's. If the server is killed and started again, the guest waits and goes on.";
+The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) reaches all of guest RAM, so this needs --iommu none. queue-size \
+is what its rings may hold (256), id a name for the log: the serial number is the server's. If the server is killed and started \
+again, the guest waits and goes on.";
 
 const NET_HELP: &str = "\
-A virtio network interface; repeat for more.
+A virtio network interface; repeat for more. One of these, and options:
 
-responder[,ip=A.B.C.D][,mac=…]    answers ARP, ping and UDP echo at ip (10.0.2.2); needs no privileges
-tap=NAME[,create=on|off][,mac=…]  the host's TAP interface NAME, which must be there; create=on makes it, for as long as \
-the machine runs";
+    responder               answers ARP, ping and UDP echo; needs no privileges
+    tap=NAME                the host's TAP interface NAME, which must be there
+    ip=A.B.C.D              of the responder (10.0.2.2)
+    create=on|off           on: the interface is made, for as long as the machine runs
+    mac=XX:XX:XX:XX:XX:XX   the guest's station address";
 
 const MEMORY_HELP: &str = "\
-Guest RAM.
+Guest RAM: a size, and options.
 
-SIZE[,shared=on|off][,thp=on|off]
+    SIZE[,shared=on|off][,thp=on|off]
 
-SIZE is bytes, or with K, M, G or T. It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
+SIZE is bytes, or with K, M, G or T (powers of 1024). It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
 needs no leave to use huge pages (a memory file's are ruled by /sys/kernel/mm/transparent_hugepage/shmem_enabled), but nobody else \
 can be given it: not with --resident or --disk socket=…. thp=off forbids transparent huge pages.";
 
 const SWAP_HELP: &str = "\
-Where pages go that leave memory and are neither zeroes nor what a disk holds.
+Where pages go that leave memory and are neither zeroes nor what a disk holds. A list of these, without blanks:
 
-path=FILE[,size=SIZE][,file=SIZEFILE][,discard=on|off][,misbehave=eio@N|enospc@N|corrupt@N]
+    path=FILE               a new file, or a block device
+    size=SIZE               as much as --memory unless given
+    file=SIZEFILE           a larger size is read from there
+    discard=on|off          on: what is free again is given back
+    misbehave=eio@N|enospc@N|corrupt@N
 
 FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
 on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
@@ -103,15 +140,18 @@ that was not written. The guest is paused, with the reason on standard error and
 succeeded.";
 
 const BALLOON_HELP: &str = "\
-A virtio balloon: memory that the guest is asked to do without, and does when it can; the host gets it back.
+A virtio balloon: memory that the guest is asked to do without, and does when it can; the host gets it back. A list of these, without blanks:
 
-[target=SIZE|auto][,file=FILE][,deflate-on-oom=on|off][,reporting=on|off]
+    target=SIZE|auto        how much the guest is to give up (0)
+    file=FILE               a new target is read from there
+    deflate-on-oom=on|off   on: the guest takes memory back rather than kill a program
+    reporting=on|off        on: the guest names memory that it does not use
 
-target is how much the guest is to give up (0), and leaves it 64 MiB at least. file changes it live: the size that stands in FILE \
+target leaves the guest 64 MiB at least. file changes it live: the size that stands in FILE \
 is taken at the start and whenever it has been written. auto decides each second: by 5 % of --memory a step more while the host is \
 short (90 % of --resident, else of the process's memory cgroup, else of the host's memory used, or 10 % of the time waited for \
-memory) and more than 20 % is available to the guest, less below 10 %, or while the host has plenty. deflate-on-oom lets the guest take memory back rather than kill a program. \
-reporting asks it to name memory that it does not use at the moment: that leaves the host's memory too, without a target. \
+memory) and more than 20 % is available to the guest, less below 10 %, or while the host has plenty. \
+What reporting names leaves the host's memory too, without a target. \
 The guest's statistics are asked for each second, and stand in the ledger.
 
 No IOMMU stands before this one device: Linux's driver hands it guest-physical addresses, as it does elsewhere. It reads what the \
@@ -127,7 +167,7 @@ machine cannot be started again, the reason is on standard error, and the status
 
 /// Arguments of `exitless run`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_long_help = EXAMPLES)]
 pub struct RunArgs {
     /// Kernel: a bzImage (`vmlinuz`), or an ELF `vmlinux` with a PVH entry.
     #[arg(long, value_name = "FILE")]
@@ -146,11 +186,11 @@ pub struct RunArgs {
     )]
     pub cmdline: String,
 
-    /// Guest RAM: bytes, or with K, M, G or T, and options (see --help).
+    /// Guest RAM: bytes, or with K, M, G or T (powers of 1024), and options (see --help).
     #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
     pub memory: String,
 
-    /// How much of that may be in memory at a time; the rest is on disks that hold the same, or in --swap. The guest needs no
+    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks that hold the same, or in --swap. The guest needs no
     /// balloon and knows nothing of it. Needs Linux 6.7 or newer on the host; `exitless doctor` says what else.
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<String>,
@@ -262,6 +302,10 @@ pub struct RunArgs {
     /// guest mark windows (port 0xe0): the first mark sets up tracepoints of KVM, which cost every guest of this host.
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
+
+    /// Do not print the exit ledger at the end. Warnings, and why the machine has ended, are said all the same.
+    #[arg(long)]
+    pub quiet: bool,
 
     /// The serial console: `stdio`, `none`, or a file for its output. What the guest says after a reset is appended.
     #[arg(long, value_name = "WHERE", default_value = "stdio")]

@@ -18,7 +18,7 @@ use super::ram::{MIN_MEMORY, RamConfig};
 use super::remote_disk::RemoteDiskConfig;
 use super::swapped::SwapConfig;
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::{counted, size};
 use crate::{lacks, output};
 use platform::boot::{self, KernelKind};
 
@@ -127,6 +127,8 @@ pub struct Config {
     pub is_check: bool,
     /// Where the exit ledger goes.
     pub ledger: Option<PathBuf>,
+    /// It is not printed at the end.
+    pub is_quiet: bool,
     /// The console.
     pub console: ConsoleConfig,
 }
@@ -220,6 +222,7 @@ impl Config {
             restarts,
             is_check: args.check,
             ledger: args.ledger.clone(),
+            is_quiet: args.quiet,
             console: match args.check {
                 true => try_console(&args.console)?,
                 false => console(&args.console, restarts > 0)?,
@@ -314,7 +317,11 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
     let cpus = size::cpu_list(text).context("--pin")?;
     let threads = args.sidecores + args.cpus;
     if cpus.len() > threads {
-        bail!("--pin lists {} CPUs for {threads} threads", cpus.len());
+        bail!(
+            "--pin lists {} for {}",
+            counted(cpus.len(), "CPU"),
+            counted(threads, "thread")
+        );
     }
     for cpu in &cpus {
         let tried = try_cpu(*cpu).with_context(|| format!("--pin: no thread can run on CPU {cpu}"));

@@ -83,12 +83,6 @@ impl DiskConfig {
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;
         let spec = BlockSpec::take(&mut keys, &KEYS)?;
-        let path = match &spec.path {
-            Some(path) if !path.is_empty() => PathBuf::from(path),
-            _ => {
-                bail!("--disk {text:?} names no file and no socket: write path=FILE or socket=PATH")
-            }
-        };
         let read_only = spec.readonly.unwrap_or(false);
         let direct = spec.direct.unwrap_or(false);
         let locking = spec.locking.unwrap_or(true);
@@ -108,7 +102,15 @@ impl DiskConfig {
             Some("panic") => Some(Misbehave::Panic),
             Some(other) => bail!("--disk: misbehave is unmapped, readonly or panic, not {other:?}"),
         };
-        keys.finish()?;
+        // A socket would have made it a disk of another kind.
+        keys.take("socket");
+        let path = spec.path.as_deref().filter(|path| !path.is_empty());
+        if path.is_some() || text.contains('=') {
+            keys.finish()?;
+        }
+        let Some(path) = path.map(PathBuf::from) else {
+            bail!("--disk {text:?} names no file and no socket: write path=FILE or socket=PATH");
+        };
         let file = open(&path, read_only, direct)?;
         if spec.format.is_none() {
             let refused = image_format::refuse_image(&file);
@@ -150,7 +152,7 @@ impl DiskConfig {
     }
 
     /// Opens and locks the image that is in the file, with what stands behind it, for so many requests at a time; `None` for a raw
-    /// file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
+    /// file. Its error does not name the file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
     pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
         let Format::Qcow2 { backing, barriers } = self.format else {
             return Ok(None);
@@ -253,4 +255,20 @@ fn check_size(file: &File, path: &Path, block: u32) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_image_is_not_named_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.raw");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let disk = DiskConfig::check(&format!("path={},format=qcow2", path.display()), 0).unwrap();
+        let error = disk.open_image(1).err().unwrap();
+        // The machine's builder says which disk it is.
+        assert_eq!(format!("{error:#}"), "not a qcow2 image");
+    }
 }

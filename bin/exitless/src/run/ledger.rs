@@ -373,6 +373,7 @@ pub struct Reporter {
     ledger: Arc<MarkerLedger>,
     conditions: Conditions,
     path: Option<PathBuf>,
+    is_quiet: bool,
 }
 
 impl Reporter {
@@ -405,13 +406,16 @@ impl Reporter {
             ledger,
             conditions,
             path: config.ledger.clone(),
+            is_quiet: config.is_quiet,
         }
     }
 
-    /// Prints the table and writes the file. Guest code has stopped; the sidecore has not.
+    /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the sidecore has not.
     pub fn report(&self) -> Result<()> {
         let account = self.ledger.0.close();
-        messages::print(&report::table(&self.conditions, &account).to_string());
+        if !self.is_quiet {
+            messages::own(&report::table(&self.conditions, &account));
+        }
         if let Some(path) = &self.path {
             crate::output::write(path, &report::json(&self.conditions, &account))
                 .with_context(|| format!("writing the ledger {}", path.display()))?;

@@ -241,7 +241,7 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
         ioapic: ioapic.clone(),
         exits: exits.clone(),
         control: control.clone(),
-        say: messages::print,
+        say: messages::own,
     };
     Ok(Built {
         vcpus,
@@ -511,7 +511,7 @@ fn summary(why: &str, exits: &ExitLedger, msi: &KvmMsi) {
         .filter(|cause| snapshot.get(*cause) > 0)
         .map(|cause| format!("{} {}", cause.name(), snapshot.get(cause)))
         .collect();
-    messages::print("\n");
+    messages::end_line();
     say!("{why}");
     say!(
         "{} exits to user space ({}), {} interrupts sent, {} refused",

@@ -69,3 +69,21 @@ pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
     );
     Ok(STATUS_NOT_RESTARTED)
 }
+
+/// What of the lists of keys is not understood, whatever is there of the files that they name.
+#[cfg(test)]
+pub fn misunderstood(args: &RunArgs) -> Vec<String> {
+    let disks = args.disk.iter().filter(|text| !text.starts_with("socket="));
+    let disks = disks.map(|text| disk::DiskConfig::check(text, 0).map(drop));
+    let nets = args.net.iter().filter(|text| !text.starts_with("tap="));
+    let nets = nets.map(|text| net::NetConfig::check(text, 0).map(drop));
+    let memory = std::iter::once(ram::RamConfig::check(&args.memory).map(drop));
+    disks
+        .chain(nets)
+        .chain(memory)
+        .filter_map(Result::err)
+        .map(|error| format!("{error:#}"))
+        // Files of the reader's, and how much memory there is.
+        .filter(|text| !text.contains("cannot be opened") && !text.contains("more than this host"))
+        .collect()
+}

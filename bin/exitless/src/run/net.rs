@@ -52,23 +52,27 @@ impl NetConfig {
             Some(value) => bail!("--net: responder takes no value ({value:?})"),
             None => false,
         };
-        let backend = match (responder, keys.take("tap")) {
+        let tap = keys.take("tap");
+        let ip = keys.take("ip");
+        let is_made = keys.take_optional_switch("create")?;
+        keys.finish()?;
+        let backend = match (responder, tap) {
+            (true, None) if is_made.is_some() => bail!("--net: create is for tap=NAME"),
             (true, None) => {
-                let text = keys.take("ip").unwrap_or("10.0.2.2");
+                let text = ip.unwrap_or("10.0.2.2");
                 let ip = text
                     .parse()
                     .with_context(|| format!("--net: {text:?} is no IPv4 address"))?;
                 NetBackend::Responder(ip)
             }
+            (false, Some(_)) if ip.is_some() => bail!("--net: ip is for responder"),
             (false, Some(name)) => {
-                let is_made = keys.take_switch("create", false)?;
-                let file = open_tap(name, is_made)?;
+                let file = open_tap(name, is_made.unwrap_or(false))?;
                 let name = name.to_owned();
                 NetBackend::Tap { name, file }
             }
             _ => bail!("--net {text:?}: say either responder or tap=NAME"),
         };
-        keys.finish()?;
         Ok(Self { backend, mac })
     }
 }

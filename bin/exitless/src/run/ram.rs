@@ -1,11 +1,10 @@
 //! `--memory`: how much RAM the guest has, and what the host has it in.
 
-use std::io;
-
 use anyhow::{Context, Result, bail};
 use guest_mem::{Gpa, GuestRam, HugePages};
 use platform::layout;
 
+use crate::host_memory;
 use crate::values::keys::Keys;
 use crate::values::size;
 
@@ -93,7 +92,7 @@ fn bytes(text: &str) -> Result<u64> {
     if bytes % STEP != 0 {
         bail!("--memory {text} is not a multiple of {} MiB", STEP >> 20);
     }
-    let host = host_memory()?;
+    let host = host_memory::bytes()?;
     if bytes > host {
         bail!(
             "--memory {text} is more than this host has ({} MiB)",
@@ -101,21 +100,6 @@ fn bytes(text: &str) -> Result<u64> {
         );
     }
     Ok(bytes)
-}
-
-/// RAM of this host in bytes.
-fn host_memory() -> Result<u64> {
-    // SAFETY: no pointers; -1 on error.
-    let (pages, page) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    match (u64::try_from(pages), u64::try_from(page)) {
-        (Ok(pages), Ok(page)) => Ok(pages * page),
-        _ => Err(io::Error::last_os_error()).context("this host's memory cannot be told"),
-    }
 }
 
 #[cfg(test)]

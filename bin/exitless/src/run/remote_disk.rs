@@ -41,7 +41,7 @@ impl RemoteDiskConfig {
             "latency",
             "misbehave",
         ] {
-            if keys.take(key).is_some() {
+            if keys.take_foreign(key).is_some() {
                 bail!(
                     "--disk: {key} is for whoever serves socket={}, for instance \
                      exitless serve --block {key}=…",

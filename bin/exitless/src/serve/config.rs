@@ -15,9 +15,10 @@ use vio::{Rate, RateLimits};
 
 use super::access::Access;
 use super::args::ServeArgs;
-use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, Size, in_range};
+use crate::host_memory;
+use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, in_range};
 use crate::values::keys::Keys;
-use crate::values::{counted, size};
+use crate::values::{counted, file, size};
 
 /// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
 const MAX_DEVICES: usize = 4096;
@@ -126,8 +127,10 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CoresSpec {
     cpus: Option<String>,
-    count: Option<usize>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    count: Option<u64>,
     idle: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
     coalesce_us: Option<u64>,
 }
 
@@ -163,10 +166,12 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         bail!("direct is for raw files");
     }
     if spec.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
-        bail!("backing is for qcow2 images");
+        bail!("backing is for qcow2 images: write format=qcow2");
     }
     if spec.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
-        bail!("barriers is for qcow2 images: what else there is has no tables to keep in order");
+        bail!(
+            "barriers is for qcow2 images: write format=qcow2 (what else there is has no tables to keep in order)"
+        );
     }
     if spec.readonly == Some(true) && !is_file {
         bail!("readonly is for files");
@@ -192,11 +197,7 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
         weight: in_range("weight", spec.weight, 1, 1..=1000)? as u32,
         limits: RateLimits {
             operations: rate("iops", spec.iops, spec.iops_burst)?,
-            bytes: rate(
-                "bps",
-                spec.bps.as_ref().map(Size::bytes).transpose()?,
-                spec.bps_burst.as_ref().map(Size::bytes).transpose()?,
-            )?,
+            bytes: rate("bps", spec.bps, spec.bps_burst)?,
         },
     })
 }
@@ -208,7 +209,7 @@ impl Config {
     /// Names the file, the device and the field.
     pub fn load(args: &ServeArgs) -> Result<Self> {
         let file = match &args.config {
-            Some(path) => read(path)?,
+            Some(path) => file::toml(path)?,
             None => File::default(),
         };
         let mut blocks = Vec::new();
@@ -241,12 +242,6 @@ impl Config {
         let devices = counted(self.blocks.len(), "device");
         format!("{devices} on {}", counted(self.cores.count, "core"))
     }
-}
-
-fn read(path: &Path) -> Result<File> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("{} cannot be read", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{}", path.display()))
 }
 
 fn source(path: &str, format: Option<Format>) -> Result<Source> {
@@ -294,6 +289,21 @@ fn check_all(blocks: &[BlockConfig]) -> Result<()> {
             blocks.len()
         );
     }
+    let in_memory = blocks.iter().map(|block| match block.source {
+        Source::Ram(bytes) => bytes,
+        _ => 0,
+    });
+    let in_memory = in_memory.fold(0, u64::saturating_add);
+    if in_memory > 0 {
+        let host = host_memory::bytes()?;
+        if in_memory > host {
+            bail!(
+                "disks of {} MiB in memory (path=ram:…) are more than this host has ({} MiB): make them smaller, or use files",
+                in_memory >> 20,
+                host >> 20
+            );
+        }
+    }
     let (mut ids, mut sockets) = (HashSet::new(), HashSet::new());
     for block in blocks {
         if !ids.insert(&block.id) {
@@ -311,12 +321,23 @@ fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {
         Some(list) => size::cpu_list(list).context("the list of CPUs")?,
         None => Vec::new(),
     };
-    let count = args.cores.or(spec.count).unwrap_or(cpus.len().max(1));
+    let count = spec
+        .count
+        .map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+    let count = args.cores.or(count).unwrap_or(cpus.len().max(1));
     if !(1..=MAX_CORES).contains(&count) {
         bail!("1 to {MAX_CORES} cores, not {count}");
     }
+    let mut listed = HashSet::new();
+    if let Some(cpu) = cpus.iter().find(|&&cpu| !listed.insert(cpu)) {
+        bail!("CPU {cpu} is listed twice: two cores that poll there would take turns");
+    }
     if !cpus.is_empty() && cpus.len() != count {
-        bail!("{count} cores, but {} CPUs to pin them to", cpus.len());
+        bail!(
+            "{}, but {} to pin to",
+            counted(count, "core"),
+            counted(cpus.len(), "CPU")
+        );
     }
     let idle = args
         .idle

@@ -78,7 +78,7 @@ pub fn report(
                 "written_bytes": device.written_bytes,
                 "backpressure": device.backpressure,
                 "throttled": device.throttled,
-                "violations": device.violations,
+                "violations": stats.violations + device.violations,
                 "ring_faults": device.ring_faults,
                 "cancelled": stats.cancelled + device.cancelled,
             });

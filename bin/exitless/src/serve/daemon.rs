@@ -1,5 +1,6 @@
 //! Sockets, exports and cores, from the start to a signal.
 
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use vio::blk::Blk;
 
 use super::config::{BlockConfig, Config, Cores};
 use super::counters;
-use super::disk;
 use super::of_device;
+use super::prepare::{self, Purpose};
 use super::sockets::Sockets;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
@@ -28,8 +29,8 @@ const STATS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Serves until a signal asks for the end; the exit status.
 pub fn run(config: Config) -> Result<u8> {
+    prepare::begin(&config)?;
     let signals = lacks::given("signalfd", Signals::block(&[libc::SIGUSR1]))?;
-    lacks::look_for_given()?;
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
     signals
@@ -39,7 +40,6 @@ pub fn run(config: Config) -> Result<u8> {
         })
         .context("the thread for signals")?;
     raise_descriptor_limit(&config);
-    lacks::say_if_nothing_is_kept();
     // On a thread that ends: the first core takes over what it got from the kernel.
     let never_waits = std::thread::spawn(sidecore::never_waits).join();
     if !never_waits.unwrap_or(false) {
@@ -49,28 +49,19 @@ pub fn run(config: Config) -> Result<u8> {
         );
     }
     // All disks before the first socket: until every one can be served, nobody is.
-    let blocks = config.blocks.iter();
-    let opened: Result<Vec<_>> = blocks
-        .map(|block| {
-            let panics = config.force_panic.as_ref() == Some(&block.id);
-            disk::open(block, panics).with_context(|| of_device(block))
-        })
-        .collect();
-    let disks = match opened {
+    let disks = match prepare::disks(&config, Purpose::Start) {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };
     let mut sockets = Sockets::default();
-    let exports = config.blocks.iter().zip(disks).map(|(block, blk)| {
-        export(block, blk, &config.cores, &mut sockets).with_context(|| of_device(block))
+    let listeners = prepare::listen(&config, Purpose::Start, &mut sockets)?;
+    let exports = config.blocks.iter().zip(disks).zip(listeners);
+    let exports = exports.map(|((block, blk), listener)| {
+        export(block, blk, listener, &config.cores).with_context(|| of_device(block))
     });
     let exports = exports.collect::<Result<Vec<_>>>()?;
-    let fleet = start(&config.cores);
-    let mut fleet = lacks::advise(
-        fleet,
-        "without --cpu and cpus= cores run wherever the host lets them",
-    )?;
+    let mut fleet = start(&config.cores)?;
     let mut handles = Vec::new();
     for export in exports {
         let id = export.id().to_owned();
@@ -150,10 +141,9 @@ fn start(cores: &Cores) -> Result<Fleet<Export<Blk>>> {
 fn export(
     block: &BlockConfig,
     blk: Blk,
+    listener: UnixListener,
     cores: &Cores,
-    sockets: &mut Sockets,
 ) -> Result<Export<Blk>> {
-    let listener = sockets.listen(&block.socket, block.access)?;
     let config = ExportConfig {
         weight: block.weight,
         call_delay_ns: cores.call_delay_ns,
@@ -191,8 +181,8 @@ fn descriptors(config: &Config) -> u64 {
     /// Its listener, its image, how its image wakes the core, its connection, the inflight region, the channel, and four
     /// regions of memory.
     const DEVICE: u64 = 10;
-    /// Kick, call, error.
-    const QUEUE: u64 = 3;
+    /// Kick, call, error, and the ring by which a call that is made often is signalled.
+    const QUEUE: u64 = 4;
     let devices = config.blocks.iter();
     let devices: u64 = devices
         .map(|block| DEVICE + QUEUE * u64::from(block.queues))

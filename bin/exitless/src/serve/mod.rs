@@ -1,7 +1,8 @@
 //! `exitless serve`: block devices for any VMM, over vhost-user, all served by a few cores.
 //!
-//! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both) → `disk` the back
-//! end of each device → `daemon` `sockets` (`access`: for whom), exports, sidecores, until a signal ends it; `counters` what they have done.
+//! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both) → `prepare` the way to devices that can
+//! be reached, of a start and of `--check`: `disk` the back end of each, `sockets` (`access`: for whom) → `daemon` exports, sidecores,
+//! until a signal ends it; `counters` what they have done.
 //!
 //! What happens to requests is none of this module's affair: see the crates `vhost-export`, `vio` and `sidecore`.
 
@@ -11,15 +12,15 @@ mod config;
 mod counters;
 mod daemon;
 mod disk;
+mod prepare;
 mod sockets;
 #[cfg(test)]
 mod tests;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 pub use args::ServeArgs;
 
-use crate::output;
 use config::BlockConfig;
 
 /// Says which device an error is of.
@@ -30,18 +31,16 @@ fn of_device(block: &BlockConfig) -> String {
 /// Runs the daemon; the exit status.
 pub fn main(args: &ServeArgs) -> Result<u8> {
     let config = config::Config::load(args)?;
-    if let Some(path) = &config.stats {
-        output::check("--stats", path)?;
-    }
-    for block in &config.blocks {
-        sockets::check(&block.socket).with_context(|| of_device(block))?;
-    }
     if args.check {
-        for block in &config.blocks {
-            disk::check(block).with_context(|| of_device(block))?;
-        }
+        prepare::check(&config)?;
         println!("{}: the configuration is good", config.extent());
         return Ok(0);
     }
     daemon::run(config)
+}
+
+/// Whether flags and file say what can be served, if it is there.
+#[cfg(test)]
+pub fn understand(args: &ServeArgs) -> Result<()> {
+    config::Config::load(args).map(drop)
 }

@@ -2,38 +2,52 @@
 
 use std::fs::{self, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{Access as Permission, access};
+use rustix::fs::{Access as Permission, AtFlags, CWD, Mode, OFlags, accessat};
 
 use super::access::{self, Access};
+use super::prepare::{Purpose, SocketPlace};
 
 /// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
 /// its place.
 #[derive(Default)]
 pub struct Sockets(Vec<(PathBuf, (u64, u64))>);
 
-/// Whether a socket could be made at `path`, as far as can be seen without making one.
+/// Whether a socket could be made at `path`, as far as can be seen before one is made. Where it would be.
 ///
 /// # Errors
 /// Its folder is absent or cannot be written, or something else is there.
-pub fn check(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let is_folder = fs::metadata(folder).map(|found| found.is_dir());
-    if !is_folder.with_context(|| format!("the folder of the socket {}", path.display()))? {
+pub fn check(path: &Path) -> Result<SocketPlace> {
+    let folder = folder(path);
+    let about = fs::metadata(folder)
+        .with_context(|| format!("the folder of the socket {}", path.display()))?;
+    let Some(name) = path.file_name().filter(|_| about.is_dir()) else {
         bail!("the socket {} is not in a folder", path.display());
-    }
-    access(folder, Permission::WRITE_OK | Permission::EXEC_OK).with_context(|| {
+    };
+    accessat(
+        CWD,
+        folder,
+        Permission::WRITE_OK | Permission::EXEC_OK,
+        AtFlags::EACCESS,
+    )
+    .with_context(|| {
         let socket = path.display();
         format!("the folder of the socket {socket} cannot be written")
     })?;
-    occupant(path).map(drop)
+    occupant(path)?;
+    Ok(((about.dev(), about.ino()), name.to_owned()))
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
 }
 
 /// The socket that is there already.
@@ -55,16 +69,26 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 impl Sockets {
     /// Listens at `path`, for those that `access` admits. A socket that nobody serves any more (its daemon was killed) is replaced.
+    /// In a check the socket is made beside it, under a name of its own, and is gone at once; the stale one stays.
     ///
     /// # Errors
     /// Names the path.
-    pub fn listen(&mut self, path: &Path, access: Access) -> Result<UnixListener> {
-        if occupant(path)?.is_some() && is_stale(path)? {
+    pub fn listen(
+        &mut self,
+        path: &Path,
+        access: Access,
+        purpose: Purpose,
+    ) -> Result<UnixListener> {
+        let is_stale = occupant(path)?.is_some() && is_stale(path)?;
+        let made = || format!("the socket {} cannot be made", path.display());
+        if purpose == Purpose::Check {
+            return listen_in_trial(path, access, &made);
+        }
+        if is_stale {
             fs::remove_file(path).with_context(|| {
                 format!("the stale socket {} cannot be removed", path.display())
             })?;
         }
-        let made = || format!("the socket {} cannot be made", path.display());
         let socket = access.bind(path).with_context(made)?;
         // One that has gone already is not ours to remove.
         self.0
@@ -74,20 +98,41 @@ impl Sockets {
     }
 }
 
-/// Whether nobody listens at the socket `path` any more.
+/// A socket in the folder of `path`, under a name of its own, that is gone when this returns.
+fn listen_in_trial(path: &Path, access: Access, made: &dyn Fn() -> String) -> Result<UnixListener> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder(path), flags, Mode::empty()).with_context(made)?;
+    // A short path, however long the folder's own is.
+    let short = format!("/proc/self/fd/{}", folder.as_raw_fd());
+    let trial = tempfile::Builder::new()
+        .prefix(".exitless-")
+        .make_in(short, |path| access.bind(path))
+        .with_context(made)?;
+    access.apply(trial.path())?;
+    let (socket, _removed) = trial.into_parts();
+    access::listen(socket).with_context(made)
+}
+
+/// Whether nobody has the socket `path` any more. Asked by a socket of another type, whose connection is refused in another way
+/// if somebody has it: whoever that is does not notice.
 ///
 /// # Errors
 /// Somebody does, or may do so: the process that has it may keep us out.
 fn is_stale(path: &Path) -> Result<bool> {
-    match UnixStream::connect(path) {
-        Ok(_) => bail!("{} is served by another process", path.display()),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).with_context(|| {
-            let socket = path.display();
-            format!("the socket {socket} may be served by another process, and cannot be replaced")
-        }),
-    }
+    let asked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+    let error = match asked {
+        Ok(()) => io::ErrorKind::AddrInUse.into(),
+        Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => {
+            bail!("{} is served by another process", path.display())
+        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => error,
+    };
+    Err(error).with_context(|| {
+        let socket = path.display();
+        format!("the socket {socket} may be served by another process, and cannot be replaced")
+    })
 }
 
 impl Drop for Sockets {
@@ -103,7 +148,7 @@ impl Drop for Sockets {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixDatagram;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -115,7 +160,7 @@ mod tests {
         let _other = UnixDatagram::bind(&path).unwrap();
         let own = identity(&path);
         let error = Sockets::default()
-            .listen(&path, Access::default())
+            .listen(&path, Access::default(), Purpose::Start)
             .unwrap_err();
         assert!(error.to_string().contains("cannot be replaced"), "{error}");
         assert_eq!(identity(&path), own, "it was removed");
@@ -132,7 +177,7 @@ mod tests {
             mode: Some(0o660),
             group: Some(rustix::process::getegid().as_raw()),
         };
-        let listener = sockets.listen(&path, access).unwrap();
+        let listener = sockets.listen(&path, access, Purpose::Start).unwrap();
         UnixStream::connect(&path).unwrap();
         drop((listener, sockets));
         assert!(!path.exists());

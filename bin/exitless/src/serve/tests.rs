@@ -6,7 +6,8 @@ use clap::Parser;
 
 use super::args::ServeArgs;
 use super::config::{Config, Source};
-use super::disk;
+use super::disk::{self, ImagesInUse};
+use super::prepare::Purpose;
 
 #[derive(Parser)]
 struct Cli {
@@ -191,7 +192,12 @@ fn an_image_has_one_writer_or_several_readers() {
     let open = |options: &str| {
         let block = format!("id=a,path={path},socket=s{options}");
         let config = load(&["--block", &block]).expect("a good configuration");
-        disk::open(&config.blocks[0], false)
+        disk::open(
+            &config.blocks[0],
+            false,
+            Purpose::Start,
+            &mut ImagesInUse::default(),
+        )
     };
     let writer = open("").expect("nobody else has it");
     let Err(error) = open("") else {
@@ -236,7 +242,13 @@ fn an_image_of_which_nobody_said_so_is_not_served_as_raw_blocks() {
     let open = |options: &str| {
         let block = format!("id=a,path={path},socket=s{options}");
         let config = load(&["--block", &block]).expect("a good configuration");
-        disk::open(&config.blocks[0], false).map(drop)
+        disk::open(
+            &config.blocks[0],
+            false,
+            Purpose::Start,
+            &mut ImagesInUse::default(),
+        )
+        .map(drop)
     };
     for options in ["", ",readonly=on", ",direct=on", ",locking=off"] {
         let error = open(options).expect_err("nobody said what it is");

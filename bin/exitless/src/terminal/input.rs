@@ -134,7 +134,7 @@ impl Typist {
         };
         match command {
             Some(Command::Quit) => control.end(End::Quit),
-            Some(Command::Help) => messages::print(HELP),
+            Some(Command::Help) => messages::answer(HELP),
             None => {}
         }
         typed.truncate(MOST.saturating_sub(self.pending.len()));

@@ -1,7 +1,9 @@
-//! Values as people write them on a command line or in a file: sizes, lists, `key=value`.
+//! Values as people write them on a command line or in a file: numbers with a unit, lists, `key=value`; and files of them.
 
 pub mod block;
+pub mod file;
 pub mod keys;
+pub mod nearest;
 pub mod size;
 
 /// A number of things: `1 device`, `2 devices`.

@@ -1,27 +1,73 @@
 //! Sizes and lists as people write them.
 
+use std::fmt;
+
 use anyhow::{Context, bail};
+use serde::Deserializer;
+use serde::de::{Error, Visitor};
 
-/// Units that a number of bytes may have, in words.
-pub const UNITS: &str = "K, M, G or T";
+/// Units that a number may have, in words.
+pub const UNITS: &str = "K, M, G or T (powers of 1024)";
 
-/// Bytes: a number, or a number with K, M, G or T (powers of 1024), in either case.
-pub fn bytes(text: &str) -> anyhow::Result<u64> {
+/// A number, of bytes or of anything else: digits, or digits with K, M, G or T (powers of 1024), in either case, which
+/// may be written as KB or KiB, too.
+///
+/// # Errors
+/// Says what it is not.
+pub fn number(text: &str) -> anyhow::Result<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        bail!("{text:?} is no number (digits, perhaps with {UNITS})");
+    }
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" | "B" => 0,
         "K" | "KB" | "KIB" => 10,
         "M" | "MB" | "MIB" => 20,
         "G" | "GB" | "GIB" => 30,
         "T" | "TB" | "TIB" => 40,
-        unit => bail!("{text:?}: {unit:?} is no unit of size (use {UNITS})"),
+        unit => bail!("{text:?}: {unit:?} is no unit (use {UNITS})"),
     };
-    let number: u64 = digits
-        .parse()
-        .with_context(|| format!("{text:?} is no size (a number, perhaps with {UNITS})"))?;
+    let number: Option<u64> = digits.parse().ok();
     number
-        .checked_mul(1 << shift)
-        .with_context(|| format!("{text:?} is more bytes than 64 bits count"))
+        .and_then(|number| number.checked_mul(1 << shift))
+        .with_context(|| format!("{text:?} is more than 64 bits count"))
+}
+
+/// A number of bytes.
+///
+/// # Errors
+/// See [`number`].
+pub fn bytes(text: &str) -> anyhow::Result<u64> {
+    number(text)
+}
+
+/// A number in a file: as one, or as a text with a unit.
+///
+/// # Errors
+/// It is neither, or below zero.
+pub fn in_file<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    struct Number;
+    impl Visitor<'_> for Number {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a number, or a text such as \"2G\" (with {UNITS})")
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
+            let unsigned = u64::try_from(number);
+            unsigned.map_err(|_| E::custom(format_args!("{number} is below zero")))
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+            number(text).map_err(E::custom)
+        }
+    }
+    from.deserialize_any(Number).map(Some)
 }
 
 /// Host CPUs: numbers and ranges, `2,0-1`; at most 1024 of them.
@@ -62,11 +108,24 @@ mod tests {
             ("512M", 512 << 20),
             ("2g", 2 << 30),
             ("1KiB", 1024),
+            ("2tb", 2 << 40),
+            ("7B", 7),
         ] {
-            assert_eq!(bytes(text).unwrap(), value, "{text}");
+            assert_eq!(number(text).unwrap(), value, "{text}");
         }
-        for text in ["", "M", "-1", "1.5G", "12X", "99999999999T", "0x10"] {
-            assert!(bytes(text).is_err(), "{text}");
+        for text in [
+            "",
+            "M",
+            "-1",
+            "+1",
+            "1.5G",
+            "12X",
+            "99999999999T",
+            "0x10",
+            "1 G",
+            "99999999999999999999",
+        ] {
+            assert!(number(text).is_err(), "{text}");
         }
     }
 

@@ -26,15 +26,6 @@ fn refuses(command: Command, words: &[&str]) {
     }
 }
 
-/// It ends with status 0 and this line on standard output.
-#[track_caller]
-fn checks(mut command: Command, line: &str) {
-    let output = command.arg("--check").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), line);
-}
-
 #[test]
 fn a_check_names_an_image_that_is_missing() {
     let place = Place::new();
@@ -69,15 +60,17 @@ fn a_check_names_a_folder_that_is_missing() {
 }
 
 #[test]
-fn a_check_disturbs_nobody() {
+fn a_check_beside_a_daemon_says_what_is_in_use_and_disturbs_nobody() {
     let place = Place::new();
     let disk = format!("path={}", place.image("image").display());
     let program = place.serve(std::slice::from_ref(&disk));
-    // Locked, and served.
-    checks(
-        place.command(std::slice::from_ref(&disk)),
-        "1 device on 1 core: the configuration is good",
-    );
+    // Locked, and served: a start would be refused.
+    let mut check = place.command(std::slice::from_ref(&disk));
+    check.arg("--check");
+    refuses(check, &["device d0", "in use: exitless"]);
+    let mut check = place.command(&["path=ram:1M".into()]);
+    check.arg("--check");
+    refuses(check, &["device d0", "is served by another process"]);
     assert!(UnixStream::connect(place.path("d0")).is_ok());
     program.ends_by(Signal::TERM, 0);
     assert_eq!(place.check(1)["devices"]["d0"]["errors"], 0);

@@ -26,13 +26,17 @@ pub use per_io::{CAUSES, PerIo, median, round as rounded};
 
 /// Arguments of `exitless demo`.
 #[derive(clap::Args)]
-#[command(after_help = "\
-Runs on this machine's KVM if it can boot a kernel, else in the lab (an emulated AMD host). The first
-start fetches QEMU, a Debian kernel and busybox as packages; `exitless lab --help` says where to.
+#[command(after_long_help = "\
+Runs on this machine's KVM if it can boot a kernel, else in the lab (an emulated AMD host). The first start fetches QEMU, a Debian \
+kernel and busybox as packages; `exitless lab --help` says where to.
 
-  exitless demo
-  exitless demo --wide
-  exitless demo --rounds 1 --report /tmp/demo.json")]
+Examples:
+  A stock guest's exits, side by side:
+    exitless demo
+  Of requests that meet a guest awake:
+    exitless demo --wide
+  Shortly, with the figures elsewhere:
+    exitless demo --rounds 1 --report /tmp/demo.json")]
 pub struct DemoArgs {
     /// Where the figures go, as one JSON object; with --wide to demo-wide.json beside that.
     #[arg(

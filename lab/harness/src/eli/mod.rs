@@ -26,17 +26,22 @@ use modes::{Mode, Work};
 
 /// Arguments of `exitless eli`.
 #[derive(clap::Args)]
-#[command(after_help = "\
-Boots a stock Debian kernel with an NVMe controller under the micro-hypervisor exitless-hv, in QEMU, and counts what exits
-while it reads: without ELI, with delivery, with completion, and with the local APIC's timer the guest's own. Needs no KVM.
+#[command(after_long_help = "\
+Boots a stock Debian kernel with an NVMe controller under the micro-hypervisor exitless-hv, in QEMU, and counts what exits while it \
+reads: without ELI, with delivery, with completion, and with the local APIC's timer the guest's own. Needs no KVM.
 
-  exitless eli                       the four modes, 2,000 reads each
-  exitless eli --mode eli            one of them
-  exitless eli --all --reads 20000   both kernels, rates, what moves vectors about, and the attacks (`make eli`)
-  exitless eli --attacks             the attacks alone, each 5 times without its defence and 5 times with it")]
+Examples:
+  The four modes, 2,000 reads each:
+    exitless eli
+  One of them:
+    exitless eli --mode eli
+  Both kernels, rates, what moves vectors about, and the attacks (`make eli`):
+    exitless eli --all --reads 20000
+  The attacks alone, each 5 times without its defence and 5 times with it:
+    exitless eli --attacks")]
 pub struct EliArgs {
     /// Only these modes.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with_all = ["attacks", "soak"])]
     mode: Vec<Mode>,
     /// Everything: Linux 6.12 as well, exits by rate, interrupts to oneself, unbinding, resets, attacks.
     #[arg(long)]

@@ -25,33 +25,49 @@ const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 /// What the help says after its options.
 pub const EXAMPLES: &str = "\
-The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first
-start downloads about 60 MB of Debian packages and installs nothing; they stay in exitless/lab of your cache
-directory ($XDG_CACHE_HOME, else ~/.cache), or in $EXITLESS_LAB_DIR. What your suites have not new
-enough is taken from the suites that follow on the same mirror. QEMU is 10 or newer by default, as in `make test`:
-older ones lose interrupts, and a guest with several vCPUs may then end in a triple fault that is the lab's.
-Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see
-exitless.run below), and this program. Commands start in /root, where --put leaves files.
+The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first start downloads about 60 MB \
+of Debian packages and installs nothing; they stay in the cache. What your suites have not new enough is taken from the suites that follow \
+on the same mirror. QEMU is 10 or newer by default, as in `make test`: older ones lose interrupts, and a guest with several vCPUs may \
+then end in a triple fault that is the lab's.
+
+Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see exitless.run below), and this program. \
+Commands start in /root, where --put leaves files.
 
 Examples:
   What does the emulated host offer?
-      exitless lab -- doctor
+    exitless lab -- doctor
   A stock guest that runs one command and powers off:
-      exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img \\
-          --cmdline 'console=ttyS0 exitless.run=\"uname -a; lspci\"'
+    exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img \\
+        --cmdline 'console=ttyS0 exitless.run=\"uname -a; lspci\"'
   With a disk, brought back afterwards:
-      exitless lab --put disk.img --get disk.img -- run --kernel /boot/vmlinuz \\
-          --initrd /boot/guest.img --disk path=disk.img
+    exitless lab --put disk.img --get disk.img -- run --kernel /boot/vmlinuz \\
+        --initrd /boot/guest.img --disk path=disk.img
   With a large one, attached and not copied: /dev/vda of the emulated host, and the guest's disk
-      exitless lab --disk debian.img -- run --kernel /boot/vmlinuz \\
-          --initrd /boot/guest.img --disk path=/dev/vda
+    exitless lab --disk debian.img -- run --kernel /boot/vmlinuz \\
+        --initrd /boot/guest.img --disk path=/dev/vda
   Talk to the guest's console, or look around in the emulated host:
-      exitless lab --tty -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
-      exitless lab --shell
+    exitless lab --tty -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
+    exitless lab --shell
   The same with a newer kernel in host and guest:
-      exitless lab --kernel 6.12 --guest-kernel 6.12 -- doctor
+    exitless lab --kernel 6.12 --guest-kernel 6.12 -- doctor
   Any other program, with the libraries it links to:
-      exitless lab --exec --put target/debug/deps/vio-0123 -- ./vio-0123 --test-threads 1";
+    exitless lab --exec --put target/debug/deps/vio-0123 -- ./vio-0123 --test-threads 1
+  What the cache holds that no start needs any more, and to be rid of it:
+    exitless lab --prune --dry-run
+    exitless lab --prune
+
+Exit status:
+  1  The lab stopped, or ran out of time.
+  2  It could not start; one line on standard error says why.
+  other  That of the command inside.
+
+Environment:
+  EXITLESS_LAB_DIR  Where packages and built programs are kept [default: exitless/lab in the cache directory, $XDG_CACHE_HOME or ~/.cache].
+  CARGO  The cargo that builds the lab's own programs, where the one on PATH is not to.
+  RUST_LOG  What the log has, where --log is not given: see there.
+
+Files:
+  ~/.cache/exitless/lab  The cache: packages, kernels, and the lab's own programs, built for each source tree (programs-HASH).";
 
 /// Arguments of `exitless lab`.
 #[derive(clap::Args)]
@@ -97,6 +113,13 @@ pub struct LabArgs {
     /// Start nothing, but write a guest's kernel and image and a script that starts QEMU into DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["args", "shell", "tty", "exec"])]
     export: Option<PathBuf>,
+    /// Start nothing, but remove from the cache what no start of this build needs any more: the lab's programs as built for other
+    /// source trees (all but the last three go by themselves when others are built), and Debian roots of other versions
+    #[arg(long, conflicts_with_all = ["args", "shell", "tty", "exec", "export"])]
+    prune: bool,
+    /// Only say what that would remove
+    #[arg(long, requires = "prune")]
+    dry_run: bool,
     /// Give the command a terminal instead of pipes
     #[arg(long)]
     tty: bool,
@@ -104,7 +127,7 @@ pub struct LabArgs {
     #[arg(long)]
     exec: bool,
     /// What to run inside
-    #[arg(last = true, required_unless_present_any = ["shell", "export"])]
+    #[arg(last = true, required_unless_present_any = ["shell", "export", "prune"])]
     args: Vec<String>,
 }
 
@@ -112,7 +135,7 @@ impl LabArgs {
     /// The arguments of `exitless` inside; none of another program.
     #[must_use]
     pub fn inside(&self) -> Option<&[String]> {
-        (!self.exec && !self.shell).then_some(&self.args)
+        (!self.exec && !self.shell && !self.prune).then_some(&self.args)
     }
 }
 
@@ -147,6 +170,9 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
     if let Some(dir) = &args.export {
         lab::export::write(dir, &|line| eprintln!("lab: {line}"))?;
         return Ok(0);
+    }
+    if args.prune {
+        return prune(args.dry_run);
     }
     let puts = args
         .put
@@ -195,6 +221,21 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
         let _ = screen.join();
     }
     Ok(status)
+}
+
+/// Says what is gone, on standard output.
+fn prune(dry_run: bool) -> anyhow::Result<u8> {
+    let pruned = lab::prune::prune(&lab::build::programs_dir(), dry_run)?;
+    for path in &pruned.kept {
+        println!("kept, used within the last hour: {}", path.display());
+    }
+    let verb = if dry_run { "would remove" } else { "removed" };
+    for (path, bytes) in &pruned.gone {
+        println!("{verb} {} ({} MiB)", path.display(), bytes >> 20);
+    }
+    let verb = if dry_run { "would be freed" } else { "freed" };
+    println!("{} MiB {verb}", pruned.bytes() >> 20);
+    Ok(0)
 }
 
 /// What to start inside.

@@ -7,6 +7,7 @@
 //! * `elf`: kernels in the other format.
 //! * `episodes`: storage that misbehaves, at random.
 //! * `held`: storage that holds what it was given, for longer than anything waits for.
+//! * `journal`: what a soak that was interrupted has passed.
 //! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
 //! * `swapped`: guests of which only a part is in memory.
@@ -20,6 +21,7 @@ mod debian;
 mod elf;
 mod episodes;
 mod held;
+mod journal;
 pub mod payload;
 mod power;
 mod punched;

@@ -4,17 +4,17 @@
 //! processor busy, so one lab alone leaves the others of this machine idle. Cases that measure time run alone, at the
 //! end. Clients of the daemon need no lab, and a Debian has one of its own; whichever thread is free runs them.
 //!
-//! A soak can be interrupted: what has passed is written to a journal beside the report, by name, and is not
-//! run again until `--restart`, not even by a newer program: restart after a change that matters.
+//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name, and is not run again by the same
+//! program with the same options, until all has passed.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use lab::LabError;
 use lab::packages::{Debian, Version};
@@ -23,12 +23,10 @@ use super::cases::{self, Case};
 use super::clients::{self, Client, Ran};
 use super::debian::{self, DebianCase};
 use super::episodes;
+use super::journal::Journal;
 use super::payload;
 use super::payload::RegisterMode;
 use crate::system::host::Host;
-
-/// Where a soak's journal lies.
-const JOURNAL: &str = "target/report/soak.journal";
 
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
 const LAB_KIB: usize = 4 << 20;
@@ -40,17 +38,25 @@ const LAB_CASES: usize = 10;
 
 /// Arguments of `exitless selftest`.
 #[derive(clap::Args)]
-#[command(after_help = "\
-Boots stock guests on this machine's KVM if it can boot a kernel, else in the lab, and prints one line
-for each case and a closing line `N passed, N failed`.
+#[command(after_long_help = "\
+Boots stock guests on this machine's KVM if it can boot a kernel, else in the lab, and prints one line for each case and a closing \
+line `N passed, N failed`.
 
-  exitless selftest
-  exitless selftest --only shared        cases whose name contains `shared`
-  exitless selftest --kernel 6.12        in a lab whose host and guests run Linux 6.12
-  exitless selftest --soak               the long run; goes on where it was interrupted
-  exitless selftest --debian             a stock Debian in place of all others; with --soak, oftener
-  exitless selftest --episodes 50        storage that misbehaves, at random, in place of all others
-  exitless selftest --episodes 1 --seed 17    the boot of this seed again")]
+Examples:
+  All short cases:
+    exitless selftest
+  Cases whose name contains `shared`, and which there are:
+    exitless selftest --only shared
+    exitless selftest --list
+  In a lab whose host and guests run Linux 6.12:
+    exitless selftest --kernel 6.12
+  The long run, which goes on where it was interrupted:
+    exitless selftest --soak
+  A stock Debian in place of all others; with --soak, oftener:
+    exitless selftest --debian
+  Storage that misbehaves, at random, in place of all others; and the boot of one seed again:
+    exitless selftest --episodes 50
+    exitless selftest --episodes 1 --seed 17")]
 pub struct SelftestArgs {
     /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
     #[arg(long)]
@@ -60,7 +66,8 @@ pub struct SelftestArgs {
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,
     /// Run so many random episodes of storage that misbehaves (in the lab), a few in each boot of a guest, and no other cases
-    #[arg(long, value_name = "N", conflicts_with = "debian")]
+    #[arg(long, value_name = "N", conflicts_with = "debian",
+          value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     episodes: Option<usize>,
     /// The first boot's seed; each boot has the next one
     #[arg(long, value_name = "S", default_value_t = 1, requires = "episodes")]
@@ -68,6 +75,9 @@ pub struct SelftestArgs {
     /// Run only cases whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Take TEXT for a whole name.
+    #[arg(long, requires = "only")]
+    exact: bool,
     /// Forget what an interrupted soak has passed.
     #[arg(long)]
     restart: bool,
@@ -86,6 +96,16 @@ pub struct SelftestArgs {
     sleeps: u64,
 }
 
+impl SelftestArgs {
+    /// What decides which cases a soak has, and what each of them does.
+    fn soak_options(&self) -> String {
+        format!(
+            "debian {} episodes {:?} seed {} only {:?} exact {} kernel {:?} sleeps {}",
+            self.debian, self.episodes, self.seed, self.only, self.exact, self.kernel, self.sleeps
+        )
+    }
+}
+
 /// Runs the cases; the status is 1 when one failed.
 pub fn main(args: &SelftestArgs) -> Result<u8> {
     let boots = args.episodes.map(|count| episodes::plans(args.seed, count));
@@ -102,32 +122,41 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     };
     let all = all.into_iter().map(|case| case.on(args.kernel));
     let wanted = |name: &str| {
-        args.only
-            .as_ref()
-            .is_none_or(|text| name.contains(text.as_str()))
+        args.only.as_ref().is_none_or(|text| match args.exact {
+            true => name == text,
+            false => name.contains(text.as_str()),
+        })
     };
-    let cases: Vec<Case> = all.filter(|case| wanted(&case.name)).collect();
-    let clients: Vec<Client> = clients
-        .into_iter()
-        .filter(|client| wanted(&client.name))
-        .collect();
-    let debians = debians.into_iter().filter(|debian| wanted(&debian.name));
-    let jobs: Vec<Job> = clients
+    let jobs = clients
         .into_iter()
         .map(Job::Client)
-        .chain(debians.map(Job::Debian))
-        .chain(cases.into_iter().map(Job::Case))
-        .collect();
+        .chain(debians.into_iter().map(Job::Debian))
+        .chain(all.map(Job::Case));
+    let (jobs, others): (Vec<Job>, Vec<Job>) = jobs.partition(|job| wanted(job.name()));
+    let native = match args.soak && !args.debian && boots.is_none() {
+        true => native_names(args.sleeps),
+        false => Vec::new(),
+    };
+    let is_native = native.iter().any(|(_, name)| wanted(name));
+    if jobs.is_empty() && !is_native {
+        let text = args.only.as_deref().unwrap_or_default();
+        let natives = native.iter().map(|(_, name)| name.as_str());
+        return Err(nothing_selected(
+            text,
+            natives.chain(others.iter().map(Job::name)),
+        ));
+    }
     if args.list {
+        for (_, name) in native.iter().filter(|(_, name)| wanted(name)) {
+            println!("{name}");
+        }
         for job in &jobs {
             println!("{}", job.name());
         }
         return Ok(0);
     }
-    let mut tally = Tally::open(args.soak, args.restart)?;
-    if args.soak && !args.debian && boots.is_none() {
-        native_payloads(args.sleeps, &wanted, &mut tally)?;
-    }
+    let mut tally = Tally::open(args)?;
+    native_payloads(&native, args.sleeps, &wanted, &mut tally)?;
     let jobs: Vec<Job> = jobs
         .into_iter()
         .filter(|job| !tally.has_passed(job.name()))
@@ -140,8 +169,18 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     if let Some(boots) = &boots {
         println!("{}", episodes::tally(boots));
     }
+    tally.close()?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(u8::from(tally.failed > 0))
+}
+
+/// The error of a selection that selects nothing of what there is.
+fn nothing_selected<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> anyhow::Error {
+    let names: Vec<&str> = names.collect();
+    anyhow!(
+        "--only {text:?} selects no case (--soak, --debian and --episodes have others); there are\n  {}",
+        names.join("\n  ")
+    )
 }
 
 /// What a thread takes next.
@@ -303,11 +342,26 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally) -> Result<()> {
-    for mode in RegisterMode::value_variants() {
-        let mode_name = format!("{mode:?}").to_lowercase();
-        let name = format!("{sleeps} forced sleeps natively lose no wake-up: {mode_name}");
-        if !wanted(&name) || tally.has_passed(&name) {
+/// The names of the payloads that run on this machine's KVM.
+fn native_names(sleeps: u64) -> Vec<(RegisterMode, String)> {
+    let modes = RegisterMode::value_variants().iter();
+    modes
+        .map(|mode| {
+            let word = format!("{mode:?}").to_lowercase();
+            let name = format!("{sleeps} forced sleeps natively lose no wake-up: {word}");
+            (*mode, name)
+        })
+        .collect()
+}
+
+fn native_payloads(
+    names: &[(RegisterMode, String)],
+    sleeps: u64,
+    wanted: &dyn Fn(&str) -> bool,
+    tally: &mut Tally,
+) -> Result<()> {
+    for (mode, name) in names {
+        if !wanted(name) || tally.has_passed(name) {
             continue;
         }
         if let Err(reason) = payload::supported(*mode) {
@@ -321,7 +375,7 @@ fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally
             }
             Ok(report.to_string())
         });
-        tally.record(&name, outcome, start)?;
+        tally.record(name, outcome, start)?;
     }
     Ok(())
 }
@@ -330,41 +384,38 @@ fn native_payloads(sleeps: u64, wanted: &dyn Fn(&str) -> bool, tally: &mut Tally
 struct Tally {
     passed: usize,
     failed: usize,
-    before: HashSet<String>,
-    journal: Option<PathBuf>,
+    journal: Option<Journal>,
 }
 
 impl Tally {
-    fn open(soak: bool, restart: bool) -> Result<Self> {
-        let journal = soak.then(|| PathBuf::from(JOURNAL));
-        let mut before = HashSet::new();
-        if let Some(path) = &journal {
-            if restart {
-                let _ = fs::remove_file(path);
-            }
-            before = fs::read_to_string(path)
-                .unwrap_or_default()
-                .lines()
-                .map(str::to_owned)
-                .collect();
-            if !before.is_empty() {
-                println!(
-                    "soak: {} cases passed before; --restart forgets them",
-                    before.len()
-                );
-            }
+    fn open(args: &SelftestArgs) -> Result<Self> {
+        let journal = match args.soak {
+            true => Some(Journal::open(&args.soak_options(), args.restart)?),
+            false => None,
+        };
+        let passed = journal.as_ref().map_or(0, Journal::len);
+        if passed > 0 {
+            println!("soak: {passed} cases passed before; --restart forgets them");
         }
         Ok(Self {
-            passed: before.len(),
+            passed,
             failed: 0,
-            before,
             journal,
         })
     }
 
     /// Whether a soak that was interrupted has passed it.
     fn has_passed(&self, name: &str) -> bool {
-        self.before.contains(name)
+        let journal = self.journal.as_ref();
+        journal.is_some_and(|journal| journal.contains(name))
+    }
+
+    /// All has run. The next soak begins anew if nothing failed.
+    fn close(&self) -> Result<()> {
+        match &self.journal {
+            Some(journal) if self.failed == 0 => journal.clear(),
+            _ => Ok(()),
+        }
     }
 
     /// Counts and prints; remembers what a soak has passed.
@@ -374,8 +425,8 @@ impl Tally {
             Ok(seen) => {
                 println!("ok      {name} ({seconds:.1} s) {seen}");
                 self.passed += 1;
-                if let Some(path) = &self.journal {
-                    append(path, name)?;
+                if let Some(journal) = &mut self.journal {
+                    journal.add(name)?;
                 }
             }
             Err(error) => {
@@ -385,17 +436,4 @@ impl Tally {
         }
         Ok(())
     }
-}
-
-fn append(path: &Path, line: &str) -> Result<()> {
-    use std::io::Write;
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    }
-    let mut file = fs::File::options()
-        .create(true)
-        .append(true)
-        .open(path)
-        .with_context(|| format!("writing {}", path.display()))?;
-    writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))
 }

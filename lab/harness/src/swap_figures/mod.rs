@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::swap_lab::experiment;
 use crate::swap_lab::files::Files;
@@ -102,6 +102,14 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     let asked = sections.iter().filter(|section| is_asked(**section));
     let runs: BTreeSet<(Work, Way)> = asked.flat_map(|section| section.runs()).collect();
     let runs: BTreeSet<_> = runs.into_iter().filter(|(_, way)| is_wanted(way)).collect();
+    let has_phased = is_asked(Section::Phased) && PHASED_WAYS.iter().any(is_wanted);
+    if runs.is_empty() && !has_phased {
+        bail!(
+            "--only and --ways together select nothing: `tracked` has the way both, `phased` {}, all others {}",
+            names(&PHASED_WAYS),
+            names(&WAYS)
+        );
+    }
     let works: BTreeSet<Work> = runs.iter().map(|(work, _)| *work).collect();
     let mut figures = Figures::default();
     let write = |figures: &Figures| figures.write(&args.report, start.elapsed());
@@ -139,6 +147,12 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     print!("{}", figures.tables());
     println!("\nfigures: {}", args.report.display());
     Ok(u8::from(figures.has_failed()))
+}
+
+fn names(ways: &[Way]) -> String {
+    let values = ways.iter().filter_map(clap::ValueEnum::to_possible_value);
+    let names: Vec<_> = values.map(|value| value.get_name().to_owned()).collect();
+    names.join(", ")
 }
 
 /// Does `each` way in a lab whose disks are `files`: a new one behind a way that failed, since a guest that hangs may hold what the

@@ -26,6 +26,11 @@ impl Disk {
         self.pages_read + self.pages_written
     }
 
+    /// Requests, reads and writes.
+    pub fn requests(self) -> u64 {
+        self.reads + self.writes
+    }
+
     /// Reads I/Os, merges, sectors, ticks; the same of writes; and more.
     fn parse(line: &str) -> Result<Self> {
         let numbers: Vec<u64> = line

@@ -32,3 +32,15 @@ fn a_contract_names_the_bound_that_broke() {
     );
     assert_eq!(contract.and(RiskContract::STRICT), contract);
 }
+
+#[test]
+fn what_counts_nothing_is_not_in_the_debugging_output() {
+    let mut windows = Windows::EMPTY;
+    assert_eq!(format!("{windows:?}"), "Windows { max_ns: 0, buckets: {} }");
+    for ns in [0, 1, 5, 6, u64::MAX] {
+        windows.record(ns);
+    }
+    let text = format!("{windows:?}");
+    let buckets = format!("{{0..: 1, 1..: 1, 4..: 2, {}..: 1}}", 1_u64 << 46);
+    assert!(text.ends_with(&format!("buckets: {buckets} }}")), "{text}");
+}

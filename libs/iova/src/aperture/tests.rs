@@ -39,7 +39,12 @@ fn the_last_page_of_the_space_may_be_reserved() {
 fn nothing_left_is_an_error() {
     assert!(Aperture::new(IovaPfn::new(5), IovaPfn::new(4), &[]).is_err());
     assert!(Aperture::new(IovaPfn::new(5), IovaPfn::new(9), &[range(0, 10)]).is_err());
-    assert!(Aperture::of_bits(12).is_err() && Aperture::of_bits(65).is_err());
+    for bits in [0, 1, 12, 65, 99, u32::MAX] {
+        let error = Aperture::of_bits(bits).expect_err("no such space");
+        let says = format!("an address space of {bits} bits: there must be 13 to 64");
+        assert_eq!(error.to_string(), says);
+    }
+    assert!(Aperture::of_bits(13).is_ok() && Aperture::of_bits(64).is_ok());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::disk::ImageDisk;
 use crate::image::Image;
 use crate::medium::Medium;
 use crate::options::{ImageFormat, ImageOptions};
-use crate::storage::ImageFile;
+use crate::storage::{Content, ImageFile};
 
 const CLUSTER: usize = 4096;
 
@@ -94,7 +94,7 @@ fn qcow2() -> (tempfile::TempDir, std::path::PathBuf) {
 /// A qcow2 image in a new file.
 pub(super) fn create(path: &std::path::Path, size: u64, cluster: usize) {
     let file = File::create_new(path).expect("a new file");
-    let storage = ImageFile::new(Box::new(file), path.to_owned(), 0, None, None);
+    let storage = ImageFile::new(Box::new(file), path.to_owned(), 0, Content::Raw);
     Qcow2::<ImageFile>::create_builder(storage)
         .cluster_size(cluster)
         .size(size)

@@ -28,7 +28,7 @@ use crate::check::check;
 use crate::header::{self, Layout};
 use crate::image::{Group, Image};
 use crate::options::{Backing, ImageOptions};
-use crate::storage::ImageFile;
+use crate::storage::{Content, ImageFile};
 
 /// What a sector holds: a word, again and again. It names the sector and the write; 0 is no write's.
 type Word = u64;
@@ -123,7 +123,7 @@ fn make(shape: &Shape) -> (TempDir, PathBuf) {
     let size = shape.sectors * SECTOR;
     if shape.made_by == Maker::Library {
         let file = File::create_new(&path).expect("a new file");
-        let storage = ImageFile::new(Box::new(file), path.clone(), 0, None, None);
+        let storage = ImageFile::new(Box::new(file), path.clone(), 0, Content::Raw);
         let mut builder = Qcow2::<ImageFile>::create_builder(storage)
             .cluster_size(shape.cluster)
             .refcount_width(shape.refcount_bits)
@@ -520,11 +520,11 @@ impl Replay {
         self.checked += 1;
         let recorder = Recorder::of(bytes.to_vec());
         let len = bytes.len() as u64;
-        let header = header::read(&recorder).map_err(|error| error.to_string())?;
+        let header = header::read(&recorder, len).map_err(|error| error.to_string())?;
         let layout = Layout::parse(&header, len).map_err(|error| error.to_string())?;
-        let mended = check(&recorder, &layout, len).map_err(|error| error.to_string())?;
-        if mended != 0 {
-            return Err(format!("the crate mended {mended} counts"));
+        let checked = check(&recorder, &layout, len).map_err(|error| error.to_string())?;
+        if checked.low != 0 {
+            return Err(format!("the crate mended {} counts", checked.low));
         }
         let options = ImageOptions {
             backing: Backing::Follow,

@@ -1,6 +1,8 @@
 //! What the tests share: QEMU's tools, and a driver that sleeps as the device's thread does.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod forge;
+
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -42,6 +42,75 @@ fn threads_that_follow_each_other_share_a_context() {
     assert!(contexts.len() < 50, "{}", contexts.len());
 }
 
+/// A signal of an eventfd that waits, in each way, with the eventfd.
+fn each_way() -> Vec<(&'static str, FrequentSignal<OwnedFd>, File)> {
+    let each = FrequentSignal::each(|| OwnedFd::from(blocking())).into_iter();
+    each.map(|(way, signal)| {
+        let fd = signal
+            .fd()
+            .try_clone_to_owned()
+            .expect("a descriptor is free");
+        (way, signal, File::from(fd))
+    })
+    .collect()
+}
+
+#[test]
+fn each_frequent_signal_counts_in_each_way() {
+    for (way, mut signal, mut fd) in each_way() {
+        for _ in 0..1000 {
+            signal.signal().unwrap();
+        }
+        let mut count = [0; 8];
+        fd.read_exact(&mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 1000, "{way}");
+    }
+}
+
+#[test]
+fn a_full_blocking_counter_holds_no_way_of_a_frequent_signal() {
+    if !never_waits() {
+        eprintln!("skipped: no AIO here");
+        return;
+    }
+    for (way, mut signal, mut fd) in each_way() {
+        fd.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (done, wait) = mpsc::channel();
+        thread::spawn(move || {
+            for _ in 0..3000 {
+                signal.signal().unwrap();
+            }
+            done.send(()).unwrap();
+        });
+        wait.recv_timeout(Duration::from_secs(20))
+            .unwrap_or_else(|_| panic!("{way}: it waits for a reader"));
+    }
+}
+
+#[test]
+fn what_is_signalled_often_gets_a_ring_and_loses_no_signal_on_the_way() {
+    let mut fd = blocking();
+    let mut signal = FrequentSignal::new(OwnedFd::from(fd.try_clone().unwrap()));
+    assert_eq!(signal.way(), "rare");
+    for _ in 0..3000 {
+        signal.signal().unwrap();
+    }
+    assert_ne!(signal.way(), "rare");
+    let mut count = [0; 8];
+    fd.read_exact(&mut count).unwrap();
+    assert_eq!(u64::from_ne_bytes(count), 3000);
+}
+
+#[test]
+fn what_is_no_eventfd_gets_no_ring() {
+    let file = File::open("/dev/null").unwrap();
+    let mut signal = FrequentSignal::new(file);
+    for _ in 0..3000 {
+        assert!(signal.signal().is_err());
+    }
+    assert_eq!(signal.way(), "always");
+}
+
 #[test]
 fn a_full_blocking_counter_does_not_hold_the_signaller() {
     if !never_waits() {

@@ -67,6 +67,7 @@ pub(crate) enum Mutant {
     WriteBeforeFetch,
     OnePageABlock,
     EvidenceKeptByARequest,
+    EvidenceKeptWhileAsked,
     OverlapIgnored,
     BusyPagesGo,
     OffersAnsweredEarly,

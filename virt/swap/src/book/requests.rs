@@ -1,8 +1,9 @@
 //! Requests of the guest's disks: what a page stands for comes from them, and what a block holds changes by them.
 //!
 //! The owner tells of a request before it goes down, and again when it is over; it forgets at the first of these which of its
-//! pages devices have stored to, so that what it reports later came after. From then until the end the request's pages do not
-//! leave memory.
+//! pages devices have stored to, so that what it reports later came after. So what those pages were known to equal is void from
+//! then on, whether the request goes down or not: it may be cancelled while it waits. From then until the end the request's pages do
+//! not leave memory.
 
 use super::entry::{Block, Entry, Mark, Page, Place, State};
 use super::{Book, Command, Protection, Waiter, Wanter, mutant};
@@ -53,7 +54,8 @@ impl Request {
 }
 
 impl Book {
-    /// A disk is about to read.
+    /// A disk is about to read. Pages that are not in memory come as zeroes, though the request may have been cancelled by now: an
+    /// owner that cancels requests has the pages shown, and keeps them, before it tells of one.
     pub fn begin_read(&mut self, op: Op, span: &Span) {
         self.begin(op, false, span);
         let mut waits = 0;
@@ -71,10 +73,7 @@ impl Book {
                     self.entry_mut(page).state = State::Filling;
                     self.commands.push(Command::Show(page));
                 }
-                State::Soft | State::Saving => {
-                    self.rescue(page, Some(Protection::Protected));
-                    self.leave_place(page);
-                }
+                State::Soft | State::Saving => self.rescue(page, Some(Protection::Protected)),
                 State::Resident if self.is_asked_for(page) => {
                     waits += usize::from(self.wait_for(op, page));
                 }
@@ -186,7 +185,13 @@ impl Book {
         blocks.flat_map(pages).collect()
     }
 
+    /// What holds of every request from the moment at which the owner reports it.
     fn begin(&mut self, op: Op, is_write: bool, span: &Span) {
+        for page in &span.pages {
+            if !(mutant!(self, EvidenceKeptWhileAsked) && self.is_asked_for(*page)) {
+                self.void_evidence(*page);
+            }
+        }
         let mut is_void = !span.is_whole;
         for other in self.requests.values_mut() {
             if (is_write || other.is_write) && other.meets(span) && !mutant!(self, OverlapIgnored) {
@@ -229,12 +234,19 @@ impl Book {
         Some(request)
     }
 
-    /// From now on stores to the page show, and it stands for nothing: what it was known to equal, it may not any more, and
-    /// nobody can tell from now on.
-    fn protect(&mut self, page: Page) {
-        if !mutant!(self, EvidenceKeptByARequest) {
+    /// A page in memory stands for no block: what it was known to equal it may not any more, and no later report tells. The place
+    /// of one that is not in memory, or is being read, is where its content is, and no device has reached it since it left.
+    fn void_evidence(&mut self, page: Page) {
+        let is_in_memory = matches!(self.entry(page).state, State::Resident | State::Soft);
+        if is_in_memory && !mutant!(self, EvidenceKeptByARequest) {
             self.leave_place(page);
         }
+    }
+
+    /// From now on stores to the page show, and it stands for nothing: not for a block either that it was fetched from since the
+    /// request began.
+    fn protect(&mut self, page: Page) {
+        self.void_evidence(page);
         self.commands.push(Command::Protect(page));
     }
 

@@ -1,5 +1,6 @@
 //! From pieces to messages: the receiver without its socket.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 
 use crate::wire::{HEADER_LEN, Head, MAX_FDS, Message, RequestId, VERSION};
@@ -12,7 +13,7 @@ pub const DEFAULT_MAX_PAYLOAD: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Another version of the protocol, or no header at all.
-    #[error("{request}: version {version}")]
+    #[error("no message of vhost-user: {request}{}, version {version} where 1 is spoken", AsText(*request))]
     Version {
         /// What the header names.
         request: RequestId,
@@ -35,6 +36,22 @@ pub enum FrameError {
     /// It failed before, and is not asked again.
     #[error("the stream failed before")]
     Failed,
+}
+
+/// A request's number as the text that its bytes are, where another protocol's text came: ` ('GET ')`.
+struct AsText(RequestId);
+
+impl fmt::Display for AsText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.0.to_ne_bytes();
+        let is_text = bytes
+            .iter()
+            .all(|byte| byte.is_ascii_graphic() || b" \r\n\t".contains(byte));
+        match std::str::from_utf8(&bytes) {
+            Ok(text) if is_text => write!(f, " ('{}')", text.escape_debug()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// An incremental parser of the stream.

@@ -136,17 +136,25 @@ pub trait BlockIo: Any + Send {
 
     /// Whether a direct transfer may have these pieces. Data of others move through a private buffer, which such a back end has too
     /// ([`reserve`](BlockIo::reserve)).
-    fn takes(&self, pieces: &[Piece]) -> bool {
-        let _ = pieces;
+    fn takes(&self, op: Op, pieces: &[Piece]) -> bool {
+        let _ = (op, pieces);
         true
     }
 
-    /// Whether [`Op::Discard`] is worth asking for.
+    /// Whether [`Op::Discard`] is worth asking for. One that is asked for all the same, or gives
+    /// nothing back, succeeds: it promises nothing.
     fn discards(&self) -> bool {
         true
     }
 
-    /// Whether [`Op::WriteZeroes`] is.
+    /// Bytes of which discards are best multiples, a power of two: of others the whole blocks
+    /// inside are given back.
+    fn discard_block(&self) -> u32 {
+        super::SECTOR as u32
+    }
+
+    /// Whether [`Op::WriteZeroes`] can always be done, if need be by writing zeroes. One that fails
+    /// is answered as an I/O error, since a part of it may have been done.
     fn zeroes(&self) -> bool {
         true
     }
@@ -243,12 +251,16 @@ macro_rules! pass_down {
             self.below.alignment()
         }
 
-        fn takes(&self, pieces: &[$crate::blk::Piece]) -> bool {
-            self.below.takes(pieces)
+        fn takes(&self, op: $crate::blk::Op, pieces: &[$crate::blk::Piece]) -> bool {
+            self.below.takes(op, pieces)
         }
 
         fn discards(&self) -> bool {
             self.below.discards()
+        }
+
+        fn discard_block(&self) -> u32 {
+            self.below.discard_block()
         }
 
         fn zeroes(&self) -> bool {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::backend::Transfer;
-use super::slot::{Cancel, Request, Wants};
+use super::slot::{Cancel, Request, WaitingFor};
 use super::{Blk, BlkQueue};
 use crate::device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
@@ -259,7 +259,7 @@ impl QueueDevice for Blk {
             if !queue.ended.is_empty() || queue.ring.staged() != 0 {
                 return true;
             }
-            let waits_for_slot = queue.wants == Some(Wants::Slot) && starving;
+            let waits_for_slot = queue.waiting_for == Some(WaitingFor::Slot) && starving;
             if waits_for_slot || queue.lacks_leases(dma) {
                 return false;
             }

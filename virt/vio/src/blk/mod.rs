@@ -1,8 +1,10 @@
 //! virtio-blk (virtio 1.2 §5.2), as a polled device.
 //!
-//! *Advertised*: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, DISCARD and WRITE_ZEROES (unless read-only, where the back end can), RO, MQ,
-//! INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM. Read, write, flush, discard, write-zeroes, GET_ID.
-//! *Not implemented*: CONFIG_WCE, TOPOLOGY, LIFETIME, SECURE_ERASE, ZONED; more than one range per
+//! *Advertised*: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, DISCARD and WRITE_ZEROES (unless read-only,
+//! where the back end can), RO, MQ, INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM. Read,
+//! write, flush, discard, write-zeroes, GET_ID. Every sector of 512 bytes can be read, written and
+//! zeroed by itself, whatever the disk's block and the storage's ([`range`], [`UringFile`]). *Not
+//! implemented*: CONFIG_WCE, TOPOLOGY, LIFETIME, SECURE_ERASE, ZONED; more than one range per
 //! discard or write-zeroes request (the configuration says so).
 //!
 //! One visit: *take* chains from every queue (bounded), do at once what need not wait, start the rest with one system
@@ -11,7 +13,8 @@
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
 //! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `parts`,
-//! `stalled`, `finish`, [`BlockIo`]; [`UringFile`], a file or block device behind it; [`WorkQueue`], for back ends that have threads.
+//! `stalled`, `finish`, [`BlockIo`], [`range`]; [`UringFile`], a file or block device behind it; [`WorkQueue`], for back ends that
+//! have threads.
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
@@ -38,6 +41,7 @@ mod device;
 mod finish;
 mod mem;
 mod parts;
+pub mod range;
 pub mod request;
 mod slot;
 mod stalled;
@@ -62,7 +66,7 @@ use crate::ring::following::Following;
 use crate::ring::{Chain, Ring, Violation};
 use crate::throttle::{RateLimits, Throttle};
 use request::ID_LEN;
-use slot::{Request, Wants};
+use slot::{Request, WaitingFor};
 use stalled::Stalled;
 
 /// Unit of the protocol's sector numbers, in bytes, whatever the block size.
@@ -156,8 +160,8 @@ struct BlkQueue {
     ended: VecDeque<u32>,
     /// Requests of which a part is done and the next one not begun.
     continuing: VecDeque<u32>,
-    /// What the last take, or the last next part, stopped for want of.
-    wants: Option<Wants>,
+    /// Resource for want of which the last take, or the last next part, stopped.
+    waiting_for: Option<WaitingFor>,
     /// What comes behind a request that waits.
     following: Following,
     /// Of `ended`, how many from the front on have been asked for.
@@ -172,7 +176,7 @@ impl BlkQueue {
             ring,
             ended: VecDeque::new(),
             continuing: VecDeque::new(),
-            wants: None,
+            waiting_for: None,
             following: Following::new(MAX_AHEAD),
             asked: 0,
             takes: true,
@@ -181,7 +185,7 @@ impl BlkQueue {
 
     /// Whether the queue waits for leases, and those who hold them have not ended as many.
     fn lacks_leases<D: Dma>(&self, dma: &D) -> bool {
-        matches!(self.wants, Some(Wants::Leases(count)) if !dma.has_lease_room(count))
+        matches!(self.waiting_for, Some(WaitingFor::Leases(count)) if !dma.has_lease_room(count))
     }
 }
 
@@ -286,7 +290,13 @@ impl Blk {
             config,
             features,
             queue_sizes: vec![queue_size; usize::from(queues)],
-            space: request::config_space(sectors, logical_block, queues, max_range),
+            space: request::config_space(
+                sectors,
+                logical_block,
+                queues,
+                max_range,
+                io.discard_block(),
+            ),
             limits: request::Limits {
                 sectors,
                 read_only,

@@ -8,7 +8,7 @@ use super::Blk;
 use super::backend::{Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{STATUS_IOERR, STATUS_OK};
-use super::slot::{Cancel, Ready, Wants};
+use super::slot::{Cancel, Ready, WaitingFor};
 use crate::ring::RingStop;
 use crate::visit::{Visit, cost};
 
@@ -103,15 +103,15 @@ impl Blk {
         if self.queues[at].lacks_leases(dma) {
             return busy;
         }
-        self.queues[at].wants = None;
+        self.queues[at].waiting_for = None;
         while !visit.is_over()
             && let Some(&slot) = self.queues[at].continuing.front()
         {
             match self.next_part(at, slot, dma, visit) {
                 Ok(None) => busy = true,
-                Ok(Some(wants)) => {
-                    self.queues[at].wants = Some(wants);
-                    if let Wants::Leases(count) = wants {
+                Ok(Some(waiting_for)) => {
+                    self.queues[at].waiting_for = Some(waiting_for);
+                    if let WaitingFor::Leases(count) = waiting_for {
                         visit.charge(count as u64 * cost::LEASE);
                     }
                     self.stats.backpressure += 1;
@@ -163,7 +163,7 @@ impl Blk {
         slot: u32,
         dma: &mut D,
         visit: &mut Visit,
-    ) -> Result<Option<Wants>, RingStop> {
+    ) -> Result<Option<WaitingFor>, RingStop> {
         let Self {
             queues,
             slab,
@@ -177,7 +177,7 @@ impl Blk {
         if ready {
             match own.prepare_part(slot, dma, &mut **io, config.logical_block) {
                 Ok(Ready::Yes) => {}
-                Ok(Ready::NoRoom(wants)) => return Ok(Some(wants)),
+                Ok(Ready::NoRoom(waiting_for)) => return Ok(Some(waiting_for)),
                 Ok(Ready::Refused) => {
                     own.refuse();
                     ready = false;

@@ -260,7 +260,14 @@ fn inside(limits: &Limits, sector: u64, count: u64) -> Option<u64> {
 }
 
 /// Configuration space (§5.2.4), `struct virtio_blk_config` up to `write_zeroes_may_unmap`.
-pub fn config_space(sectors: u64, block: u32, queues: u16, max_range: u32) -> [u8; 60] {
+/// Discards are best multiples of `discard_block` bytes.
+pub fn config_space(
+    sectors: u64,
+    block: u32,
+    queues: u16,
+    max_range: u32,
+    discard_block: u32,
+) -> [u8; 60] {
     let mut space = [0; 60];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &sectors.to_le_bytes());
@@ -270,7 +277,8 @@ pub fn config_space(sectors: u64, block: u32, queues: u16, max_range: u32) -> [u
     put(34, &queues.to_le_bytes());
     put(36, &max_range.to_le_bytes()); // max_discard_sectors
     put(40, &1u32.to_le_bytes()); // max_discard_seg
-    put(44, &(block / SECTOR as u32).to_le_bytes()); // discard_sector_alignment
+    let discard_alignment = block.max(discard_block) / SECTOR as u32;
+    put(44, &discard_alignment.to_le_bytes()); // discard_sector_alignment
     put(48, &max_range.to_le_bytes()); // max_write_zeroes_sectors
     put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
     put(56, &[1]); // write_zeroes_may_unmap

@@ -14,17 +14,17 @@ pub(super) enum Ready {
     /// Submit it.
     Yes,
     /// Not now.
-    NoRoom(Wants),
+    NoRoom(WaitingFor),
     /// The guest's own buffer faulted, or a block of it is cut into more pieces than a transfer may have.
     Refused,
 }
 
-/// What a request waits for that found no room.
+/// Resource that a request waits for, which had no room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wants {
+pub(super) enum WaitingFor {
     /// A slot or a buffer that other requests have.
     Slot,
-    /// So many leases at least, whoever holds them.
+    /// So many leases at least.
     Leases(usize),
 }
 
@@ -181,7 +181,7 @@ impl Request {
         let mut leased = Ok(());
         if transfer == Transfer::Direct {
             leased = self.lease_part(dma, block);
-            if leased.is_ok() && !io.takes(&self.pieces) {
+            if leased.is_ok() && !io.takes(self.part_op(), &self.pieces) {
                 self.release(dma);
                 self.pieces.clear();
                 transfer = Transfer::Bounce;
@@ -196,7 +196,7 @@ impl Request {
             ),
             Transfer::Bounce if !io.reserve(slot, self.part) => {
                 self.part = 0;
-                return Ok(Ready::NoRoom(Wants::Slot));
+                return Ok(Ready::NoRoom(WaitingFor::Slot));
             }
             Transfer::Bounce if self.is_write => (
                 Reply::Status,
@@ -214,7 +214,7 @@ impl Request {
         let answer = match stop {
             // More than there are for this device if all others were free.
             LeaseStop::Full(Full { most }) if wanted > most => Ok(Ready::Refused),
-            LeaseStop::Full(_) => Ok(Ready::NoRoom(Wants::Leases(wanted))),
+            LeaseStop::Full(_) => Ok(Ready::NoRoom(WaitingFor::Leases(wanted))),
             LeaseStop::Access(Stop::Fault(_)) => Ok(Ready::Refused),
             LeaseStop::Access(pending) => {
                 Err(wait_for_all(dma, pending, self.wanted(self.intent())))

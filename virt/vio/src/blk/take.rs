@@ -5,7 +5,7 @@ use guest_mem::{Access, Dma, Intent, Stop};
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
-use super::slot::{Ready, Reply, Wants};
+use super::slot::{Ready, Reply, WaitingFor};
 use super::{Blk, BlkQueue, MAX_TRANSFER};
 use crate::ring::following::wait_for_all;
 use crate::ring::{Chain, RingStop, Violation};
@@ -18,7 +18,7 @@ enum Taken {
     /// Something is there, and may not begin before the rate limit allows.
     Throttled,
     /// Something is there, and no slot, buffer or lease for it now.
-    NoRoom(Wants),
+    NoRoom(WaitingFor),
     /// It was taken.
     One,
 }
@@ -37,7 +37,7 @@ impl Blk {
         if queue.lacks_leases(dma) || !queue.continuing.is_empty() {
             return false;
         }
-        queue.wants = None;
+        queue.waiting_for = None;
         // Without EVENT_IDX the driver is told once that nobody needs its doorbells.
         if let Err(stop) = queue.ring.disarm(dma) {
             self.note(stop);
@@ -52,9 +52,9 @@ impl Blk {
                     self.stats.throttled += 1;
                     return busy;
                 }
-                Ok(Taken::NoRoom(wants)) => {
-                    self.queues[at].wants = Some(wants);
-                    if let Wants::Leases(count) = wants {
+                Ok(Taken::NoRoom(waiting_for)) => {
+                    self.queues[at].waiting_for = Some(waiting_for);
+                    if let WaitingFor::Leases(count) = waiting_for {
                         visit.charge(count as u64 * cost::LEASE);
                     }
                     self.stats.backpressure += 1;
@@ -111,7 +111,7 @@ impl Blk {
         };
         // Room for what cannot be shown at once.
         let Some(slot) = self.free_slot() else {
-            return Ok(Taken::NoRoom(Wants::Slot));
+            return Ok(Taken::NoRoom(WaitingFor::Slot));
         };
         let taken = match (parsed.action, self.io.transfer()) {
             (Action::Run(op), Transfer::Memory) if bytes_of(op) <= MAX_TRANSFER => {
@@ -238,7 +238,7 @@ impl Blk {
             Action::Run(op) => {
                 match own.prepare(slot, op, dma, chain, &mut **io, config.logical_block) {
                     Ok(Ready::Yes) => runs = true,
-                    Ok(Ready::NoRoom(wants)) => return Ok(Taken::NoRoom(wants)),
+                    Ok(Ready::NoRoom(waiting_for)) => return Ok(Taken::NoRoom(waiting_for)),
                     Ok(Ready::Refused) => own.refuse(),
                     Err(stop) => return Err(ring.park(stop.into())),
                 }

@@ -16,10 +16,12 @@
 //! file system with O_DIRECT, processor time per request was between 0.81 and 1.15 of what it was: a tie. Eight disks of
 //! depth 256 hold 81 KiB of ring where it was 800.
 //!
-//! Data go straight into leased guest memory (readv, writev), or through a private pool: with [`Transfer::Bounce`], and past the page cache
-//! where the guest's buffers lie as the storage cannot take them ([`align`]). Discard and
-//! write-zeroes are fallocate ([`space`]). A short transfer is continued; one that makes no progress (the
-//! file was truncated under us) is EIO.
+//! Data go straight into leased guest memory (readv, writev), or through a private pool: with
+//! [`Transfer::Bounce`], and past the page cache where the guest's buffers lie as the storage
+//! cannot take them ([`align`]), or the transfer is no whole number of the storage's blocks
+//! ([`misaligned`]). Discard and write-zeroes are fallocate, as [`range`](super::range) says, and
+//! zeroes written as data ([`zeroes`]) where no mode of it does. A short transfer is continued; one
+//! that makes no progress (the file was truncated under us) is EIO.
 //!
 //! Syncs of a file in the page cache run one at a time, and fail for good once one has ([`sync`]). A durable write there
 //! is a write and such a sync after it; with O_DIRECT it is one operation (RWF_DSYNC).
@@ -34,13 +36,16 @@
 mod align;
 mod ended;
 mod engine;
+mod misaligned;
 mod now;
+mod order;
 mod pool;
 mod ring;
-mod space;
+mod slot;
 mod sync;
 mod threads;
 mod trial;
+mod zeroes;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -54,16 +59,19 @@ use guest_mem::{KeepAlive, keeps_mapped};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
+use super::range::{self, RangePlan, RangeStep, RangeSupport};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use align::Alignment;
 use engine::{Call, Engine};
 use now::Now;
+use order::{Hold, WriteOrder};
 use pool::{CHUNK, Pool};
 use ring::probe;
-use space::{Abilities, Way};
+use slot::{Slot, Stage, State};
 use sync::Syncs;
 use threads::Threads;
 pub use trial::RingRefusal;
+use zeroes::ZeroWriters;
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
@@ -122,61 +130,6 @@ pub enum UringError {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    /// Prepared or being prepared; the kernel knows nothing of it.
-    Idle,
-    InFlight,
-}
-
-/// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered; they are on the
-/// heap, so a slot may move.
-struct Slot {
-    state: State,
-    op: Op,
-    iovecs: Vec<libc::iovec>,
-    /// First vector with bytes left to move.
-    first: usize,
-    /// Bytes moved so far.
-    moved: u32,
-    /// Chunks of the private buffer, in order.
-    chunks: Vec<u32>,
-    reserved: u32,
-    cancelled: bool,
-    /// Counts the operations this slot has served, modulo 2^31.
-    uses: u32,
-    /// How a range is being zeroed.
-    way: Way,
-    /// The data of a durable write are written: this is the sync after it.
-    syncing: bool,
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        Self {
-            state: State::Free,
-            op: Op::Flush,
-            iovecs: Vec::new(),
-            first: 0,
-            moved: 0,
-            chunks: Vec::new(),
-            reserved: 0,
-            cancelled: false,
-            uses: 0,
-            way: Way::First,
-            syncing: false,
-        }
-    }
-}
-
-impl Slot {
-    /// What names its operation, slot `number`'s, to the kernel.
-    fn user_data(&self, number: u32) -> u64 {
-        u64::from(number) | u64::from(self.uses) << USE_SHIFT
-    }
-}
-
 /// A raw file or block device.
 ///
 /// Thread: made and attached anywhere, submitted to and polled from one thread only, the first that does:
@@ -188,7 +141,8 @@ pub struct UringFile {
     file: Arc<File>,
     capacity: u64,
     alignment: Alignment,
-    abilities: Abilities,
+    /// Calls for ranges that the file has.
+    support: RangeSupport,
     options: UringOptions,
     now: Now,
     /// The file cannot say that an operation would wait: each is begun in a thread of the kernel.
@@ -208,6 +162,9 @@ pub struct UringFile {
     scratch: Vec<libc::iovec>,
     /// Of a file in the page cache.
     syncs: Syncs,
+    /// Of a file past the page cache whose blocks are larger than a sector.
+    order: WriteOrder,
+    zero_writers: ZeroWriters,
     /// Operations whose cancellation the kernel has refused, as it knows them. Empty between polls.
     refused: Vec<u64>,
 }
@@ -266,13 +223,13 @@ impl UringFile {
             true => Alignment::direct(&file, kind.is_block_device()).map_err(UringError::Open)?,
             false => Alignment::CACHED,
         };
-        let mut abilities = match options.read_only {
-            true => Abilities::default(),
-            false => space::abilities(&file, capacity, kind.is_block_device()),
+        let mut support = match options.read_only {
+            true => RangeSupport::default(),
+            false => range::probe(&file, capacity, alignment.block),
         };
         // A ring does what the host forbids as a system call.
-        if no_ring.is_some() && abilities.discards && !threads::may_fallocate(&file, capacity) {
-            abilities = Abilities::default();
+        if no_ring.is_some() && support.punches && !threads::may_fallocate(&file, capacity) {
+            support.punches = false;
         }
         let file = Arc::new(file);
         let engine = match no_ring {
@@ -289,7 +246,7 @@ impl UringFile {
             file,
             capacity,
             alignment,
-            abilities,
+            support,
             options,
             slots: Vec::new(),
             pool: None,
@@ -299,6 +256,8 @@ impl UringFile {
             answers: Vec::new(),
             scratch: Vec::new(),
             syncs: Syncs::default(),
+            order: WriteOrder::default(),
+            zero_writers: ZeroWriters::default(),
             refused: Vec::new(),
         })
     }
@@ -338,43 +297,131 @@ impl UringFile {
     /// Has the engine carry out what a slot in state `InFlight` is at.
     fn push(&mut self, number: u32) {
         let slot = &self.slots[number as usize];
-        let vectors = &slot.iovecs[slot.first..];
-        let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
-        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
-        let call = match slot.op {
-            _ if slot.syncing => Call::Sync,
-            Op::Read { offset, .. } => Call::Read {
-                vectors,
-                count,
-                offset: offset + u64::from(slot.moved),
-            },
-            Op::Write {
-                offset, durable, ..
-            } => Call::Write {
-                vectors,
-                count,
-                offset: offset + u64::from(slot.moved),
-                // In the page cache a failure of the write must be told from one of its sync, which comes after it.
-                durable: durable && self.options.o_direct,
-            },
-            Op::Flush => Call::Sync,
-            Op::Discard { offset, len } => Call::Fallocate {
-                mode: libc::FALLOC_FL_PUNCH_HOLE | keep_size,
+        let call = match slot.stage {
+            Stage::Sync => Call::Sync,
+            Stage::Fallocate { step, offset, len } => Call::Fallocate {
+                mode: step.mode(),
                 offset,
                 len,
             },
-            Op::WriteZeroes { offset, len, unmap } => Call::Fallocate {
-                mode: slot.way.mode(unmap) | keep_size,
-                offset,
-                len,
-            },
+            Stage::Transfer | Stage::Zeroes { .. } | Stage::Load | Stage::Store => {
+                let (offset, _) = slot.extent().expect("a stage that moves data");
+                let offset = offset + u64::from(slot.moved);
+                let vectors = &slot.iovecs[slot.first..];
+                let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
+                match slot.reads() {
+                    true => Call::Read {
+                        vectors,
+                        count,
+                        offset,
+                    },
+                    false => Call::Write {
+                        vectors,
+                        count,
+                        offset,
+                        // In the page cache a failure of the write must be told from one of its
+                        // sync, which comes after it.
+                        durable: matches!(slot.op, Op::Write { durable: true, .. })
+                            && self.options.o_direct,
+                    },
+                }
+            }
         };
+        // Zeroes are never written by the thread that enters the ring: no guest waits
+        // for them as for a read.
+        let waits = self.waits || matches!(slot.stage, Stage::Zeroes { .. });
         let user_data = slot.user_data(number);
-        // SAFETY: the call's addresses are (a) the slot's vectors, which are not touched while the slot is in flight and lie
-        // on the heap; (b) what the vectors point to: chunks of `self.pool` that belong to this slot until it is
-        // unreserved, or guest memory that `self.keep` was checked to keep mapped in `submit`. A slot is in flight until its
-        // call is answered; `drop` waits for that, or leaks all three.
-        unsafe { self.engine.push(&self.file, call, self.waits, user_data) };
+        // SAFETY: the call's addresses are (a) the slot's vectors, which are not touched while the
+        // engine has the slot's call and lie on the heap; (b) what the vectors point to: chunks of
+        // `self.pool` that belong to this slot until it is unreserved, guest memory that
+        // `self.keep` was checked to keep mapped in `submit`, the slot's aligned copy, which lies
+        // on the heap and stays until the operation has ended, or zeroes in a static. A slot is in
+        // flight until its call is answered; `drop` waits for that, or leaks them all.
+        unsafe { self.engine.push(&self.file, call, waits, user_data) };
+    }
+
+    /// Begins what waits for others, where they have ended.
+    fn begin_waiting(&mut self) {
+        while let Some((number, hold)) = self.order.next() {
+            self.slots[number as usize].hold = Some(hold);
+            self.begin_or_end(number);
+        }
+        while let Some(number) = self.zero_writers.next() {
+            self.write_zeroes(number);
+        }
+    }
+
+    fn begin_or_end(&mut self, number: u32) {
+        if let Some(outcome) = self.begin(number) {
+            self.end_in_flight(number, outcome);
+        }
+    }
+
+    /// Begins the operation of a slot in state `InFlight`; an outcome if it has ended already.
+    fn begin(&mut self, number: u32) -> Option<Outcome> {
+        match self.slots[number as usize].op {
+            Op::Flush => return self.begin_sync(number),
+            Op::Discard { .. } | Op::WriteZeroes { .. } => return self.begin_step(number),
+            Op::Read { offset, len } | Op::Write { offset, len, .. } => {
+                match self.alignment.fits(offset, len) {
+                    true => self.push(number),
+                    false => self.load(number, offset, len),
+                }
+            }
+        }
+        None
+    }
+
+    /// Begins the step that a discard or write-zeroes is at; an outcome if there is none.
+    fn begin_step(&mut self, number: u32) -> Option<Outcome> {
+        let slot = &mut self.slots[number as usize];
+        let plan = slot.plan.expect("made when it was submitted");
+        match plan.step(&self.support) {
+            None => return Some(Outcome::Done),
+            Some(RangeStep::Fallocate { step, offset, len }) => {
+                slot.stage = Stage::Fallocate { step, offset, len };
+                self.push(number);
+            }
+            Some(RangeStep::WriteZeroes { offset, len }) => {
+                slot.stage = Stage::Zeroes { offset, len };
+                self.zero_writers.enter(number);
+            }
+        }
+        None
+    }
+
+    /// The permission that an operation needs to begin, where misaligned writes have to be kept
+    /// from others.
+    fn hold(&self, op: Op) -> Option<Hold> {
+        if self.alignment.block <= SECTOR as u32 {
+            return None;
+        }
+        let fits = match op {
+            Op::Read { .. } | Op::Flush => return None,
+            Op::Write { offset, len, .. } => self.alignment.fits(offset, len),
+            Op::WriteZeroes { offset, len, .. } => self.alignment.fits(offset, len),
+            // Cut to whole blocks.
+            Op::Discard { .. } => true,
+        };
+        Some(if fits { Hold::Shared } else { Hold::Exclusive })
+    }
+
+    /// The slot's private buffer from `offset` on, at most a chunk of it, while the kernel has no
+    /// entry that names it.
+    fn private_buffer(&mut self, number: u32, offset: u32) -> &mut [u8] {
+        let slot = &self.slots[number as usize];
+        assert!(offset < slot.reserved, "offset outside the private buffer");
+        let within = offset % CHUNK;
+        let len = (CHUNK - within).min(slot.reserved - offset);
+        let chunk = slot.chunks[(offset / CHUNK) as usize];
+        let pool = self.pool.as_ref().expect("a slot with chunks has a pool");
+        // SAFETY: `[within, within + len)` lies in the chunk, which belongs to this slot alone. The
+        // callers are `buffer`, of a slot that is not in flight, and the copying of misaligned
+        // data, whose entries name the copy and not the chunks; so the kernel does not access it.
+        // The borrow of `self` keeps others out.
+        unsafe {
+            std::slice::from_raw_parts_mut(pool.chunk(chunk).add(within as usize), len as usize)
+        }
     }
 }
 
@@ -433,16 +480,21 @@ impl BlockIo for UringFile {
         self.alignment.block
     }
 
-    fn takes(&self, pieces: &[Piece]) -> bool {
-        self.alignment.takes(pieces)
+    fn takes(&self, op: Op, pieces: &[Piece]) -> bool {
+        match op {
+            Op::Read { offset, .. } | Op::Write { offset, .. } => {
+                self.alignment.takes(offset, pieces)
+            }
+            Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => true,
+        }
     }
 
     fn discards(&self) -> bool {
-        self.abilities.discards
+        self.support.punches
     }
 
-    fn zeroes(&self) -> bool {
-        self.abilities.zeroes
+    fn discard_block(&self) -> u32 {
+        self.support.call_block
     }
 
     fn depth(&self) -> u32 {
@@ -489,23 +541,13 @@ impl BlockIo for UringFile {
         true
     }
 
-    fn buffer(&mut self, slot: u32, offset: u32) -> &mut [u8] {
-        let slot = &self.slots[slot as usize];
+    fn buffer(&mut self, number: u32, offset: u32) -> &mut [u8] {
         assert_eq!(
-            slot.state,
+            self.slots[number as usize].state,
             State::Idle,
             "the private buffer of an operation in flight"
         );
-        assert!(offset < slot.reserved, "offset outside the private buffer");
-        let within = offset % CHUNK;
-        let len = (CHUNK - within).min(slot.reserved - offset);
-        let chunk = slot.chunks[(offset / CHUNK) as usize];
-        let pool = self.pool.as_ref().expect("a slot with chunks has a pool");
-        // SAFETY: `[within, within + len)` lies in the chunk, which belongs to this slot alone; the slot is
-        // not in flight, so the kernel does not write it; the borrow of `self` keeps others out.
-        unsafe {
-            std::slice::from_raw_parts_mut(pool.chunk(chunk).add(within as usize), len as usize)
-        }
+        self.private_buffer(number, offset)
     }
 
     fn unreserve(&mut self, slot: u32) {
@@ -566,6 +608,17 @@ impl BlockIo for UringFile {
         if !pieces.is_empty() && !self.keeps(pieces) {
             return self.end_early(number, libc::EFAULT);
         }
+        // What is no whole number of blocks goes through a private buffer, as `takes` says.
+        let is_misaligned = match op {
+            Op::Read { offset, len } | Op::Write { offset, len, .. } => {
+                !self.alignment.fits(offset, len)
+            }
+            _ => false,
+        };
+        if is_misaligned && !pieces.is_empty() {
+            return self.end_early(number, libc::EINVAL);
+        }
+        let plan = RangePlan::of(op, &self.support);
         let slot = self.slot(number);
         assert_ne!(
             slot.state,
@@ -573,14 +626,10 @@ impl BlockIo for UringFile {
             "a slot serves one request at a time"
         );
         slot.op = op;
-        slot.first = 0;
-        slot.moved = 0;
         slot.cancelled = false;
         slot.uses = (slot.uses + 1) & (u32::MAX >> 1);
-        slot.way = Way::First;
-        slot.syncing = false;
-        slot.iovecs.clear();
-        slot.iovecs.extend(pieces.iter().map(iovec));
+        slot.plan = plan;
+        slot.move_through(Stage::Transfer, pieces.iter().map(iovec));
         let mut total: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
         let slot = &mut self.slots[number as usize];
         let mut left = slot.reserved;
@@ -605,11 +654,11 @@ impl BlockIo for UringFile {
         }
         slot.state = State::InFlight;
         self.in_flight += 1;
-        if op != Op::Flush {
-            self.push(number);
-        } else if let Some(outcome) = self.begin_sync(number) {
-            self.end_in_flight(number, outcome);
+        match self.hold(op) {
+            Some(hold) => self.order.enter(number, hold),
+            None => self.begin_or_end(number),
         }
+        self.begin_waiting();
     }
 
     fn flush(&mut self) {
@@ -655,9 +704,13 @@ impl BlockIo for UringFile {
         };
         if own.state == State::InFlight && !own.cancelled {
             own.cancelled = true;
-            if self.syncs.give_up(slot) {
-                // The kernel does not have it yet.
-                return self.end_in_flight(slot, Outcome::Failed(libc::ECANCELED));
+            let waits = self.syncs.give_up(slot)
+                || self.order.give_up(slot)
+                || self.zero_writers.give_up(slot);
+            if waits {
+                // The kernel does not have it now.
+                self.end_in_flight(slot, Outcome::Failed(libc::ECANCELED));
+                return self.begin_waiting();
             }
             let user_data = self.slots[slot as usize].user_data(slot);
             self.engine.cancel(user_data);

@@ -1,7 +1,7 @@
 //! What is asked for, checked.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -17,7 +17,7 @@ use crate::run::args::{DmaArg, IdleArg, MapperArg, PreventerArg, RunArgs};
 use crate::run::config::Disk;
 use crate::run::disk::Format;
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::{counted, size};
 
 /// What every guest needs: its kernel, and what runs at a time.
 const LEAST: u64 = 16 << 20;
@@ -48,8 +48,8 @@ pub struct SwapConfig {
     pub(super) idle: IdleArg,
     /// What its user should know of the host.
     pub(super) warning: Option<String>,
-    /// Disks whose blocks stand for no page.
-    pub(super) unmapped: Vec<PathBuf>,
+    /// Lines about disks whose settings cost what is to be saved.
+    disk_warnings: Vec<String>,
 }
 
 impl SwapConfig {
@@ -89,10 +89,7 @@ impl SwapConfig {
         let limit = size::bytes(resident).context("--resident")?;
         let limit = Limit::check(limit, memory, disks.len()).context("--resident")?;
         let mut keys = Keys::parse("--swap", swap)?;
-        let path = match keys.take("path") {
-            Some(path) if !path.is_empty() => PathBuf::from(path),
-            _ => bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE"),
-        };
+        let path = keys.take("path").filter(|path| !path.is_empty());
         let bytes = match keys.take("size") {
             Some(text) => size::bytes(text).context("--swap: size")?,
             None => memory,
@@ -106,6 +103,9 @@ impl SwapConfig {
         let discards = keys.take_switch("discard", false)?;
         let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
+        let Some(path) = path.map(PathBuf::from) else {
+            bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE");
+        };
         // Before there is a store.
         let host = Host::probe();
         if let Some(why) = host.refusal() {
@@ -126,10 +126,7 @@ impl SwapConfig {
             file: args.resident_file.clone(),
             idle: args.idle,
             warning: host.warning(),
-            unmapped: match args.mapper {
-                MapperArg::Off => Vec::new(),
-                _ => images(disks),
-            },
+            disk_warnings: warnings(disks, args.mapper),
         }))
     }
 
@@ -148,22 +145,36 @@ impl SwapConfig {
         if let Some(warning) = &self.warning {
             say!("warning: {warning}");
         }
-        for path in &self.unmapped {
-            say!(
-                "--disk path={} is a qcow2 image: it works, but pages that it holds as well go to --swap (a raw disk's do not)",
-                path.display()
-            );
+        for warning in &self.disk_warnings {
+            say!("warning: {warning}");
         }
     }
 }
 
-/// Those that are in images.
-fn images(disks: &[Disk]) -> Vec<PathBuf> {
-    let images = disks.iter().filter_map(|disk| match disk {
-        Disk::File(disk) if disk.format != Format::Raw => Some(disk.path.clone()),
+/// One line for each disk whose settings cost what `--resident` is to save.
+fn warnings(disks: &[Disk], mapper: MapperArg) -> Vec<String> {
+    let files = disks.iter().filter_map(|disk| match disk {
+        Disk::File(disk) => Some(disk),
         _ => None,
     });
-    images.collect()
+    files
+        .filter_map(|disk| warning(&disk.path, disk.format, disk.direct, mapper))
+        .collect()
+}
+
+/// Warning about one disk, if there is cause for one.
+fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Option<String> {
+    let path = path.display();
+    match format {
+        Format::Raw if !direct => Some(format!(
+            "--disk path={path} is buffered: what leaves the guest's memory for it stays in the host's page cache; \
+             add direct=on"
+        )),
+        Format::Qcow2 { .. } if mapper != MapperArg::Off => Some(format!(
+            "--disk path={path} is a qcow2 image: it works, but pages that it holds as well go to --swap (a raw disk's do not)"
+        )),
+        _ => None,
+    }
 }
 
 /// A store's deliberate fault.
@@ -205,9 +216,9 @@ impl Limit {
     pub fn changed(self, bytes: u64) -> Result<Self> {
         if bytes < self.least {
             bail!(
-                "{bytes} bytes: a guest with {} disks does not get on with less than {} KiB \
+                "{bytes} bytes: a guest with {} does not get on with less than {} KiB \
                  (16 MiB, a batch of pages, and 5 MiB for each disk's largest request and rings)",
-                self.disks,
+                counted(self.disks, "disk"),
                 self.least.div_ceil(1024)
             );
         }
@@ -245,5 +256,21 @@ mod tests {
         limit.changed(least - 1).expect_err("too little");
         // A machine without that much memory may have all of it.
         assert!(Limit::check(16 << 20, 16 << 20, 2).is_ok());
+    }
+
+    #[test]
+    fn a_disk_that_wastes_what_is_saved_is_named_with_the_cure() {
+        let qcow2 = Format::Qcow2 {
+            backing: false,
+            barriers: true,
+        };
+        let of = |format, direct, mapper| warning(Path::new("a.img"), format, direct, mapper);
+        let buffered = of(Format::Raw, false, MapperArg::On).expect("the page cache holds it too");
+        assert!(buffered.contains("path=a.img") && buffered.contains("direct=on"));
+        assert!(of(Format::Raw, false, MapperArg::Off).is_some());
+        assert_eq!(of(Format::Raw, true, MapperArg::On), None);
+        let image = of(qcow2, false, MapperArg::On).expect("its blocks back no page");
+        assert!(image.contains("qcow2") && !image.contains("direct=on"));
+        assert_eq!(of(qcow2, false, MapperArg::Off), None);
     }
 }

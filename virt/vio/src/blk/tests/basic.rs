@@ -301,6 +301,19 @@ fn without_flush_writes_are_durable_and_still_right() {
     assert_eq!(contents(&mut file)[512..1024], [0x5a; 512]);
 }
 
+/// A driver that keeps to it gives back all that it discards.
+#[test]
+fn discards_are_aligned_to_the_storage_where_its_blocks_are_larger() {
+    for (block, discard_block, sectors) in [(512, 512, 1), (512, 4096, 8), (4096, 512, 8)] {
+        let space = crate::blk::request::config_space(1, block, 1, 1, discard_block);
+        assert_eq!(
+            space[44..48],
+            [sectors, 0, 0, 0],
+            "discard_sector_alignment"
+        );
+    }
+}
+
 #[test]
 fn configuration_space_says_what_is_advertised() {
     let guest = Guest::new(uring(Transfer::Direct).0);

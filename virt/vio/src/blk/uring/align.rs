@@ -49,14 +49,21 @@ impl Alignment {
         })
     }
 
-    /// Whether an operation may have these pieces.
+    /// Whether a range of the file is whole blocks.
     #[inline]
-    pub(super) fn takes(self, pieces: &[Piece]) -> bool {
+    pub(super) fn fits(self, offset: u64, len: impl Into<u64>) -> bool {
+        (offset | len.into()).is_multiple_of(u64::from(self.block))
+    }
+
+    /// Whether a transfer from `offset` on may have these pieces.
+    #[inline]
+    pub(super) fn takes(self, offset: u64, pieces: &[Piece]) -> bool {
         self.memory.is_none_or(|memory| {
-            pieces.iter().all(|piece| {
-                piece.hva.raw().is_multiple_of(u64::from(memory))
-                    && piece.len.is_multiple_of(self.block)
-            })
+            self.fits(offset, 0u32)
+                && pieces.iter().all(|piece| {
+                    piece.hva.raw().is_multiple_of(u64::from(memory))
+                        && piece.len.is_multiple_of(self.block)
+                })
         })
     }
 }

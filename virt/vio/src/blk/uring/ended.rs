@@ -1,11 +1,14 @@
 //! What has ended, in the kernel or before it came there: which completions a slot's operation needs, and what they mean.
 
+use super::slot::{Stage, State};
 use super::sync::Begin;
-use super::{CANCEL, Completion, Op, Outcome, State, UringFile};
+use super::{CANCEL, Completion, Op, Outcome, UringFile};
+use crate::blk::range::RangeProgress;
 
 impl UringFile {
     /// Starts the sync of a slot in state `InFlight`; an outcome if it has none.
     pub(super) fn begin_sync(&mut self, number: u32) -> Option<Outcome> {
+        self.slots[number as usize].stage = Stage::Sync;
         let begin = match self.options.o_direct {
             true => Begin::Now,
             false => self.syncs.begin(number),
@@ -41,7 +44,13 @@ impl UringFile {
     }
 
     fn complete(&mut self, number: u32, outcome: Outcome) -> Completion {
-        self.slots[number as usize].state = State::Idle;
+        let slot = &mut self.slots[number as usize];
+        slot.state = State::Idle;
+        slot.plan = None;
+        slot.copy = None;
+        if let Some(hold) = slot.hold.take() {
+            self.order.leave(hold);
+        }
         self.in_flight -= 1;
         Completion {
             slot: number,
@@ -69,60 +78,84 @@ impl UringFile {
             }
         }
         self.answers = answers;
+        self.begin_waiting();
     }
 
     /// What a finished entry means; `None`: the operation goes on.
     fn ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
         let slot = &mut self.slots[number as usize];
-        let is_sync = slot.op == Op::Flush || slot.syncing;
         let again = matches!(-result, libc::EINTR | libc::EAGAIN) && !slot.cancelled;
-        if is_sync && !again && !self.options.o_direct {
-            return Some(self.sync_ended(result));
-        }
-        if again {
-            self.push(number);
-            return None;
-        }
-        if let Op::WriteZeroes { unmap, .. } = slot.op
-            && let Some(way) = slot.way.next(unmap, result)
-        {
-            if slot.cancelled {
-                return Some(Outcome::Failed(libc::ECANCELED));
+        match slot.stage {
+            Stage::Sync if !again && !self.options.o_direct => Some(self.sync_ended(result)),
+            _ if again => {
+                self.push(number);
+                None
             }
-            slot.way = way;
-            self.push(number);
-            return None;
+            Stage::Sync if result < 0 => Some(Outcome::Failed(-result)),
+            Stage::Sync => Some(Outcome::Done),
+            Stage::Fallocate { .. } => self.step_ended(number, result),
+            Stage::Transfer | Stage::Zeroes { .. } | Stage::Load | Stage::Store => {
+                self.moved(number, result)
+            }
         }
-        if result < 0 {
-            return Some(Outcome::Failed(-result));
+    }
+
+    /// A step of a discard or write-zeroes has ended; see
+    /// [`RangePlan::ended`](crate::blk::range::RangePlan::ended).
+    pub(super) fn step_ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
+        let slot = &mut self.slots[number as usize];
+        let plan = slot.plan.as_mut().expect("made when it was submitted");
+        match plan.ended(result, &mut self.support) {
+            RangeProgress::Done => Some(Outcome::Done),
+            RangeProgress::Failed(errno) => Some(Outcome::Failed(errno)),
+            RangeProgress::Next if slot.cancelled => Some(Outcome::Failed(libc::ECANCELED)),
+            RangeProgress::Next => self.begin_step(number),
         }
-        let (Op::Read { len, .. } | Op::Write { len, .. }) = slot.op else {
-            return Some(Outcome::Done);
+    }
+
+    /// A stage that moves data has moved `result` bytes, or failed.
+    fn moved(&mut self, number: u32, result: i32) -> Option<Outcome> {
+        let slot = &mut self.slots[number as usize];
+        let (_, len) = slot.extent().expect("a stage that moves data");
+        if result >= 0 {
+            // The kernel moves no more than it was asked to.
+            slot.moved += result as u32;
+            if slot.moved >= len {
+                return self.moved_all(number);
+            }
+        }
+        let errno = match -result {
+            // To a driver this would say that nothing was done, and a part may have been.
+            libc::EOPNOTSUPP => libc::EIO,
+            errno @ 1.. => errno,
+            0 => libc::EIO,
+            _ if slot.cancelled => libc::ECANCELED,
+            _ => {
+                slot.advance(result as usize);
+                self.push(number);
+                return None;
+            }
         };
-        // The kernel moves no more than it was asked to.
-        slot.moved += result as u32;
-        if slot.moved >= len {
-            if matches!(slot.op, Op::Write { durable: true, .. }) && !self.options.o_direct {
-                slot.syncing = true;
-                return self.begin_sync(number);
-            }
-            return Some(Outcome::Done);
+        match slot.stage {
+            Stage::Zeroes { .. } => self.zeroes_ended(number, -errno),
+            Stage::Load | Stage::Store => self.copy_failed(number, errno),
+            Stage::Transfer | Stage::Sync | Stage::Fallocate { .. } => Some(Outcome::Failed(errno)),
         }
-        if result == 0 || slot.cancelled {
-            return Some(Outcome::Failed(libc::EIO));
-        }
-        let mut skip = result as usize;
-        while skip != 0 {
-            let vector = &mut slot.iovecs[slot.first];
-            let step = skip.min(vector.iov_len);
-            vector.iov_base = vector.iov_base.wrapping_byte_add(step);
-            vector.iov_len -= step;
-            skip -= step;
-            if vector.iov_len == 0 {
-                slot.first += 1;
+    }
+
+    /// A stage has moved all of its data.
+    fn moved_all(&mut self, number: u32) -> Option<Outcome> {
+        let slot = &self.slots[number as usize];
+        match slot.stage {
+            Stage::Zeroes { len, .. } => self.zeroes_ended(number, len as i32),
+            Stage::Load => self.loaded(number),
+            Stage::Store => self.stored(number),
+            Stage::Transfer | Stage::Sync | Stage::Fallocate { .. } => {
+                if matches!(slot.op, Op::Write { durable: true, .. }) && !self.options.o_direct {
+                    return self.begin_sync(number);
+                }
+                Some(Outcome::Done)
             }
         }
-        self.push(number);
-        None
     }
 }

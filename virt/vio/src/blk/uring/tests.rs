@@ -130,25 +130,7 @@ fn zeroing_gives_blocks_back_only_where_it_may() {
 }
 
 #[test]
-fn a_range_that_cannot_be_punched_is_zeroed() {
-    let Some(fs) = HeldFs::mount_or_skip() else {
-        return;
-    };
-    let (mut disk, gate) = held_disk(&fs, "disk", false);
-    let op = Op::WriteZeroes {
-        offset: 0,
-        len: 4096,
-        unmap: true,
-    };
-    gate.fail_next(Kind::Allocate, libc::EOPNOTSUPP);
-    let asked = gate.count(Kind::Allocate);
-    // The storage below has no way to zero a range either.
-    assert_eq!(outcome(&mut disk, op), Outcome::Failed(libc::EOPNOTSUPP));
-    assert_eq!(gate.count(Kind::Allocate) - asked, 2, "it was asked to");
-}
-
-#[test]
-fn what_a_file_cannot_punch_is_not_offered() {
+fn discard_is_not_offered_where_holes_cannot_be_punched() {
     use crate::QueueDevice;
     use crate::blk::request::feature::{DISCARD, WRITE_ZEROES};
     use crate::blk::{Blk, BlkConfig};
@@ -162,8 +144,8 @@ fn what_a_file_cannot_punch_is_not_offered() {
         blk.features() & (DISCARD | WRITE_ZEROES)
     };
     assert_eq!(offered(), DISCARD | WRITE_ZEROES);
-    gate.fail_next(Kind::Allocate, libc::EOPNOTSUPP);
-    assert_eq!(offered(), 0);
+    gate.refuse(Kind::Allocate, libc::EOPNOTSUPP);
+    assert_eq!(offered(), WRITE_ZEROES, "zeroes can always be written");
     assert_eq!(gate.contents().metadata().unwrap().len(), 1 << 20);
 }
 
@@ -555,4 +537,5 @@ fn an_operation_that_ended_before_its_cancellation_has_ended_well() {
 
 mod align;
 mod lent;
+mod ranges;
 mod threads;

@@ -43,6 +43,12 @@ impl PackedQueue {
         if !self.has_available(dma)? {
             return Ok(false);
         }
+        if self.staged.is_empty()
+            && let Some(driver) = self.driver.whole(dma.generation())
+        {
+            // A driver that sleeps writes it once more after each request, so it is the other processor's.
+            driver.prefetch(0);
+        }
         let next = self.next(Ahead::default(), self.head.unwrap_or_default());
         let walked = match self.desc.whole(dma.generation()) {
             Some(desc) if self.journal.is_none() => {

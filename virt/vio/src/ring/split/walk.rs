@@ -63,6 +63,7 @@ impl SplitQueue {
                 return Ok(false);
             }
             self.prefetch(generation, 1..ahead.min(AHEAD));
+            self.prefetch_event(generation);
         }
         if ahead > AHEAD {
             self.prefetch(generation, AHEAD..AHEAD + 1);
@@ -87,6 +88,17 @@ impl SplitQueue {
             Ok(()) if self.journal.is_none() => Ok(true),
             Ok(()) => self.check_taken(chain),
             Err(stop) => Err(self.park(stop)),
+        }
+    }
+
+    /// Hints the processor at what is looked at when these have been done: a driver that sleeps writes it once more after each
+    /// request, so it is the other processor's.
+    #[inline(always)]
+    fn prefetch_event(&self, generation: u64) {
+        if self.event_idx
+            && let Some(avail) = self.avail.whole(generation)
+        {
+            avail.prefetch(RING + 2 * u32::from(self.size));
         }
     }
 

@@ -1,0 +1,133 @@
+//! From a checked configuration to devices that can be reached: the one way of a start and of `--check`.
+//!
+//! A check goes through the same steps in the same order, so that what a start refuses cannot be good to a check. It differs
+//! where a step would be noticed by others: images are opened in trial, without a lock; a core's CPU is tried by a thread that
+//! ends; a socket is made under a name that no client knows, and removed.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::net::UnixListener;
+
+use anyhow::{Context, Result, anyhow, bail};
+use vio::blk::Blk;
+
+use super::config::{Config, Cores};
+use super::disk::{self, ImagesInUse};
+use super::of_device;
+use super::sockets::{self, Sockets};
+use crate::{lacks, output};
+
+/// What devices are made ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be served.
+    Start,
+    /// To see whether they could be.
+    Check,
+}
+
+/// Checks all that can be checked before images are waited for.
+///
+/// # Errors
+/// Names the option, or the device.
+pub fn begin(config: &Config) -> Result<()> {
+    if let Some(path) = &config.stats {
+        output::check("--stats", path)?;
+    }
+    if let Some(id) = &config.force_panic
+        && config.blocks.iter().all(|block| block.id != *id)
+    {
+        bail!("--force-panic {id}: there is no such device");
+    }
+    lacks::look_for_given()?;
+    lacks::say_if_nothing_is_kept();
+    let mut places = HashSet::new();
+    for block in &config.blocks {
+        let place = sockets::check(&block.socket).with_context(|| of_device(block))?;
+        if !places.insert(place) {
+            let socket = block.socket.display();
+            bail!("two devices have the socket {socket}, which one of them names by another path");
+        }
+    }
+    try_cpus(&config.cores)
+}
+
+/// Opens the image of every device.
+///
+/// # Errors
+/// Names the device, the file and what is wrong with it.
+pub fn disks(config: &Config, purpose: Purpose) -> Result<Vec<Blk>> {
+    let mut images = ImagesInUse::default();
+    let blocks = config.blocks.iter();
+    blocks
+        .map(|block| {
+            let panics = config.force_panic.as_ref() == Some(&block.id);
+            disk::open(block, panics, purpose, &mut images).with_context(|| of_device(block))
+        })
+        .collect()
+}
+
+/// Makes the socket of every device.
+///
+/// # Errors
+/// Names the device and its socket.
+pub fn listen(
+    config: &Config,
+    purpose: Purpose,
+    sockets: &mut Sockets,
+) -> Result<Vec<UnixListener>> {
+    let blocks = config.blocks.iter();
+    blocks
+        .map(|block| {
+            let listener = sockets.listen(&block.socket, block.access, purpose);
+            listener.with_context(|| of_device(block))
+        })
+        .collect()
+}
+
+/// Whether all could be served now; nothing is left of the attempt.
+///
+/// # Errors
+/// What a start would say.
+pub fn check(config: &Config) -> Result<()> {
+    begin(config)?;
+    disks(config, Purpose::Check)?;
+    listen(config, Purpose::Check, &mut Sockets::default()).map(drop)
+}
+
+/// Pins a short-lived thread to each CPU, which is the only sure test: isolated CPUs are in no mask, and yet a thread may move
+/// there. A core beyond the first is started by load, when it is too late to say so.
+fn try_cpus(cores: &Cores) -> Result<()> {
+    for &cpu in &cores.cpus {
+        let trial = std::thread::Builder::new()
+            .spawn(move || sidecore::pin_this_thread(cpu))
+            .and_then(|trial| {
+                let ended = trial.join();
+                ended.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+            });
+        trial.map_err(|error| {
+            anyhow!(
+                "cannot pin a core to cpu {cpu}: {error} (this process may run on {}{})",
+                allowed(),
+                match lacks::is_forbidden(&error) {
+                    true => "; without --cpu and cpus= cores run wherever the host lets them",
+                    false => "",
+                }
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// The CPUs that this process may run on, as the kernel writes them.
+fn allowed() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.map_or("others", str::trim).to_owned()
+}
+
+/// A place for a socket: its folder's device and inode, and its name in it.
+pub type SocketPlace = ((u64, u64), OsString);

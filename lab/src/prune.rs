@@ -1,0 +1,250 @@
+//! What the cache holds that no start needs any more, and its removal.
+//!
+//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB), and a tree that was deleted or
+//!   moved does not come back for them. After a build all but the [`KEPT`] that were used last go by themselves; [`prune`] removes
+//!   all but this tree's.
+//! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than today's.
+//!
+//! What another process may be using stays: programs that were used within the last hour ([`RECENT`]). A folder is renamed before
+//! it is removed, so that a removal that is interrupted leaves nothing that passes for complete; the next one goes on with it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::LabError;
+use crate::packages::{cache_dir, is_old_debian, unique};
+
+/// Trees whose programs are kept beside this one's without being asked for.
+pub const KEPT: usize = 3;
+/// For so long after its last use a folder may still be in use: longer than any build.
+const RECENT: Duration = Duration::from_secs(3600);
+/// In a folder of programs: when it was used last.
+const STAMP: &str = "last-used";
+
+/// What [`prune`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Folders that are gone, or would be, and the bytes that they held.
+    pub gone: Vec<(PathBuf, u64)>,
+    /// Folders that may be in use.
+    pub kept: Vec<PathBuf>,
+}
+
+impl Pruned {
+    /// Bytes that are free again, or would be.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.gone.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// Removes what no start needs whose own programs are in `own`, or only says what that is.
+///
+/// # Errors
+/// [`LabError::Host`]: a folder that cannot be read or removed.
+pub fn prune(own: &Path, dry_run: bool) -> Result<Pruned, LabError> {
+    let mut found = Pruned::default();
+    for folder in old_folders(&cache_dir(), own)? {
+        if folder.is_recent {
+            found.kept.push(folder.path);
+            continue;
+        }
+        let bytes = size(&folder.path);
+        if !dry_run {
+            remove(&folder.path)?;
+        }
+        found.gone.push((folder.path, bytes));
+    }
+    Ok(found)
+}
+
+/// Notes that the programs of a tree are used.
+pub(crate) fn note_use(programs: &Path) {
+    // Without it they count as used when they were built.
+    let _ = fs::create_dir_all(programs).and_then(|()| fs::write(programs.join(STAMP), ""));
+}
+
+/// Removes programs of other trees beyond [`KEPT`]: those that were used longest ago.
+pub(crate) fn keep_few(cache: &Path, own: &Path) {
+    let programs = old_folders(cache, own).unwrap_or_default();
+    let programs = programs.into_iter().filter(|it| it.is_programs);
+    for folder in programs.skip(KEPT).filter(|it| !it.is_recent) {
+        // It is in nobody's way; the next build tries again.
+        let _ = remove(&folder.path);
+    }
+}
+
+/// A folder that this tree does not need.
+struct Folder {
+    path: PathBuf,
+    is_programs: bool,
+    is_recent: bool,
+    used: SystemTime,
+}
+
+/// Those of `cache`, the one that was used last first. Links are not followed.
+fn old_folders(cache: &Path, own: &Path) -> Result<Vec<Folder>, LabError> {
+    let entries = match fs::read_dir(cache) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(LabError::host("read", cache)(error)),
+    };
+    let now = SystemTime::now();
+    let mut found: Vec<Folder> = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| {
+            let path = entry.path();
+            let name = entry.file_name().into_string().ok()?;
+            let is_programs = name.starts_with("programs-") && path != own;
+            let used = last_used(&path);
+            let is_recent = now.duration_since(used).is_ok_and(|since| since < RECENT);
+            (is_programs || is_old_debian(&name)).then_some(Folder {
+                path,
+                is_programs,
+                is_recent,
+                used,
+            })
+        })
+        .collect();
+    found.sort_by(|one, other| other.used.cmp(&one.used).then(one.path.cmp(&other.path)));
+    Ok(found)
+}
+
+/// When the folder was used, as far as it says so, or made. One from the future counts as in use.
+fn last_used(folder: &Path) -> SystemTime {
+    let modified = |path: &Path| fs::symlink_metadata(path)?.modified();
+    let stamp = modified(&folder.join(STAMP));
+    let used = stamp.or_else(|_| modified(folder));
+    used.unwrap_or_else(|_| SystemTime::now())
+}
+
+fn remove(folder: &Path) -> Result<(), LabError> {
+    let doomed = folder.with_extension(unique());
+    let removed = fs::rename(folder, &doomed).and_then(|()| fs::remove_dir_all(&doomed));
+    removed.map_err(LabError::host("remove", folder))
+}
+
+/// Bytes on the disk below `folder`; what has several names there counts once.
+fn size(folder: &Path) -> u64 {
+    let mut seen = HashSet::new();
+    let mut folders = vec![folder.to_owned()];
+    let mut bytes = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(about) = fs::symlink_metadata(entry.path()) else {
+                continue;
+            };
+            if about.is_dir() {
+                folders.push(entry.path());
+            }
+            if seen.insert((about.dev(), about.ino())) {
+                bytes += about.blocks() * 512;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// A cache with programs that were used so many days ago.
+    fn cache(days: &[u32]) -> (tempfile::TempDir, PathBuf) {
+        let cache = tempfile::tempdir().expect("a folder");
+        for number in days {
+            let folder = cache.path().join(format!("programs-{number}"));
+            note_use(&folder);
+            fs::write(folder.join("program"), vec![1; 10_000]).expect("a file");
+            fs::hard_link(folder.join("program"), folder.join("again")).expect("a link");
+            let used = SystemTime::now() - *number * DAY;
+            let stamp = File::options()
+                .write(true)
+                .open(folder.join(STAMP))
+                .expect("a stamp");
+            stamp.set_modified(used).expect("its time");
+        }
+        let own = cache.path().join("programs-own");
+        fs::create_dir(&own).expect("a folder");
+        for other in ["qemu-10.0", "linux-own", "apt", "busybox"] {
+            fs::create_dir(cache.path().join(other)).expect("a folder");
+        }
+        (cache, own)
+    }
+
+    fn names(cache: &Path) -> Vec<String> {
+        let entries = fs::read_dir(cache).expect("it is there").flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().expect("a name"));
+        let mut names: Vec<_> = names.filter(|name| name.starts_with("programs-")).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn programs_of_other_trees_are_old_and_nothing_else_is() {
+        let (cache, own) = cache(&[0, 1, 9]);
+        let old = old_folders(cache.path(), &own).expect("read");
+        let old: Vec<_> = old
+            .iter()
+            .map(|it| {
+                (
+                    it.path.file_name().expect("one").to_str().expect("one"),
+                    it.is_recent,
+                )
+            })
+            .collect();
+        assert_eq!(
+            old,
+            [
+                ("programs-0", true),
+                ("programs-1", false),
+                ("programs-9", false)
+            ]
+        );
+        let none = old_folders(&cache.path().join("absent"), &own);
+        assert!(none.expect("no cache").is_empty());
+    }
+
+    #[test]
+    fn a_build_leaves_the_programs_of_a_few_trees() {
+        let (cache, own) = cache(&[1, 2, 3, 4, 5]);
+        keep_few(cache.path(), &own);
+        assert_eq!(
+            names(cache.path()),
+            ["programs-1", "programs-2", "programs-3", "programs-own"]
+        );
+    }
+
+    #[test]
+    fn what_may_be_in_use_is_not_counted_out_and_links_are_not_followed() {
+        let (cache, own) = cache(&[0]);
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        fs::write(elsewhere.path().join("precious"), "x").expect("a file");
+        std::os::unix::fs::symlink(elsewhere.path(), cache.path().join("programs-link"))
+            .expect("a link");
+        let old = old_folders(cache.path(), &own).expect("read");
+        assert!(old.iter().all(|it| it.is_recent));
+        // A link inside a folder is removed, and what it leads to stays.
+        let folder = cache.path().join("programs-0");
+        std::os::unix::fs::symlink(elsewhere.path(), folder.join("link")).expect("a link");
+        remove(&folder).expect("removed");
+        assert!(elsewhere.path().join("precious").exists());
+        assert_eq!(names(cache.path()), ["programs-link", "programs-own"]);
+    }
+
+    #[test]
+    fn what_has_two_names_counts_once() {
+        let (cache, _) = cache(&[1]);
+        let bytes = size(&cache.path().join("programs-1"));
+        assert!((10_000..20_000).contains(&bytes), "{bytes}");
+    }
+}

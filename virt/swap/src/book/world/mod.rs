@@ -1,0 +1,344 @@
+//! The book against a small world that knows what every page and block holds: memory with mappings and markers, an owner with
+//! devices, disks whose requests take their time, a store. Between any two commands the guest does something.
+
+use std::collections::BTreeMap;
+
+use seeded::Random;
+
+use super::*;
+
+mod disk;
+mod guest;
+mod pager;
+
+use disk::{DiskOp, Kind};
+
+pub(super) const PAGES: u32 = 160;
+const BLOCKS: u32 = 192;
+pub(super) const LIMIT: usize = 48;
+pub(super) const SLOTS: usize = 128;
+
+/// What a page or block holds. 0 is zeroes; each store stores a number of its own.
+type Content = u64;
+
+/// What a guest has to find in a page.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Truth {
+    Known(Content),
+    /// A read failed into it: whatever it holds, it keeps.
+    Undefined,
+}
+
+/// A page as the kernel and the owner have it.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    content: Option<Content>,
+    is_mapped: bool,
+    /// Nobody stored through the guest's mapping since it was write-protected. Outlives the mapping and the memory.
+    is_clean: bool,
+    is_shown: bool,
+    /// A device stored since it was shown, or since a request of a disk began.
+    is_written: bool,
+    /// A device has had an address to store to since it was shown.
+    is_lent_out: bool,
+    leases: u32,
+    /// Accesses under way that are to overwrite all of it. Until they end, what it holds is nobody's to say.
+    lent: u32,
+    truth: Truth,
+}
+
+impl Frame {
+    /// The guest stored this.
+    fn now_holds(&mut self, content: Content) {
+        self.truth = match self.lent {
+            0 => Truth::Known(content),
+            _ => Truth::Undefined,
+        };
+    }
+
+    /// One access that was to overwrite it is over.
+    fn is_back(&mut self, is_good: bool) {
+        self.lent -= 1;
+        self.truth = match (self.lent, is_good, self.content) {
+            (0, true, Some(content)) => Truth::Known(content),
+            _ => Truth::Undefined,
+        };
+    }
+}
+
+/// What the owner tells the pager, in its order.
+enum Says {
+    Answer { gone: u32, written: u32 },
+    Wants(Ticket, Vec<(Page, bool)>),
+    Begin(Op),
+    End(Op, bool),
+    Offers(Ticket, Vec<Page>),
+}
+
+/// What the guest does most at the time.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Fill,
+    Fragment,
+    Clear,
+}
+
+pub(super) struct World {
+    random: Random,
+    pub(super) book: Book,
+    frames: Vec<Frame>,
+    image: Vec<Content>,
+    store: Vec<Content>,
+    next_content: Content,
+    /// Processors that wait, and whether for a store.
+    faults: BTreeMap<Page, bool>,
+    reading: Vec<(Page, Place)>,
+    writing: Vec<(Page, Slot)>,
+    trimming: Vec<(Slot, u32)>,
+    pub(super) trims: u64,
+    questions: VecDeque<Vec<Page>>,
+    says: VecDeque<Says>,
+    tickets: BTreeMap<u64, Vec<(Page, bool)>>,
+    /// Pages that a balloon has named. Until it is answered, what they hold is nobody's to say.
+    offers: BTreeMap<u64, Vec<Page>>,
+    /// Pages that stay until a ticket's access is made again.
+    held: Vec<Page>,
+    /// Requests of disks under way.
+    ops: BTreeMap<u64, DiskOp>,
+    /// Those that were cancelled, until the book has heard of it.
+    cancelled: BTreeMap<u64, DiskOp>,
+    pub(super) cancels: u64,
+    next_op: u64,
+    next_ticket: u64,
+    leases: Vec<Page>,
+    /// Pages that a processor is about to clear, all of each.
+    clearing: Vec<Page>,
+    /// Pages that were taken from the guest lately: what a second chance is for.
+    unmapped: Vec<Page>,
+    is_stopped: bool,
+    /// Of each thousand reads and writes of the store and the image by the pager, how many fail.
+    pub(super) failing: u64,
+    pub(super) events: u64,
+    limit: usize,
+    /// The highest since it last came to rest.
+    highest: usize,
+    is_resting: bool,
+    /// As who scans and punches, without unmapping first.
+    pub(super) is_naive: bool,
+    /// As an owner who takes an address for a store that is over.
+    pub(super) forgets_lent: bool,
+}
+
+/// What is wrong, and where.
+type Checked = Result<(), String>;
+
+impl World {
+    pub(super) fn new(seed: u64) -> Self {
+        let frame = Frame {
+            content: None,
+            is_mapped: false,
+            is_clean: false,
+            is_shown: false,
+            is_written: false,
+            is_lent_out: false,
+            leases: 0,
+            lent: 0,
+            truth: Truth::Known(0),
+        };
+        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        book.slots.set_chunk(4);
+        book.trims_slots();
+        Self {
+            random: Random::new(seed),
+            book,
+            frames: vec![frame; PAGES as usize],
+            image: (1..=Content::from(BLOCKS)).collect(),
+            store: vec![0; 2 * SLOTS],
+            next_content: 1_000,
+            faults: BTreeMap::new(),
+            reading: Vec::new(),
+            writing: Vec::new(),
+            trimming: Vec::new(),
+            trims: 0,
+            questions: VecDeque::new(),
+            says: VecDeque::new(),
+            tickets: BTreeMap::new(),
+            offers: BTreeMap::new(),
+            held: Vec::new(),
+            ops: BTreeMap::new(),
+            cancelled: BTreeMap::new(),
+            cancels: 0,
+            next_op: 0,
+            next_ticket: 0,
+            leases: Vec::new(),
+            clearing: Vec::new(),
+            unmapped: Vec::new(),
+            is_stopped: false,
+            failing: 0,
+            events: 0,
+            limit: LIMIT,
+            highest: LIMIT,
+            is_resting: false,
+            is_naive: false,
+            forgets_lent: false,
+        }
+    }
+
+    fn frame(&mut self, page: Page) -> &mut Frame {
+        &mut self.frames[page.0 as usize]
+    }
+
+    fn page(&mut self) -> Page {
+        if self.random.chance(0.1)
+            && let Some(page) = self.unmapped.pop()
+        {
+            return page;
+        }
+        // What is done to a page that the owner is being asked for counts for its answer.
+        if self.random.chance(0.1)
+            && let Some(asked) = self.questions.front()
+        {
+            return asked[self.random.below(asked.len() as u64) as usize];
+        }
+        // Some are hot.
+        let end = if self.random.chance(0.5) {
+            PAGES / 4
+        } else {
+            PAGES
+        };
+        Page(self.random.below(u64::from(end)) as u32)
+    }
+
+    fn fresh(&mut self) -> Content {
+        if self.random.chance(0.03) {
+            return 0;
+        }
+        self.next_content += 1;
+        self.next_content
+    }
+
+    /// What has to hold between any two events.
+    fn check(&mut self) -> Checked {
+        if self.is_naive {
+            return Ok(());
+        }
+        let mut in_memory = 0;
+        for number in 0..PAGES {
+            let page = Page(number);
+            let (state, place) = self.book.look(page);
+            let frame = self.frames[number as usize];
+            in_memory += usize::from(state != State::Absent);
+            if state != State::Absent {
+                continue;
+            }
+            let holds = match place {
+                Place::Nowhere => 0,
+                Place::Slot(slot) => self.store[slot.0 as usize],
+                Place::Block(block) => self.image[block.number as usize],
+            };
+            if frame.content.is_some() || frame.is_shown || frame.is_mapped {
+                return Err(format!("{page:?} is away and there: {frame:?}"));
+            }
+            if frame.truth != Truth::Undefined && frame.truth != Truth::Known(holds) {
+                return Err(format!(
+                    "{page:?} is at {place:?}, which holds {holds}: {frame:?}"
+                ));
+            }
+        }
+        if in_memory != self.book.present() || in_memory > self.highest + BATCH {
+            return Err(format!(
+                "{in_memory} pages in memory, {} counted",
+                self.book.present()
+            ));
+        }
+        self.book
+            .check_slots(self.writing.iter().map(|(_, slot)| *slot))
+    }
+
+    pub(super) fn run(&mut self, events: u64) -> Checked {
+        // A kernel has been loaded.
+        for number in 0..LIMIT as u32 {
+            let content = self.fresh();
+            let frame = self.frame(Page(number));
+            frame.content = Some(content);
+            frame.now_holds(content);
+            self.book.adopt(Page(number));
+        }
+        self.carry_out(Phase::Fill)?;
+        let phases = [Phase::Fill, Phase::Fragment, Phase::Clear];
+        while self.events < events {
+            let phase = phases[(self.events / 5_000 % 3) as usize];
+            self.guest(phase)?;
+            if self.random.chance(0.6) {
+                self.pager(phase)?;
+            }
+            if self.random.chance(0.1) {
+                self.book.ask();
+                self.carry_out(phase)?;
+            }
+            if self.random.chance(0.1) {
+                self.book.trim();
+                self.carry_out(phase)?;
+            }
+            if self.random.chance(0.02) {
+                self.check()?;
+            }
+            if self.random.below(5_000) == 0 {
+                self.limit = 24 + self.random.below(96) as usize;
+                self.highest = self.highest.max(self.limit);
+                self.book.set_limit(self.limit);
+                self.carry_out(phase)?;
+            }
+            if self.random.below(20_000) == 0 {
+                self.rest()?;
+            }
+        }
+        self.rest()
+    }
+
+    /// The guest does nothing new: everything that was begun ends.
+    fn rest(&mut self) -> Checked {
+        self.is_resting = true;
+        let rested = self.come_to_rest();
+        self.is_resting = false;
+        self.highest = self.limit;
+        rested
+    }
+
+    fn come_to_rest(&mut self) -> Checked {
+        for _ in 0..20_000 {
+            let waits = !self.faults.is_empty()
+                || !self.clearing.is_empty()
+                || !self.tickets.is_empty()
+                || !self.offers.is_empty()
+                || !self.ops.is_empty()
+                || !self.says.is_empty()
+                || !self.reading.is_empty()
+                || !self.writing.is_empty()
+                || !self.trimming.is_empty()
+                || self.is_stopped
+                || self.book.present() > self.limit;
+            if !waits {
+                return self.check();
+            }
+            if let Some(page) = self.leases.pop() {
+                self.frame(page).leases -= 1;
+            }
+            if !self.is_stopped {
+                self.answer();
+                self.go_on()?;
+            }
+            self.pager(Phase::Fill)?;
+            self.book.ask();
+            self.carry_out(Phase::Fill)?;
+            self.held.clear();
+        }
+        Err(format!(
+            "it does not come to rest: faults {:?}, tickets {:?}, ops {:?}, {}",
+            self.faults,
+            self.tickets,
+            self.ops,
+            self.book.summary()
+        ))
+    }
+}

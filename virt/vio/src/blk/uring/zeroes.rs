@@ -1,0 +1,105 @@
+//! Zeroes written as data, in pieces, where no call of the kernel's makes them.
+//!
+//! A few pieces of a disk are in flight at a time ([`WRITERS`]), whatever its guest has asked for,
+//! and after each piece the next request has its turn. The kernel's threads write them, never the
+//! thread that enters the ring, so a piece costs a core two entries of its ring, and does not delay
+//! other disks of the core.
+
+use std::collections::VecDeque;
+
+use super::misaligned::Page;
+use super::slot::Stage;
+use super::{Outcome, UringFile};
+use crate::blk::range::ZERO_PIECE;
+
+/// Pieces in flight at a time.
+const WRITERS: u32 = 2;
+
+/// Memory that is written; the kernel reads it only. As few vectors as fill a piece.
+static ZEROES: [Page; 16] = [Page::ZERO; 16];
+const ZEROES_LEN: u32 = size_of_val(&ZEROES) as u32;
+const _: () = assert!(ZERO_PIECE.is_multiple_of(ZEROES_LEN));
+
+/// Requests whose next step is a piece of zeroes.
+#[derive(Debug, Default)]
+pub(super) struct ZeroWriters {
+    running: u32,
+    waiting: VecDeque<u32>,
+}
+
+impl ZeroWriters {
+    /// The slot has a piece to be written; [`next`](Self::next) says when.
+    pub(super) fn enter(&mut self, slot: u32) {
+        self.waiting.push_back(slot);
+    }
+
+    /// The slot whose piece is written now, if one is.
+    pub(super) fn next(&mut self) -> Option<u32> {
+        if self.running == WRITERS {
+            return None;
+        }
+        let slot = self.waiting.pop_front()?;
+        self.running += 1;
+        Some(slot)
+    }
+
+    /// A piece has ended.
+    pub(super) fn leave(&mut self) {
+        self.running -= 1;
+    }
+
+    /// A slot waits no longer; false: it does not wait.
+    pub(super) fn give_up(&mut self, slot: u32) -> bool {
+        let at = self.waiting.iter().position(|&other| other == slot);
+        at.and_then(|at| self.waiting.remove(at)).is_some()
+    }
+}
+
+impl UringFile {
+    /// Writes the piece that the slot's request is at, whose turn it is.
+    pub(super) fn write_zeroes(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        let Stage::Zeroes { offset, len } = slot.stage else {
+            unreachable!("a slot that waits to write zeroes is at that stage");
+        };
+        if !self.alignment.fits(offset, len) {
+            return self.load(number, offset, len);
+        }
+        let vectors = (0..len).step_by(ZEROES_LEN as usize).map(|at| libc::iovec {
+            iov_base: (&raw const ZEROES).cast_mut().cast(),
+            iov_len: (len - at).min(ZEROES_LEN) as usize,
+        });
+        slot.move_through(slot.stage, vectors);
+        self.push(number);
+    }
+
+    /// The piece has ended: all of it is written, or it has failed.
+    pub(super) fn zeroes_ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
+        self.zero_writers.leave();
+        self.step_ended(number, result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_their_turns_piece_by_piece() {
+        let mut writers = ZeroWriters::default();
+        for slot in 0..3 {
+            writers.enter(slot);
+        }
+        assert_eq!(
+            [writers.next(), writers.next(), writers.next()],
+            [Some(0), Some(1), None]
+        );
+        writers.leave();
+        writers.enter(0);
+        assert_eq!([writers.next(), writers.next()], [Some(2), None]);
+        assert!(writers.give_up(0) && !writers.give_up(0) && !writers.give_up(2));
+        writers.leave();
+        writers.leave();
+        assert_eq!(writers.next(), None);
+    }
+}
