@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, fstatfs, memfd_create};
 use vio::blk::UringFile;
 
+use crate::ending::signals;
 use crate::messages::say;
 
 /// What a host has to do so that raw disks are served by io_uring.
@@ -60,6 +61,7 @@ pub fn look_for_given() -> Result<()> {
         "epoll",
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused),
     )?;
+    given("signalfd", signals::try_signalfd())?;
     // By which files of front ends are told that could be waited for without end.
     given("fstatfs", fstatfs(&event).map_err(refused))?;
     Ok(())

@@ -18,7 +18,6 @@ use super::sockets::Sockets;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
-use crate::lacks;
 use crate::messages::{self, say};
 use crate::notify;
 
@@ -30,7 +29,7 @@ const STATS_LIMIT: Duration = Duration::from_secs(1);
 /// Serves until a signal asks for the end; the exit status.
 pub fn run(config: Config) -> Result<u8> {
     prepare::begin(&config)?;
-    let signals = lacks::given("signalfd", Signals::block(&[libc::SIGUSR1]))?;
+    let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
     signals

@@ -284,7 +284,15 @@ fn serves(place: &Place, command: Command) -> Result<String, String> {
 fn check(host: &Host, errno: i32) -> Result<(), String> {
     let place = Place::new();
     let command = |arguments| place.command((host.denied)(errno), arguments);
+    let mut trial = command(host.arguments);
+    trial.arg("--check");
+    let tried = ended(trial);
+    host.check_refusal(&tried)
+        .map_err(|what| format!("--check: {what}"))?;
     if let Outcome::Works(_) = host.outcome {
+        if tried.status.code() != Some(0) {
+            return Err(format!("--check: {tried:?}"));
+        }
         let said = serves(&place, command(host.arguments))?;
         return host.check_said(&said, "ready: ");
     }
