@@ -11,6 +11,7 @@ mod help;
 mod host_memory;
 mod image_format;
 mod image_lock;
+mod lacks;
 mod log;
 mod log_line;
 mod messages;

@@ -378,11 +378,11 @@ impl Attempt {
     }
 }
 
-/// What `fcntl` fails with where there are no locks: NFS without a lock daemon, FUSE, old kernels.
+/// What `fcntl` fails with where there are no locks: NFS without a lock daemon, FUSE, old kernels; a host that forbids them.
 fn from_errno(errno: Errno) -> LockError {
     let error = io::Error::from(errno);
     match errno {
-        Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL => {
+        Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM => {
             LockError::Unsupported(error)
         }
         _ => LockError::Io(error),

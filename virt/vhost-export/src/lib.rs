@@ -57,4 +57,5 @@ mod spare;
 pub use config::{ExportConfig, ExportStats};
 pub use export::{Export, ExportMessage};
 pub use memory::RegionMemory;
+pub use peer::has_inflight_regions;
 pub use probe::RingProbe;

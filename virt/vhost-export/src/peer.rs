@@ -1,10 +1,11 @@
 //! One connection, from accept to its end.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use guest_mem::Ticket;
+use guest_mem::{FileError, MapError, SharedFile, Ticket};
 use sidecore::{Activity, Nanos, Turn, Wakes};
 use vhost_user::backend::{
     Answer, Config, Fatal, Refusal, Region, RingConfig, Session, SharedFd, Step,
@@ -47,6 +48,27 @@ pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
         | ProtocolFeatures::RESET_DEVICE.0
         | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
+
+/// Whether this host lets us make memory files, in which front ends keep what a successor of a killed back end resumes from.
+/// If not, they are not offered that.
+pub fn has_inflight_regions() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| match SharedFile::create(1) {
+        // What is forbidden or absent stays so; descriptors or memory that are lacking now do not.
+        Err(FileError::Create(MapError::Create(error))) => !matches!(
+            error.kind(),
+            ErrorKind::PermissionDenied | ErrorKind::Unsupported
+        ),
+        _ => true,
+    })
+}
+
+fn protocol() -> ProtocolFeatures {
+    match has_inflight_regions() {
+        true => PROTOCOL,
+        false => ProtocolFeatures(PROTOCOL.0 & !ProtocolFeatures::INFLIGHT_SHMFD.0),
+    }
+}
 
 /// Something the session waits for, or the end of the connection.
 pub(crate) enum Task {
@@ -149,7 +171,7 @@ impl<M: RegionMemory> Peer<M> {
         let session = Session::new(Config {
             // Devices behind a vIOMMU would need IOTLB messages.
             features: device.features() & !feature::ACCESS_PLATFORM,
-            protocol: PROTOCOL,
+            protocol: protocol(),
             queues: device.queue_sizes().len() as u16,
             max_ring_size,
             max_regions: MAX_REGIONS,

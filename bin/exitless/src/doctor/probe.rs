@@ -117,27 +117,12 @@ fn memory() -> Memory {
     }
 }
 
-/// Sets up a ring of two entries and asks for the requests that the block device makes.
+/// Tries what the block device asks of a ring.
 fn io_uring() -> Result<(), String> {
-    use io_uring::{IoUring, Probe, opcode};
-    let failed = |error: io::Error| match text("/proc/sys/kernel/io_uring_disabled").trim() {
-        "" | "0" => error.to_string(),
-        level => format!("{error} (kernel.io_uring_disabled = {level})"),
-    };
-    let ring = IoUring::new(2).map_err(failed)?;
-    let mut probe = Probe::new();
-    ring.submitter()
-        .register_probe(&mut probe)
-        .map_err(failed)?;
-    let needed = [
-        ("readv", opcode::Readv::CODE),
-        ("writev", opcode::Writev::CODE),
-        ("fsync", opcode::Fsync::CODE),
-        ("fallocate", opcode::Fallocate::CODE),
-        ("async cancel", opcode::AsyncCancel::CODE),
-    ];
-    match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
-        None => Ok(()),
-        Some((name, _)) => Err(format!("this kernel's rings have no {name}")),
-    }
+    vio::blk::try_io_uring().map_err(|refusal| {
+        match text("/proc/sys/kernel/io_uring_disabled").trim() {
+            "" | "0" => refusal.to_string(),
+            level => format!("{refusal} (kernel.io_uring_disabled = {level})"),
+        }
+    })
 }

@@ -33,6 +33,9 @@ Examples:
   On a host without vmx or svm, inside the emulated one:
     exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
 
+  Whether the same could be started here, without starting it:
+    exitless run --check --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw
+
 Exit status:
   0  The guest powered off, or Ctrl-A x ended the machine.
   1  A crash, or a failure under way.
@@ -273,6 +276,11 @@ pub struct RunArgs {
     /// Where device data goes: straight into guest memory, or through buffers of ours.
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
     pub dma: DmaArg,
+
+    /// Only check that the machine can be started: images are opened and locked, sockets connected to, and everything is made that the
+    /// guest needs, but it does not run, and nothing is left behind. Says what it has found.
+    #[arg(long)]
+    pub check: bool,
 
     /// Milliseconds an invalidation or a reset waits for a device before its requests are cancelled.
     #[arg(long, value_name = "MS", default_value_t = 1000)]

@@ -17,9 +17,9 @@ use super::net::NetConfig;
 use super::ram::{MIN_MEMORY, RamConfig};
 use super::remote_disk::RemoteDiskConfig;
 use super::swapped::SwapConfig;
-use crate::output;
 use crate::values::keys::Keys;
 use crate::values::{counted, size};
+use crate::{lacks, output};
 use platform::boot::{self, KernelKind};
 
 pub use super::disk::Misbehave;
@@ -123,6 +123,8 @@ pub struct Config {
     pub on_reboot: RebootArg,
     /// How often the machine has been started again.
     pub restarts: u64,
+    /// It is only built, and not run.
+    pub is_check: bool,
     /// Where the exit ledger goes.
     pub ledger: Option<PathBuf>,
     /// It is not printed at the end.
@@ -218,9 +220,13 @@ impl Config {
             stop_timeout: Duration::from_secs(args.stop_timeout),
             on_reboot: args.on_reboot,
             restarts,
+            is_check: args.check,
             ledger: args.ledger.clone(),
             is_quiet: args.quiet,
-            console: console(&args.console, restarts > 0)?,
+            console: match args.check {
+                true => try_console(&args.console)?,
+                false => console(&args.console, restarts > 0)?,
+            },
         })
     }
 }
@@ -318,7 +324,11 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
         );
     }
     for cpu in &cpus {
-        try_cpu(*cpu).with_context(|| format!("--pin: no thread can run on CPU {cpu}"))?;
+        let tried = try_cpu(*cpu).with_context(|| format!("--pin: no thread can run on CPU {cpu}"));
+        lacks::advise(
+            tried,
+            "without --pin threads run wherever the host lets them",
+        )?;
     }
     Ok(PinPlan {
         cpus,
@@ -391,6 +401,20 @@ fn check_remote(disk: &RemoteDiskConfig, before: &[Disk], iommu: IommuArg) -> an
         bail!("--disk socket={socket} is given twice: a socket serves one disk");
     }
     Ok(())
+}
+
+/// Whether the console's file could be had; it is neither made nor emptied.
+fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
+    let path = Path::new(text);
+    match text {
+        "stdio" | "none" => {}
+        _ if path.exists() => {
+            let opened = File::options().append(true).open(path);
+            opened.with_context(|| format!("console {text} cannot be written"))?;
+        }
+        _ => output::check("--console", path)?,
+    }
+    Ok(ConsoleConfig::None)
 }
 
 /// The console's output starts a new file, and goes on in it when the machine has been started again.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use guest_mem::{Iova, NoIommu, PhysMem, SourceId};
 use kvm::doorbells::{IoEvents, KvmDoorbells};
 use kvm::register_page;
@@ -35,7 +35,7 @@ use super::net::NetConfig;
 use super::remote;
 use super::swapped::Swapped;
 use crate::ending::storage::{self, Dropping, Names};
-use crate::messages;
+use crate::{lacks, messages};
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
@@ -154,7 +154,7 @@ fn attach_over<M: Memory>(
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
         .with_balloon(watched);
     let ledger = Arc::new(MarkerLedger::new(source));
-    let reporter = Reporter::new(ledger.clone(), config);
+    let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));
     for plug in plugged {
         let port = OwnedFunction::new(handle.clone(), plug.number, plug.shape)
             .with_doorbells(plug.doorbells);
@@ -281,7 +281,9 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
         Some(image) => Box::new(image),
         None => {
             let file = disk.file.try_clone().context("a second descriptor")?;
-            Box::new(UringFile::from_file(file, options)?)
+            let disk = UringFile::from_file(file, options)?;
+            lacks::say_how_served(&disk);
+            Box::new(disk)
         }
     };
     if !disk.latency.is_zero() {
@@ -316,7 +318,13 @@ fn iommu(config: &Config, parts: &Parts<'_>) -> Result<Units> {
     });
     Ok(Units::Vtd(match mode {
         IommuMode::Trap => VtdPort::trap(unit),
-        IommuMode::Logged => register_page::logged(unit, parts.vm, parts.vcpus[0].as_fd())?,
+        IommuMode::Logged => {
+            let port = register_page::logged(unit, parts.vm, parts.vcpus[0].as_fd());
+            port.map_err(|error| {
+                let error = anyhow::Error::new(error);
+                anyhow!("{error:#} (--iommu-mode trap does without, at an exit for each access)")
+            })?
+        }
         IommuMode::Shared => {
             let port = register_page::shared(unit, parts.vm)?;
             if let Some(line) = sleepless(config.idle, port.keeps_awake()) {
@@ -372,7 +380,8 @@ fn monitor<M: PhysMem + Send>(
 struct Devices<M: PhysMem + Send + 'static> {
     core: Sidecore<Owner<M>>,
     _monitor: Monitor,
-    reporter: Reporter,
+    /// What is said of a guest that has run.
+    reporter: Option<Reporter>,
     /// The disks, by the numbers of their functions.
     names: Names<usize>,
     /// Numbers of functions that have ended, once the machine has.
@@ -406,13 +415,16 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
             storage::wait(self.names.clone(), ended, |number| number, look);
         }
         // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
-        let reported = self.reporter.report();
+        let reported = self.reporter.as_ref().map_or(Ok(()), Reporter::report);
         if let Some(balloon) = self.balloon {
             balloon.stop();
         }
         let owners = self.core.stop();
         if let Some(paging) = self.paging {
-            messages::say!("{}", paging.stop());
+            let done = paging.stop();
+            if self.reporter.is_some() {
+                messages::say!("{done}");
+            }
         }
         // The last close of a file may wait for its server.
         let mut dropping = Dropping::default();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::inotify;
 
+use crate::lacks;
 use crate::messages::say;
 
 /// Gives `set` what stands in `file` now, if it is there, and whenever somebody has written it. What `set` refuses is said, and
@@ -31,7 +32,8 @@ pub fn follow(
         inotify::add_watch(&fd, &dir, ends)?;
         Ok(fd)
     };
-    let fd = watch().with_context(|| format!("{option} {}", file.display()))?;
+    let fd = watch().with_context(|| format!("{option} {} cannot be watched", file.display()));
+    let fd = lacks::advise(fd, "without it what was given at the start stays")?;
     let apply = move || {
         let outcome = read(&file).and_then(|text| text.map_or(Ok(()), |text| set(&text)));
         if let Err(error) = outcome {

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -66,20 +66,13 @@ impl<M> LedgerSource<M> {
         forwarded: Vec<Arc<Places>>,
         pager: Option<AskPager>,
     ) -> Result<Self> {
-        let stats = parts
-            .vcpus
-            .iter()
-            .map(|vcpu| {
-                // SAFETY: the request takes no argument and answers a descriptor or -1.
-                let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD as _, 0) };
-                if fd < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                // SAFETY: a descriptor the kernel has just given to us alone.
-                VcpuStats::new(unsafe { File::from_raw_fd(fd) }, &KVM_COUNTERS)
-            })
-            .collect::<io::Result<_>>()
-            .context("KVM's statistics (Linux 5.14)")?;
+        let stats = parts.vcpus.iter().map(statistics_of);
+        let stats = stats.collect::<io::Result<_>>().unwrap_or_else(|error| {
+            messages::say!(
+                "no statistics of KVM ({error}): the exit ledger has no counts of the kernel's; Linux 5.14 or newer has them"
+            );
+            Vec::new()
+        });
         Ok(Self {
             stats,
             exits: parts.exits.clone(),
@@ -135,7 +128,12 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
         self.histogram.get_or_init(|| {
             let threads = vcpu_threads();
             let mut histogram = ExitHistogram::new(&threads)
-                .inspect_err(|error| tracing::info!(%error, "no exit histograms"))
+                .inspect_err(|error| {
+                    messages::say!(
+                        "no tracefs ({error}): exits are counted, and not told apart by their reasons; mount it at /sys/kernel/tracing, and \
+                         run this as root"
+                    );
+                })
                 .ok()?;
             let register_page = layout::VTD..layout::VTD + layout::VTD_SIZE;
             if let Err(error) = histogram.locate_page_faults(register_page, &self.ram) {
@@ -183,6 +181,17 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             balloon,
         }
     }
+}
+
+/// What KVM counts of a vCPU.
+fn statistics_of(vcpu: &BorrowedFd<'_>) -> io::Result<VcpuStats> {
+    // SAFETY: the request takes no argument and answers a descriptor or -1.
+    let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD as _, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor the kernel has just given to us alone.
+    VcpuStats::new(unsafe { File::from_raw_fd(fd) }, &KVM_COUNTERS)
 }
 
 fn swap(standing: Standing) -> Swap {

@@ -36,6 +36,7 @@ use super::config::{Config, ConsoleConfig};
 use super::devices;
 use crate::ending::signals::{Asked, Listener, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
+use crate::lacks;
 use crate::messages::{self, say};
 use crate::notify;
 use crate::terminal::input::{self, Keyboard};
@@ -50,84 +51,63 @@ pub enum After {
     Restart,
 }
 
+/// A machine that only has to be begun.
+struct Built {
+    vcpus: Vec<Vcpu>,
+    attached: Attached,
+    machine: Machine,
+    exits: ExitLedger,
+    msi: Arc<KvmMsi>,
+    uart: Arc<Uart>,
+    output: Sink,
+    is_on_stdio: bool,
+    listener: Listener,
+    /// What a signal presses, once there is a guest that may hear it.
+    button: Arc<OnceLock<Arc<Ioapic>>>,
+}
+
+/// Builds the machine and takes it down again, without having run the guest: what a start would refuse is refused.
+pub fn check(mut config: Config) -> anyhow::Result<()> {
+    let Built {
+        vcpus,
+        mut attached,
+        output,
+        listener,
+        ..
+    } = build(&mut config)?;
+    let begun = match &mut attached.running {
+        Some(running) => running.begin(),
+        None => Ok(()),
+    };
+    output.let_go();
+    let stopped = match attached.running {
+        Some(mut running) => {
+            running.end();
+            running.stop(&|| {})
+        }
+        None => Ok(()),
+    };
+    drop(vcpus);
+    listener.stop();
+    begun.and(stopped)
+}
+
 /// Runs the machine to its end.
 pub fn run(mut config: Config) -> anyhow::Result<After> {
-    let kvm = match config.any_kvm {
-        true => kvm::vm::open_for_programs()?,
-        false => kvm::vm::open()?,
-    };
-    // Before any thread, so that all inherit the mask.
-    let signals = Signals::block(&[]).context("signals cannot be set up")?;
-    messages::start().context("standard error")?;
-    kick::install().context("the vCPU signal cannot be set up")?;
-    warn_about_cpus(&config);
-    if let Some(swap) = &config.swap {
-        swap.warn();
-    }
-
-    let ram = config.ram.make(config.pages_move())?;
-    let vm = Arc::new(Vm::new(&kvm)?);
-    let slots = vm.map_ram(&ram)?;
-    let control = Arc::new(Control::new().context("an eventfd")?);
-    let button = Arc::new(OnceLock::new());
-    let stop = config.stop_timeout;
-    let listener = listen_to_signals(signals, stop, control.clone(), button.clone())?;
-    let exits = ExitLedger::new(usize::from(config.cpus));
-    let msi = Arc::new(KvmMsi::new(vm.clone()));
-    let routes = Arc::new(KvmRoutes::new(vm.clone()));
-    let ioapic = Arc::new(Ioapic::new(
-        layout::IOAPIC_SOURCE,
-        msi.clone(),
-        routes.clone(),
-    ));
-    let vcpus = create_vcpus(&kvm, &vm, &config)?;
-    let bus = Arc::new(pci_bus());
-
-    let mut attached = {
-        let descriptors: Vec<_> = vcpus.iter().map(Vcpu::as_fd).collect();
-        let parts = Parts {
-            vm: &vm,
-            vcpus: &descriptors,
-            ram: &ram,
-            slots: &slots,
-            msi: &msi,
-            routes: &routes,
-            control: &control,
-            exits: &exits,
-            bus: &bus,
-        };
-        devices::attach(&mut config, &parts)?
-    };
-    let acpi = acpi::build(&AcpiConfig {
-        cpus: config.cpus,
-        dmar: attached.dmar.clone(),
-        ..AcpiConfig::default()
-    })?;
-    let entry = boot::load(
-        &ram,
-        &Payload {
-            kernel: (&config.kernel.0, config.kernel.1),
-            initrd: config.initrd.as_ref(),
-            cmdline: &config.cmdline,
-            memory: config.ram.bytes,
-            acpi: &acpi,
-        },
-    )?;
-    start_state::enter(vcpus[0].fd(), entry)?;
-
-    let (output, on_stdio) = console_output(&mut config)?;
-    let uart = Uart::new(ioapic.clone(), layout::COM1_PIN, output.clone()).context("an eventfd")?;
-    let uart = Arc::new(uart);
-    let (memory, ports) = buses(&attached, bus, &ioapic, &uart, &control)?;
-    let machine = Machine {
-        memory: Arc::new(memory),
-        ports: Arc::new(ports),
-        ioapic: ioapic.clone(),
-        exits: exits.clone(),
-        control: control.clone(),
-        say: messages::own,
-    };
-    let raw = match on_stdio {
+    let Built {
+        vcpus,
+        mut attached,
+        machine,
+        exits,
+        msi,
+        uart,
+        output,
+        is_on_stdio,
+        listener,
+        button,
+    } = build(&mut config)?;
+    let control = machine.control.clone();
+    let raw = match is_on_stdio {
         true => console_input(uart, control.clone())?,
         false => None,
     };
@@ -136,7 +116,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
         running.begin()?;
     }
     // From now on there is a guest that may hear it.
-    let _ = button.set(ioapic);
+    let _ = button.set(machine.ioapic.clone());
     let threads = start_vcpus(vcpus, &config, &machine);
     notify::ready("the guest runs");
     let end = control.wait_for_end();
@@ -182,6 +162,99 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
         return Ok(After::Exit(ending::STATUS_FAILED));
     }
     Ok(after)
+}
+
+/// Makes everything that the guest needs, up to what it enters with.
+fn build(config: &mut Config) -> anyhow::Result<Built> {
+    let kvm = match config.any_kvm {
+        true => kvm::vm::open_for_programs()?,
+        false => kvm::vm::open()?,
+    };
+    // Before any thread, so that all inherit the mask.
+    let signals = lacks::given("signalfd", Signals::block(&[]))?;
+    lacks::look_for_given()?;
+    lacks::look_for_memory_files()?;
+    messages::start().context("standard error")?;
+    kick::install().context("the vCPU signal cannot be set up")?;
+    warn_about_cpus(config);
+    if let Some(swap) = &config.swap {
+        swap.warn();
+    }
+
+    let ram = config.ram.make(config.pages_move())?;
+    let vm = Arc::new(Vm::new(&kvm)?);
+    let slots = vm.map_ram(&ram)?;
+    let control = Arc::new(Control::new().context("an eventfd")?);
+    let button = Arc::new(OnceLock::new());
+    let stop = config.stop_timeout;
+    let listener = listen_to_signals(signals, stop, control.clone(), button.clone())?;
+    let exits = ExitLedger::new(usize::from(config.cpus));
+    let msi = Arc::new(KvmMsi::new(vm.clone()));
+    let routes = Arc::new(KvmRoutes::new(vm.clone()));
+    let ioapic = Arc::new(Ioapic::new(
+        layout::IOAPIC_SOURCE,
+        msi.clone(),
+        routes.clone(),
+    ));
+    let vcpus = create_vcpus(&kvm, &vm, config)?;
+    let bus = Arc::new(pci_bus());
+
+    let attached = {
+        let descriptors: Vec<_> = vcpus.iter().map(Vcpu::as_fd).collect();
+        let parts = Parts {
+            vm: &vm,
+            vcpus: &descriptors,
+            ram: &ram,
+            slots: &slots,
+            msi: &msi,
+            routes: &routes,
+            control: &control,
+            exits: &exits,
+            bus: &bus,
+        };
+        devices::attach(config, &parts)?
+    };
+    let acpi = acpi::build(&AcpiConfig {
+        cpus: config.cpus,
+        dmar: attached.dmar.clone(),
+        ..AcpiConfig::default()
+    })?;
+    let entry = boot::load(
+        &ram,
+        &Payload {
+            kernel: (&config.kernel.0, config.kernel.1),
+            initrd: config.initrd.as_ref(),
+            cmdline: &config.cmdline,
+            memory: config.ram.bytes,
+            acpi: &acpi,
+        },
+    )?;
+    start_state::enter(vcpus[0].fd(), entry)?;
+
+    let (output, is_on_stdio) = console_output(config)?;
+    let uart = Uart::new(ioapic.clone(), layout::COM1_PIN, output.clone()).context("an eventfd")?;
+    let uart = Arc::new(uart);
+    let (memory, ports) = buses(&attached, bus, &ioapic, &uart, &control)?;
+    let machine = Machine {
+        memory: Arc::new(memory),
+        ports: Arc::new(ports),
+        ioapic: ioapic.clone(),
+        exits: exits.clone(),
+        control: control.clone(),
+        say: messages::own,
+    };
+    Ok(Built {
+        vcpus,
+        attached,
+        machine,
+        exits,
+        msi,
+        uart,
+        output,
+        is_on_stdio,
+        listener,
+        button,
+    })
 }
 
 /// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody

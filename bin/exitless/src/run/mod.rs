@@ -6,11 +6,14 @@
 //! 3. [`machine`]: built step by step, run, wound down.
 //! 4. [`restart`]: the same again, if its guest asked for a reset.
 //!
+//! With `--check` the machine is built and taken down again, and the guest does not run ([`check`]).
+//!
 //! Exit status: see [`crate::ending`].
 
 pub mod args;
 pub mod attach;
 mod balloon;
+mod check;
 pub mod composed;
 pub mod config;
 mod devices;
@@ -42,7 +45,11 @@ pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
     if restarts > 0 {
         restart::take_name_back();
     }
-    let error = match config::Config::check(args, restarts).and_then(machine::run) {
+    let config = config::Config::check(args, restarts);
+    if args.check {
+        return config.and_then(check::check).map(|()| 0);
+    }
+    let error = match config.and_then(machine::run) {
         Ok(After::Exit(status)) => return Ok(status),
         Ok(After::Restart) => restart::again(restarts),
         Err(error) => {

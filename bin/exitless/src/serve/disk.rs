@@ -15,7 +15,7 @@ use vio_faults::PanicDisk;
 use super::config::{BlockConfig, Source};
 use super::prepare::Purpose;
 use crate::ending::signals;
-use crate::{image_format, image_lock};
+use crate::{image_format, image_lock, lacks};
 
 /// Requests in flight of one device.
 const DEPTH: u32 = 256;
@@ -144,7 +144,9 @@ fn raw(
         transfer: Transfer::Direct,
         depth: DEPTH,
     };
-    Ok(UringFile::from_file(file, options)?)
+    let disk = UringFile::from_file(file, options)?;
+    lacks::say_how_served(&disk);
+    Ok(disk)
 }
 
 fn qcow2(

@@ -9,14 +9,14 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixListener;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use vio::blk::Blk;
 
 use super::config::{Config, Cores};
 use super::disk::{self, ImagesInUse};
 use super::of_device;
 use super::sockets::{self, Sockets};
-use crate::output;
+use crate::{lacks, output};
 
 /// What devices are made ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub enum Purpose {
 /// # Errors
 /// Names the option, or the device.
 pub fn begin(config: &Config) -> Result<()> {
+    lacks::look_for_given()?;
     if let Some(path) = &config.stats {
         output::check("--stats", path)?;
     }
@@ -104,12 +105,16 @@ fn try_cpus(cores: &Cores) -> Result<()> {
                 let ended = trial.join();
                 ended.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
             });
-        trial.map_err(|error| {
-            anyhow!(
-                "cannot pin a core to cpu {cpu}: {error} (this process may run on {})",
+        let pinned = trial.with_context(|| {
+            format!(
+                "cannot pin a core to cpu {cpu} (this process may run on {})",
                 allowed()
             )
-        })?;
+        });
+        lacks::advise(
+            pinned,
+            "without --cpu and cpus= cores run wherever the host lets them",
+        )?;
     }
     Ok(())
 }

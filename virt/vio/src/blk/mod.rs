@@ -13,7 +13,8 @@
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
 //! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `parts`,
-//! `stalled`, `finish`, [`BlockIo`], [`range`].
+//! `stalled`, `finish`, [`BlockIo`], [`range`]; [`UringFile`], a file or block device behind it; [`WorkQueue`], for back ends
+//! that have threads.
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
@@ -47,12 +48,14 @@ mod stalled;
 mod take;
 #[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
 mod uring;
+mod work_queue;
 
 use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use mem::{MemDisk, NullDisk};
-pub use uring::{UringError, UringFile, UringOptions};
+pub use uring::{RingRefusal, UringError, UringFile, UringOptions, try_io_uring};
+pub use work_queue::WorkQueue;
 
 use guest_mem::Dma;
 

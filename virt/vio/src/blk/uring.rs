@@ -1,4 +1,5 @@
-//! A raw file or block device through io_uring.
+//! A raw file or block device through io_uring, or by threads where the host has none for us ([`engine`], [`threads`]; what is
+//! refused is found out by trying, [`trial`]).
 //!
 //! What need not wait is done at once, by one system call and without the ring ([`now`]). For the rest a disk is lent a place in
 //! the ring of the thread that polls it, at first use ([`ring`]; SINGLE_ISSUER, DEFER_TASKRUN and
@@ -34,6 +35,7 @@
 
 mod align;
 mod ended;
+mod engine;
 mod misaligned;
 mod now;
 mod order;
@@ -41,6 +43,8 @@ mod pool;
 mod ring;
 mod slot;
 mod sync;
+mod threads;
+mod trial;
 mod zeroes;
 
 use std::fs::{File, OpenOptions};
@@ -48,22 +52,25 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::{KeepAlive, keeps_mapped};
-use io_uring::{opcode, squeue, types};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use super::range::{self, RangePlan, RangeStep, RangeSupport};
 use super::{MAX_PIECES, MAX_TRANSFER, SECTOR};
 use align::Alignment;
+use engine::{Call, Engine};
 use now::Now;
 use order::{Hold, WriteOrder};
 use pool::{CHUNK, Pool};
-use ring::{Seat, probe};
+use ring::probe;
 use slot::{Slot, Stage, State};
 use sync::Syncs;
+use threads::Threads;
+pub use trial::RingRefusal;
 use zeroes::ZeroWriters;
 
 /// How long `drop` waits for operations in flight before it leaks what they use.
@@ -113,9 +120,14 @@ pub enum UringError {
     /// A depth outside 1 to 1024.
     #[error("a queue depth of 1 to 1024, not {0}")]
     Depth(u32),
-    /// The kernel has no io_uring, or refuses it.
-    #[error("cannot set up io_uring")]
-    Ring(#[source] io::Error),
+    /// The host refuses io_uring, and what stands in for it as well.
+    #[error("cannot start the threads that serve a disk without io_uring ({why})")]
+    Threads {
+        /// What is the matter with io_uring.
+        why: RingRefusal,
+        /// What is the matter with threads.
+        source: io::Error,
+    },
 }
 
 /// A raw file or block device.
@@ -124,9 +136,9 @@ pub enum UringError {
 /// on others nothing is submitted and nothing ends. To be dropped on that thread if
 /// anything is in flight; elsewhere what is in flight is leaked after two seconds.
 pub struct UringFile {
-    /// Taken by the first submission, on the thread that makes it.
-    ring: Option<Seat>,
-    file: File,
+    engine: Engine,
+    /// Threads that are in a call keep it open.
+    file: Arc<File>,
     capacity: u64,
     alignment: Alignment,
     /// Calls for ranges that the file has.
@@ -173,8 +185,26 @@ impl UringFile {
         Self::from_file(file, options)
     }
 
-    /// Serves an open file, whose flags must fit the options; O_NONBLOCK is taken from it.
+    /// Serves an open file, whose flags must fit the options; O_NONBLOCK is taken from it. By threads, which this starts, where
+    /// the host has no io_uring for it.
     pub fn from_file(file: File, options: UringOptions) -> Result<Self, UringError> {
+        Self::by(probe().err(), file, options)
+    }
+
+    /// Likewise, by threads in any case: there is something the matter with rings.
+    pub fn by_threads(
+        file: File,
+        options: UringOptions,
+        why: RingRefusal,
+    ) -> Result<Self, UringError> {
+        Self::by(Some(why), file, options)
+    }
+
+    fn by(
+        no_ring: Option<RingRefusal>,
+        file: File,
+        options: UringOptions,
+    ) -> Result<Self, UringError> {
         use std::io::{Seek, SeekFrom};
         if options.depth == 0 || options.depth > 1024 {
             return Err(UringError::Depth(options.depth));
@@ -193,13 +223,24 @@ impl UringFile {
             true => Alignment::direct(&file, kind.is_block_device()).map_err(UringError::Open)?,
             false => Alignment::CACHED,
         };
-        let support = match options.read_only {
+        let mut support = match options.read_only {
             true => RangeSupport::default(),
             false => range::probe(&file, capacity, alignment.block),
         };
-        probe().map_err(UringError::Ring)?;
+        // A ring does what the host forbids as a system call.
+        if no_ring.is_some() && support.punches && !threads::may_fallocate(&file, capacity) {
+            support.punches = false;
+        }
+        let file = Arc::new(file);
+        let engine = match no_ring {
+            None => Engine::Ring(None),
+            Some(why) => match Threads::start(&file) {
+                Ok(threads) => Engine::Threads(threads, why),
+                Err(source) => return Err(UringError::Threads { why, source }),
+            },
+        };
         Ok(Self {
-            ring: None,
+            engine,
             now: Now::new(&file, kind.is_file() && !options.o_direct),
             waits: now::may_wait(&file),
             file,
@@ -248,60 +289,55 @@ impl UringFile {
         });
     }
 
-    /// Takes a place in this thread's ring, if it has none.
-    fn sit_down(&mut self) -> Result<(), Outcome> {
-        if self.ring.is_none() {
-            let seat = Seat::take(self.options.depth);
-            self.ring = Some(seat.map_err(|error| not_begun(&error))?);
-        }
-        Ok(())
+    /// Why threads serve it: what the host refuses of io_uring. `None`: a ring does.
+    pub fn without_ring(&self) -> Option<&RingRefusal> {
+        self.engine.without_ring()
     }
 
-    /// Writes the submission entry of a slot in state `InFlight`.
+    /// Has the engine carry out what a slot in state `InFlight` is at.
     fn push(&mut self, number: u32) {
-        let ring = self.ring.as_ref().expect("made before anything is pushed");
         let slot = &self.slots[number as usize];
-        let fd = types::Fd(self.file.as_raw_fd());
-        let entry = match slot.stage {
-            Stage::Sync => fdatasync(fd),
-            Stage::Fallocate { step, offset, len } => {
-                let entry = opcode::Fallocate::new(fd, len).offset(offset);
-                entry.mode(step.mode()).build()
-            }
+        let call = match slot.stage {
+            Stage::Sync => Call::Sync,
+            Stage::Fallocate { step, offset, len } => Call::Fallocate {
+                mode: step.mode(),
+                offset,
+                len,
+            },
             Stage::Transfer | Stage::Zeroes { .. } | Stage::Load | Stage::Store => {
                 let (offset, _) = slot.extent().expect("a stage that moves data");
                 let offset = offset + u64::from(slot.moved);
                 let vectors = &slot.iovecs[slot.first..];
                 let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
-                // In the page cache a failure of the write must be told from one of its sync, which
-                // comes after it.
-                let durable =
-                    matches!(slot.op, Op::Write { durable: true, .. }) && self.options.o_direct;
                 match slot.reads() {
-                    true => opcode::Readv::new(fd, vectors, count)
-                        .offset(offset)
-                        .build(),
-                    false => opcode::Writev::new(fd, vectors, count)
-                        .offset(offset)
-                        .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
-                        .build(),
+                    true => Call::Read {
+                        vectors,
+                        count,
+                        offset,
+                    },
+                    // In the page cache a failure of the write must be told from one of its sync, which
+                    // comes after it.
+                    false => Call::Write {
+                        vectors,
+                        count,
+                        offset,
+                        durable: matches!(slot.op, Op::Write { durable: true, .. })
+                            && self.options.o_direct,
+                    },
                 }
             }
         };
         // Zeroes are never written by the thread that enters the ring: no guest waits
         // for them as for a read.
-        let flags = match self.waits || matches!(slot.stage, Stage::Zeroes { .. }) {
-            true => squeue::Flags::ASYNC,
-            false => squeue::Flags::empty(),
-        };
-        let entry = entry.flags(flags);
-        // SAFETY: the entry's addresses are (a) the slot's vectors, which are not touched while the
-        // kernel has the slot's entry and lie on the heap; (b) what the vectors point to: chunks of
+        let waits = self.waits || matches!(slot.stage, Stage::Zeroes { .. });
+        let user_data = slot.user_data(number);
+        // SAFETY: the call's addresses are (a) the slot's vectors, which are not touched while the
+        // slot is in flight and lie on the heap; (b) what the vectors point to: chunks of
         // `self.pool` that belong to this slot until it is unreserved, guest memory that
         // `self.keep` was checked to keep mapped in `submit`, the slot's aligned copy, which lies
         // on the heap and stays until the operation has ended, or zeroes in a static. A slot is in
-        // flight until its entry is answered; `drop` waits for that, or leaks them all.
-        unsafe { ring.push(entry, slot.user_data(number)) };
+        // flight until its call is answered; `drop` waits for that, or leaks them all.
+        unsafe { self.engine.push(&self.file, call, waits, user_data) };
     }
 
     /// Begins what waits for others, where they have ended.
@@ -389,6 +425,14 @@ impl UringFile {
     }
 }
 
+/// Tries whether this host lets its disks have io_uring, with all that they ask of it.
+///
+/// # Errors
+/// What is refused: threads serve the disks then.
+pub fn try_io_uring() -> Result<(), RingRefusal> {
+    probe()
+}
+
 /// Where an open file is, for messages.
 fn path_of(file: &File) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
@@ -417,12 +461,6 @@ fn iovec(piece: &Piece) -> libc::iovec {
         iov_base: std::ptr::with_exposed_provenance_mut(piece.hva.raw() as usize),
         iov_len: piece.len as usize,
     }
-}
-
-fn fdatasync(fd: types::Fd) -> squeue::Entry {
-    opcode::Fsync::new(fd)
-        .flags(types::FsyncFlags::DATASYNC)
-        .build()
 }
 
 impl BlockIo for UringFile {
@@ -556,8 +594,8 @@ impl BlockIo for UringFile {
     }
 
     fn submit(&mut self, number: u32, op: Op, pieces: &[Piece]) {
-        if let Err(outcome) = self.sit_down() {
-            let slot = number;
+        if let Err(error) = self.engine.prepare(self.options.depth) {
+            let (slot, outcome) = (number, not_begun(&error));
             return self.early.push(Completion { slot, outcome });
         }
         if op == Op::Flush
@@ -624,9 +662,7 @@ impl BlockIo for UringFile {
     }
 
     fn flush(&mut self) {
-        if let Some(ring) = &self.ring {
-            ring.flush();
-        }
+        self.engine.flush();
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
@@ -640,9 +676,7 @@ impl BlockIo for UringFile {
             // A refusal says that the kernel cannot stop the operation: it runs, in the device or in a thread of the kernel,
             // or it has ended, and its own completion stands behind the refusal or waits for our next entry. After one
             // more look only those that run are left.
-            if let Some(ring) = &self.ring {
-                ring.enter();
-            }
+            self.engine.enter();
             self.collect(done);
             for refused in std::mem::take(&mut self.refused) {
                 let number = u32::from(refused as u16);
@@ -660,8 +694,7 @@ impl BlockIo for UringFile {
     }
 
     fn has_completions(&mut self) -> bool {
-        !self.early.is_empty()
-            || (self.in_flight != 0 && self.ring.as_ref().is_some_and(Seat::has_news))
+        !self.early.is_empty() || (self.in_flight != 0 && self.engine.has_news())
     }
 
     fn cancel(&mut self, slot: u32) {
@@ -680,9 +713,7 @@ impl BlockIo for UringFile {
                 return self.begin_waiting();
             }
             let user_data = self.slots[slot as usize].user_data(slot);
-            if let Some(ring) = &self.ring {
-                ring.cancel(user_data);
-            }
+            self.engine.cancel(user_data);
         }
     }
 
@@ -691,26 +722,22 @@ impl BlockIo for UringFile {
             self.in_flight, 0,
             "a ring given up under operations in flight"
         );
-        self.ring = None;
+        self.engine.rebind();
     }
 
     fn arm(&mut self) {
         // With nothing in flight there is nothing to tell.
-        if self.in_flight != 0
-            && let Some(ring) = &mut self.ring
-        {
-            ring.arm();
+        if self.in_flight != 0 {
+            self.engine.arm();
         }
     }
 
     fn disarm(&mut self) {
-        if let Some(ring) = &mut self.ring {
-            ring.disarm();
-        }
+        self.engine.disarm();
     }
 
     fn wake_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.extend(self.ring.as_ref().map(Seat::wake_fd));
+        fds.extend(self.engine.wake_fd());
     }
 }
 
@@ -731,6 +758,7 @@ impl Drop for UringFile {
             std::mem::forget(self.keep.take());
             std::mem::forget(self.pool.take());
             std::mem::forget(std::mem::take(&mut self.slots));
+            self.engine.abandon();
         }
     }
 }

@@ -130,6 +130,16 @@ impl SwapConfig {
         }))
     }
 
+    /// How much is in memory, and where the rest goes.
+    pub fn extent(&self) -> String {
+        format!(
+            "swap: {} KiB may be in memory, the rest goes to {} ({} pages)",
+            self.limit.bytes >> 10,
+            self.path.display(),
+            self.store.slots()
+        )
+    }
+
     /// Says what may make it slower than it has to be.
     pub fn warn(&self) {
         if let Some(warning) = &self.warning {

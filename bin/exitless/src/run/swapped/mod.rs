@@ -29,6 +29,7 @@ use super::disk::{DiskConfig, Format};
 use super::followed::follow;
 use super::memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Standing};
 use super::stopped;
+use crate::lacks;
 use crate::messages::say;
 use crate::values::size;
 use changes::{Changes, follow_size};
@@ -146,6 +147,7 @@ impl Paging for Swapper {
         };
         let store = UringFile::from_file(config.store.into_file(), options)
             .with_context(|| format!("--swap path={}", config.path.display()))?;
+        lacks::say_how_served(&store);
         let store: Box<dyn BlockIo> = match config.fault {
             None => Box::new(store),
             Some(fault) => Box::new(FaultyStore::new(Box::new(store), pieces.ram, fault)),

@@ -61,9 +61,7 @@ impl UringFile {
     /// Takes what the kernel has completed.
     pub(super) fn collect(&mut self, done: &mut Vec<Completion>) {
         let mut answers = std::mem::take(&mut self.answers);
-        if let Some(ring) = &self.ring {
-            ring.collect(&mut answers);
-        }
+        self.engine.collect(&mut answers);
         for (user_data, result) in answers.drain(..) {
             if user_data & CANCEL != 0 {
                 // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel is in it. ENOENT: no thread

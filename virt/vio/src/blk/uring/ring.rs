@@ -27,6 +27,7 @@ use std::thread::{self, ThreadId};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::CANCEL;
+use super::trial::{self, RingRefusal, refused};
 
 /// Depths of one ring's disks together.
 const ROOM: u32 = 2048;
@@ -78,7 +79,7 @@ struct Place {
 
 impl Ring {
     /// The best this kernel makes, silent at first.
-    fn new() -> io::Result<Self> {
+    fn new() -> Result<Self, RingRefusal> {
         let best = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -87,13 +88,16 @@ impl Ring {
             .build(SUBMISSIONS);
         let io = match best {
             Ok(io) => io,
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
+            // A kernel that knows none of them, or a host that allows none.
+            Err(_) => IoUring::builder()
                 .setup_cqsize(COMPLETIONS)
-                .build(SUBMISSIONS)?,
-            Err(error) => return Err(error),
+                .build(SUBMISSIONS)
+                .map_err(refused("io_uring_setup"))?,
         };
-        let wake = make_eventfd()?;
-        io.submitter().register_eventfd(wake.as_raw_fd())?;
+        let wake = make_eventfd().map_err(refused("eventfd"))?;
+        io.submitter()
+            .register_eventfd(wake.as_raw_fd())
+            .map_err(refused("REGISTER_EVENTFD of io_uring_register"))?;
         let mut ring = Self {
             io,
             wake,
@@ -209,7 +213,8 @@ impl Seat {
         RINGS.with_borrow_mut(|own| {
             let has_room = |ring: &Ring| ring.room >= depth;
             if !own.rings.iter().any(has_room) {
-                own.rings.push(Ring::new()?);
+                own.rings
+                    .push(Ring::new().map_err(|refusal| refusal.error)?);
             }
             let at = own.rings.iter().position(has_room);
             let at = at.expect("a depth is at most the room of a new ring");
@@ -335,9 +340,9 @@ impl Drop for Seat {
     }
 }
 
-/// Whether this kernel lets us have rings at all.
-pub(super) fn probe() -> io::Result<()> {
-    IoUring::new(1).map(drop)
+/// Whether this host lets us have rings, with all that disks ask of one.
+pub(super) fn probe() -> Result<(), RingRefusal> {
+    trial::try_operations(&mut Ring::new()?.io)
 }
 
 fn make_eventfd() -> io::Result<File> {

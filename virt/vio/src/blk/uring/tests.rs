@@ -538,3 +538,4 @@ fn an_operation_that_ended_before_its_cancellation_has_ended_well() {
 mod align;
 mod lent;
 mod ranges;
+mod threads;

@@ -1,0 +1,139 @@
+//! Hosts that forbid or lack what `serve` and `run` use of the kernel, one thing at a time: docs/host-interfaces.md as a test. Each is
+//! done in another way, which real requests then show, or not offered, or refused with an advice that works.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+#[path = "../ends/guest.rs"]
+mod guest;
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+#[path = "../ends/program.rs"]
+mod program;
+mod run;
+mod serve;
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use denied::Denied;
+
+use program::PATIENCE;
+
+/// The two ways in which hosts say no: a filter, and a kernel without it.
+const EITHER: [i32; 2] = [libc::EPERM, libc::ENOSYS];
+
+/// What becomes of a program whose host denies something.
+enum Outcome {
+    /// It works, and says so once, if there is anything to be said.
+    Works(Option<&'static str>),
+    /// It refuses in one line with these words. With the other arguments, as the line advises, it works; `None`: the advice is for
+    /// the host.
+    Refuses(&'static [&'static str], Option<&'static [&'static str]>),
+}
+
+/// A host.
+struct Host {
+    name: &'static str,
+    denied: fn(i32) -> Denied,
+    /// Arguments that need what is denied.
+    arguments: &'static [&'static str],
+    outcome: Outcome,
+}
+
+/// A host where this is denied, and a program that needs it no more than ever.
+fn host(name: &'static str, denied: fn(i32) -> Denied, outcome: Outcome) -> Host {
+    host_with(name, denied, &[], outcome)
+}
+
+/// Likewise, and a program with arguments that need it.
+fn host_with(
+    name: &'static str,
+    denied: fn(i32) -> Denied,
+    arguments: &'static [&'static str],
+    outcome: Outcome,
+) -> Host {
+    Host {
+        name,
+        denied,
+        arguments,
+        outcome,
+    }
+}
+
+impl Host {
+    /// Whether what a program said when it worked is what is to be said. Lines with `always` are said anyway.
+    fn check_said(&self, said: &str, always: &str) -> Result<(), String> {
+        let Outcome::Works(word) = &self.outcome else {
+            return Ok(());
+        };
+        let lines: Vec<_> = said
+            .lines()
+            .filter(|line| !line.is_empty() && !line.contains(always))
+            .collect();
+        match (word, lines.as_slice()) {
+            (None, []) => Ok(()),
+            (Some(word), [line]) if line.contains(word) => Ok(()),
+            _ => Err(format!("it said {said}")),
+        }
+    }
+
+    /// Whether this is how a program refuses here.
+    fn check_refusal(&self, output: &Output) -> Result<(), String> {
+        let Outcome::Refuses(words, _) = &self.outcome else {
+            return Ok(());
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        let is_one_line = said.lines().count() == 1;
+        if output.status.code() == Some(2)
+            && is_one_line
+            && words.iter().all(|word| said.contains(word))
+        {
+            return Ok(());
+        }
+        Err(format!("{:?}: {said}", output.status))
+    }
+
+    /// The arguments with the advice carried out; `None`: it is not for who starts the program.
+    fn advised(&self) -> Option<Vec<&'static str>> {
+        match &self.outcome {
+            Outcome::Works(_) | Outcome::Refuses(_, None) => None,
+            Outcome::Refuses(_, Some(arguments)) => Some(arguments.to_vec()),
+        }
+    }
+}
+
+/// What a program says that ends by itself. One that does not is killed.
+fn ended(mut command: Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let since = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if since.elapsed() > PATIENCE {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Has `check` look at each host, in both ways of saying no, and names all that are not as they should be.
+fn walk(hosts: &[Host], check: impl Fn(&Host, i32) -> Result<(), String>) {
+    let mut wrong = Vec::new();
+    for host in hosts {
+        for errno in EITHER {
+            let since = Instant::now();
+            let outcome = check(host, errno);
+            println!(
+                "{} ({errno}): {outcome:?}, {:?}",
+                host.name,
+                since.elapsed()
+            );
+            if let Err(what) = outcome {
+                wrong.push(format!("{} (errno {errno}): {what}", host.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
