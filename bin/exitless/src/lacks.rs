@@ -88,7 +88,7 @@ pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
 }
 
 /// Whether the host forbids or lacks what failed with this.
-pub fn is_forbidden(error: &std::io::Error) -> bool {
+fn is_forbidden(error: &std::io::Error) -> bool {
     let errno = error.raw_os_error();
     matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
 }

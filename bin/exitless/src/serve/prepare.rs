@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixListener;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use vio::blk::Blk;
 
 use super::config::{Config, Cores};
@@ -32,6 +32,7 @@ pub enum Purpose {
 /// # Errors
 /// Names the option, or the device.
 pub fn begin(config: &Config) -> Result<()> {
+    lacks::look_for_given()?;
     if let Some(path) = &config.stats {
         output::check("--stats", path)?;
     }
@@ -40,7 +41,6 @@ pub fn begin(config: &Config) -> Result<()> {
     {
         bail!("--force-panic {id}: there is no such device");
     }
-    lacks::look_for_given()?;
     lacks::say_if_nothing_is_kept();
     let mut places = HashSet::new();
     for block in &config.blocks {
@@ -106,16 +106,16 @@ fn try_cpus(cores: &Cores) -> Result<()> {
                 let ended = trial.join();
                 ended.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
             });
-        trial.map_err(|error| {
-            anyhow!(
-                "cannot pin a core to cpu {cpu}: {error} (this process may run on {}{})",
-                allowed(),
-                match lacks::is_forbidden(&error) {
-                    true => "; without --cpu and cpus= cores run wherever the host lets them",
-                    false => "",
-                }
+        let pinned = trial.with_context(|| {
+            format!(
+                "cannot pin a core to cpu {cpu} (this process may run on {})",
+                allowed()
             )
-        })?;
+        });
+        lacks::advise(
+            pinned,
+            "without --cpu and cpus= cores run wherever the host lets them",
+        )?;
     }
     Ok(())
 }

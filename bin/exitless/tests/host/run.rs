@@ -126,6 +126,7 @@ fn hosts() -> Vec<Host> {
                 "path=swap,size=64M",
                 "--resident-file",
                 "limit",
+                "direct=on",
             ],
             Refuses(&["--resident-file", "without it"], Some(RESIDENT)),
         ),
@@ -206,8 +207,9 @@ impl Place {
     }
 
     fn command(&self, denied: Denied, more: &[&str]) -> Command {
-        let (keys, more): (Vec<&str>, Vec<&str>) =
-            more.iter().partition(|more| more.starts_with("locking="));
+        let (keys, more): (Vec<&str>, Vec<&str>) = more
+            .iter()
+            .partition(|more| more.starts_with("locking=") || more.starts_with("direct="));
         let mut command = exitless(&["run", "--any-kvm", "--console", "none"]);
         let mut default = |name: &str, value: &str| {
             if !more.contains(&name) {

@@ -315,12 +315,12 @@ impl UringFile {
                         count,
                         offset,
                     },
+                    // In the page cache a failure of the write must be told from one of its sync, which
+                    // comes after it.
                     false => Call::Write {
                         vectors,
                         count,
                         offset,
-                        // In the page cache a failure of the write must be told from one of its
-                        // sync, which comes after it.
                         durable: matches!(slot.op, Op::Write { durable: true, .. })
                             && self.options.o_direct,
                     },
