@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, fstatfs, memfd_create};
 use vio::blk::UringFile;
 
+use crate::ending::signals;
 use crate::messages::say;
 
 /// What a host has to do so that raw disks are served by io_uring.
@@ -60,6 +61,7 @@ pub fn look_for_given() -> Result<()> {
         "epoll",
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused),
     )?;
+    given("signalfd", signals::try_signalfd())?;
     // By which files of front ends are told that could be waited for without end.
     given("fstatfs", fstatfs(&event).map_err(refused))?;
     Ok(())
@@ -77,11 +79,16 @@ pub fn look_for_memory_files() -> Result<()> {
 /// The same error, with `advice` in brackets where the host forbids or lacks what was asked for.
 pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
     let Err(error) = done else { return done };
-    let errno = error
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error());
-    match errno {
-        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => bail!("{error:#} ({advice})"),
-        _ => Err(error),
+    let mut causes = error.chain();
+    let is_wanting = causes.any(|cause| cause.downcast_ref().is_some_and(is_forbidden));
+    match is_wanting {
+        true => bail!("{error:#} ({advice})"),
+        false => Err(error),
     }
+}
+
+/// Whether the host forbids or lacks what failed with this.
+fn is_forbidden(error: &std::io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
 }

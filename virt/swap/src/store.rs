@@ -7,12 +7,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     FallocateFlags, OFlags, SeekFrom, fallocate, fcntl_getfl, fcntl_setfl, ftruncate, seek,
 };
+use rustix::io::Errno;
 
 use crate::frames::PAGE;
 
@@ -111,8 +112,7 @@ impl Store {
         name.map_err(failed("removing its name"))?;
         pass_the_page_cache(&file).map_err(failed(DIRECT))?;
         let len = u64::from(slots) * PAGE as u64;
-        let room = fallocate(&file, FallocateFlags::empty(), 0, len);
-        room.map_err(|error| failed("allocating its blocks")(error.into()))?;
+        allocate(&file, 0, len).map_err(failed("allocating its blocks"))?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -192,10 +192,10 @@ impl Growth {
                     has,
                 });
             }
-        } else if let Err(error) = fallocate(&self.file, FallocateFlags::empty(), has, len - has) {
+        } else if let Err(error) = allocate(&self.file, has, len - has) {
             // What was allocated before there was no room left is given back. If that fails it does no harm but to others.
             let _ = ftruncate(&self.file, has);
-            return Err(failed("allocating more blocks")(error.into()));
+            return Err(failed("allocating more blocks")(error));
         }
         self.slots = slots;
         Ok(added)
@@ -231,6 +231,24 @@ fn pass_the_page_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
+/// Gives `len` bytes from `offset` on, both of whole pages, their blocks. Where the host does not do that by itself, they are written.
+fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), offset, len) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {}
+        done => return Ok(done?),
+    }
+    /// Bytes of a write; past the page cache it begins at a multiple of a page in memory as well.
+    const STEP: usize = 1 << 20;
+    let buffer = vec![0; STEP + PAGE];
+    let start = buffer.as_ptr().align_offset(PAGE);
+    let zeroes = &buffer[start..start + STEP];
+    for at in (offset..offset + len).step_by(STEP) {
+        let step = (offset + len - at).min(STEP as u64) as usize;
+        file.write_all_at(&zeroes[..step], at)?;
+    }
+    Ok(())
+}
+
 fn options(more: OFlags) -> OpenOptions {
     let mut options = OpenOptions::new();
     let flags = more.bits().cast_signed();
@@ -241,8 +259,6 @@ fn options(more: OFlags) -> OpenOptions {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-
-    use std::os::unix::fs::FileExt;
 
     use super::*;
     use crate::frames::Content;

@@ -90,6 +90,31 @@ pub fn next_ends_at_once() {
     ENDS_AT_ONCE.store(true, Ordering::SeqCst);
 }
 
+/// A descriptor that becomes readable when one of the set is pending.
+fn signalfd(set: &libc::sigset_t) -> io::Result<OwnedFd> {
+    // SAFETY: a valid set; -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: signalfd has just given us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the host has descriptors for signals.
+///
+/// # Errors
+/// Its answer.
+pub fn try_signalfd() -> io::Result<()> {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set.
+    let set = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        set.assume_init()
+    };
+    signalfd(&set).map(drop)
+}
+
 /// The signals, blocked.
 pub struct Signals(OwnedFd);
 
@@ -116,13 +141,7 @@ impl Signals {
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }
-        // SAFETY: a valid set; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: signalfd has just given us this descriptor.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        signalfd(&set).map(Self)
     }
 
     /// Starts the thread. It calls `on`, which must not wait, for each signal but the one that ends at once, and lives as long as

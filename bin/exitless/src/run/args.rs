@@ -34,7 +34,7 @@ Examples:
     exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
 
   Whether the same could be started here, without starting it:
-    exitless run --check --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw
+    exitless run --check --kernel /boot/vmlinuz --initrd /boot/guest.img --disk path=debian.raw
 
 Exit status:
   0  The guest powered off, or Ctrl-A x ended the machine.

@@ -170,10 +170,10 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
         true => kvm::vm::open_for_programs()?,
         false => kvm::vm::open()?,
     };
-    // Before any thread, so that all inherit the mask.
-    let signals = lacks::given("signalfd", Signals::block(&[]))?;
     lacks::look_for_given()?;
     lacks::look_for_memory_files()?;
+    // Before any thread, so that all inherit the mask.
+    let signals = Signals::block(&[]).context("signals cannot be set up")?;
     messages::start().context("standard error")?;
     kick::install().context("the vCPU signal cannot be set up")?;
     warn_about_cpus(config);

@@ -18,7 +18,6 @@ use super::sockets::Sockets;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
-use crate::lacks;
 use crate::messages::{self, say};
 use crate::notify;
 
@@ -30,7 +29,7 @@ const STATS_LIMIT: Duration = Duration::from_secs(1);
 /// Serves until a signal asks for the end; the exit status.
 pub fn run(config: Config) -> Result<u8> {
     prepare::begin(&config)?;
-    let signals = lacks::given("signalfd", Signals::block(&[libc::SIGUSR1]))?;
+    let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
     signals
@@ -40,7 +39,6 @@ pub fn run(config: Config) -> Result<u8> {
         })
         .context("the thread for signals")?;
     raise_descriptor_limit(&config);
-    lacks::say_if_nothing_is_kept();
     // On a thread that ends: the first core takes over what it got from the kernel.
     let never_waits = std::thread::spawn(sidecore::never_waits).join();
     if !never_waits.unwrap_or(false) {
@@ -62,11 +60,7 @@ pub fn run(config: Config) -> Result<u8> {
         export(block, blk, listener, &config.cores).with_context(|| of_device(block))
     });
     let exports = exports.collect::<Result<Vec<_>>>()?;
-    let fleet = start(&config.cores);
-    let mut fleet = lacks::advise(
-        fleet,
-        "without --cpu and cpus= cores run wherever the host lets them",
-    )?;
+    let mut fleet = start(&config.cores)?;
     let mut handles = Vec::new();
     for export in exports {
         let id = export.id().to_owned();

@@ -41,6 +41,7 @@ pub fn begin(config: &Config) -> Result<()> {
     {
         bail!("--force-panic {id}: there is no such device");
     }
+    lacks::say_if_nothing_is_kept();
     let mut places = HashSet::new();
     for block in &config.blocks {
         let place = sockets::check(&block.socket).with_context(|| of_device(block))?;

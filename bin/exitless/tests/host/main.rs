@@ -76,13 +76,17 @@ impl Host {
         }
     }
 
-    /// Whether this is how a program refuses here.
+    /// Whether this is how a program refuses here; what it warns of comes before that.
     fn check_refusal(&self, output: &Output) -> Result<(), String> {
         let Outcome::Refuses(words, _) = &self.outcome else {
             return Ok(());
         };
         let said = String::from_utf8_lossy(&output.stderr);
-        let is_one_line = said.lines().count() == 1;
+        let is_one_line = said
+            .lines()
+            .filter(|line| !line.contains("warning: "))
+            .count()
+            == 1;
         if output.status.code() == Some(2)
             && is_one_line
             && words.iter().all(|word| said.contains(word))

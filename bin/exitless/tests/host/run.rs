@@ -68,6 +68,12 @@ fn hosts() -> Vec<Host> {
             RESIDENT,
             Refuses(&["--resident", "seccomp filter"], Some(&[])),
         ),
+        host_with(
+            "no fallocate that reserves, and --resident",
+            |errno| Denied::default().call_with(libc::SYS_fallocate, 1, 0, errno),
+            RESIDENT,
+            Works(None),
+        ),
         host(
             "no memfd_create",
             |errno| Denied::default().call(libc::SYS_memfd_create, errno),

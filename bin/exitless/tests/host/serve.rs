@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use denied::Denied;
 use rustix::process::Signal;
@@ -272,9 +271,8 @@ fn serves(place: &Place, command: Command) -> Result<String, String> {
         if since.elapsed() > PATIENCE {
             return Err(format!("it never was ready: {}", program.said()));
         }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
     }
-    UnixStream::connect(place.socket(0)).map_err(|error| error.to_string())?;
     for number in 0..DISKS.len() {
         let done = exercise(&place.socket(number), &place.image(number));
         done.map_err(|what| format!("disk {number}: {what}; it said {}", program.said()))?;
@@ -286,7 +284,15 @@ fn serves(place: &Place, command: Command) -> Result<String, String> {
 fn check(host: &Host, errno: i32) -> Result<(), String> {
     let place = Place::new();
     let command = |arguments| place.command((host.denied)(errno), arguments);
+    let mut trial = command(host.arguments);
+    trial.arg("--check");
+    let tried = ended(trial);
+    host.check_refusal(&tried)
+        .map_err(|what| format!("--check: {what}"))?;
     if let Outcome::Works(_) = host.outcome {
+        if tried.status.code() != Some(0) {
+            return Err(format!("--check: {tried:?}"));
+        }
         let said = serves(&place, command(host.arguments))?;
         return host.check_said(&said, "ready: ");
     }

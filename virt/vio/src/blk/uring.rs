@@ -332,7 +332,7 @@ impl UringFile {
         let waits = self.waits || matches!(slot.stage, Stage::Zeroes { .. });
         let user_data = slot.user_data(number);
         // SAFETY: the call's addresses are (a) the slot's vectors, which are not touched while the
-        // slot is in flight and lie on the heap; (b) what the vectors point to: chunks of
+        // engine has the slot's call and lie on the heap; (b) what the vectors point to: chunks of
         // `self.pool` that belong to this slot until it is unreserved, guest memory that
         // `self.keep` was checked to keep mapped in `submit`, the slot's aligned copy, which lies
         // on the heap and stays until the operation has ended, or zeroes in a static. A slot is in

@@ -69,7 +69,7 @@ impl<J, D> WorkQueue<J, D> {
     /// Hands jobs to the workers.
     pub fn submit(&self, jobs: &mut Vec<J>) {
         let mut lists = self.lists();
-        // A notification is a system call even if nobody waits. A worker that has something to do looks for
+        // A notification is a system call even if no worker waits. A worker that has something to do looks for
         // more afterwards.
         let wanted = jobs.len().min(lists.idle);
         lists.waiting.extend(jobs.drain(..));
@@ -116,7 +116,7 @@ impl<J, D> WorkQueue<J, D> {
         self.lists().armed = true;
     }
 
-    /// Nobody needs the descriptor.
+    /// The owner polls again and does not need the descriptor.
     pub fn disarm(&self) {
         self.lists().armed = false;
     }

@@ -91,7 +91,7 @@ impl Engine {
     /// Queues a call, answered as `user_data`. `waits`: it may wait, so the thread that enters the ring is not to begin it.
     ///
     /// # Safety
-    /// What the call points to stays valid, and is used by nobody else, until it is answered.
+    /// What the call points to stays valid, and is used by no other code, until it is answered.
     pub(super) unsafe fn push(
         &mut self,
         file: &Arc<File>,
@@ -167,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Nobody needs the descriptor; a poll follows.
+    /// The descriptor is not needed; a poll follows.
     pub(super) fn disarm(&mut self) {
         match self {
             Self::Ring(Some(seat)) => seat.disarm(),

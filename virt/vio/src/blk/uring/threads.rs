@@ -69,7 +69,7 @@ impl Threads {
     /// Queues a call, answered as `user_data`.
     ///
     /// # Safety
-    /// What the call points to stays valid, and is used by nobody else, until it is answered.
+    /// What the call points to stays valid, and is used by no other code, until it is answered.
     pub(super) unsafe fn push(&mut self, call: Call, user_data: u64) {
         self.pending.push(Job { call, user_data });
     }
@@ -148,7 +148,7 @@ fn run(call: Call, file: &File) -> i32 {
             offset,
         } => {
             // SAFETY: the vectors and what they point to are valid until the call is answered, which is after this, and used by
-            // nobody else meanwhile, as who pushed it has promised.
+            // no other code meanwhile, as who pushed it has promised.
             let moved =
                 unsafe { libc::preadv(fd, vectors, count as libc::c_int, file_offset(offset)) };
             transferred(moved)
