@@ -115,8 +115,11 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
 
     /// Counters.
     pub fn stats(&self) -> ExportStats {
+        // A peer's own are added at its next turn, which the end may forestall.
+        let peers = self.peer.iter().chain(&self.parting);
         ExportStats {
             device: self.device.stats(),
+            violations: self.stats.violations + peers.map(Peer::violations).sum::<u64>(),
             ..self.stats
         }
     }

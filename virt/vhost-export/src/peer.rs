@@ -266,7 +266,12 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// How often the front end has broken the protocol since this was last asked.
+    /// Number of times that the front end has broken the protocol since they were last taken.
+    pub(crate) fn violations(&self) -> u64 {
+        self.violations
+    }
+
+    /// Number of times that the front end has broken the protocol since this was last asked.
     pub(crate) fn take_violations(&mut self) -> u64 {
         std::mem::take(&mut self.violations)
     }

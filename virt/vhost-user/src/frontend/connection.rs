@@ -36,6 +36,15 @@ pub struct Connection {
     pub(super) enables_rings: bool,
 }
 
+impl Drop for Connection {
+    /// Ends the connection at once. A child process that is being started holds a copy of every descriptor until it has begun its
+    /// program, and a back end turns away the next front end until the last copy is closed.
+    fn drop(&mut self) {
+        // The back end may have ended it.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
 impl Connection {
     /// Connects to `path`, without waiting for a listener that is busy. Each reply may take `limit`; what waits for one ends
     /// when `cancel` becomes readable.
@@ -193,4 +202,22 @@ impl Connection {
 fn broken(request: RequestId, what: &dyn std::fmt::Display) -> CallError {
     let what = what.to_string();
     CallError::Broken { request, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_dropped_connection_ends_though_a_copy_of_its_socket_is_open() {
+        let (own, mut other) = UnixStream::pair().expect("a pair");
+        let copy = own.try_clone().expect("a descriptor");
+        drop(Connection::over(own.into(), None, Duration::ZERO).expect("a socket"));
+        other.set_nonblocking(true).expect("a flag");
+        assert_eq!(other.read(&mut [0]).expect("it has ended"), 0);
+        drop(copy);
+    }
 }
