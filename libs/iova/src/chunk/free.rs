@@ -9,8 +9,9 @@ use super::layout::{
     AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
     word_of,
 };
-use super::leave::release;
+use super::slow::bump;
 use super::state::exact_order;
+use super::trim::release;
 use super::zone::Zone;
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
 
@@ -30,7 +31,9 @@ impl Local {
     pub(super) fn free_slow(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         self.answer(shared);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
-            return shared.rest.free(range);
+            shared.rest.free(range)?;
+            bump(&shared.cores[self.id.0].returned);
+            return Ok(());
         };
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
@@ -106,7 +109,7 @@ impl Local {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                chunk.notify(shared);
+                chunk.notify(shared, word);
                 Ok(Pinned::new(range, self.space, true))
             }
         }
@@ -119,7 +122,8 @@ impl Local {
         self.answer(shared);
         let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
-            return shared.rest.free_pinned(range);
+            shared.rest.free_pinned(range);
+            return bump(&shared.cores[self.id.0].returned);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
@@ -132,6 +136,7 @@ impl Local {
                 if get(chunk.claimed(word)) & bit != 0 {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                 }
+                self.meet(shared, chunk.tag(), range.first().raw());
             }
             Place::Run => {
                 let freed = self.free_run(shared, zone, chunk, range, is_spent);
@@ -174,7 +179,8 @@ impl Local {
             owner if owner == self.owner => Place::Own,
             AWAY if chunk.kind(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {
-                self.adopt(shared, lane, zone.page(zone.index(page)));
+                let zones = &mut *shared.zones_of(self.id).lock();
+                self.reclaim(shared, zones, lane, zone.page(zone.index(page)));
                 Place::Own
             }
             _ => Place::Foreign,
@@ -209,6 +215,7 @@ impl Local {
         for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
             release(zone, chunk, is_spent);
         }
+        bump(&shared.cores[self.id.0].returned);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::{CHUNK_PAGES, IovaRange};
 const HOT: usize = if cfg!(loom) { 2 } else { 128 };
 
 #[derive(Debug)]
-pub(super) struct Hot {
+pub(super) struct DirectoryCache {
     places: [Place; HOT],
     /// Where it is the giver.
     gives: usize,
@@ -28,11 +28,20 @@ struct Place {
 /// What a core is in a chunk of another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
-    None,
-    /// It has freed something.
-    Visitor,
+    /// It has freed so many ranges there.
+    Visitor(u8),
+    /// It is the designated remote freer.
     Giver,
 }
+
+impl Role {
+    const NONE: Self = Self::Visitor(0);
+}
+
+/// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A chunk that has one costs its
+/// owner a look at a line that the other writes at every free, for as long as the other has the role; a few frees are
+/// collected instead ([`MEETINGS`](super::remote_free::MEETINGS)).
+const VISITS: u8 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
 /// What a page's block is known by, and its place.
 #[inline(always)]
@@ -47,14 +56,14 @@ fn chunk_at(page: u64) -> usize {
     (page / CHUNK_PAGES) as usize % BLOCK_CHUNKS
 }
 
-impl Hot {
+impl DirectoryCache {
     pub(super) fn new() -> Self {
         Self {
             places: [const {
                 Place {
                     key: u64::MAX,
                     block: None,
-                    roles: [Role::None; BLOCK_CHUNKS],
+                    roles: [Role::NONE; BLOCK_CHUNKS],
                 }
             }; HOT],
             gives: 0,
@@ -120,14 +129,15 @@ impl Hot {
         if *role == Role::Giver || !chunk.is_anothers(core) {
             return false;
         }
-        // Once is no reason: whoever frees here and there would pay for becoming the giver and for letting go.
-        if *role == Role::Visitor && chunk.become_giver(shared) {
-            *role = Role::Giver;
-            self.gives += 1;
-            let state = chunk.state(page);
-            return state.is_out_of(range) && chunk.give(core, page, state);
+        if let Role::Visitor(visits) = *role {
+            if visits >= VISITS && chunk.become_giver(shared) {
+                *role = Role::Giver;
+                self.gives += 1;
+                let state = chunk.state(page);
+                return state.is_out_of(range) && chunk.give(core, page, state);
+            }
+            *role = Role::Visitor(visits.saturating_add(1));
         }
-        *role = Role::Visitor;
         chunk.check_foreign(range) && chunk.give_back(shared, range)
     }
 
@@ -155,6 +165,6 @@ impl Hot {
             block[chunk].let_go();
             self.gives -= 1;
         }
-        roles[chunk] = Role::None;
+        roles[chunk] = Role::NONE;
     }
 }
