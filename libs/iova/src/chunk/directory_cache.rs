@@ -149,6 +149,11 @@ impl DirectoryCache {
         }
     }
 
+    /// Whether it is the giver somewhere.
+    pub(super) fn is_giver(&self) -> bool {
+        self.gives > 0
+    }
+
     /// Is the giver nowhere.
     pub(super) fn leave_all(&mut self) {
         for at in 0..HOT {

@@ -37,11 +37,15 @@ impl Local {
         };
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if !chunk.free_marked(self.owner, range) {
-                    return Err(diagnose(chunk, range));
+                if chunk.free_marked(self.owner, range) {
+                    self.keep(shared, lane, range);
+                    return Ok(());
                 }
-                self.keep(shared, lane, range);
-                Ok(())
+                // It may have been taken from this core meanwhile: see `search`.
+                if !chunk.is_own(self.owner) {
+                    return self.free_slow(shared, range);
+                }
+                Err(diagnose(chunk, range))
             }
             Place::Run => {
                 if is_run(chunk, range) && get(chunk.claimed(0)) & 1 != 0 {
@@ -76,10 +80,14 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if !chunk.pin_marked(self.owner, range) {
-                    return Err(diagnose(chunk, range));
+                if chunk.pin_marked(self.owner, range) {
+                    return Ok(Pinned::new(range, self.space, false));
                 }
-                Ok(Pinned::new(range, self.space, false))
+                // As in `free_slow`.
+                if !chunk.is_own(self.owner) {
+                    return self.pin_slow(shared, range);
+                }
+                Err(diagnose(chunk, range))
             }
             Place::Run => {
                 if !is_run(chunk, range) {
@@ -158,7 +166,7 @@ impl Local {
         };
         let page = range.first().raw();
         let order = exact_order(range.pages());
-        if order.is_none_or(|order| !chunk.unpin_own(self.owner, page, order)) {
+        if order.is_none_or(|order| !chunk.unpin_own(page, order)) {
             chunk
                 .claimed(word_of(page))
                 .fetch_and(!bit_of(page), Ordering::AcqRel);

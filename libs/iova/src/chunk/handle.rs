@@ -203,29 +203,24 @@ impl Local {
         let page = range.first().raw();
         exact_order(range.pages())
             .zip(self.hot.known(page))
-            .is_some_and(|(order, chunk)| chunk.unpin_own(self.owner, page, order))
+            .is_some_and(|(order, chunk)| chunk.unpin_own(page, order))
     }
 
-    /// A free that was found to be [`Freed::Marked`].
+    /// Keeps a range ready whose free was found to be [`Freed::Marked`]; `false` where a remote core has marked the range itself.
     #[inline(never)]
-    fn free_marked(
-        &mut self,
-        shared: &Shared,
-        range: IovaRange,
-        state: State,
-    ) -> Result<(), FreeError> {
+    fn free_marked(&mut self, shared: &Shared, range: IovaRange, state: State) -> bool {
         let page = range.first().raw();
         let Some(chunk) = self.hot.known(page) else {
-            return self.free_elsewhere(shared, range);
+            return false;
         };
         let tag = chunk.tag();
         if chunk.is_met(tag, page, state) {
-            return self.free_elsewhere(shared, range);
+            return false;
         }
         chunk.set_state(page, state.none());
         self.keep(shared, lane_of(tag), range);
         self.meet(shared, tag, page);
-        Ok(())
+        true
     }
 
     /// Counts a free of our own in a chunk with such a tag, and collects the chunk where marks were met often enough.
@@ -348,9 +343,9 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         match local.free_ready(range, false) {
             Freed::Done => Ok(()),
-            Freed::Marked(state) => local.free_marked(shared, range, state),
+            Freed::Marked(state) if local.free_marked(shared, range, state) => Ok(()),
             Freed::Remote(state) => local.free_remote(shared, range, state),
-            Freed::Unknown => local.free_elsewhere(shared, range),
+            Freed::Marked(_) | Freed::Unknown => local.free_elsewhere(shared, range),
         }
     }
 
@@ -371,9 +366,14 @@ impl CoreAllocator for ChunkCore {
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
         let range = pinned.range();
-        if !pinned.is_own(local.space) || !matches!(local.free_ready(range, true), Freed::Done) {
-            local.free_pinned_slow(shared, pinned, shared.retires);
+        if pinned.is_own(local.space) {
+            match local.free_ready(range, true) {
+                Freed::Done => return,
+                Freed::Marked(state) if local.free_marked(shared, range, state) => return,
+                _ => {}
+            }
         }
+        local.free_pinned_slow(shared, pinned, shared.retires);
     }
 
     fn free_without_table(&mut self, pinned: Pinned) {

@@ -74,7 +74,7 @@ impl Ready {
     }
 
     /// All ranges.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(all(any(test, feature = "testing"), not(loom)))]
     pub(super) fn all(&self) -> Vec<crate::IovaRange> {
         let ranges = |order, stack: &Stack| {
             let range =

@@ -274,18 +274,26 @@ impl CoreZones {
             return;
         }
         self.collect_now(shared, lane, Collect::All);
-        self.sweep(shared, lane, RetainEmpty::Nothing);
         let zone = &shared.zones[lane];
+        // The owner may allocate what is in its free lists at this moment: it is held, whoever owns the chunk.
+        let is_used = |page: &u64| {
+            let chunk = known(zone, *page);
+            (0..WORDS).any(|word| chunk.allocated(word) != 0)
+        };
+        if shared.retires {
+            let unused = self.zones[lane].own.iter().filter(|page| !is_used(page));
+            unused.for_each(|page| known(zone, *page).displace());
+        }
+        self.sweep(shared, lane, RetainEmpty::Nothing);
         let own = &mut self.zones[lane];
         let mut unused = Vec::new();
         own.own.retain(|page| {
-            let chunk = known(zone, *page);
-            // The owner may allocate what is in its free lists at this moment: it is held, whoever owns the chunk.
-            let is_used = (0..WORDS).any(|word| chunk.allocated(word) != 0);
-            if !is_used {
+            // What was in use before, and is no more, is left to its owner.
+            let stays = is_used(page) || shared.retires && !known(zone, *page).is_displaced();
+            if !stays {
                 unused.push(*page);
             }
-            is_used
+            stays
         });
         for page in &unused {
             let chunk = known(zone, *page);

@@ -165,13 +165,13 @@ impl Local {
                 get(chunk.held(word)) != FULL[smaller]
             });
         }
-        for larger in order + 1..=6 {
+        for (larger, full) in FULL.iter().enumerate().take(7).skip(order + 1) {
             if is_any {
                 break;
             }
             let Some(at) = own.partial[larger].iter().rposition(|base| {
                 // Some part of a free range is low enough.
-                let free = FULL[larger] & !get(known(zone, *base).held(word_of(*base)));
+                let free = full & !get(known(zone, *base).held(word_of(*base)));
                 let lowest = base + u64::from(free.trailing_zeros());
                 lowest + (1 << order) - 1 <= bound
             }) else {
@@ -353,7 +353,7 @@ impl Local {
         }
         self.drained = called;
         // What it gave there is seen by whoever looks next.
-        self.hot.leave_all();
+        self.leave_all(shared);
         let zones = &mut *shared.zones_of(self.id).lock();
         for (lane, zone) in shared.zones.iter().enumerate() {
             let calls = zone.calls.load(Ordering::Relaxed);

@@ -110,7 +110,9 @@ impl State {
         (!self.is_none()).then_some(order)
     }
 
-    pub(super) fn is_pinned(self) -> bool {
+    /// Whether its owner has pinned what is allocated here.
+    #[cfg(all(test, not(loom)))]
+    fn is_pinned(self) -> bool {
         !self.is_none() && self.0 & Self::NONE.0 >= PINNED
     }
 

@@ -10,7 +10,7 @@ use super::Shared;
 use super::core_zone::{CoreZone, CoreZones};
 use super::handle::Local;
 use super::layout::{
-    AWAY, MAX_ORDER, NOBODY, WORD_PAGES, WORDS, bits, get, owner_of, pending, word_base, word_of,
+    AWAY, MAX_ORDER, NOBODY, WORD_PAGES, WORDS, get, owner_of, word_base, word_of,
 };
 use super::remote_free::Collect;
 use super::slow::{bump, known};
@@ -100,9 +100,17 @@ impl Local {
 
     /// Gives back everything.
     pub(super) fn deposit_all(&mut self, shared: &Shared) {
-        self.hot.leave_all();
+        self.leave_all(shared);
         let zones = &mut *shared.zones_of(self.id).lock();
         (0..shared.zones.len()).for_each(|lane| self.deposit(shared, zones, lane));
+    }
+
+    /// Is the designated remote freer nowhere. What this core freed as one is counted as returned.
+    pub(super) fn leave_all(&mut self, shared: &Shared) {
+        if self.hot.is_giver() {
+            self.hot.leave_all();
+            bump(&shared.cores[self.id.0].returned);
+        }
     }
 
     /// Gives back everything of a zone: empty chunks to the space, the others without an owner.
@@ -122,16 +130,6 @@ impl Local {
                 let order = chunk.order(word);
                 if order <= MAX_ORDER && get(chunk.held(word)) == 0 {
                     chunk.unassign(word, order);
-                }
-                // A pin of ours must be known to whoever owns the chunk next.
-                for at in bits(chunk.allocated(word)) {
-                    let page = word as u64 * WORD_PAGES + at;
-                    let state = chunk.state(page);
-                    if state.is_pinned() {
-                        chunk.claimed(word).fetch_or(1 << at, Ordering::AcqRel);
-                        chunk.set_state(page, state.unpinned());
-                        chunk.tag_word().fetch_or(pending(word), Ordering::AcqRel);
-                    }
                 }
             }
             if chunk.is_empty() {
@@ -262,7 +260,7 @@ fn take_spent(zone: &Zone) -> Option<u64> {
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
     known(zone, page).set_owner(NOBODY);
     let index = zone.index(page);
-    match is_spent {
+    match is_spent && !known(zone, page).is_displaced() {
         true => zone.put_spent(index),
         false => zone.free.put(index),
     }
