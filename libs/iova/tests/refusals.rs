@@ -1,8 +1,8 @@
 //! What a chunk allocator refuses, beside a naive model of what is free: no request fails for good while a range for it is in no
 //! core's possession.
 //!
-//! In another core's possession is what it, or a core before it, has live, with the rest of a chunk that it owns and in which
-//! something is live, and what is in its free lists. Those two the allocator is asked for; what is live, the model knows.
+//! In another core's possession is what it, or a core before it, has live or in its free lists, with the rest of a chunk that it
+//! owns and in which something is. Those two the allocator is asked for; what is live, the model knows.
 //!
 //! Histories have phases (fill, fragment, clear) of one size or of mixed ones. Ranges have 1 to 1,024 pages, apertures up to 2^20
 //! with odd ends. Cores fall asleep: from then on they do nothing, not even answer calls, and what they had is freed by
@@ -104,7 +104,8 @@ impl Play {
             let owner = self.space.owner(IovaPfn::new(start));
             let is_anothers = owner.is_some_and(|owner| owner != CoreId(core));
             let pages = at(start)..=at(end);
-            if is_anothers && self.is_out[pages.clone()].contains(&true) {
+            // Live, or in a free list: either keeps the chunk its owner's.
+            if is_anothers && is_taken[pages.clone()].contains(&true) {
                 is_taken[pages].fill(true);
             }
         }

@@ -175,76 +175,6 @@ fn pins_and_retires() {
     owner.free(other).expect("allocated");
 }
 
-/// Cores without room take what others do not use, while the owner allocates and frees what is in its free lists, or rests.
-fn relieved() {
-    let others = 2 + any(4) as usize;
-    let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(2 * CHUNK_PAGES - 1), &[]);
-    let space = ChunkAllocator::new(aperture.expect("pages"), others + 1).expect("cores");
-    let request = Request::pages(WATCHED).without_drain();
-    let mut owner = space.claim(CoreId(0)).expect("free");
-    let mut out: Vec<_> = std::iter::from_fn(|| owner.alloc(request).ok()).collect();
-    let all = out.len();
-    let listed = 1 + any(3) as usize;
-    for range in out.drain(..listed) {
-        owner.free(range).expect("allocated");
-    }
-    let threads: Vec<_> = (1..=others)
-        .map(|core| {
-            let mut other = space.claim(CoreId(core)).expect("free");
-            let mine = out.split_off(out.len() - out.len() / (others + 1 - core));
-            thread::spawn(move || {
-                for range in mine {
-                    other.free(range).expect("it is ours to free");
-                }
-                let got: Vec<_> = (0..4).filter_map(|_| other.alloc(request).ok()).collect();
-                (other, got)
-            })
-        })
-        .collect();
-    let mut got = Vec::new();
-    for _ in 0..any(4) {
-        got.extend(owner.alloc(request));
-        if any(2) == 0
-            && let Some(range) = got.pop()
-        {
-            owner.free(range).expect("allocated");
-        }
-    }
-    let mut handles = Vec::new();
-    for thread in threads {
-        let (handle, more) = thread.join().expect("a model ends at a panic");
-        handles.push(handle);
-        for range in more {
-            if got.iter().any(|one: &IovaRange| one.overlaps(range)) {
-                return fail(format!("{range} is out already"));
-            }
-            got.push(range);
-        }
-    }
-    // The owner rests. What it keeps is what was in its lists, and what it has freed since.
-    for range in got {
-        handles[0].free(range).expect("allocated");
-    }
-    handles.iter_mut().for_each(ChunkCore::park);
-    let had: Vec<_> = std::iter::from_fn(|| handles[0].alloc(request).ok()).collect();
-    if had.len() + listed + 4 < all {
-        fail(format!(
-            "{} of {all} ranges: an idle core keeps more than its lists",
-            had.len()
-        ));
-    }
-    for range in had {
-        handles[0].free(range).expect("allocated");
-    }
-    owner.park();
-    handles.iter_mut().for_each(ChunkCore::park);
-    let whole = Request::pages(2 * CHUNK_PAGES);
-    match (0..2).find_map(|_| handles[0].alloc(whole).ok()) {
-        Some(range) => handles[0].free(range).expect("allocated"),
-        None => fail("something is lost"),
-    }
-}
-
 /// Whether `model` shows `mistake`, as `what`.
 fn shows(mistake: Mistake, what: &str, model: impl Fn() + Send + Sync + 'static) -> bool {
     plant(Some(mistake));
@@ -281,22 +211,6 @@ fn an_owner_finds_what_strangers_gave_back() {
 #[test]
 fn a_forgotten_mark_is_found() {
     assert!(shows(Mistake::ForgetsMarks, "lost", given_back));
-}
-
-#[test]
-fn cores_without_room_take_what_others_do_not_use() {
-    holds(5_000, relieved);
-}
-
-#[test]
-fn a_core_that_leaves_the_idle_alone_is_found() {
-    let what = "an idle core keeps";
-    assert!(shows(Mistake::SparesTheIdle, what, relieved));
-}
-
-#[test]
-fn a_list_of_anothers_chunk_that_is_forgotten_is_found() {
-    assert!(shows(Mistake::KeepsLists, "lost", relieved));
 }
 
 #[test]

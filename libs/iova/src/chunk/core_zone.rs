@@ -10,9 +10,7 @@
 
 use alloc::vec::Vec;
 
-use super::Shared;
-use super::layout::{Chunk, FULL, MARKS, MAX_ORDER, get, owner_of, set, word_of};
-use super::slow::known;
+use super::layout::{Chunk, FULL, MARKS, MAX_ORDER, get, set, word_of};
 use super::zone::MAX_ZONES;
 use crate::CoreId;
 
@@ -32,7 +30,7 @@ pub(super) struct CoreZones {
 /// What one core owns of one zone.
 ///
 /// A free range of a word is in the word (its `held` bit is clear) or in a free list ([`Ready`](super::ready::Ready)) of the owner
-/// or of an earlier owner (it is set, as it is for an allocated one). A word of a class with something free in it is in `partial`,
+/// (it is set, as it is for an allocated one). A word of a class with something free in it is in `partial`,
 /// a full one nowhere. An owned chunk with an open word is in `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]
 pub(super) struct CoreZone {
@@ -72,21 +70,6 @@ impl CoreZones {
     /// Chunks of all zones.
     pub(super) fn chunks(&self) -> usize {
         self.zones.iter().map(|zone| zone.own.len()).sum()
-    }
-
-    /// Drops chunks that are this core's no longer from every list.
-    pub(super) fn forget_chunks(&mut self, shared: &Shared, lane: usize) {
-        let zone = &shared.zones[lane];
-        let owner = self.owner;
-        let is_own = |page: &u64| owner_of(known(zone, *page).tag()) == owner;
-        let own = &mut self.zones[lane];
-        own.own.retain(is_own);
-        own.roomy.retain(is_own);
-        own.unannounced.retain(is_own);
-        for order in 0..=MAX_ORDER {
-            own.partial[order].retain(is_own);
-        }
-        self.publish(shared);
     }
 }
 

@@ -51,11 +51,10 @@
 //! is not found (only where the space is larger than the zone).
 //!
 //! # What a core keeps that does not come back
-//! Its free lists, and with them nothing but the ranges in these: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
+//! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
 //! 16 times the first room (`ready`), of which it keeps the first room until it has run over. They are taken by plain loads and
 //! stores, and to end that from outside would take a fence in every operation. Everything else others take when they
-//! find no other room: ranges that any core freed, empty words, the rest of a chunk of which nothing but free lists has
-//! something, empty chunks. What is live, and the rest of a chunk in which something is live, stays its owner's. Whoever goes
+//! find no other room: ranges that any core freed, empty words, empty chunks. What is live, and the rest of a chunk in which something is live, stays its owner's. Whoever goes
 //! idle calls [`park`](crate::CoreAllocator::park); whoever works answers the next call for drains.
 //!
 //! A chunk in which another core has freed 16 ranges and more, and which that core has cached, costs its owner a look at one more
@@ -83,7 +82,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
+use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 use crate::allocator::SpaceId;
 use crate::claims::Claims;
@@ -149,8 +148,6 @@ struct Published {
     chunks: AtomicU64,
     /// How often it has returned something that any core may have. It alone writes this.
     returned: AtomicU64,
-    /// Whether its free lists may have ranges of chunks that it gave up unused. Written with the lock of `zones` held.
-    keeps_elsewhere: AtomicBool,
     /// How often others have marked a chunk of its that had no marks.
     marked: CachePadded<AtomicU64>,
     /// Its chunks and words. Its own lock, which others take only where it is free.
@@ -163,7 +160,6 @@ impl Published {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             returned: AtomicU64::new(0),
-            keeps_elsewhere: AtomicBool::new(false),
             marked: CachePadded::new(AtomicU64::new(0)),
             zones: CachePadded::new(Lock::new(CoreZones::new(CoreId(core)))),
         }
@@ -354,13 +350,11 @@ impl Shared {
         slow::bump(&self.cores[core.0].slow);
     }
 
-    /// Other cores that keep something.
+    /// Other cores that keep chunks.
     fn others(&self, core: CoreId) -> usize {
-        let keeps = |(at, other): &(usize, &CachePadded<Published>)| {
-            let has_chunks = other.chunks.load(Ordering::Relaxed) != 0;
-            *at != core.0 && (has_chunks || other.keeps_elsewhere.load(Ordering::Relaxed))
-        };
-        self.cores.iter().enumerate().filter(keeps).count()
+        let keeps =
+            |at: &usize| *at != core.0 && self.cores[*at].chunks.load(Ordering::Relaxed) != 0;
+        (0..self.cores.len()).filter(keeps).count()
     }
 
     fn stats(&self) -> Stats {

@@ -17,12 +17,9 @@
 //!
 //! # What it costs if the owner rests
 //! All of this is done on the lists of the owner with its lock held, so any core can do it. One that finds no room collects for
-//! all others and takes the chunks in which nothing is allocated. What such a chunk has in the owner's free lists stays
-//! there: it is `held` for whoever owns the chunk next, until the earlier owner allocates it and somebody frees it, or until
-//! it is flushed, which is then a remote free as any other. So an owner that rests keeps the ranges in its free lists, one by
-//! one, and nothing else.
+//! all others, and has the chunks that are empty then. So an owner that rests keeps the ranges in its free lists and the rest
+//! of the chunks in which these lie.
 
-use alloc::vec::Vec;
 use core::mem;
 
 use lines::Ordering;
@@ -267,51 +264,18 @@ impl CoreZones {
     }
 
     /// Does for a core what it would do if it ran and parked, as far as its free lists are not needed: collects what remote cores
-    /// freed in a zone, returns what is empty to the space, and abandons the chunks in which nothing is allocated. Called by
-    /// another core, with the lock held.
+    /// freed in a zone and returns what is empty to the space. Called by another core, with the lock held.
     pub(super) fn give_up_unused(&mut self, shared: &Shared, lane: usize) {
         if self.zones[lane].own.is_empty() {
             return;
         }
         self.collect_now(shared, lane, Collect::All);
-        let zone = &shared.zones[lane];
-        // The owner may allocate what is in its free lists at this moment: it is held, whoever owns the chunk.
-        let is_used = |page: &u64| {
-            let chunk = known(zone, *page);
-            (0..WORDS).any(|word| chunk.allocated(word) != 0)
-        };
         if shared.retires {
-            let unused = self.zones[lane].own.iter().filter(|page| !is_used(page));
-            unused.for_each(|page| known(zone, *page).displace());
+            let zone = &shared.zones[lane];
+            let own = self.zones[lane].own.iter().map(|page| known(zone, *page));
+            let emptied = own.filter(|chunk| chunk.held_pages() == 0);
+            emptied.for_each(Chunk::displace);
         }
         self.sweep(shared, lane, RetainEmpty::Nothing);
-        let own = &mut self.zones[lane];
-        let mut unused = Vec::new();
-        own.own.retain(|page| {
-            // What was in use before, and is no more, is left to its owner.
-            let stays = is_used(page) || shared.retires && !known(zone, *page).is_displaced();
-            if !stays {
-                unused.push(*page);
-            }
-            stays
-        });
-        for page in &unused {
-            let chunk = known(zone, *page);
-            let orders = (0..WORDS).map(|word| chunk.order(word));
-            for order in orders.filter(|order| *order <= MAX_ORDER) {
-                self.zones[lane].drop_word(order);
-            }
-            // Read-modify-write: a remote core's mark of now stays.
-            chunk.tag_word().fetch_and(!OWNER, Ordering::AcqRel);
-        }
-        if !unused.is_empty() {
-            self.forget_chunks(shared, lane);
-            let keeps_elsewhere = &shared.cores[self.id.0].keeps_elsewhere;
-            keeps_elsewhere.store(true, Ordering::Relaxed);
-        }
-        // After the lists: another core may own it from here on.
-        for page in unused {
-            zone.orphans.put(zone.index(page));
-        }
     }
 }

@@ -6,8 +6,9 @@
 //! So a request is refused only while every range that would do touches one that is
 //!
 //! * allocated or pinned, or in a chunk of another core in which something is;
-//! * in a free list of another core: at most 16 times [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096
-//!   pages. These it gives back when it next runs (`asked` counts the cores);
+//! * in a free list of another core, or in a chunk of another core of which a free list has something: at most 16 times
+//!   [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These it gives back when it next runs (`asked`
+//!   counts the cores);
 //! * or half in the last zone and half in the tree, where the space is larger than the zone.
 //!
 //! In a space that retires, a chunk that was taken from its owner so keeps its leaf table: the owner may be in the middle of a pin of

@@ -14,9 +14,8 @@ use super::layout::{
 };
 use super::remote_free::Collect;
 use super::slow::{bump, known};
-use super::state::pages_of;
 use super::zone::Zone;
-use crate::{CHUNK_PAGES, IovaPfn, IovaRange, RetiredChunk};
+use crate::{CHUNK_PAGES, IovaPfn, RetiredChunk};
 
 /// Emptied words after which a free that finds no room among the ready ranges sweeps: a core that only frees, and then does
 /// nothing any more, keeps no more of them.
@@ -72,7 +71,7 @@ impl Local {
         }
     }
 
-    /// Returns a range of a free list to its word, or, where the chunk is no longer this core's, to its owner.
+    /// Returns a range of a free list to its word.
     fn put_back(
         &mut self,
         shared: &Shared,
@@ -84,18 +83,8 @@ impl Local {
         let Some(chunk) = self.hot.chunk(shared, page) else {
             return;
         };
-        if chunk.is_own(self.owner) {
-            let span = chunk.span(word_of(page), page % WORD_PAGES, order);
-            zones.zones[lane].unhold(chunk, word_base(page), span);
-            return;
-        }
-        if planted!(KeepsLists) {
-            return;
-        }
-        // As if it had been allocated: nobody else writes the state of what is in our free lists.
-        chunk.hand_out(page, order);
-        let freed = chunk.give_back(shared, IovaRange::within_space(page, pages_of(order)));
-        debug_assert!(freed, "a range in a free list is marked");
+        let span = chunk.span(word_of(page), page % WORD_PAGES, order);
+        zones.zones[lane].unhold(chunk, word_base(page), span);
     }
 
     /// Gives back everything.
@@ -140,11 +129,7 @@ impl Local {
             }
         }
         zones.publish(shared);
-        let published = &shared.cores[self.id.0];
-        if self.ready.is_clear() {
-            published.keeps_elsewhere.store(false, Ordering::Relaxed);
-        }
-        bump(&published.returned);
+        bump(&shared.cores[self.id.0].returned);
     }
 
     /// Whether at most half of what this core's chunks have is allocated. What is kept ready may lie in all of them, a little

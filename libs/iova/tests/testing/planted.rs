@@ -18,8 +18,6 @@ pub enum Mistake {
     LoadsClaims,
     /// A stranger marks a chunk without saying so to its owner.
     MarksSilently,
-    /// A core returns a range of its free lists to a word whose chunk is another's now by forgetting it.
-    KeepsLists,
     /// A core that finds no room leaves alone what others keep.
     SparesTheIdle,
     /// A node of the tree of gaps is still said to begin where it did when it was made.

@@ -407,7 +407,7 @@ fn relieves() {
 #[test]
 fn a_core_without_room_takes_what_another_does_not_use() {
     assert!(!explore_to(1, None, relieves));
-    for mistake in [Mistake::KeepsLists, Mistake::SparesTheIdle] {
+    for mistake in [Mistake::SparesTheIdle] {
         assert!(
             explore_to(1, Some(mistake), relieves),
             "{mistake:?} goes unnoticed"
