@@ -95,7 +95,7 @@ impl Play {
                 is_taken[at(range.first().raw())..=at(range.last().raw())].fill(true);
             }
         }
-        for chunk in self.first.next_multiple_of(CHUNK_PAGES) / CHUNK_PAGES.. {
+        for chunk in self.first.div_ceil(CHUNK_PAGES).. {
             let start = chunk * CHUNK_PAGES;
             let end = start + CHUNK_PAGES - 1;
             if end > self.last {

@@ -306,11 +306,6 @@ impl Chunk {
         &self.meta.run
     }
 
-    /// The part of [`Self::held`] that is allocated, as far as the owner knows. Owner only.
-    pub(super) fn allocated(&self, word: usize) -> u64 {
-        bits(get(self.held(word))).fold(0, |all, at| all | self.span_at(word, at))
-    }
-
     /// The bits in [`Self::held`] of the range that starts at a page of a word; 0 where none does.
     pub(super) fn span_at(&self, word: usize, at: u64) -> u64 {
         let state = self.state(word as u64 * WORD_PAGES + at);

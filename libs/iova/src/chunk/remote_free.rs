@@ -28,8 +28,8 @@ use super::Shared;
 use super::core_zone::{CoreZone, CoreZones};
 use super::handle::Local;
 use super::layout::{
-    Chunk, FULL, MARKS, MAX_ORDER, OWNER, PENDING, WORD_PAGES, WORDS, bits, chunk_of, get,
-    owner_of, pending, set,
+    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of,
+    pending, set,
 };
 use super::slow::known;
 use super::state::State;
