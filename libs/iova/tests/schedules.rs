@@ -194,6 +194,12 @@ fn cores_fight_for_the_last_chunk() {
 }
 
 #[test]
+fn taking_from_others_what_was_freed_under_a_pin_is_found() {
+    let model = chunks(Chunks::Scarce, false);
+    assert!(shows(Mistake::TakesPinned, "and it is", model));
+}
+
+#[test]
 fn chunks_come_and_go() {
     holds(3_000, chunks(Chunks::Plenty, true));
 }

@@ -25,7 +25,8 @@
 //! the others. A core that does not run keeps then, of IOVAs, those in its queue and those of its idle mappings, torn down or
 //! not (at most what [`contract`](DmaMapper::contract) says for one core; none where the policy is strict and nothing has failed),
 //! with the rest of the chunks in which they lie for the chunks' owners alone, and what the allocator keeps for it ([`iova::chunk`]).
-//! What it has mapped and others have unmapped is had without it.
+//! What it has mapped and others have unmapped is its own as well until it runs once more, or parks: they unmap under pins
+//! (`iova::chunk` says why that matters). An owner of mappings that goes idle parks.
 //!
 //! **Table pages** come back by chunks (`reclaim.rs`), with the invalidation that the queue waits for anyway.
 //!

@@ -168,7 +168,7 @@ impl Local {
         let order = exact_order(range.pages());
         // Each lets go of its own mark: in the same moment an owner and a remote core may both have pinned.
         let is_owners = pinned.is_own(self.space);
-        if !is_owners || order.is_none_or(|order| !chunk.unpin_own(page, order)) {
+        if !is_owners || order.is_none_or(|order| !chunk.unpin_own(self.owner, page, order)) {
             chunk
                 .claimed(word_of(page))
                 .fetch_and(!bit_of(page), Ordering::AcqRel);

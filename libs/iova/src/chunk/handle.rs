@@ -203,7 +203,7 @@ impl Local {
         let page = range.first().raw();
         exact_order(range.pages())
             .zip(self.hot.known(page))
-            .is_some_and(|(order, chunk)| chunk.unpin_own(page, order))
+            .is_some_and(|(order, chunk)| chunk.unpin_own(self.owner, page, order))
     }
 
     /// Keeps a range ready whose free was found to be [`Freed::Marked`]; `false` where a remote core has marked the range itself.

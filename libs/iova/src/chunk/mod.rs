@@ -54,8 +54,9 @@
 //! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
 //! 16 times the first room (`ready`), of which it keeps the first room until it has run over. They are taken by plain loads and
 //! stores, and to end that from outside would take a fence in every operation. Everything else others take when they
-//! find no other room: ranges that any core freed, empty words, empty chunks. What is live, and the rest of a chunk in which something is live, stays its owner's. Whoever goes
-//! idle calls [`park`](crate::CoreAllocator::park); whoever works answers the next call for drains.
+//! find no other room: ranges that any core freed, empty words, empty chunks. What is live, what another core freed under a pin
+//! (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core that goes
+//! idle calls [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
 //!
 //! A chunk in which another core has freed 16 ranges and more, and which that core has cached, costs its owner a look at one more
 //! line at every free until the other core parks, owns the chunk, or works in 4 GiB of other addresses; fewer remote frees are

@@ -67,12 +67,12 @@ impl Chunk {
             || (is_pending || tag & GIVER != 0) && self.is_given(page, state)
     }
 
-    /// Lets go of what an owner pinned, which may have parked or lost the chunk since; `false` where the pin is a remote core's.
-    /// Nobody but the holder of the pin, which calls, writes the state meanwhile.
+    /// Lets go of what the `owner`, which calls, pinned; `false` where it does not own the chunk, or has not pinned the
+    /// range: it may have parked since, which makes a claim of its pin.
     #[inline(always)]
-    pub(super) fn unpin_own(&self, page: u64, order: usize) -> bool {
+    pub(super) fn unpin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
-        let is_ours = state.is_pinned_out(order);
+        let is_ours = state.is_pinned_out(order) && self.is_own(owner);
         if is_ours {
             self.set_state(page, state.unpinned());
         }

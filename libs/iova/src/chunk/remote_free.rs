@@ -16,9 +16,16 @@
 //!   ([`Collect::All`]).
 //!
 //! # What it costs if the owner rests
-//! All of this is done on the lists of the owner with its lock held, so any core can do it. One that finds no room collects for
-//! all others, and has the chunks that are empty then. So an owner that rests keeps the ranges in its free lists and the rest
-//! of the chunks in which these lie.
+//! All of this is done on the lists of the owner with its lock held, so another core can do it. One that finds no room collects for
+//! all others, and has the chunks that are empty then. So an owner that rests keeps the ranges in its free lists, those that
+//! remote cores freed under a pin, and the rest of the chunks in which these lie.
+//!
+//! What was freed under a pin is left to the owner ([`Collect::Unpinned`]). Cores that end the use of the same range pin it, and one
+//! that comes second lets go again. An owner pins by a load and a store of the state: it may have loaded before a remote core
+//! claimed, and store, now or when it lets go, after that core freed. As long as only the owner's thread takes the range
+//! back, it is still allocated then, and the store changes nothing but the pin. Had another core taken it back meanwhile, it would
+//! be left allocated in a word that has it free, or in a chunk of another core. To end that otherwise would take a
+//! read-modify-write in every pin. A free without a pin says that no other core ends the use of the range.
 
 use core::mem;
 
@@ -46,6 +53,8 @@ pub(super) enum Collect {
     EmptiedWords,
     /// Everything that remote cores freed.
     All,
+    /// The same without what they freed under a pin: for a core that is not the owner. See the module.
+    Unpinned,
 }
 
 impl Local {
@@ -79,7 +88,7 @@ impl Local {
             }
             own.emptied += usize::from(held == 0);
         }
-        zones.drain(chunk, page, lane);
+        zones.drain(chunk, page, lane, Collect::All);
         zones.zones[lane].watch(chunk);
         zones.publish(shared);
     }
@@ -95,7 +104,7 @@ impl Local {
         };
         if chunk.is_own(self.owner) {
             let first = page / CHUNK_PAGES * CHUNK_PAGES;
-            zones.drain(chunk, first, chunk.lane());
+            zones.drain(chunk, first, chunk.lane(), Collect::All);
         }
     }
 }
@@ -128,7 +137,7 @@ impl CoreZones {
         let zone = &shared.zones[lane];
         // Acquire, and before the tags: a chunk marked from now on is one that raises it again.
         let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
-        let is_known = what == Collect::All && marked == self.zones[lane].marked;
+        let is_known = what != Collect::EmptiedWords && marked == self.zones[lane].marked;
         // All other chunks are known to have no marks.
         let pages = match is_known {
             true => mem::take(&mut self.zones[lane].unannounced),
@@ -141,7 +150,7 @@ impl CoreZones {
                 continue;
             }
             match what {
-                Collect::All => self.drain(chunk, *page, lane),
+                Collect::All | Collect::Unpinned => self.drain(chunk, *page, lane, what),
                 Collect::EmptiedWords => self.drain_emptied(chunk, *page, lane, tag),
             }
         }
@@ -157,7 +166,7 @@ impl CoreZones {
             return;
         }
         own.own = pages;
-        if what == Collect::All {
+        if what != Collect::EmptiedWords {
             let CoreZone {
                 own, unannounced, ..
             } = own;
@@ -187,8 +196,8 @@ impl CoreZones {
         }
     }
 
-    /// Takes back what remote cores freed in a chunk of this core.
-    pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
+    /// Takes back what remote cores freed in a chunk of this core: all of it, or [`Collect::Unpinned`].
+    pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize, what: Collect) {
         let marks = chunk.tag() & PENDING;
         // Before the words: a mark set after a word was read here is set by a core that then sees the word's bit of `PENDING`
         // clear, because its read-modify-write of the word follows ours. A designated remote freer is there (`GIVER`) until it
@@ -203,15 +212,20 @@ impl CoreZones {
                 self.take_back(chunk, page, lane, word, given, 0);
                 continue;
             }
-            let mut freed = chunk.freed(word).load(Ordering::Acquire);
+            // After `freed`, whose maker claimed before it freed: a range freed under a pin is seen to be claimed.
+            let taken = |freed: u64| match what {
+                Collect::Unpinned if !planted!(TakesPinned) => freed & !get(chunk.claimed(word)),
+                _ => freed,
+            };
+            let mut freed = taken(chunk.freed(word).load(Ordering::Acquire));
             // Ends when no remote core freed between two looks; each turn more takes one more range of at most 64.
             loop {
                 self.take_back(chunk, page, lane, word, given, freed);
                 let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
-                if seen & !freed == 0 {
+                freed = taken(seen & !freed);
+                if freed == 0 {
                     break;
                 }
-                freed = seen & !freed;
             }
             // Read-modify-write: a remote core that claims after it reads from it, and so sees `PENDING` clear and sets it. A
             // load might miss a claim whose maker still saw it set.
@@ -228,7 +242,7 @@ impl CoreZones {
             chunk.tag_word().fetch_and(!marks, Ordering::AcqRel);
         }
         if claimed != 0 {
-            // Still pinned by remote cores: our own frees must go on looking.
+            // Still pinned by remote cores, or freed under a pin and left alone: the owner's frees must go on looking.
             chunk.tag_word().fetch_or(claimed, Ordering::AcqRel);
         }
     }
@@ -269,7 +283,7 @@ impl CoreZones {
         if self.zones[lane].own.is_empty() {
             return;
         }
-        self.collect_now(shared, lane, Collect::All);
+        self.collect_now(shared, lane, Collect::Unpinned);
         if shared.retires {
             let zone = &shared.zones[lane];
             let own = self.zones[lane].own.iter().map(|page| known(zone, *page));

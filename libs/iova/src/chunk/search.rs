@@ -6,6 +6,8 @@
 //! So a request is refused only while every range that would do touches one that is
 //!
 //! * allocated or pinned, or in a chunk of another core in which something is;
+//! * freed under a pin by a core that was not the chunk's owner, or in a chunk in which something is, until the owner next runs or
+//!   parks (`asked` counts it; `remote_free` says why): however much that is;
 //! * in a free list of another core, or in a chunk of another core of which a free list has something: at most 16 times
 //!   [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These it gives back when it next runs (`asked`
 //!   counts the cores);

@@ -111,8 +111,7 @@ impl State {
     }
 
     /// Whether its owner has pinned what is allocated here.
-    #[cfg(all(test, not(loom)))]
-    fn is_pinned(self) -> bool {
+    pub(super) fn is_pinned(self) -> bool {
         !self.is_none() && self.0 & Self::NONE.0 >= PINNED
     }
 

@@ -10,7 +10,7 @@ use super::Shared;
 use super::core_zone::{CoreZone, CoreZones};
 use super::handle::Local;
 use super::layout::{
-    AWAY, MAX_ORDER, NOBODY, WORD_PAGES, WORDS, get, owner_of, word_base, word_of,
+    AWAY, MAX_ORDER, NOBODY, WORD_PAGES, WORDS, bits, get, owner_of, pending, word_base, word_of,
 };
 use super::remote_free::Collect;
 use super::slow::{bump, known};
@@ -117,8 +117,19 @@ impl Local {
             let chunk = known(zone, page);
             for word in 0..WORDS {
                 let order = chunk.order(word);
-                if order <= MAX_ORDER && get(chunk.held(word)) == 0 {
+                let held = get(chunk.held(word));
+                if order <= MAX_ORDER && held == 0 {
                     chunk.unassign(word, order);
+                }
+                // A pin of this core's must be known to the core that owns the chunk next.
+                for at in bits(held) {
+                    let page = word as u64 * WORD_PAGES + at;
+                    let state = chunk.state(page);
+                    if state.is_pinned() {
+                        chunk.claimed(word).fetch_or(1 << at, Ordering::AcqRel);
+                        chunk.set_state(page, state.unpinned());
+                        chunk.tag_word().fetch_or(pending(word), Ordering::AcqRel);
+                    }
                 }
             }
             if chunk.is_empty() {

@@ -117,3 +117,34 @@ fn a_refusal_where_nothing_came_back_looks_nowhere() {
     free_all(&mut a, all);
     a.free(kept).expect("allocated");
 }
+
+#[test]
+fn what_was_freed_under_a_pin_waits_for_its_owner() {
+    let space = ChunkAllocator::new(aperture(0, 511), 2).expect("valid");
+    let (mut a, mut b) = two_cores(&space);
+    let all = take_all(&mut a, 1);
+    let (contested, others) = all.split_first().expect("hundreds");
+    // Both end the use of the same range. The owner finds no claim, and is slow to store its pin.
+    let page = contested.first().raw();
+    let chunk = || a.local.hot.known(page).expect("cached");
+    let pinned = chunk().state(page).pinned();
+    let first = b.pin(*contested).expect("allocated");
+    b.free_pinned(first);
+    let got: Vec<_> = (0..4)
+        .map_while(|_| b.alloc(Request::pages(1).without_drain()).ok())
+        .collect();
+    assert_eq!(got, [], "the range may still be the owner's");
+    // The owner comes second: it lets go again.
+    chunk().set_state(page, pinned);
+    a.unpin(crate::Pinned::new(*contested, a.local.space, false));
+    // Others are had without the owner, and the range itself once it runs.
+    let (freed, kept) = others.split_at(300);
+    free_all(&mut b, freed.to_vec());
+    free_all(&mut a, kept.to_vec());
+    a.park();
+    b.park();
+    assert_eq!(space.stats().live_pages, 0);
+    let whole = take_all(&mut b, 512);
+    assert_eq!(whole.len(), 1, "everything came back");
+    free_all(&mut b, whole);
+}
