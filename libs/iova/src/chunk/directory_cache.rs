@@ -25,18 +25,19 @@ struct Place {
     roles: [Role; BLOCK_CHUNKS],
 }
 
-/// What a core is in a chunk of another.
+/// What a core is in a chunk of another: how many ranges it has freed there, or [`Role::GIVER`]. One byte, so that a place has
+/// 32 and is found by a shift.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    /// It has freed so many ranges there.
-    Visitor(u8),
-    /// It is the designated remote freer.
-    Giver,
-}
+struct Role(u8);
 
 impl Role {
-    const NONE: Self = Self::Visitor(0);
+    const NONE: Self = Self(0);
+    /// It is the designated remote freer.
+    const GIVER: Self = Self(u8::MAX);
 }
+
+#[cfg(not(any(loom, shuttle)))]
+const _: () = assert!(size_of::<Place>() == 32);
 
 /// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A chunk that has one costs its
 /// owner a look at a line that the other writes at every free, for as long as the other has the role; a few frees are
@@ -111,7 +112,7 @@ impl DirectoryCache {
         debug_assert_eq!(self.places[at].key, key, "of another block");
         let block = block
             .as_deref()
-            .filter(|_| roles[chunk_at(page)] == Role::Giver);
+            .filter(|_| roles[chunk_at(page)] == Role::GIVER);
         block.is_some_and(|block| chunk_of(block, page).give(core, page, state))
     }
 
@@ -126,18 +127,16 @@ impl DirectoryCache {
             return false;
         };
         let (chunk, role) = (chunk_of(block, page), &mut roles[chunk_at(page)]);
-        if *role == Role::Giver || !chunk.is_anothers(core) {
+        if *role == Role::GIVER || !chunk.is_anothers(core) {
             return false;
         }
-        if let Role::Visitor(visits) = *role {
-            if visits >= VISITS && chunk.become_giver(shared) {
-                *role = Role::Giver;
-                self.gives += 1;
-                let state = chunk.state(page);
-                return state.is_out_of(range) && chunk.give(core, page, state);
-            }
-            *role = Role::Visitor(visits.saturating_add(1));
+        if role.0 >= VISITS && chunk.become_giver(shared) {
+            *role = Role::GIVER;
+            self.gives += 1;
+            let state = chunk.state(page);
+            return state.is_out_of(range) && chunk.give(core, page, state);
         }
+        *role = Role((role.0 + 1).min(VISITS));
         chunk.check_foreign(range) && chunk.give_back(shared, range)
     }
 
@@ -166,7 +165,7 @@ impl DirectoryCache {
 
     fn let_go(&mut self, at: usize, chunk: usize) {
         let Place { block, roles, .. } = &mut self.places[at];
-        if let (Role::Giver, Some(block)) = (roles[chunk], block) {
+        if let (Role::GIVER, Some(block)) = (roles[chunk], block) {
             block[chunk].let_go();
             self.gives -= 1;
         }
