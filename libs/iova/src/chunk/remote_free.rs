@@ -1,9 +1,8 @@
 //! Frees by remote cores, on the owner's side: what they freed is collected, and abandoned chunks are reclaimed.
 //!
 //! # The path of a remote free
-//! A remote core marks the range (`ranges`): in `exclusive_freed` if it is the chunk's designated remote freer, else in
-//! `shared_freed`, and says so in the chunk's tag: `REMOTE_FREER` for as long as there is a designated one, a bit of `PENDING` for
-//! the word otherwise. The mark that comes to a chunk without any is counted for its owner
+//! A remote core marks the range (`ranges`): in `given` if it is the chunk's designated remote freer, else in `freed`, and says so
+//! in the chunk's tag: `GIVER` for as long as there is a designated one, a bit of `PENDING` for the word otherwise. The mark that comes to a chunk without any is counted for its owner
 //! ([`Published::marked`](super::Published)).
 //!
 //! # What it costs the owner
