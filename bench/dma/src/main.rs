@@ -54,6 +54,9 @@ struct Args {
     /// Only these sections.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// Of the section `alloc` only these loops, by the names in their keys (`a1`, `stray_w256`), and nothing else.
+    #[arg(long = "loop", value_name = "NAME")]
+    loops: Vec<String>,
     /// Write the results page there, from the figures alone.
     #[arg(long, value_name = "FILE")]
     docs: Option<PathBuf>,
@@ -120,6 +123,7 @@ fn measure(args: &Args) -> Result<()> {
         runs: usize::from(args.runs),
         cpus: host::cpus().context("which CPUs there are")?,
         busy: Cell::new(0),
+        loops: args.loops.clone(),
     };
     if args.quick {
         (turns.time, turns.runs) = (Duration::from_millis(2), 1);

@@ -54,12 +54,13 @@ fn chunks(supply: Chunks, retires: bool) -> impl Fn() + Send + Sync + 'static {
 
 /// Strangers give back all that an owner has handed out while it allocates. Nobody parks, so that only the marks tell it.
 fn given_back() {
-    const GIVEN: usize = (CHUNK_PAGES / WATCHED) as usize;
+    // Two of a word, whose mark is one.
+    const GIVEN: usize = (2 * CHUNK_PAGES / WATCHED) as usize;
     let strangers = 3 + any(5) as usize;
     let last = IovaPfn::new(4 * CHUNK_PAGES - 1);
     let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
     let space = ChunkAllocator::new(aperture, strangers + 1).expect("cores");
-    let request = Request::pages(WATCHED);
+    let request = Request::pages(WATCHED / 2);
     let mut owner = space.claim(CoreId(0)).expect("free");
     let mut out: Vec<_> = (0..GIVEN)
         .map(|_| owner.alloc(request).expect("free"))
@@ -84,7 +85,7 @@ fn given_back() {
         .collect();
     // It looks for what came back before it takes one more chunk. There are more than it asks for: a core that finds
     // nothing gives everything up, and others take it.
-    for _ in 0..any(20) {
+    for _ in 0..any(40) {
         out.push(owner.alloc(request).expect("more than this"));
     }
     let handles: Vec<_> = threads
@@ -190,6 +191,12 @@ fn cores_of_chunks_meet() {
 #[test]
 fn cores_fight_for_the_last_chunk() {
     holds(3_000, chunks(Chunks::Scarce, false));
+}
+
+#[test]
+fn taking_from_others_what_was_freed_under_a_pin_is_found() {
+    let model = chunks(Chunks::Scarce, false);
+    assert!(shows(Mistake::TakesPinned, "and it is", model));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! A window holds `live` ranges. With a burst of 0 a random one is freed and another allocated into its slot, otherwise the
 //! `burst` oldest are freed together and as many allocated. A ring has one thread allocate a batch of single pages and the
-//! other one free it. A slot is a word for every allocator.
+//! other one free it. Of two threads that exchange, each has a window of its own, and every so-manieth range that it would free
+//! goes to the other, which frees it. A slot is a word for every allocator.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct Window {
     pub mask: u64,
     /// The highest page.
     pub last: u64,
+    /// Of the first ranges held so many, evenly spread, are freed by another core, which rests from then on.
+    pub strays: usize,
 }
 
 impl Window {
@@ -42,6 +45,7 @@ impl Window {
             from: 1,
             mask: 0,
             last: LAST_PAGE,
+            strays: 0,
         }
     }
 
@@ -55,6 +59,12 @@ impl Window {
     #[must_use]
     pub const fn pages(self, from: u64, mask: u64) -> Self {
         Self { from, mask, ..self }
+    }
+
+    /// The same after so many of its ranges were freed by another core.
+    #[must_use]
+    pub const fn strays(self, strays: usize) -> Self {
+        Self { strays, ..self }
     }
 
     /// The same below `last`, inclusive.
@@ -77,10 +87,24 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
             oldest: 0,
             // So that no size and no limit is a constant to the compiler, which knows who calls this with what.
             window: std::hint::black_box(window),
+            rests: None,
         };
         for _ in 0..window.live {
             let slot = another(&mut held.worker, held.window, held.random.bits());
             held.slots.push(slot);
+        }
+        if let Some(step) = window.live.checked_div(window.strays) {
+            let mut other = subject.worker(threads + id)?;
+            other.enter();
+            for slot in held.slots.iter().step_by(step) {
+                other.free(*slot);
+            }
+            held.worker.enter();
+            for at in (0..window.live).step_by(step) {
+                held.slots[at] = another(&mut held.worker, held.window, held.random.bits());
+            }
+            // A handle that is dropped would give up what it is to the owner's chunks.
+            held.rests = Some(other);
         }
         Ok(Box::new(held))
     };
@@ -94,6 +118,8 @@ struct Held<W: Worker> {
     slots: Vec<u64>,
     oldest: usize,
     window: Window,
+    /// What freed the strays.
+    rests: Option<W>,
 }
 
 impl<W: Worker> Held<W> {
@@ -129,6 +155,7 @@ impl<W: Worker> Held<W> {
             slots,
             window,
             oldest,
+            ..
         } = self;
         let mut numbers = random.clone();
         let burst = window.burst;
@@ -178,11 +205,7 @@ impl<W: Worker> Task for Held<W> {
 /// # Errors
 /// The subject has no two workers.
 pub fn ring<S: Subject>(subject: &S, burst: usize) -> Result<Tasks> {
-    let ring = Arc::new(Ring {
-        head: CachePadded::new(AtomicU64::new(0)),
-        tail: CachePadded::new(AtomicU64::new(0)),
-        slots: (0..WINDOW).map(|_| AtomicU64::new(0)).collect(),
-    });
+    let ring = Ring::new();
     let (burst, pages) = (burst as u64, std::hint::black_box(1));
     Ok(vec![
         Box::new(Producer {
@@ -201,6 +224,97 @@ pub fn ring<S: Subject>(subject: &S, burst: usize) -> Result<Tasks> {
     ])
 }
 
+/// Two threads with a window of `live` single pages each, every `every`th of which, once it is done with, is freed by the other.
+///
+/// # Errors
+/// The subject has no two workers.
+pub fn exchange<S: Subject>(subject: &S, live: usize, every: u64) -> Result<Tasks> {
+    let rings = [(); 2].map(|()| Ring::new());
+    let task = |id: usize| -> Result<Box<dyn Task>> {
+        let mut worker = subject.worker(id)?;
+        let window = std::hint::black_box(Window::of(live));
+        let mut random = Random::of_core(id);
+        let slots = (0..live).map(|_| another(&mut worker, window, random.bits()));
+        Ok(Box::new(Exchange {
+            slots: slots.collect(),
+            worker,
+            window,
+            random,
+            every: std::hint::black_box(every),
+            to: Arc::clone(&rings[id]),
+            from: Arc::clone(&rings[1 - id]),
+            head: 0,
+            tail: 0,
+        }))
+    };
+    (0..2).map(task).collect()
+}
+
+struct Exchange<W: Worker> {
+    worker: W,
+    window: Window,
+    random: Random,
+    slots: Vec<u64>,
+    every: u64,
+    to: Arc<Ring>,
+    from: Arc<Ring>,
+    head: u64,
+    tail: u64,
+}
+
+impl<W: Worker> Exchange<W> {
+    /// Frees what has come from the other thread.
+    fn free_others(&mut self) {
+        // Acquire, with the other's release: its slots are written.
+        let head = self.from.head.load(Ordering::Acquire);
+        while self.tail < head {
+            let page = self.from.slot(self.tail).load(Ordering::Relaxed);
+            self.worker.free(page);
+            self.tail += 1;
+        }
+        // Release, with the other's acquire: the slots are read.
+        self.from.tail.store(self.tail, Ordering::Release);
+    }
+}
+
+impl<W: Worker> Task for Exchange<W> {
+    fn batch(&mut self, _: &AtomicBool) -> u64 {
+        self.worker.enter();
+        let mut numbers = self.random.clone();
+        let mask = self.slots.len() - 1;
+        for pair in 0..BATCH {
+            let r = numbers.bits();
+            let at = (r >> 32) as usize & mask;
+            let is_others = pair % self.every == 0;
+            // Acquire, with the other's release. Where the other thread does not run, this one frees.
+            if is_others && self.head - self.to.tail.load(Ordering::Acquire) < WINDOW as u64 {
+                self.to
+                    .slot(self.head)
+                    .store(self.slots[at], Ordering::Relaxed);
+                self.head += 1;
+                // Release, with the other's acquire: the slot is written.
+                self.to.head.store(self.head, Ordering::Release);
+            } else {
+                self.worker.free(self.slots[at]);
+            }
+            self.slots[at] = another(&mut self.worker, self.window, r);
+            if pair % 64 == 0 {
+                self.free_others();
+            }
+        }
+        self.random = numbers;
+        BATCH
+    }
+
+    fn finish(&mut self) {
+        self.worker.enter();
+        self.free_others();
+        for slot in std::mem::take(&mut self.slots) {
+            self.worker.free(slot);
+        }
+    }
+}
+
 /// Slots through which one core hands single pages to another: a word each, eight to a cache line.
 struct Ring {
     /// Pages handed over; the producer's.
@@ -211,6 +325,14 @@ struct Ring {
 }
 
 impl Ring {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            head: CachePadded::new(AtomicU64::new(0)),
+            tail: CachePadded::new(AtomicU64::new(0)),
+            slots: (0..WINDOW).map(|_| AtomicU64::new(0)).collect(),
+        })
+    }
+
     #[inline]
     fn slot(&self, at: u64) -> &AtomicU64 {
         &self.slots[at as usize & (WINDOW - 1)]
@@ -389,6 +511,12 @@ mod tests {
             let found = run(tasks, &cpus, Duration::from_millis(20)).expect("ran");
             assert!(found.pairs > 0);
             assert!(book.live().is_empty());
+        }
+        for every in [1, 8] {
+            let book = Book::default();
+            let tasks = exchange(&book, 128, every).expect("workers");
+            let found = run(tasks, &cpus, Duration::from_millis(20)).expect("ran");
+            assert!(found.pairs > 0);
         }
         let control = ring(&Nothing, 32).expect("workers");
         assert!(run(control, &cpus, Duration::from_millis(5)).is_ok());

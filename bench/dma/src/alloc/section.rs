@@ -30,6 +30,8 @@ pub struct Workload {
 enum Kind {
     Window(Window),
     Ring(usize),
+    /// Every so-manieth range is freed by the other thread.
+    Exchange(u64),
 }
 
 const fn window(
@@ -63,12 +65,22 @@ const fn ring(
     }
 }
 
+const fn exchange(name: &'static str, title: &'static str, every: u64) -> Workload {
+    Workload {
+        name,
+        title,
+        threads: 2,
+        ratio: "",
+        kind: Kind::Exchange(every),
+    }
+}
+
 const ONE: Window = Window::of(WINDOW);
 const MANY: Window = Window::of(65_536);
 
 /// All of them. Those of the papers (a-1, c-1, rings) are run by every allocator, the others by ours and Linux's.
 #[rustfmt::skip]
-pub const WORKLOADS: [Workload; 22] = [
+pub const WORKLOADS: [Workload; 27] = [
     window("a1", "1 page, 256 live, random (a-1)", 1, "linux_a1_ratio", ONE),
     window("a1", "the same", 2, "", ONE),
     window("mask32", "the same below 4 GiB", 1, "linux_mask32_ratio", ONE.below(LAST_BELOW_4G)),
@@ -86,6 +98,11 @@ pub const WORKLOADS: [Workload; 22] = [
     window("fifo4096", "1-16 pages, the oldest of 4,096", 1, "linux_fifo4096_ratio", Window::of(4096).pages(1, 15).oldest(1)),
     ring("xcore32", "from core to core, batches of 32", "linux_xcore_ratio", 32),
     ring("xcore1", "from core to core, one by one", "", 1),
+    window("stray_w256", "one stray free, then 1 page, 256 live, random", 1, "", ONE.strays(1)),
+    window("stray_w4096", "the same, 4,096 live", 1, "", Window::of(4096).strays(1)),
+    window("strays_w4096", "one stray free in every chunk, then the same", 1, "", Window::of(4096).strays(8)),
+    exchange("exchange64", "1 page, 128 live, one in 64 freed by the other core", 64),
+    exchange("exchange8", "the same, one in 8", 8),
     window("p64", "64 pages, the oldest of 256", 1, "", ONE.pages(64, 0).oldest(1)),
     window("p64_w4096", "64 pages, 4,096 live, random", 1, "", Window::of(4096).pages(64, 0)),
     window("p64", "64 pages, the oldest of 256", 2, "", ONE.pages(64, 0).oldest(1)),
@@ -97,6 +114,14 @@ impl Workload {
     /// Whether every allocator runs it.
     pub fn is_for_all(&self) -> bool {
         matches!(self.name, "a1" | "c1" | "xcore32")
+    }
+
+    /// Cores that it takes: those of its threads, and such as only freed something before.
+    fn cores(&self) -> usize {
+        match self.kind {
+            Kind::Window(window) if window.strays > 0 => 2 * self.threads,
+            _ => self.threads,
+        }
     }
 
     /// Whether it is one of one thread and of single pages, where a bare stack says what is the least.
@@ -120,6 +145,7 @@ impl Workload {
         match self.kind {
             Kind::Window(window) => loops::windows(subject, self.threads, window),
             Kind::Ring(burst) => loops::ring(subject, burst),
+            Kind::Exchange(every) => loops::exchange(subject, 128, every),
         }
     }
 }
@@ -167,7 +193,7 @@ impl Entry {
 fn inlined<S: Subject>(name: &'static str, make: impl Fn(usize) -> Result<S> + 'static) -> Entry {
     Entry {
         name,
-        tasks: Box::new(move |workload| workload.tasks(&make(workload.threads)?)),
+        tasks: Box::new(move |workload| workload.tasks(&make(workload.cores())?)),
     }
 }
 
@@ -199,7 +225,8 @@ pub fn entries() -> Vec<Entry> {
 pub fn measure(turns: &Turns, record: &mut Record) {
     let (entries, control) = (entries(), called("loop", |_| Ok(Nothing)));
     let least = called("stack", |_| Ok(Unchecked));
-    for workload in &WORKLOADS {
+    let is_wanted = |one: &&Workload| turns.runs_loop(one.name);
+    for workload in WORKLOADS.iter().filter(is_wanted) {
         let is_ring = matches!(workload.kind, Kind::Ring(_));
         let runs: Vec<_> = entries
             .iter()
@@ -240,7 +267,9 @@ pub fn measure(turns: &Turns, record: &mut Record) {
             record.ratio(workload.ratio, of("chunk"), of("linux"));
         }
     }
-    limits::measure(turns, record);
+    if turns.loops.is_empty() {
+        limits::measure(turns, record);
+    }
 }
 
 #[cfg(test)]

@@ -126,9 +126,16 @@ pub struct Turns {
     pub cpus: Vec<usize>,
     /// Waits for idle CPUs that were given up.
     pub busy: Cell<usize>,
+    /// Of the allocation loops only these; all where there are none.
+    pub loops: Vec<String>,
 }
 
 impl Turns {
+    /// Whether a loop of this name is run.
+    pub fn runs_loop(&self, name: &str) -> bool {
+        self.loops.is_empty() || self.loops.iter().any(|wanted| wanted == name)
+    }
+
     /// The same with so many runs of each case.
     #[must_use]
     pub fn with_runs(&self, runs: usize) -> Self {
@@ -254,6 +261,7 @@ mod tests {
             runs: 3,
             cpus: host::cpus().expect("known"),
             busy: Cell::new(0),
+            loops: Vec::new(),
         };
         let cases = [
             Case::new("fails", 1, || bail!("on purpose")),

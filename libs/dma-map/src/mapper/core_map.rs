@@ -433,6 +433,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let shared = &self.shared;
         let is_stale = || shared.lines().iter().any(|line| line.stale() > 0);
         let _ = shared.flush_if(|| is_stale() || shared.orphans.lock().stale() > 0);
+        // What dropped cores left, which that flush or an earlier one has covered, is free with it.
+        self.process_notices();
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 

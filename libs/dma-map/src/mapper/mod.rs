@@ -21,6 +21,13 @@
 //! everybody (`lines.rs` says how cores and flushers meet). [`DmaMapper::tick`], from any thread, flushes for cores that
 //! are quiet and expires their idle mappings; their IOVAs come back when they next run.
 //!
+//! **Exhaustion**: a map that finds no IOVA gives back what its own core keeps, flushes, frees what dropped cores left, and asks
+//! the others. A core that does not run keeps then, of IOVAs, those in its queue and those of its idle mappings, torn down or
+//! not (at most what [`contract`](DmaMapper::contract) says for one core; none where the policy is strict and nothing has failed),
+//! with the rest of the chunks in which they lie for the chunks' owners alone, and what the allocator keeps for it ([`iova::chunk`]).
+//! What it has mapped and others have unmapped is its own as well until it runs once more, or parks: they unmap under pins
+//! (`iova::chunk` says why that matters). An owner of mappings that goes idle parks.
+//!
 //! **Table pages** come back by chunks (`reclaim.rs`), with the invalidation that the queue waits for anyway.
 //!
 //! **Failures**: every error says what and where and leaves things as they were, but for a failed invalidation: entries are

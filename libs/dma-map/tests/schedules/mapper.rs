@@ -406,7 +406,7 @@ fn idle_mappings_are_reused_or_torn_down() {
 fn a_flush_that_notes_too_late_is_found() {
     plant(Some(Mistake::NotesLate));
     // What is reached is either gone or another's by now.
-    let found = finds(2_000, "page", model(&[DEFERRED]));
+    let found = finds(10_000, "page", model(&[DEFERRED]));
     plant(None);
     assert!(found);
 }

@@ -9,8 +9,9 @@ use super::layout::{
     AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
     word_of,
 };
-use super::leave::release;
+use super::slow::bump;
 use super::state::exact_order;
+use super::trim::release;
 use super::zone::Zone;
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
 
@@ -30,15 +31,21 @@ impl Local {
     pub(super) fn free_slow(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         self.answer(shared);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
-            return shared.rest.free(range);
+            shared.rest.free(range)?;
+            bump(&shared.cores[self.id.0].returned);
+            return Ok(());
         };
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if !chunk.free_marked(self.owner, range) {
-                    return Err(diagnose(chunk, range));
+                if chunk.free_marked(self.owner, range) {
+                    self.keep(shared, lane, range);
+                    return Ok(());
                 }
-                self.keep(shared, lane, range);
-                Ok(())
+                // It may have been taken from this core meanwhile: see `search`.
+                if !chunk.is_own(self.owner) {
+                    return self.free_slow(shared, range);
+                }
+                Err(diagnose(chunk, range))
             }
             Place::Run => {
                 if is_run(chunk, range) && get(chunk.claimed(0)) & 1 != 0 {
@@ -73,10 +80,14 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if !chunk.pin_marked(self.owner, range) {
-                    return Err(diagnose(chunk, range));
+                if chunk.pin_marked(self.owner, range) {
+                    return Ok(Pinned::new(range, self.space, false));
                 }
-                Ok(Pinned::new(range, self.space, false))
+                // As in `free_slow`.
+                if !chunk.is_own(self.owner) {
+                    return self.pin_slow(shared, range);
+                }
+                Err(diagnose(chunk, range))
             }
             Place::Run => {
                 if !is_run(chunk, range) {
@@ -106,7 +117,7 @@ impl Local {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                     return Err(FreeError::NotAllocated { range });
                 }
-                chunk.notify(shared);
+                chunk.notify(shared, word);
                 Ok(Pinned::new(range, self.space, true))
             }
         }
@@ -119,7 +130,8 @@ impl Local {
         self.answer(shared);
         let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
-            return shared.rest.free_pinned(range);
+            shared.rest.free_pinned(range);
+            return bump(&shared.cores[self.id.0].returned);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
@@ -132,6 +144,7 @@ impl Local {
                 if get(chunk.claimed(word)) & bit != 0 {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                 }
+                self.meet(shared, chunk.tag(), range.first().raw());
             }
             Place::Run => {
                 let freed = self.free_run(shared, zone, chunk, range, is_spent);
@@ -153,7 +166,9 @@ impl Local {
         };
         let page = range.first().raw();
         let order = exact_order(range.pages());
-        if order.is_none_or(|order| !chunk.unpin_own(self.owner, page, order)) {
+        // Each lets go of its own mark: in the same moment an owner and a remote core may both have pinned.
+        let is_owners = pinned.is_own(self.space);
+        if !is_owners || order.is_none_or(|order| !chunk.unpin_own(self.owner, page, order)) {
             chunk
                 .claimed(word_of(page))
                 .fetch_and(!bit_of(page), Ordering::AcqRel);
@@ -174,7 +189,8 @@ impl Local {
             owner if owner == self.owner => Place::Own,
             AWAY if chunk.kind(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {
-                self.adopt(shared, lane, zone.page(zone.index(page)));
+                let zones = &mut *shared.zones_of(self.id).lock();
+                self.reclaim(shared, zones, lane, zone.page(zone.index(page)));
                 Place::Own
             }
             _ => Place::Foreign,
@@ -209,6 +225,7 @@ impl Local {
         for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
             release(zone, chunk, is_spent);
         }
+        bump(&shared.cores[self.id.0].returned);
         Ok(())
     }
 }

@@ -8,10 +8,12 @@ use core::marker::PhantomData;
 use lines::Ordering;
 
 use super::Shared;
-use super::hot::Hot;
-use super::lane::Lane;
-use super::layout::{MARKS, MAX_ORDER, OWNER, lane_of, tag_in};
+use super::directory_cache::DirectoryCache;
+use super::layout::{MARKS, MAX_ORDER, OWNER, PENDING, lane_of, tag_in};
 use super::ready::{Ready, Stack};
+use super::remote_free::MEETINGS;
+use super::search::Search;
+use super::slow::bump;
 use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::MAX_ZONES;
 use crate::allocator::SpaceId;
@@ -36,9 +38,7 @@ pub(super) struct Local {
     pub(super) space: SpaceId,
     /// The last call for drains that was answered.
     pub(super) drained: u64,
-    pub(super) hot: Hot,
-    /// One lane per zone, highest first; those past the last zone are never reached.
-    pub(super) lanes: [Lane; MAX_ZONES],
+    pub(super) hot: DirectoryCache,
     /// The last pages of the zones.
     pub(super) lasts: [u64; MAX_ZONES],
     pub(super) ready: Ready,
@@ -46,13 +46,16 @@ pub(super) struct Local {
     /// Allocations that failed since the last call for drains, and how many must.
     pub(super) waited: u32,
     pub(super) patience: u32,
+    /// Frees in chunks with marks since the last time such a chunk was collected.
+    pub(super) meetings: u32,
+    pub(super) search: Search,
     /// Whether the allocation that is under way has looked wherever something could be.
     pub(super) is_sure: bool,
 }
 
 /// Takes what was kept last.
 #[inline(always)]
-fn take_from(ready: &mut Stack, hot: &Hot, order: usize) -> Option<IovaRange> {
+fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<IovaRange> {
     let page = ready.newest()?;
     hot.known(page)?.hand_out(page, order);
     ready.take();
@@ -62,8 +65,10 @@ fn take_from(ready: &mut Stack, hot: &Hot, order: usize) -> Option<IovaRange> {
 /// What became of a free that looked only at what is at hand.
 enum Freed {
     Done,
-    /// It is allocated, in this state, and its chunk, which is in mind, another core's or marked by one.
+    /// It is allocated, in this state, in a chunk of ours that is cached and has marks of remote cores.
     Marked(State),
+    /// The same, in a chunk of another core, or of none.
+    Remote(State),
     Unknown,
 }
 
@@ -139,7 +144,10 @@ impl Local {
             match exact_order(range.pages()) {
                 Some(order) if is_out(order) => {
                     if tag & (OWNER | MARKS) != self.owner {
-                        return Freed::Marked(state);
+                        return match tag & OWNER == self.owner {
+                            true => Freed::Marked(state),
+                            false => Freed::Remote(state),
+                        };
                     }
                     // In branches: whoever allocates next waits for what is kept, which must not wait for the tag.
                     if page > self.lasts[1] {
@@ -168,11 +176,12 @@ impl Local {
     #[inline(never)]
     fn refill(&mut self, shared: &Shared, lane: usize, order: usize) -> bool {
         let lane = lane % MAX_ZONES;
+        let zones = &mut *shared.zones_of(self.id).lock();
         let mut is_any = false;
         self.ready.of(lane, order).grow(order);
         while self.ready.of(lane, order).is_short(order)
-            && let Some(newest) = self.lanes[lane].partial[order].len().checked_sub(1)
-            && self.make_ready(shared, lane, order, newest)
+            && let Some(newest) = zones.zones[lane].partial[order].len().checked_sub(1)
+            && self.make_ready(shared, zones, lane, order, newest)
         {
             is_any = true;
         }
@@ -197,7 +206,56 @@ impl Local {
             .is_some_and(|(order, chunk)| chunk.unpin_own(self.owner, page, order))
     }
 
-    /// A free that was found to be [`Freed::Marked`]. Apart from the other one, whose registers cost a giver as much as the work.
+    /// A free that was found to be [`Freed::Marked`]: one call, so that the common path saves no registers for a second.
+    #[inline(never)]
+    fn free_marked(
+        &mut self,
+        shared: &Shared,
+        range: IovaRange,
+        state: State,
+    ) -> Result<(), FreeError> {
+        match self.keep_marked(shared, range, state) {
+            true => Ok(()),
+            false => self.free_elsewhere(shared, range),
+        }
+    }
+
+    /// The same of a range that this core has pinned.
+    #[inline(never)]
+    fn free_pinned_marked(&mut self, shared: &Shared, pinned: Pinned, state: State) {
+        if !self.keep_marked(shared, pinned.range(), state) {
+            self.free_pinned_slow(shared, pinned, shared.retires);
+        }
+    }
+
+    /// Keeps a range ready in a chunk of this core with marks; `false` where a remote core has marked the range itself.
+    #[inline(always)]
+    fn keep_marked(&mut self, shared: &Shared, range: IovaRange, state: State) -> bool {
+        let page = range.first().raw();
+        let Some(chunk) = self.hot.known(page) else {
+            return false;
+        };
+        let tag = chunk.tag();
+        if chunk.is_met(tag, page, state) {
+            return false;
+        }
+        chunk.set_state(page, state.none());
+        self.keep(shared, lane_of(tag), range);
+        self.meet(shared, tag, page);
+        true
+    }
+
+    /// Counts a free of our own in a chunk with such a tag, and collects the chunk where marks were met often enough.
+    pub(super) fn meet(&mut self, shared: &Shared, tag: u64, page: u64) {
+        // A chunk that only a designated remote freer marks is not better for being collected.
+        self.meetings += u32::from(tag & PENDING != 0);
+        if self.meetings >= MEETINGS {
+            self.collect_met(shared, page);
+        }
+    }
+
+    /// A free that was found to be [`Freed::Remote`]. Apart from the other one, whose registers cost a designated remote freer as
+    /// much as the work.
     #[inline(never)]
     fn free_remote(
         &mut self,
@@ -307,7 +365,8 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         match local.free_ready(range, false) {
             Freed::Done => Ok(()),
-            Freed::Marked(state) => local.free_remote(shared, range, state),
+            Freed::Marked(state) => local.free_marked(shared, range, state),
+            Freed::Remote(state) => local.free_remote(shared, range, state),
             Freed::Unknown => local.free_elsewhere(shared, range),
         }
     }
@@ -329,9 +388,14 @@ impl CoreAllocator for ChunkCore {
     fn free_pinned(&mut self, pinned: Pinned) {
         let Self { shared, local, .. } = self;
         let range = pinned.range();
-        if !pinned.is_own(local.space) || !matches!(local.free_ready(range, true), Freed::Done) {
-            local.free_pinned_slow(shared, pinned, shared.retires);
+        if pinned.is_own(local.space) {
+            match local.free_ready(range, true) {
+                Freed::Done => return,
+                Freed::Marked(state) => return local.free_pinned_marked(shared, pinned, state),
+                Freed::Remote(_) | Freed::Unknown => {}
+            }
         }
+        local.free_pinned_slow(shared, pinned, shared.retires);
     }
 
     fn free_without_table(&mut self, pinned: Pinned) {
@@ -363,6 +427,7 @@ impl CoreAllocator for ChunkCore {
             .zone_of(page)
             .expect("a retired chunk is one of a zone");
         zone.free.put(zone.index(page));
+        bump(&self.shared.cores[self.local.id.0].returned);
     }
 }
 

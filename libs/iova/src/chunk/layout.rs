@@ -20,7 +20,7 @@ use alloc::sync::Arc;
 
 use super::state::State;
 use super::zone::MAX_ZONES;
-use lines::{AtomicU8, AtomicU64, Ordering};
+use lines::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
 #[cfg(not(loom))]
@@ -48,8 +48,9 @@ pub(super) const TAIL: u8 = 62;
 /// The first word of a run of whole chunks, whose length [`Chunk::run`] has.
 pub(super) const RUN: u8 = 61;
 
-/// In [`Chunk::tag`]: strangers have pinned ranges or given them back since the owner last looked.
-pub(super) const PENDING: u64 = 1 << 63;
+/// In [`Chunk::tag`]: remote cores have pinned ranges or freed them since the owner last collected; a bit for each word.
+pub(super) const PENDING: u64 = (ALL_WORDS as u64) << PENDING_SHIFT;
+const PENDING_SHIFT: u32 = 48;
 /// In [`Chunk::tag`]: a stranger may give ranges back at any time without saying so here.
 pub(super) const GIVER: u64 = 1 << 62;
 /// What strangers say in [`Chunk::tag`].
@@ -114,6 +115,8 @@ struct Meta {
     open: AtomicU8,
     /// The order of each word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
     kinds: [AtomicU8; WORDS],
+    /// See [`Chunk::is_displaced`].
+    displaced: AtomicBool,
     touch: Touch,
 }
 
@@ -198,6 +201,12 @@ pub(super) fn set(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
+/// The part of [`PENDING`] that is of one word.
+#[inline(always)]
+pub(super) const fn pending(word: usize) -> u64 {
+    1 << (PENDING_SHIFT as usize + word % WORDS)
+}
+
 /// How the chunks of a lane are tagged that have this owner and no marks.
 pub(super) const fn tag_in(lane: usize, owner: u64) -> u64 {
     (lane as u64) << LANE_SHIFT | owner
@@ -224,6 +233,7 @@ impl Chunk {
                 run: AtomicU64::new(0),
                 open: AtomicU8::new(ALL_WORDS),
                 kinds: core::array::from_fn(|_| AtomicU8::new(FREE)),
+                displaced: AtomicBool::new(false),
                 touch: Touch::new(),
             },
             claimed: Line::new(),
@@ -296,11 +306,6 @@ impl Chunk {
         &self.meta.run
     }
 
-    /// The part of [`Self::held`] that is allocated, as far as the owner knows. Owner only.
-    pub(super) fn allocated(&self, word: usize) -> u64 {
-        bits(get(self.held(word))).fold(0, |all, at| all | self.span_at(word, at))
-    }
-
     /// The bits in [`Self::held`] of the range that starts at a page of a word; 0 where none does.
     pub(super) fn span_at(&self, word: usize, at: u64) -> u64 {
         let state = self.state(word as u64 * WORD_PAGES + at);
@@ -348,6 +353,17 @@ impl Chunk {
         self.meta.open.store(open, Ordering::Relaxed);
     }
 
+    /// Whether another core has taken the chunk from its owner, which may be in the middle of a pin that it should not have begun,
+    /// by plain stores. Its leaf table is never retired from then on.
+    pub(super) fn is_displaced(&self) -> bool {
+        self.meta.displaced.load(Ordering::Relaxed)
+    }
+
+    /// The caller holds the lock of the owner: who owns the chunk next sees it.
+    pub(super) fn displace(&self) {
+        self.meta.displaced.store(true, Ordering::Relaxed);
+    }
+
     /// [`Meta::tag`].
     #[inline]
     pub(super) fn tag_word(&self) -> &AtomicU64 {
@@ -391,14 +407,29 @@ impl Chunk {
         self.set_open(self.open() | word_bits(first, words));
     }
 
-    /// The first aligned group of open words that holds a range of this class.
-    pub(super) fn find_open(&self, order: usize) -> Option<usize> {
+    /// The first aligned group of open words that holds a range of this class, the first of which ends at or before page
+    /// `most` of the chunk.
+    pub(super) fn find_open(&self, order: usize, most: u64) -> Option<usize> {
         let words = words_of(order);
         let open = self.open();
         (0..WORDS).step_by(words).find(|first| {
             let bits = word_bits(*first, words);
-            open & bits == bits
+            let end = *first as u64 * WORD_PAGES + (1 << order) - 1;
+            open & bits == bits && end <= most
         })
+    }
+
+    /// Where free ranges of an order start in a word of a class at most that: those that end at or before page `most` of the
+    /// word. Owner only.
+    pub(super) fn free_starts(&self, word: usize, order: usize, most: u64) -> u64 {
+        let class = self.order(word);
+        let free = FULL[class] & !get(self.held(word));
+        // The parts of a range of `order` are its halves, and theirs.
+        let free = (class..order.min(6)).fold(free, |free, half| free & free >> (1 << half));
+        match (most + 1).checked_sub(1 << order.min(6)) {
+            Some(last) => free & FULL[order] & (!0 >> (WORD_PAGES - 1 - last.min(WORD_PAGES - 1))),
+            None => 0,
+        }
     }
 
     /// Makes a word serve a smaller class than before, with what is out and kept ready of it. Owner only.
@@ -409,14 +440,13 @@ impl Chunk {
         self.set_kind(word, order as u8);
     }
 
-    /// Takes a free range out of a word of a smaller class: its first page. Owner only.
-    pub(super) fn join(&self, word: usize, order: usize) -> Option<u64> {
-        let class = self.order(word);
-        let held = get(self.held(word));
-        let free =
-            (class..order).fold(FULL[class] & !held, |free, half| free & free >> (1 << half));
-        let at = u64::from((free & FULL[order]).checked_ilog2()?);
-        set(self.held(word), held | self.span(word, at, order));
+    /// Takes a free range that ends at or before page `most` out of a word of a smaller class: its first page. Owner only.
+    pub(super) fn join(&self, word: usize, order: usize, most: u64) -> Option<u64> {
+        let at = u64::from(self.free_starts(word, order, most).checked_ilog2()?);
+        set(
+            self.held(word),
+            get(self.held(word)) | self.span(word, at, order),
+        );
         Some(at)
     }
 

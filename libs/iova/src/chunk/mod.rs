@@ -10,14 +10,18 @@
 //! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line. Where nothing else is
 //! left, larger ranges are put between those of a word's class, and a word of larger ones serves a smaller class from then on.
 //! ```text
-//! alloc: ready ranges of the class ─▶ write the byte             none: a word with something free │ what strangers freed │
-//!                                                                an open word │ an orphan │ a free chunk │ the tree
-//! free:  chunk ─ ours? exact? ─▶ write the byte, keep it ready   another's: turn a bit in a line that strangers write
+//! alloc: free list of the class ─▶ write the byte                none: a word with something free │ what remote cores freed │
+//!                                                                an open word │ an abandoned chunk │ a free chunk │ the tree │
+//!                                                                whatever others keep and do not use (`search`)
+//! free:  chunk ─ ours? exact? ─▶ write the byte, keep it         another's: turn a bit in a line that remote cores write
 //! ```
-//! * The owner writes the bytes; strangers write `claimed` and `freed`, by read-modify-write, and one of them, the
-//!   chunk's *giver*, writes `given` by plain stores (`layout` says which line is whose, `ranges` who may do what). A free
-//!   is checked before anything changes: exactly that range must be allocated, unpinned and not given back before.
-//! * A core that parks leaves chunks in use as *orphans*; whoever needs a chunk, or frees in one, adopts it.
+//! * The owner writes the bytes; remote cores write `claimed` and `freed`, by read-modify-write, and one of them, the
+//!   chunk's designated remote freer (its *giver*), writes `given` by plain stores (`layout` says which line is whose, `ranges` who
+//!   may do what, `remote_free` what the owner does about it). A free is checked before anything changes: exactly that range
+//!   must be allocated, unpinned and not given back before.
+//! * What a core owns is in two halves: its free lists, which are plain memory, and all else, under a lock of the core
+//!   (`core_zone`), where another core can see to it that nothing is kept unused.
+//! * A core that parks abandons the chunks in use; a core that needs a chunk, or frees in one, reclaims it.
 //! * Ranges of 512 pages and more are runs of whole chunks from the same set of free chunks; what fits no chunk (odd ends of
 //!   the aperture, more than a zone holds) comes from a locked tree.
 //! * A chunk in which nothing is allocated goes back to the space, or, for a space made with
@@ -43,26 +47,34 @@
 //! # Left out
 //! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
 //! range was given out again cannot always be told from a right one. Sizes are rounded up to powers of two below
-//! 512 pages and to whole chunks above. A limit that cuts a chunk may waste what lies below it there.
+//! 512 pages and to whole chunks above. A run of chunks that would lie half in the lowest zone and half in the tree below it
+//! is not found (only where the space is larger than the zone).
 //!
-//! Nobody takes a chunk from a core that does not come back: its owner frees by plain stores, and to end that from outside would
-//! take a read-modify-write or a fence in every one of its operations. So a core that neither works nor parks keeps what it
-//! has. After frees alone that is at most 32 to 4,096 ranges of each class kept ready (16 times the first room, `ready`) and
-//! the chunks in which these lie, two chunks of emptied words (or an eighth of its words, if those are more), and an empty
-//! chunk. Whoever goes idle calls [`park`](crate::CoreAllocator::park); whoever works answers the next call for drains.
+//! # What a core keeps that does not come back
+//! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
+//! 16 times the first room (`ready`), of which it keeps the first room until it has run over. They are taken by plain loads and
+//! stores, and to end that from outside would take a fence in every operation. Everything else others take when they
+//! find no other room: ranges that any core freed, empty words, empty chunks. What is live, what another core freed under a pin
+//! (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core that goes
+//! idle calls [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
+//!
+//! A chunk in which another core has freed 16 ranges and more, and which that core has cached, costs its owner a look at one more
+//! line at every free until the other core parks, owns the chunk, or works in 4 GiB of other addresses; fewer remote frees are
+//! forgotten after 16 frees of the owner.
 
 mod bitmap;
+mod core_zone;
+mod directory_cache;
 mod free;
 mod handle;
-mod hot;
-mod lane;
 mod layout;
-mod leave;
 mod ranges;
 mod ready;
+mod remote_free;
+mod search;
 mod slow;
 mod state;
-mod strangers;
+mod trim;
 mod zone;
 
 use alloc::boxed::Box;
@@ -80,13 +92,14 @@ use crate::{
     Aperture, ApertureError, CHUNK_PAGES, ClaimError, CoreId, FreeError, IovaAllocator, IovaPfn,
     IovaRange, ResetError, Stats,
 };
+use core_zone::CoreZones;
+use directory_cache::DirectoryCache;
 pub use handle::ChunkCore;
 use handle::{Local, Single};
-use hot::Hot;
-use lane::Lane;
 use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
 use ready::Ready;
-use zone::{MAX_ZONES, Zone};
+use search::Search;
+use zone::Zone;
 
 /// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address limit.
 pub const DEFAULT_ZONE_CHUNKS: usize = 1 << 14;
@@ -132,18 +145,24 @@ struct Shared {
 struct Published {
     /// Operations that left its own memory. It alone writes this, and others read it now and then.
     slow: AtomicU64,
-    /// Chunks it keeps; likewise.
+    /// Chunks it keeps. Written with the lock of `zones` held.
     chunks: AtomicU64,
+    /// How often it has returned something that any core may have. It alone writes this.
+    returned: AtomicU64,
     /// How often others have marked a chunk of its that had no marks.
     marked: CachePadded<AtomicU64>,
+    /// Its chunks and words. Its own lock, which others take only where it is free.
+    zones: CachePadded<Lock<CoreZones>>,
 }
 
 impl Published {
-    fn new() -> Self {
+    fn new(core: usize) -> Self {
         Self {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
             marked: CachePadded::new(AtomicU64::new(0)),
+            zones: CachePadded::new(Lock::new(CoreZones::new(CoreId(core)))),
         }
     }
 }
@@ -213,7 +232,7 @@ impl ChunkAllocator {
                 space: SpaceId::next(),
                 retires: config.retires,
                 cores: (0..cores)
-                    .map(|_| CachePadded::new(Published::new()))
+                    .map(|core| CachePadded::new(Published::new(core)))
                     .collect(),
             }),
         })
@@ -234,10 +253,12 @@ impl IovaAllocator for ChunkAllocator {
     fn claim(&self, core: CoreId) -> Result<ChunkCore, ClaimError> {
         let shared = Arc::clone(&self.shared);
         shared.claims.claim(core)?;
-        let lane = |at: usize| match shared.zones.get(at) {
-            Some(zone) => Lane::new(zone.calls.load(Ordering::Relaxed)),
-            None => Lane::new(0),
-        };
+        {
+            let mut zones = shared.zones_of(core).lock();
+            for (own, zone) in zones.zones.iter_mut().zip(&shared.zones) {
+                own.answered = zone.calls.load(Ordering::Relaxed);
+            }
+        }
         let lasts = core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last));
         let owner = core.0 as u64 + 1;
         let local = Local {
@@ -246,13 +267,14 @@ impl IovaAllocator for ChunkAllocator {
             space: shared.space,
             // Acquire, as where calls are answered: this core owns nothing yet.
             drained: shared.drain.load(Ordering::Acquire),
-            hot: Hot::new(),
-            lanes: core::array::from_fn::<_, MAX_ZONES, _>(lane),
+            hot: DirectoryCache::new(),
             lasts,
             single: Single::of(0, owner, &lasts, u64::MAX),
             ready: Ready::new(),
             waited: 0,
             patience: 1,
+            meetings: 0,
+            search: Search::new(),
             is_sure: true,
         };
         Ok(ChunkCore {
@@ -318,6 +340,11 @@ impl Shared {
         if let Some(core) = self.cores.get(core) {
             core.marked.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// What a core owns: its own, or, while it runs, with [`Lock::try_lock`].
+    fn zones_of(&self, core: CoreId) -> &Lock<CoreZones> {
+        &self.cores[core.0].zones
     }
 
     fn count_slow(&self, core: CoreId) {

@@ -18,7 +18,7 @@ use lines::Ordering;
 
 use super::Shared;
 use super::layout::{
-    AWAY, Chunk, GIVER, MARKS, OWNER, PENDING, WORD_PAGES, bit_of, get, owner_of, word_of,
+    AWAY, Chunk, GIVER, MARKS, OWNER, PENDING, WORD_PAGES, bit_of, get, owner_of, pending, word_of,
 };
 use super::state::State;
 use crate::IovaRange;
@@ -57,8 +57,18 @@ impl Chunk {
         is_ours
     }
 
-    /// Lets go of what the `owner`, who calls, pinned; `false` where it does not own the chunk, or has not
-    /// pinned the range: it may have parked since.
+    /// Owner: whether a range of it at a page, in this state, was freed or pinned by a remote core. Only what the `tag` has marks
+    /// for is looked at: where there are none, nothing was marked that the caller may know of.
+    #[inline]
+    pub(super) fn is_met(&self, tag: u64, page: u64, state: State) -> bool {
+        let (word, bit) = (word_of(page), bit_of(page));
+        let is_pending = tag & pending(word) != 0;
+        is_pending && (get(self.claimed(word)) | get(self.freed(word))) & bit != 0
+            || (is_pending || tag & GIVER != 0) && self.is_given(page, state)
+    }
+
+    /// Lets go of what the `owner`, which calls, pinned; `false` where it does not own the chunk, or has not pinned the
+    /// range: it may have parked since, which makes a claim of its pin.
     #[inline(always)]
     pub(super) fn unpin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
@@ -128,7 +138,7 @@ impl Chunk {
             return false;
         }
         // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
-        let is_told = now & PENDING != 0 || !planted!(TrustsPending);
+        let is_told = now & pending(word) != 0 || !planted!(TrustsPending);
         if is_told && (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
             return false;
         }
@@ -161,14 +171,14 @@ impl Chunk {
         if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }
-        self.notify(shared);
+        self.notify(shared, word);
         true
     }
 
     /// Tells the owner to look. After the mark itself: see `drain`.
-    pub(super) fn notify(&self, shared: &Shared) {
-        if self.tag() & PENDING == 0 {
-            self.mark(shared, PENDING);
+    pub(super) fn notify(&self, shared: &Shared, word: usize) {
+        if self.tag() & pending(word) == 0 {
+            self.mark(shared, pending(word));
         }
     }
 }

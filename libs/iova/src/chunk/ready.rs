@@ -67,6 +67,28 @@ impl Ready {
         &mut self.stacks[lane % MAX_ZONES][order % 16]
     }
 
+    /// Whether there are no ranges at all.
+    pub(super) fn is_clear(&self) -> bool {
+        let mut others = self.stacks.iter().flatten();
+        self.singles.is_empty() && others.all(Stack::is_empty)
+    }
+
+    /// All ranges.
+    #[cfg(all(any(test, feature = "testing"), not(loom)))]
+    pub(super) fn all(&self) -> Vec<crate::IovaRange> {
+        let ranges = |order, stack: &Stack| {
+            let range =
+                move |page| crate::IovaRange::within_space(page, super::state::pages_of(order));
+            stack.pages.clone().into_iter().map(range)
+        };
+        let others = self
+            .stacks
+            .iter()
+            .flat_map(|stacks| stacks.iter().enumerate());
+        let others = others.flat_map(|(order, stack)| ranges(order, stack));
+        ranges(0, &self.singles).chain(others).collect()
+    }
+
     /// Pages of all ranges of a lane.
     pub(super) fn pages(&self, lane: usize) -> u64 {
         let is_single = lane == self.single_lane;

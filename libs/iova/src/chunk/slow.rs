@@ -1,21 +1,21 @@
-//! What a core does when its current word has nothing: the other words it has, what strangers gave back, chunks without an
-//! owner, the tree, words of other classes, and at last a call to the other cores.
+//! What a core does when its free list has nothing: the other words it has, what remote cores freed, chunks without an
+//! owner, the tree, and at last a search of everything (`search`) and a call to the other cores.
 //!
 //! Bounds: each turn for a word finds one, or makes something available at most three times. A failing allocation looks into
-//! the sets of chunks and the tree, and at what changed since the last one failed: what it must walk for that is paid
-//! for by earlier ones ([`Lane::pay`](super::lane::Lane::pay)), and where it cannot pay it names this core among those that
-//! may have something.
+//! the sets of chunks and the tree; what it must walk beyond that is paid for ([`CoreZone::pay`](super::core_zone::CoreZone::pay),
+//! `search`), and where it cannot pay it names this core among those that may have something.
 
 use lines::{AtomicU64, Ordering};
 
 use super::Shared;
+use super::core_zone::CoreZones;
 use super::handle::Local;
 use super::layout::{
     AWAY, Chunk, FULL, MAX_ORDER, RUN, WORD_PAGES, chunk_of, get, set, word_of, words_of,
 };
-use super::leave::Keep;
+use super::remote_free::Collect;
 use super::state::pages_of;
-use super::strangers::Look;
+use super::trim::RetainEmpty;
 use super::zone::Zone;
 use crate::wanted::Wanted;
 use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request};
@@ -23,6 +23,14 @@ use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request};
 /// A starving core calls for drains at its first failure, the second after that, the fourth after that, and so on, and then at
 /// every one in this many: a call makes every other core give up its chunks of a zone and take others.
 const MOST_PATIENCE: u32 = 1024;
+
+/// What is wanted: a range of an order, or, of whole chunks, so many pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub(super) pages: u64,
+    pub(super) order: usize,
+    pub(super) last: IovaPfn,
+}
 
 impl Local {
     #[cold]
@@ -34,20 +42,25 @@ impl Local {
     ) -> Result<IovaRange, AllocError> {
         self.answer(shared);
         let wanted = Wanted::of(&request)?;
-        let last = request.last.min(shared.aperture.last());
+        let want = Want {
+            pages: wanted.pages,
+            order: usize::from(wanted.order),
+            last: request.last.min(shared.aperture.last()),
+        };
         self.is_sure = true;
-        let (pages, order) = (wanted.pages, usize::from(wanted.order));
-        let found = self
-            .alloc_in_zones(shared, pages, order, last, false)
-            .or_else(|| shared.rest.alloc(pages, order as u8, last))
-            .or_else(|| {
-                // What this core keeps, and what nobody owns, may be what is missing.
-                self.gather(shared, order, last);
-                self.alloc_in_zones(shared, pages, order, last, true)
-            });
+        let is_vain = self.is_vain(shared, &want);
+        let zones = &mut *shared.zones_of(self.id).lock();
+        let in_tree = || shared.rest.alloc(want.pages, wanted.order, want.last);
+        let found = match is_vain {
+            true => in_tree(),
+            false => self
+                .alloc_in_zones(shared, zones, &want, false)
+                .or_else(in_tree)
+                .or_else(|| self.search(shared, zones, &want)),
+        };
         found.ok_or_else(|| {
             let asked = if request.asks {
-                self.ask(shared, last)
+                self.ask(shared, zones, want.last)
             } else {
                 0
             };
@@ -56,67 +69,32 @@ impl Local {
     }
 
     /// A range of a zone; `is_last`: nothing else is left.
-    fn alloc_in_zones(
+    pub(super) fn alloc_in_zones(
         &mut self,
         shared: &Shared,
-        pages: u64,
-        order: usize,
-        last: IovaPfn,
+        zones: &mut CoreZones,
+        want: &Want,
         is_last: bool,
     ) -> Option<IovaRange> {
-        let mut zones = shared.zones.iter().enumerate();
-        zones.find_map(|(lane, zone)| {
-            if zone.base() > last.raw() {
+        let mut in_turn = shared.zones.iter().enumerate();
+        in_turn.find_map(|(lane, zone)| {
+            if zone.base() > want.last.raw() {
                 return None;
             }
-            let bound = last.raw().min(zone.last());
-            if order <= MAX_ORDER {
-                self.alloc_word(shared, lane, order, bound, is_last)
+            let bound = want.last.raw().min(zone.last());
+            if want.order <= MAX_ORDER {
+                self.alloc_word(shared, zones, lane, want.order, bound, is_last)
             } else {
-                self.alloc_run(shared, lane, pages, order, bound)
+                self.alloc_run(shared, lane, want, bound)
             }
         })
     }
 
-    /// Makes available what an allocation of this order lacked: what strangers gave back, what is kept ready of any class, and
-    /// for whole chunks all that are empty.
-    fn gather(&mut self, shared: &Shared, order: usize, last: IovaPfn) {
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            if zone.base() > last.raw() {
-                continue;
-            }
-            self.lanes[lane].earn(64);
-            self.is_sure &= self.catch_up(shared, lane);
-            self.unready_all(shared, lane);
-            if order <= MAX_ORDER {
-                continue;
-            }
-            while let Some(index) = zone.orphans.take_highest(usize::MAX) {
-                self.adopt(shared, lane, zone.page(index));
-            }
-            let is_hopeless = self.lanes[lane].is_hopeless(order, zone.last());
-            if !is_hopeless && self.pay_for_words(lane) {
-                self.sweep(shared, lane, Keep::Nothing);
-                self.lanes[lane].give_up(MAX_ORDER + 1, zone.last());
-            }
-            while let Some(index) = zone.spent.take_highest(usize::MAX) {
-                zone.free.put(index);
-            }
-        }
-    }
-
-    /// Whether all words with something free may be looked at.
-    fn pay_for_words(&mut self, lane: usize) -> bool {
-        let words = self.lanes[lane].partial_words() / 8;
-        let pays = self.lanes[lane].pay(words);
-        self.is_sure &= pays;
-        pays
-    }
-
-    /// A range of a class from a word whose pages all lie at or below `bound`.
+    /// A range of a class from a word with something free at or below `bound`.
     fn alloc_word(
         &mut self,
         shared: &Shared,
+        zones: &mut CoreZones,
         lane: usize,
         order: usize,
         bound: u64,
@@ -125,56 +103,61 @@ impl Local {
         if let Some(range) = self.take_ready(shared, lane, order, bound) {
             return Some(range);
         }
-        self.lanes[lane].earn(8);
-        if self.lanes[lane].partial[order].is_empty() {
-            self.collect(shared, lane, Look::Ripe);
+        zones.zones[lane].earn(8);
+        if zones.zones[lane].partial[order].is_empty() {
+            zones.collect(shared, lane, Collect::EmptiedWords);
         }
         // Each turn makes something available that the next one finds: at most one look, one sweep and one chunk.
-        let mut look = Look::All;
+        let mut what = Collect::All;
         loop {
-            if !self.lanes[lane].is_hopeless(order, bound)
-                && let Some(at) = self.find_word(shared, lane, order, bound)
+            if !zones.zones[lane].is_exhausted(order, bound)
+                && let Some(at) = self.find_word(shared, zones, lane, order, bound, is_last)
             {
-                self.make_ready(shared, lane, order, at);
+                self.make_ready(shared, zones, lane, order, at);
                 return self.take_ready(shared, lane, order, bound);
             }
-            if look == Look::All {
-                self.collect(shared, lane, look);
-                look = Look::Ripe;
-            } else if self.lanes[lane].emptied > 0 {
-                self.sweep(shared, lane, Keep::One);
-            } else if !self.acquire(shared, lane, bound) {
-                if !is_last || self.lanes[lane].is_hopeless(order, bound) {
+            if what == Collect::All {
+                zones.collect(shared, lane, what);
+                what = Collect::EmptiedWords;
+            } else if zones.zones[lane].emptied > 0 {
+                zones.sweep(shared, lane, RetainEmpty::One);
+            } else if !self.acquire(shared, zones, lane, order, bound, is_last) {
+                if !is_last || zones.zones[lane].is_exhausted(order, bound) {
                     return None;
                 }
-                if self.convert(shared, lane, order, bound) {
+                if self.convert(shared, zones, lane, order, bound) {
                     return self.take_ready(shared, lane, order, bound);
                 }
-                if self.is_sure {
-                    self.lanes[lane].give_up(order, bound);
-                }
+                zones.zones[lane].set_exhausted(order, bound);
                 return None;
             }
         }
     }
 
     /// Makes ranges of a class ready out of words of other classes: what is free between smaller ones, or a word of larger
-    /// ones, which serves this class from now on. Whether there was one.
-    fn convert(&mut self, shared: &Shared, lane: usize, order: usize, bound: u64) -> bool {
-        if order > 6 || !self.pay_for_words(lane) {
+    /// ones, which serves this class from now on. Whether there was one at or below `bound`.
+    fn convert(
+        &mut self,
+        shared: &Shared,
+        zones: &mut CoreZones,
+        lane: usize,
+        order: usize,
+        bound: u64,
+    ) -> bool {
+        if order > 6 {
             return false;
         }
         let zone = &shared.zones[lane];
-        let fits = |base: &u64| base + WORD_PAGES - 1 <= bound;
-        let own = &mut self.lanes[lane];
+        let own = &mut zones.zones[lane];
         let ready = self.ready.open(lane, order);
         let mut is_any = false;
         for smaller in (0..order).rev() {
             own.partial[smaller].retain(|base| {
                 let (chunk, word) = (known(zone, *base), word_of(*base));
-                while fits(base)
-                    && ready.is_short(order)
-                    && let Some(at) = chunk.join(word, order)
+                while let Some(most) = bound.checked_sub(*base)
+                    && ready.has_room()
+                    && (!is_any || ready.is_short(order))
+                    && let Some(at) = chunk.join(word, order, most)
                 {
                     ready.keep(base + at);
                     is_any = true;
@@ -182,11 +165,16 @@ impl Local {
                 get(chunk.held(word)) != FULL[smaller]
             });
         }
-        for larger in order + 1..=6 {
+        for (larger, full) in FULL.iter().enumerate().take(7).skip(order + 1) {
             if is_any {
                 break;
             }
-            let Some(at) = own.partial[larger].iter().rposition(fits) else {
+            let Some(at) = own.partial[larger].iter().rposition(|base| {
+                // Some part of a free range is low enough.
+                let free = full & !get(known(zone, *base).held(word_of(*base)));
+                let lowest = base + u64::from(free.trailing_zeros());
+                lowest + (1 << order) - 1 <= bound
+            }) else {
                 continue;
             };
             let base = own.partial[larger].swap_remove(at);
@@ -195,7 +183,7 @@ impl Local {
             own.partial[order].push(base);
             known(zone, base).split(word_of(base), order);
             let at = own.partial[order].len() - 1;
-            return self.make_ready(shared, lane, order, at);
+            return self.make_ready(shared, zones, lane, order, at);
         }
         is_any
     }
@@ -214,34 +202,43 @@ impl Local {
         Some(IovaRange::within_space(page, pages_of(order)))
     }
 
-    /// Where in its list a word of the class with something free is; one was open before, if there was none.
+    /// Where in its list a word of the class with something free at or below `bound` is; one was open before, if there was none.
+    /// Where nothing else is left, it may be a word that the limit cuts.
     fn find_word(
         &mut self,
         shared: &Shared,
+        zones: &mut CoreZones,
         lane: usize,
         order: usize,
         bound: u64,
+        is_last: bool,
     ) -> Option<usize> {
-        let partial = &self.lanes[lane].partial[order];
-        if let Some(at) = partial
-            .iter()
-            .rposition(|base| base + extent(order) <= bound)
-        {
+        let zone = &shared.zones[lane];
+        let partial = &zones.zones[lane].partial[order];
+        let is_whole = |base: &u64| base + extent(order) <= bound;
+        let has_low = |base: &u64| {
+            let most = bound.checked_sub(*base).filter(|_| order <= 6);
+            most.is_some_and(|most| {
+                known(zone, *base).free_starts(word_of(*base), order, most) != 0
+            })
+        };
+        let at = partial.iter().rposition(is_whole);
+        if let Some(at) = at.or_else(|| partial.iter().rposition(has_low).filter(|_| is_last)) {
             return Some(at);
         }
-        let roomy = self.lanes[lane].roomy.len();
+        let roomy = zones.zones[lane].roomy.len();
         for at in (0..roomy).rev() {
-            let page = self.lanes[lane].roomy[at];
-            if page + CHUNK_PAGES - 1 > bound {
+            let page = zones.zones[lane].roomy[at];
+            let Some(most) = bound.checked_sub(page) else {
                 continue;
-            }
+            };
             let chunk = self.chunk(shared, page);
-            let Some(word) = chunk.find_open(order) else {
+            let Some(word) = chunk.find_open(order, most) else {
                 continue;
             };
             chunk.assign(word, order);
             let is_full = chunk.open() == 0;
-            let own = &mut self.lanes[lane];
+            let own = &mut zones.zones[lane];
             own.add_word(order);
             if is_full {
                 own.roomy.swap_remove(at);
@@ -258,11 +255,12 @@ impl Local {
     pub(super) fn make_ready(
         &mut self,
         shared: &Shared,
+        zones: &mut CoreZones,
         lane: usize,
         order: usize,
         at: usize,
     ) -> bool {
-        let own = &mut self.lanes[lane];
+        let own = &mut zones.zones[lane];
         let base = own.partial[order][at];
         let Some(chunk) = self.hot.chunk(shared, base) else {
             return false;
@@ -278,15 +276,29 @@ impl Local {
         true
     }
 
-    /// One more chunk: an orphan, a spent one, a free one.
-    fn acquire(&mut self, shared: &Shared, lane: usize, bound: u64) -> bool {
+    /// One more chunk: an abandoned one, a spent one, a free one. Where nothing else is left, it may be one that the limit cuts.
+    fn acquire(
+        &mut self,
+        shared: &Shared,
+        zones: &mut CoreZones,
+        lane: usize,
+        order: usize,
+        bound: u64,
+        is_last: bool,
+    ) -> bool {
         let zone = &shared.zones[lane];
-        let Some(highest) = zone.highest_below(bound) else {
+        // The chunk that has the limit in it, if something of the order ends there at the latest.
+        let is_cut = |page: u64| page % CHUNK_PAGES + 1 >= 1 << order;
+        let highest = match is_last && zone.contains(bound) && is_cut(bound) {
+            true => Some(zone.index(bound)),
+            false => zone.highest_below(bound),
+        };
+        let Some(highest) = highest else {
             return false;
         };
         if let Some(index) = zone.orphans.take_highest(highest) {
             shared.count_slow(self.id);
-            self.adopt(shared, lane, zone.page(index));
+            self.reclaim(shared, zones, lane, zone.page(index));
             return true;
         }
         let Some(index) = zone.take_chunk(highest) else {
@@ -296,13 +308,13 @@ impl Local {
         self.patience = (self.patience / 2).max(1);
         let page = zone.page(index);
         let chunk = chunk_of(zone.make_block(page), page);
-        // Its giver would find its own mark in it ever after.
+        // Its designated remote freer would find its own mark in it ever after.
         self.hot.leave(page);
         chunk.wipe();
         chunk.set_owner(self.owner);
-        self.lanes[lane].add_chunk(page);
-        self.lanes[lane].watch(chunk);
-        self.publish(shared);
+        zones.zones[lane].add_chunk(page);
+        zones.zones[lane].watch(chunk);
+        zones.publish(shared);
         true
     }
 
@@ -311,15 +323,15 @@ impl Local {
         &mut self,
         shared: &Shared,
         lane: usize,
-        pages: u64,
-        order: usize,
+        want: &Want,
         bound: u64,
     ) -> Option<IovaRange> {
         let zone = &shared.zones[lane];
-        let count = usize::try_from(pages.div_ceil(CHUNK_PAGES)).ok()?;
-        let index = zone.take_run(count, order as u32 - 9, zone.highest_below(bound)?)?;
+        let count = usize::try_from(want.pages.div_ceil(CHUNK_PAGES)).ok()?;
+        let order = want.order as u32 - 9;
+        let index = zone.take_run(count, order, zone.highest_below(bound)?)?;
         shared.count_slow(self.id);
-        // Nothing of them is assigned. Marks that strangers leave by mistake are wiped off before the next words are.
+        // Nothing of them is assigned. Marks that remote cores leave by mistake are wiped off before the next words are.
         for chunk in index..index + count {
             let page = zone.page(chunk);
             chunk_of(zone.make_block(page), page).set_owner(AWAY);
@@ -332,13 +344,6 @@ impl Local {
         IovaRange::new(IovaPfn::new(page), count as u64 * CHUNK_PAGES)
     }
 
-    /// Says how many chunks this core keeps.
-    pub(super) fn publish(&self, shared: &Shared) {
-        let kept: usize = self.lanes.iter().map(|lane| lane.own.len()).sum();
-        let chunks = &shared.cores[self.id.0].chunks;
-        chunks.store(kept as u64, Ordering::Relaxed);
-    }
-
     /// Answers calls for drains, of the zones that lack something.
     pub(super) fn answer(&mut self, shared: &Shared) {
         // Acquire: with a call the number of its zone is seen.
@@ -348,18 +353,19 @@ impl Local {
         }
         self.drained = called;
         // What it gave there is seen by whoever looks next.
-        self.hot.leave_all();
+        self.leave_all(shared);
+        let zones = &mut *shared.zones_of(self.id).lock();
         for (lane, zone) in shared.zones.iter().enumerate() {
             let calls = zone.calls.load(Ordering::Relaxed);
-            if calls != self.lanes[lane].answered {
-                self.lanes[lane].answered = calls;
-                self.deposit(shared, lane);
+            if calls != zones.zones[lane].answered {
+                zones.zones[lane].answered = calls;
+                self.deposit(shared, zones, lane);
             }
         }
     }
 
     /// Calls on all others now and then; how many there are.
-    fn ask(&mut self, shared: &Shared, last: IovaPfn) -> usize {
+    fn ask(&mut self, shared: &Shared, zones: &mut CoreZones, last: IovaPfn) -> usize {
         let others = shared.others(self.id);
         self.waited += 1;
         if others == 0 || self.waited < self.patience {
@@ -371,7 +377,7 @@ impl Local {
             if zone.base() <= last.raw() {
                 let before = zone.calls.fetch_add(1, Ordering::Relaxed);
                 // Our own call is not for us; another's of just now is.
-                let answered = &mut self.lanes[lane].answered;
+                let answered = &mut zones.zones[lane].answered;
                 *answered += u64::from(*answered == before);
             }
         }
@@ -405,5 +411,6 @@ pub(super) fn known(zone: &Zone, page: u64) -> &Chunk {
 
 /// A counter that one core writes and others read now and then.
 pub(super) fn bump(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    // Release: who sees it sees what it counts.
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
 }

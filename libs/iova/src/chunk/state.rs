@@ -110,6 +110,7 @@ impl State {
         (!self.is_none()).then_some(order)
     }
 
+    /// Whether its owner has pinned what is allocated here.
     pub(super) fn is_pinned(self) -> bool {
         !self.is_none() && self.0 & Self::NONE.0 >= PINNED
     }

@@ -18,6 +18,10 @@ pub enum Mistake {
     LoadsClaims,
     /// A stranger marks a chunk without saying so to its owner.
     MarksSilently,
+    /// A core that finds no room takes from others what was freed under a pin.
+    TakesPinned,
+    /// A core that finds no room leaves alone what others keep.
+    SparesTheIdle,
     /// A node of the tree of gaps is still said to begin where it did when it was made.
     KeepsFirst,
 }

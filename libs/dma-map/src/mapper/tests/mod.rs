@@ -2,6 +2,7 @@
 
 mod allocations;
 mod errors;
+mod exhausted;
 mod io_map;
 mod limits;
 mod lookup;

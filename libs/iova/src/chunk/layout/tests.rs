@@ -1,4 +1,5 @@
 use super::*;
+use crate::CHUNK_PAGES;
 
 #[test]
 fn starts_of_each_class_are_as_many_as_fit() {
@@ -13,11 +14,11 @@ fn large_classes_take_aligned_groups_of_words() {
     let block = new_block(0);
     let chunk = chunk_of(&block, 0);
     chunk.assign(1, 0);
-    assert_eq!(chunk.find_open(7), Some(2));
+    assert_eq!(chunk.find_open(7, CHUNK_PAGES - 1), Some(2));
     chunk.assign(2, 7);
     assert_eq!((chunk.order(2), chunk.kind(3)), (7, TAIL));
-    assert_eq!(chunk.find_open(8), Some(4));
-    assert_eq!(chunk.find_open(0), Some(0));
+    assert_eq!(chunk.find_open(8, CHUNK_PAGES - 1), Some(4));
+    assert_eq!(chunk.find_open(0, CHUNK_PAGES - 1), Some(0));
     chunk.unassign(2, 7);
     chunk.unassign(1, 0);
     assert!(chunk.is_empty());

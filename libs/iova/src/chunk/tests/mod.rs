@@ -1,5 +1,7 @@
 //! What is particular to chunks: whose they are, how they come back, what strangers may do.
 
+mod possession;
+
 use alloc::vec::Vec;
 
 use super::layout::{GIVER, tag_in};
@@ -481,7 +483,7 @@ fn what_several_zones_have_live_stays_in_mind_together() {
 fn a_giver_that_comes_to_own_the_chunk_has_no_mark_of_its_own_there() {
     let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
     let (mut owner, mut giver) = two_cores(&space);
-    let live: Vec<_> = (0..4)
+    let live: Vec<_> = (0..32)
         .map(|_| owner.alloc(Request::pages(1)).expect("free"))
         .collect();
     let page = live[0].first().raw();

@@ -56,6 +56,12 @@ fn claim(space: &ChunkAllocator, core: usize) -> Box<ChunkCore> {
     Box::new(space.claim(CoreId(core)).expect("free"))
 }
 
+/// The owner collects everything that remote cores have freed.
+fn collect_all(owner: &ChunkCore) {
+    let mut zones = owner.shared.zones_of(owner.local.id).lock();
+    zones.collect_now(&owner.shared, 0, remote_free::Collect::All);
+}
+
 const WORD: Request = Request::pages(64);
 const HALF: Request = Request::pages(32);
 
@@ -81,8 +87,13 @@ enum Giver {
 /// The owner allocates and frees while a stranger gives two ranges back one after the other; then all are there again.
 fn gives_back(giver: Giver) {
     let space = space(false);
+    // Two of a word: what is marked in another word is not this word's.
+    let (size, all) = match giver {
+        Giver::SomeoneElse => (HALF, 8),
+        Giver::Stranger | Giver::StrangerForNow => (WORD, 4),
+    };
     let mut owner = claim(&space, 0);
-    let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
+    let given: Vec<_> = (0..2).map(|_| owner.alloc(size).expect("free")).collect();
     if giver == Giver::SomeoneElse {
         for (_, chunk) in owner.shared.zones[0].known_chunks() {
             assert!(chunk.become_giver(&owner.shared));
@@ -101,25 +112,21 @@ fn gives_back(giver: Giver) {
     });
     // What strangers gave back is looked for here.
     let mut own = Vec::new();
-    own.extend(owner.alloc(WORD));
-    owner
-        .local
-        .collect_now(&owner.shared, 0, strangers::Look::All);
+    own.extend(owner.alloc(size));
+    collect_all(&owner);
     let stranger = other.join().expect("loom ends the model at a panic");
-    owner
-        .local
-        .collect_now(&owner.shared, 0, strangers::Look::All);
+    collect_all(&owner);
     let live = space.stats().live_ranges;
     assert_eq!(live, own.len() as u64, "what was given back is free");
     assert!(nothing_is_marked(&owner.shared));
-    while let Ok(range) = owner.alloc(WORD) {
+    while let Ok(range) = owner.alloc(size) {
         assert!(
             own.iter().all(|taken: &IovaRange| !taken.overlaps(range)),
             "{range} is out already"
         );
         own.push(range);
     }
-    assert_eq!(own.len(), 4);
+    assert_eq!(own.len(), all);
     own.into_iter()
         .for_each(|range| owner.free(range).expect("allocated"));
     drop(stranger);
@@ -169,9 +176,7 @@ fn two_give() {
     assert!(strangers[0].free(another).is_err(), "it is freed");
     strangers.push(other.join().expect("loom ends the model at a panic"));
     assert_eq!(space.stats().live_ranges, 0);
-    owner
-        .local
-        .collect_now(&owner.shared, 0, strangers::Look::All);
+    collect_all(&owner);
     assert!(nothing_is_marked(&owner.shared));
     let again: Vec<_> = (0..4).map(|_| owner.alloc(HALF).expect("free")).collect();
     assert!(
@@ -215,8 +220,12 @@ fn pins_and_retires() {
     });
     // The mistake of a driver: it unmaps what another core is unmapping.
     let _ = owner.free(contested);
-    owner.local.unready_all(&owner.shared, 0);
-    owner.local.sweep(&owner.shared, 0, leave::Keep::One);
+    {
+        let ChunkCore { shared, local, .. } = &mut *owner;
+        let zones = &mut *shared.zones_of(CoreId(0)).lock();
+        local.unready_all(shared, zones, 0);
+        zones.sweep(shared, 0, trim::RetainEmpty::One);
+    }
     let retired: Vec<_> = core::iter::from_fn(|| owner.retire()).collect();
     let is_retired = retired
         .iter()
@@ -252,9 +261,7 @@ fn pins_and_frees() {
         stranger.free_pinned(pinned);
         stranger
     });
-    owner
-        .local
-        .collect_now(&owner.shared, 0, strangers::Look::All);
+    collect_all(&owner);
     let stranger = other.join().expect("loom ends the model at a panic");
     assert_eq!(space.stats().live_ranges, 0);
     drop(stranger);
@@ -312,9 +319,7 @@ fn pins_while_drained() {
         let pinned = stranger.pin(contested).expect("it is ours to pin");
         (stranger, pinned)
     });
-    owner
-        .local
-        .collect_now(&owner.shared, 0, strangers::Look::All);
+    collect_all(&owner);
     let (mut stranger, pinned) = other.join().expect("loom ends the model at a panic");
     assert!(owner.free(contested).is_err(), "it is pinned");
     stranger.free_pinned(pinned);
@@ -335,9 +340,7 @@ fn catches_up() {
     let space = space(false);
     let mut owner = claim(&space, 0);
     let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
-    owner
-        .local
-        .collect_now(&owner.shared, 0, strangers::Look::All);
+    collect_all(&owner);
     let mut stranger = claim(&space, 1);
     let other = thread::spawn(move || {
         for range in given {
@@ -346,8 +349,12 @@ fn catches_up() {
         stranger
     });
     let catch_up = |owner: &mut ChunkCore| {
-        owner.local.lanes[0].earn(8);
-        assert!(owner.local.catch_up(&owner.shared, 0), "it is paid for");
+        let zones = &mut *owner.shared.zones_of(CoreId(0)).lock();
+        zones.zones[0].earn(8);
+        assert!(
+            zones.collect(&owner.shared, 0, remote_free::Collect::All),
+            "it is paid for"
+        );
     };
     catch_up(&mut owner);
     let stranger = other.join().expect("loom ends the model at a panic");
@@ -363,6 +370,49 @@ fn an_owner_is_told_of_what_comes_back() {
         explore_to(2, Some(Mistake::MarksSilently), catches_up),
         "the planted mistake goes unnoticed"
     );
+}
+
+/// The owner takes what it keeps ready, and gives it back, while another core finds no room and takes what is not used.
+fn relieves() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let mut all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
+    owner.free(all.pop().expect("eight")).expect("allocated");
+    let mut other = claim(&space, 1);
+    for range in all {
+        other.free(range).expect("it is ours to free");
+    }
+    let thread = thread::spawn(move || {
+        let request = HALF.without_drain();
+        let got = [(); 2].map(|()| other.alloc(request).expect("a chunk is unused"));
+        (other, got)
+    });
+    let kept = owner.alloc(HALF.without_drain()).expect("it is kept ready");
+    owner.free(kept).expect("allocated");
+    let (mut other, got) = thread.join().expect("loom ends the model at a panic");
+    assert!(got.iter().all(|range| !range.overlaps(kept)));
+    assert!(got[0] != got[1], "given out twice");
+    for range in got {
+        other.free(range).expect("allocated");
+    }
+    owner.park();
+    other.park();
+    assert_eq!(space.stats().live_ranges, 0);
+    let whole = other.alloc(Request::pages(1024));
+    other
+        .free(whole.expect("everything came back"))
+        .expect("allocated");
+}
+
+#[test]
+fn a_core_without_room_takes_what_another_does_not_use() {
+    assert!(!explore_to(1, None, relieves));
+    for mistake in [Mistake::SparesTheIdle] {
+        assert!(
+            explore_to(1, Some(mistake), relieves),
+            "{mistake:?} goes unnoticed"
+        );
+    }
 }
 
 /// A number that is in a set is found, whoever else looks.

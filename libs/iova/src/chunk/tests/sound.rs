@@ -43,3 +43,20 @@ impl Drop for Shared {
         }
     }
 }
+
+impl ChunkAllocator {
+    /// The core that owns the chunk of a page.
+    pub fn owner(&self, page: IovaPfn) -> Option<CoreId> {
+        let (_, zone) = self.shared.zone_of(page.raw())?;
+        let owner = owner_of(chunk_of(zone.block(page.raw())?, page.raw()).tag());
+        let core = usize::try_from(owner).ok()?.checked_sub(1)?;
+        (core < self.cores()).then_some(CoreId(core))
+    }
+}
+
+impl ChunkCore {
+    /// The ranges that it keeps ready, which no other core can have.
+    pub fn free_lists(&self) -> Vec<IovaRange> {
+        self.local.ready.all()
+    }
+}

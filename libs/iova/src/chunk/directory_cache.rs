@@ -11,7 +11,7 @@ use crate::{CHUNK_PAGES, IovaRange};
 const HOT: usize = if cfg!(loom) { 2 } else { 128 };
 
 #[derive(Debug)]
-pub(super) struct Hot {
+pub(super) struct DirectoryCache {
     places: [Place; HOT],
     /// Where it is the giver.
     gives: usize,
@@ -25,14 +25,24 @@ struct Place {
     roles: [Role; BLOCK_CHUNKS],
 }
 
-/// What a core is in a chunk of another.
+/// What a core is in a chunk of another: how many ranges it has freed there, or [`Role::GIVER`]. One byte, so that a place has
+/// 32 and is found by a shift.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    None,
-    /// It has freed something.
-    Visitor,
-    Giver,
+struct Role(u8);
+
+impl Role {
+    const NONE: Self = Self(0);
+    /// It is the designated remote freer.
+    const GIVER: Self = Self(u8::MAX);
 }
+
+#[cfg(not(any(loom, shuttle)))]
+const _: () = assert!(size_of::<Place>() == 32);
+
+/// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A chunk that has one costs its
+/// owner a look at a line that the other writes at every free, for as long as the other has the role; a few frees are
+/// collected instead ([`MEETINGS`](super::remote_free::MEETINGS)).
+const VISITS: u8 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
 /// What a page's block is known by, and its place.
 #[inline(always)]
@@ -47,14 +57,14 @@ fn chunk_at(page: u64) -> usize {
     (page / CHUNK_PAGES) as usize % BLOCK_CHUNKS
 }
 
-impl Hot {
+impl DirectoryCache {
     pub(super) fn new() -> Self {
         Self {
             places: [const {
                 Place {
                     key: u64::MAX,
                     block: None,
-                    roles: [Role::None; BLOCK_CHUNKS],
+                    roles: [Role::NONE; BLOCK_CHUNKS],
                 }
             }; HOT],
             gives: 0,
@@ -102,7 +112,7 @@ impl Hot {
         debug_assert_eq!(self.places[at].key, key, "of another block");
         let block = block
             .as_deref()
-            .filter(|_| roles[chunk_at(page)] == Role::Giver);
+            .filter(|_| roles[chunk_at(page)] == Role::GIVER);
         block.is_some_and(|block| chunk_of(block, page).give(core, page, state))
     }
 
@@ -117,17 +127,16 @@ impl Hot {
             return false;
         };
         let (chunk, role) = (chunk_of(block, page), &mut roles[chunk_at(page)]);
-        if *role == Role::Giver || !chunk.is_anothers(core) {
+        if *role == Role::GIVER || !chunk.is_anothers(core) {
             return false;
         }
-        // Once is no reason: whoever frees here and there would pay for becoming the giver and for letting go.
-        if *role == Role::Visitor && chunk.become_giver(shared) {
-            *role = Role::Giver;
+        if role.0 >= VISITS && chunk.become_giver(shared) {
+            *role = Role::GIVER;
             self.gives += 1;
             let state = chunk.state(page);
             return state.is_out_of(range) && chunk.give(core, page, state);
         }
-        *role = Role::Visitor;
+        *role = Role((role.0 + 1).min(VISITS));
         chunk.check_foreign(range) && chunk.give_back(shared, range)
     }
 
@@ -137,6 +146,11 @@ impl Hot {
         if self.places[at].key == key {
             self.let_go(at, chunk_at(page));
         }
+    }
+
+    /// Whether it is the giver somewhere.
+    pub(super) fn is_giver(&self) -> bool {
+        self.gives > 0
     }
 
     /// Is the giver nowhere.
@@ -151,10 +165,10 @@ impl Hot {
 
     fn let_go(&mut self, at: usize, chunk: usize) {
         let Place { block, roles, .. } = &mut self.places[at];
-        if let (Role::Giver, Some(block)) = (roles[chunk], block) {
+        if let (Role::GIVER, Some(block)) = (roles[chunk], block) {
             block[chunk].let_go();
             self.gives -= 1;
         }
-        roles[chunk] = Role::None;
+        roles[chunk] = Role::NONE;
     }
 }

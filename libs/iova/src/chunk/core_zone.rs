@@ -1,19 +1,39 @@
-//! What one core keeps of one zone: plain memory of its handle, nobody else reads it.
+//! What one core owns of each zone: lists of its chunks and words, under a lock of that core.
+//!
+//! A core takes its own lock for whatever is not the common path: to refill and flush its free lists, to collect what remote
+//! cores freed, to take and to give back chunks. The common path needs nothing of this: it works on the free lists, which are
+//! plain memory of the handle, and on the states of pages that are allocated or in one of these lists. So the lists here can be
+//! worked on by another core, with the lock held, while the owner rests or is in the middle of its common path: a core that
+//! finds no room does for the others what they would do if they ran ([`CoreZones::give_up_unused`]).
+//!
+//! Locks: a core waits for its own lock only, and takes those of others only where they are free, one at a time.
 
 use alloc::vec::Vec;
 
 use super::layout::{Chunk, FULL, MARKS, MAX_ORDER, get, set, word_of};
+use super::zone::MAX_ZONES;
+use crate::CoreId;
 
-/// Of [`Lane::marked`]: chunks with marks have come since the last look.
+/// Of [`CoreZone::marked`]: chunks with marks have come since everything was last collected.
 const UNKNOWN: u64 = u64::MAX;
 
-/// One core's words and chunks of one zone.
-///
-/// A free range of a word is in the word (its `held` bit is clear) or in [`Ready`](super::ready::Ready) (it is set, as it is
-/// for an allocated one). A word of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with
-/// an open word is in `roomy`. Every owned chunk is in `own`.
+/// What one core owns of all zones.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CoreZones {
+    pub(super) id: CoreId,
+    /// The owner of its chunks.
+    pub(super) owner: u64,
+    /// One per zone, highest first; those past the last zone are never reached.
+    pub(super) zones: [CoreZone; MAX_ZONES],
+}
+
+/// What one core owns of one zone.
+///
+/// A free range of a word is in the word (its `held` bit is clear) or in a free list ([`Ready`](super::ready::Ready)) of the owner
+/// (it is set, as it is for an allocated one). A word of a class with something free in it is in `partial`,
+/// a full one nowhere. An owned chunk with an open word is in `roomy`. Every owned chunk is in `own`.
+#[derive(Debug)]
+pub(super) struct CoreZone {
     /// First pages of words of each class with something free. Has room for every word of the class, so that a free
     /// allocates no memory.
     pub(super) partial: [Vec<u64>; MAX_ORDER + 1],
@@ -25,20 +45,35 @@ pub(super) struct Lane {
     pub(super) own: Vec<u64>,
     /// Words that became empty since the last sweep.
     pub(super) emptied: usize,
-    /// How many chunks may be looked at for ranges that strangers freed, or in search of a place: 8 more with each look for a
-    /// word and 64 more with each allocation that fails, so that looking costs a bounded share however many chunks there are.
+    /// How many chunks may be looked at for ranges that remote cores freed: 8 more with each look for a word, so that looking
+    /// costs a bounded share however many chunks there are.
     credit: usize,
     /// Nothing of this core's own has a range of this order, or a larger one, at or below this page, unless it was freed since.
-    hopeless: Option<(usize, u64)>,
-    /// How often strangers had marked chunks of this core when it last looked at all of this zone's, and which of these they
+    exhausted_below: Option<(usize, u64)>,
+    /// How often remote cores had marked chunks of this core when it last collected all of this zone's, and which of these they
     /// may mark without saying so.
     pub(super) marked: u64,
-    pub(super) restless: Vec<u64>,
+    pub(super) unannounced: Vec<u64>,
     /// The last call for drains of the zone that was answered.
     pub(super) answered: u64,
 }
 
-impl Lane {
+impl CoreZones {
+    pub(super) fn new(id: CoreId) -> Self {
+        Self {
+            id,
+            owner: id.0 as u64 + 1,
+            zones: core::array::from_fn(|_| CoreZone::new(0)),
+        }
+    }
+
+    /// Chunks of all zones.
+    pub(super) fn chunks(&self) -> usize {
+        self.zones.iter().map(|zone| zone.own.len()).sum()
+    }
+}
+
+impl CoreZone {
     pub(super) fn new(answered: u64) -> Self {
         Self {
             partial: Default::default(),
@@ -47,9 +82,9 @@ impl Lane {
             own: Vec::new(),
             emptied: 0,
             credit: 0,
-            hopeless: None,
+            exhausted_below: None,
             marked: UNKNOWN,
-            restless: Vec::new(),
+            unannounced: Vec::new(),
             answered,
         }
     }
@@ -58,10 +93,10 @@ impl Lane {
     pub(super) fn add_chunk(&mut self, page: u64) {
         self.own.push(page);
         self.roomy.push(page);
-        self.hopeless = None;
+        self.exhausted_below = None;
     }
 
-    /// A chunk that came with marks is one more that strangers may mark without saying so.
+    /// A chunk that came with marks is one more that remote cores may mark without saying so.
     pub(super) fn watch(&mut self, chunk: &Chunk) {
         if chunk.tag() & MARKS != 0 {
             self.marked = UNKNOWN;
@@ -75,7 +110,7 @@ impl Lane {
         let before = get(chunk.held(word));
         let after = before & !bits;
         set(chunk.held(word), after);
-        self.hopeless = None;
+        self.exhausted_below = None;
         if before == FULL[order] {
             self.partial[order].push(base);
         }
@@ -87,7 +122,7 @@ impl Lane {
     /// One more word of a class, with something free in it or not.
     pub(super) fn add_word(&mut self, order: usize) {
         self.words[order] += 1;
-        self.hopeless = None;
+        self.exhausted_below = None;
         let missing = self.words[order].saturating_sub(self.partial[order].len());
         self.partial[order].reserve(missing);
     }
@@ -115,13 +150,13 @@ impl Lane {
         has_credit
     }
 
-    /// Whether it is known that nothing of our own will do.
-    pub(super) fn is_hopeless(&self, order: usize, bound: u64) -> bool {
-        self.hopeless
+    /// Whether it is known that nothing of this core's own will do.
+    pub(super) fn is_exhausted(&self, order: usize, bound: u64) -> bool {
+        self.exhausted_below
             .is_some_and(|(least, most)| order >= least && bound <= most)
     }
 
-    pub(super) fn give_up(&mut self, order: usize, bound: u64) {
-        self.hopeless = Some((order, bound));
+    pub(super) fn set_exhausted(&mut self, order: usize, bound: u64) {
+        self.exhausted_below = Some((order, bound));
     }
 }

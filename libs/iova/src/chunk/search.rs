@@ -1,0 +1,186 @@
+//! The last resort of a request: a search of everything that no core has allocated.
+//!
+//! Before a request is refused, its core looks wherever a range for it may be: it collects what remote cores freed, returns its
+//! free lists to their words, does the same for every other core as far as those cores need not run
+//! ([`CoreZones::give_up_unused`]), and takes ranges out of words of other classes and out of what a limit cuts.
+//! So a request is refused only while every range that would do touches one that is
+//!
+//! * allocated or pinned, or in a chunk of another core in which something is;
+//! * freed under a pin by a core that was not the chunk's owner, or in a chunk in which something is, until the owner next runs or
+//!   parks (`asked` counts it; `remote_free` says why): however much that is;
+//! * in a free list of another core, or in a chunk of another core of which a free list has something: at most 16 times
+//!   [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These it gives back when it next runs (`asked`
+//!   counts the cores);
+//! * or half in the last zone and half in the tree, where the space is larger than the zone.
+//!
+//! In a space that retires, a chunk that was taken from its owner so keeps its leaf table: the owner may be in the middle of a pin of
+//! a range that another core was freeing, a caller's mistake, and walk the table under it.
+//!
+//! A search costs in proportion to the chunks in use, so it is paid for. A core begins with credit for [`BANK`] chunks, and a
+//! request that fails earns [`EARNED`]. Where nothing has come back since the last search ([`Shared::returned`] counts that),
+//! another is made only after as many requests as there are chunks, for what comes back without being counted: ranges that
+//! their owner itself freed last in a chunk, or that a designated remote freer did. So of requests that fail one after the
+//! other at latest the one numbered `chunks + 1` has seen what was free when the first failed.
+
+use lines::Ordering;
+
+use super::Shared;
+use super::core_zone::CoreZones;
+use super::handle::Local;
+use super::layout::MAX_ORDER;
+use super::remote_free::Collect;
+use super::slow::{Want, bump};
+use super::trim::RetainEmpty;
+use crate::IovaRange;
+
+/// Chunks for which a core may look before any of its requests has failed: those of 8 GiB.
+const BANK: usize = 4096;
+/// Chunks for which a request may look that fails.
+const EARNED: usize = 64;
+
+/// What a core has to search with, and what it last found nothing for.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// Chunks that may be looked at where something has come back.
+    credit: usize,
+    /// Requests that failed since the last search although nothing has come back.
+    unchanged: usize,
+    /// What nothing was found for in any zone, when so much had come back.
+    vain: Option<(Want, u64)>,
+}
+
+impl Search {
+    pub(super) fn new() -> Self {
+        Self {
+            credit: BANK,
+            unchanged: 0,
+            vain: None,
+        }
+    }
+
+    /// Chunks that may be looked at.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn credit(&self) -> usize {
+        self.credit
+    }
+
+    /// Whether nothing was found for as much or less, and nothing has come back since.
+    fn is_vain(&self, want: &Want, returned: u64) -> bool {
+        self.vain.is_some_and(|(vain, seen)| {
+            // Whole chunks may be fewer than their alignment says.
+            let is_less = want.order > MAX_ORDER && want.pages < vain.pages;
+            let is_same = vain.order <= MAX_ORDER || !is_less;
+            want.order >= vain.order && is_same && want.last <= vain.last && seen == returned
+        })
+    }
+
+    /// Whether a search of so many chunks is paid for, where something has come back.
+    fn pay(&mut self, chunks: usize) -> bool {
+        self.credit = (self.credit + EARNED).min(chunks.max(BANK));
+        let has_credit = self.credit >= chunks;
+        if has_credit {
+            self.credit -= chunks;
+        }
+        has_credit
+    }
+}
+
+impl Shared {
+    /// How often something has come back that may be had by any core, apart from what is not counted (see the module).
+    fn returned(&self) -> u64 {
+        // Acquire: what is counted is seen.
+        self.cores.iter().fold(0, |sum, core| {
+            let marked = core.marked.load(Ordering::Acquire);
+            let returned = core.returned.load(Ordering::Acquire);
+            sum.wrapping_add(marked).wrapping_add(returned)
+        })
+    }
+
+    /// Chunks that cores keep.
+    fn kept_chunks(&self) -> u64 {
+        let kept = |core: &super::Published| core.chunks.load(Ordering::Relaxed);
+        self.cores.iter().map(|core| kept(core)).sum()
+    }
+}
+
+impl Local {
+    /// Whether a request need not look into any zone: an earlier one found nothing, nothing has come back, and it is not time to look
+    /// nevertheless.
+    pub(super) fn is_vain(&mut self, shared: &Shared, want: &Want) -> bool {
+        let is_news = self.hot.is_giver() || !self.ready.is_clear();
+        if is_news || !self.search.is_vain(want, shared.returned()) {
+            return false;
+        }
+        self.search.unchanged += 1;
+        self.search.unchanged <= shared.kept_chunks() as usize
+    }
+
+    /// A range from wherever there is one, if the search is paid for.
+    pub(super) fn search(
+        &mut self,
+        shared: &Shared,
+        zones: &mut CoreZones,
+        want: &Want,
+    ) -> Option<IovaRange> {
+        let is_overdue = self.search.is_vain(want, shared.returned());
+        if !is_overdue && !self.search.pay(shared.kept_chunks() as usize) {
+            self.is_sure = false;
+            return None;
+        }
+        // What this core has freed by plain stores is announced, and what it keeps goes to its words.
+        self.leave_all(shared);
+        let in_limit = |lane: &usize| shared.zones[*lane].base() <= want.last.raw();
+        let lanes = || (0..shared.zones.len()).filter(in_limit);
+        lanes().for_each(|lane| self.unready_all(shared, zones, lane));
+        let returned = shared.returned();
+        self.search.unchanged = 0;
+        self.relieve_others(shared, lanes());
+        for lane in lanes() {
+            zones.collect_now(shared, lane, Collect::All);
+            if want.order > MAX_ORDER {
+                self.gather_chunks(shared, zones, lane);
+            }
+        }
+        let found = self.alloc_in_zones(shared, zones, want, true);
+        if found.is_none() && self.is_sure {
+            self.search.vain = Some((*want, returned));
+        }
+        found
+    }
+
+    /// Makes other cores give up what they do not use, whether they run or not.
+    fn relieve_others(&mut self, shared: &Shared, lanes: impl Iterator<Item = usize> + Clone) {
+        for (core, other) in shared.cores.iter().enumerate() {
+            if core == self.id.0
+                || other.chunks.load(Ordering::Relaxed) == 0
+                || planted!(SparesTheIdle)
+            {
+                continue;
+            }
+            // Not waited for: it works, and may wait for us.
+            let Some(mut zones) = other.zones.try_lock() else {
+                self.is_sure = false;
+                continue;
+            };
+            let before = zones.chunks();
+            lanes
+                .clone()
+                .for_each(|lane| zones.give_up_unused(shared, lane));
+            if zones.chunks() != before {
+                bump(&shared.cores[self.id.0].returned);
+            }
+        }
+    }
+
+    /// Makes whole chunks of a zone free that are empty.
+    fn gather_chunks(&mut self, shared: &Shared, zones: &mut CoreZones, lane: usize) {
+        let zone = &shared.zones[lane];
+        while let Some(index) = zone.orphans.take_highest(usize::MAX) {
+            self.reclaim(shared, zones, lane, zone.page(index));
+        }
+        zones.sweep(shared, lane, RetainEmpty::Nothing);
+        while let Some(index) = zone.spent.take_highest(usize::MAX) {
+            zone.free.put(index);
+        }
+    }
+}
