@@ -115,8 +115,11 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
 
     /// Counters.
     pub fn stats(&self) -> ExportStats {
+        // Those of the front end that is connected, or is being closed, may not have been taken yet.
+        let untaken = self.peer.as_ref().map_or(0, Peer::violations);
         ExportStats {
             device: self.device.stats(),
+            violations: self.stats.violations + untaken,
             ..self.stats
         }
     }

@@ -244,7 +244,12 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// How often the front end has broken the protocol since this was last asked.
+    /// How often the front end has broken the protocol since that was last taken.
+    pub(crate) fn violations(&self) -> u64 {
+        self.violations
+    }
+
+    /// Likewise, and takes them.
     pub(crate) fn take_violations(&mut self) -> u64 {
         std::mem::take(&mut self.violations)
     }
