@@ -23,7 +23,7 @@ pub use roff::page as manual;
 /// Stands for a blank of a verbatim block until the text is printed. Nothing else in a help has one.
 const UNBROKEN: char = '\u{a0}';
 
-/// The command with verbatim blocks that are not wrapped, here and in all subcommands. For [`print`].
+/// The command with verbatim blocks that are not wrapped, here and in all subcommands. For [`print()`].
 pub fn unbroken(command: Command) -> Command {
     let kept = |text: &StyledStr| keep_blanks(&text.to_string());
     let after = command.get_after_long_help().map(kept);
