@@ -5,7 +5,7 @@
 //!   all but this tree's.
 //! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than today's.
 //!
-//! What another process may be using stays: programs that were used within the last hour ([`RECENT`]). A folder is renamed before
+//! What another process may be using stays: programs that were used within the last hour (`RECENT`). A folder is renamed before
 //! it is removed, so that a removal that is interrupted leaves nothing that passes for complete; the next one goes on with it.
 
 use std::collections::HashSet;
