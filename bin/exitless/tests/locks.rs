@@ -8,12 +8,12 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use denied::Denied;
 use disk_image::lock::{Access, LIVE_PATIENCE, Locking, lock};
 use held_fs::{HeldFs, Kind};
 use tempfile::TempDir;
@@ -597,50 +597,12 @@ fn a_predecessor_killed_in_mid_write_to_a_backing_file_is_waited_for() {
     );
 }
 
-/// Has the program live on a system whose files cannot be locked: a filter answers ENOLCK to F_OFD_SETLK and F_OFD_GETLK.
+/// Has the program live on a system whose files cannot be locked: F_OFD_SETLK and F_OFD_GETLK fail with ENOLCK.
 fn without_locks(command: &mut Command) {
-    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOLCK as u32;
-    let filter = |code: u32, yes, no, k| libc::sock_filter {
-        code: code as u16,
-        jt: yes,
-        jf: no,
-        k,
-    };
-    let load = |offset| filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
-    let is = |value, yes, no| filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, yes, no, value);
-    let answer = |verdict| filter(libc::BPF_RET | libc::BPF_K, 0, 0, verdict);
-    // The number of the system call, then the lower half of its second argument.
-    let program = [
-        load(0),
-        is(libc::SYS_fcntl as u32, 0, 3),
-        load(24),
-        is(libc::F_OFD_SETLK as u32, 2, 0),
-        is(libc::F_OFD_GETLK as u32, 1, 0),
-        answer(ALLOW),
-        answer(REFUSE),
-    ];
-    let install = move || {
-        let program = libc::sock_fprog {
-            len: program.len() as u16,
-            filter: program.as_ptr().cast_mut(),
-        };
-        // SAFETY: plain system calls with numbers, and a program that outlives its call.
-        let failed = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-                || libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                ) != 0
-        };
-        match failed {
-            true => Err(std::io::Error::last_os_error()),
-            false => Ok(()),
-        }
-    };
-    // SAFETY: two system calls between fork and exec, and nothing that allocates.
-    unsafe { command.pre_exec(install) };
+    Denied::default()
+        .call_with(libc::SYS_fcntl, 1, libc::F_OFD_SETLK as u32, libc::ENOLCK)
+        .call_with(libc::SYS_fcntl, 1, libc::F_OFD_GETLK as u32, libc::ENOLCK)
+        .apply(command);
 }
 
 #[test]
