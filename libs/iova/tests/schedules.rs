@@ -175,6 +175,43 @@ fn pins_and_retires() {
     owner.free(other).expect("allocated");
 }
 
+/// An owner frees, by mistake, what another core has pinned or freed, while a third finds no room and collects for the owner.
+fn frees_wrongly_while_others_collect() {
+    let last = IovaPfn::new(2 * CHUNK_PAGES - 1);
+    let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
+    let space = ChunkAllocator::new(aperture, 3).expect("cores");
+    let request = Request::pages(WATCHED).without_drain();
+    let [mut owner, mut second, mut third] =
+        [0, 1, 2].map(|core| space.claim(CoreId(core)).expect("free"));
+    let mut out: Vec<_> = (0..16)
+        .map(|_| owner.alloc(request).expect("free"))
+        .collect();
+    let (one, another) = (out.pop().expect("16"), out.pop().expect("16"));
+    let pinned = second.pin(one).expect("allocated");
+    second.free(another).expect("allocated");
+    for range in out.split_off(any(12) as usize) {
+        second.free(range).expect("allocated");
+    }
+    let searching = thread::spawn(move || {
+        let got: Vec<_> = (0..1 + any(3))
+            .map_while(|_| third.alloc(request).ok())
+            .collect();
+        (third, got)
+    });
+    for _ in 0..1 + any(8) {
+        if owner.free(one).is_ok() {
+            fail("what another core has pinned was freed");
+        }
+        // Once it is another's it may be freed by whoever knows of it.
+        if owner.free(another).is_ok() && space.owner(another.first()) == Some(CoreId(0)) {
+            fail("what another core has freed was freed again");
+        }
+    }
+    let (third, _) = searching.join().expect("a model ends at a panic");
+    second.free_pinned(pinned);
+    drop((owner, third));
+}
+
 /// Whether `model` shows `mistake`, as `what`.
 fn shows(mistake: Mistake, what: &str, model: impl Fn() + Send + Sync + 'static) -> bool {
     plant(Some(mistake));
@@ -194,9 +231,10 @@ fn cores_fight_for_the_last_chunk() {
 }
 
 #[test]
-fn taking_from_others_what_was_freed_under_a_pin_is_found() {
+fn taking_from_others_what_they_are_pinning_is_found() {
     let model = chunks(Chunks::Scarce, false);
-    assert!(shows(Mistake::TakesPinned, "and it is", model));
+    // A range is left allocated in a word that has it free.
+    assert!(shows(Mistake::IgnoresThePinning, "State(1)", model));
 }
 
 #[test]
@@ -217,6 +255,18 @@ fn an_owner_finds_what_strangers_gave_back() {
 #[test]
 fn a_forgotten_mark_is_found() {
     assert!(shows(Mistake::ForgetsMarks, "lost", given_back));
+}
+
+#[test]
+fn a_wrong_free_is_refused_while_others_collect() {
+    holds(6_000, frees_wrongly_while_others_collect);
+}
+
+#[test]
+fn marks_taken_from_a_working_owner_are_found() {
+    let mistake = Mistake::ClearsTheOwnersMarks;
+    let model = frees_wrongly_while_others_collect;
+    assert!(shows(mistake, "was freed", model));
 }
 
 #[test]

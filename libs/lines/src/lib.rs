@@ -7,7 +7,7 @@
 //! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits (the module `hooks`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
-//! With them goes how their models [plant](plantable) mistakes.
+//! With them go [fences](Fences) of which one side pays for both, and how their models [plant](plantable) mistakes.
 //!
 //! Memory that one core owns takes part in none of them: it is plain, or a relaxed load and store of its owner.
 #![no_std]
@@ -16,6 +16,7 @@
 #[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
 extern crate std;
 
+mod fences;
 #[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
 pub mod hooks;
 #[cfg(any(loom, shuttle, not(feature = "probe")))]
@@ -69,6 +70,7 @@ pub use shuttle::{
     },
 };
 
+pub use fences::{Fences, NotFenced};
 #[cfg(all(feature = "hooks", not(any(feature = "probe", loom, shuttle))))]
 pub use hooks::spin_loop;
 #[cfg(all(feature = "probe", not(any(loom, shuttle))))]

@@ -67,6 +67,11 @@ impl CoreZones {
         }
     }
 
+    /// Whether remote cores may free in a chunk of this core without saying so.
+    pub(super) fn has_unannounced(&self) -> bool {
+        self.zones.iter().any(|zone| !zone.unannounced.is_empty())
+    }
+
     /// Chunks of all zones.
     pub(super) fn chunks(&self) -> usize {
         self.zones.iter().map(|zone| zone.own.len()).sum()

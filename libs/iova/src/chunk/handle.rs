@@ -5,7 +5,7 @@ use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 
-use lines::Ordering;
+use lines::{AtomicU64, CachePadded, Fences, Ordering};
 
 use super::Shared;
 use super::directory_cache::DirectoryCache;
@@ -36,6 +36,9 @@ pub(super) struct Local {
     /// The owner of this core's chunks.
     pub(super) owner: u64,
     pub(super) space: SpaceId,
+    pub(super) fences: Fences,
+    /// See [`Published`](super::Published).
+    pub(super) pinning: Arc<CachePadded<AtomicU64>>,
     /// The last call for drains that was answered.
     pub(super) drained: u64,
     pub(super) hot: DirectoryCache,
@@ -236,7 +239,8 @@ impl Local {
             return false;
         };
         let tag = chunk.tag();
-        if chunk.is_met(tag, page, state) {
+        // Again: a core that collects for this one clears the state before the mark.
+        if chunk.is_met(tag, page, state) || chunk.state(page) != state {
             return false;
         }
         chunk.set_state(page, state.none());
@@ -284,6 +288,16 @@ impl Local {
             }
         }
         self.free_slow(shared, range)
+    }
+
+    /// Says that the range at a page is about to be pinned: before anything is loaded that the pin depends on.
+    #[inline(always)]
+    fn say_pinning(&self, page: u64) {
+        // Release: a core that collects and sees the next page sees that this pin is done.
+        self.pinning.store(page, Ordering::Release);
+        if !planted!(PinsUnfenced) {
+            self.fences.light();
+        }
     }
 
     /// A pin in another core's chunk, or where strangers have marked something.
@@ -375,6 +389,7 @@ impl CoreAllocator for ChunkCore {
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError> {
         let Self { shared, local, .. } = self;
         let page = range.first().raw();
+        local.say_pinning(page);
         if let Some(order) = exact_order(range.pages())
             && let Some(chunk) = local.hot.known(page)
             && chunk.pin_own(local.owner, page, order)

@@ -20,7 +20,7 @@ use alloc::sync::Arc;
 
 use super::state::State;
 use super::zone::MAX_ZONES;
-use lines::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use lines::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
 #[cfg(not(loom))]
@@ -115,8 +115,6 @@ struct Meta {
     open: AtomicU8,
     /// The order of each word's ranges, or [`FREE`], [`TAIL`], [`RUN`].
     kinds: [AtomicU8; WORDS],
-    /// See [`Chunk::is_displaced`].
-    displaced: AtomicBool,
     touch: Touch,
 }
 
@@ -233,7 +231,6 @@ impl Chunk {
                 run: AtomicU64::new(0),
                 open: AtomicU8::new(ALL_WORDS),
                 kinds: core::array::from_fn(|_| AtomicU8::new(FREE)),
-                displaced: AtomicBool::new(false),
                 touch: Touch::new(),
             },
             claimed: Line::new(),
@@ -351,17 +348,6 @@ impl Chunk {
 
     pub(super) fn set_open(&self, open: u8) {
         self.meta.open.store(open, Ordering::Relaxed);
-    }
-
-    /// Whether another core has taken the chunk from its owner, which may be in the middle of a pin that it should not have begun,
-    /// by plain stores. Its leaf table is never retired from then on.
-    pub(super) fn is_displaced(&self) -> bool {
-        self.meta.displaced.load(Ordering::Relaxed)
-    }
-
-    /// The caller holds the lock of the owner: who owns the chunk next sees it.
-    pub(super) fn displace(&self) {
-        self.meta.displaced.store(true, Ordering::Relaxed);
     }
 
     /// [`Meta::tag`].

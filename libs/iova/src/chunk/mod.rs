@@ -54,9 +54,9 @@
 //! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
 //! 16 times the first room (`ready`), of which it keeps the first room until it has run over. They are taken by plain loads and
 //! stores, and to end that from outside would take a fence in every operation. Everything else others take when they
-//! find no other room: ranges that any core freed, empty words, empty chunks. What is live, what another core freed under a pin
-//! (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core that goes
-//! idle calls [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
+//! find no other room: ranges that any core freed, under a pin or not, empty words, empty chunks. What is live, the one range
+//! that the owner pinned last (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core
+//! that goes idle calls [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
 //!
 //! A chunk in which another core has freed 16 ranges and more, and which that core has cached, costs its owner a look at one more
 //! line at every free until the other core parks, owns the chunk, or works in 4 GiB of other addresses; fewer remote frees are
@@ -83,7 +83,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use lines::{AtomicU64, CachePadded, Lock, Ordering};
+use lines::{AtomicU64, CachePadded, Fences, Lock, Ordering};
 
 use crate::allocator::SpaceId;
 use crate::claims::Claims;
@@ -135,6 +135,8 @@ struct Shared {
     /// Calls for drains so far. Every core compares it with the last one it answered.
     drain: CachePadded<AtomicU64>,
     space: SpaceId,
+    /// Between owners that pin and cores that collect for them (`remote_free`).
+    fences: Fences,
     /// Emptied chunks wait for their leaf tables to be reclaimed.
     retires: bool,
     cores: Box<[CachePadded<Published>]>,
@@ -149,6 +151,8 @@ struct Published {
     chunks: AtomicU64,
     /// How often it has returned something that any core may have. It alone writes this.
     returned: AtomicU64,
+    /// The page that it pinned last, or is about to pin; past all pages before the first. It alone writes this.
+    pinning: Arc<CachePadded<AtomicU64>>,
     /// How often others have marked a chunk of its that had no marks.
     marked: CachePadded<AtomicU64>,
     /// Its chunks and words. Its own lock, which others take only where it is free.
@@ -161,6 +165,7 @@ impl Published {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             returned: AtomicU64::new(0),
+            pinning: Arc::new(CachePadded::new(AtomicU64::new(u64::MAX))),
             marked: CachePadded::new(AtomicU64::new(0)),
             zones: CachePadded::new(Lock::new(CoreZones::new(CoreId(core)))),
         }
@@ -230,6 +235,7 @@ impl ChunkAllocator {
                 claims,
                 drain: CachePadded::new(AtomicU64::new(0)),
                 space: SpaceId::next(),
+                fences: Fences::new(),
                 retires: config.retires,
                 cores: (0..cores)
                     .map(|core| CachePadded::new(Published::new(core)))
@@ -265,6 +271,8 @@ impl IovaAllocator for ChunkAllocator {
             id: core,
             owner,
             space: shared.space,
+            fences: shared.fences,
+            pinning: Arc::clone(&shared.cores[core.0].pinning),
             // Acquire, as where calls are answered: this core owns nothing yet.
             drained: shared.drain.load(Ordering::Acquire),
             hot: DirectoryCache::new(),

@@ -49,8 +49,15 @@ impl Chunk {
     /// Owner: changes the state of exactly `range` if strangers have not marked it; whether that was so.
     fn change_marked(&self, owner: u64, range: IovaRange, to: impl Fn(State) -> State) -> bool {
         let page = range.first().raw();
+        let (word, bit) = (word_of(page), bit_of(page));
+        // Acquire, and before the state, which a core that collects for the owner clears before the mark.
+        let is_marked = (self.claimed(word).load(Ordering::Acquire)
+            | self.freed(word).load(Ordering::Acquire))
+            & bit
+            != 0;
         let state = self.state(page);
-        let is_ours = self.is_own(owner) && state.is_out_of(range) && !self.is_marked(page, state);
+        let is_out = state.is_out_of(range) && !self.is_given(page, state);
+        let is_ours = self.is_own(owner) && is_out && !is_marked;
         if is_ours {
             self.set_state(page, to(state));
         }
@@ -63,7 +70,9 @@ impl Chunk {
     pub(super) fn is_met(&self, tag: u64, page: u64, state: State) -> bool {
         let (word, bit) = (word_of(page), bit_of(page));
         let is_pending = tag & pending(word) != 0;
-        is_pending && (get(self.claimed(word)) | get(self.freed(word))) & bit != 0
+        // Acquire: if a core that collects for the owner has cleared the mark, it is seen to have cleared the state.
+        let freed = || self.freed(word).load(Ordering::Acquire);
+        is_pending && (get(self.claimed(word)) | freed()) & bit != 0
             || (is_pending || tag & GIVER != 0) && self.is_given(page, state)
     }
 
@@ -88,12 +97,6 @@ impl Chunk {
     #[inline]
     pub(super) fn is_anothers(&self, core: u64) -> bool {
         names_another(self.tag(), core)
-    }
-
-    /// Whether a stranger has marked what is in this state: pinned it, or given it back.
-    fn is_marked(&self, page: u64, state: State) -> bool {
-        let (word, bit) = (word_of(page), bit_of(page));
-        (get(self.claimed(word)) | get(self.freed(word))) & bit != 0 || self.is_given(page, state)
     }
 
     /// Whether the giver has given back what is in this state.

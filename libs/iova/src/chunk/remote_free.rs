@@ -15,17 +15,20 @@
 //!   ([`Collect::All`]).
 //!
 //! # What it costs if the owner rests
-//! All of this is done on the lists of the owner with its lock held, so another core can do it. One that finds no room collects for
-//! all others, and has the chunks that are empty then. So an owner that rests keeps the ranges in its free lists, those that
-//! remote cores freed under a pin, and the rest of the chunks in which these lie.
+//! All of this is done on the lists of the owner with its lock held, so another core can do it. One that finds no room collects
+//! for all others ([`CoreZones::collect_for_owner`]), and has the chunks that are empty then. So an owner that rests keeps the
+//! ranges in its free lists, the one that it pinned last, and the rest of the chunks in which these lie.
 //!
-//! What was freed under a pin is left to the owner ([`Collect::Unpinned`]). Cores that end the use of the same range pin it, and one
-//! that comes second lets go again. An owner pins by a load and a store of the state: it may have loaded before a remote core
-//! claimed, and store, now or when it lets go, after that core freed. As long as only the owner's thread takes the range
-//! back, it is still allocated then, and the store changes nothing but the pin. Had another core taken it back meanwhile, it would
-//! be left allocated in a word that has it free, or in a chunk of another core. To end that otherwise would take a
-//! read-modify-write in every pin. A free without a pin says that no other core ends the use of the range.
+//! An owner that works meanwhile takes no notice of it, but for two things.
+//! * It pins by a load and a store of the state: had another core taken the range back in between, the range would be left
+//!   pinned in a word that has it free, or in a chunk of another core. (Two cores that unmap one range meet like this: both
+//!   pin, and one comes second.) So an owner says which page it is about to pin
+//!   ([`Published::pinning`](super::Published)) before it loads, and the other core, after it has read what was freed, leaves out
+//!   that page and what the owner has pinned. With a fence on each side, either the owner sees that the range was freed, or the other core sees
+//!   the page. The owner's costs nothing ([`Fences`](lines::Fences)).
+//! * It looks for marks only where the tag has some. So the other core leaves `PENDING` as it is, and the owner clears it.
 
+use alloc::vec::Vec;
 use core::mem;
 
 use lines::Ordering;
@@ -35,11 +38,12 @@ use super::core_zone::{CoreZone, CoreZones};
 use super::handle::Local;
 use super::layout::{
     Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of,
-    pending, set,
+    pending, set, word_of,
 };
 use super::slow::known;
 use super::state::State;
 use super::trim::RetainEmpty;
+use super::zone::Zone;
 use crate::CHUNK_PAGES;
 
 /// Frees in chunks with marks after which an owner collects the chunk at hand.
@@ -52,8 +56,15 @@ pub(super) enum Collect {
     EmptiedWords,
     /// Everything that remote cores freed.
     All,
-    /// The same without what they freed under a pin: for a core that is not the owner. See the module.
-    Unpinned,
+}
+
+/// What remote cores have freed in one word, as another core than the owner has seen it.
+struct Seen {
+    /// First page of the word.
+    base: u64,
+    /// Of [`Chunk::given`] and [`Chunk::freed`].
+    given: u64,
+    freed: u64,
 }
 
 impl Local {
@@ -87,7 +98,7 @@ impl Local {
             }
             own.emptied += usize::from(held == 0);
         }
-        zones.drain(chunk, page, lane, Collect::All);
+        zones.drain(chunk, page, lane);
         zones.zones[lane].watch(chunk);
         zones.publish(shared);
     }
@@ -103,7 +114,7 @@ impl Local {
         };
         if chunk.is_own(self.owner) {
             let first = page / CHUNK_PAGES * CHUNK_PAGES;
-            zones.drain(chunk, first, chunk.lane(), Collect::All);
+            zones.drain(chunk, first, chunk.lane());
         }
     }
 }
@@ -131,28 +142,112 @@ impl CoreZones {
         marked != own.marked || !own.unannounced.is_empty()
     }
 
-    /// Collects what remote cores freed in any chunk of a zone.
+    /// Collects what remote cores freed in any chunk of a zone. By the owner.
     pub(super) fn collect_now(&mut self, shared: &Shared, lane: usize, what: Collect) {
+        let zone = &shared.zones[lane];
+        self.with_marked(shared, lane, what, |zones, pages| {
+            for page in pages {
+                let chunk = known(zone, *page);
+                let tag = chunk.tag();
+                if tag & MARKS == 0 || owner_of(tag) != zones.owner {
+                    continue;
+                }
+                match what {
+                    Collect::All => zones.drain(chunk, *page, lane),
+                    Collect::EmptiedWords => zones.drain_emptied(chunk, *page, lane, tag),
+                }
+            }
+        });
+    }
+
+    /// The same by another core, with the lock of this one held, which may be in the middle of anything that takes no lock.
+    /// See the module.
+    fn collect_for_owner(&mut self, shared: &Shared, lane: usize) {
+        let zone = &shared.zones[lane];
+        self.with_marked(shared, lane, Collect::All, |zones, pages| {
+            let seen = zones.see(zone, pages);
+            // Without the fence nothing is known of the owner.
+            if seen.is_empty() || shared.fences.heavy().is_err() {
+                return;
+            }
+            // Acquire: what the owner has done with the page that it pinned before is seen.
+            let pinning = shared.cores[zones.id.0].pinning.load(Ordering::Acquire);
+            for word in seen {
+                zones.take_back_seen(zone, lane, word, pinning);
+            }
+        });
+    }
+
+    /// What remote cores have freed in chunks of this core.
+    fn see(&self, zone: &Zone, pages: &[u64]) -> Vec<Seen> {
+        let own = pages.iter().filter(|page| {
+            let tag = known(zone, **page).tag();
+            tag & MARKS != 0 && owner_of(tag) == self.owner
+        });
+        let words =
+            own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
+        let seen = words.map(|base| {
+            let (chunk, word) = (known(zone, base), word_of(base));
+            Seen {
+                base,
+                given: chunk.given(word).load(Ordering::Acquire),
+                freed: chunk.freed(word).load(Ordering::Acquire),
+            }
+        });
+        let is_any = |seen: &Seen| {
+            let taken = get(known(zone, seen.base).taken(word_of(seen.base)));
+            seen.given ^ taken | seen.freed != 0
+        };
+        seen.filter(is_any).collect()
+    }
+
+    /// Takes back what was seen to be freed in a word, but for what the owner has pinned, or may be about to.
+    fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: Seen, pinning: u64) {
+        let Seen { base, given, freed } = seen;
+        let (chunk, word) = (known(zone, base), word_of(base));
+        let page = base / CHUNK_PAGES * CHUNK_PAGES;
+        let taken = get(chunk.taken(word));
+        let is_owners = |at: &u64| base + at == pinning || chunk.state(base + at).is_pinned();
+        let left = match planted!(IgnoresThePinning) {
+            true => 0,
+            false => bits(given ^ taken | freed)
+                .filter(is_owners)
+                .fold(0, |left, at| left | 1 << at),
+        };
+        if planted!(ClearsTheOwnersMarks) {
+            chunk.tag_word().fetch_and(!pending(word), Ordering::AcqRel);
+        }
+        let (given, freed) = (given & !left | taken & left, freed & !left);
+        self.take_back(chunk, page, lane, word, given, freed);
+        if freed != 0 {
+            chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
+        }
+        // Read-modify-write: a remote core that claims after it reads from it, and so sees that the range is gone.
+        chunk.claimed(word).fetch_or(0, Ordering::AcqRel);
+        if planted!(ClearsTheOwnersMarks) {
+            chunk.tag_word().fetch_or(pending(word), Ordering::AcqRel);
+        }
+    }
+
+    /// Lends the chunks of a zone in which remote cores may have freed something to `collect`, and takes note of those that have
+    /// marks afterwards.
+    fn with_marked(
+        &mut self,
+        shared: &Shared,
+        lane: usize,
+        what: Collect,
+        collect: impl FnOnce(&mut Self, &[u64]),
+    ) {
         let zone = &shared.zones[lane];
         // Acquire, and before the tags: a chunk marked from now on is one that raises it again.
         let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
-        let is_known = what != Collect::EmptiedWords && marked == self.zones[lane].marked;
+        let is_known = what == Collect::All && marked == self.zones[lane].marked;
         // All other chunks are known to have no marks.
         let pages = match is_known {
             true => mem::take(&mut self.zones[lane].unannounced),
             false => mem::take(&mut self.zones[lane].own),
         };
-        for page in &pages {
-            let chunk = known(zone, *page);
-            let tag = chunk.tag();
-            if tag & MARKS == 0 || owner_of(tag) != self.owner {
-                continue;
-            }
-            match what {
-                Collect::All | Collect::Unpinned => self.drain(chunk, *page, lane, what),
-                Collect::EmptiedWords => self.drain_emptied(chunk, *page, lane, tag),
-            }
-        }
+        collect(self, &pages);
         let owner = self.owner;
         let is_marked = |page: &u64| {
             let tag = known(zone, *page).tag();
@@ -165,7 +260,7 @@ impl CoreZones {
             return;
         }
         own.own = pages;
-        if what != Collect::EmptiedWords {
+        if what == Collect::All {
             let CoreZone {
                 own, unannounced, ..
             } = own;
@@ -195,8 +290,8 @@ impl CoreZones {
         }
     }
 
-    /// Takes back what remote cores freed in a chunk of this core: all of it, or [`Collect::Unpinned`].
-    pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize, what: Collect) {
+    /// Takes back everything that remote cores freed in a chunk of this core. By the owner.
+    pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
         let marks = chunk.tag() & PENDING;
         // Before the words: a mark set after a word was read here is set by a core that then sees the word's bit of `PENDING`
         // clear, because its read-modify-write of the word follows ours. A designated remote freer is there (`GIVER`) until it
@@ -211,17 +306,12 @@ impl CoreZones {
                 self.take_back(chunk, page, lane, word, given, 0);
                 continue;
             }
-            // After `freed`, whose maker claimed before it freed: a range freed under a pin is seen to be claimed.
-            let taken = |freed: u64| match what {
-                Collect::Unpinned if !planted!(TakesPinned) => freed & !get(chunk.claimed(word)),
-                _ => freed,
-            };
-            let mut freed = taken(chunk.freed(word).load(Ordering::Acquire));
+            let mut freed = chunk.freed(word).load(Ordering::Acquire);
             // Ends when no remote core freed between two looks; each turn more takes one more range of at most 64.
             loop {
                 self.take_back(chunk, page, lane, word, given, freed);
                 let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
-                freed = taken(seen & !freed);
+                freed = seen & !freed;
                 if freed == 0 {
                     break;
                 }
@@ -241,7 +331,7 @@ impl CoreZones {
             chunk.tag_word().fetch_and(!marks, Ordering::AcqRel);
         }
         if claimed != 0 {
-            // Still pinned by remote cores, or freed under a pin and left alone: the owner's frees must go on looking.
+            // Still pinned by remote cores: the owner's frees must go on looking.
             chunk.tag_word().fetch_or(claimed, Ordering::AcqRel);
         }
     }
@@ -282,13 +372,7 @@ impl CoreZones {
         if self.zones[lane].own.is_empty() {
             return;
         }
-        self.collect_now(shared, lane, Collect::Unpinned);
-        if shared.retires {
-            let zone = &shared.zones[lane];
-            let own = self.zones[lane].own.iter().map(|page| known(zone, *page));
-            let emptied = own.filter(|chunk| chunk.held_pages() == 0);
-            emptied.for_each(Chunk::displace);
-        }
+        self.collect_for_owner(shared, lane);
         self.sweep(shared, lane, RetainEmpty::Nothing);
     }
 }

@@ -6,15 +6,10 @@
 //! So a request is refused only while every range that would do touches one that is
 //!
 //! * allocated or pinned, or in a chunk of another core in which something is;
-//! * freed under a pin by a core that was not the chunk's owner, or in a chunk in which something is, until the owner next runs or
-//!   parks (`asked` counts it; `remote_free` says why): however much that is;
-//! * in a free list of another core, or in a chunk of another core of which a free list has something: at most 16 times
-//!   [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These it gives back when it next runs (`asked`
-//!   counts the cores);
+//! * in a free list of another core, or pinned last by it (`remote_free` says why), or in a chunk of another core that has
+//!   such a range: at most 16 times [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These
+//!   it gives back when it next runs (`asked` counts the cores);
 //! * or half in the last zone and half in the tree, where the space is larger than the zone.
-//!
-//! In a space that retires, a chunk that was taken from its owner so keeps its leaf table: the owner may be in the middle of a pin of
-//! a range that another core was freeing, a caller's mistake, and walk the table under it.
 //!
 //! A search costs in proportion to the chunks in use, so it is paid for. A core begins with credit for [`BANK`] chunks, and a
 //! request that fails earns [`EARNED`]. Where nothing has come back since the last search ([`Shared::returned`] counts that),
@@ -112,7 +107,11 @@ impl Local {
             return false;
         }
         self.search.unchanged += 1;
-        self.search.unchanged <= shared.kept_chunks() as usize
+        let is_vain = self.search.unchanged <= shared.kept_chunks() as usize;
+        if is_vain && shared.zones_of(self.id).lock().has_unannounced() {
+            self.is_sure = false;
+        }
+        is_vain
     }
 
     /// A range from wherever there is one, if the search is paid for.

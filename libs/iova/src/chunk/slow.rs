@@ -120,7 +120,11 @@ impl Local {
                 zones.collect(shared, lane, what);
                 what = Collect::EmptiedWords;
             } else if zones.zones[lane].emptied > 0 {
+                let before = zones.chunks();
                 zones.sweep(shared, lane, RetainEmpty::One);
+                if zones.chunks() != before {
+                    bump(&shared.cores[self.id.0].returned);
+                }
             } else if !self.acquire(shared, zones, lane, order, bound, is_last) {
                 if !is_last || zones.zones[lane].is_exhausted(order, bound) {
                     return None;

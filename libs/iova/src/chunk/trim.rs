@@ -170,6 +170,7 @@ impl Local {
                 {
                     self.unready_all(shared, zones, lane);
                     zones.sweep(shared, lane, RetainEmpty::One);
+                    bump(&shared.cores[self.id.0].returned);
                 }
                 take_spent(zone)
             });
@@ -256,7 +257,7 @@ fn take_spent(zone: &Zone) -> Option<u64> {
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
     known(zone, page).set_owner(NOBODY);
     let index = zone.index(page);
-    match is_spent && !known(zone, page).is_displaced() {
+    match is_spent {
         true => zone.put_spent(index),
         false => zone.free.put(index),
     }

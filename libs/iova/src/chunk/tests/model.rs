@@ -415,6 +415,52 @@ fn a_core_without_room_takes_what_another_does_not_use() {
     }
 }
 
+/// The owner pins what another core pins and frees, which then finds no room: it does not get what the owner has pinned.
+fn pins_what_another_takes() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let contested = all[0];
+    let mut other = claim(&space, 1);
+    for range in &all[1..] {
+        other.free(*range).expect("it is ours to free");
+    }
+    let thread = thread::spawn(move || {
+        let Ok(pinned) = other.pin(contested) else {
+            return (other, None);
+        };
+        other.free_pinned(pinned);
+        // All of it, so that it lies in one chunk or the other.
+        let got = other.alloc(Request::pages(1024).without_drain()).ok();
+        (other, got)
+    });
+    let pinned = owner.pin(contested);
+    let (mut other, got) = thread.join().expect("loom ends the model at a panic");
+    if let Ok(pinned) = pinned {
+        assert_eq!(got, None, "the owner has {contested} pinned");
+        owner.unpin(pinned);
+    }
+    owner.park();
+    other.park();
+    if let Some(range) = got {
+        other.free(range).expect("allocated");
+    }
+    let _ = owner.free(contested);
+    owner.park();
+    assert_eq!(space.stats().live_ranges, 0);
+}
+
+#[test]
+fn what_an_owner_pins_is_not_taken_from_under_it() {
+    assert!(!explore_to(2, None, pins_what_another_takes));
+    for mistake in [Mistake::IgnoresThePinning, Mistake::PinsUnfenced] {
+        assert!(
+            explore_to(2, Some(mistake), pins_what_another_takes),
+            "{mistake:?} goes unnoticed"
+        );
+    }
+}
+
 /// A number that is in a set is found, whoever else looks.
 fn takes() {
     let set = Arc::new(bitmap::Bitmap::new(64));

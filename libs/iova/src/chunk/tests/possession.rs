@@ -119,32 +119,80 @@ fn a_refusal_where_nothing_came_back_looks_nowhere() {
 }
 
 #[test]
-fn what_was_freed_under_a_pin_waits_for_its_owner() {
-    let space = ChunkAllocator::new(aperture(0, 511), 2).expect("valid");
+fn what_was_freed_under_a_pin_is_had_without_its_owner() {
+    for retires in [false, true] {
+        let config = ChunkConfig {
+            retires,
+            ..ChunkConfig::default()
+        };
+        let space = ChunkAllocator::with_config(aperture(0, 0xffff), 2, config).expect("valid");
+        let (mut a, mut b) = two_cores(&space);
+        for range in take_all(&mut a, 1) {
+            let pinned = b.pin(range).expect("allocated");
+            b.free_pinned(pinned);
+        }
+        let got = take_all(&mut b, 1);
+        assert_eq!(got.len(), 0x1_0000, "the owner rests");
+        free_all(&mut b, got);
+    }
+}
+
+#[test]
+fn what_an_owner_is_about_to_pin_is_left_to_it() {
+    let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let all = take_all(&mut a, 1);
     let (contested, others) = all.split_first().expect("hundreds");
-    // Both end the use of the same range. The owner finds no claim, and is slow to store its pin.
+    // Both end the use of the same range. The owner has looked, finds no claim, and is slow to store its pin.
     let page = contested.first().raw();
+    a.local.pinning.store(page, Ordering::Release);
     let chunk = || a.local.hot.known(page).expect("cached");
     let pinned = chunk().state(page).pinned();
-    let first = b.pin(*contested).expect("allocated");
-    b.free_pinned(first);
-    let got: Vec<_> = (0..4)
-        .map_while(|_| b.alloc(Request::pages(1).without_drain()).ok())
-        .collect();
-    assert_eq!(got, [], "the range may still be the owner's");
+    for range in &all {
+        let first = b.pin(*range).expect("allocated");
+        b.free_pinned(first);
+    }
+    let is_near = |range: &IovaRange| range.first().raw() / CHUNK_PAGES == page / CHUNK_PAGES;
+    let got = take_all(&mut b, 1);
+    assert_eq!(got.len(), 512, "all of the other chunk");
+    assert!(
+        !got.iter().any(is_near),
+        "the range may still be the owner's"
+    );
     // The owner comes second: it lets go again.
     chunk().set_state(page, pinned);
+    assert!(
+        b.alloc(Request::pages(1).without_drain()).is_err(),
+        "it is pinned"
+    );
     a.unpin(crate::Pinned::new(*contested, a.local.space, false));
-    // Others are had without the owner, and the range itself once it runs.
-    let (freed, kept) = others.split_at(300);
-    free_all(&mut b, freed.to_vec());
-    free_all(&mut a, kept.to_vec());
+    assert!(a.free(*contested).is_err(), "it was freed");
+    assert!(
+        others
+            .iter()
+            .filter(|range| is_near(range))
+            .all(|range| a.free(*range).is_err())
+    );
+    free_all(&mut b, got);
     a.park();
     b.park();
     assert_eq!(space.stats().live_pages, 0);
-    let whole = take_all(&mut b, 512);
+    let whole = take_all(&mut b, 1024);
     assert_eq!(whole.len(), 1, "everything came back");
     free_all(&mut b, whole);
+}
+
+#[test]
+fn what_a_retire_returns_to_its_words_is_found_by_the_next_request() {
+    let space = ChunkAllocator::retiring(aperture(0, 1023), 2).expect("valid");
+    let (mut a, _b) = two_cores(&space);
+    let mut all = take_all(&mut a, 1);
+    assert!(a.alloc(Request::pages(1)).is_err());
+    // Mostly free, so that it looks for chunks to retire; one range of each stays.
+    let kept = [all.swap_remove(0), all.pop().expect("a thousand")];
+    free_all(&mut a, all);
+    assert_eq!(a.retire(), None);
+    let got = take_all(&mut a, 1);
+    assert_eq!(got.len(), 1022);
+    free_all(&mut a, got.into_iter().chain(kept));
 }
