@@ -9,7 +9,7 @@ use lines::{AtomicU64, CachePadded, Fences, Ordering};
 
 use super::Shared;
 use super::directory_cache::DirectoryCache;
-use super::layout::{MARKS, MAX_ORDER, OWNER, PENDING, lane_of, tag_in};
+use super::layout::{GIVER, MARKS, MAX_ORDER, OWNER, PENDING, lane_of, tag_in};
 use super::ready::{Ready, Stack};
 use super::remote_free::MEETINGS;
 use super::search::Search;
@@ -212,6 +212,37 @@ impl Local {
     /// A free that was found to be [`Freed::Marked`]: one call, so that the common path saves no registers for a second.
     #[inline(never)]
     fn free_marked(
+        &mut self,
+        shared: &Shared,
+        range: IovaRange,
+        state: State,
+    ) -> Result<(), FreeError> {
+        match self.keep_single(range, state) {
+            true => Ok(()),
+            false => self.free_met(shared, range, state),
+        }
+    }
+
+    /// Keeps a single page of the zone singled out ready, in a chunk of this core with a designated remote freer, which has not
+    /// freed it, and no other marks; `false` where anything of this is not so. For as long as there is one, all frees in
+    /// its chunk come here.
+    #[inline(always)]
+    fn keep_single(&mut self, range: IovaRange, state: State) -> bool {
+        let page = range.first().raw();
+        let Some(chunk) = self.hot.known(page) else {
+            return false;
+        };
+        let is_single = range.pages() == 1 && chunk.tag() == self.single.tag | GIVER;
+        if !is_single || chunk.is_given(page, state) || !self.ready.singles.keep(page) {
+            return false;
+        }
+        chunk.set_state(page, state.none());
+        true
+    }
+
+    /// Any other such free.
+    #[inline(never)]
+    fn free_met(
         &mut self,
         shared: &Shared,
         range: IovaRange,
