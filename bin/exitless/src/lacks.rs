@@ -7,7 +7,7 @@ use std::sync::Once;
 use anyhow::{Context, Result, bail};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, fstatfs, memfd_create};
-use vio::blk::UringFile;
+use vio::blk::RawDisk;
 
 use crate::ending::signals;
 use crate::messages::say;
@@ -17,9 +17,9 @@ pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a secc
      io_uring_register, give it back";
 
 /// Says so if `disk` is the first that threads have to serve.
-pub fn say_how_served(disk: &UringFile) {
+pub fn say_how_served(disk: &RawDisk) {
     static SAID: Once = Once::new();
-    if let Some(why) = disk.without_ring() {
+    if let Some(why) = disk.uring_refusal() {
         SAID.call_once(|| {
             say!(
                 "no io_uring here ({why}): raw disks are served by threads, which takes more processor time and longer for each request; \

@@ -15,7 +15,7 @@ use platform::interrupt::InterruptSink;
 use platform::layout;
 use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
-use vio::blk::{Blk, BlkConfig, BlockIo, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, NetIo, Responder, Tap};
 use vio_faults::{Fault, LatencyDisk, PanicDisk, Rogue};
 use virtio_pci::VirtioFunction;
@@ -260,7 +260,7 @@ fn fault(misbehave: Misbehave) -> Option<Fault> {
 }
 
 fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk> {
-    let options = UringOptions {
+    let options = RawDiskOptions {
         read_only: disk.read_only,
         o_direct: disk.direct,
         transfer: match dma {
@@ -281,7 +281,7 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
         Some(image) => Box::new(image),
         None => {
             let file = disk.file.try_clone().context("a second descriptor")?;
-            let disk = UringFile::from_file(file, options)?;
+            let disk = RawDisk::from_file(file, options)?;
             lacks::say_how_served(&disk);
             Box::new(disk)
         }

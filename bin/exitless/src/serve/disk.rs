@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use disk_image::lock::{Access, Locking};
 use disk_image::{Backing, FileUse, ImageDisk, ImageOptions};
 use rustix::fs::{Access as Permission, AtFlags, CWD, accessat};
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk, RawDiskOptions, Transfer};
 
 use vio_faults::PanicDisk;
 
@@ -103,7 +103,7 @@ fn raw(
     path: &Path,
     purpose: Purpose,
     images: &mut ImagesInUse,
-) -> Result<UringFile> {
+) -> Result<RawDisk> {
     let is_trial = purpose == Purpose::Check;
     // To close a block device that was open for writing is an event for others.
     let read_only = config.read_only || is_trial;
@@ -138,13 +138,13 @@ fn raw(
             file
         }
     };
-    let options = UringOptions {
+    let options = RawDiskOptions {
         read_only,
         o_direct: config.direct,
         transfer: Transfer::Direct,
         depth: DEPTH,
     };
-    let disk = UringFile::from_file(file, options)?;
+    let disk = RawDisk::from_file(file, options)?;
     lacks::say_how_served(&disk);
     Ok(disk)
 }

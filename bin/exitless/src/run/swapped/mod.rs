@@ -21,7 +21,7 @@ use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
 use uffd::Source;
 use vio::balloon::BalloonIo;
-use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
+use vio::blk::{BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio_faults::FaultyStore;
 
 use super::args::MapperArg;
@@ -83,7 +83,7 @@ impl Memory for Swapped {
             return Ok(io);
         }
         let number = u8::try_from(self.images.len()).context("more disks than can be mapped")?;
-        let options = UringOptions {
+        let options = RawDiskOptions {
             read_only: true,
             // As the guest's requests: what they wrote is there.
             o_direct: disk.direct,
@@ -92,7 +92,7 @@ impl Memory for Swapped {
         };
         let file = disk.file.try_clone().context("a second descriptor")?;
         self.images
-            .push(Box::new(UringFile::from_file(file, options)?));
+            .push(Box::new(RawDisk::from_file(file, options)?));
         self.names.disks.push(disk.path.clone());
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
@@ -139,13 +139,13 @@ impl Paging for Swapper {
         } = swapped;
         let slots = config.store.slots() as usize;
         let growth = config.store.growth().context("--swap")?;
-        let options = UringOptions {
+        let options = RawDiskOptions {
             read_only: false,
             o_direct: true,
             transfer: Transfer::Direct,
             depth: DEPTH,
         };
-        let store = UringFile::from_file(config.store.into_file(), options)
+        let store = RawDisk::from_file(config.store.into_file(), options)
             .with_context(|| format!("--swap path={}", config.path.display()))?;
         lacks::say_how_served(&store);
         let store: Box<dyn BlockIo> = match config.fault {

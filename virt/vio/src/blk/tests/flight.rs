@@ -270,7 +270,7 @@ fn queues_are_served_side_by_side() {
         queue_size: 64,
         ..Default::default()
     };
-    let mut guest = Guest::with(uring(Transfer::Direct).0, config, !0);
+    let mut guest = Guest::with(raw_disk(Transfer::Direct).0, config, !0);
     // The driver enables queues 0 and 2 only.
     let mut other = FakeDriver::new(guest.mem.clone(), guest_mem::Gpa::new(0x4_0000), 2, 64);
     guest.blk.reset();
@@ -356,7 +356,7 @@ fn a_driver_that_suppresses_interrupts_gets_none_and_one_when_it_asks() {
 
 #[test]
 fn the_ring_itself_wakes_a_sleeper() {
-    let mut guest = Guest::new(uring(Transfer::Direct).0);
+    let mut guest = Guest::new(raw_disk(Transfer::Direct).0);
     let mut dma = guest.dma();
     let mut sleeps = 0;
     for _ in 0..200 {

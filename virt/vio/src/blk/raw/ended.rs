@@ -1,26 +1,11 @@
-//! What has ended, in the kernel or before it came there: which completions a slot's operation needs, and what they mean.
+//! End of operations: the results of their system calls, and the completions that come of them.
 
+use super::engine::CANCEL;
 use super::slot::{Stage, State};
-use super::sync::Begin;
-use super::{CANCEL, Completion, Op, Outcome, UringFile};
+use super::{Completion, Op, Outcome, RawDisk};
 use crate::blk::range::RangeProgress;
 
-impl UringFile {
-    /// Starts the sync of a slot in state `InFlight`; an outcome if it has none.
-    pub(super) fn begin_sync(&mut self, number: u32) -> Option<Outcome> {
-        self.slots[number as usize].stage = Stage::Sync;
-        let begin = match self.options.o_direct {
-            true => Begin::Now,
-            false => self.syncs.begin(number),
-        };
-        match begin {
-            Begin::Now => self.push(number),
-            Begin::Later => {}
-            Begin::Failed(errno) => return Some(Outcome::Failed(errno)),
-        }
-        None
-    }
-
+impl RawDisk {
     /// The sync of a file in the page cache has ended, and those of others with it.
     fn sync_ended(&mut self, result: i32) -> Outcome {
         let outcome = match result {

@@ -51,7 +51,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`; `UringFile::drop` forgets a pool that the kernel
+        // SAFETY: allocated with this layout in `new`; `RawDisk::drop` forgets a pool that the kernel
         // may still use.
         unsafe { dealloc(self.base.as_ptr(), Self::LAYOUT) }
     }

@@ -1,10 +1,10 @@
 //! Several disks of one thread in one ring. Each test is a thread of its own, and so has rings of its own.
 
 use super::*;
-use crate::blk::uring::ring::rooms;
+use crate::blk::raw::uring::rooms;
 
 /// Disks of which each holds bytes of its own.
-fn numbered(count: u8) -> Vec<UringFile> {
+fn numbered(count: u8) -> Vec<RawDisk> {
     let numbered = |number| {
         let file = file(8192);
         std::os::unix::fs::FileExt::write_all_at(&file, &[100 + number; 8192], 0).unwrap();
@@ -18,7 +18,7 @@ fn numbered(count: u8) -> Vec<UringFile> {
 }
 
 /// Whether what wakes the disk's owner is readable.
-fn is_readable(disk: &UringFile) -> bool {
+fn is_readable(disk: &RawDisk) -> bool {
     let mut fds = Vec::new();
     disk.wake_fds(&mut fds);
     let [fd] = fds.try_into().unwrap();
@@ -75,12 +75,12 @@ fn whoever_enters_the_kernel_takes_in_what_has_ended_for_all() {
 #[test]
 fn disks_beyond_the_room_of_a_ring_get_another_and_room_comes_back() {
     let deep = || {
-        let options = UringOptions {
+        let options = RawDiskOptions {
             transfer: Transfer::Bounce,
             depth: 700,
             ..Default::default()
         };
-        let mut disk = UringFile::from_file(file(8192), options).unwrap();
+        let mut disk = RawDisk::from_file(file(8192), options).unwrap();
         assert!(disk.reserve(0, 2048));
         assert_eq!(outcome(&mut disk, READ), Outcome::Done);
         disk

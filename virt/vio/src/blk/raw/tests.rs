@@ -1,7 +1,8 @@
-//! The ring disk alone: what a file may do to it.
+//! The raw disk alone: what a file may do to it.
 
 use std::io::Write;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use fake_mem::ArrayMem;
@@ -9,10 +10,11 @@ use guest_mem::{Gpa, Intent, PhysMem};
 use held_fs::{Gate, HeldFs, Kind};
 
 use super::*;
+use crate::blk::MAX_TRANSFER;
 
 fn file(bytes: usize) -> File {
     // SAFETY: a terminated name, and nothing else of ours.
-    let fd = unsafe { libc::memfd_create(c"vio-uring".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(c"vio-raw".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
     // SAFETY: just made, and nobody else's.
     let mut file = unsafe { File::from_raw_fd(fd) };
@@ -21,16 +23,16 @@ fn file(bytes: usize) -> File {
     file
 }
 
-fn disk(file: &File, transfer: Transfer) -> UringFile {
-    let options = UringOptions {
+fn disk(file: &File, transfer: Transfer) -> RawDisk {
+    let options = RawDiskOptions {
         transfer,
         depth: 4,
         ..Default::default()
     };
-    UringFile::from_file(file.try_clone().unwrap(), options).unwrap()
+    RawDisk::from_file(file.try_clone().unwrap(), options).unwrap()
 }
 
-fn wait(disk: &mut UringFile) -> Completion {
+fn wait(disk: &mut RawDisk) -> Completion {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut done = Vec::new();
     disk.flush();
@@ -139,7 +141,7 @@ fn discard_is_not_offered_where_holes_cannot_be_punched() {
     };
     let gate = fs.create("disk", 1 << 20);
     let offered = || {
-        let disk = UringFile::open(&fs.path("disk"), UringOptions::default()).unwrap();
+        let disk = RawDisk::open(&fs.path("disk"), RawDiskOptions::default()).unwrap();
         let blk = Blk::new(BlkConfig::default(), Box::new(disk)).unwrap();
         blk.features() & (DISCARD | WRITE_ZEROES)
     };
@@ -221,25 +223,25 @@ fn dropping_waits_for_the_kernel() {
 
 #[test]
 fn what_is_no_disk_is_refused() {
-    let open = |path: &str| UringFile::open(Path::new(path), UringOptions::default());
-    assert!(matches!(open("/nonexistent"), Err(UringError::Open(_))));
-    let read_only = UringOptions {
+    let open = |path: &str| RawDisk::open(Path::new(path), RawDiskOptions::default());
+    assert!(matches!(open("/nonexistent"), Err(RawDiskError::Open(_))));
+    let read_only = RawDiskOptions {
         read_only: true,
         ..Default::default()
     };
-    let null = UringFile::open(Path::new("/dev/null"), read_only);
-    assert!(matches!(null, Err(UringError::Kind)));
+    let null = RawDisk::open(Path::new("/dev/null"), read_only);
+    assert!(matches!(null, Err(RawDiskError::Kind)));
     for bytes in [0, 100] {
-        let refused = UringFile::from_file(file(bytes), UringOptions::default());
-        assert!(matches!(refused, Err(UringError::Size(size)) if size == bytes as u64));
+        let refused = RawDisk::from_file(file(bytes), RawDiskOptions::default());
+        assert!(matches!(refused, Err(RawDiskError::Size(size)) if size == bytes as u64));
     }
-    let deep = UringOptions {
+    let deep = RawDiskOptions {
         depth: 1025,
         ..Default::default()
     };
     assert!(matches!(
-        UringFile::from_file(file(512), deep),
-        Err(UringError::Depth(1025))
+        RawDisk::from_file(file(512), deep),
+        Err(RawDiskError::Depth(1025))
     ));
 }
 
@@ -259,22 +261,22 @@ fn a_file_is_served_without_o_nonblock() {
 }
 
 /// A disk on a file whose syncs can be held and fail, and with 4096 bytes reserved in each slot.
-fn held_disk(fs: &HeldFs, name: &str, o_direct: bool) -> (UringFile, Gate) {
+fn held_disk(fs: &HeldFs, name: &str, o_direct: bool) -> (RawDisk, Gate) {
     let gate = fs.create(name, 1 << 20);
-    let options = UringOptions {
+    let options = RawDiskOptions {
         transfer: Transfer::Bounce,
         depth: 4,
         o_direct,
         ..Default::default()
     };
-    let mut disk = UringFile::open(&fs.path(name), options).unwrap();
+    let mut disk = RawDisk::open(&fs.path(name), options).unwrap();
     for slot in 0..4 {
         assert!(disk.reserve(slot, 4096));
     }
     (disk, gate)
 }
 
-fn outcome(disk: &mut UringFile, op: Op) -> Outcome {
+fn outcome(disk: &mut RawDisk, op: Op) -> Outcome {
     disk.submit(0, op, &[]);
     wait(disk).outcome
 }
@@ -323,8 +325,8 @@ fn a_flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
         assert_eq!(outcome(&mut disk, READ_4096), Outcome::Done);
         assert_eq!(disk.buffer(0, 4095), [7]);
         drop(disk);
-        let options = UringOptions::default();
-        let mut disk = UringFile::open(&fs.path(name), options).unwrap();
+        let options = RawDiskOptions::default();
+        let mut disk = RawDisk::open(&fs.path(name), options).unwrap();
         assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
     }
 }
@@ -421,15 +423,15 @@ fn a_flush_that_waits_for_another_is_cancelled_at_once() {
 }
 
 /// A file whose operations a test holds in the kernel, and a disk on it; `None` where there is no FUSE.
-fn held(o_direct: bool) -> Option<(HeldFs, Gate, UringFile)> {
+fn held(o_direct: bool) -> Option<(HeldFs, Gate, RawDisk)> {
     let fs = HeldFs::mount_or_skip()?;
     let gate = fs.create("disk", 1 << 20);
-    let options = UringOptions {
+    let options = RawDiskOptions {
         o_direct,
         depth: 4,
         ..Default::default()
     };
-    let disk = UringFile::open(&fs.path("disk"), options).unwrap();
+    let disk = RawDisk::open(&fs.path("disk"), options).unwrap();
     Some((fs, gate, disk))
 }
 
@@ -467,7 +469,7 @@ fn pieces(mem: &ArrayMem, op: Op) -> Vec<Piece> {
 }
 
 /// Submits to slot 1, and waits until the operation is held.
-fn submit_held(disk: &mut UringFile, op: Op, pieces: &[Piece], gate: &Gate) {
+fn submit_held(disk: &mut RawDisk, op: Op, pieces: &[Piece], gate: &Gate) {
     disk.submit(1, op, pieces);
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut done = Vec::new();

@@ -17,8 +17,8 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::Errno;
 
-use super::engine::Call;
-use super::{CANCEL, SECTOR};
+use super::SECTOR;
+use super::engine::{CANCEL, Call};
 use crate::blk::work_queue::WorkQueue;
 
 /// Threads of a disk.
@@ -98,7 +98,7 @@ impl Threads {
         }
     }
 
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn has_events(&self) -> bool {
         !self.pending.is_empty() || self.queue.has_done()
     }
 

@@ -11,7 +11,7 @@
 
 use std::fs::File;
 
-use super::path_of;
+use super::open::path_of;
 
 /// What waits for a sync.
 #[derive(Default)]
