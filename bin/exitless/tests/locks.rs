@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use denied::Denied;
 use disk_image::lock::{Access, LIVE_PATIENCE, Locking, lock};
 use held_fs::{HeldFs, Kind};
+use support::make_qcow2;
 use tempfile::TempDir;
 use vhost_blk::queue::{Extent, Op};
 use vhost_blk::{Client, Options};
@@ -66,12 +67,8 @@ impl Images {
 
     /// The path of an empty qcow2 image; `more` are arguments of qemu-img.
     fn qcow2(&self, name: &str, more: &[&str]) -> String {
-        let path = text(&self.path(name));
-        let mut create = Command::new("qemu-img");
-        create.args(["create", "-q", "-f", "qcow2"]).args(more);
-        let created = create.arg(&path).arg("1M").output().unwrap();
-        assert!(created.status.success(), "{}", said(&created));
-        path
+        make_qcow2(self.0.path(), &[more, &[name, "1M"]].concat());
+        text(&self.path(name))
     }
 
     /// `exitless run` with these disks.

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::program::{Ended, end, exitless, start};
-
-/// A user without rights.
-const NOBODY: u32 = 65534;
+use crate::support::{NOBODY, has_qemu_img, make_qcow2, patch};
 
 /// One configuration that cannot be served.
 struct Case {
@@ -441,63 +439,20 @@ fn a_check_says_who_has_an_image_and_does_not_wait() {
     assert_eq!(end(daemon).status, Some(0));
 }
 
-/// Runs `qemu-img`; false where there is none.
-fn qemu_img(folder: &Path, args: &[&str]) -> bool {
-    let ran = Command::new("qemu-img")
-        .args(args)
-        .current_dir(folder)
-        .output();
-    match ran {
-        Err(error) => {
-            println!("skipped: qemu-img: {error}");
-            false
-        }
-        Ok(output) => {
-            assert!(output.status.success(), "{output:?}");
-            true
-        }
-    }
-}
-
 #[test]
 fn a_check_looks_behind_an_image_and_at_what_hinders_writing() {
-    let (folder, _listeners) = folder();
-    let path = folder.path();
-    let made = qemu_img(
-        path,
-        &[
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-b",
-            "a.raw",
-            "-F",
-            "raw",
-            "top.qcow2",
-        ],
-    ) && qemu_img(path, &["create", "-q", "-f", "qcow2", "other.qcow2", "1M"])
-        && qemu_img(
-            path,
-            &[
-                "create",
-                "-q",
-                "-f",
-                "qcow2",
-                "-b",
-                "other.qcow2",
-                "-F",
-                "qcow2",
-                "upper.qcow2",
-            ],
-        );
-    if !made {
+    if !has_qemu_img() {
         return;
     }
+    let (folder, _listeners) = folder();
+    let path = folder.path();
+    make_qcow2(path, &["-b", "a.raw", "-F", "raw", "top.qcow2"]);
+    make_qcow2(path, &["other.qcow2", "1M"]);
+    let above = ["-b", "other.qcow2", "-F", "qcow2", "upper.qcow2"];
+    make_qcow2(path, &above);
     // Marked dirty: bit 0 of the incompatible features, whose eight bytes are at 72. To read it does no harm.
-    let mut dirty = fs::read(path.join("other.qcow2")).unwrap();
-    dirty[79] |= 1;
-    fs::write(path.join("dirty.qcow2"), dirty).unwrap();
+    fs::copy(path.join("other.qcow2"), path.join("dirty.qcow2")).unwrap();
+    patch(&path.join("dirty.qcow2"), |image| image[79] |= 1);
     const TOP: &str = "id=t,path=top.qcow2,format=qcow2,backing=on,socket=t.sock";
     let cases: [(&[&str], &[&str]); 5] = [
         (

@@ -7,3 +7,5 @@ mod front_ends;
 mod program;
 mod selections;
 mod settings;
+#[path = "../support/mod.rs"]
+mod support;

@@ -177,6 +177,10 @@ impl Forged {
         self.put64(Self::entry_at(guest), entry);
     }
 
+    pub fn change_entry(&mut self, guest: u64, change: fn(u64) -> u64) {
+        self.set_entry(guest, change(self.entry(guest)));
+    }
+
     /// Where the data of a cluster of the disk are, which are not compressed.
     pub fn host(&self, guest: u64) -> usize {
         (self.entry(guest) & 0x00ff_ffff_ffff_fe00) as usize
