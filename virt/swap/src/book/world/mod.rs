@@ -7,6 +7,7 @@ use seeded::Random;
 
 use super::*;
 
+mod commands;
 mod disk;
 mod guest;
 mod pager;
