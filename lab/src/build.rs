@@ -99,7 +99,8 @@ fn binary(target_dir: &Path, program: &str) -> PathBuf {
     target_dir.join(TARGET).join("release").join(program)
 }
 
-/// The directory of this source tree's programs: those of two trees have the same names. Old ones go: [`prune`].
+/// The directory of this source tree's programs: those of two trees have the same names. Old ones
+/// go: [`prune`].
 #[must_use]
 pub fn programs_dir() -> PathBuf {
     let mut hash = DefaultHasher::new();

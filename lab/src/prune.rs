@@ -1,12 +1,13 @@
 //! What the cache holds that no start needs any more, and its removal.
 //!
-//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB), and a tree that was deleted or
-//!   moved does not come back for them. After a build all but the [`KEPT`] that were used last go by themselves; [`prune`] removes
-//!   all but this tree's.
+//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB),
+//!   and a tree that was deleted or moved does not come back for them. After a build all but the
+//!   [`KEPT`] that were used last go by themselves; [`prune`] removes all but this tree's.
 //! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than today's.
 //!
-//! What another process may be using stays: programs that were used within the last hour (`RECENT`). A folder is renamed before
-//! it is removed, so that a removal that is interrupted leaves nothing that passes for complete; the next one goes on with it.
+//! What another process may be using stays: programs that were used within the last hour
+//! (`RECENT`). A folder is renamed before it is removed, so that a removal that is interrupted
+//! leaves nothing that passes for complete; the next one goes on with it.
 
 use std::collections::HashSet;
 use std::fs;

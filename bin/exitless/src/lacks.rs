@@ -1,6 +1,8 @@
-//! What this host forbids or lacks and is done in another way, slower: said once for the whole process, with what gives it back.
+//! What this host forbids or lacks and is done in another way, slower: said once for the whole
+//! process, with what gives it back.
 //!
-//! What cannot be done in another way is refused where it is needed. The list of all of it is docs/host-interfaces.md.
+//! What cannot be done in another way is refused where it is needed. The list of all of it is
+//! docs/host-interfaces.md.
 
 use std::sync::Once;
 
@@ -47,7 +49,8 @@ pub fn given<T>(call: &str, done: impl Context<T, std::io::Error>) -> Result<T> 
     done.with_context(|| format!("this host refuses {call} ({REMEDY})"))
 }
 
-/// Looks for calls without which nothing is served, and whose absence would show late, or by another name.
+/// Looks for calls without which nothing is served, and whose absence would show late, or by
+/// another name.
 ///
 /// # Errors
 /// Names the first that is refused.

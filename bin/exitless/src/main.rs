@@ -1,8 +1,9 @@
 //! `exitless`: virtual machines whose I/O does not exit.
 //!
-//! This file only names the subcommands and turns their outcome into an exit status; each lives in a
-//! module of its own, [`help`] answers `--help` and `man`, [`log`] has the options of all. Exit status: what the subcommand says ([`ending`]), 2 for a request that could not start
-//! (one line on stderr says why), 1 for a failure under way.
+//! This file only names the subcommands and turns their outcome into an exit status; each lives in
+//! a module of its own, [`help`] answers `--help` and `man`, [`log`] has the options of all. Exit
+//! status: what the subcommand says ([`ending`]), 2 for a request that could not start (one line on
+//! stderr says why), 1 for a failure under way.
 
 mod doctor;
 mod ending;
@@ -103,7 +104,8 @@ enum Command {
         /// A subcommand.
         #[arg(value_name = "SUBCOMMAND")]
         subcommand: Option<String>,
-        /// Write the pages of the program and of each subcommand into this folder, which is made if need be.
+        /// Write the pages of the program and of each subcommand into this folder, which is made if
+        /// need be.
         #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
         dir: Option<PathBuf>,
     },

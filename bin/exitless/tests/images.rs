@@ -1,5 +1,6 @@
-//! What `exitless serve` says about disk images that they refuse: the file once, the fault, and an advice
-//! that works when it is carried out. (`run` opens an image after its virtual machine: see the unit tests of its disks.)
+//! What `exitless serve` says about disk images that they refuse: the file once, the fault, and an
+//! advice that works when it is carried out. (`run` opens an image after its virtual machine: see
+//! the unit tests of its disks.)
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -594,7 +594,8 @@ fn a_predecessor_killed_in_mid_write_to_a_backing_file_is_waited_for() {
     );
 }
 
-/// Has the program live on a system whose files cannot be locked: F_OFD_SETLK and F_OFD_GETLK fail with ENOLCK.
+/// Has the program live on a system whose files cannot be locked: F_OFD_SETLK and F_OFD_GETLK fail
+/// with ENOLCK.
 fn without_locks(command: &mut Command) {
     Denied::default()
         .call_with(libc::SYS_fcntl, 1, libc::F_OFD_SETLK as u32, libc::ENOLCK)

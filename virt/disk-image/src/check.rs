@@ -7,7 +7,8 @@
 //! If so, counts that are too low, as a power cut can leave them, are raised to what was found. What is counted and
 //! not referred to is a leak, and harmless; a killed writer leaves some.
 //!
-//! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts that are too high, and data.
+//! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts
+//! that are too high, and data.
 //!
 //! An image that is only read is not walked: see [`crate::vet`].
 //!
@@ -23,7 +24,8 @@ use crate::options::ImageErrorKind;
 /// Most clusters in a file: 16 TiB of 64 KiB clusters.
 const MAX_CLUSTERS: u64 = 1 << 28;
 
-/// Bytes of an entry of the snapshot table without what varies (§ "Snapshots"), and most entries (QEMU's limit).
+/// Bytes of an entry of the snapshot table without what varies (§ "Snapshots"), and most entries
+/// (QEMU's limit).
 const SNAPSHOT_BYTES: u64 = 40;
 const MAX_SNAPSHOTS: u32 = 65536;
 
@@ -96,7 +98,8 @@ pub(crate) fn check(
     for (index, &entry) in tables.iter().enumerate() {
         let table = l2_table(layout, entry, index as u64, len)?;
         if table != 0 {
-            // Owned by one, so no table is walked twice, and the walk is bounded by the file's length.
+            // Owned by one, so no table is walked twice, and the walk is bounded by the file's
+            // length.
             walk.claim("an L2 table", table, 1)?;
             read_known(file, &mut table_bytes, table, len).map_err(ImageErrorKind::Io)?;
             walk.l2_table(&table_bytes, index as u64 * layout.l2_span())?;
@@ -108,7 +111,8 @@ pub(crate) fn check(
     })
 }
 
-/// Offset of the L2 table of an entry of the L1 table, which lies in a file of `len` bytes whole; 0: none.
+/// Offset of the L2 table of an entry of the L1 table, which lies in a file of `len` bytes whole;
+/// 0: none.
 pub(crate) fn l2_table(
     layout: &Layout,
     entry: u64,
@@ -129,7 +133,8 @@ pub(crate) fn l2_table(
     ))
 }
 
-/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and length of each.
+/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and
+/// length of each.
 pub(crate) fn snapshots(
     file: &dyn Medium,
     layout: &Layout,
@@ -173,7 +178,8 @@ pub(crate) fn snapshots(
             ));
         }
         ranges.push((l1, l1_bytes));
-        // Lengths of the identifier and the name, 16 bits each, and of what later versions have added.
+        // Lengths of the identifier and the name, 16 bits each, and of what later versions have
+        // added.
         let names = u64::from(be32(&fixed, 12));
         let varies = (names >> 16) + (names & 0xffff) + u64::from(be32(&fixed, 36));
         end = at + SNAPSHOT_BYTES + varies;

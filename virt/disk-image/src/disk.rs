@@ -68,8 +68,9 @@ impl ImageDisk {
         Self::of(Image::new(opened), options)
     }
 
-    /// Opens the image at `path` in trial: what [`open`](Self::open) would refuse is refused, an image that is in use at once,
-    /// but no file is locked or changed, whatever becomes of the disk. The files that it would use.
+    /// Opens the image at `path` in trial: what [`open`](Self::open) would refuse is refused, an
+    /// image that is in use at once, but no file is locked or changed, whatever becomes of the
+    /// disk. The files that it would use.
     ///
     /// # Errors
     /// See [`open`](Self::open).

@@ -181,8 +181,9 @@ impl Image {
         self.files.own().kill();
     }
 
-    /// Logs what the library or the storage says of an error that the guest knows as `errno`; that there was one, the
-    /// device says. What the image itself is to blame for becomes EIO, and is said as far as there is a budget of lines.
+    /// Logs what the library or the storage says of an error that the guest knows as `errno`; that
+    /// there was one, the device says. What the image itself is to blame for becomes EIO, and is
+    /// said as far as there is a budget of lines.
     pub(crate) fn explain(&self, error: &io::Error, errno: i32) {
         let path = self.files.own().path().display();
         if errno != libc::EIO {
@@ -419,8 +420,8 @@ fn panic_in_tests(_offset: u64) {
     assert_ne!(_offset, PANIC, "a panic on request");
 }
 
-/// How deep in a chain the image is whose compressed data a range begins with, and where they are on its disk; nothing if they
-/// are not compressed. And as far as that goes.
+/// How deep in a chain the image is whose compressed data a range begins with, and where they are
+/// on its disk; nothing if they are not compressed. And as far as that goes.
 fn packed_at(
     access: &FormatAccess<ImageFile>,
     offset: u64,
@@ -483,8 +484,8 @@ fn unpack(files: &Files, depth: usize, at: u64, part: &mut [u8]) -> io::Result<(
     Ok(())
 }
 
-/// What a write of this range leaves of its first and its last cluster can be read: the library copies it, and takes
-/// compressed data by its own way.
+/// What a write of this range leaves of its first and its last cluster can be read: the library
+/// copies it, and takes compressed data by its own way.
 fn check_copied(
     files: &Files,
     access: &FormatAccess<ImageFile>,

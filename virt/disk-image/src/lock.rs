@@ -240,8 +240,9 @@ pub fn lock(file: File, path: &Path, access: Access, locking: &Locking) -> Resul
     }
 }
 
-/// Whether [`lock`] would get its lock at once. Takes none, not even for a moment, and does not wait: users of the image do
-/// not notice. Only a block device that is to be written to is claimed, and released at once.
+/// Whether [`lock`] would get its lock at once. Takes none, not even for a moment, and does not
+/// wait: users of the image do not notice. Only a block device that is to be written to is claimed,
+/// and released at once.
 ///
 /// # Errors
 /// What stands in the way now; see [`LockError`].
@@ -378,7 +379,8 @@ impl Attempt {
     }
 }
 
-/// What `fcntl` fails with where there are no locks: NFS without a lock daemon, FUSE, old kernels; a host that forbids them.
+/// What `fcntl` fails with where there are no locks: NFS without a lock daemon, FUSE, old kernels;
+/// a host that forbids them.
 fn from_errno(errno: Errno) -> LockError {
     let error = io::Error::from(errno);
     match errno {

@@ -36,8 +36,8 @@ pub(crate) trait Medium: Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
 }
 
-/// Reads all of `buffer` from a file that has `len` bytes: what lies beyond them reads as zero, and what lies before has to
-/// be there.
+/// Reads all of `buffer` from a file that has `len` bytes: what lies beyond them reads as zero, and
+/// what lies before has to be there.
 pub(crate) fn read_known(
     file: &dyn Medium,
     buffer: &mut [u8],

@@ -76,7 +76,8 @@ pub struct ImageError {
 }
 
 impl ImageError {
-    /// A command that mends what is wrong, and what it does, where there is one. Its words are quoted for a shell.
+    /// A command that mends what is wrong, and what it does, where there is one. Its words are
+    /// quoted for a shell.
     pub fn advice(&self) -> Option<String> {
         let image = quoted(&self.path.to_string_lossy());
         match &self.kind {
@@ -120,8 +121,8 @@ pub enum ImageErrorKind {
     /// It contradicts itself or the specification.
     #[error("corrupt: {0}")]
     Corrupt(String),
-    /// A mark in its header, and `qemu-img check` takes it away: "dirty" (its reference counts are out of date, which
-    /// hinders writing alone) or "corrupt".
+    /// A mark in its header, and `qemu-img check` takes it away: "dirty" (its reference counts are
+    /// out of date, which hinders writing alone) or "corrupt".
     #[error("marked {0}")]
     Marked(&'static str),
     /// It has a backing file, and the options refuse those.

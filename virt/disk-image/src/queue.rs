@@ -1,5 +1,5 @@
-//! What goes between the device's thread and the threads that carry operations out: a [`WorkQueue`] of operations with their
-//! data.
+//! What goes between the device's thread and the threads that carry operations out: a [`WorkQueue`]
+//! of operations with their data.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};

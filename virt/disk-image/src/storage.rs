@@ -1,9 +1,10 @@
 //! The file under an image, as the library wants to see it, with five things of our own.
 //!
-//! *Reading what is there.* The file had a length when it was opened, and has grown since by what was written. What was in
-//! it is an error if it is there no longer, and so is what lies beyond the cluster that the file ends in. The rest of that
-//! cluster reads as zeroes: the check of the tables has seen that the guest does not. Of an image that is only read the
-//! library gets a header that was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
+//! *Reading what is there.* The file had a length when it was opened, and has grown since by what
+//! was written. What was in it is an error if it is there no longer, and so is what lies beyond the
+//! cluster that the file ends in. The rest of that cluster reads as zeroes: the check of the tables
+//! has seen that the guest does not. Of an image that is only read the library gets a header that
+//! was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
 //!
 //! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
 //! or the refcount table at once. A process killed between the two would leave a table in use that is counted
@@ -67,7 +68,8 @@ pub(crate) struct Shared {
     cluster: u64,
     /// It may have compressed data.
     has_packed: AtomicBool,
-    /// Of a qcow2 image open for reading alone: the header that the library gets, and what its L2 tables are checked by.
+    /// Of a qcow2 image open for reading alone: the header that the library gets, and what its L2
+    /// tables are checked by.
     read_only: Option<([u8; BARE_HEADER_BYTES], Tables)>,
 }
 
@@ -175,8 +177,8 @@ impl Shared {
         if let Some(index) = tables.l2_table(offset, buffer.len() as u64) {
             let any_packed = tables.vet(&*self.file, index, buffer)?;
             if any_packed {
-                // Relaxed: it is read by the thread that had this table read, or after a lock of the library that
-                // hands the table on.
+                // Relaxed: it is read by the thread that had this table read, or after a lock of
+                // the library that hands the table on.
                 self.has_packed.store(true, Ordering::Relaxed);
             }
         }
@@ -195,8 +197,9 @@ impl Shared {
 
     /// Reads a part of a cluster that is compressed, which begins at `offset` of the disk.
     ///
-    /// The library's own way would take what it finds in a buffer for what the data refer to (see [`entry::unpack`]).
-    /// The tables are read from the file, which has what the library has: the image is shared by readers.
+    /// The library's own way would take what it finds in a buffer for what the data refer to (see
+    /// [`entry::unpack`]). The tables are read from the file, which has what the library has: the
+    /// image is shared by readers.
     pub(crate) fn unpack(&self, offset: u64, part: &mut [u8]) -> io::Result<()> {
         let layout = match &self.read_only {
             Some((_, tables)) => Some(*tables.layout()),

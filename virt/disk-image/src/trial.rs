@@ -1,8 +1,8 @@
-//! Opening an image in trial: what [`ImageDisk::open`](crate::ImageDisk::open) would refuse is refused here, by the same code,
-//! but nothing is locked and no byte of a file changes.
+//! Opening an image in trial: what [`ImageDisk::open`](crate::ImageDisk::open) would refuse is
+//! refused here, by the same code, but nothing is locked and no byte of a file changes.
 //!
-//! Files are opened for reading. What opening would write (a header, counts that a power cut has left too low) goes to
-//! memory in front of the file.
+//! Files are opened for reading. What opening would write (a header, counts that a power cut has
+//! left too low) goes to memory in front of the file.
 
 use std::fs::File;
 use std::io;

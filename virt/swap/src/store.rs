@@ -231,7 +231,8 @@ fn pass_the_page_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
-/// Gives `len` bytes from `offset` on, both of whole pages, their blocks. Where the host does not do that by itself, they are written.
+/// Gives `len` bytes from `offset` on, both of whole pages, their blocks. Where the host does not
+/// do that by itself, they are written.
 fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), offset, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {}

@@ -1,6 +1,7 @@
 //! Manual pages (roff with the macros of man(7)), of commands as clap knows them.
 //!
-//! Lines are filled without hyphenation, which would break names of options; verbatim blocks are not filled.
+//! Lines are filled without hyphenation, which would break names of options; verbatim blocks are
+//! not filled.
 
 use std::fmt::Write;
 
@@ -276,7 +277,8 @@ fn filled(text: &str) -> String {
     text.replace(" \\&", " ")
 }
 
-/// One line of text, in which nothing is a request or an escape, and quotes and dashes are those of a keyboard.
+/// One line of text, in which nothing is a request or an escape, and quotes and dashes are those of
+/// a keyboard.
 fn line(text: &str) -> String {
     let mut out = String::new();
     if text.starts_with(['.', '\'']) {

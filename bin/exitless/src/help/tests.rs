@@ -1,5 +1,5 @@
-//! Examples are what they look like: each is taken out of the help, the manual page or the document as a user would copy it, read as
-//! a shell reads it, and given to the command line's own parser.
+//! Examples are what they look like: each is taken out of the help, the manual page or the document
+//! as a user would copy it, read as a shell reads it, and given to the command line's own parser.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,8 @@ const OTHERS: [&str; 14] = [
     "vhost-blk",
 ];
 
-/// The commands of a text, each as the words that a shell makes of it: without redirections and comments.
+/// The commands of a text, each as the words that a shell makes of it: without redirections and
+/// comments.
 fn shell(text: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -337,7 +338,8 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// What a document offers for pasting: fenced blocks of a shell or of settings, and indented lines with our commands.
+/// What a document offers for pasting: fenced blocks of a shell or of settings, and indented lines
+/// with our commands.
 fn pasted(text: &str) -> Vec<(&'static str, String)> {
     let mut blocks: Vec<(&'static str, String)> = Vec::new();
     let mut fence: Option<&'static str> = None;

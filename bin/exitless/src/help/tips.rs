@@ -1,10 +1,11 @@
-//! Tips behind an error of the command line: they name what help and manual know, and nothing that these hide.
+//! Tips behind an error of the command line: they name what help and manual know, and nothing that
+//! these hide.
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Takes hidden names out of the tips of `error`, which is about `args` (behind the program's name), and adds the one of the
-/// separator that `lab` needs.
+/// Takes hidden names out of the tips of `error`, which is about `args` (behind the program's
+/// name), and adds the one of the separator that `lab` needs.
 pub fn mend(error: &mut clap::Error, command: &Command, args: &[String]) {
     drop_hidden(error, command, args);
     if error.kind() == ErrorKind::UnknownArgument

@@ -190,8 +190,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
     pub memory: String,
 
-    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks that hold the same, or in --swap. The guest needs no
-    /// balloon and knows nothing of it. Needs Linux 6.7 or newer on the host; `exitless doctor` says what else.
+    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks
+    /// that hold the same, or in --swap. The guest needs no balloon and knows nothing of it. Needs
+    /// Linux 6.7 or newer on the host; `exitless doctor` says what else.
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<String>,
 
@@ -277,8 +278,9 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
     pub dma: DmaArg,
 
-    /// Only check that the machine can be started: images are opened and locked, sockets connected to, and everything is made that the
-    /// guest needs, but it does not run, and nothing is left behind. Says what it has found.
+    /// Only check that the machine can be started: images are opened and locked, sockets connected
+    /// to, and everything is made that the guest needs, but it does not run, and nothing is left
+    /// behind. Says what it has found.
     #[arg(long)]
     pub check: bool,
 
@@ -303,7 +305,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 
-    /// Do not print the exit ledger at the end. Warnings, and why the machine has ended, are said all the same.
+    /// Do not print the exit ledger at the end. Warnings, and why the machine has ended, are said
+    /// all the same.
     #[arg(long)]
     pub quiet: bool,
 

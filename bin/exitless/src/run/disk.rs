@@ -151,8 +151,10 @@ impl DiskConfig {
         Ok(Self { file, ..self })
     }
 
-    /// Opens and locks the image that is in the file, with what stands behind it, for so many requests at a time; `None` for a raw
-    /// file. Its error does not name the file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
+    /// Opens and locks the image that is in the file, with what stands behind it, for so many
+    /// requests at a time; `None` for a raw file. Its error does not name the file. It has threads,
+    /// so signals are to be blocked before; one that ends the machine ends a wait for a predecessor
+    /// as well.
     pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
         let Format::Qcow2 { backing, barriers } = self.format else {
             return Ok(None);

@@ -410,7 +410,8 @@ impl Reporter {
         }
     }
 
-    /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the sidecore has not.
+    /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the
+    /// sidecore has not.
     pub fn report(&self) -> Result<()> {
         let account = self.ledger.0.close();
         if !self.is_quiet {

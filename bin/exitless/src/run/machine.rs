@@ -66,7 +66,8 @@ struct Built {
     button: Arc<OnceLock<Arc<Ioapic>>>,
 }
 
-/// Builds the machine and takes it down again, without having run the guest: what a start would refuse is refused.
+/// Builds the machine and takes it down again, without having run the guest: what a start would
+/// refuse is refused.
 pub fn check(mut config: Config) -> anyhow::Result<()> {
     let Built {
         vcpus,

@@ -6,7 +6,8 @@
 //! 3. [`machine`]: built step by step, run, wound down.
 //! 4. [`restart`]: the same again, if its guest asked for a reset.
 //!
-//! With `--check` the machine is built and taken down again, and the guest does not run ([`check`]).
+//! With `--check` the machine is built and taken down again, and the guest does not run
+//! ([`check`]).
 //!
 //! Exit status: see [`crate::ending`].
 

@@ -25,7 +25,8 @@ const DEPTH: u32 = 256;
 pub struct ImagesInUse(Vec<(String, FileUse)>);
 
 impl ImagesInUse {
-    /// Adds those of a device, its image first. Where images are opened in trial no lock tells that two devices exclude each other.
+    /// Adds those of a device, its image first. Where images are opened in trial no lock tells that
+    /// two devices exclude each other.
     ///
     /// # Errors
     /// One of them excludes a device before. Names a file only if it is behind the image.
@@ -55,8 +56,8 @@ impl ImagesInUse {
     }
 }
 
-/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it. In a check nothing is locked or
-/// changed.
+/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it. In a
+/// check nothing is locked or changed.
 ///
 /// # Errors
 /// Names the file and what is wrong with it.
@@ -200,7 +201,8 @@ fn locking(config: &BlockConfig) -> Locking {
 
 fn ram(bytes: u64) -> Result<MemDisk> {
     let len = usize::try_from(bytes).context("more memory than can be addressed")?;
-    // Zeroed memory comes from the kernel as it is touched; what can never be there is refused here.
+    // Zeroed memory comes from the kernel as it is touched; what can never be there is refused
+    // here.
     if Vec::<u8>::new().try_reserve_exact(len).is_err() {
         bail!(
             "a disk of {} MiB in memory: the host does not grant this process so much (ulimit -v, vm.overcommit_memory)",

@@ -18,7 +18,8 @@ use super::prepare::{Purpose, SocketPlace};
 #[derive(Default)]
 pub struct Sockets(Vec<(PathBuf, (u64, u64))>);
 
-/// Whether a socket could be made at `path`, as far as can be seen before one is made. Where it would be.
+/// Whether a socket could be made at `path`, as far as can be seen before one is made. Where it
+/// would be.
 ///
 /// # Errors
 /// Its folder is absent or cannot be written, or something else is there.
@@ -68,8 +69,9 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Sockets {
-    /// Listens at `path`, for those that `access` admits. A socket that nobody serves any more (its daemon was killed) is replaced.
-    /// In a check the socket is made beside it, under a name of its own, and is gone at once; the stale one stays.
+    /// Listens at `path`, for those that `access` admits. A socket that nobody serves any more (its
+    /// daemon was killed) is replaced. In a check the socket is made beside it, under a name of its
+    /// own, and is gone at once; the stale one stays.
     ///
     /// # Errors
     /// Names the path.
@@ -113,8 +115,8 @@ fn listen_in_trial(path: &Path, access: Access, made: &dyn Fn() -> String) -> Re
     access::listen(socket).with_context(made)
 }
 
-/// Whether nobody has the socket `path` any more. Asked by a socket of another type, whose connection is refused in another way
-/// if somebody has it: whoever that is does not notice.
+/// Whether nobody has the socket `path` any more. Asked by a socket of another type, whose
+/// connection is refused in another way if somebody has it: whoever that is does not notice.
 ///
 /// # Errors
 /// Somebody does, or may do so: the process that has it may keep us out.

@@ -280,7 +280,8 @@ fn serve(folder: &Path, args: &[&str], is_nobody: bool) -> Command {
     command
 }
 
-/// All that is in a folder, with what tells one file from another put in its place, and the times of changes.
+/// All that is in a folder, with what tells one file from another put in its place, and the times
+/// of changes.
 fn listing(folder: &Path) -> Vec<(String, i64)> {
     use std::os::unix::fs::MetadataExt;
     let mut found = Vec::new();
@@ -450,7 +451,8 @@ fn a_check_looks_behind_an_image_and_at_what_hinders_writing() {
     make_qcow2(path, &["other.qcow2", "1M"]);
     let above = ["-b", "other.qcow2", "-F", "qcow2", "upper.qcow2"];
     make_qcow2(path, &above);
-    // Marked dirty: bit 0 of the incompatible features, whose eight bytes are at 72. To read it does no harm.
+    // Marked dirty: bit 0 of the incompatible features, whose eight bytes are at 72. To read it
+    // does no harm.
     fs::copy(path.join("other.qcow2"), path.join("dirty.qcow2")).unwrap();
     patch(&path.join("dirty.qcow2"), |image| image[79] |= 1);
     const TOP: &str = "id=t,path=top.qcow2,format=qcow2,backing=on,socket=t.sock";

@@ -1,4 +1,5 @@
-//! A front end that is rejected leaves a line, with the reason, and is counted; one that comes and goes leaves none.
+//! A front end that is rejected leaves a line, with the reason, and is counted; one that comes and
+//! goes leaves none.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,7 +1,9 @@
-//! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where it was.
+//! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where
+//! it was.
 //!
-//! A file for each set of options. Its first line says which program wrote it (a hash of its file) and from which tree
-//! (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another one counts for nothing. A soak that has passed removes it.
+//! A file for each set of options. Its first line says which program wrote it (a hash of its file)
+//! and from which tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another one
+//! counts for nothing. A soak that has passed removes it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,7 +23,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads what an interrupted soak with these options, by this program, has passed; nothing if it is to begin anew.
+    /// Reads what an interrupted soak with these options, by this program, has passed; nothing if
+    /// it is to begin anew.
     pub fn open(options: &str, restart: bool) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         let program =

@@ -4,8 +4,8 @@
 //! processor busy, so one lab alone leaves the others of this machine idle. Cases that measure time run alone, at the
 //! end. Clients of the daemon need no lab, and a Debian has one of its own; whichever thread is free runs them.
 //!
-//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name, and is not run again by the same
-//! program with the same options, until all has passed.
+//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name,
+//! and is not run again by the same program with the same options, until all has passed.
 
 use std::collections::VecDeque;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Files that are cut, or lose a table, while they are open; what is said about it; and advice that is carried out.
+//! Files that are cut, or lose a table, while they are open; what is said about it; and advice that
+//! is carried out.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;

@@ -47,8 +47,8 @@ pub struct Damage {
     pub qemu: Qemu,
 }
 
-/// Damage that `qemu-img check` finds and that hinders neither reading nor writing, unless one of the
-/// methods says so.
+/// Damage that `qemu-img check` finds and that hinders neither reading nor writing, unless one of
+/// the methods says so.
 pub fn damage(image: Image, what: &'static str, make: fn(&mut Forged)) -> Damage {
     Damage {
         what,

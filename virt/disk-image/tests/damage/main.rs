@@ -1,8 +1,9 @@
-//! Images with one thing wrong: kinds of damage, each opened for writing, for reading, and behind one and two others.
+//! Images with one thing wrong: kinds of damage, each opened for writing, for reading, and behind
+//! one and two others.
 //!
-//! Either the image is refused, by a message that names the file and the fault, or what cannot be read fails with EIO and
-//! everything else reads right. `qemu-img check` says of each whether it finds something; where it does not, the table
-//! says why.
+//! Either the image is refused, by a message that names the file and the fault, or what cannot be
+//! read fails with EIO and everything else reads right. `qemu-img check` says of each whether it
+//! finds something; where it does not, the table says why.
 
 mod headers;
 mod in_use;

@@ -1,5 +1,5 @@
-//! Random damage: one change at a time, or a cut, of small images. What is read is what a reader says that shares no code
-//! with the crate and knows the whole file; or it fails.
+//! Random damage: one change at a time, or a cut, of small images. What is read is what a reader
+//! says that shares no code with the crate and knows the whole file; or it fails.
 
 use std::collections::HashSet;
 
@@ -200,7 +200,8 @@ fn random_damage_never_reads_as_something_else() {
                 .as_ref()
                 .unwrap_or_else(|| panic!("{cell}: it was opened"));
             if is_header {
-                // A size or a version that is another; all that is known is that it does not fall over.
+                // A size or a version that is another; all that is known is that it does not fall
+                // over.
                 continue;
             }
             let mut driver = Driver::new(disk);

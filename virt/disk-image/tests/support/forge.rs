@@ -1,4 +1,5 @@
-//! Small qcow2 images written byte by byte, so that a test can say where everything is and damage it.
+//! Small qcow2 images written byte by byte, so that a test can say where everything is and damage
+//! it.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use miniz_oxide::deflate::compress_to_vec;
@@ -46,7 +47,8 @@ pub struct Forged {
     pub version: u32,
 }
 
-/// The reserved and defined fields of a header that describes these tables. `behind`: name and format of a backing file.
+/// The reserved and defined fields of a header that describes these tables. `behind`: name and
+/// format of a backing file.
 fn header(version: u32, behind: Option<(&str, Option<&str>)>) -> Vec<u8> {
     let mut header = vec![0; CLUSTER];
     let put = |header: &mut [u8], at: usize, bytes: &[u8]| {
@@ -124,7 +126,8 @@ impl Forged {
         this
     }
 
-    /// An image without data. `behind`: name and format of its backing file, with which it has no L2 tables either.
+    /// An image without data. `behind`: name and format of its backing file, with which it has no
+    /// L2 tables either.
     pub fn empty(version: u32, behind: Option<(&str, Option<&str>)>) -> Self {
         let mut bytes = header(version, behind);
         bytes.resize(FIRST_FREE, 0);

@@ -10,8 +10,9 @@ impl Book {
         self.asking.iter().flatten().any(|asked| *asked == page)
     }
 
-    /// The owner's answer: which of the pages that it was asked for it has let go, and which of those devices stored to since
-    /// they were shown, or since a request of a disk began that they belong to, be it over by now. The first page is the lowest bit.
+    /// The owner's answer: which of the pages that it was asked for it has let go, and which of
+    /// those devices stored to since they were shown, or since a request of a disk began that they
+    /// belong to, be it over by now. The first page is the lowest bit.
     pub fn answered(&mut self, gone: u32, written: u32) {
         let asked = self.asking.take().unwrap_or_default();
         let seen_to = self.answered_discards(asked.len());

@@ -37,8 +37,9 @@ pub struct Connection {
 }
 
 impl Drop for Connection {
-    /// Ends the connection at once. A child process that is being started holds a copy of every descriptor until it has begun its
-    /// program, and a back end turns away the next front end until the last copy is closed.
+    /// Ends the connection at once. A child process that is being started holds a copy of every
+    /// descriptor until it has begun its program, and a back end turns away the next front end
+    /// until the last copy is closed.
     fn drop(&mut self) {
         // The back end may have ended it.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);

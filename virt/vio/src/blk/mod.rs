@@ -12,9 +12,9 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
-//! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `parts`,
-//! `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block device behind it; [`WorkQueue`], for back ends
-//! that have threads.
+//! Reading order: this file (what a device is made of), `device` (its life, and what its owner
+//! calls), `take`, `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a
+//! file or block device behind it; [`WorkQueue`], for back ends that have threads.
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request

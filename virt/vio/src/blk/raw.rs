@@ -3,8 +3,8 @@
 //! An operation is one system call on the file, or a sequence of them. A call that need not wait is
 //! made at once ([`now`]). All others go to the disk's [`engine`]: the io_uring of the thread that
 //! polls the disk ([`uring`]) or, where the host refuses io_uring or a part of it, threads of the
-//! disk's own ([`threads`]). Both take the same calls and give the same answers, so the rest of this
-//! module does not know which of them there is.
+//! disk's own ([`threads`]). Both take the same calls and give the same answers, so the rest of
+//! this module does not know which of them there is.
 //!
 //! | file | what it has |
 //! |---|---|
@@ -21,9 +21,9 @@
 //! **Data** go straight into leased guest memory (readv, writev), or through a private pool: with
 //! [`Transfer::Bounce`], and past the page cache where the guest's buffers lie as the storage
 //! cannot take them ([`align`]), or the transfer is no whole number of the storage's blocks
-//! ([`misaligned`]). Guest memory is not registered with io_uring, for that would pin all of it, and
-//! a request has many pieces where a registered buffer is one. A short transfer is continued; one
-//! that makes no progress (the file was truncated under us) is EIO.
+//! ([`misaligned`]). Guest memory is not registered with io_uring, for that would pin all of it,
+//! and a request has many pieces where a registered buffer is one. A short transfer is continued;
+//! one that makes no progress (the file was truncated under us) is EIO.
 //!
 //! **Discard and write-zeroes** are fallocate, as [`range`](super::range) says, and zeroes written
 //! as data ([`zeroes`]) where no mode of it does.
@@ -80,9 +80,9 @@ const DROP_LIMIT: Duration = Duration::from_secs(2);
 
 /// A raw file or block device.
 ///
-/// Thread: made and attached anywhere, submitted to and polled from one thread only, the first that does:
-/// on others nothing is submitted and nothing ends. To be dropped on that thread if
-/// anything is in flight; elsewhere what is in flight is leaked after two seconds.
+/// Thread: made and attached anywhere, submitted to and polled from one thread only, the first that
+/// does: on others nothing is submitted and nothing ends. To be dropped on that thread if anything
+/// is in flight; elsewhere what is in flight is leaked after two seconds.
 pub struct RawDisk {
     engine: Engine,
     /// Threads that are in a call keep it open.
@@ -117,8 +117,8 @@ pub struct RawDisk {
     refused: Vec<u64>,
 }
 
-// SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into guest
-// memory that `keep` holds; neither is tied to a thread.
+// SAFETY: not `Send` by itself because of the pointers in `iovec`, which point into `pool` or into
+// guest memory that `keep` holds; neither is tied to a thread.
 unsafe impl Send for RawDisk {}
 
 impl RawDisk {

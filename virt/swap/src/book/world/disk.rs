@@ -1,8 +1,9 @@
 //! Disk requests, from the moment at which the owner reports one until it ends.
 //!
-//! As a device does, the owner leases the pages that it has addresses of from then on: those that are shown. The book allows more:
-//! it brings in those that are not, whose leases begin when the request goes down, as all leases of some requests of whole pages do.
-//! A request may be cancelled before it goes down.
+//! As a device does, the owner leases the pages that it has addresses of from then on: those that
+//! are shown. The book allows more: it brings in those that are not, whose leases begin when the
+//! request goes down, as all leases of some requests of whole pages do. A request may be cancelled
+//! before it goes down.
 
 use super::*;
 
@@ -171,7 +172,8 @@ impl World {
         ops.map(|(number, _)| *number).collect()
     }
 
-    /// Cancels requests that have not gone down: one, as when its memory is unmapped, or all, as when a queue is reset.
+    /// Cancels requests that have not gone down: one, as when its memory is unmapped, or all, as
+    /// when a queue is reset.
     pub(super) fn cancel(&mut self) {
         let mut waiting = self.ops_that(false);
         if waiting.is_empty() {
@@ -201,8 +203,8 @@ impl World {
         }
     }
 
-    /// The book is about to hear that a request is over. Pages that were not leased when it was cancelled were the book's to clear
-    /// until now.
+    /// The book is about to hear that a request is over. Pages that were not leased when it was
+    /// cancelled were the book's to clear until now.
     pub(super) fn heard_of_end(&mut self, op: Op) {
         if let Some(op) = self.cancelled.remove(&op.0)
             && op.kind == Kind::Read

@@ -1,5 +1,6 @@
-//! The book against a small world that knows what every page and block holds: memory with mappings and markers, an owner with
-//! devices, disks whose requests take their time, a store. Between any two commands the guest does something.
+//! The book against a small world that knows what every page and block holds: memory with mappings
+//! and markers, an owner with devices, disks whose requests take their time, a store. Between any
+//! two commands the guest does something.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +36,8 @@ enum Truth {
 struct Frame {
     content: Option<Content>,
     is_mapped: bool,
-    /// Nobody stored through the guest's mapping since it was write-protected. Outlives the mapping and the memory.
+    /// Nobody stored through the guest's mapping since it was write-protected. Outlives the mapping
+    /// and the memory.
     is_clean: bool,
     is_shown: bool,
     /// A device stored since it was shown, or since a request of a disk began.
@@ -43,7 +45,8 @@ struct Frame {
     /// A device has had an address to store to since it was shown.
     is_lent_out: bool,
     leases: u32,
-    /// Accesses under way that are to overwrite all of it. Until they end, what it holds is nobody's to say.
+    /// Accesses under way that are to overwrite all of it. Until they end, what it holds is
+    /// nobody's to say.
     lent: u32,
     truth: Truth,
 }

@@ -17,8 +17,8 @@ enum Event {
 }
 
 impl World {
-    /// Handles one event at random, if there is any, and carries out what the book wants of it; true
-    /// if there was one.
+    /// Handles one event at random, if there is any, and carries out what the book wants of it;
+    /// true if there was one.
     pub(super) fn pager(&mut self, phase: Phase) -> Result<bool, String> {
         self.events += 1;
         let events = [

@@ -224,9 +224,10 @@ impl BlockIo for RawDisk {
         self.flush();
         self.collect(done);
         if !self.refused.is_empty() {
-            // A refusal says that the kernel cannot stop the operation: it runs, in the device or in a thread of the kernel,
-            // or it has ended, and its own completion stands behind the refusal or waits for our next entry. After one
-            // more look only those that run are left.
+            // A refusal says that the kernel cannot stop the operation: it runs, in the device or
+            // in a thread of the kernel, or it has ended, and its own completion stands behind the
+            // refusal or waits for our next entry. After one more look only those that run are
+            // left.
             self.engine.enter();
             self.collect(done);
             for refused in std::mem::take(&mut self.refused) {
@@ -293,7 +294,8 @@ impl BlockIo for RawDisk {
 }
 
 impl RawDisk {
-    /// Whether the kernel may be given these pieces: they stay mapped for as long as `self.keep` is held.
+    /// Whether the kernel may be given these pieces: they stay mapped for as long as `self.keep` is
+    /// held.
     fn keeps(&self, pieces: &[Piece]) -> bool {
         self.keep.as_ref().is_some_and(|keep| {
             pieces

@@ -49,9 +49,9 @@ impl RawDisk {
         self.engine.collect(&mut answers);
         for (user_data, result) in answers.drain(..) {
             if user_data & CANCEL != 0 {
-                // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel is in it. ENOENT: no thread
-                // is, which is so of one that has ended, and of one that the device is at (direct, or a read into
-                // the page cache).
+                // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel
+                // is in it. ENOENT: no thread is, which is so of one that has ended, and of one
+                // that the device is at (direct, or a read into the page cache).
                 if result < 0 {
                     self.refused.push(user_data & !CANCEL);
                 }

@@ -16,8 +16,8 @@ use super::threads::Threads;
 use super::uring::{Seat, UringRefusal};
 
 /// Bit of `user_data`: this is about a cancellation. Below it are the disk's slot, in the lowest 16
-/// bits, and 16 bits for the ring. Above it the slot's operations are counted, so that the answer to
-/// a cancellation is not taken for one about the slot's next operation.
+/// bits, and 16 bits for the ring. Above it the slot's operations are counted, so that the answer
+/// to a cancellation is not taken for one about the slot's next operation.
 pub(super) const CANCEL: u64 = 1 << 32;
 /// Position in `user_data` of the count of the slot's operations.
 pub(super) const USE_SHIFT: u32 = 33;

@@ -165,8 +165,8 @@ pub(super) fn path_of(file: &File) -> Option<PathBuf> {
 }
 
 /// Takes O_NONBLOCK from an open file, with which it may have been opened so that a FIFO is not
-/// waited for. io_uring takes the flag for a promise that no operation waits, and begins all of them
-/// in the thread that enters the ring.
+/// waited for. io_uring takes the flag for a promise that no operation waits, and begins all of
+/// them in the thread that enters the ring.
 fn clear_nonblock(file: &File) -> io::Result<()> {
     let flags = fcntl_getfl(file)?;
     Ok(fcntl_setfl(file, flags - OFlags::NONBLOCK)?)

@@ -1,7 +1,7 @@
 //! The private memory of bounced transfers, in chunks.
 //!
-//! UNSAFETY: the kernel and we write it through pointers, each chunk by whoever its slot's state says; a
-//! vector would have to be borrowed for as long.
+//! UNSAFETY: the kernel and we write it through pointers, each chunk by whoever its slot's state
+//! says; a vector would have to be borrowed for as long.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -51,8 +51,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`; `RawDisk::drop` forgets a pool that the kernel
-        // may still use.
+        // SAFETY: allocated with this layout in `new`; `RawDisk::drop` forgets a pool that the
+        // kernel may still use.
         unsafe { dealloc(self.base.as_ptr(), Self::LAYOUT) }
     }
 }

@@ -1,5 +1,5 @@
-//! Start of operations, and of each next step: the system call that the engine is given, and what it
-//! waits for before.
+//! Start of operations, and of each next step: the system call that the engine is given, and what
+//! it waits for before.
 //!
 //! Three queues may hold an operation back: [`order`](super::order), [`sync`](super::sync) and
 //! [`zeroes`](super::zeroes).

@@ -101,7 +101,8 @@ fn memory_that_nobody_keeps_mapped_is_refused() {
     assert_eq!(Arc::strong_count(&keep), held - 1);
 }
 
-/// Zeroes two of four pages of a file in memory, which has no FALLOC_FL_ZERO_RANGE; the pages it has then.
+/// Zeroes two of four pages of a file in memory, which has no FALLOC_FL_ZERO_RANGE; the pages it
+/// has then.
 fn zeroed(unmap: bool) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let file = file(16384);
@@ -245,8 +246,8 @@ fn what_is_no_disk_is_refused() {
     ));
 }
 
-/// Opening a file so that a FIFO is not waited for leaves O_NONBLOCK behind, and io_uring gives nothing of such a file to
-/// its threads.
+/// Opening a file so that a FIFO is not waited for leaves O_NONBLOCK behind, and io_uring gives
+/// nothing of such a file to its threads.
 #[test]
 fn a_file_is_served_without_o_nonblock() {
     let file = file(512);
@@ -307,7 +308,8 @@ fn a_flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
         assert_eq!(outcome(&mut disk, write_4096(true)), Outcome::Done);
         gate.fail_next(Kind::Sync, libc::EIO);
         assert_eq!(outcome(&mut disk, failing), FAILED, "{name}");
-        // The file would sync now; a reset of the device is no new file, nor is a move to another core.
+        // The file would sync now; a reset of the device is no new file, nor is a move to another
+        // core.
         let asked = gate.count(Kind::Sync);
         assert_eq!(outcome(&mut disk, Op::Flush), FAILED, "{name}");
         let mem = ArrayMem::new(4096);
@@ -357,7 +359,8 @@ fn a_failed_flush_past_the_page_cache_may_be_tried_again() {
     assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
 }
 
-/// The kernel reports an error to one sync only: none that runs beside it, or waits for it, may succeed.
+/// The kernel reports an error to one sync only: none that runs beside it, or waits for it, may
+/// succeed.
 #[test]
 fn a_flush_beside_one_that_fails_fails_too() {
     let Some(fs) = HeldFs::mount_or_skip() else {
@@ -422,7 +425,8 @@ fn a_flush_that_waits_for_another_is_cancelled_at_once() {
     }
 }
 
-/// A file whose operations a test holds in the kernel, and a disk on it; `None` where there is no FUSE.
+/// A file whose operations a test holds in the kernel, and a disk on it; `None` where there is no
+/// FUSE.
 fn held(o_direct: bool) -> Option<(HeldFs, Gate, RawDisk)> {
     let fs = HeldFs::mount_or_skip()?;
     let gate = fs.create("disk", 1 << 20);
@@ -496,7 +500,8 @@ fn what_the_kernel_is_still_doing_cannot_be_cancelled_and_ends_well_later() {
             let what = format!("{op:?}, direct: {o_direct}");
             let answer = wait(&mut disk).outcome;
             if answer == Outcome::Failed(libc::ECANCELED) && kind == Kind::Read && !o_direct {
-                // Read-ahead is held, and no thread of the kernel has taken the read itself yet: nothing touches its page.
+                // Read-ahead is held, and no thread of the kernel has taken the read itself yet:
+                // nothing touches its page.
                 gate.release();
                 assert_eq!(mem.get::<4096>(Gpa::new(0x4000)), [0; 4096], "{what}");
                 continue;

@@ -8,22 +8,22 @@
 //!
 //! **What disks share, and what not.** One system call submits what all have queued, and takes in
 //! what has ended for all; an idle poll costs a few loads and no system call. Each completion names
-//! its disk's place and waits there until that disk is polled; a place is given to another disk only
-//! when the kernel has answered every entry written for it, so no disk gets another's completions.
-//! Entries are not shared out: a disk takes its whole depth off a ring's [`ROOM`], and one that finds
-//! less left is lent the thread's next ring, so none ever waits for another's. The kernel's threads
-//! that wait for storage are the polling thread's, with one ring or with many; each disk adds as
-//! many as its depth.
+//! its disk's place and waits there until that disk is polled; a place is given to another disk
+//! only when the kernel has answered every entry written for it, so no disk gets another's
+//! completions. Entries are not shared out: a disk takes its whole depth off a ring's [`ROOM`], and
+//! one that finds less left is lent the thread's next ring, so none ever waits for another's. The
+//! kernel's threads that wait for storage are the polling thread's, with one ring or with many;
+//! each disk adds as many as its depth.
 //!
 //! **Waking.** Completions are counted in one eventfd while any disk is armed; each disk has a
 //! descriptor of it for its own, and all become readable at once. It is emptied when the last disk
-//! is disarmed: until then it may stand for the completion of an armed disk that has not been polled
-//! since. (The ring's own descriptor would not do: with DEFER_TASKRUN, Linux 6.18 reports it readable
-//! when asked but does not wake a thread that is already waiting for it.)
+//! is disarmed: until then it may stand for the completion of an armed disk that has not been
+//! polled since. (The ring's own descriptor would not do: with DEFER_TASKRUN, Linux 6.18 reports it
+//! readable when asked but does not wake a thread that is already waiting for it.)
 //!
-//! **Files are named by their descriptors,** and not registered: before Linux 6.13 one that is taken
-//! out of a ring's table stays open until all operations begun before that have ended, of any disk.
-//! A disk that does not answer would keep another's image open, and locked.
+//! **Files are named by their descriptors,** and not registered: before Linux 6.13 one that is
+//! taken out of a ring's table stays open until all operations begun before that have ended, of any
+//! disk. A disk that does not answer would keep another's image open, and locked.
 //!
 //! Measured against a ring of its own for each disk (Linux 6.18, two processors, busy with other
 //! things), 4 KiB reads of a file in memory, the lowest of three runs: one disk 3.2 and 0.81 µs per
@@ -149,10 +149,11 @@ impl Ring {
         }
     }
 
-    /// Adds room for all of a disk's operations to the threads with which the kernel waits for storage on this thread's
-    /// behalf. There are four for each CPU at first: a handful of requests that one slow disk does not answer would keep the
-    /// flushes of all others from being begun. Threads are made only while operations wait in others, so there are never more
-    /// than operations in flight.
+    /// Adds room for all of a disk's operations to the threads with which the kernel waits for
+    /// storage on this thread's behalf. There are four for each CPU at first: a handful of requests
+    /// that one slow disk does not answer would keep the flushes of all others from being begun.
+    /// Threads are made only while operations wait in others, so there are never more than
+    /// operations in flight.
     fn add_workers(&self, depth: u32) {
         let submitter = self.io.submitter();
         // Makes the kernel's record of this thread, of which the limit is a part.
@@ -214,8 +215,8 @@ impl Ring {
     }
 }
 
-/// A disk's place in the ring of the thread that has made the seat. Left when it is dropped on that thread; otherwise the place
-/// is lost, until the thread ends and the ring with it.
+/// A disk's place in the ring of the thread that has made the seat. Left when it is dropped on that
+/// thread; otherwise the place is lost, until the thread ends and the ring with it.
 pub(super) struct Seat {
     thread: ThreadId,
     ring: usize,
@@ -269,8 +270,8 @@ impl Seat {
             ring.queued = true;
             // SAFETY: as the caller promises.
             while unsafe { ring.io.submission().push(&entry) }.is_err() {
-                // Full of what the kernel has not looked at yet. It refuses for want of memory, or until the completions that wait are
-                // taken in.
+                // Full of what the kernel has not looked at yet. It refuses for want of memory, or
+                // until the completions that wait are taken in.
                 ring.enter();
                 ring.collect();
             }

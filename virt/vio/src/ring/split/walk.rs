@@ -91,8 +91,8 @@ impl SplitQueue {
         }
     }
 
-    /// Hints the processor at what is looked at when these have been done: a driver that sleeps writes it once more after each
-    /// request, so it is the other processor's.
+    /// Hints the processor at what is looked at when these have been done: a driver that sleeps
+    /// writes it once more after each request, so it is the other processor's.
     #[inline(always)]
     fn prefetch_event(&self, generation: u64) {
         if self.event_idx

@@ -1,4 +1,5 @@
-//! Several disks of one thread in one ring. Each test is a thread of its own, and so has rings of its own.
+//! Several disks of one thread in one ring. Each test is a thread of its own, and so has rings of
+//! its own.
 
 use super::*;
 use crate::blk::raw::uring::rooms;
@@ -124,7 +125,8 @@ fn a_disk_on_another_thread_reaches_no_ring_of_this_one() {
     std::mem::forget(ours);
 }
 
-/// A completion makes all armed disks' descriptors readable, and stays until the last of them has been disarmed.
+/// A completion makes all armed disks' descriptors readable, and stays until the last of them has
+/// been disarmed.
 #[test]
 fn no_disk_takes_the_wake_up_of_another() {
     let Some(fs) = HeldFs::mount_or_skip() else {
@@ -165,7 +167,8 @@ fn no_disk_takes_the_wake_up_of_another() {
     }
 }
 
-/// A disk that is dropped while the kernel holds its request delays no other, and its place is no other's before the kernel is done.
+/// A disk that is dropped while the kernel holds its request delays no other, and its place is no
+/// other's before the kernel is done.
 #[test]
 fn a_dropped_disk_keeps_its_place_until_the_kernel_has_answered() {
     let Some(fs) = HeldFs::mount_or_skip() else {

@@ -1,10 +1,10 @@
 //! Trial of the host's io_uring: tried, not assumed.
 //!
 //! A host may have none (built without it), forbid all of it (`kernel.io_uring_disabled`, or a
-//! seccomp filter, as the default profiles of container runtimes do) or a part: single system calls,
-//! registrations by their number, operations (by restrictions, or a kernel that lacks them). So a
-//! ring is made as it will be used, and everything that disks ask of one is asked once, of an empty
-//! file in memory, where nothing is waited for. No operation of the trial has a buffer.
+//! seccomp filter, as the default profiles of container runtimes do) or a part: single system
+//! calls, registrations by their number, operations (by restrictions, or a kernel that lacks them).
+//! So a ring is made as it will be used, and everything that disks ask of one is asked once, of an
+//! empty file in memory, where nothing is waited for. No operation of the trial has a buffer.
 
 use std::io;
 use std::os::fd::AsRawFd;
