@@ -1,7 +1,7 @@
-//! What this host forbids or lacks and is done in another way, slower: said once for the whole
-//! process, with what gives it back.
+//! Interfaces that this host forbids or lacks and that are replaced by slower ones: each is said
+//! once for the whole process, with its remedy.
 //!
-//! What cannot be done in another way is refused where it is needed. The list of all of it is
+//! Interfaces without a replacement are refused where they are needed. The list of all of them is
 //! docs/host-interfaces.md.
 
 use std::sync::Once;
@@ -14,7 +14,7 @@ use vio::blk::RawDisk;
 use crate::ending::signals;
 use crate::messages::say;
 
-/// What a host has to do so that raw disks are served by io_uring.
+/// Remedy on a host where raw disks are not served by io_uring.
 pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, io_uring_enter and \
      io_uring_register, give it back";
 
@@ -65,7 +65,7 @@ pub fn look_for_given() -> Result<()> {
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused),
     )?;
     given("signalfd", signals::try_signalfd())?;
-    // By which files of front ends are told that could be waited for without end.
+    // It tells apart the files of front ends on which a read could wait without end.
     given("fstatfs", fstatfs(&event).map_err(refused))?;
     Ok(())
 }

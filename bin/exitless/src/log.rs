@@ -3,7 +3,7 @@
 //! All of it has one form: what this program says ([`say!`](crate::messages::say)), and events of
 //! guests and devices. Which events there are is chosen by `--log`, else by the variable
 //! `RUST_LOG`: warnings and errors, unless something is said. As text each is a line `exitless: …`,
-//! events with their level, without a time: who collects lines (journald, syslog) stamps them. As
+//! events with their level, without a time: collectors of lines (journald, syslog) stamp them. As
 //! JSON each is one object in a line.
 
 use std::fmt::Debug;
@@ -49,7 +49,7 @@ fn targets(text: &str) -> Result<Targets> {
     };
     let parsed: Targets = text.parse().map_err(|_| refused())?;
     // A word that is no level is taken for a module by the library, and nothing else would be
-    // heard.
+    // logged.
     let is_level =
         |part: &str| part.contains('=') || !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     match text.split(',').all(|part| is_level(part.trim())) {
@@ -98,7 +98,7 @@ impl<S: Subscriber> Layer<S> for Events {
     }
 }
 
-/// What an event says, by its fields' names.
+/// Fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,

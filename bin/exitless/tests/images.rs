@@ -1,4 +1,4 @@
-//! What `exitless serve` says about disk images that they refuse: the file once, the fault, and an
+//! Messages of `exitless serve` about disk images that it refuses: the file once, the fault, and an
 //! advice that works when it is carried out. (`run` opens an image after its virtual machine: see
 //! the unit tests of its disks.)
 

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_unattributed_means_is_said_where_there_is_some() {
+    fn unattributed_exits_are_explained_where_there_are_some() {
         let mut account = Account::default();
         assert!(!table(&conditions(), &account).contains("(unattributed"));
         account.whole.exits.unattributed = 5;

@@ -51,7 +51,7 @@ impl Bits {
     }
 }
 
-/// What was found of an image that may be written to.
+/// Findings about an image that may be written to.
 pub(crate) struct Checked {
     /// Counts that were too low.
     pub low: u64,

@@ -65,7 +65,7 @@ impl EntryFault {
     ];
 }
 
-/// What an L2 entry says of a guest cluster.
+/// Meaning of an L2 entry for a guest cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Nothing: the backing file has it, or it reads as zeroes.
@@ -94,7 +94,7 @@ pub(crate) fn l2_table(layout: &Layout, entry: u64) -> Result<u64, EntryFault> {
     Ok(offset)
 }
 
-/// What an L2 entry refers to, as far as its bits go.
+/// Decodes an L2 entry; its bits alone are checked.
 pub(crate) fn target(layout: &Layout, entry: u64) -> Result<Target, EntryFault> {
     if entry & COMPRESSED != 0 {
         let (offset, len) = layout.compressed(entry);

@@ -1,5 +1,5 @@
-//! What follows the header: its extensions, and the name of a backing file (§ "Header extensions",
-//! "Header").
+//! The part behind the header: its extensions, and the name of a backing file (§ "Header
+//! extensions", "Header").
 //!
 //! Both versions have extensions, behind 72 bytes in version 2 and behind the header's own length
 //! in version 3. They end with the type 0, where the backing file's name begins, or with the first
@@ -26,7 +26,7 @@ const MAX_NAME_BYTES: u64 = 1023;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackingName {
     pub name: String,
-    /// What it holds, in QEMU's words, if the image says so.
+    /// Its format, in QEMU's words, if the image says so.
     pub format: Option<String>,
 }
 

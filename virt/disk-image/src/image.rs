@@ -484,8 +484,8 @@ fn unpack(files: &Files, depth: usize, at: u64, part: &mut [u8]) -> io::Result<(
     Ok(())
 }
 
-/// What a write of this range leaves of its first and its last cluster can be read: the library
-/// copies it, and takes compressed data by its own way.
+/// Checks that the parts of the first and the last cluster that a write of this range leaves can be
+/// read: the library copies them, and takes compressed data by its own way.
 fn check_copied(
     files: &Files,
     access: &FormatAccess<ImageFile>,

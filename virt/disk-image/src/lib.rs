@@ -4,9 +4,9 @@
 //! library `imago`; this crate makes a block device of it that can be trusted with a guest:
 //!
 //! ```text
-//! device's thread ──▶ disk (BlockIo) ──▶ queue ──▶ worker × n ──▶ image (the gate) ──▶ imago ──▶ storage ──▶ file
-//!                          ◀── completions, eventfd ──┘
-//! open: chain ──▶ lock, header, extensions, check, imago; a backing file likewise      order, vet ◀── storage
+//! device's thread ─▶ disk (BlockIo) ─▶ queue ─▶ worker × n ─▶ image (the gate) ─▶ imago ─▶ storage
+//!                         ◀── completions, eventfd ──┘                    order, vet ◀──┘   └─▶ file
+//! open: chain ──▶ lock, header, extensions, check, imago; a backing file likewise
 //! ```
 //! Reading order: [`ImageOptions`]; `chain` (opening), with [`lock`], `header`, `extensions`,
 //! `entry` and `check`; `storage`, `vet` (L2 tables as they are read) and `order` (what is on the

@@ -245,7 +245,7 @@ pub fn lock(file: File, path: &Path, access: Access, locking: &Locking) -> Resul
 /// and released at once.
 ///
 /// # Errors
-/// What stands in the way now; see [`LockError`].
+/// Finds what would keep [`lock`] from succeeding now; see [`LockError`].
 pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<(), LockError> {
     if !locking.is_on {
         return Ok(());
@@ -379,7 +379,7 @@ impl Attempt {
     }
 }
 
-/// What `fcntl` fails with where there are no locks: NFS without a lock daemon, FUSE, old kernels;
+/// Error of `fcntl` where there are no locks: NFS without a lock daemon, FUSE, old kernels;
 /// a host that forbids them.
 fn from_errno(errno: Errno) -> LockError {
     let error = io::Error::from(errno);

@@ -1,4 +1,4 @@
-//! What goes between the device's thread and the threads that carry operations out: a [`WorkQueue`]
+//! The queue between the device's thread and the threads that carry operations out: a [`WorkQueue`]
 //! of operations with their data.
 
 use std::os::fd::RawFd;

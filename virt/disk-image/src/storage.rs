@@ -73,7 +73,7 @@ pub(crate) struct Shared {
     read_only: Option<([u8; BARE_HEADER_BYTES], Tables)>,
 }
 
-/// What a file holds, as far as the storage must know it.
+/// Content of a file, as far as the storage must know it.
 pub(crate) enum Content {
     /// The disk's bytes.
     Raw,

@@ -32,7 +32,7 @@ pub(crate) const TRAP: u64 = 0x00ff_0000_0000_0000;
 /// A step behind it for each kind of fault: the largest cluster.
 const TRAP_STEP: u64 = 2 << 20;
 
-/// What is wrong with the mapping that leads to this offset, if it is one of ours.
+/// The fault of the mapping that leads to this offset, if it is one of ours.
 pub(crate) fn trapped(offset: u64) -> Option<EntryFault> {
     let step = offset.checked_sub(TRAP)? / TRAP_STEP;
     EntryFault::ALL.get(usize::try_from(step).ok()?).copied()
@@ -43,7 +43,7 @@ fn trap(fault: EntryFault) -> u64 {
     TRAP + step.unwrap_or(0) as u64 * TRAP_STEP
 }
 
-/// What a cluster that is no data belongs to.
+/// Owner of a cluster that is no data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     /// The L2 table of this entry of the L1 table.

@@ -1,7 +1,7 @@
 //! Vectors of the host's own, and where one goes that the guest or its device wants (§3.5.3).
 //!
-//! Vectors are shared: an interrupt is told by its vector and nothing else, so none may mean two
-//! things. The host keeps to the highest class, behind the limit of the guest's table (§3.7.2:
+//! Vectors are shared: an interrupt is identified by its vector and nothing else, so none may mean
+//! two things. The host keeps to the highest class, behind the limit of the guest's table (§3.7.2:
 //! *critical* interrupts), and gives way there.
 
 use crate::{Vector, VectorSet};

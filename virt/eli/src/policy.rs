@@ -1,5 +1,5 @@
-//! Which writes of a guest that has real interrupt hardware are let through (§3.7.2, and what
-//! x2APIC adds).
+//! Policy for a guest that has real interrupt hardware: its writes that are allowed (§3.7.2, and
+//! the additions of x2APIC).
 //!
 //! Each function looks at one write and says what the real register may hold: the same, a masked version, or nothing. What the
 //! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never let through, since the host

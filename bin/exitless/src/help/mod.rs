@@ -1,6 +1,6 @@
 //! Help texts and manual pages, from one text for each command.
 //!
-//! What stands behind a command's options (clap's `after_long_help`) is written once, in a plain
+//! The text behind a command's options (clap's `after_long_help`) is written once, in a plain
 //! form that [`page`] reads: headings, paragraphs, entries, and verbatim blocks, which are what a
 //! line indented by four or more is. From it come
 //! - the help: clap wraps paragraphs to the terminal. It would wrap examples, too, which a shell

@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, Command};
 
 use super::page::{self, Block, HEADINGS, Section};
 
-/// What every page says unless its command says it itself, in the plain form.
+/// Sections of every page that its command does not write itself, in the plain form.
 const COMMON: &str = "\
 Exit status:
   0  The command has done what it was asked for.

@@ -53,7 +53,7 @@ fn hidden_names(command: &Command, args: &[String]) -> std::collections::HashSet
     options.chain(subcommands).map(str::to_owned).collect()
 }
 
-/// What `exitless lab doctor` should have been.
+/// The right form of a command such as `exitless lab doctor`.
 fn separator(args: &[String]) -> Option<String> {
     let at = args.iter().position(|word| word == "lab")?;
     let behind = &args[at + 1..];

@@ -380,7 +380,7 @@ fn monitor<M: PhysMem + Send>(
 struct Devices<M: PhysMem + Send + 'static> {
     core: Sidecore<Owner<M>>,
     _monitor: Monitor,
-    /// What is said of a guest that has run.
+    /// Printer of the lines about a guest that has run.
     reporter: Option<Reporter>,
     /// The disks, by the numbers of their functions.
     names: Names<usize>,

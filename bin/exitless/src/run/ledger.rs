@@ -183,7 +183,7 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
     }
 }
 
-/// What KVM counts of a vCPU.
+/// Opens the counters that KVM has of a vCPU.
 fn statistics_of(vcpu: &BorrowedFd<'_>) -> io::Result<VcpuStats> {
     // SAFETY: the request takes no argument and answers a descriptor or -1.
     let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD as _, 0) };

@@ -62,7 +62,7 @@ struct Built {
     output: Sink,
     is_on_stdio: bool,
     listener: Listener,
-    /// What a signal presses, once there is a guest that may hear it.
+    /// The power button for a signal, once there is a guest to receive it.
     button: Arc<OnceLock<Arc<Ioapic>>>,
 }
 
@@ -116,7 +116,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
     if let Some(running) = &mut attached.running {
         running.begin()?;
     }
-    // From now on there is a guest that may hear it.
+    // From now on there is a guest to receive it.
     let _ = button.set(machine.ioapic.clone());
     let threads = start_vcpus(vcpus, &config, &machine);
     notify::ready("the guest runs");
@@ -147,7 +147,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
         Some(running) => running.stop(&look),
         None => Ok(()),
     };
-    // From here on a signal is for whoever comes next.
+    // From here on a signal is for the code that comes next.
     listener.stop();
     let after = after(&end, control.asked(), config.on_reboot);
     let why = match after {

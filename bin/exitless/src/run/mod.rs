@@ -71,7 +71,7 @@ pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
     Ok(STATUS_NOT_RESTARTED)
 }
 
-/// What of the lists of keys is not understood, whatever is there of the files that they name.
+/// Errors in the lists of keys, whether or not the files exist that they name.
 #[cfg(test)]
 pub fn misunderstood(args: &RunArgs) -> Vec<String> {
     let disks = args.disk.iter().filter(|text| !text.starts_with("socket="));

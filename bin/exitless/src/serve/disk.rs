@@ -179,7 +179,7 @@ fn qcow2(
     }
 }
 
-/// Devices without locks exclude nobody, and are excluded by nobody.
+/// Devices without locks exclude no others, and are excluded by none.
 fn add_if_locked(
     config: &BlockConfig,
     images: &mut ImagesInUse,

@@ -20,7 +20,7 @@ use super::of_device;
 use super::sockets::{self, Sockets};
 use crate::{lacks, output};
 
-/// What devices are made ready for.
+/// Purpose of making devices ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To be served.
@@ -91,7 +91,7 @@ pub fn listen(
 /// Whether all could be served now; nothing is left of the attempt.
 ///
 /// # Errors
-/// What a start would say.
+/// Fails as a start would.
 pub fn check(config: &Config) -> Result<()> {
     begin(config)?;
     disks(config, Purpose::Check)?;

@@ -69,9 +69,9 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Sockets {
-    /// Listens at `path`, for those that `access` admits. A socket that nobody serves any more (its
-    /// daemon was killed) is replaced. In a check the socket is made beside it, under a name of its
-    /// own, and is gone at once; the stale one stays.
+    /// Listens at `path`, for those that `access` admits. A socket that no process serves any more
+    /// (its daemon was killed) is replaced. In a check the socket is made beside it, under a name
+    /// of its own, and is gone at once; the stale one stays.
     ///
     /// # Errors
     /// Names the path.
@@ -115,11 +115,11 @@ fn listen_in_trial(path: &Path, access: Access, made: &dyn Fn() -> String) -> Re
     access::listen(socket).with_context(made)
 }
 
-/// Whether nobody has the socket `path` any more. Asked by a socket of another type, whose
-/// connection is refused in another way if somebody has it: whoever that is does not notice.
+/// Whether no process has the socket `path` any more. Asked by a socket of another type, whose
+/// connection is refused in another way if a process has it; that process does not notice.
 ///
 /// # Errors
-/// Somebody does, or may do so: the process that has it may keep us out.
+/// A process has it, or may have it: it may keep us out.
 fn is_stale(path: &Path) -> Result<bool> {
     let asked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let error = match asked {

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::program::{Ended, end, exitless, start};
+use crate::program::{RunResult, end, exitless, start};
 use crate::support::{NOBODY, has_qemu_img, make_qcow2, patch};
 
 /// One configuration that cannot be served.
 struct Case {
     /// Arguments of `serve`.
     args: &'static [&'static str],
-    /// What both say of it.
+    /// Words of the message of both.
     says: &'static [&'static str],
     /// As a user without rights; needs root.
     is_nobody: bool,
@@ -238,7 +238,7 @@ const BAD: &[Case] = &[
     ),
 ];
 
-/// What the cases find. The listener serves `served.sock`.
+/// Folder with the files of the cases. The listener serves `served.sock`.
 fn folder() -> (TempDir, [UnixListener; 2]) {
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -351,7 +351,7 @@ fn a_check_refuses_what_a_start_refuses_for_the_same_reason() {
 }
 
 /// Waits until the daemon says that it is ready, and ends it.
-fn becomes_ready(mut child: Child) -> Result<(), Ended> {
+fn becomes_ready(mut child: Child) -> Result<(), RunResult> {
     use std::io::{BufRead, BufReader};
     let mut error = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
@@ -361,7 +361,7 @@ fn becomes_ready(mut child: Child) -> Result<(), Ended> {
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
-    let ended = Ended {
+    let ended = RunResult {
         error: said,
         ..end(child)
     };

@@ -97,7 +97,7 @@ pub struct SelftestArgs {
 }
 
 impl SelftestArgs {
-    /// What decides which cases a soak has, and what each of them does.
+    /// Options that decide which cases a soak has, and what each of them does.
     fn soak_options(&self) -> String {
         format!(
             "debian {} episodes {:?} seed {} only {:?} exact {} kernel {:?} sleeps {}",

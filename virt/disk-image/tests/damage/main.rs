@@ -24,23 +24,23 @@ use kinds::{Fails, Fine, Nothing, Refused, Something};
 use support::forge::{CLUSTERS, DATA, Forged, PACKED, SIZE, Tail, ZEROES};
 use support::{Driver, has_qemu, options, try_run};
 
-/// How the damaged image comes to be read.
+/// Role of the damaged image among those that are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Role {
     Written,
     ReadOnly,
     Behind,
     BehindTwo,
 }
 
-fn open(folder: &Path, way: Way) -> Result<ImageDisk, ImageError> {
-    let name = match way {
-        Way::Written | Way::ReadOnly => "damaged.qcow2",
-        Way::Behind => "one.qcow2",
-        Way::BehindTwo => "two.qcow2",
+fn open(folder: &Path, role: Role) -> Result<ImageDisk, ImageError> {
+    let name = match role {
+        Role::Written | Role::ReadOnly => "damaged.qcow2",
+        Role::Behind => "one.qcow2",
+        Role::BehindTwo => "two.qcow2",
     };
     let options = ImageOptions {
-        read_only: way == Way::ReadOnly,
+        read_only: role == Role::ReadOnly,
         backing: Backing::Follow,
         ..options()
     };
@@ -60,7 +60,7 @@ fn judge_refusal(error: &ImageError, damaged: &Path, word: &str) -> Result<(), S
     }
 }
 
-/// What a read came to, in a word.
+/// Result of a read, in a word.
 fn outcome(read: &Result<Vec<u8>, i32>, right: &[u8]) -> &'static str {
     match read {
         Ok(read) if read == right => "right",
@@ -71,7 +71,7 @@ fn outcome(read: &Result<Vec<u8>, i32>, right: &[u8]) -> &'static str {
     }
 }
 
-fn judge_reads(disk: ImageDisk, forged: &Forged, fails: &[u64], way: Way) -> Result<(), String> {
+fn judge_reads(disk: ImageDisk, forged: &Forged, fails: &[u64], role: Role) -> Result<(), String> {
     let mut driver = Driver::new(disk);
     for guest in 0..CLUSTERS {
         let range = Forged::range(guest);
@@ -86,7 +86,7 @@ fn judge_reads(disk: ImageDisk, forged: &Forged, fails: &[u64], way: Way) -> Res
         if found != wanted {
             return Err(format!("cluster {guest} reads {found}, not {wanted}"));
         }
-        if wanted == "EIO" && matches!(way, Way::Behind | Way::BehindTwo) {
+        if wanted == "EIO" && matches!(role, Role::Behind | Role::BehindTwo) {
             // A part of it is written, so the rest would be copied.
             if driver.write(at, &[1; 256]) != Err(libc::EIO) {
                 return Err(format!("a write to cluster {guest} did not fail"));
@@ -136,26 +136,26 @@ fn judge_qemu(qemu: Qemu, damaged: &Path) -> Result<(), String> {
     }
 }
 
-fn judge(damage: &Damage, way: Way, ask_qemu: bool) -> Result<(), String> {
+fn judge(damage: &Damage, role: Role, ask_qemu: bool) -> Result<(), String> {
     let mut forged = forged(damage.image);
     (damage.make)(&mut forged);
     let folder = tempfile::tempdir().expect("a folder");
     let damaged = put(folder.path(), &forged);
-    if ask_qemu && way == Way::ReadOnly {
+    if ask_qemu && role == Role::ReadOnly {
         judge_qemu(damage.qemu, &damaged)?;
     }
-    let effect = match way {
-        Way::Written => damage.writing,
+    let effect = match role {
+        Role::Written => damage.writing,
         _ => damage.reading,
     };
-    match (effect, open(folder.path(), way)) {
+    match (effect, open(folder.path(), role)) {
         (Refused(word), Err(error)) => judge_refusal(&error, &damaged, word)?,
         (Refused(_), Ok(_)) => return Err("it was opened".into()),
         (_, Err(error)) => return Err(format!("it was refused: {error:?}")),
-        (Fails(clusters), Ok(disk)) => judge_reads(disk, &forged, clusters, way)?,
-        (Fine, Ok(disk)) => judge_reads(disk, &forged, &[], way)?,
+        (Fails(clusters), Ok(disk)) => judge_reads(disk, &forged, clusters, role)?,
+        (Fine, Ok(disk)) => judge_reads(disk, &forged, &[], role)?,
     }
-    match way == Way::Written || fs::read(&damaged).expect("read") == forged.bytes {
+    match role == Role::Written || fs::read(&damaged).expect("read") == forged.bytes {
         true => Ok(()),
         false => Err("it was written to".into()),
     }
@@ -165,9 +165,9 @@ fn walk(damages: impl IntoIterator<Item = Damage>) {
     let ask_qemu = has_qemu();
     let mut faults = Vec::new();
     for damage in damages {
-        for way in [Way::ReadOnly, Way::Behind, Way::BehindTwo, Way::Written] {
-            if let Err(fault) = judge(&damage, way, ask_qemu) {
-                faults.push(format!("{}, {way:?}: {fault}", damage.what));
+        for role in [Role::ReadOnly, Role::Behind, Role::BehindTwo, Role::Written] {
+            if let Err(fault) = judge(&damage, role, ask_qemu) {
+                faults.push(format!("{}, {role:?}: {fault}", damage.what));
             }
         }
     }

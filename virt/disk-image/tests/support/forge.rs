@@ -30,7 +30,7 @@ pub const PACKED: [u64; 4] = [8, 9, 10, 11];
 /// Marked as zeroes (in version 3): without a cluster, and with one.
 pub const ZEROES: [u64; 2] = [14, 15];
 
-/// What is last in the file.
+/// Last cluster of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
     /// The disk's last cluster, as much of it as the disk has.

@@ -10,7 +10,7 @@ impl Book {
         self.asking.iter().flatten().any(|asked| *asked == page)
     }
 
-    /// The owner's answer: which of the pages that it was asked for it has let go, and which of
+    /// The owner's answer: which of the pages that it was asked for it has released, and which of
     /// those devices stored to since they were shown, or since a request of a disk began that they
     /// belong to, be it over by now. The first page is the lowest bit.
     pub fn answered(&mut self, gone: u32, written: u32) {

@@ -187,7 +187,7 @@ impl Book {
         blocks.flat_map(pages).collect()
     }
 
-    /// What holds of every request from the moment at which the owner reports it.
+    /// Begins a request of either kind when the owner reports it.
     fn begin(&mut self, op: Op, is_write: bool, span: &Span) {
         for page in &span.pages {
             if !(mutant!(self, EvidenceKeptWhileAsked) && self.is_asked_for(*page)) {
@@ -236,8 +236,8 @@ impl Book {
         Some(request)
     }
 
-    /// A page in memory stands for no block: what it was known to equal it may not any more, and no
-    /// later report tells. The place of one that is not in memory, or is being read, is where its
+    /// Forgets the block that a page in memory equals: it may not equal it any more, and no later
+    /// report tells. The place of one that is not in memory, or is being read, is where its
     /// content is, and no device has reached it since it left.
     fn void_evidence(&mut self, page: Page) {
         let is_in_memory = matches!(self.entry(page).state, State::Resident | State::Soft);

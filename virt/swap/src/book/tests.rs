@@ -496,7 +496,7 @@ fn met(how: Met) -> Book {
 
 /// The owner has forgotten by then that a device stored to the page.
 #[test]
-fn what_a_page_equalled_is_void_once_a_request_began_also_if_it_never_goes_down() {
+fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() {
     let every = [
         Met::Resident,
         Met::AskedFor,
@@ -534,7 +534,7 @@ fn what_a_page_equalled_is_void_once_a_request_began_also_if_it_never_goes_down(
     assert!(kept.is_empty(), "{kept:#?}");
 }
 
-/// Nothing reached it since it left, and nobody else has what it holds.
+/// No device reached it since it left, and no other copy of its content exists.
 #[test]
 fn a_page_that_has_left_for_a_block_is_still_there_after_a_write_of_it_was_cancelled() {
     let mut book = met(Met::BeingExamined);

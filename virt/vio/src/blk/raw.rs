@@ -75,7 +75,7 @@ use sync::Syncs;
 pub use uring::{UringRefusal, try_io_uring};
 use zeroes::ZeroWriters;
 
-/// How long `drop` waits for operations in flight before it leaks what they use.
+/// Duration for which `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 
 /// A raw file or block device.

@@ -1,4 +1,4 @@
-//! What goes between a device's thread and the threads that carry its operations out.
+//! The queue between a device's thread and the threads that carry its operations out.
 //!
 //! One lock guards both directions; it is held for a few list operations, never across I/O. The
 //! device's thread takes it once per batch of submissions, and to collect only if
@@ -123,7 +123,7 @@ impl<J, D> WorkQueue<J, D> {
         self.lists().armed = false;
     }
 
-    /// What becomes readable.
+    /// The descriptor that answers make readable while it is armed.
     pub fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }

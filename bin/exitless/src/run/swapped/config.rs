@@ -130,7 +130,7 @@ impl SwapConfig {
         }))
     }
 
-    /// How much is in memory, and where the rest goes.
+    /// Bytes that may be in memory, and the store of the rest.
     pub fn extent(&self) -> String {
         format!(
             "swap: {} KiB may be in memory, the rest goes to {} ({} pages)",

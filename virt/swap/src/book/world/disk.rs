@@ -137,7 +137,8 @@ impl World {
         };
         self.next_op += 1;
         self.ops.insert(self.next_op, op);
-        self.says.push_back(Says::Begin(Op(self.next_op)));
+        self.owner_events
+            .push_back(OwnerEvent::Begin(Op(self.next_op)));
     }
 
     /// A request goes down. One that was cancelled does not: the book may not know yet.
@@ -186,7 +187,8 @@ impl World {
         for number in waiting {
             let op = self.ops.remove(&number).expect("listed");
             self.release(&op, false);
-            self.says.push_back(Says::End(Op(number), false));
+            self.owner_events
+                .push_back(OwnerEvent::End(Op(number), false));
             self.cancelled.insert(number, op);
             self.cancels += 1;
         }
@@ -203,9 +205,9 @@ impl World {
         }
     }
 
-    /// The book is about to hear that a request is over. Pages that were not leased when it was
+    /// Prepares for the report that a request is over. Pages that were not leased when it was
     /// cancelled were the book's to clear until now.
-    pub(super) fn heard_of_end(&mut self, op: Op) {
+    pub(super) fn forget_cancelled(&mut self, op: Op) {
         if let Some(op) = self.cancelled.remove(&op.0)
             && op.kind == Kind::Read
         {
@@ -235,7 +237,8 @@ impl World {
                     }
                 }
             }
-            self.says.push_back(Says::End(Op(number), !op.fails));
+            self.owner_events
+                .push_back(OwnerEvent::End(Op(number), !op.fails));
             return Ok(());
         }
         let at = self.random.below(op.left.len() as u64) as usize;

@@ -26,7 +26,7 @@ impl World {
                 !self.faults.is_empty() || !self.clearing.is_empty(),
                 Event::Fault,
             ),
-            (!self.says.is_empty(), Event::Owner),
+            (!self.owner_events.is_empty(), Event::Owner),
             (!self.reading.is_empty(), Event::Read),
             (!self.writing.is_empty(), Event::Written),
             (self.is_stopped, Event::Paused),
@@ -71,11 +71,11 @@ impl World {
     }
 
     fn owner_reports(&mut self) -> Checked {
-        match self.says.pop_front() {
-            Some(Says::Answer { gone, written }) => self.book.answered(gone, written),
-            Some(Says::Wants(ticket, pages)) => self.book.wanted(ticket, &pages),
-            Some(Says::Offers(ticket, pages)) => self.book.discard(ticket, &pages),
-            Some(Says::Begin(Op(number))) => {
+        match self.owner_events.pop_front() {
+            Some(OwnerEvent::Answer { gone, written }) => self.book.answered(gone, written),
+            Some(OwnerEvent::Wants(ticket, pages)) => self.book.wanted(ticket, &pages),
+            Some(OwnerEvent::Offers(ticket, pages)) => self.book.discard(ticket, &pages),
+            Some(OwnerEvent::Begin(Op(number))) => {
                 let ops = self.ops.get(&number);
                 let op = ops.or(self.cancelled.get(&number)).expect("reported");
                 match op.is_read() {
@@ -83,8 +83,8 @@ impl World {
                     false => self.book.begin_write(Op(number), &op.span),
                 }
             }
-            Some(Says::End(op, is_good)) => {
-                self.heard_of_end(op);
+            Some(OwnerEvent::End(op, is_good)) => {
+                self.forget_cancelled(op);
                 // Of an operation that the book still knows.
                 match self.book.is_read(op) {
                     Some(true) => self.book.end_read(op, is_good),

@@ -305,7 +305,7 @@ impl RawDisk {
     }
 }
 
-/// What becomes of an operation for which no ring could be had.
+/// Outcome of an operation for which no ring could be had.
 fn not_begun(error: &io::Error) -> Outcome {
     match error.raw_os_error().unwrap_or(libc::EIO) {
         // Descriptors, the process's or the host's, or memory: others may give theirs back.

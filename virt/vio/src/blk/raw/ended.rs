@@ -66,7 +66,7 @@ impl RawDisk {
         self.begin_waiting();
     }
 
-    /// What a finished entry means; `None`: the operation goes on.
+    /// Takes the result of a call; `None`: the operation goes on.
     fn ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
         let slot = &mut self.slots[number as usize];
         let again = matches!(-result, libc::EINTR | libc::EAGAIN) && !slot.cancelled;

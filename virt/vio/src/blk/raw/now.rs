@@ -7,7 +7,7 @@
 //! | other, buffered | preadv2(RWF_NOWAIT) | the ring | the ring |
 //! | O_DIRECT, block device | the ring | the ring | the ring |
 //!
-//! A file in memory has no device to wait for (a host that swaps it out delays whoever reads it,
+//! A file in memory has no device to wait for (a host that swaps it out delays its reader,
 //! and would as much in the ring). RWF_NOWAIT reads what is cached and refuses the rest; where most
 //! is refused the attempts are made rarer, up to one in 64 reads, so that a cold disk does not pay
 //! for two system calls each time.
@@ -19,10 +19,10 @@ use std::os::fd::AsRawFd;
 /// File systems whose files are memory: the kernel's uapi `linux/magic.h`.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// How often a read may be tried: one in 2^`rarity`.
+/// Highest rarity: one read in 2^`rarity` is tried.
 const MAX_RARITY: u32 = 6;
 
-/// What can be done at once with one file.
+/// Calls on one file that need not wait.
 pub(super) struct Now {
     class: Class,
     /// Failed attempts make it rarer, successful ones restore it.
@@ -83,7 +83,7 @@ impl Now {
         // A disk is far smaller than 2^63 bytes: its size was a file offset.
         let offset = offset as libc::off_t;
         // SAFETY: the vectors are the caller's own, and they point to memory that it has checked to
-        // stay mapped during the call and that nobody has references to; the kernel writes `len`
+        // stay mapped during the call and that no code has references to; the kernel writes `len`
         // bytes there at most.
         let moved = unsafe {
             libc::preadv2(

@@ -44,7 +44,7 @@ impl Default for RawDiskOptions {
     }
 }
 
-/// Why a file cannot be served.
+/// Reason why a file cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum RawDiskError {
     /// It cannot be opened, or its size not be found.

@@ -14,7 +14,7 @@ use std::fs::File;
 
 use super::open::path_of;
 
-/// What waits for a sync.
+/// Slots that wait for a sync, and the sync that runs.
 #[derive(Default)]
 pub(super) struct Syncs {
     /// The error number of the first that failed.
@@ -27,7 +27,7 @@ pub(super) struct Syncs {
     waiting: Vec<u32>,
 }
 
-/// What becomes of a slot that wants a sync.
+/// Answer to a slot that wants a sync.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begin {
     /// The kernel is to be given it.

@@ -16,7 +16,7 @@ fn file(bytes: usize) -> File {
     // SAFETY: a terminated name, and nothing else of ours.
     let fd = unsafe { libc::memfd_create(c"vio-raw".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and owned by nothing else.
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(&(0..bytes).map(|at| (at / 512) as u8).collect::<Vec<_>>())
         .unwrap();
@@ -67,7 +67,7 @@ fn a_file_truncated_under_us_is_an_error_not_a_hang() {
 }
 
 #[test]
-fn memory_that_nobody_keeps_mapped_is_refused() {
+fn memory_that_is_not_kept_mapped_is_refused() {
     let file = file(8192);
     let mut disk = disk(&file, Transfer::Direct);
     let mem = ArrayMem::new(8192);
@@ -77,7 +77,7 @@ fn memory_that_nobody_keeps_mapped_is_refused() {
         outcome: Outcome::Failed(libc::EFAULT),
     };
     let good = Piece { hva, len: 2048 };
-    // Before there is any memory; memory of somebody else's making; past the end.
+    // Before there is any memory; memory that was not lent to the disk; past the end.
     disk.submit(1, READ, &[good]);
     assert_eq!(wait(&mut disk), refused);
     disk.attach(Arc::new(0u8));
@@ -223,7 +223,7 @@ fn dropping_waits_for_the_kernel() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn files_that_are_no_disks_are_refused() {
     let open = |path: &str| RawDisk::open(Path::new(path), RawDiskOptions::default());
     assert!(matches!(open("/nonexistent"), Err(RawDiskError::Open(_))));
     let read_only = RawDiskOptions {
@@ -439,7 +439,7 @@ fn held(o_direct: bool) -> Option<(HeldFs, Gate, RawDisk)> {
     Some((fs, gate, disk))
 }
 
-/// What an operation of each kind is, and how the file system knows it.
+/// An operation of each kind, and the request of it that the file system sees.
 const HELD: [(Op, Kind); 3] = [
     (
         Op::Read {
@@ -486,7 +486,7 @@ fn submit_held(disk: &mut RawDisk, op: Op, pieces: &[Piece], gate: &Gate) {
 }
 
 #[test]
-fn what_the_kernel_is_still_doing_cannot_be_cancelled_and_ends_well_later() {
+fn a_running_operation_cannot_be_cancelled_and_ends_well_later() {
     for o_direct in [false, true] {
         for (op, kind) in HELD {
             let Some((_fs, gate, mut disk)) = held(o_direct) else {
@@ -528,7 +528,7 @@ fn an_operation_that_ended_before_its_cancellation_has_ended_well() {
             gate.hold(&[kind]);
             submit_held(&mut disk, op, &pieces(&mem, op), &gate);
             gate.release();
-            // The kernel has it; nobody has looked. The cancellation's answer may come first.
+            // The kernel has it; no poll has run. The cancellation's answer may come first.
             while !disk.has_completions() {
                 std::thread::yield_now();
             }

@@ -72,7 +72,8 @@ impl Threads {
     /// Queues a call, answered as `user_data`.
     ///
     /// # Safety
-    /// What the call points to stays valid, and is used by no other code, until it is answered.
+    /// The memory that the call points to stays valid, and is used by no other code, until the call
+    /// is answered.
     pub(super) unsafe fn push(&mut self, call: Call, user_data: u64) {
         self.pending.push(Job { call, user_data });
     }
@@ -135,7 +136,7 @@ impl Drop for Threads {
     }
 }
 
-/// The life of a thread: until [`WorkQueue::stop`].
+/// Runs a thread, until [`WorkQueue::stop`].
 fn serve(queue: &Queue, file: &File) {
     while let Some(job) = queue.next() {
         let result = run(job.call, file);

@@ -84,7 +84,7 @@ struct Ring {
 /// One disk's part of a ring.
 #[derive(Default)]
 struct Place {
-    /// 0: nobody's.
+    /// 0: no disk has it.
     depth: u32,
     /// The disk has gone.
     is_left: bool,
@@ -261,7 +261,7 @@ impl Seat {
     /// Writes an entry, answered as `user_data`, whose bits of [`PLACE`] are 0.
     ///
     /// # Safety
-    /// What the entry points to stays valid until it is answered.
+    /// The memory that the entry points to stays valid until it is answered.
     pub(super) unsafe fn push(&self, entry: squeue::Entry, user_data: u64) {
         debug_assert_eq!(user_data & PLACE, 0);
         let entry = entry.user_data(user_data | (self.place as u64) << PLACE_SHIFT);
@@ -327,7 +327,7 @@ impl Seat {
         }
     }
 
-    /// Nobody needs the descriptor; a poll follows.
+    /// The descriptor is not needed; a poll follows.
     pub(super) fn disarm(&mut self) {
         if std::mem::take(&mut self.is_armed) {
             self.with(|ring| {
@@ -342,7 +342,7 @@ impl Seat {
         }
     }
 
-    /// What becomes readable.
+    /// The descriptor that completions make readable while it is armed.
     pub(super) fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
@@ -372,7 +372,7 @@ fn make_eventfd() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call just made it, and nobody else has it.
+    // SAFETY: the call just made it, and nothing else has it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 

@@ -10,7 +10,7 @@ use crate::QueueDevice;
 use crate::blk::request::{STATUS_OK, kind};
 use crate::blk::tests::support::{DATA, Guest, SlowControl, SlowDisk, image, raw_disk};
 
-/// What is to be written to a sector and the next one.
+/// New bytes of a sector and the next one.
 fn new_bytes() -> Vec<u8> {
     (0..1024).map(|at| (at % 251) as u8 ^ 0x5a).collect()
 }

@@ -34,7 +34,7 @@ fn is_readable(disk: &RawDisk) -> bool {
 }
 
 #[test]
-fn whoever_enters_the_kernel_takes_in_what_has_ended_for_all() {
+fn any_disk_that_enters_the_kernel_reaps_completions_for_all() {
     let mut disks = numbered(5);
     for round in 0..100 {
         for disk in &mut disks {
