@@ -1,4 +1,5 @@
-//! No place in this program floods standard error: each has a budget of lines, whoever makes it speak.
+//! No place in this program floods standard error: each has a budget of lines, whatever causes
+//! them.
 //!
 //! What a guest does may be worth a warning and costs it a few register writes: a device started with a bad ring, a BAR moved onto
 //! another's. Each *place* (a `tracing` callsite) has a [`LineBudget`], 20 lines at once and one a second after that; what it leaves out is
@@ -90,7 +91,7 @@ impl<S: Subscriber> Layer<S> for Budgets {
     }
 }
 
-/// Whether whoever says it keeps a budget for each thing that it may be about.
+/// Whether its origin keeps a budget for each thing that it may be about.
 fn has_own(metadata: &Metadata<'_>) -> bool {
     let fields = metadata.fields();
     OWN_BUDGET.iter().any(|name| fields.field(name).is_some())

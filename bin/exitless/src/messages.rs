@@ -1,4 +1,4 @@
-//! Standard error, without waiting for whoever reads it.
+//! Standard error, without waiting for its reader.
 //!
 //! A pipe that no process empties would otherwise hold the thread that has something to say: a
 //! sidecore with a line of log, a vCPU with its registers, the main thread with the last words.

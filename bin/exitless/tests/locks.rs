@@ -27,7 +27,7 @@ const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
 const MIB: u64 = 1 << 20;
 /// Far longer than anything here takes on a machine that is not stuck.
 const LONG: Duration = Duration::from_secs(60);
-/// How long somebody must go on waiting.
+/// Duration for which a program must go on waiting.
 const A_WHILE: Duration = Duration::from_millis(500);
 
 /// Whether QEMU's programs are here; says so if not.
@@ -205,7 +205,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         self.child.kill().unwrap();
-        // A test that fails while the kernel holds a write of the program lets go of it later.
+        // A test that fails while the kernel holds a write of the program releases it later.
         for _ in 0..200 {
             if !self.is_running() {
                 break;
@@ -392,7 +392,8 @@ fn readers_share_an_image_whoever_they_are() {
     qemu_succeeds(&["qemu-io", "-r", "-f", "raw", "-c", "read 0 4k", &raw]);
     qemu_succeeds(&["qemu-io", "-r", "-f", "qcow2", "-c", "read 0 4k", &qcow2]);
     thread::scope(|scope| {
-        // The same disk twice, and one that somebody writes to: it is only about that one that `run` complains.
+        // The same disk twice, and one that another program writes to: it is only about that one
+        // that `run` complains.
         let run = images.run(&[&raw_block, &raw_block, &format!("path={other}")]);
         scope.spawn(|| refuses(run, &[&other, "writes to it"]));
         // And a writer is not let in.

@@ -289,7 +289,8 @@ impl Chain<'_> {
             }
             false => lock::lock(file, path, access, &self.locking)?,
         };
-        // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
+        // After the lock: no other process changes it now. (A block device's metadata say 0; its
+        // end does not.)
         let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
         Ok((file, len))
     }

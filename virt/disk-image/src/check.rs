@@ -200,7 +200,7 @@ struct Walk<'a> {
     /// Length of the file.
     len: u64,
     clusters: u64,
-    /// Clusters with an owner that shares them with nobody.
+    /// Clusters with an owner that shares them with no other.
     owned: Bits,
     /// Compressed data that lie in each cluster, at least in part; empty without any. (A cluster of 2 MiB cannot
     /// hold 65,535 of them, whose compressed forms have 32 bytes each then; counting stops there.)

@@ -58,7 +58,7 @@ pub struct ImageDisk {
 
 impl ImageDisk {
     /// Opens the image at `path`, locks it (as QEMU does, so QEMU's tools take notice), and starts its threads.
-    /// Where somebody else uses it, this blocks as [`lock`](crate::lock::lock) does.
+    /// Where another process uses it, this blocks as [`lock`](crate::lock::lock) does.
     ///
     /// # Errors
     /// Names the file at fault, the image or one behind it, and what is wrong with it.

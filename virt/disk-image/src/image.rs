@@ -1,28 +1,31 @@
 //! The operations of an open image, each carried out to its end by the thread that calls it.
 //!
-//! *The gate.* What changes the image's metadata has the image to itself; everything else shares it. A read, and
-//! a write to clusters that are all there already, share. A write that needs clusters, a discard and a
-//! write-zeroes are alone, and **write the changed metadata to the file before they let go** and
-//! before they are reported done. Three things follow:
+//! *The gate.* What changes the image's metadata has the image to itself; everything else shares
+//! it. A read, and a write to clusters that are all there already, share. A write that needs
+//! clusters, a discard and a write-zeroes are alone, and **write the changed metadata to the file
+//! before they release it** and before they are reported done. Three things follow:
 //!
 //! - An operation that was reported done survives the death of the process, flushed or not: all of it is in the
 //!   kernel. (Only a power cut makes [`Image::flush`] matter.)
 //! - The library's order of writing, reference counts before what needs them and after what no longer does,
 //!   holds in the file. It would not if tables changed while they are flushed.
-//! - A cluster that is given up is not given to somebody else before the file says that it was given up. For
-//!   this a range is also cut where one L2 table ends and the next begins, with a flush between.
+//! - A cluster that is given up is not allocated again before the file says that it was given up.
+//!   For this a range is also cut where one L2 table ends and the next begins, with a flush
+//!   between.
 //!
 //! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file under the gate. The order
 //! of the writes to the file that a flush makes is the one that is needed; the disk keeps to it.
 //!
-//! *Failures.* Whoever lets go of the image with metadata that could not be written leaves the library with tables in memory that
-//! the file does not have, and that it would take for written: an L1 entry whose write failed is not written again, and
-//! everything under it would be reported done, flushed, and gone. So the library's memory is thrown away and
-//! the file read anew. What was reported done is in the file, as when the process dies.
+//! *Failures.* An operation that releases the image with metadata that could not be written leaves
+//! the library with tables in memory that the file does not have, and that it would take for
+//! written: an L1 entry whose write failed is not written again, and everything under it would be
+//! reported done, flushed, and gone. So the library's memory is thrown away and the file read anew.
+//! What was reported done is in the file, as when the process dies.
 //!
 //! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all reported after it.
 //!
-//! *Panics.* Whoever holds the gate while the library panics forbids writing to the file before it lets go.
+//! *Panics.* The thread that holds the gate while the library panics forbids writing to the file
+//! before it releases it.
 //!
 //! The gate is fair: under a stream of allocating writes a read has its turn after the group in progress.
 
@@ -59,7 +62,7 @@ pub(crate) struct Image {
     pub size: u64,
 }
 
-/// Before the gate is let go: has the library panicked?
+/// Check, when the gate is released, whether the library has panicked.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -138,7 +141,7 @@ impl Drop for Alone<'_> {
         // The metadata could not be written. (After a panic nothing is written any more, and nothing read anew.)
         if self.is_dirty && !std::thread::panicking() {
             self.image.is_torn.store(true, Ordering::Relaxed);
-            // Whoever comes next tries again, and has the error then.
+            // The next operation tries again, and has the error then.
             let _ = self.load();
         }
     }
@@ -294,7 +297,7 @@ impl Image {
             at += run;
         }
         access.flush()?;
-        // Nothing refers to these any more, and nobody can have been given them.
+        // Nothing refers to these any more, and no operation can have been given them.
         for (offset, len) in freed {
             self.files.own().punch(offset, len)?;
         }

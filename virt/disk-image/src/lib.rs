@@ -1,7 +1,8 @@
 //! Disk images, qcow2 above all, as a [`vio::blk::BlockIo`].
 //!
-//! Follows QEMU's `docs/interop/qcow2.txt` ("§" in comments means its headings). The format itself is the work of the
-//! library `imago`; this crate makes a block device of it that can be trusted with a guest:
+//! Follows QEMU's `docs/interop/qcow2.txt` ("§" in comments means its headings). The format itself
+//! is the work of the library `imago`; this crate makes a block device of it that can be trusted
+//! with a guest:
 //!
 //! ```text
 //! device's thread ─▶ disk (BlockIo) ─▶ queue ─▶ worker × n ─▶ image (the gate) ─▶ imago ─▶ storage
@@ -13,9 +14,9 @@
 //! disk before what); `image` (the operations and the gate); `queue`, `worker`, `disk` (the back
 //! end).
 //!
-//! **Served:** qcow2 versions 2 and 3 with clusters of 512 bytes to 2 MiB, compressed clusters (deflate), internal
-//! snapshots (which stay as they are), backing files, and raw files. Discards and zeroes with `unmap` give
-//! clusters up, and their space back to the host.
+//! **Served:** qcow2 versions 2 and 3 with clusters of 512 bytes to 2 MiB, compressed clusters
+//! (deflate), internal snapshots (which stay as they are), backing files, and raw files. Discards
+//! and zeroes with `unmap` give clusters up, and their space back to the host.
 //!
 //! **Not served, refused by name:** encryption, external data files, extended L2 entries, zstd,
 //! images that QEMU marked corrupt, for writing those it marked dirty, backing files that are no
@@ -43,17 +44,17 @@
 //! cluster's data, a raw backing file that had been longer. *What spoils only writing* (reference
 //! counts, the mark "dirty", two owners of a cluster, snapshots) hinders only writing.
 //!
-//! **One writer.** Images and backing files are locked as QEMU locks them ([`lock`], which serves whoever uses a raw file
-//! by other means as well). Opening waits for a predecessor, also for one that was killed and whose last requests the
-//! kernel still has.
+//! **One writer.** Images and backing files are locked as QEMU locks them ([`lock`], which serves
+//! users of a raw file by other means as well). Opening waits for a predecessor, also for one that
+//! was killed and whose last requests the kernel still has.
 //!
-//! **What survives.** An operation that was reported done survives the death of the process at any moment, flushed
-//! or not, and whatever write of the file failed before or after it (a full disk, say); `qemu-img check` finds nothing worse
-//! than leaked clusters afterwards. What was flushed survives a
-//! power cut, and so does the image, unless [`ImageOptions::barriers`] is off; in the place of what was written after the
-//! last flush, each sector (512 bytes) has its old contents or new ones. A flush that fails is the last that may succeed
-//! until the image is opened again. Counts that a power cut leaves too low without barriers are mended when the image
-//! is opened.
+//! **What survives.** An operation that was reported done survives the death of the process at any
+//! moment, flushed or not, and whatever write of the file failed before or after it (a full disk,
+//! say); `qemu-img check` finds nothing worse than leaked clusters afterwards. What was flushed
+//! survives a power cut, and so does the image, unless [`ImageOptions::barriers`] is off; in the
+//! place of what was written after the last flush, each sector (512 bytes) has its old contents or
+//! new ones. A flush that fails is the last that may succeed until the image is opened again.
+//! Counts that a power cut leaves too low without barriers are mended when the image is opened.
 //!
 //! **Trust.** An image is believed nothing that is not checked: header and tables before the first
 //! write or read; a backing file only if the options allow it and the image says its format. The

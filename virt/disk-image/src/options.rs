@@ -18,8 +18,8 @@ pub enum ImageFormat {
 /// What to do about an image that is only the difference to another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// Refuse it. An image names its backing file itself, so whoever made the image chooses a file that
-    /// the guest can then read.
+    /// Refuse it. An image names its backing file itself, so the maker of the image chooses a file
+    /// that the guest can then read.
     #[default]
     Refuse,
     /// Open the file it names (a path, absolute or relative to the image; no protocol), read-only. The image
@@ -106,7 +106,7 @@ pub enum ImageErrorKind {
     /// Neither a regular file nor a block device.
     #[error("neither a regular file nor a block device")]
     Kind,
-    /// Somebody else has it open in a way that excludes ours.
+    /// Another process has it open in a way that excludes ours.
     #[error(transparent)]
     Locked(#[from] LockError),
     /// A disk has a positive multiple of 512 bytes.

@@ -8,7 +8,7 @@
 //!
 //! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
 //! or the refcount table at once. A process killed between the two would leave a table in use that is counted
-//! free, and the next writer would give its cluster to somebody else. So before such an entry goes to the
+//! free, and the next writer would allocate its cluster again. So before such an entry goes to the
 //! file, the count of the cluster it refers to is made at least one *in the file*. The library has counted the
 //! cluster in memory by then and writes the same value later. What a kill can leave behind is a leak.
 //!

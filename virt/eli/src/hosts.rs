@@ -8,7 +8,7 @@ use crate::{Vector, VectorSet};
 
 /// The lowest of the host's vectors; a guest in direct mode runs with a table that ends before it.
 pub const CRITICAL: Vector = 0xf0;
-/// The local APIC's spurious vector, which is nobody's.
+/// The local APIC's spurious vector, which is no device's.
 const SPURIOUS: Vector = 0xff;
 
 /// Interrupts of the host.

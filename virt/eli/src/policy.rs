@@ -122,7 +122,7 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
 pub enum Command {
     /// An interrupt to the guest's own processor.
     ToSelf(Vector),
-    /// Nobody is meant, or nothing: "all but self" with one processor, a de-assert.
+    /// No processor is meant, or nothing: "all but self" with one processor, a de-assert.
     ToNobody,
     /// Refused.
     Refused(Why),
@@ -379,7 +379,7 @@ mod tests {
                 );
             }
         }
-        // The de-assert that Linux sends after INIT means nobody.
+        // The de-assert that Linux sends after INIT means no processor.
         assert_eq!(to(1, 0x8500), Command::ToNobody);
         assert_eq!(to(0, 8), Command::Refused(Why::Exception(8)));
     }
@@ -444,7 +444,7 @@ mod tests {
             })
         );
         assert_eq!(pics.write(0xa1, 2), plain(2));
-        // A level that nobody ends interrupts for ever.
+        // A level that no processor ends interrupts for ever.
         assert_eq!(pics.write(0xa1, 3), plain(1));
         // A mask is no base.
         assert_eq!(pics.write(0xa1, 0x08), plain(8));

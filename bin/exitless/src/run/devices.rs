@@ -40,7 +40,7 @@ use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
 /// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
-/// in pages that lie scattered), and 32,767 for whoever needs more.
+/// in pages that lie scattered), and 32,767 for drivers that need more.
 const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 /// Requests in flight of one disk.
 const DISK_DEPTH: u32 = 256;
@@ -165,7 +165,8 @@ fn attach_over<M: Memory>(
             .iommu
             .map(|_| Arc::new(UnitRegisters::new(handle.clone(), unit)) as Arc<dyn BusDevice>),
         dmar: config.iommu.map(|_| dmar_table()),
-        // A mark sets up tracepoints that cost the whole host: the guest's to make only if somebody wants its windows.
+        // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
+        // wants its windows.
         marker: config
             .ledger
             .is_some()
@@ -405,7 +406,7 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
             paging.end();
         }
         let (tell, ended) = channel();
-        // A sidecore that has ended lets go of everybody by that.
+        // A sidecore that has ended releases all by that.
         let _ = self.core.handle(0).send(Request::End(tell));
         self.ended = Some(ended);
     }

@@ -22,7 +22,7 @@ pub enum Misbehave {
     Unmapped,
     /// A write into the buffer of a write request, which is mapped read-only.
     ReadOnly,
-    /// Whoever polls it panics at its first request.
+    /// The core that polls it panics at its first request.
     Panic,
 }
 
@@ -146,7 +146,7 @@ impl DiskConfig {
         };
         let file = image_lock::raw(self.file, &self.path, self.read_only, &locking)
             .with_context(|| format!("disk {}", self.path.display()))?;
-        // Nobody resizes it from now on; a predecessor that was waited for may have.
+        // No other process resizes it from now on; a predecessor that was waited for may have.
         check_size(&file, &self.path, self.block)?;
         Ok(Self { file, ..self })
     }

@@ -451,7 +451,7 @@ mod tests {
         file.write_all(&[7; LEN]).expect("its content");
         file.sync_all().expect("on its disk");
         let fd = file.as_raw_fd();
-        // SAFETY: a new mapping, of a file that nobody else knows.
+        // SAFETY: a new mapping, of a file that no other process knows.
         let mapped = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

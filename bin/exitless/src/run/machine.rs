@@ -258,8 +258,9 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
     })
 }
 
-/// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
-/// reads, as with any program that writes into a pipe; a signal, before or now, puts a limit to that.
+/// Waits until the guest's output has been written. That of a guest that ended by itself is written
+/// to its end, however late it is read, as with any program that writes into a pipe; a signal,
+/// before or now, puts a limit to that.
 fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
     while control.asked().is_none() {
         if output.flush(LOOK) {
@@ -487,7 +488,7 @@ fn status(end: &End) -> u8 {
     }
 }
 
-/// Why the machine ended, and whether somebody had asked for that.
+/// Why the machine ended, and whether the user had asked for that.
 fn why(end: &End, asked: Option<End>) -> String {
     let asked = match asked {
         Some(End::Signal(signal)) => format!(", and signal {signal} had asked for the end"),

@@ -13,8 +13,8 @@ use rustix::fs::{Access as Permission, AtFlags, CWD, Mode, OFlags, accessat};
 use super::access::{self, Access};
 use super::prepare::{Purpose, SocketPlace};
 
-/// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
-/// its place.
+/// The sockets that were made, removed with this. Device and inode number tell ours from one that
+/// another process has made in its place.
 #[derive(Default)]
 pub struct Sockets(Vec<(PathBuf, (u64, u64))>);
 
@@ -141,7 +141,7 @@ impl Drop for Sockets {
     fn drop(&mut self) {
         for (path, own) in &self.0 {
             if identity(path) == Some(*own) {
-                // Somebody else may have removed it.
+                // Another process may have removed it.
                 let _ = fs::remove_file(path);
             }
         }

@@ -36,7 +36,8 @@ impl Bar {
     }
 }
 
-/// Figures that are judged. An exit more in a hundred pages is somebody else's: the guest's timer, or the kernel's.
+/// Figures that are judged. An exit more in a hundred pages has other causes: the guest's timer, or
+/// the kernel's.
 const BARS: [(&str, Bar); 15] = [
     ("mapper_vs_baseline_percent", Bar::AtMost(18.0)),
     ("both_vs_baseline_percent", Bar::AtMost(16.0)),

@@ -35,7 +35,7 @@ pub(super) struct Request {
     /// Pages that it waits for.
     waits: usize,
     /// No page comes to stand for a block: it moves parts of blocks, or another one meanwhile changes the same blocks or pages,
-    /// and nobody knows who was first.
+    /// and their order is unknown.
     is_void: bool,
 }
 
@@ -140,7 +140,7 @@ impl Book {
         self.balance();
     }
 
-    /// A request that writes is over. If it is not good, nobody knows what its blocks hold.
+    /// A request that writes is over. If it is not good, the content of its blocks is unknown.
     pub fn end_write(&mut self, op: Op, is_good: bool) {
         let Some(request) = self.end(op) else {
             return;

@@ -207,7 +207,8 @@ fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
     })
 }
 
-/// Else it would leave memory twice: while the store is full nobody takes it out of the queue of the first time.
+/// Else it would leave memory twice: while the store is full nothing takes it out of the queue of
+/// the first time.
 #[test]
 fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
     let mut book = Book::new(64, 32, 0);
@@ -245,7 +246,7 @@ fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
         book.take_commands()
             .contains(&Command::Stop(Trouble::StoreFull))
     );
-    // They come back, and are let go again.
+    // They come back, and are released again.
     for page in &first {
         book.fault(*page, Ahead::InOrder);
     }

@@ -136,7 +136,7 @@ impl Owner {
         }
         let (disk, op) = (transfer.disk, transfer.op);
         if let Some(outcome) = self.disks[disk].run_now(op, &pieces) {
-            // Of a guest that has failed meanwhile nobody listens.
+            // If the guest has failed meanwhile no thread listens.
             let _ = transfer.done.send(outcome == Outcome::Done);
             return;
         }
@@ -153,7 +153,7 @@ impl Owner {
         }];
         match self.balloon.inflated(&pages) {
             Ok(()) => {
-                // Of a guest that has failed meanwhile nobody listens.
+                // If the guest has failed meanwhile no thread listens.
                 let _ = done.send(());
             }
             Err(ticket) => drop(self.given.insert(ticket, (page, done))),
@@ -290,7 +290,7 @@ impl Door {
 
 impl pager::Machine for Door {
     fn evict(&self, pages: Pages) {
-        // An owner that has ended lets go of nothing.
+        // An owner that has ended releases nothing.
         let _ = self.owner.send(Request::Evict(Box::new(pages)));
     }
 

@@ -18,7 +18,7 @@ use super::{CallError, Reply, expects_reply};
 use crate::channel::{Flushed, Receiver, Sender};
 use crate::wire::{ProtocolFeatures, Request, RequestId};
 
-/// Between two tries to connect while nobody listens yet.
+/// Between two tries to connect while no process listens yet.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// A connected control socket.
@@ -51,7 +51,7 @@ impl Connection {
     /// when `cancel` becomes readable.
     ///
     /// # Errors
-    /// Nobody listens, or not now.
+    /// No process listens, or not now.
     pub fn open(path: &Path, cancel: Option<Arc<OwnedFd>>, limit: Duration) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -214,7 +214,8 @@ pub struct Blk {
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,
     service: Service,
-    /// Everything in flight was cancelled, and nobody hears of it: nothing is shown any more.
+    /// Everything in flight was cancelled, and their ends are not reported: nothing is published
+    /// any more.
     abandoned: bool,
     /// What broke it, if it is broken.
     violation: Option<Violation>,

@@ -38,7 +38,7 @@ use status::{Names, Status, said};
 
 /// How the store's size is read from a file, in messages.
 const STORE_FILE: &str = "--swap: file";
-/// How long the pager's last requests may take, once nobody needs them.
+/// Duration that the pager's last requests may take, once no page needs them.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
 /// Requests of the pager that are under way at a time, to the store and to each image.
 const DEPTH: u32 = 256;
@@ -212,7 +212,7 @@ impl Paging for Swapper {
 
     fn end(&self) {
         if let Some(handle) = self.handle.get() {
-            // One that has ended holds nobody.
+            // One that has ended holds no page.
             let _ = handle.send(Message::LetGo);
         }
     }
@@ -272,7 +272,7 @@ struct Door {
 
 impl pager::Machine for Door {
     fn evict(&self, pages: Pages) {
-        // The answer comes by way of the memory. An owner that has ended lets go of nothing.
+        // The answer comes by way of the memory. An owner that has ended releases nothing.
         let (reply, _) = Reply::pair();
         let pages = Box::new(pages);
         let _ = self.owner.send(Question::Evict { pages, reply });

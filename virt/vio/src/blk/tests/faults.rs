@@ -102,7 +102,7 @@ fn header_and_status_may_be_cut_anywhere() {
             (DATA, 1000),
             (DATA + 1000, 25),
         ],
-        // All writable bytes but the last are nobody's.
+        // All writable bytes but the last have no meaning.
         &[(DATA + 0x4000, 30), (header + 40, 9)],
     );
     assert_eq!(guest.wait_used(&mut dma).1, 1);
@@ -282,7 +282,7 @@ fn a_ring_that_faults_when_it_is_armed_or_looked_at_is_tried_again_too() {
         assert!(has_work || guest.blk.opens_at_ns() == Some(0), "{in_look}");
         let _ = guest.blk.poll(&mut dma, &mut guest.irq, 3);
         assert_eq!(guest.blk.opens_at_ns(), Some(3 + RETRY_NS), "{in_look}");
-        // Nobody may touch the ring: neither is it tried.
+        // Nothing may touch the ring: neither is it tried.
         guest.blk.set_service(Service::Stopped);
         assert_eq!(guest.blk.opens_at_ns(), None, "{in_look}");
     }

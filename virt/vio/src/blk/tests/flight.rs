@@ -176,7 +176,7 @@ fn an_overdue_unmap_cancels_the_requests_of_its_pages_only() {
     guest.settle(&mut dma);
     assert_eq!(control.held(), 2, "only one was cancelled");
     assert_eq!(dma.iommu.leases().stale(), 0);
-    // A later unmap of nobody's pages is not held against them either.
+    // A later unmap of pages that no request has is not held against them either.
     guest.blk.cancel(CancelReason::Unmap);
     guest.settle(&mut dma);
     assert_eq!((control.held(), guest.blk.stats().cancelled), (2, 1));
@@ -368,7 +368,7 @@ fn the_ring_itself_wakes_a_sleeper() {
             if !guest.blk.has_work(&mut dma) {
                 sleeps += 1;
                 // The time is looked at too: at its end poll(2) asks the descriptors once more, and
-                // would find the completion that woke nobody.
+                // would find the completion that woke no thread.
                 let start = std::time::Instant::now();
                 let woken = readable_within(&guest.blk.wake_fds(), 10_000);
                 assert!(
