@@ -84,7 +84,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
     Demo(demo::DemoArgs),
-    /// Count the exits of an assigned device's interrupts under the micro-hypervisor, in four modes, and attack it.
+    /// Count the exits of an assigned device's interrupts under the micro-hypervisor, in four
+    /// modes, and attack it.
     Eli(eli::EliArgs),
     /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
     Selftest(selftest::SelftestArgs),
@@ -115,8 +116,8 @@ enum Command {
     /// Count what guests with too little memory move, five ways; what `make bench-swap` runs.
     #[command(hide = true)]
     SwapLab(swap_lab::SwapLabArgs),
-    /// Count what guests with too little memory move, by memory allowed, by program, and four at once; what
-    /// `make bench-swap-figures` runs.
+    /// Count what guests with too little memory move, by memory allowed, by program, and four at
+    /// once; what `make bench-swap-figures` runs.
     #[command(hide = true)]
     SwapFigures(swap_figures::SwapFiguresArgs),
     /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
@@ -146,7 +147,8 @@ fn man(subcommand: Option<&str>, dir: Option<&Path>) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// A command that writes a report, if that can be written: better said now than after the last measurement.
+/// A command that writes a report, if that can be written: better said now than after the last
+/// measurement.
 fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     output::check_report("--report", report)?;
     main()

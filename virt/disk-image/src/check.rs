@@ -1,20 +1,21 @@
 //! Whether the tables of a qcow2 image fit together, before it is written to.
 //!
-//! The library believes the reference counts: a cluster counted free is given away, be it the header. So
-//! before the first write all tables of the disk are walked, as `qemu-img check` does: everything referred to lies
-//! in the file and has one owner (compressed data may share a cluster with other compressed data).
+//! The library believes the reference counts: a cluster counted free is given away, be it the
+//! header. So before the first write all tables of the disk are walked, as `qemu-img check` does:
+//! everything referred to lies in the file and has one owner (compressed data may share a cluster
+//! with other compressed data).
 //!
-//! If so, counts that are too low, as a power cut can leave them, are raised to what was found. What is counted and
-//! not referred to is a leak, and harmless; a killed writer leaves some.
+//! If so, counts that are too low, as a power cut can leave them, are raised to what was found.
+//! What is counted and not referred to is a leak, and harmless; a killed writer leaves some.
 //!
 //! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts
 //! that are too high, and data.
 //!
 //! An image that is only read is not walked: see [`crate::vet`].
 //!
-//! Cost: every L2 table and refcount block is read once, at 64 KiB clusters 160 MiB per TiB of data. Memory: a
-//! bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with compressed data 16 more; at most 544 MiB
-//! ([`MAX_CLUSTERS`]).
+//! Cost: every L2 table and refcount block is read once, at 64 KiB clusters 160 MiB per TiB of
+//! data. Memory: a bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with
+//! compressed data 16 more; at most 544 MiB ([`MAX_CLUSTERS`]).
 
 use crate::entry::{self, COPIED, EntryFault, Target};
 use crate::header::{Layout, OFFSET_MASK, be32, be64};
@@ -202,8 +203,9 @@ struct Walk<'a> {
     clusters: u64,
     /// Clusters with an owner that shares them with no other.
     owned: Bits,
-    /// Compressed data that lie in each cluster, at least in part; empty without any. (A cluster of 2 MiB cannot
-    /// hold 65,535 of them, whose compressed forms have 32 bytes each then; counting stops there.)
+    /// Compressed data that lie in each cluster, at least in part; empty without any. (A cluster of
+    /// 2 MiB cannot hold 65,535 of them, whose compressed forms have 32 bytes each then; counting
+    /// stops there.)
     compressed: Vec<u16>,
 }
 
@@ -360,7 +362,8 @@ impl Walk<'_> {
     }
 }
 
-/// One reference count in a refcount block: a part of one byte, the lowest bits first, or whole bytes, big-endian.
+/// One reference count in a refcount block: a part of one byte, the lowest bits first, or whole
+/// bytes, big-endian.
 pub(crate) struct Count<'a> {
     bytes: &'a mut [u8],
     shift: u64,

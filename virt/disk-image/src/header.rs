@@ -13,7 +13,8 @@ use std::io;
 use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
-/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
+/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table
+/// entry").
 pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// An L2 entry refers to compressed data (§ "L2 table entry").
 pub(crate) const COMPRESSED: u64 = 1 << 62;
@@ -221,8 +222,9 @@ impl Layout {
         1 << (2 * self.cluster_bits - 3)
     }
 
-    /// Where the data of an L2 entry with the flag "compressed" lie, in whole sectors: offset and length
-    /// (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors after the first).
+    /// Where the data of an L2 entry with the flag "compressed" lie, in whole sectors: offset and
+    /// length (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors
+    /// after the first).
     pub(crate) fn compressed(&self, entry: u64) -> (u64, u64) {
         let width = 62 - (self.cluster_bits - 8);
         let offset = entry & ((1 << width) - 1) & !511;

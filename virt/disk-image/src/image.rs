@@ -5,16 +5,17 @@
 //! clusters, a discard and a write-zeroes are alone, and **write the changed metadata to the file
 //! before they release it** and before they are reported done. Three things follow:
 //!
-//! - An operation that was reported done survives the death of the process, flushed or not: all of it is in the
-//!   kernel. (Only a power cut makes [`Image::flush`] matter.)
-//! - The library's order of writing, reference counts before what needs them and after what no longer does,
-//!   holds in the file. It would not if tables changed while they are flushed.
+//! - An operation that was reported done survives the death of the process, flushed or not: all of
+//!   it is in the kernel. (Only a power cut makes [`Image::flush`] matter.)
+//! - The library's order of writing, reference counts before what needs them and after what no
+//!   longer does, holds in the file. It would not if tables changed while they are flushed.
 //! - A cluster that is given up is not allocated again before the file says that it was given up.
 //!   For this a range is also cut where one L2 table ends and the next begins, with a flush
 //!   between.
 //!
-//! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file under the gate. The order
-//! of the writes to the file that a flush makes is the one that is needed; the disk keeps to it.
+//! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file
+//! under the gate. The order of the writes to the file that a flush makes is the one that is
+//! needed; the disk keeps to it.
 //!
 //! *Failures.* An operation that releases the image with metadata that could not be written leaves
 //! the library with tables in memory that the file does not have, and that it would take for
@@ -22,12 +23,14 @@
 //! reported done, flushed, and gone. So the library's memory is thrown away and the file read anew.
 //! What was reported done is in the file, as when the process dies.
 //!
-//! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all reported after it.
+//! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all
+//! reported after it.
 //!
 //! *Panics.* The thread that holds the gate while the library panics forbids writing to the file
 //! before it releases it.
 //!
-//! The gate is fair: under a stream of allocating writes a read has its turn after the group in progress.
+//! The gate is fair: under a stream of allocating writes a read has its turn after the group in
+//! progress.
 
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, DerefMut};
@@ -54,7 +57,8 @@ pub(crate) struct Image {
     cluster: u64,
     /// Zero clusters exist.
     has_zeroes: bool,
-    /// The library remembers something that the file does not have, and the file could not be read anew. Written by who is alone.
+    /// The library remembers something that the file does not have, and the file could not be read
+    /// anew. Written by who is alone.
     is_torn: AtomicBool,
     /// For what is wrong with the image.
     lines: Mutex<LineBudget>,
@@ -138,7 +142,8 @@ impl Alone<'_> {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        // The metadata could not be written. (After a panic nothing is written any more, and nothing read anew.)
+        // The metadata could not be written. (After a panic nothing is written any more, and
+        // nothing read anew.)
         if self.is_dirty && !std::thread::panicking() {
             self.image.is_torn.store(true, Ordering::Relaxed);
             // The next operation tries again, and has the error then.
@@ -372,7 +377,8 @@ impl Image {
     }
 }
 
-/// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is reported done.
+/// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is
+/// reported done.
 pub(crate) struct Group<'a> {
     access: Alone<'a>,
     files: &'a Files,
@@ -546,8 +552,8 @@ fn some(run: u64) -> io::Result<u64> {
     Ok(run)
 }
 
-/// What a write of this range needs. `file`: one whose explicit zeroes are those of the image; the range lies in one
-/// L2 table then.
+/// What a write of this range needs. `file`: one whose explicit zeroes are those of the image; the
+/// range lies in one L2 table then.
 fn need(
     access: &FormatAccess<ImageFile>,
     file: Option<&Shared>,
@@ -566,8 +572,9 @@ fn need(
             } => {
                 need = Need::Clusters;
             }
-            // It may have a cluster in waiting that turns out to be in the wrong place. The file knows: entries
-            // become explicit zeroes only by operations that write their metadata at once, not in a group of writes.
+            // It may have a cluster in waiting that turns out to be in the wrong place. The file
+            // knows: entries become explicit zeroes only by operations that write their metadata at
+            // once, not in a group of writes.
             ShallowMapping::Zero { explicit: true, .. } => match file {
                 Some(file) if !file.has_clusters(at, some(run)?)? => need = Need::Clusters,
                 _ => return Ok(Need::Replacement),

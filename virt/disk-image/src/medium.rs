@@ -1,7 +1,9 @@
-//! What this crate asks of the file under an image: all that reads, changes and syncs it goes through [`Medium`].
+//! What this crate asks of the file under an image: all that reads, changes and syncs it goes
+//! through [`Medium`].
 //!
-//! There is one implementation outside of tests, an open file. Tests put others in its place: one that records what
-//! is written between syncs, to replay every state that a power cut could leave, and one whose sync fails.
+//! There is one implementation outside of tests, an open file. Tests put others in its place: one
+//! that records what is written between syncs, to replay every state that a power cut could leave,
+//! and one whose sync fails.
 
 use std::fs::File;
 use std::io;

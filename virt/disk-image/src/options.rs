@@ -22,8 +22,8 @@ pub enum Backing {
     /// that the guest can then read.
     #[default]
     Refuse,
-    /// Open the file it names (a path, absolute or relative to the image; no protocol), read-only. The image
-    /// must say the file's format too: it is not guessed.
+    /// Open the file it names (a path, absolute or relative to the image; no protocol), read-only.
+    /// The image must say the file's format too: it is not guessed.
     Follow,
 }
 
@@ -43,10 +43,11 @@ pub struct ImageOptions {
     pub backing: Backing,
     /// Locks on the image and on the files behind it.
     pub locking: Locking,
-    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it. A write that needs
-    /// new clusters then waits for the disk once, together with those that are served with it, and so does a
-    /// discard; other operations do not. Without it a power cut may lose older data that were flushed, with the cluster
-    /// that took their place, or make the image corrupt. The death of the process needs no barriers.
+    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it.
+    /// A write that needs new clusters then waits for the disk once, together with those that are
+    /// served with it, and so does a discard; other operations do not. Without it a power cut may
+    /// lose older data that were flushed, with the cluster that took their place, or make the image
+    /// corrupt. The death of the process needs no barriers.
     pub barriers: bool,
 }
 

@@ -62,8 +62,8 @@ impl Queue {
         self.both.take_done(into);
     }
 
-    /// Stops a job that no worker has begun, and reports it; reports `NotCancellable` for one that runs; and
-    /// nothing for one that has ended.
+    /// Stops a job that no worker has begun, and reports it; reports `NotCancellable` for one that
+    /// runs; and nothing for one that has ended.
     pub(crate) fn cancel(&self, slot: u32) {
         let has_ended = |done: &Done| done.completion.slot == slot && done.data.is_some();
         self.both.cancel(

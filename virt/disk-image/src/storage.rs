@@ -6,25 +6,27 @@
 //! has seen that the guest does not. Of an image that is only read the library gets a header that
 //! was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
 //!
-//! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
-//! or the refcount table at once. A process killed between the two would leave a table in use that is counted
-//! free, and the next writer would allocate its cluster again. So before such an entry goes to the
-//! file, the count of the cluster it refers to is made at least one *in the file*. The library has counted the
-//! cluster in memory by then and writes the same value later. What a kill can leave behind is a leak.
+//! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes
+//! an entry of the L1 table or the refcount table at once. A process killed between the two would
+//! leave a table in use that is counted free, and the next writer would allocate its cluster again.
+//! So before such an entry goes to the file, the count of the cluster it refers to is made at least
+//! one *in the file*. The library has counted the cluster in memory by then and writes the same
+//! value later. What a kill can leave behind is a leak.
 //!
 //! *Barriers.* What a power cut may not reorder is kept apart by syncs ([`crate::order`]).
 //!
-//! *Sync* (fdatasync) runs beside reads and writes. One that fails is the last (see [`Shared::sync`]).
+//! *Sync* (fdatasync) runs beside reads and writes. One that fails is the last (see
+//! [`Shared::sync`]).
 //!
 //! *Death.* A library that has panicked may not be trusted to write what it remembers: after
 //! [`Storage::kill`](ImageFile::kill) every write fails.
 //!
-//! Locks: none here that is held across I/O, apart from the file's length. That metadata are written by one thread at a time is the
-//! caller's duty ([`crate::image`]).
+//! Locks: none here that is held across I/O, apart from the file's length. That metadata are
+//! written by one thread at a time is the caller's duty ([`crate::image`]).
 //!
-//! UNSAFETY: the library's trait has `unsafe` methods, which may not be implemented otherwise. Their
-//! contract restricts the caller (alignment, and ranges that others do not write); the bodies are
-//! safe code, which asks for neither.
+//! UNSAFETY: the library's trait has `unsafe` methods, which may not be implemented otherwise.
+//! Their contract restricts the caller (alignment, and ranges that others do not write); the bodies
+//! are safe code, which asks for neither.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -273,10 +275,11 @@ impl Shared {
 
     /// Makes everything written stable.
     ///
-    /// Once a sync has failed, every later one fails likewise, until the file is opened anew. The kernel reports an
-    /// error of writing its cache to the disk once, and takes the pages for written afterwards: the next fdatasync
-    /// would succeed although they are lost. (QEMU's file-posix does the same.) One runs at a time, so that the
-    /// one to which the kernel reports is not overtaken by one that succeeds.
+    /// Once a sync has failed, every later one fails likewise, until the file is opened anew. The
+    /// kernel reports an error of writing its cache to the disk once, and takes the pages for
+    /// written afterwards: the next fdatasync would succeed although they are lost. (QEMU's
+    /// file-posix does the same.) One runs at a time, so that the one to which the kernel reports
+    /// is not overtaken by one that succeeds.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let mut failed = held(&self.sync_error);
         if let Some(errno) = *failed {
@@ -298,8 +301,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What opening the image wrote is on the disk: the header may say no longer that bitmaps are up to date, and data
-    /// that they do not know of must not be on the disk before that.
+    /// What opening the image wrote is on the disk: the header may say no longer that bitmaps are
+    /// up to date, and data that they do not know of must not be on the disk before that.
     pub(crate) fn settle(&self) -> io::Result<()> {
         match &self.order {
             Some(order) if !held(order).is_settled() => self.sync(),
@@ -307,8 +310,9 @@ impl Shared {
         }
     }
 
-    /// Whether an L2 entry in the file, of this range of the disk, refers to a cluster. True if that is not known. A
-    /// range is looked at up to the end of the L2 table that has its beginning.
+    /// Whether an L2 entry in the file, of this range of the disk, refers to a cluster. True if
+    /// that is not known. A range is looked at up to the end of the L2 table that has its
+    /// beginning.
     pub(crate) fn has_clusters(&self, offset: u64, len: u64) -> io::Result<bool> {
         let Some(layout) = *held(&self.layout) else {
             return Ok(true);
@@ -340,7 +344,8 @@ impl Shared {
         Ok((0..entries.len()).step_by(8).any(is_there))
     }
 
-    /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps it.
+    /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps
+    /// it.
     pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
@@ -349,7 +354,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What is about to change, as `change` says, after whatever must be on the disk before it does.
+    /// What is about to change, as `change` says, after whatever must be on the disk before it
+    /// does.
     fn before(
         &self,
         change: impl FnOnce(&Order, &Layout) -> io::Result<Change>,
@@ -470,7 +476,8 @@ impl Shared {
         let mut layout = held(&self.layout);
         let Some(old) = *layout else { return Ok(()) };
         let len = self.known_len();
-        // The library wrote it just now. If it makes no sense nevertheless, the old one is the better guess.
+        // The library wrote it just now. If it makes no sense nevertheless, the old one is the
+        // better guess.
         if let Ok(bytes) = header::read(&*self.file, len)
             && let Ok(new) = Layout::parse(&bytes, len)
             && new.check_counts(&bytes, len).is_ok()
@@ -509,8 +516,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the reference count of the cluster at `target` at least one in the file. `own`: an entry of
-    /// the refcount table (its index and value) that is not in the file yet.
+    /// Makes the reference count of the cluster at `target` at least one in the file. `own`: an
+    /// entry of the refcount table (its index and value) that is not in the file yet.
     fn count(&self, layout: &Layout, target: u64, own: Option<(u64, u64)>) -> io::Result<()> {
         let cluster = target >> layout.cluster_bits;
         let index = cluster >> layout.refblock_bits();

@@ -1,9 +1,10 @@
 //! The machine put together, one step per subsystem, run, and wound down.
 //!
-//! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end is an
-//! [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the terminal is given back, the console's
-//! output is written, storage finishes what is in flight, the sidecore is joined. Each of these waits is bounded, or ended
-//! by a signal ([`crate::ending`]); a sidecore that stops answering ends all of them.
+//! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end
+//! is an [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the
+//! terminal is given back, the console's output is written, storage finishes what is in flight, the
+//! sidecore is joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a
+//! sidecore that stops answering ends all of them.
 
 use std::fs::File;
 use std::io;
@@ -271,8 +272,8 @@ fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
     output.flush(ending::WRITE_LIMIT);
 }
 
-/// Ends the process without joining anything: a sidecore that does not answer may hold vCPU threads for ever.
-/// Those that are free show their registers first.
+/// Ends the process without joining anything: a sidecore that does not answer may hold vCPU threads
+/// for ever. Those that are free show their registers first.
 fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! {
     const PATIENCE: Duration = Duration::from_secs(1);
     let all_left = control.wait_for_vcpus(PATIENCE);
@@ -301,7 +302,8 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<
     Ok(vcpus)
 }
 
-/// From now on a signal presses the power button, once there is a guest to hear it, or ends the machine.
+/// From now on a signal presses the power button, once there is a guest to hear it, or ends the
+/// machine.
 fn listen_to_signals(
     signals: Signals,
     grace: Duration,
@@ -437,8 +439,8 @@ fn start_vcpus(vcpus: Vec<Vcpu>, config: &Config, machine: &Machine) -> Vec<Join
     threads
 }
 
-/// A sidecore and a vCPU on one host CPU work, but steal each other's time; a second sidecore has nothing to do: say
-/// so.
+/// A sidecore and a vCPU on one host CPU work, but steal each other's time; a second sidecore has
+/// nothing to do: say so.
 fn warn_about_cpus(config: &Config) {
     if config.sidecores > 1 {
         say!(
@@ -468,7 +470,8 @@ fn warn_about_cpus(config: &Config) {
     }
 }
 
-/// A guest that resets gets its machine back, unless the end was asked for: then that is why it ends.
+/// A guest that resets gets its machine back, unless the end was asked for: then that is why it
+/// ends.
 fn after(end: &End, asked: Option<End>, on_reboot: RebootArg) -> After {
     match (end, on_reboot, asked) {
         (End::Reset, RebootArg::Restart, None) => After::Restart,

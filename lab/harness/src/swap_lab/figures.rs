@@ -17,7 +17,8 @@ use crate::demo::{median, rounded};
 use crate::system::host::Host;
 use crate::system::squeezed::PREVENTER_LIMIT_US;
 
-/// The baseline's requests grow at least so much from its second iteration to its last, or the runs show no decay to be compared with.
+/// The baseline's requests grow at least so much from its second iteration to its last, or the runs
+/// show no decay to be compared with.
 const DECAY: f64 = 1.1;
 
 /// What a figure is to be.
@@ -158,8 +159,9 @@ impl Figures {
                     disarmed,
                     armed,
                 } = exits;
-                // All but interrupts, timer and halts. Where no hardware takes a guest's ends of interrupts each takes an exit, if
-                // KVM's paravirtual one is hidden, which stores to guest memory.
+                // All but interrupts, timer and halts. Where no hardware takes a guest's ends of
+                // interrupts each takes an exit, if KVM's paravirtual one is hidden, which stores
+                // to guest memory.
                 let figures = [
                     ("free_exits", free.compared()),
                     ("plain_exits", plain.compared()),
