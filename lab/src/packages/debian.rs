@@ -160,8 +160,8 @@ fn check_tools() -> Result<(), LabError> {
     })
 }
 
-/// What a process that was killed has left: under APT's lock no other process is making one. A
-/// directory that stays only wastes room.
+/// Removes what a process that was killed has left: under APT's lock no other process is making
+/// one. A directory that stays only wastes room.
 fn remove_unfinished(cache: &Path) {
     let is_unfinished = |name: &String| name.starts_with("debian-") && name.contains('.');
     for name in names(cache).iter().filter(|name| is_unfinished(name)) {

@@ -6,7 +6,8 @@
 //! with other compressed data).
 //!
 //! If so, counts that are too low, as a power cut can leave them, are raised to what was found.
-//! What is counted and not referred to is a leak, and harmless; a killed writer leaves some.
+//! Clusters that are counted and not referred to are a leak, and harmless; a killed writer leaves
+//! some.
 //!
 //! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts
 //! that are too high, and data.

@@ -13,7 +13,7 @@
 //!   For this a range is also cut where one L2 table ends and the next begins, with a flush
 //!   between.
 //!
-//! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file
+//! The storage sees to what a power cut needs beyond that ([`crate::order`]): it syncs the file
 //! under the gate. The order of the writes to the file that a flush makes is the one that is
 //! needed; the disk keeps to it.
 //!
@@ -21,7 +21,7 @@
 //! the library with tables in memory that the file does not have, and that it would take for
 //! written: an L1 entry whose write failed is not written again, and everything under it would be
 //! reported done, flushed, and gone. So the library's memory is thrown away and the file read anew.
-//! What was reported done is in the file, as when the process dies.
+//! Operations reported done are in the file, as when the process dies.
 //!
 //! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all
 //! reported after it.
@@ -455,7 +455,7 @@ fn some(run: u64) -> io::Result<u64> {
     Ok(run)
 }
 
-/// What a write of this range needs. `file`: one whose explicit zeroes are those of the image; the
+/// Needs of a write of this range. `file`: one whose explicit zeroes are those of the image; the
 /// range lies in one L2 table then.
 fn need(
     access: &FormatAccess<ImageFile>,

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! device's thread ─▶ disk (BlockIo) ─▶ queue ─▶ worker × n ─▶ image (the gate) ─▶ imago ─▶ storage
-//!                         ◀── completions, eventfd ──┘                    order, vet ◀──┘   └─▶ file
+//!                     ◀── completions, eventfd ──┘                    file ◀─ order, vet ◀──┘
 //! open: chain ──▶ lock, header, extensions, check, imago; a backing file likewise
 //! ```
 //! Reading order: [`ImageOptions`]; `chain` (opening), with [`lock`], `header`, `extensions`,

@@ -1,4 +1,4 @@
-//! What this crate asks of the file under an image: all that reads, changes and syncs it goes
+//! Calls of this crate on the file under an image: all that reads, changes and syncs it goes
 //! through [`Medium`].
 //!
 //! There is one implementation outside of tests, an open file. Tests put others in its place: one

@@ -299,7 +299,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What opening the image wrote is on the disk: the header may say no longer that bitmaps are
+    /// Syncs the writes that opening the image made: the header may say no longer that bitmaps are
     /// up to date, and data that they do not know of must not be on the disk before that.
     pub(crate) fn settle(&self) -> io::Result<()> {
         match &self.order {
@@ -352,8 +352,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What is about to change, as `change` says, after whatever must be on the disk before it
-    /// does.
+    /// Returns the change that is about to be made, as `change` says, once whatever must precede it
+    /// is on the disk.
     fn before(
         &self,
         change: impl FnOnce(&Order, &Layout) -> io::Result<Change>,

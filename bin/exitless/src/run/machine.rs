@@ -302,7 +302,7 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<
     Ok(vcpus)
 }
 
-/// From now on a signal presses the power button, once there is a guest to hear it, or ends the
+/// From now on a signal presses the power button, once there is a guest to receive it, or ends the
 /// machine.
 fn listen_to_signals(
     signals: Signals,
@@ -491,7 +491,7 @@ fn status(end: &End) -> u8 {
     }
 }
 
-/// Why the machine ended, and whether the user had asked for that.
+/// Reason why the machine ended, and whether the user had asked for that.
 fn why(end: &End, asked: Option<End>) -> String {
     let asked = match asked {
         Some(End::Signal(signal)) => format!(", and signal {signal} had asked for the end"),

@@ -5,7 +5,7 @@
 //! end of each, `sockets` (`access`: for whom) → `daemon` exports, sidecores, until a signal ends
 //! it; `counters` what they have done.
 //!
-//! What happens to requests is none of this module's affair: see the crates `vhost-export`, `vio`
+//! Requests are none of this module's affair: see the crates `vhost-export`, `vio`
 //! and `sidecore`.
 
 mod access;

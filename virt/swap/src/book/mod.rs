@@ -11,7 +11,7 @@
 //! examined (what it holds can no longer change), it is written out if it is neither zeroes nor
 //! what a block holds, and its memory is given back.
 //!
-//! A page stands for a block when its content was that block's at a moment when it was
+//! A page is backed by a block when its content was that block's at a moment when it was
 //! write-protected; whether it has been written since is looked at once, when it is examined: by
 //! the marker of the page tables for processors' stores, by the owner's answer for devices'. A
 //! request that is about to change a block waits until no page is backed by it any more.
